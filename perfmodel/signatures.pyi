@@ -113,12 +113,12 @@ def load_cluster(
     """
 
 def list_models() -> tuple[str, ...]:
-    """The names that `load_model` knows, in alphabetical order."""
+    """Return the model names for `load_model`, in alphabetical order."""
 
 def load_model(
     name_or_path: str | Path,
 ) -> TransformerConfig:
-    """A shipped model by its name or hub id, or any other by the path of its config.json or of the folder that holds it."""
+    """Return a shipped model by name or hub id, or any other model by the path of its config.json or folder."""
 
 def make_plan(
     job: TrainingJob,
@@ -781,7 +781,7 @@ def diagnose() -> Diagnosis:
     """Return what is installed, whether this machine is calibrated, its GPUs, the date of hardware data, and advice. Changes nothing."""
 
 def list_networks() -> tuple[str, ...]:
-    """The names that `load_network` knows, those of language models (`list_models`) last."""
+    """Return the network names for `load_network`, language models (`list_models`) last."""
 
 def load_network(
     name: str,
@@ -789,10 +789,10 @@ def load_network(
     batch: int = 0,
     **sizes: Size,
 ) -> Graph:
-    """A training step of a network by its name, or of a language model by the path of its config.json.
+    """Return a training step of a network by name, or of a language model by the path of its config.json.
 
-    batch   samples a step; 0: the network's default
-    sizes   what its function takes by keyword (`image=64`, `layers=2`), else its defaults
+    batch   samples per step; 0: the network's default
+    sizes   keyword arguments of its function (`image=64`, `layers=2`); default: the function's
     """
 
 def fit_runs(

@@ -154,7 +154,7 @@ def printed_parts(network: Graph) -> tuple[dict[str, dict[str, int]], int]:
         for operator in network.operators:
             if _TABLE_2_LAYERS[label](operator):
                 own = split | {"t": split.get("s", 1)}
-                found[operator.name] = {dim: own.get(dim, 1) for dim in operator.dims if dim not in operator.whole}
+                found[operator.name] = {dim: own.get(dim, 1) for dim in operator.dims if dim not in operator.unsplit}
     return found, apart
 
 

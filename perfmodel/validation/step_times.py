@@ -95,9 +95,9 @@ class StepTimes:
             times[places] = self._step_times(*estimators[key[:4]], tuple(chosen[place] for place in places))
         return times
 
-    def _step_times(self, estimator: Estimator, made_of: int, chosen: tuple[int, ...]) -> Array:
+    def _step_times(self, estimator: Estimator, layer_parts: int, chosen: tuple[int, ...]) -> Array:
         """Steps of runs that share their programs, as columns. [s]"""
-        plans, key = [self.runs[index].planned.plan for index in chosen], (made_of, chosen)
+        plans, key = [self.runs[index].planned.plan for index in chosen], (layer_parts, chosen)
         kept = self._columns.get(key)
         if kept is None:
             if len(self._columns) >= _MOST_COLUMNS:
@@ -111,6 +111,6 @@ class StepTimes:
         machine = machine_of_run(run.planned.hardware, run.planned.matmul_dtype)
         estimator = with_kept_programs(make_estimator(run.planned.plan.job, cluster_of_run(run.planned.hardware), machine, profile))
         compiled = estimator.programs.compiled
-        made_of = (id(compiled), run.planned.hardware, run.planned.matmul_dtype, profile.rates)
-        number, _ = self._made_of.setdefault(made_of, (len(self._made_of), compiled))
+        layer_parts = (id(compiled), run.planned.hardware, run.planned.matmul_dtype, profile.rates)
+        number, _ = self._made_of.setdefault(layer_parts, (len(self._made_of), compiled))
         return replace(estimator, programs=replace(estimator.programs, recomputes=())), number

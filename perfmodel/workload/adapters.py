@@ -1,14 +1,14 @@
-"""Adapters-only training as a rewrite of the graph: low-rank products beside linear operators, whose weights are frozen.
+"""Rewrite of the graph for adapter training: low-rank products next to linear operators with frozen weights.
 
     y = W x + s B A x        A[r, in], B[out, r], s = alpha / r
     y = W x + (c - 1) W x + c s B A x,   c = m / |W + s B A|        DoRA: m[out] is trained, |.| the norm of each row
 
-The norm is made in each forward pass of B A and passes over the matrix, and backward takes it as a constant (DoRA, section 4.3). Both
-products with c keep their input for the gradient of m.
+Each forward pass computes the norm by the product B A and passes over the matrix. Backward treats it as a constant (DoRA, section 4.3).
+Both products with c save their input for the gradient of m.
 
 Sources: LoRA, Hu et al., arXiv 2106.09685, section 4.1; QLoRA, Dettmers et al., arXiv 2305.14314, sections 3 and 4; DoRA, Liu et al.,
-arXiv 2402.09353, with the passes of PEFT 0.19, tuners/lora/dora.py. Dropout before A is left out (0 by default in PEFT and NeMo), and so
-is the identity that PEFT multiplies with to get B A.
+arXiv 2402.09353, with the passes of PEFT 0.19, tuners/lora/dora.py. Not modelled: dropout before A (0 by default in PEFT and NeMo), and the
+identity matrix with which PEFT multiplies to get B A.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from perfmodel.workload.training import Training, is_linear_name
 from perfmodel.workload.transformer import decoder_regions
 from perfmodel.workload.unroll import with_first_run_apart
 
-#: The layer that is the first run of the repeated one: below its first adapter nothing runs backward.
+#: Layer that is the first run of the repeated one: below its first adapter there is no backward.
 FIRST = "first_layer"
 _RANK = "rank"
-#: Halves of a gated product of experts, each with matrices of its own (`decoder/experts.py`).
+#: Halves of a gated product of experts, each with its own matrices (`decoder/experts.py`).
 _HALVES = "y"
-#: alpha / r in a run, as NeMo's recipes have it; no cost hangs on it.
+#: alpha / r, as in NeMo's recipes; no cost depends on it.
 SCALE = 2.0
 
 
 def with_training(graph: Graph, training: Training) -> Graph:
-    """A decoder's graph, folded or unrolled, as a job trains it."""
+    """Return a decoder's graph, folded or unrolled, rewritten for the training method."""
     if training.is_full:
         return graph
-    # of layers of several kinds the first runs as the others do, which counts a gradient of its input that nothing needs
+    # With several kinds of layers the first run equals the others. This counts a gradient of its input that nothing needs.
     apart = with_first_run_apart(graph, FIRST) if len(graph.repeats) == 1 else graph
     adapted = _with_adapters(apart, training)
     frozen = with_frozen(adapted, trained=adapted.tensors.keys() - apart.tensors.keys())
@@ -48,24 +48,24 @@ def with_training(graph: Graph, training: Training) -> Graph:
 
 
 def regions_in_training(model: TransformerConfig, training: Training) -> tuple[Region, ...]:
-    """`Graph.regions` of what `with_training` makes of the model's graph, which need not be built for them."""
+    """Return `Graph.regions` of the graph that `with_training` would build, without building it."""
     regions = decoder_regions(model)
     if training.is_full or len(model.layer_kinds) > 1:
         return regions
-    found: list[Region] = []
+    adapted_regions: list[Region] = []
     for region in regions:
         if region.is_repeated:
-            found.append(replace(region, name=FIRST, count=1, carried=f"{FIRST}.{region.carried}"))
+            adapted_regions.append(replace(region, name=FIRST, count=1, carried=f"{FIRST}.{region.carried}"))
         if region.count > 1 or not region.is_repeated:
-            found.append(replace(region, count=region.count - 1) if region.is_repeated else region)
-    return tuple(found)
+            adapted_regions.append(replace(region, count=region.count - 1) if region.is_repeated else region)
+    return tuple(adapted_regions)
 
 
 # --- adapters -------------------------------------------------------------------------------------------------------
 
 
 def _is_linear_layer(operator: Operator, graph: Graph) -> bool:
-    """Whether it multiplies by a matrix of its own that adapters may stand next to, in a layer that is a block."""
+    """Return whether the operator multiplies by its own parameter matrix, in a layer that is a block, so that it may have an adapter."""
     return (
         operator.kind == "einsum"
         and is_linear_name(operator.name_in_layer)
@@ -97,7 +97,7 @@ def _with_adapters(graph: Graph, training: Training) -> Graph:
 
 
 def _end(operator: Operator, graph: Graph) -> Operator:
-    """A linear operator, or the bias that is added to its product: what an adapter's output is added to."""
+    """Return the operator to whose output the adapter is added: the linear operator, or the bias after it."""
     readers = graph.consumers(operator.output.tensor)
     for reader, _ in readers:
         if len(readers) == 1 and any(graph.tensors[operand.tensor].bias_of == operator.name for operand in reader.inputs):
@@ -107,7 +107,10 @@ def _end(operator: Operator, graph: Graph) -> Operator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Adapter:
-    """Adapter of a linear operator. end: the tensor that its output is added to."""
+    """Adapter of a linear operator.
+
+    end   operator to whose output the adapter's output is added
+    """
 
     graph: Graph
     operator: Operator
@@ -121,7 +124,7 @@ class _Adapter:
 
     @property
     def batch(self) -> tuple[str, ...]:
-        """Dims of the input, the matrix and the output alike: experts."""
+        """Dims shared by the input, the matrix and the output: experts."""
         return tuple(dim for dim in self.operator.inputs[1].dims if dim in self.x.dims and dim in self.operator.output.dims)
 
     @property
@@ -134,7 +137,7 @@ class _Adapter:
 
     @property
     def inner(self) -> Operand:
-        """A x: what the product keeps of its input's dims, and the rank."""
+        """The tensor A x: dims of the input that the product keeps, and the rank."""
         kept = tuple(dim for dim in self.x.dims if dim in self.operator.output.dims)
         return Operand(tensor=f"{self.operator.name}_lora_a.out", dims=(*kept, *self.halves, _RANK))
 
@@ -156,7 +159,7 @@ class _Adapter:
         return replace(self.operator.output, tensor=tensor)
 
     def tensors(self) -> Iterator[Tensor]:
-        weight, made = self.graph.tensors[self.operator.inputs[1].tensor], self.graph.tensors[self.operator.output.tensor]
+        weight, activation = self.graph.tensors[self.operator.inputs[1].tensor], self.graph.tensors[self.operator.output.tensor]
         sizes = {**self.operator.dims, _RANK: self.rank}
         for operand, rows in ((self.a, len(self.batch) + len(self.halves) + 1), (self.b, len(self.b.dims) - 1)):
             shape = tuple(sizes[dim] for dim in operand.dims)
@@ -164,12 +167,12 @@ class _Adapter:
         if self.decomposes:
             shape = tuple(sizes[dim] for dim in self.magnitude.dims)
             yield Tensor(name=self.magnitude.tensor, shape=shape, role=TensorRole.PARAMETER, itemsize=weight.itemsize, num_rows=len(shape))
-        yield replace(made, name=self.inner.tensor, shape=tuple(sizes[dim] for dim in self.inner.dims))
+        yield replace(activation, name=self.inner.tensor, shape=tuple(sizes[dim] for dim in self.inner.dims))
         for name in ("b", "scale"):
-            yield replace(made, name=f"{self.operator.name}_lora_{name}.out")
+            yield replace(activation, name=f"{self.operator.name}_lora_{name}.out")
 
     def operators(self, base: Operand) -> list[Operator]:
-        """A, B, the factor and the sum with `base`, which takes the place of what was there."""
+        """Return the operators A, B, the scale factor, and the sum with `base`, which replaces the original output."""
         name, sizes = self.operator.name, {**self.operator.dims, _RANK: self.rank}
         inside = {dim: sizes[dim] for dim in (*self.x.dims, *self.halves, _RANK)}
         outside = {dim: sizes[dim] for dim in (*self.operator.output.dims, _RANK)}
@@ -184,18 +187,18 @@ class _Adapter:
         ]
 
     def sum_with(self, name: str, base: Operand, scaled: Operand, dims: Mapping[str, int]) -> Operator:
-        """base + scaled; with DoRA base + (c - 1) base + c scaled, of which every kernel is a pass of its own."""
+        """Return the operator base + scaled; with DoRA base + (c - 1) base + c scaled, one pass per kernel."""
         output = self.output(self.end.output.tensor)
         if not self.decomposes:
             return elementwise(name, "add", (base, scaled), output, dims)
         rows, vector = extent(dims, output.dims), extent(dims, self.magnitude.dims)
-        own, out = Data(extent=rows), Data(extent=rows, of=3)
-        first, second = (Data(extent=rows, of=place) for place in (0, 1))
-        gradient, to_base, to_scaled = (replace(each, is_gradient=True) for each in (out, first, second))
+        temp, out = Data(extent=rows), Data(extent=rows, of=3)
+        first, second = (Data(extent=rows, of=position) for position in (0, 1))
+        gradient, to_base, to_scaled = (replace(data, is_gradient=True) for data in (out, first, second))
         to_magnitude = Data(extent=vector, of=2, is_gradient=True)
         backward = (
-            (gradient, own), (gradient, own, to_base), (gradient, first, own), (own, to_magnitude),
-            (gradient, to_scaled), (gradient, second, own), (own, to_magnitude),
+            (gradient, temp), (gradient, temp, to_base), (gradient, first, temp), (temp, to_magnitude),
+            (gradient, to_scaled), (gradient, second, temp), (temp, to_magnitude),
         )  # fmt: skip
         return Operator(
             name=name,
@@ -203,27 +206,27 @@ class _Adapter:
             dims=dims,
             inputs=(base, scaled, self.magnitude),
             output=output,
-            forward=tuple(_pass(rows, *each) for each in ((first, own), (second, own), (own, own, own), (first, own, out))),
-            backward=tuple(_pass(rows, *each) for each in backward),
+            forward=tuple(_pass(rows, *accesses) for accesses in ((first, temp), (second, temp), (temp, temp, temp), (first, temp, out))),
+            backward=tuple(_pass(rows, *accesses) for accesses in backward),
             saved=(first, second),
         )
 
     def norm(self) -> tuple[Work, ...]:
-        """B A, s B A, W + s B A, and the norm of its rows: work of the linear operator, whose matrix it reads."""
+        """Return the work of B A, s B A, W + s B A and the norm of its rows; the linear operator runs it, because it reads W."""
         weight, like = self.operator.inputs[1], self.operator
         entries = like.extent(weight.dims)
         plain = Data(extent=entries, itemsize=self.graph.tensors[weight.tensor].itemsize)
-        made = Product(
+        product = Product(
             batch=like.extent(self.batch),
             m=like.extent(tuple(dim for dim in self.magnitude.dims if dim not in self.batch)),
             n=like.extent(self.a.dims[len(self.batch) + len(self.halves) + 1 :]),
             k=((self.rank, ""),),
             is_grouped=self.is_grouped,
         )
-        return made, *(_pass(entries, *(plain,) * number) for number in (2, 3, 1))
+        return product, *(_pass(entries, *(plain,) * number) for number in (2, 3, 1))
 
     def _as_base(self, operator: Operator) -> Operator:
-        """With what is known of the dims of the linear operator. No rule speaks of the rank: it is whole."""
+        """Return the operator with the layer, group and dim properties of the linear operator; no sharding rule names the rank dim."""
         like = self.operator
 
         def among(dims: tuple[str, ...]) -> tuple[str, ...]:
@@ -238,29 +241,30 @@ class _Adapter:
             per_token=among(like.per_token),
             stretched=among(like.stretched),
             padded=among(like.padded),
-            whole=(*among(like.whole), *among((_RANK,))),
+            unsplit=(*among(like.unsplit), *among((_RANK,))),
         )
 
     def _as_read(self, operator: Operator) -> Operator:
-        """Likewise, but where its tokens are cut as what reads the sum cuts them: with sequence parallelism each rank's own."""
-        found = self._as_base(operator)
-        names = dict(found.logical)
-        for reader, place in self.graph.consumers(self.end.output.tensor)[:1]:
-            for dim, read in zip(self.operator.output.dims, reader.inputs[place].dims, strict=True):
+        """Likewise, but shard tokens as the reader of the sum does: with sequence parallelism each rank has its own tokens."""
+        based = self._as_base(operator)
+        names = dict(based.logical)
+        for reader, position in self.graph.consumers(self.end.output.tensor)[:1]:
+            for dim, read in zip(self.operator.output.dims, reader.inputs[position].dims, strict=True):
                 if dim == read and dim in self.x.dims:
                     names[dim] = reader.logical_name(read)
-        return replace(found, logical=names)
+        return replace(based, logical=names)
 
 
-# --- a base in few bits --------------------------------------------------------------------------------------------
+# --- quantised base weights ---------------------------------------------------------------------------------------
 
 
 def _with_quantized_base(graph: Graph, training: Training) -> Graph:
-    """Frozen matrices of layers in few bits, made into what is multiplied with each time: forward, and for the input's gradient. The norm
-    of DoRA makes them once more.
+    """Store the frozen matrices of layers in few bits; dequantise them before each product, in forward and for the input's gradient.
 
-    The product's input is kept although no gradient of the matrix is made: bitsandbytes 0.43, autograd/_functions.py, `MatMul4Bit.forward`
-    (`ctx.tensors = (A, B)`).
+    The norm of DoRA dequantises them once more.
+
+    The product's input stays saved although the matrix has no gradient: bitsandbytes 0.43, autograd/_functions.py,
+    `MatMul4Bit.forward` (`ctx.tensors = (A, B)`).
     """
     bytes_per_weight = training.base_format.bytes_per_weight
     operators: list[Operator] = []
@@ -272,15 +276,15 @@ def _with_quantized_base(graph: Graph, training: Training) -> Graph:
             continue
         entries = operator.extent(operator.inputs[1].dims)
         plain = Data(extent=entries, itemsize=weight.itemsize)
-        made = Stream(kernel="default", elements=entries, accesses=(Data(extent=entries, of=1, itemsize=bytes_per_weight), plain))
+        dequantize = Stream(kernel="default", elements=entries, accesses=(Data(extent=entries, of=1, itemsize=bytes_per_weight), plain))
         again = operator.backward
         is_decomposed = training.decomposes and training.adapts(operator.name_in_layer)
         tensors[weight.name] = replace(weight, itemsize=bytes_per_weight)
         operators.append(
             replace(
                 operator,
-                forward=(*((made, made) if is_decomposed else (made,)), *operator.forward),
-                backward=(made, *again) if again else (),
+                forward=(*((dequantize, dequantize) if is_decomposed else (dequantize,)), *operator.forward),
+                backward=(dequantize, *again) if again else (),
                 scratch=(*operator.scratch, plain) if again else operator.scratch,
                 saved=(_input_kept(operator, graph),) if again else (),
             )
@@ -289,7 +293,7 @@ def _with_quantized_base(graph: Graph, training: Training) -> Graph:
 
 
 def _input_kept(operator: Operator, graph: Graph) -> Data:
-    """The saved input of an adapter; of attention's output, whose heads come first, a copy."""
+    """Return the saved input of an adapted operator. The output of attention, whose heads come first, is saved as a copy."""
     maker = graph.producer(operator.inputs[0].tensor)
     extent = operator.extent(operator.inputs[0].dims)
     is_copy = maker is not None and maker.is_attention
@@ -297,7 +301,7 @@ def _input_kept(operator: Operator, graph: Graph) -> Data:
 
 
 def _with_idle_adapters(graph: Graph, training: Training) -> Graph:
-    """Adapters that are loaded and not trained, stored and gathered with the frozen matrix that they stand next to."""
+    """Add loaded but untrained adapters: stored and gathered with the frozen matrix next to them."""
     tensors = dict(graph.tensors)
     for operator in graph.operators:
         if not _is_linear_layer(operator, graph) or not training.adapts(operator.name_in_layer):

@@ -1,4 +1,4 @@
-"""Formats in which the frozen weights of a base model are stored under adapters, and what making them into operands costs."""
+"""Storage formats of the frozen base weights under adapters, and the cost of dequantising them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseFormat:
-    """One stored format.
+    """A storage format.
 
-    bytes_per_weight  with scales and zero points   [byte]
-    source            where the sizes of blocks and scales are from
+    bytes_per_weight  scales and zero points included   [byte]
+    source            of the block and scale sizes
     """
 
     bytes_per_weight: float
@@ -20,11 +20,11 @@ class BaseFormat:
 
 
 def _blocks(bits: float, scale_bits: float, block: int) -> float:
-    """Bytes of a weight of so many bits, with scales of so many bits for each block."""
+    """Return the bytes of a weight of `bits` bits, with a scale of `scale_bits` bits for each block."""
     return (bits + scale_bits / block) / 8.0
 
 
-#: NF4 with double quantisation: 4 bits, an 8-bit scale for each block of 64, a float32 scale for each 256 of these. [byte]
+#: NF4 with double quantisation: 4 bits, an 8-bit scale per block of 64, a float32 scale per 256 of these scales. [byte]
 NF4_BYTES = (4.0 + 8.0 / 64.0 + 32.0 / (64.0 * 256.0)) / 8.0
 
 BASE_FORMATS: Mapping[str, BaseFormat] = MappingProxyType(

@@ -1,4 +1,4 @@
-"""Quantities of a sequence as formulas of its length."""
+"""Quantities of a sequence as functions of its length."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from perfmodel.workload.causal import CausalWindow
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ByLength:
-    """A quantity of a sequence as a formula of its length.
+    """A quantity of a sequence as a function of its length.
 
-    base * seq_len ** power, times the share of the scores that is computed under a mask over `keys` (base, power)
+    base * seq_len ** power, times the computed share of the scores under `mask`, for the number of keys `keys` = (base, power)
     """
 
     base: float = 0.0
@@ -22,7 +22,7 @@ class ByLength:
     keys: tuple[float, int] = (1.0, 0)
 
     def at(self, seq_len: Column, *, causal: bool = True) -> Any:
-        """For sequences of so many tokens; else (not `causal`) with all scores that windows let queries see."""
+        """Return the quantity at a sequence length; without `causal`, all scores count that windows make visible."""
         value = self.base * seq_len**self.power
         if self.mask is None:
             return value

@@ -1,4 +1,4 @@
-"""The shape of a decoder-only transformer, and its parameters counted one by one."""
+"""The shape of a decoder-only transformer and its parameter counts."""
 
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
@@ -18,14 +18,14 @@ from perfmodel.workload.layer_specs import (
     layer_order,
 )
 
-# Closed choices that are written into plan files as they are, hence literals and not enums.
+# Closed choices: literals, not enums, because plan files contain them unchanged.
 Norm = Literal["layernorm", "rmsnorm"]
 Position = Literal["learned", "rotary", "alibi", "none"]
 QkNormScope = Literal["head", "own", "all", "bare"]
 
-#: A size beyond this is a mistake in the file; below it, every count of parameters fits a float64 and every tensor an int64.
+#: A larger size is a mistake in the file; up to it, parameter counts fit a float64 and tensor sizes an int64.
 MAX_SIZE = 2**31 - 1
-MAX_LAYERS = 4096  # pipelines are searched stage by stage; no published model is a quarter as deep
+MAX_LAYERS = 4096  # pipelines are searched stage by stage; no published model has a quarter of that depth
 
 MAX_MTP_LAYERS = 16  # published models have one to four
 
@@ -69,28 +69,28 @@ _CHOICES: dict[str, frozenset[str]] = {
 class TransformerConfig:
     """A decoder-only transformer; field names are Hugging Face's where it has one.
 
-    architecture          family that the fields were read as: gpt2, opt, llama, mistral, qwen2, ..., megatron
+    architecture          model family of the config: gpt2, opt, llama, mistral, qwen2, ..., megatron
     gated_mlp             act(gate(x)) * up(x) in place of act(up(x))
     parallel_block        attention and MLP read the same residual and are added together
-    shared_norm           of a parallel block: one norm serves both branches
-    qk_norm               a norm of queries and keys
+    shared_norm           in a parallel block: one norm for both branches
+    qk_norm               norm of queries and keys
     qk_norm_scope         head: over head_dim, one weight for all heads; own: over head_dim, a weight for each head (Cohere); all: over
                           all heads together (OLMo 2); bare: over head_dim, without a weight (Llama 4)
-    pre_norm              a norm before attention and before the MLP; without it they have one after them alone (OLMo 2)
+    pre_norm              a norm before attention and before the MLP; without it only norms after them (OLMo 2)
     sandwich_norm         a norm after attention and after the MLP (Gemma 2 and 3, GLM-4 0414, OLMo 2)
-    sliding_window        keys that a query sees at most; 0: all before it
-    full_attention_every  every so many layers one ignores the window (Gemma 2: 2, Gemma 3: 6); 0: none does
-    no_rotary_every       every so many layers one has no rotary positions (SmolLM3: 4; its pass over q and k is counted there too); 0: none
-    position_offset       unused rows at the head of the learned position table (OPT: 2)
+    sliding_window        most keys that a query attends to; 0: all earlier ones
+    full_attention_every  every n-th layer ignores the window (Gemma 2: 2, Gemma 3: 6); 0: no layer does
+    no_rotary_every       every n-th layer has no rotary positions (SmolLM3: 4; its pass over q and k is still counted); 0: all have
+    position_offset       unused rows at the start of the learned position table (OPT: 2)
     dropout               on the embedding, the attention weights and each branch, where the software applies it
-    attention_sinks       each head has a logit that no key has (gpt-oss)
-    attention_gate        attention's output is scaled by the sigmoid of a product as wide as the queries (Qwen3-Next)
-    attention_chunk       a query sees the keys of its own chunk of so many alone, but in layers of `full_attention_every`; 0: none
-    experts, latent, mamba, delta   what layers of that kind are made of; intermediate_size is that of a dense MLP
-    kinds                 the kinds of layers, where there are several; (): all are alike
-    num_mtp_layers        modules that predict further tokens, beside the layers (multi-token prediction)
-    left_out              what else the file describes and is not counted (a vision tower); "" for nothing
-    source                where the numbers are from
+    attention_sinks       each head has a logit without a key (gpt-oss)
+    attention_gate        attention's output is scaled by the sigmoid of a projection as wide as the queries (Qwen3-Next)
+    attention_chunk       a query attends only to its own chunk of n keys, except in layers of `full_attention_every`; 0: no chunks
+    experts, latent, mamba, delta   specs of those layer parts; intermediate_size is the width of a dense MLP
+    kinds                 layer kinds, where there are several; (): all layers are equal
+    num_mtp_layers        multi-token-prediction modules, in addition to the layers
+    left_out              parts in the config that are not counted (a vision tower); "" for none
+    source                of the numbers
     """
 
     name: str
@@ -197,7 +197,7 @@ class TransformerConfig:
 
     @property
     def layer_kinds(self) -> tuple[LayerSpec, ...]:
-        """The kinds of layers, in order; one where all are alike."""
+        """Layer kinds in order; a single one where all layers are equal."""
         if self.kinds:
             return self.kinds
         mixer: Mixer = "latent" if self.latent is not None else "attention"
@@ -206,15 +206,15 @@ class TransformerConfig:
 
     @property
     def is_plain(self) -> bool:
-        """Dense attention and a dense MLP in all layers: their FLOP follow from the parameters alone."""
+        """Whether all layers have dense attention and a dense MLP: their FLOPs follow from the parameters alone."""
         return self.layer_kinds == (LayerSpec(name="layer", count=self.num_hidden_layers),) and not self.attention_chunk
 
     def recurrence_of(self, mixer: str) -> Mamba | DeltaNet | None:
-        """Sizes of a mixer with a state; None of another."""
+        """Return the spec of a mixer with a recurrent state; None for other mixers."""
         return {"mamba": self.mamba, "delta": self.delta}.get(mixer)
 
     def prefix_of(self, kind: LayerSpec) -> str:
-        """Before the names of operators and parameters of a kind of layers; none where all layers are of that kind."""
+        """Return the name prefix of operators and parameters of a layer kind; empty where there is one kind."""
         return f"{kind.name}." if len(self.layer_kinds) > 1 else ""
 
     @property
@@ -224,12 +224,12 @@ class TransformerConfig:
 
     @property
     def rotary_head_dim(self) -> int:
-        """Entries of a query or key head that rotary positions may turn."""
+        """Entries of a query or key head that rotary positions may rotate."""
         return self.latent.rope_head_dim if self.latent is not None else self.head_dim
 
     @property
     def sliding_layer_fraction(self) -> float:
-        """Share of the layers whose attention is cut to `sliding_window`, or to chunks."""
+        """Share of layers whose attention has a sliding window or chunks."""
         if not (self.sliding_window or self.attention_chunk):
             return 0.0
         if not self.full_attention_every:
@@ -238,17 +238,17 @@ class TransformerConfig:
 
     @property
     def main_kind(self) -> LayerSpec:
-        """The kind of layers that most are of; of kinds that are as many, the one with experts."""
+        """The most frequent layer kind; at equal counts the one with experts."""
         return max(self.layer_kinds, key=lambda kind: (kind.count, kind.feed_forward == "experts"))
 
     @property
     def num_layer_parameters(self) -> int:
-        """Parameters of one layer; of several kinds, of the one that most layers are of."""
+        """Parameters of one layer of the main kind."""
         return sum(shape.num_elements for shape in self.layer_shapes())
 
     @property
     def num_parameters(self) -> int:
-        """All trainable parameters, a tied matrix once, without modules that predict further tokens; equals what Hugging Face's model
+        """All trainable parameters, a tied matrix once, without multi-token-prediction modules. Equals the count that Hugging Face's model
         of the same config reports."""
         outside = sum(shape.num_elements for shape in (*self.embedding_shapes(), *self.head_shapes()))
         return outside + sum(kind.count * sum(shape.num_elements for shape in self.layer_shapes(kind)) for kind in self.layer_kinds)
@@ -260,7 +260,7 @@ class TransformerConfig:
 
     @property
     def num_active_parameters_without_embedding(self) -> int:
-        """Likewise without the table that tokens are looked up in, unless the output matrix is the same."""
+        """Active parameters without the token table, unless it is also the output matrix."""
         return self.num_active_parameters - (0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size)
 
     @property
@@ -281,28 +281,28 @@ class TransformerConfig:
         return sum(shape.num_elements for shape in self.layer_shapes(kind) if is_routed(shape))
 
     def _num_passed_over(self, kind: LayerSpec) -> int:
-        """Parameters of the experts that a token does not choose in one layer."""
+        """Return the parameters of the experts that a token does not choose, per layer."""
         if self.experts is None or kind.feed_forward != "experts":
             return 0
         return self._num_routed(kind) // self.experts.num_experts * (self.experts.num_experts - self.experts.top_k)
 
     @property
     def num_parameters_non_embedding(self) -> int:
-        """Parameters without the vocabulary and position tables, neither at the input nor at the output: the N of Kaplan et al.,
-        arXiv 2001.08361, section 2.1. (Hugging Face's `exclude_embeddings` leaves an untied output matrix in.)"""
+        """Parameters without the vocabulary and position tables at input and output. The N of Kaplan et al., arXiv 2001.08361, section 2.1.
+        (Hugging Face's `exclude_embeddings` counts an untied output matrix.)"""
         tables = self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2)
         return self.num_parameters - tables - self.num_position_rows * self.hidden_size
 
     def with_layers(self, num_hidden_layers: int) -> "TransformerConfig":
-        """The same model, deeper or shallower; the name tells. Of several kinds, those that come first stay as many as they are, and
-        those in turn keep their shares."""
+        """Return the same model with another depth; the name shows it. With several kinds, leading layers keep their count, and alternating
+        ones their proportions."""
         if num_hidden_layers == self.num_hidden_layers:
             return self
         kinds = kinds_with_layers(self.kinds, num_hidden_layers) if self.kinds and num_hidden_layers > 0 else self.kinds
         return replace(self, num_hidden_layers=num_hidden_layers, kinds=kinds, name=f"{self.name}-{num_hidden_layers}-layers")
 
     def embedding_shapes(self) -> tuple[ParameterShape, ...]:
-        """Before the first layer: token table, learned positions, norm."""
+        """Return the shapes before the first layer: token table, learned positions, norm."""
         h = self.hidden_size
         shapes = [ParameterShape("embedding.weight", (self.vocab_size, h), "embedding")]
         if self.position == "learned":
@@ -312,7 +312,7 @@ class TransformerConfig:
         return tuple(shapes)
 
     def layer_shapes(self, kind: LayerSpec | None = None) -> tuple[ParameterShape, ...]:
-        """One layer of a kind, else of the main one, in the order of use."""
+        """Return the shapes of one layer of a kind (default: the main one), in the order of use."""
         return shapes_of_layer(self, kind or self.main_kind)
 
     @property
@@ -321,8 +321,8 @@ class TransformerConfig:
         return self.layer_kinds[-1]
 
     def mtp_shapes(self) -> tuple[ParameterShape, ...]:
-        """One module that predicts a further token (DeepSeek-V3, arXiv 2412.19437, section 2.2): the normed hidden state and the normed
-        embedding of the next token, put together and projected, one layer, a norm."""
+        """Return the shapes of one multi-token-prediction module (DeepSeek-V3, arXiv 2412.19437, section 2.2). Norms of the hidden state
+        and of the next token's embedding, their concatenation projected, one layer, a norm."""
         h = self.hidden_size
         return (
             *norm_shapes(self, "hidden_norm", h),
@@ -333,7 +333,7 @@ class TransformerConfig:
         )
 
     def head_shapes(self) -> tuple[ParameterShape, ...]:
-        """After the last layer: norm and, unless tied to the token table, the output matrix."""
+        """Return the shapes after the last layer: norm and, unless tied to the token table, the output matrix."""
         shapes = norm_shapes(self, "final_norm", self.hidden_size, "head")
         if not self.tie_word_embeddings:
             shapes.append(ParameterShape("lm_head.weight", (self.vocab_size, self.hidden_size), "head"))
@@ -342,7 +342,7 @@ class TransformerConfig:
         return tuple(shapes)
 
     def parameter_shapes(self) -> tuple[ParameterShape, ...]:
-        """Every parameter of the model; those of layer 3 are named `layers.3....`. A tied output matrix is not listed twice."""
+        """Return every parameter of the model; those of layer 3 are named `layers.3....`. A tied output matrix is listed once."""
         of_kind = {kind.name: self.layer_shapes(kind) for kind in self.layer_kinds}
         order = enumerate(layer_order(self.layer_kinds))
         layers = (shape._replace(name=f"layers.{i}.{shape.name}") for i, name in order for shape in of_kind[name])
@@ -357,7 +357,7 @@ def _check_count(field: str, value: object, least: int) -> None:
 
 
 def printable(value: object) -> object:
-    """The value as a message can show it: Python refuses to print integers of over 4300 digits."""
+    """Return the value in a printable form: Python refuses to print integers of over 4300 digits."""
     if isinstance(value, int):
         return value if abs(value) < 10**20 else "a number of over 20 digits"
     if isinstance(value, (list, tuple, dict)):
@@ -366,5 +366,5 @@ def printable(value: object) -> object:
 
 
 def quoted(value: object) -> object:
-    """Likewise, but a text in quotes: where "4096" stands and 4096 must."""
+    """Likewise, with strings in quotes: shows "4096" where 4096 is needed."""
     return f'"{value}"' if isinstance(value, str) else printable(value)

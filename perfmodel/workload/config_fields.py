@@ -1,4 +1,4 @@
-"""The keys of a Hugging Face `config.json`, read with their type checked, and what several families write alike."""
+"""Keys of a Hugging Face `config.json` with type checks, and readers that several families share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Value = TypeVar("_Value")
 def _noted(
     placeholder: _Value,
 ) -> Callable[[Callable[Concatenate[ConfigFields, _Given], _Value]], Callable[Concatenate[ConfigFields, _Given], _Value]]:
-    """Decorator that notes a key's fault and goes on with a placeholder, so that all faults are reported at once."""
+    """Return a decorator that records a key's fault and returns a placeholder, so that all faults are reported at once."""
 
     def wrap(read: Callable[Concatenate[ConfigFields, _Given], _Value]) -> Callable[Concatenate[ConfigFields, _Given], _Value]:
         @wraps(read)
@@ -45,9 +45,9 @@ _NO_NUMBERS: tuple[int, ...] = ()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFields:
-    """The keys of a config, read with their type checked. A JSON null is a key that is not there, as in Hugging Face's classes.
+    """Keys of a config, read with type checks. A JSON null counts as a missing key, as in Hugging Face's classes.
 
-    faults   what was wrong with those that were read
+    faults   messages about the keys that were read
     """
 
     data: Mapping[str, Any]
@@ -59,12 +59,12 @@ class ConfigFields:
         return self.data.get(key) is not None
 
     def nested(self, key: str) -> ConfigFields:
-        """The keys of a mapping inside; none where there is no mapping. Faults are told together."""
+        """Return the keys of a nested mapping; none where there is no mapping. Faults are collected in one list."""
         inside = self.data.get(key)
         return ConfigFields(data=inside if isinstance(inside, Mapping) else {}, model_type=self.model_type, defaults={}, faults=self.faults)
 
     def record(self, make: Callable[..., _Value], **values: Any) -> _Value | None:
-        """A record of these values; a broken rule is noted as a fault."""
+        """Return a record of the values; record a broken rule as a fault."""
         try:
             return make(**values)
         except InputError as error:
@@ -73,7 +73,7 @@ class ConfigFields:
 
     @_noted(_NO_WORDS)
     def of_each_layer(self, key: str, known: tuple[str, ...], num_layers: int) -> tuple[str, ...]:
-        """A word for each layer; empty where the key is not there."""
+        """Return one word per layer; empty where the key is missing."""
         words = self.data.get(key)
         if words is None:
             return ()
@@ -85,7 +85,7 @@ class ConfigFields:
 
     @_noted(_NO_NUMBERS)
     def indices(self, key: str, num_layers: int) -> tuple[int, ...]:
-        """Numbers of layers, from 0; empty where the key is not there."""
+        """Return layer indices, from 0; empty where the key is missing."""
         numbers = self.data.get(key)
         if numbers is None:
             return ()
@@ -97,27 +97,27 @@ class ConfigFields:
         return tuple(numbers)
 
     def entries(self, key: str) -> Sequence[object]:
-        """Entries of a list, of any kind; none if there is no list."""
+        """Return the entries of a list, of any type; empty where there is no list."""
         value = self.data.get(key)
         return value if isinstance(value, (list, tuple)) else ()
 
     def refuse(self, key: str, rule: str, remedy: str) -> None:
-        """Note that a key's value is not modelled."""
+        """Record that a key's value is not modelled."""
         self.faults.append(str(bad_field(key, printable(self.data.get(key)), rule, remedy)))
 
     def num_layers(self) -> int:
-        """As many as can be listed one by one; a number beyond is refused with the model."""
+        """Return the number of layers, limited to `MAX_LAYERS`; a larger one is refused with the model."""
         return min(max(1, self.count("num_hidden_layers")), MAX_LAYERS)
 
     @_noted(1)
     def count(self, *keys: str, default: int | None = None) -> int:
-        """A size; later keys are older names of the first, and all that are there must agree."""
-        found = {key: _whole(key, self.data[key]) for key in keys if self.has(key)}
-        if len(set(found.values())) > 1:
-            (first, value), (other, another) = list(found.items())[:2]
+        """Return a size; further keys are older names of the first, and all present ones must agree."""
+        counts = {key: _whole(key, self.data[key]) for key in keys if self.has(key)}
+        if len(set(counts.values())) > 1:
+            (first, value), (other, another) = list(counts.items())[:2]
             raise bad_field(first, value, f"contradicts {other}={another}", "keep one of the two")
-        if found:
-            return next(iter(found.values()))
+        if counts:
+            return next(iter(counts.values()))
         if default is None:
             default = self.defaults.get(keys[0])
         if default is None:
@@ -161,13 +161,13 @@ class ConfigFields:
 
     @_noted(None)
     def must_be(self, key: str, expected: object, lacking: str) -> None:
-        """A switch that selects a variant which is not modelled."""
+        """Check a switch that selects an unsupported variant."""
         value = self.data.get(key)
         if value is not None and value != expected:
             raise bad_field(key, printable(value), f"{lacking} not modelled yet", f"only {key}={json.dumps(expected)} is")
 
 
-_ACTIVATIONS = {name: activation for activation, each in ACTIVATIONS.items() for name in each.names}
+_ACTIVATIONS = {name: activation for activation, spec in ACTIVATIONS.items() for name in spec.names}
 
 
 def _whole(key: str, value: object) -> int:
@@ -177,7 +177,7 @@ def _whole(key: str, value: object) -> int:
 
 
 def sizes_of(fields: ConfigFields, *, kv_default: bool, head_dim_required: bool = False, width: str = "intermediate_size") -> Values:
-    """The sizes under their usual names. Without head_dim the heads share out the hidden size."""
+    """Return the sizes under their usual names. Without head_dim, the heads divide the hidden size."""
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     values = {
         "num_hidden_layers": fields.count("num_hidden_layers"),
@@ -202,7 +202,7 @@ def head_dim_of(hidden: int, heads: int) -> int:
 
 
 def window_of(fields: ConfigFields, *, used: bool, every: int) -> Values:
-    """The window, and every how many layers one ignores it; `layer_types`, where there, says it layer by layer."""
+    """Return the window and the period of layers that ignore it; `layer_types`, where present, lists the layers one by one."""
     switched_off = "sliding_window" in fields.data and not fields.has("sliding_window")  # null
     window = fields.count("sliding_window") if used and not switched_off else 0
     kinds = fields.data.get("layer_types")
@@ -217,16 +217,16 @@ def window_of(fields: ConfigFields, *, used: bool, every: int) -> Values:
     return {"sliding_window": window, "full_attention_every": every_of(fields, "layer_types", full)}
 
 
-def made_of(layers: Sequence[tuple[Mixer, FeedForward]], **parts: object) -> Values:
-    """Parts that layers have, and their kinds where not all are alike."""
-    used = {word for make in layers for word in make}
+def layer_parts(layers: Sequence[tuple[Mixer, FeedForward]], **parts: object) -> Values:
+    """Return the specs of the layers' parts, and the layer kinds where there are several."""
+    used = {word for layer in layers for word in layer}
     kinds = kinds_of_layers(layers)
     plain = len(kinds) == 1 and kinds[0].mixer in ("attention", "latent") and kinds[0].feed_forward != "none"
     return {**{name: part if name in used else None for name, part in parts.items()}, "kinds": () if plain else kinds}
 
 
 def no_rotary_every_of(fields: ConfigFields) -> int:
-    """Every how many layers one has no rotary positions: `no_rope_layers` has a 1 for each layer that has them."""
+    """Return the period of layers without rotary positions: `no_rope_layers` has a 1 for each layer with them."""
     kinds = fields.data.get("no_rope_layers")
     if kinds is None:
         return fields.count("no_rope_layer_interval", default=4)
@@ -236,7 +236,7 @@ def no_rotary_every_of(fields: ConfigFields) -> int:
 
 
 def every_of(fields: ConfigFields, key: str, marked: list[bool]) -> int:
-    """Every how many layers one is marked; 0: none is."""
+    """Return the period of marked layers; 0: none is marked."""
     every = marked.index(True) + 1 if any(marked) else 0
     repeats = all(is_marked == (every > 0 and (i + 1) % every == 0) for i, is_marked in enumerate(marked))
     if not repeats or len(marked) != fields.count("num_hidden_layers"):

@@ -1,4 +1,4 @@
-"""A graph of which some parameters are trained and the others frozen: the backward pass that is left."""
+"""A graph with trained and frozen parameters, and its reduced backward pass."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from perfmodel.workload.graph import Data, Graph, Operator, Pass, Product, Strea
 
 
 def with_frozen(graph: Graph, trained: Collection[str]) -> Graph:
-    """`graph` where of its parameters these alone are trained.
+    """Return `graph` with only these parameters trained.
 
-    A tensor has a gradient if it is one of them or depends on one. What makes no gradient is not in the backward pass: no product for a
-    frozen weight, nothing at all before the first operator that reads a trained parameter; and what only that would read is not kept.
+    A tensor has a gradient if it is trained or depends on a trained one. Work without a gradient leaves the backward pass: products for
+    frozen weights, and everything before the first operator with a trained parameter. Tensors that only this work would read are not saved.
     """
     has = {tensor.name: tensor.name in trained for tensor in graph.parameters}
-    # a repeated layer stands for runs that follow another one
-    carried = {repeat.carried for place, repeat in enumerate(graph.repeats) if place or repeat.count > 1}
+    # A repeated layer stands for runs that follow another run.
+    carried = {repeat.carried for index, repeat in enumerate(graph.repeats) if index or repeat.count > 1}
     for operator in graph.operators:
         has[operator.output.tensor] = operator.output.tensor in carried or any(
             has.get(operand.tensor, False) for operand in operator.inputs
@@ -30,38 +30,38 @@ def with_frozen(graph: Graph, trained: Collection[str]) -> Graph:
 
 
 def _without_gradients(operator: Operator, has: Mapping[str, bool], trained: Collection[str]) -> Operator:
-    """The operator with the gradients alone that its inputs have."""
+    """Return the operator with only the gradients that its inputs have."""
     if not has[operator.output.tensor]:
-        traffic = tuple(own for own in operator.traffic if own.phase is Pass.FORWARD)
+        traffic = tuple(collective for collective in operator.traffic if collective.phase is Pass.FORWARD)
         return replace(operator, backward=(), saved=(), scratch=(), traffic=traffic)
-    without = {place for place, operand in enumerate(operator.inputs) if not has.get(operand.tensor, False)}
+    without = {position for position, operand in enumerate(operator.inputs) if not has.get(operand.tensor, False)}
     if not without:
         return operator
     if operator.passes_gradient:
-        # what it does in backward is for what it does not hand the gradient on to: parameters
+        # Its backward work is for parameters, which do not get the gradient passed on.
         return operator if any(operand.tensor in trained for operand in operator.inputs) else replace(operator, backward=())
-    backward = tuple(work for each in operator.backward if (work := _work(each, len(operator.inputs), without)) is not None)
+    backward = tuple(work for original in operator.backward if (work := _work(original, len(operator.inputs), without)) is not None)
     return replace(operator, backward=backward, saved=_saved(operator, backward))
 
 
 def _work(work: Work, num_inputs: int, without: Collection[int]) -> Work | None:
-    """Work that is left; None if it only made unneeded gradients."""
+    """Return the work that is left; None if it only computed unneeded gradients."""
     match work:
         case Product():
             return None if work.gradient_of in without else work
         case Stream():
-            made = [data for data in work.accesses if data.is_gradient and data.of is not None and data.of < num_inputs]
-            needless = [data for data in made if data.of in without]
-            if needless and len(needless) == len(made):
+            gradients = [data for data in work.accesses if data.is_gradient and data.of is not None and data.of < num_inputs]
+            needless = [data for data in gradients if data.of in without]
+            if needless and len(needless) == len(gradients):
                 return None
             return replace(work, accesses=tuple(data for data in work.accesses if data not in needless)) if needless else work
     return work
 
 
 def _saved(operator: Operator, backward: tuple[Work, ...]) -> tuple[Data, ...]:
-    """Each of several products makes the gradient of one input from the others."""
-    made = [work.gradient_of for work in operator.backward if isinstance(work, Product) and work.gradient_of is not None]
-    if not made or len(made) < len(operator.backward):
+    """Return the saved data that the remaining products read: each computes the gradient of one input from the others."""
+    gradient_inputs = [work.gradient_of for work in operator.backward if isinstance(work, Product) and work.gradient_of is not None]
+    if not gradient_inputs or len(gradient_inputs) < len(operator.backward):
         return operator.saved
     left = {work.gradient_of for work in backward if isinstance(work, Product)}
     return tuple(data for data in operator.saved if data.of is None or left - {data.of})

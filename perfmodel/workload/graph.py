@@ -1,19 +1,18 @@
-"""Operators as computations over named iteration dims that describe themselves, and graphs of them.
+"""Operators as self-describing computations over named iteration dims, and graphs of them.
 
-`q_proj: x[b,s,h] * W[g,r,d,h] -> q[b,s,g,r,d]`. A tensor is known to an operator by the operator's own dim names, one for
-each position (rules R5, R6, R12, R13, R15 and R16 of docs/explanation/algebra.md): the same position may be
-`s` where a tensor is made and `z` (key position) where it is read.
+`q_proj: x[b,s,h] * W[g,r,d,h] -> q[b,s,g,r,d]`. An operand gives the operator's own dim name at each position of its tensor (rules R5, R6,
+R12, R13, R15 and R16 of docs/explanation/algebra.md). The same position may be `s` for the producer and `z` (key position) for a reader.
 
-An operator describes itself completely; nothing elsewhere looks at its kind to price it. So a new kind of operator is one function in one
-file that returns an `Operator` (`kinds/`); only running it with torch needs a second one, of the same name.
+The cost model never branches on the kind of an operator. A new kind is therefore one function that returns an `Operator` (`kinds/`). Only
+execution with torch needs a second function, of the same name.
 
-Mesh axes cut dims. What follows (rules R3 and R4 of the sharding algebra):
+Mesh axes shard dims. The consequences (rules R3 and R4 of the sharding algebra):
 
-- an input is needed cut where the operator cuts a dim that the input names, whole elsewhere;
-- the output is left cut likewise, and partial on the axes of `sums` dims (plainly summed over: it lacks them);
-- an input's gradient leaves backward partial on every axis that cuts a dim which the input lacks.
+- an input must be sharded where the operator shards a dim that the input names, and unsharded elsewhere;
+- the output is sharded likewise, and partial on the axes of `sums` dims (dims that it lacks because they are summed over);
+- backward leaves an input's gradient partial on every axis that shards a dim which the input lacks.
 
-The last makes the gradient of a weight partial on the axes of the batch: data parallelism needs no rule of its own.
+The last makes a weight's gradient partial on the axes of the batch: data parallelism needs no extra rule.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from perfmodel.workload.by_length import ByLength
 from perfmodel.workload.causal import CausalWindow
 from perfmodel.workload.quantization import WeightPart
 
-#: (size, dim that cuts it) for each factor of a number of elements; "" where nothing cuts it: a window, a gate, a joined dim.
+#: (size, dim) of each factor of a number of elements; dim "" where no axis shards the factor: a window, a gate, a joined dim.
 Extent = tuple[tuple[int, str], ...]
 
-#: Of a token's id or place: int64, as torch's embeddings and losses take it.
+#: Bytes of a token id or position: int64, as in torch's embeddings and losses.
 INDEX_BYTES = 8.0
 
 Setting = int | float | str | bool | tuple[int, ...]
@@ -55,7 +54,7 @@ class TensorRole(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operand:
-    """A tensor as an operator sees it: the operator's dim name at each of the tensor's positions, "" where the position must be whole."""
+    """An operator's view of a tensor: its dim name at each position of the tensor, "" where the position must be unsharded."""
 
     tensor: str
     dims: tuple[str, ...]
@@ -66,10 +65,10 @@ class Operand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """Elements that an operator reads, writes or keeps.
+    """Elements that an operator reads, writes or saves.
 
-    of           which of its operands they are, by position: the inputs, then the output; None: something of its own (masks, statistics)
-    is_gradient  of that operand's gradient
+    of           index of the operand: the inputs, then the output; None: internal data (masks, statistics)
+    is_gradient  the elements are of that operand's gradient
     itemsize     bytes of an element; 0 for that of the operand's tensor, or of activations
     """
 
@@ -81,13 +80,13 @@ class Data:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """A batch of matrix products [m, k] x [k, n], `repeats` times one after another (time steps).
+    """A batch of matrix products [m, k] x [k, n], repeated `repeats` times in sequence (time steps).
 
-    tensors   of a convolution: input, weight and output as they lie in memory (m x k holds an entry of the input once for every window)
-    is_low       of operands in fewer bits, by the job's recipe
-    is_grouped   one call of a kernel for products of experts
-    gradient_of   in backward: the input whose gradient it makes, and no other's; None: not told
-    call         products of one call run as one kernel, whose n is the sum of theirs; "": a kernel of its own
+    tensors      of a convolution: input, weight and output as stored (m x k counts an input entry once per window)
+    is_low       operands in fewer bits, by the job's recipe
+    is_grouped   one call of a grouped GEMM kernel (experts)
+    gradient_of  in backward: index of the only input whose gradient it computes; None: not given
+    call         products with the same call run as one kernel, whose n is their sum; "": a separate kernel
     """
 
     batch: Extent = ()
@@ -107,13 +106,13 @@ class Product:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """A pass over memory: `elements` of its output, and what it reads and writes.
+    """A pass over memory: `elements` of its output, and the data that it reads and writes.
 
-    kernel  the class of its efficiency (`hardware.calibration.KernelClass`)
-    is_launched_along  by the call that launches another kernel: the host's time is that one's
-    is_fused  in the kernel of a neighbour, whose floor is counted there
-    element_flops  that it computes for each element                   [FLOP]
-    only_across    axes: made only where these hold more than one rank, else by the kernel before it; none: always
+    kernel             class of its efficiency (`hardware.calibration.KernelClass`)
+    is_launched_along  launched by the call of another kernel, which accounts for the host time
+    is_fused           part of a neighbour's kernel, which accounts for the minimum kernel time
+    element_flops      computed per element                     [FLOP]
+    only_across        axes: a separate kernel only where these have more than one rank, else part of the kernel before it; none: always
     """
 
     kernel: str
@@ -132,10 +131,10 @@ class Stream:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FusedAttention:
-    """A fused attention kernel; under a causal mask it computes a part of the scores.
+    """A fused attention kernel; under a causal mask it computes a share of the scores.
 
     head_dim         entries of a query or key head
-    value_head_dim   of a value head, where they are others; 0: as many
+    value_head_dim   entries of a value head, where different; 0: the same
     """
 
     batch: Extent
@@ -149,7 +148,7 @@ class FusedAttention:
 
     @property
     def width(self) -> float:
-        """Mean of the entries over which its two products sum, and which they write, of a head."""
+        """Mean of the contraction width and the output width of its two products, per head."""
         return 0.5 * (self.head_dim + (self.value_head_dim or self.head_dim))
 
     def extents(self) -> Iterator[Extent]:
@@ -158,13 +157,13 @@ class FusedAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheAttention:
-    """Attention of new tokens of sequences to what a cache holds of them; how many there are of each are columns of a step.
+    """Attention of new tokens to a cache; the numbers of new and cached tokens are columns of a step.
 
     head_dim, value_head_dim   entries of a query or key head, and of a value head
-    latent       entries that the cache holds of each token in place of keys and values: latent and rotary key; (0, 0): none
-    window       keys that a query sees at most, in the share `windowed` of the layers that the operator stands for; 0: all
-    index        heads and head dim of the indexer that chooses those keys for each query; (0, 0): they are the last ones
-    takes_prompts   besides sequences that decode
+    latent         cached entries per token in place of keys and values: latent and rotary key; (0, 0): none
+    window         most keys that a query attends to, in the share `windowed` of the layers that the operator stands for; 0: all
+    index          heads and head dim of the indexer that selects those keys per query; (0, 0): the most recent keys
+    takes_prompts  the step prefills in addition to decoding
     """
 
     heads: Extent
@@ -179,7 +178,7 @@ class CacheAttention:
 
     @property
     def cached_dims(self) -> tuple[int, int]:
-        """Entries of a cached key and of its value. A latent is both: its first part is the value."""
+        """Entries of a cached key and of its value. A latent serves as both: its first part is the value."""
         return (sum(self.latent), self.latent[0]) if self.latent[0] else (self.head_dim, self.value_head_dim)
 
     def extents(self) -> Iterator[Extent]:
@@ -188,9 +187,9 @@ class CacheAttention:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedExperts:
-    """The experts of a layer as one fused call, with what tokens send to them and back.
+    """The experts of a layer as one fused call, dispatch and combine included.
 
-    matrices   of an expert that read a token: 2 of a gated one
+    matrices   input projections of an expert: 2 if gated
     """
 
     num_experts: int
@@ -208,9 +207,9 @@ Work = Product | Stream | FusedAttention | CacheAttention | RoutedExperts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnTraffic:
-    """A collective that the operator issues by itself where any of the dims `over` is cut; the group is all axes that cut them.
+    """A collective that the operator issues itself where any of the dims `over` is sharded; its group is all axes that shard them.
 
-    extent    elements of the full buffer in the group; of an all-to-all the local buffer, of a send what is sent
+    extent    elements of the full buffer in the group; for an all-to-all the local buffer, for a send the message
     itemsize  bytes of an element; 0 for that of activations
     """
 
@@ -227,35 +226,35 @@ class OwnTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """One operator, forward, with what its backward does.
+    """An operator's forward pass and its backward pass.
 
-    kind      what it is called; the executor finds the torch function by it, an execution profile what a framework makes of it
-    dims      size of each iteration dim, the batch first; the order is that in which axes are placed (`parallel/per_operator/plan.py`)
+    kind      key of the torch function in the executor, and of the operator's treatment in an execution profile
+    dims      size of each iteration dim, the batch first; the order in which axes are placed (`parallel/per_operator/plan.py`)
     inputs    tensors read, parameters among them
     output    the tensor written
-    forward, backward   work of each pass. Gradients of several readers are added by the cost model, not here
-    traffic   collectives of its own
-    sums      dims that the output lacks and that are summed plainly: cutting them leaves the output partial
-    whole     dims that no axis may cut
-    padded    dims whose shards may be uneven (a vocabulary); the parts of other dims divide every size that they cut
-    saved     what autograd keeps of it for backward, in the layout of the operator; parameters are not among it
-    scratch   what its backward holds for itself besides the gradients
-    parts     tensors of which it reads a piece as it lies, and how many times larger they are: all of one is kept, and the gradient of the
-              piece becomes one of the whole
-    streamed  inputs of which the parts of other ranks pass by block by block, where they would be gathered
-    is_linear                  in all its inputs: a partial sum may enter (R6)
-    passes_gradient            its backward hands the gradient of the output on to its activations as it is
-    makes_weight_gradients     its backward makes the gradients of its parameters as tensors; else it adds them where they are gathered up
-    settings  what the torch function needs (stride, padding, window ...)
-    layer     a group that pipelines and reports know it by ("encoder.3"); of a decoder embedding, layer or head; "" for none
-    group     the set of operators that selective recomputation speaks of
+    forward, backward   work of each pass. The cost model, not the operator, adds the gradients of several readers
+    traffic   collectives that the operator issues itself
+    sums      dims that are summed over, so that the output lacks them: sharding them leaves the output partial
+    unsplit   dims that no axis may shard
+    padded    dims whose shards may be uneven (a vocabulary); other dims must be divisible by the degrees that shard them
+    saved     data saved for backward by autograd, in the operator's layout; parameters are not included
+    scratch   temporary memory of backward in addition to the gradients
+    parts     tensors of which it reads a view, and how many times larger they are: the full tensor stays saved, and the gradient of the
+              view becomes one of the full tensor
+    streamed  inputs whose remote shards are processed block by block (ring), where they would otherwise be gathered
+    is_linear                  linear in all inputs: a partial sum may enter (R6)
+    passes_gradient            backward passes the output's gradient on to its activations unchanged
+    makes_weight_gradients     backward writes parameter gradients as new tensors; else it accumulates them into the gradient buffer
+    settings  arguments of the torch function (stride, padding, window ...)
+    layer     group for pipelines and reports ("encoder.3"); in a decoder embedding, layer or head; "" for none
+    group     operator set for selective recomputation
 
-    Of a graph in which the batch is a quantity of the plan and rule sets hand out axes:
+    In a graph whose batch is a quantity of the plan and whose axes rule sets assign:
 
-    logical     the names that rule sets know dims by: they belong to the operator, not to the tensor (R16); else a dim's own
+    logical     names of dims in rule sets: they belong to the operator, not to the tensor (R16); default: the dim's own name
     per_sample  dims that count sequences: their size is the (micro)batch, and 1 in `dims`
-    per_token   dims that count tokens of a sequence: their size is its length times that in `dims`
-    stretched   dims of size 1 of which each shard holds a whole copy (the weight form of grouped-query attention)
+    per_token   dims that count tokens of a sequence: their size is the sequence length times that in `dims`
+    stretched   dims of size 1 of which each shard holds a full copy (the weight form of grouped-query attention)
     """
 
     name: str
@@ -267,7 +266,7 @@ class Operator:
     backward: tuple[Work, ...] = ()
     traffic: tuple[OwnTraffic, ...] = ()
     sums: tuple[str, ...] = ()
-    whole: tuple[str, ...] = ()
+    unsplit: tuple[str, ...] = ()
     padded: tuple[str, ...] = ()
     saved: tuple[Data, ...] = ()
     scratch: tuple[Data, ...] = ()
@@ -286,7 +285,7 @@ class Operator:
 
     def __post_init__(self) -> None:
         for name, size in self.dims.items():
-            if isinstance(size, float | Fraction) and 0 < size < inf:  # rows that an expert has on average, a part of a token
+            if isinstance(size, float | Fraction) and 0 < size < inf:  # mean rows of an expert, a share of a token
                 continue
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise InputError(f"operator {self.name}: dim {name}={size}: must be a whole number of at least 1; correct the shape")
@@ -297,7 +296,7 @@ class Operator:
                     raise InputError(f"operator {self.name}: operand {operand.tensor} has dim {dim!r}: not a dim of the operator; add it")
             if len(set(named)) != len(named):
                 raise InputError(f"operator {self.name}: operand {operand.tensor} has dims={operand.dims}: each may occur once; rename one")
-        for dim in (*self.sums, *self.whole, *self.padded, *self.logical, *self.per_sample, *self.per_token, *self.stretched):
+        for dim in (*self.sums, *self.unsplit, *self.padded, *self.logical, *self.per_sample, *self.per_token, *self.stretched):
             if dim not in self.dims:
                 raise InputError(f"operator {self.name}: dim {dim!r}: not a dim of the operator; add it")
         for dim in self.sums:
@@ -321,18 +320,18 @@ class Operator:
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        """Inputs, then the output: what `Data.of` counts."""
+        """Inputs, then the output, in the order of `Data.of`."""
         return (*self.inputs, self.output)
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """Which of the inputs and the output it keeps for backward."""
+        """Names of the inputs and the output that are saved for backward."""
         operands = self.operands
         return tuple(operands[data.of].tensor for data in self.saved if data.of is not None)
 
     def streams(self, operand: Operand) -> bool:
-        """Whether the parts of other ranks pass by: the operator holds its own rank's."""
-        return any(self.inputs[place] == operand for place in self.streamed)
+        """Return whether remote shards of the operand are processed block by block: the operator holds only its own rank's."""
+        return any(self.inputs[position] == operand for position in self.streamed)
 
     @property
     def is_product(self) -> bool:
@@ -344,33 +343,33 @@ class Operator:
 
     @property
     def name_in_layer(self) -> str:
-        """Name without the layer: q_proj of `layer3.q_proj`."""
+        """Name without the layer prefix: q_proj of `layer3.q_proj`."""
         return self.name.removeprefix(f"{self.layer}.")
 
     def logical_name(self, dim: str) -> str:
         return self.logical.get(dim, dim)
 
     def size(self, dims: tuple[str, ...]) -> int:
-        """Elements over these dims; of a decoder's for one sequence."""
+        """Return the elements over these dims; in a decoder's graph for one sequence."""
         return prod(self.dims[name] for name in dims)
 
     def extent(self, dims: tuple[str, ...]) -> Extent:
-        """The product of these dims."""
+        """Return the extent of these dims."""
         return tuple((self.dims[name], name) for name in dims if name)
 
     @property
     def flops(self) -> float:
-        """Products of the forward pass, a multiply-add as 2; fused attention with its causal share. [FLOP]"""
-        return float(sum(each.at(1) for each in self.flops_by_length))
+        """FLOPs of the forward pass, a multiply-add as 2; fused attention with its causal share. [FLOP]"""
+        return float(sum(quantity.at(1) for quantity in self.flops_by_length))
 
     @property
     def flops_by_length(self) -> tuple[ByLength, ...]:
-        """The same for each work, of sequences of any length. [FLOP]"""
+        """FLOPs of each work as functions of the sequence length. [FLOP]"""
         return tuple(flops_of(work, self.per_token) for work in self.forward)
 
 
 def flops_of(work: Work, per_token: Container[str] = ()) -> ByLength:
-    """FLOPs of products, a multiply-add counted as 2; per_token: the dims that count tokens. [FLOP]"""
+    """Return the FLOPs of products, a multiply-add as 2; per_token: the dims that count tokens. [FLOP]"""
     match work:
         case Product():
             base = 2.0 * work.repeats * count_of(work.batch) * count_of(work.m) * count_of(work.n) * count_of(work.k)
@@ -385,12 +384,12 @@ def flops_of(work: Work, per_token: Container[str] = ()) -> ByLength:
 
 
 def count_of(extent: Extent) -> float:
-    """Its elements, of a decoder's those of one sequence, or of one token."""
+    """Return the number of elements; in a decoder's graph of one sequence or one token."""
     return float(prod(size for size, _ in extent))
 
 
 def length_power(extent: Extent, per_token: Container[str]) -> int:
-    """Power of the sequence length that it is proportional to; per_token: the dims that count tokens."""
+    """Return the power of the sequence length in the number of elements; per_token: the dims that count tokens."""
     return sum(dim in per_token for _, dim in extent)
 
 
@@ -399,11 +398,11 @@ def length_power(extent: Extent, per_token: Container[str]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightCasts:
-    """Memory traffic of low-precision copies of a weight, for each element. [byte]
+    """Memory traffic per element for low-precision copies of a weight. [byte]
 
-    all_copies   one pass that writes every copy
-    one_copy     one that writes the copy of one order alone, as a forward pass needs it
-    update       what follows the optimizer's pass over it, of an element that it updates
+    all_copies   a pass that writes every copy
+    one_copy     a pass that writes the copy of one operand order, as a forward pass needs it
+    update       traffic after the optimizer's pass, per updated element
     """
 
     all_copies: float = 0.0
@@ -411,29 +410,29 @@ class WeightCasts:
     update: float = 0.0
 
 
-#: Of a tensor that no recipe casts, or whose casts are its readers' work.
+#: For a tensor that no recipe casts, or whose casts are part of its readers' work.
 NO_CASTS = WeightCasts()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """A tensor at full size; where the batch is a quantity of the plan, that of one sequence.
+    """A tensor at full size; that of one sequence where the batch is a quantity of the plan.
 
-    itemsize   bytes of an element; 0: the job says it
-    num_rows   leading positions that form dim 0 of the stored matrix (of parameters), the dim that ZeRO cuts
+    itemsize   bytes of an element; 0: given by the job
+    num_rows   of a parameter: leading positions that form dim 0 of the stored matrix, the dim that ZeRO shards
     bias_of    of a bias: the product to whose output it is added
-    part       of a parameter: what formats of weights tell apart (`quantization.py`)
-    is_stored  lies in memory; else it is only between operators of one kernel
-    tokens_at_once   of a sequence, that lie in memory together, in a graph of one token; 0: all
-    copies     of each row, where only one for each place travels between chips; None: all of them do
-    exchanged  of an all-to-all of it: what the busiest chip sends or receives, over what a chip holds
-    is_counted how much of it goes where is known on the chips alone: the host waits for that before it sends any
-    is_set     rows in any order, whose order is kept apart: which of them a chip holds is all that matters, not in which chunk
-    copy_bytes   of an element of the copies in fewer bits that live beside it, of a parameter; less what they live in place of
-    gathered_bytes   of an element as it is gathered, of a parameter; 0: as it lies
-    casts      of a parameter: how its copies in fewer bits are made once a step, or each time that it is gathered
-    sent_bytes, sent_gradient_bytes   of an activation and of its gradient, of an element as it travels; 0: as it lies
-    has_gradient   backward makes its gradient: a parameter is trained, an activation depends on one that is (`freezing.py`)
+    part       of a parameter: class for weight formats (`quantization.py`)
+    is_stored  materialised in memory; else only a value inside a fused kernel
+    tokens_at_once   tokens of a sequence stored at the same time, in a graph of one token; 0: all
+    copies     multiplicity of rows, where only one copy per destination is sent; None: all copies are sent
+    exchanged  of an all-to-all: traffic of the busiest chip over the local buffer of a chip
+    is_counted the split sizes are known on the chips only: the host waits for them before the exchange
+    is_set     rows in any order, with the order stored separately: the set of rows on a chip matters, not their chunk
+    copy_bytes   of a parameter: bytes per element of its low-precision copies, less those that replace the 16-bit weight
+    gathered_bytes   of a parameter: bytes per element in the all-gather; 0: as stored
+    casts      of a parameter: traffic of its low-precision copies, once a step or at each all-gather
+    sent_bytes, sent_gradient_bytes   of an activation and its gradient: bytes per element sent; 0: as stored
+    has_gradient   backward computes its gradient: a trained parameter, or an activation that depends on one (`freezing.py`)
     """
 
     name: str
@@ -463,12 +462,12 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeat:
-    """Operators that run `count` times, one run after another.
+    """Operators that run `count` times in sequence.
 
-    layer    the `Operator.layer` that they have
-    carried  the tensor that a run reads of the run before it. The first reads what comes before in the same layout, and what follows
-             reads the last: the boundaries are identity operators
-    turn     repeats of one name here run in turn, each as its share of the others has run; "": one repeat after the other
+    layer    their `Operator.layer`
+    carried  tensor that a run reads from the previous run. The first run reads its predecessor in the same layout, and the successor
+             reads the last run: the boundaries are identity operators
+    turn     repeats with the same name alternate, in proportion to their counts; "": one repeat after the other
     """
 
     layer: str
@@ -479,11 +478,11 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Region:
-    """The operators of one layer, of which the graph runs `count`.
+    """The operators of one layer, which the graph runs `count` times.
 
-    is_block       of a `Repeat`, or one of `Graph.blocks`: what frameworks recompute, launch and gather as a unit
-    carried, turn  the repeat's
-    host_layers    transformer layers that a block counts for where a host waits layer by layer
+    is_block       of a `Repeat`, or one of `Graph.blocks`: the unit of recomputation, launching and gathering in frameworks
+    carried, turn  of the repeat
+    host_layers    number of transformer layers that a block counts as, where the host synchronises per layer
     """
 
     name: str
@@ -495,12 +494,12 @@ class Region:
 
     @property
     def is_repeated(self) -> bool:
-        """Whether a run of it follows another."""
+        """Whether it is the layer of a `Repeat`."""
         return bool(self.carried)
 
 
 def regions_of(layers: Iterable[str], repeats: Iterable[Repeat], blocks: Mapping[str, float] | None = None) -> tuple[Region, ...]:
-    """The layers in the order in which they are first met."""
+    """Return the regions in the order of their first operators."""
     by_layer = {repeat.layer: repeat for repeat in repeats}
 
     def region(name: str) -> Region:
@@ -516,15 +515,15 @@ def regions_of(layers: Iterable[str], repeats: Iterable[Repeat], blocks: Mapping
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graph:
-    """Operators in an order of execution, and the tensors by name; backward follows. A tensor that no operator writes is given.
+    """Operators in execution order, and the tensors by name; backward follows. A tensor without a producer is an input or a parameter.
 
     batch    samples of a microbatch; 0: a quantity of the plan, and sizes are those of one sequence
-    repeats  which operators stand for several layers; those of no repeat run once
-    blocks   layers that run once and are blocks all the same -> `Region.host_layers`
-    compute_bytes   of an element of activations, where nothing else is said; 0: that of what repeated layers hand on
+    repeats  layers that stand for several; operators outside them run once
+    blocks   layers that run once but are blocks -> `Region.host_layers`
+    compute_bytes   bytes of an activation element by default; 0: as of the tensor between repeated layers
     regions  the layers, in order
-    loss     the operator that ends the step, where one is told apart
-    tied     parameters that more than one layer reads
+    loss     the operator that ends the step, if named
+    tied     parameters that several layers read
     """
 
     name: str
@@ -561,10 +560,10 @@ class Graph:
                     )
             if operator.output.tensor in self._made:
                 raise InputError(f"operator {operator.name}: output {operator.output.tensor!r} is made twice; rename one")
-            for place, operand in enumerate(operator.inputs):
+            for position, operand in enumerate(operator.inputs):
                 if operand.tensor in produced and operand.tensor not in self._made:
                     raise InputError(f"operator {operator.name}: input {operand.tensor!r} is made after it; put its producer first")
-                self._read.setdefault(operand.tensor, []).append((index, place))
+                self._read.setdefault(operand.tensor, []).append((index, position))
             self._made[operator.output.tensor] = index
         for repeat in self.repeats:
             if repeat.carried not in self.tensors:
@@ -574,25 +573,27 @@ class Graph:
     # --- edges ----------------------------------------------------------------------------------------------
 
     def producers(self) -> Mapping[str, int]:
-        """Tensor -> index of the operator that writes it."""
+        """Return tensor -> index of its producer."""
         return self._made
 
     def readers(self) -> Mapping[str, list[tuple[int, int]]]:
-        """Tensor -> (operator, input) of each reader, in order."""
+        """Return tensor -> (operator, input) of each reader, in order."""
         return self._read
 
     def shared(self) -> Mapping[str, list[tuple[int, int]]]:
-        """Readers of the tensors that are made here and have several, in the order in which they are read first."""
+        """Return the readers of the produced tensors with several readers, in the order of the first read."""
         return {tensor: readers for tensor, readers in self._read.items() if len(readers) > 1 and tensor in self._made}
 
     def with_itemsizes(self, *, activation: float, parameter: float, **changes: Any) -> Graph:
-        """With the bytes of an element where a tensor does not say them, and `changes` of its other fields."""
+        """Return the graph with element sizes filled in where a tensor has none, and other fields changed."""
         of_role = {TensorRole.ACTIVATION: activation, TensorRole.PARAMETER: parameter, TensorRole.INDEX: INDEX_BYTES}
-        tensors = {name: each if each.itemsize else replace(each, itemsize=of_role[each.role]) for name, each in self.tensors.items()}
+        tensors = {
+            name: tensor if tensor.itemsize else replace(tensor, itemsize=of_role[tensor.role]) for name, tensor in self.tensors.items()
+        }
         return replace(self, tensors=tensors, **changes)
 
     def operators_of(self, layer: str) -> list[Operator]:
-        """The operators of a layer, or of a region, by its name."""
+        """Return the operators of a layer or region by name."""
         return self._layers.get(layer, [])
 
     def producer(self, tensor: str) -> Operator | None:
@@ -600,8 +601,8 @@ class Graph:
         return None if index is None else self.operators[index]
 
     def consumers(self, tensor: str) -> list[tuple[Operator, int]]:
-        """The operators that read it, each with the place among its inputs."""
-        return [(self.operators[index], place) for index, place in self._read.get(tensor, ())]
+        """Return the operators that read a tensor, each with its input position."""
+        return [(self.operators[index], position) for index, position in self._read.get(tensor, ())]
 
     def operator(self, name: str) -> Operator:
         for operator in self.operators:
@@ -612,21 +613,21 @@ class Graph:
     # --- repeats --------------------------------------------------------------------------------------------
 
     def count(self, layer: str) -> int:
-        """How often the operators of a layer run."""
+        """Return the number of runs of a layer's operators."""
         return next((repeat.count for repeat in self.repeats if repeat.layer == layer), 1)
 
     @property
     def boundary(self) -> str:
-        """The tensor that repeated layers hand on; "" of a graph without them."""
+        """The tensor between repeated layers; "" in a graph without them."""
         return self.repeats[0].carried if self.repeats else ""
 
     @property
     def activation_bytes(self) -> float:
-        """Bytes of an activation's element, unless a tensor says otherwise."""
+        """Default bytes of an activation element."""
         return self.compute_bytes or self.tensors[self.boundary or self.operators[-1].output.tensor].itemsize
 
     def itemsize(self, operator: Operator, data: Data) -> float:
-        """Bytes of an element of what an operator reads, writes or keeps."""
+        """Return the bytes of an element that an operator reads, writes or saves."""
         if data.itemsize or data.of is None:
             return data.itemsize or self.activation_bytes
         return self.tensors[operator.operands[data.of].tensor].itemsize
@@ -638,27 +639,27 @@ class Graph:
         return tuple(tensor for tensor in self.tensors.values() if tensor.role is TensorRole.PARAMETER)
 
     def is_trained(self, operand: Operand) -> bool:
-        """Whether it is a parameter of which a gradient is made."""
+        """Return whether the operand is a parameter with a gradient."""
         tensor = self.tensors[operand.tensor]
         return tensor.role is TensorRole.PARAMETER and tensor.has_gradient
 
     def makes_gradient(self, operand: Operand) -> bool:
-        """Whether it is an activation of which a gradient is made."""
+        """Return whether the operand is an activation with a gradient."""
         tensor = self.tensors[operand.tensor]
         return tensor.role is TensorRole.ACTIVATION and tensor.has_gradient
 
     @property
     def layer_parameters(self) -> dict[str, int]:
-        """Elements of the parameters that each layer is the first to read."""
+        """Parameter elements by the first layer that reads them."""
         return self._by_layer(self.parameters)
 
     def _by_layer(self, parameters: Iterable[Tensor]) -> dict[str, int]:
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for tensor in parameters:
             if tensor.name in self._read:
                 layer = self.operators[self._read[tensor.name][0][0]].layer
-                found[layer] = found.get(layer, 0) + tensor.num_elements
-        return found
+                counts[layer] = counts.get(layer, 0) + tensor.num_elements
+        return counts
 
     @property
     def num_parameters(self) -> int:
@@ -668,12 +669,12 @@ class Graph:
 
     @property
     def num_trained_parameters(self) -> int:
-        """Parameters with gradients."""
+        """Number of parameters with gradients."""
         return self._number_of(tensor for tensor in self.parameters if tensor.has_gradient)
 
     @property
     def num_frozen_in_products(self) -> int:
-        """Frozen parameters that products read."""
+        """Number of frozen parameters that products read."""
         frozen = (tensor for tensor in self.parameters if not tensor.has_gradient)
         return self._number_of(tensor for tensor in frozen if any(reader.is_product for reader, _ in self.consumers(tensor.name)))
 
@@ -687,5 +688,5 @@ class Graph:
 
     @property
     def flops_by_length(self) -> tuple[ByLength, ...]:
-        """The same, of sequences of any length where the graph is of one token. [FLOP]"""
-        return tuple(each.times(self.count(op.layer)) for op in self.operators for each in op.flops_by_length if each.base)
+        """FLOPs of one forward pass as functions of the sequence length, in a graph of one token. [FLOP]"""
+        return tuple(quantity.times(self.count(op.layer)) for op in self.operators for quantity in op.flops_by_length if quantity.base)

@@ -1,7 +1,6 @@
-"""Read a Hugging Face `config.json` into a `TransformerConfig`, by hand and without `transformers`.
+"""Read a Hugging Face `config.json` into a `TransformerConfig`, without `transformers`.
 
-This file finds the part of the config that describes the language model, refuses what is not a decoder or not modelled and says what it
-lacks; `families` knows the keys.
+This file selects the language-model part of the config, refuses unsupported models and names missing parts; `families` reads the keys.
 """
 
 import json
@@ -21,8 +20,8 @@ from perfmodel.workload.imported.decoder import decoder_of, is_saved_graph, read
 
 
 def read_config(source: Mapping[str, Any] | str | Path, *, name: str = "") -> TransformerConfig:
-    """The model of a `config.json`: its contents, its path, or the path of the folder that holds it; or the decoder that an imported module
-    is, by the file that `perfmodel import --save` wrote."""
+    """Return the model of a `config.json`, given as its contents, its path or its folder. Also reads the decoder in a file that `perfmodel
+    import --save` wrote."""
     if isinstance(source, (str, Path)):
         text, path = _load(Path(source))
         return _config_of(text, str(path), name or (path.parent.resolve().name if path.name == "config.json" else path.stem))
@@ -31,7 +30,7 @@ def read_config(source: Mapping[str, Any] | str | Path, *, name: str = "") -> Tr
 
 @lru_cache(maxsize=32)
 def _config_of(text: str, path: str, name: str) -> TransformerConfig:
-    """Return the model of a file's text: the same few files are read for every prediction."""
+    """Return the model of a file's text; cached, because every prediction reads the same few files."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -45,21 +44,21 @@ def _model_of(data: object, origin: str, name: str) -> TransformerConfig:
     if is_saved_graph(data):
         return decoder_of(read_graph(data, where=origin), name=name)
     nested = data.get("text_config")
-    if isinstance(nested, Mapping):  # a vision-language model: its language half is what we model
+    if isinstance(nested, Mapping):  # a vision-language model: only its language model is modelled
         text = dict(nested)
         text.setdefault("tie_word_embeddings", data.get("tie_word_embeddings"))
         text.setdefault("model_type", _TEXT_MODEL_TYPE.get(_text(data, "model_type")))
         model_type = _model_type(text)
         fields = ConfigFields(data=text, model_type=model_type, defaults=CLASS_DEFAULTS.get(model_type, {}))
     else:
-        whole = _text(data, "model_type")  # older files of Qwen's have no text_config: the language half lies beside the tower
-        model_type = _TEXT_MODEL_TYPE[whole] if _left_out(data) and whole in _TEXT_MODEL_TYPE else _model_type(data)
+        full_type = _text(data, "model_type")  # older Qwen files have no text_config: the language model's keys are next to the tower's
+        model_type = _TEXT_MODEL_TYPE[full_type] if _left_out(data) and full_type in _TEXT_MODEL_TYPE else _model_type(data)
         fields = ConfigFields(data=data, model_type=model_type, defaults={})
     _refuse(fields)
     try:
         values = FAMILIES[model_type](fields)
     except InputError:
-        if not fields.faults:  # else it may come of a placeholder
+        if not fields.faults:  # otherwise a placeholder may have caused it
             raise
     if fields.faults:
         raise InputError(listed(list(dict.fromkeys(fields.faults))))
@@ -70,9 +69,9 @@ def _model_of(data: object, origin: str, name: str) -> TransformerConfig:
 
 
 def _left_out(data: Mapping[str, Any]) -> str:
-    """Parts other than the language model: "its vision tower"."""
-    found = [part for key, part in _TOWERS.items() if isinstance(data.get(key), Mapping) and data[key]]
-    return " and ".join(found)
+    """Return the parts other than the language model: "its vision tower"."""
+    parts = [part for key, part in _TOWERS.items() if isinstance(data.get(key), Mapping) and data[key]]
+    return " and ".join(parts)
 
 
 VISION_TOWER = "its vision tower"
@@ -97,7 +96,7 @@ def _text(data: Mapping[str, Any], key: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-# --- what is refused, and what it lacks -------------------------------------------------------------------------------
+# --- unsupported configs ------------------------------------------------------------------------------------------------
 
 _MOE_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok", "moe_intermediate_size")
 _MLA_KEYS = ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim")
@@ -108,7 +107,7 @@ _MAMBA_1 = "Mamba-1 layers (Mamba-2, as in nemotron_h, is modelled)"
 _MAMBA_2 = "Mamba-2 layers in another arrangement than nemotron_h"
 _CROSS = "cross-attention to images"
 
-#: Prefixes of `model_type`, the longest that fits counts.
+#: Prefixes of `model_type`; the longest match counts.
 _UNSUPPORTED: Mapping[str, str] = {
     "granitemoehybrid": _MAMBA_2,
     "minimax": "lightning attention (attn_type_list)",
@@ -160,7 +159,7 @@ _UNSUPPORTED: Mapping[str, str] = {
 
 
 def _refuse(fields: ConfigFields) -> None:
-    """Keys that make a decoder of a known family into something else."""
+    """Refuse keys that change a decoder of a known family into something else."""
     data, family = fields.data, fields.model_type
     for keys, others, above in ((_MOE_KEYS, DENSE, 1), (_MLA_KEYS, [other for other in FAMILIES if other not in LATENT], 0)):
         if family in others and (key := next((key for key in keys if _is_set(data.get(key), above=above)), "")):
@@ -172,7 +171,7 @@ def _refuse(fields: ConfigFields) -> None:
             fields.refuse(key, f"{lacking} not modelled yet", "only models without are")
 
 
-#: Keys of variants that no family here has.
+#: Keys of variants that no family supports.
 _VARIANTS: Mapping[str, str] = {
     "moe_latent_size": "experts behind a projection of the hidden state are",
     "zero_expert_num": "experts that do nothing are",
@@ -276,7 +275,7 @@ _MODEL_TYPE_OF_CLASS: Mapping[str, str] = {
     "Cohere2ForCausalLM": "cohere2",
 }
 
-#: What the language half of a vision-language model is when its `text_config` does not say.
+#: Family of the language model in a vision-language model whose `text_config` does not name it.
 _TEXT_MODEL_TYPE: Mapping[str, str] = {
     "gemma3": "gemma3_text",
     "llama4": "llama4_text",

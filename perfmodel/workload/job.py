@@ -1,4 +1,4 @@
-"""A training job: the model, the batch, the numbers it computes in and the optimizer."""
+"""A training job: model, batch, precision and optimizer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -9,14 +9,14 @@ from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.workload.config import MAX_SIZE, TransformerConfig, printable
 from perfmodel.workload.network_model import NetworkModel
-from perfmodel.workload.optimizers import Optimizer as Optimizer  # a job names one: both are imported from here
+from perfmodel.workload.optimizers import Optimizer as Optimizer  # part of a job, so importable from here too
 from perfmodel.workload.recipes import RECIPES, Recipe
 from perfmodel.workload.routing import BALANCED, Routing
 from perfmodel.workload.training import FULL_TRAINING, Training, linear_operators
 
 
 class Precision(StrEnum):
-    """The precision policies that a job may name; `PRECISION_POLICIES` says what each means."""
+    """Precision policies of a job; `PRECISION_POLICIES` defines them."""
 
     FP32 = "fp32"
     BF16_MIXED = "bf16-mixed"
@@ -31,15 +31,15 @@ class Precision(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrecisionPolicy:
-    """The dtype of each copy of a parameter and of what flows past it.
+    """Dtypes of parameter copies, gradients and computation.
 
-    parameter        the copy that the operators read, and that is gathered
-    compute          what matrices are multiplied in; activations are stored in it
-    gradient         of a parameter, as backward produces it
-    gradient_reduce  what gradients are accumulated and reduced in, unless the execution profile says otherwise
-    master           the copy that the optimizer updates; where it equals `parameter`, there is only that one
-    optimizer_state  each state tensor of the optimizer
-    recipe           of products in fewer bits than `compute`; None where there are none
+    parameter        the copy that operators read and all-gathers move
+    compute          dtype of products and stored activations
+    gradient         of a parameter, as backward computes it
+    gradient_reduce  dtype of gradient accumulation and reduction, unless the execution profile sets another
+    master           the copy that the optimizer updates; the only copy where it equals `parameter`
+    optimizer_state  of each state tensor of the optimizer
+    recipe           of products in fewer bits than `compute`; None: no such products
     """
 
     name: Precision
@@ -53,22 +53,22 @@ class PrecisionPolicy:
 
     @property
     def has_master_copy(self) -> bool:
-        """The master weights are a copy of their own beside the parameters."""
+        """Whether master weights are separate from the parameters."""
         return self.master is not self.parameter
 
     def state_bytes_per_parameter(self, optimizer: Optimizer) -> float:
-        """Bytes held for the optimizer: master copy and state tensors. [byte/parameter]
+        """Return the bytes of optimizer state: master copy and state tensors. [byte/parameter]
 
-        Adam in mixed precision holds 12 (4 + 4 + 4): ZeRO's K, Rajbhandari et al., arXiv 1910.02054, section 3.1.
+        Adam in mixed precision has 12 (4 + 4 + 4): ZeRO's K, Rajbhandari et al., arXiv 1910.02054, section 3.1.
         """
         master = itemsize(self.master) if self.has_master_copy else 0.0
         return master + optimizer.state_bytes(itemsize(self.optimizer_state))
 
     def step_bytes_per_parameter(self, optimizer: Optimizer) -> float:
-        """Bytes that a fused optimizer step moves to and from memory. [byte/parameter]
+        """Return the memory traffic of a fused optimizer step. [byte/parameter]
 
-        read the reduced gradient; read and write the master weight and each state; write the parameter copy if there is one.
-        A step of several passes (one kernel for each line of the rule) moves more: that is the execution profile's.
+        Reads the reduced gradient; reads and writes the master weight and each state; writes the parameter copy if there is one. The
+        execution profile adds the traffic of a step with several passes (one kernel for each line of the update rule).
         """
         copy = itemsize(self.parameter) if self.has_master_copy else 0.0
         states = optimizer.state_bytes(itemsize(self.optimizer_state))
@@ -119,7 +119,7 @@ _POLICIES: Mapping[Precision, PrecisionPolicy] = MappingProxyType(
 )
 
 
-#: Products in fewer bits are beside mixed precision in bf16, of which all else is.
+#: Low-bit products extend bf16 mixed precision, from which all other dtypes come.
 PRECISION_POLICIES: Mapping[Precision, PrecisionPolicy] = MappingProxyType(
     {
         name: _POLICIES[name] if name in _POLICIES else replace(_POLICIES[Precision.BF16_MIXED], name=name, recipe=RECIPES[str(name)])
@@ -130,9 +130,9 @@ PRECISION_POLICIES: Mapping[Precision, PrecisionPolicy] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob:
-    """A training job, whatever the cluster and the plan. Gradient accumulation follows from the plan's micro-batch.
+    """A training job, independent of cluster and plan. Gradient accumulation follows from the plan's micro-batch.
 
-    A network has the sizes of its samples in itself: of these the batch counts, and `seq_len` is 1.
+    For a network, the batch counts samples, whose sizes are part of the network; `seq_len` is 1.
     """
 
     model: TransformerConfig | NetworkModel
@@ -179,7 +179,7 @@ class TrainingJob:
 
     @property
     def transformer(self) -> TransformerConfig:
-        """The model, where what is asked for only a decoder of one configuration has: layers alike, heads, a vocabulary."""
+        """The model as a decoder with a configuration; raises InputError for a network."""
         if isinstance(self.model, TransformerConfig):
             return self.model
         rule = "is a network, whose plans give each operator a sharding of its own; this is of models with a configuration"
@@ -187,7 +187,7 @@ class TrainingJob:
 
     @property
     def unit(self) -> str:
-        """Unit of its throughput."""
+        """Unit of the throughput."""
         return "samples" if isinstance(self.model, NetworkModel) else "tokens"
 
     @property

@@ -1,4 +1,4 @@
-"""The parameter tensors of one layer, whatever it is made of, in the order of use."""
+"""Parameter tensors of one layer, in the order of use."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Region = Literal["embedding", "layer", "head"]
 
 
 class ParameterShape(NamedTuple):
-    """One parameter tensor. A matrix is stored as torch.nn.Linear stores it: rows are outputs, columns are inputs; those of experts
-    have the expert before them."""
+    """A parameter tensor. A matrix is stored like torch.nn.Linear: rows are outputs, columns are inputs. Expert matrices have a leading
+    expert dim."""
 
     name: str
     shape: tuple[int, ...]
@@ -26,7 +26,7 @@ class ParameterShape(NamedTuple):
 
 
 def shapes_of_layer(model: TransformerConfig, kind: LayerSpec) -> tuple[ParameterShape, ...]:
-    """Parameter shapes of one layer of a kind."""
+    """Return the parameter shapes of one layer of a kind."""
     h = model.hidden_size
     shapes: list[ParameterShape] = []
     if kind.mixer != "none":
@@ -38,7 +38,10 @@ def shapes_of_layer(model: TransformerConfig, kind: LayerSpec) -> tuple[Paramete
     if kind.feed_forward != "none":
         if model.pre_norm and not (model.shared_norm and kind.mixer != "none"):
             shapes += norm_shapes(model, "mlp_norm", h)
-        shapes += _experts(model) if kind.feed_forward == "experts" else _dense(model)
+        if kind.feed_forward == "experts":
+            shapes += _experts(model)
+        else:
+            shapes += _mlp("", h, model.intermediate_size, gated=model.gated_mlp, bias=model.mlp_bias)
         if model.sandwich_norm:
             shapes += norm_shapes(model, "mlp_post_norm", h)
     return tuple(shapes)
@@ -51,7 +54,7 @@ def norm_shapes(model: TransformerConfig, name: str, size: int | tuple[int, ...]
 
 
 def is_routed(shape: ParameterShape) -> bool:
-    """Whether a parameter belongs to routed experts: dim 0 is the expert."""
+    """Return whether a parameter belongs to routed experts: dim 0 is the expert."""
     return shape.name.startswith("experts_")
 
 
@@ -75,7 +78,7 @@ def _attention(model: TransformerConfig) -> list[ParameterShape]:
 
 
 def _latent(model: TransformerConfig) -> list[ParameterShape]:
-    """Its norms are RMSNorms in every family that has it; the indexer's of keys is a LayerNorm."""
+    """Return the shapes of latent attention: its norms are RMSNorms in every family, the indexer's key norm is a LayerNorm."""
     latent = model.latent
     assert latent is not None
     h, n = model.hidden_size, model.num_attention_heads
@@ -98,7 +101,7 @@ def _latent(model: TransformerConfig) -> list[ParameterShape]:
 
 
 def _mamba(model: TransformerConfig) -> list[ParameterShape]:
-    """The rows of in_proj: gate, input, B, C of each group, the step of each head."""
+    """Return the shapes of Mamba-2; rows of in_proj: gate, input, B and C of each group, the step of each head."""
     mamba = model.mamba
     assert mamba is not None
     h, inner = model.hidden_size, mamba.inner_size
@@ -113,7 +116,8 @@ def _mamba(model: TransformerConfig) -> list[ParameterShape]:
 
 
 def _delta(model: TransformerConfig) -> list[ParameterShape]:
-    """The rows of in_proj_qkvz: queries, keys, values, gate; of in_proj_ba: the writing strength and the decay of each value head."""
+    """Return the shapes of a gated delta network. Rows of in_proj_qkvz: queries, keys, values, gate; of in_proj_ba: writing strength and
+    decay of each value head."""
     delta = model.delta
     assert delta is not None
     h = model.hidden_size
@@ -135,12 +139,8 @@ _MIXERS = {"attention": _attention, "latent": _latent, "mamba": _mamba, "delta":
 # --- feed-forwards ------------------------------------------------------------------------------------------------
 
 
-def _dense(model: TransformerConfig) -> list[ParameterShape]:
-    return _mlp("", model.hidden_size, model.intermediate_size, gated=model.gated_mlp, bias=model.mlp_bias)
-
-
 def _experts(model: TransformerConfig) -> list[ParameterShape]:
-    """Parameters of experts; of routed ones gate and up are one tensor of two halves, as grouped products read them."""
+    """Return the shapes of experts; gate and up of routed ones are one tensor with two halves, the operand of grouped GEMMs."""
     experts = model.experts
     assert experts is not None
     h, e, f = model.hidden_size, experts.num_experts, experts.width

@@ -1,16 +1,13 @@
-"""Parts of transformer layers other than dense attention and a dense MLP: frozen records, read from a config."""
+"""Specs of layer parts other than dense attention and a dense MLP, read from a config."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from perfmodel.foundation.errors import bad_field
-
-if TYPE_CHECKING:
-    pass
 
 Mixer = Literal["attention", "latent", "mamba", "delta", "none"]
 FeedForward = Literal["dense", "experts", "none"]
@@ -19,16 +16,16 @@ Score = Literal["softmax", "sigmoid"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """A mixture of experts in the place of the MLP: each token is sent to `top_k` of `num_experts`.
+    """A mixture of experts in place of the MLP: each token is routed to `top_k` of `num_experts`.
 
     width          feed-forward width of one expert
     gated          an expert is act(gate(x)) * up(x), else act(up(x))
-    bias           of every product of an expert
-    shared_width   width of what every token runs besides, all shared experts together; 0: none
-    shared_gate    its output is scaled by the sigmoid of a product with one column (Qwen2-MoE)
-    router_bias    of the router's product; the bias that DeepSeek moves by hand is a buffer, no parameter
-    score          of what the router says
-    num_groups, top_groups   experts lie in groups, and a token may choose from so many of them; 1 and 1: from all
+    bias           every product of an expert has a bias
+    shared_width   total width of the shared experts, which every token runs; 0: none
+    shared_gate    the shared output is scaled by the sigmoid of a projection to one column (Qwen2-MoE)
+    router_bias    the router's product has a bias; DeepSeek's load-balancing bias is a buffer, no parameter
+    score          function of the router's logits
+    num_groups, top_groups   expert groups, and the most groups that a token may choose from; 1 and 1: all experts
     """
 
     num_experts: int
@@ -60,14 +57,14 @@ class Experts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
-    """Keys and values made of one latent for each token, in DeepSeek's way (arXiv 2405.04434, section 2.1).
+    """Multi-head latent attention: keys and values computed from one latent per token (DeepSeek, arXiv 2405.04434, section 2.1).
 
-    query_rank       of the queries' own latent; 0: queries are made of the hidden state
-    key_value_rank   of the latent of keys and values
-    nope_head_dim, rope_head_dim   of a query or key head the entries without and with rotary positions; the latter of a key are shared
-    value_head_dim   of a value head
+    query_rank       width of the queries' latent; 0: queries are computed from the hidden state
+    key_value_rank   width of the latent of keys and values
+    nope_head_dim, rope_head_dim   entries of a query or key head without and with rotary positions; heads share the latter of a key
+    value_head_dim   entries of a value head
     index_heads, index_head_dim, index_top   of a sparse indexer (DeepSeek V3.2, GLM-5): each query attends to the best `index_top`
-                     keys; 0: there is none
+                     keys; 0: no indexer
     """
 
     query_rank: int
@@ -113,12 +110,12 @@ class Mamba:
 
     @property
     def state_shape(self) -> tuple[int, int, int, int]:
-        """State of a sequence: groups, heads of each, and of each head its entries and their states."""
+        """State shape of a sequence: groups, heads per group, entries per head, states per entry."""
         return self.num_groups, self.num_heads // self.num_groups, self.head_dim, self.state_size
 
     @property
     def group_channels(self) -> int:
-        """That are convolved for each group: what its heads read, B and C."""
+        """Convolved channels per group: the input of its heads, B and C."""
         return self.inner_size // self.num_groups + 2 * self.state_size
 
 
@@ -141,23 +138,24 @@ class DeltaNet:
 
     @property
     def state_shape(self) -> tuple[int, int, int, int]:
-        """State of a sequence: key heads, value heads of each, and of each value head keys and values."""
+        """State shape of a sequence: key heads, value heads per key head, key and value entries per value head."""
         return self.num_key_heads, self.num_value_heads // self.num_key_heads, self.key_head_dim, self.value_head_dim
 
     @property
     def group_channels(self) -> int:
-        """That are convolved for each key head: query, key and the values of its heads."""
+        """Convolved channels per key head: query, key and the values of its heads."""
         return 2 * self.key_head_dim + self.num_value_heads // self.num_key_heads * self.value_head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """Layers of one make.
+    """Layers of one kind.
 
-    name     by which the graph calls such a layer
-    count    how many there are
-    mixer    what mixes tokens; feed_forward: what each token then runs
-    turn     kinds of one name here come in turn, each as its share of the others has come; "": one kind after the other
+    name          of such a layer in the graph
+    count         number of such layers
+    mixer         part that mixes tokens
+    feed_forward  part that each token runs after it
+    turn          kinds with the same name alternate, in proportion to their counts; "": one kind after the other
     """
 
     name: str
@@ -180,50 +178,50 @@ class LayerSpec:
 
 
 def layer_order(kinds: Sequence[LayerSpec]) -> list[str]:
-    """The kind of each layer, by name, as they come: those that take turns each as its share of the others has come."""
+    """Return the kind name of each layer in order; alternating kinds are interleaved in proportion to their counts."""
     begins: dict[str, int] = {}
     order = []
-    for place, kind in enumerate(kinds):
-        begin = begins.setdefault(kind.turn, place) if kind.turn else place
-        order += [(begin, (number + 1) / kind.count, place) for number in range(kind.count)]
-    return [kinds[place].name for *_, place in sorted(order)]
+    for index, kind in enumerate(kinds):
+        begin = begins.setdefault(kind.turn, index) if kind.turn else index
+        order += [(begin, (number + 1) / kind.count, index) for number in range(kind.count)]
+    return [kinds[index].name for *_, index in sorted(order)]
 
 
 def kinds_of_layers(layers: Sequence[tuple[Mixer, FeedForward]]) -> tuple[LayerSpec, ...]:
-    """The kinds of a model from what each of its layers is made of. What comes before all others is a kind by itself; the rest takes
-    turns, in proportion: which layer is which of them is not kept. The one that most layers are of is called "layer"."""
+    """Return the layer kinds of a model from the parts of each layer; the most frequent kind is named "layer". A leading run that never
+    recurs is a separate kind. The other kinds alternate in proportion: their exact order is not kept."""
     counts = Counter(layers)
-    makes = list(counts)  # as they are first met
-    runs = [make for i, make in enumerate(layers) if i == 0 or layers[i - 1] != make]
-    alone = 0  # kinds at the head that never come again
-    while alone < len(makes) and runs.count(runs[alone]) == 1:
-        alone += 1
-    turn = "layers" if len(makes) - alone > 1 else ""
-    main = max(makes, key=lambda make: (counts[make], make[1] == "experts"))
+    types = list(counts)  # in the order of their first layers
+    runs = [layer_type for i, layer_type in enumerate(layers) if i == 0 or layers[i - 1] != layer_type]
+    num_leading = 0  # leading kinds that never recur
+    while num_leading < len(types) and runs.count(runs[num_leading]) == 1:
+        num_leading += 1
+    turn = "layers" if len(types) - num_leading > 1 else ""
+    main = max(types, key=lambda layer_type: (counts[layer_type], layer_type[1] == "experts"))
     return tuple(
         LayerSpec(
-            name="layer" if make == main else _kind_name(make, makes),
-            count=counts[make],
-            mixer=make[0],
-            feed_forward=make[1],
-            turn=turn if place >= alone else "",
+            name="layer" if layer_type == main else _kind_name(layer_type, types),
+            count=counts[layer_type],
+            mixer=layer_type[0],
+            feed_forward=layer_type[1],
+            turn=turn if index >= num_leading else "",
         )
-        for place, make in enumerate(makes)
+        for index, layer_type in enumerate(types)
     )
 
 
-def _kind_name(make: tuple[Mixer, FeedForward], makes: Sequence[tuple[Mixer, FeedForward]]) -> str:
-    """By what it has that not all have."""
-    mixer, feed_forward = make
-    words: list[str] = [mixer] if len({each for each, _ in makes}) > 1 and mixer != "none" else []
-    if len({each for _, each in makes}) > 1 and feed_forward != "none":
+def _kind_name(layer_type: tuple[Mixer, FeedForward], types: Sequence[tuple[Mixer, FeedForward]]) -> str:
+    """Return a name of the parts that not all kinds have."""
+    mixer, feed_forward = layer_type
+    words: list[str] = [mixer] if len({kind_mixer for kind_mixer, _ in types}) > 1 and mixer != "none" else []
+    if len({kind_feed_forward for _, kind_feed_forward in types}) > 1 and feed_forward != "none":
         words.append(feed_forward)
     return "_".join((*words, "layer"))
 
 
 def kinds_with_layers(kinds: Sequence[LayerSpec], num_layers: int) -> tuple[LayerSpec, ...]:
-    """Kinds of a model with so many layers in all: those before the last keep theirs as far as they go, those that take turns at the
-    end share what is left as they did."""
+    """Return the kinds of a model with `num_layers` layers. Kinds before the last keep their counts as far as possible; alternating kinds
+    at the end share the rest in proportion."""
     last = [kind for kind in kinds if kind.turn and kind.turn == kinds[-1].turn] or [kinds[-1]]
     left, counts = num_layers, {}
     for kind in kinds:
@@ -235,16 +233,16 @@ def kinds_with_layers(kinds: Sequence[LayerSpec], num_layers: int) -> tuple[Laye
 
 
 def _shared_out(total: int, shares: Mapping[str, int]) -> dict[str, int]:
-    """In proportion, what is left over to those that lack most; of these to those that would have none."""
-    whole = sum(shares.values())
-    counts = {name: total * share // whole for name, share in shares.items()}
-    short = sorted(shares, key=lambda name: (-(total * shares[name] % whole), counts[name] > 0))
+    """Divide a total in proportion; remainders go to the largest fractions first, at equality to those with none."""
+    total_shares = sum(shares.values())
+    counts = {name: total * share // total_shares for name, share in shares.items()}
+    short = sorted(shares, key=lambda name: (-(total * shares[name] % total_shares), counts[name] > 0))
     for name in short[: total - sum(counts.values())]:
         counts[name] += 1
     return counts
 
 
-#: Field of a `TransformerConfig` -> the record that it holds.
+#: Field of a `TransformerConfig` -> type of its record.
 PARTS: Mapping[str, type[Experts] | type[LatentAttention] | type[Mamba] | type[DeltaNet]] = {
     "experts": Experts,
     "latent": LatentAttention,
@@ -254,16 +252,16 @@ PARTS: Mapping[str, type[Experts] | type[LatentAttention] | type[Mamba] | type[D
 
 
 def part_to_plain(value: Any) -> Any:
-    """A record, or several, as a file holds them."""
-    return [asdict(each) for each in value] if isinstance(value, tuple) else asdict(value)
+    """Return a record, or a tuple of records, in the form of a file."""
+    return [asdict(record) for record in value] if isinstance(value, tuple) else asdict(value)
 
 
 def part_from_plain(field: str, value: Any) -> Any:
-    """The record, or the tuple of kinds, of a field of a model's. Raises InputError."""
+    """Return the record, or the tuple of kinds, of a model's field. Raises InputError."""
     if field == "kinds":
         if not isinstance(value, list):
             raise bad_field(field, type(value).__name__, "must be a list of kinds of layers", "write one mapping for each")
-        return tuple(_record(f"kinds[{i}]", LayerSpec, each) for i, each in enumerate(value))
+        return tuple(_record(f"kinds[{i}]", LayerSpec, entry) for i, entry in enumerate(value))
     return _record(field, PARTS[field], value)
 
 

@@ -1,4 +1,4 @@
-"""A graph whose linear operators multiply in 8 or 4 bits: casts before its products, and what of them is kept."""
+"""Rewrite of the graph for 8- or 4-bit products: casts before them, and the copies saved for backward."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from perfmodel.workload.graph import Data, Graph, Operator, Product, Stream, Tensor, TensorRole, WeightCasts, Work
 from perfmodel.workload.recipes import KEPT_HIGH, Recipe
 
-#: Kinds that can write a cast copy beside, or in place of, what they make: a cast after them reads nothing.
+#: Kinds that can write a cast copy with or instead of their output: a cast after them reads nothing.
 _FUSES_CASTS = ("rms_norm", "layer_norm", "elementwise", "gated")
 
 
@@ -22,18 +22,20 @@ def with_recipe(
     pads_rows: bool = False,
     master_bytes: float = 4.0,
 ) -> Graph:
-    """`graph` where products with weights of repeated layers are as `recipe` says.
+    """Return `graph` with the products of weights in repeated layers computed by `recipe`.
 
-    keeps_copies      the framework keeps copies, of inputs for backward and of weights; else inputs as they are, cast again in backward
-    sends_rows        rows go to experts, and gradients of what experts made, as they are cast, where the recipe can; back in full
-    gathers_weights   weights are gathered as they are cast, where the recipe can, and where copies are kept live as these alone
-    pads_rows         rows of experts are copied to multiples that their products take, and back
-    master_bytes      of an element of what the optimizer updates, from which such weights are cast
+    keeps_copies      the framework keeps low-precision copies, of inputs for backward and of weights; else it saves inputs unchanged and
+                      casts again in backward
+    sends_rows        dispatch of rows to experts, and of gradients of expert outputs, in the cast format, where the recipe allows it;
+                      the combine in full precision
+    gathers_weights   weights are all-gathered in the cast format, where the recipe allows it; kept copies then replace 16-bit weights
+    pads_rows         rows of experts are copied to padded multiples for their products, and back
+    master_bytes      bytes of an element of the master weights, from which such weights are cast
 
-    An input is cast once for all that read it, and kept as its cast copy alone; the gradient of each output is cast once. A cast is a pass
-    over memory: it reads the tensor (twice where its largest entry must be known first; not at all where what makes the tensor writes the
-    copies) and writes the copies. The extension that multiplies launches it too. A weight is cast as `_weight_casts` says where copies are
-    kept, or gathered; else in every pass, forward and backward, each time in the one order that the product at hand wants (torchao,
+    An input is cast once for all its readers, and only the cast copy is saved; the gradient of each output is cast once. A cast is a pass
+    over memory: it reads the tensor and writes the copies. It reads twice where the absolute maximum must be known first, and not at all
+    where the producer writes the copies. The library call of the product launches it too. A weight is cast as in `_weight_casts` where
+    copies are kept, or gathered. Else it is cast in every pass, forward and backward, in the operand order of that product (torchao,
     `float8/float8_linear.py`).
     """
     blocks = {region.name for region in graph.regions if region.is_block}
@@ -55,27 +57,28 @@ def with_recipe(
     gathered = recipe.copy_bytes if gathers_weights and recipe.gathers_weights else 0.0
     tensors = dict(graph.tensors)
     for name in weights:
-        beside = copies - (tensors[name].itemsize if gathered and keeps_copies else 0.0)
+        extra = copies - (tensors[name].itemsize if gathered and keeps_copies else 0.0)
         casts = _weight_casts(tensors[name], recipe, keeps_copies=keeps_copies, is_gathered_low=gathered > 0.0, master_bytes=master_bytes)
-        tensors[name] = replace(tensors[name], copy_bytes=beside, gathered_bytes=gathered, casts=casts)
+        tensors[name] = replace(tensors[name], copy_bytes=extra, gathered_bytes=gathered, casts=casts)
     if sends_rows and recipe.sends_rows:
-        tensors |= {each.name: each for each in _sent_low(graph, recipe)}
+        tensors |= {tensor.name: tensor for tensor in _sent_low(graph, recipe)}
     return replace(graph, operators=tuple(operators), tensors=tensors)
 
 
 def _weight_casts(weight: Tensor, recipe: Recipe, *, keeps_copies: bool, is_gathered_low: bool, master_bytes: float) -> WeightCasts:
-    """Bytes of an element that making copies of a weight moves.
+    """Return the memory traffic per element of making the copies of a weight.
 
-    of 16 bits      r w + n c            one pass reads the weight (r = 2 where its largest entry must be known first) and writes n copies
-    of the copy     2 c (n - 1)          it is there as it was gathered; each further order is made of it, a read and a write
-    of the master   r m + c - w          the optimizer casts what it updates in a pass of its own, in place of the weight that its own pass
-                                         writes; where no copies are kept (torchao) the cast is the gather's, and (r - 1) m is left:
-                                         the largest entries, once a step for all gathers
+    from 16 bits     r w + n c            one pass reads the weight (r = 2 where the absolute maximum must be known first) and writes n
+                                         copies
+    from the copy    2 c (n - 1)          the copy arrives with the all-gather; each further order is made from it: a read and a write
+    from the master  r m + c - w          the optimizer casts its update in a separate pass, in place of writing the weight; where no
+                                         copies are kept (torchao) the all-gather casts, and (r - 1) m is left: the absolute maxima,
+                                         once a step for all gathers
 
     w, c, m   bytes of an element of the weight in 16 bits, of a copy with its scales, of the master
 
     Source: TransformerEngine, `pytorch/module/linear.py` (workspace of a cast weight), `pytorch/tensor/utils.py`
-    (`quantize_master_weights`: largest entries of float32 shards, then their cast; `post_all_gather_processing`: the other order);
+    (`quantize_master_weights`: maxima of float32 shards, then their cast; `post_all_gather_processing`: the other order);
     torchao, `float8/fsdp_utils.py` (`precompute_float8_dynamic_scale_for_fsdp`).
     """
     reads, copies, c = 1 + recipe.reads_twice, recipe.weight_copies, recipe.copy_bytes
@@ -88,8 +91,8 @@ def _weight_casts(weight: Tensor, recipe: Recipe, *, keeps_copies: bool, is_gath
 
 
 def _with_weight_casts(op: Operator, recipe: Recipe, *, is_gathered_low: bool) -> Operator:
-    """A pass for each product that reads the weight: forward, and backward for the input's gradient. Of one that is gathered as it is cast
-    the order of backward alone is made, of the copy."""
+    """Add a cast pass to each product that reads the weight: forward, and backward for the input's gradient. For a weight gathered in the
+    cast format, only the operand order of backward is made, from the copy."""
     weight = Data(extent=op.extent(op.inputs[1].dims), of=1)
     if is_gathered_low:
         copy = replace(weight, of=None, itemsize=recipe.copy_bytes)
@@ -100,14 +103,14 @@ def _with_weight_casts(op: Operator, recipe: Recipe, *, is_gathered_low: bool) -
 
 
 def _with_padding(op: Operator, graph: Graph) -> Operator:
-    """A copy of the rows before the first of an expert's products, and one after the last, each with one of the gradients: grouped products
-    alone. The passes that pad move no more than the rows."""
+    """Add row padding to grouped products: a copy of the rows before the first product of an expert, and one after the last. Each has one
+    for the gradients. The padding passes are counted without the padded rows."""
     if not any(isinstance(work, Product) and work.is_grouped for work in op.forward):
         return op
     maker = graph.producer(op.inputs[0].tensor)
     is_first = maker is not None and maker.kind == "permute"
-    place = 0 if is_first else len(op.inputs)
-    rows = Data(extent=op.extent(op.operands[place].dims), of=place)
+    position = 0 if is_first else len(op.inputs)
+    rows = Data(extent=op.extent(op.operands[position].dims), of=position)
     gradient = replace(rows, is_gradient=True)
     copy = Stream(kernel="permute", elements=rows.extent, accesses=(rows, rows))
     back = Stream(kernel="permute", elements=rows.extent, accesses=(gradient, gradient))
@@ -117,7 +120,7 @@ def _with_padding(op: Operator, graph: Graph) -> Operator:
 
 
 def _sent_low(graph: Graph, recipe: Recipe) -> Iterator[Tensor]:
-    """Tensors that travel in low precision: rows on their way to experts, and gradients of rows on their way back."""
+    """Yield the tensors sent in low precision: rows dispatched to experts, and gradients of rows in the combine's backward."""
     for op in graph.operators:
         rows = graph.tensors[op.output.tensor]
         if op.kind != "permute" or not rows.is_set:

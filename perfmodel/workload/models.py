@@ -1,9 +1,9 @@
-"""Models by name: the configs beside this file, in Hugging Face's form, each with its source.
+"""Models by name: configs in the folder `models`, in Hugging Face's form, each with its source.
 
-`_hub_ids` of a config are the ids of the Hugging Face hub that it stands for: the one that it was read from, then further releases of the
-same sizes, such as those tuned to follow instructions. They are resolved offline. Copies under another owner or with packed weights
-(`unsloth/Qwen3-8B-bnb-4bit`) have the sizes of the id whose name they bear. `_vision_hub_ids` are those of vision-language models whose
-language model has these sizes: their tower is left out.
+`_hub_ids` of a config are the Hugging Face hub ids with these sizes: the one that it was read from, then further releases, such as
+instruction-tuned ones. They are resolved offline. A copy under another owner or with quantised weights (`unsloth/Qwen3-8B-bnb-4bit`) has
+the sizes of the id with the same name. `_vision_hub_ids` are vision-language models whose language model has these sizes; their vision
+tower is not counted.
 """
 
 import json
@@ -22,22 +22,22 @@ _FOLDER = Path(__file__).parent / "models"
 
 
 _HUB_ID = re.compile(r"[\w-][\w.-]{0,95}/[\w.-]{1,95}", re.ASCII)
-#: What the name of a copy has besides, mostly of packed weights.
+#: Suffixes of the names of copies, mostly of quantised weights.
 _PACKED = re.compile(r"(?:-(?:hf|unsloth|bnb|gptq|awq|nvfp4|mxfp4|fp8|bf16|fp16|nf4|int4|int8|4bit|8bit|dequantized|dynamic))+$")
 
 
 @cache
 def _hub_ids(key: str) -> dict[str, str]:
-    """Hub id in lower case -> name of the shipped model. key: `_hub_ids` or `_vision_hub_ids`."""
-    found = {}
+    """Return hub id in lower case -> name of the shipped model. key: `_hub_ids` or `_vision_hub_ids`."""
+    names = {}
     for path in _FOLDER.glob("*.json"):
         for hub_id in json.loads(path.read_text(encoding="utf-8")).get(key, ()):
-            found[hub_id.lower()] = path.stem
-    return found
+            names[hub_id.lower()] = path.stem
+    return names
 
 
 def hub_id_of(name: str) -> str:
-    """Return the hub id that a shipped model was read from; the name itself where there is none."""
+    """Return the hub id that a shipped model was read from; the name itself if there is none."""
     path = _FOLDER / f"{name}.json"
     if not path.is_file():
         return name
@@ -45,12 +45,12 @@ def hub_id_of(name: str) -> str:
 
 
 def list_models() -> tuple[str, ...]:
-    """The names that `load_model` knows, in alphabetical order."""
+    """Return the model names for `load_model`, in alphabetical order."""
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
 
 
 def load_model(name_or_path: str | Path) -> TransformerConfig:
-    """A shipped model by its name or hub id, or any other by the path of its config.json or of the folder that holds it."""
+    """Return a shipped model by name or hub id, or any other model by the path of its config.json or folder."""
     check_path(name_or_path, "model")
     text = str(name_or_path)
     shipped = _FOLDER / f"{text}.json"
@@ -59,14 +59,14 @@ def load_model(name_or_path: str | Path) -> TransformerConfig:
             return read_config(shipped, name=text)
         if text and Path(text).exists():
             return read_config(Path(text))
-    except (OSError, ValueError) as error:  # a name that no file system takes
+    except (OSError, ValueError) as error:  # a name that is invalid as a path
         if isinstance(error, InputError):
             raise
     by_id = _hub_ids("_hub_ids") if _HUB_ID.fullmatch(text) else {}
     for ids, left_out in ((by_id, ""), (_hub_ids("_vision_hub_ids") if by_id else {}, VISION_TOWER)):
-        found = ids.get(text.lower()) or _copied(text, ids)
-        if found:
-            return replace(read_config(_FOLDER / f"{found}.json", name=found), left_out=left_out)
+        model_name = ids.get(text.lower()) or _copied(text, ids)
+        if model_name:
+            return replace(read_config(_FOLDER / f"{model_name}.json", name=model_name), left_out=left_out)
     shown = text if len(text) <= 80 else text[:77] + "..."
     if text.endswith(".json") or text.startswith((".", "/", "~")):
         raise InputError(f"model={shown}: there is no such file; give a config.json, its folder, or the name of a shipped model")
@@ -79,10 +79,10 @@ def load_model(name_or_path: str | Path) -> TransformerConfig:
 
 
 def _copied(hub_id: str, known: Mapping[str, str]) -> str:
-    """The shipped model of whose hub id this is a copy; nothing where none or several have its name."""
+    """Return the shipped model that a hub id is a copy of; empty where none or several have its name."""
 
-    def name_of(each: str) -> str:
-        return _PACKED.sub("", each.lower().partition("/")[2])
+    def name_of(identifier: str) -> str:
+        return _PACKED.sub("", identifier.lower().partition("/")[2])
 
-    models = {model for each, model in known.items() if name_of(each) == name_of(hub_id)}
+    models = {model for identifier, model in known.items() if name_of(identifier) == name_of(hub_id)}
     return models.pop() if len(models) == 1 else ""

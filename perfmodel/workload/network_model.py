@@ -1,4 +1,4 @@
-"""Model of a job that is no configured decoder: a built-in network by name and sizes, or the user's module."""
+"""Model of a job other than a configured decoder: a built-in network by name and sizes, or the user's module."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ Size = int | float | str | bool | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkModel:
-    """A network by what it is built from; its graph follows, once the batch is known.
+    """A network given by its factory; the graph is built once the batch is known.
 
-    name     of a built-in network, or `module:factory` of a torch module of one's own
-    sizes    given beyond the network's defaults
-    inputs   of a module: what its forward is called with
+    name     of a built-in network, or `module:factory` of the user's torch module
+    sizes    overrides of the network's default sizes
+    inputs   of a module: arguments of its forward
     """
 
     name: str
@@ -26,5 +26,5 @@ class NetworkModel:
 
     @property
     def is_imported(self) -> bool:
-        """Whether it is code of one's own."""
+        """Whether it is the user's code."""
         return ":" in self.name

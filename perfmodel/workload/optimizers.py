@@ -1,4 +1,4 @@
-"""Elementwise optimizers: the bytes that each keeps for a parameter, and where."""
+"""Elementwise optimizers: bytes of state per parameter, and their location."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 
 class Optimizer(StrEnum):
-    """An optimizer whose step streams over every parameter once."""
+    """An optimizer whose step reads every parameter once."""
 
     SGD = "sgd"
     MOMENTUM = "momentum"
@@ -26,12 +26,12 @@ class Optimizer(StrEnum):
 
     @property
     def num_states(self) -> int:
-        """State tensors of the parameter's shape: none; the momentum; the two moments."""
+        """Number of state tensors of the parameter's shape: none; the momentum; the two moments."""
         return OPTIMIZERS[self].num_states
 
     @property
     def is_plain(self) -> bool:
-        """Whether torch.optim has it and its states lie on the chip in the dtype of the policy."""
+        """Whether torch.optim has it and its states are on the chip in the dtype of the policy."""
         return self in (Optimizer.SGD, Optimizer.MOMENTUM, Optimizer.ADAM, Optimizer.ADAMW)
 
     @property
@@ -39,18 +39,18 @@ class Optimizer(StrEnum):
         return OPTIMIZERS[self].is_paged
 
     def state_bytes(self, itemsize: float) -> float:
-        """Bytes of all states of one parameter, where states in no format of their own have `itemsize`."""
+        """Return the bytes of all states of one parameter; `itemsize` is that of states without their own format."""
         entry = OPTIMIZERS[self]
         return entry.num_states * (entry.bytes_per_state or itemsize)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerStates:
-    """States of one optimizer.
+    """State tensors of one optimizer.
 
     num_states       tensors of the parameter's shape
-    bytes_per_state  of one entry, with the scales of its blocks; 0: in the dtype of the precision policy   [byte]
-    is_paged         states lie in unified memory, and move to the host where the chip's memory is full
+    bytes_per_state  of one entry, block scales included; 0: the dtype of the precision policy   [byte]
+    is_paged         states are in unified memory, and are paged to the host when the chip's memory is full
     """
 
     num_states: int
@@ -59,10 +59,10 @@ class OptimizerStates:
     is_paged: bool = False
 
 
-#: 8 bits and a float32 maximum of each block of 256 (bitsandbytes 0.45, optim/optimizer.py: `blocksize = 256`). [byte]
+#: 8 bits and a float32 maximum for each block of 256 (bitsandbytes 0.45, optim/optimizer.py: `blocksize = 256`). [byte]
 _BLOCKWISE_8BIT = 1.0 + 4.0 / 256.0
 
-#: 4 bits and a float32 scale of each block of 128 (torchao 0.7, prototype/low_bit_optim: `block_size=128`). [byte]
+#: 4 bits and a float32 scale for each block of 128 (torchao 0.7, prototype/low_bit_optim: `block_size=128`). [byte]
 _BLOCKWISE_4BIT = 0.5 + 4.0 / 128.0
 
 _ADAM = "Kingma and Ba, arXiv 1412.6980: two moments"
@@ -85,9 +85,9 @@ OPTIMIZERS: Mapping[Optimizer, OptimizerStates] = MappingProxyType(
         ),
         Optimizer.LION: OptimizerStates(num_states=1, source="Chen et al., arXiv 2302.06675: one momentum"),
         Optimizer.LION_8BIT: OptimizerStates(num_states=1, bytes_per_state=_BLOCKWISE_8BIT, source=_BITSANDBYTES),
-        # its second moment is a row and a column of each matrix, and by default there is no first moment
+        # The second moment is a row and a column per matrix; by default there is no first moment.
         Optimizer.ADAFACTOR: OptimizerStates(num_states=0, source="Shazeer and Stern, arXiv 1804.04235, algorithm 4"),
-        # of matrices, which are nearly all parameters; the embedding's second moment is left out
+        # For matrices, nearly all parameters; the embedding's second moment is not counted.
         Optimizer.MUON: OptimizerStates(num_states=1, source="github.com/KellerJordan/Muon: one momentum of each matrix"),
     }
 )

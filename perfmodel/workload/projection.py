@@ -1,8 +1,8 @@
-"""Gradients projected to a low rank (GaLore): what the optimizer keeps and does, as means over the parameters of a model.
+"""Low-rank projection of gradients (GaLore): optimizer state and work, as means over the parameters of a model.
 
     R = G B,  B[n, r]        states of R[m, r] in place of G[m, n], n <= m; the update is R' B^T
 
-B holds the first right singular vectors of G and is made anew every `SUBSPACE_STEPS` steps; where G is wide, the left ones.
+B holds the first right singular vectors of G (the left ones where G is wide) and is recomputed every `SUBSPACE_STEPS` steps.
 Sources: Zhao et al., arXiv 2403.03507, algorithm 2 and table 1 (m n weights, m r projection, 2 n r states of Adam); galore_torch,
 galore_projector.py (`proj_type=std`).
 """
@@ -19,17 +19,17 @@ SUBSPACE_STEPS = 200.0
 """[-] Steps between two decompositions (transformers 5.23, trainer_optimizer.py, and the paper's pre-training)."""
 _LLAMA_7B = 32 * (4 * 4096**3 + 3 * 11008 * 4096**2)
 SUBSPACE_TIME = 600.0 / _LLAMA_7B
-"""[s] Of a decomposition for each m n^2: about ten minutes for LLaMA-7B (Zhang et al., Q-GaLore, arXiv 2407.08296, section 1)."""
+"""[s] Time of a decomposition per m n^2: about ten minutes for LLaMA-7B (Zhang et al., Q-GaLore, arXiv 2407.08296, section 1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
     """Means over all parameters.
 
-    state        entries of each state of the optimizer, 1 without projection       [-]
+    state        entries of each optimizer state, 1 without projection              [-]
     matrix       entries of the projection matrices                                 [-]
-    flops        of the products with them in a step                                [FLOP]
-    time         of decompositions, spread over the steps between two of them       [s]
+    flops        of the projections in a step                                       [FLOP]
+    time         of the decompositions, per step                                    [s]
     """
 
     state: float = 1.0
@@ -42,7 +42,7 @@ NO_PROJECTION = Projection()
 
 
 def projection_of(model: TransformerConfig, training: Training) -> Projection:
-    """Return the means of a model's parameters where a job projects gradients (GaLore)."""
+    """Return the means over a model's parameters where a job projects gradients (GaLore)."""
     low = matrix = flops = cube = projected = 0.0
     for kind in model.layer_kinds:
         for shape in model.layer_shapes(kind):

@@ -1,6 +1,6 @@
-"""How weights are held and multiplied in serving: formats as records, and which parameters they are of.
+"""Weight formats in serving: stored bytes, compute dtype, and the parameters that they apply to.
 
-Products of attention, of dense and routed MLPs are quantised; embedding, output matrix, router, norms and biases stay in 16 bits.
+Products of attention and of dense and routed MLPs are quantised; embedding, output matrix, router, norms and biases stay in 16 bits.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Literal, TypeAlias
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, one_line, plain_text, suggest
 
-#: What a weight is part of; `other`: embedding, output matrix, router, norms, biases.
+#: Class of a weight; `other`: embedding, output matrix, router, norms, biases.
 WeightPart: TypeAlias = Literal["attention", "dense", "experts", "other"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quantization:
-    """A format of weights.
+    """A weight format.
 
-    weight_bytes      of an element of a quantised weight, its scales included
-    activation_bytes  of an element of what such a product reads
-    product           what its products are computed in
-    needs             what a chip must have a FLOP rate in, for its units to take the format
-    experts_only      of a model with experts only these are held so, all else in 16 bits
-    skips_attention_beside_experts   attention of a model with experts stays in 16 bits
-    measured_as       the format whose measured kernels stand for it; empty: its own
+    weight_bytes      bytes of an element of a quantised weight, scales included
+    activation_bytes  bytes of an element of a quantised product's input
+    product           dtype of the products
+    needs             dtype in which the chip must have a FLOP rate to support the format
+    experts_only      in a model with experts only these are quantised, all else is in 16 bits
+    skips_attention_with_experts   attention of a model with experts stays in 16 bits
+    measured_as       format whose measured kernels stand for it; empty: its own
     """
 
     name: str
@@ -37,31 +37,31 @@ class Quantization:
     needs: Dtype
     source: str
     experts_only: bool = False
-    skips_attention_beside_experts: bool = False
+    skips_attention_with_experts: bool = False
     measured_as: str = ""
 
     @property
     def kernel(self) -> str:
-        """Name under which its kernels were measured."""
+        """Format name of its measured kernels."""
         return self.measured_as or self.name
 
     @property
     def checkpoint(self) -> str:
-        """Format of the checkpoint that it needs: fp8 of fp8-weights."""
+        """Checkpoint format that it needs: fp8 for fp8-weights."""
         return self.name.removesuffix("-weights") if self.measured_as else self.name
 
     @property
     def is_plain(self) -> bool:
-        """All weights lie in 16 bits."""
+        """Whether all weights are in 16 bits."""
         return self.weight_bytes == 2.0
 
-    def parts(self, *, beside_experts: bool) -> frozenset[WeightPart]:
-        """Weights that are held in this format, all others in 16 bits. beside_experts: the model has experts."""
+    def parts(self, *, with_experts: bool) -> frozenset[WeightPart]:
+        """Return the weight classes in this format; all others are in 16 bits. with_experts: the model has experts."""
         if self.is_plain:
             return frozenset()
         if self.experts_only:
             return frozenset({"experts"})
-        skips = beside_experts and self.skips_attention_beside_experts
+        skips = with_experts and self.skips_attention_with_experts
         return frozenset({"dense", "experts"} if skips else {"attention", "dense", "experts"})
 
 
@@ -71,8 +71,8 @@ def _plain(name: Dtype) -> Quantization:
 
 QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
     {
-        each.name: each
-        for each in (
+        quantization.name: quantization
+        for quantization in (
             _plain(Dtype.BF16),
             _plain(Dtype.FP16),
             Quantization(
@@ -99,7 +99,7 @@ QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
             ),
             Quantization(
                 name="w4a16", weight_bytes=0.5 + 2.5 / 128.0, activation_bytes=2.0, product=Dtype.BF16, needs=Dtype.BF16,
-                skips_attention_beside_experts=True,
+                skips_attention_with_experts=True,
                 source="GPTQ, AWQ: groups of 128 with a scale in 16 bits and a zero in 4; widened inside the product (Marlin)",
             ),
             Quantization(
@@ -112,13 +112,13 @@ QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
             ),
             Quantization(
                 name="nvfp4-weights", weight_bytes=0.5 + 1.0 / 16.0, activation_bytes=2.0, product=Dtype.BF16, needs=Dtype.BF16,
-                skips_attention_beside_experts=True, measured_as="w4a16",
+                skips_attention_with_experts=True, measured_as="w4a16",
                 source="W4A16: nvfp4 weights widened inside the product (Marlin), for chips without units for fp4: "
                 "vllm-project/vllm 0.14, model_executor/layers/quantization/utils/marlin_utils_fp4.py",
             ),
             Quantization(
                 name="nvfp4", weight_bytes=0.5 + 1.0 / 16.0, activation_bytes=0.5 + 1.0 / 16.0, product=Dtype.FP4, needs=Dtype.FP4,
-                skips_attention_beside_experts=True,
+                skips_attention_with_experts=True,
                 source="16 entries have one E4M3 scale, a tensor one in fp32 (TensorRT Model Optimizer); of models with experts the "
                 "published checkpoints hold experts and MLPs so, attention wider",
             ),
@@ -127,7 +127,7 @@ QUANTIZATIONS: Mapping[str, Quantization] = MappingProxyType(
 )  # fmt: skip
 
 
-#: Families whose makers publish the weights in fewer bits: what a model has where nobody says it. Their cards on Hugging Face.
+#: Families published in fewer bits: the default format of their models. Source: their model cards on Hugging Face.
 PUBLISHED: Mapping[str, str] = MappingProxyType(
     {
         "deepseek_v3": "fp8-block",
@@ -140,19 +140,19 @@ PUBLISHED: Mapping[str, str] = MappingProxyType(
 
 
 def has_units(quantization: Quantization, peak_flop_rate: Mapping[Dtype, float]) -> bool:
-    """Whether a chip with these FLOP rates computes its products; those in 16 bits run in either of the two formats."""
+    """Return whether a chip with these FLOP rates supports the products; either 16-bit format serves for the other."""
     return quantization.needs in peak_flop_rate or (quantization.needs in (Dtype.BF16, Dtype.FP16) and Dtype.FP16 in peak_flop_rate)
 
 
 def published_format(architecture: str) -> Quantization:
-    """Format in which the makers of a model family publish it: 16 bits unless they say otherwise."""
+    """Return the format in which a model family is published; 16 bits by default."""
     return QUANTIZATIONS[PUBLISHED.get(architecture, "bf16")]
 
 
 def quantization_named(name: str | Quantization) -> Quantization:
     if isinstance(name, Quantization):
         return name
-    found = QUANTIZATIONS.get(plain_text(name))
-    if found is None:
+    quantization = QUANTIZATIONS.get(plain_text(name))
+    if quantization is None:
         raise InputError(f"quantization={one_line(name)}: is not known{suggest(name, QUANTIZATIONS)}")
-    return found
+    return quantization

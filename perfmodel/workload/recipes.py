@@ -1,7 +1,7 @@
-"""Recipes of products in 8 and 4 bits: which copies of what they multiply are made, kept and moved.
+"""Recipes of products in 8 and 4 bits: low-precision copies of their operands, and how they are stored and moved.
 
-All three products of a linear operator are low. Embedding, output matrix, router, norms, the core of attention and the loss stay as they
-are, and so do master weights, gradients and the optimizer.
+All three products of a linear operator run in low precision. Embedding, output matrix, router, norms, attention core and loss do not, nor
+do master weights, gradients and the optimizer.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from perfmodel.foundation.dtypes import Dtype
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How operands are scaled and held.
+    """Scaling and storage of operands.
 
-    product         what products are computed in
-    needs           what a chip must have a FLOP rate in, for its units to take these scales
-    copy_bytes      of an element of one copy, scales included
-    weight_copies   copies of a weight that live beside the one in 16 bits: a second one where products want another order of their operands
-                    or scales run along the other dim
-    activation_copies, gradient_copies   copies that a cast writes: for the product at hand, and for the gradient of the weight
-    sends_rows      a row may travel to its experts as it is cast, its scales with it: they are of a part of the row
-    gathers_weights one copy of a weight serves all its products, so that it is enough to gather that one
-    is_order_alone  copies differ in the order of their entries alone: there is one where products take either
-    row_multiple    rows of an expert are padded to a multiple of it before grouped products
-    reads_twice     a cast reads its tensor once more before, for the largest entry of it
+    product         dtype of the products
+    needs           dtype in which the chip must have a FLOP rate to support these scales
+    copy_bytes      bytes of an element of one copy, scales included
+    weight_copies   low-precision copies of a weight in addition to the 16-bit one: a second where products need another operand order
+                    or scales along the other dim
+    activation_copies, gradient_copies   copies that a cast writes: for the product, and for the gradient of the weight
+    sends_rows      a row may be sent to its experts in the cast format with its scales, because each scale is within the row
+    gathers_weights one copy of a weight serves all its products, so that only this copy is gathered
+    is_order_alone  copies differ only in operand order: one is enough on chips that take either order
+    row_multiple    rows of an expert are padded to a multiple of it before grouped GEMMs
+    reads_twice     a cast first reads its tensor once for the absolute maximum
     """
 
     name: str
@@ -45,13 +45,13 @@ class Recipe:
     source: str
 
     def on(self, *, any_operand_order: bool) -> Recipe:
-        """On a chip whose products take operands in either order, or do not."""
+        """Return the recipe on a chip, whose products take operands in either order or not."""
         if not (any_operand_order and self.is_order_alone):
             return self
         return replace(self, weight_copies=1, activation_copies=1, gradient_copies=1)
 
 
-#: Operators whose weights stay in 16 bits or more though they are products: what they make decides where tokens go.
+#: Linear operators that stay in 16 bits or more: their outputs decide the routing.
 KEPT_HIGH = ("router", "shared_gate")
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType(
@@ -93,5 +93,5 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
 
 
 def recipe_named(name: str) -> Recipe | None:
-    """Recipe of a precision; None if products use its own dtype."""
+    """Return the recipe of a precision; None if products use the precision's own dtype."""
     return RECIPES.get(name)

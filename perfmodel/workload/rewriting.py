@@ -1,4 +1,4 @@
-"""An operator with its extents written anew: sizes or dims of everything that it computes, sends, keeps and holds."""
+"""Rewrite of an operator's extents: sizes or dims of all data that it computes, sends, saves and holds."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from perfmodel.workload.graph import CacheAttention, Data, Extent, FusedAttentio
 
 
 def with_extents(operator: Operator, change: Callable[[Extent], Extent], **fields: object) -> Operator:
-    """`change` on every extent; `fields` as in `dataclasses.replace`, where dims have other sizes or names."""
+    """Return the operator with `change` applied to every extent; `fields` as in `dataclasses.replace`."""
 
     def data(items: tuple[Data, ...]) -> tuple[Data, ...]:
-        return tuple(replace(each, extent=change(each.extent)) for each in items)
+        return tuple(replace(item, extent=change(item.extent)) for item in items)
 
-    def work(each: Work) -> Work:
-        match each:
+    def work(old: Work) -> Work:
+        match old:
             case Product():
-                tensors = tuple(map(change, each.tensors))
-                return replace(each, batch=change(each.batch), m=change(each.m), n=change(each.n), k=change(each.k), tensors=tensors)
+                tensors = tuple(map(change, old.tensors))
+                return replace(old, batch=change(old.batch), m=change(old.m), n=change(old.n), k=change(old.k), tensors=tensors)
             case Stream():
-                return replace(each, elements=change(each.elements), accesses=data(each.accesses))
+                return replace(old, elements=change(old.elements), accesses=data(old.accesses))
             case FusedAttention():
-                batch, heads, kv_heads, queries, keys = map(change, each.extents())
-                return replace(each, batch=batch, heads=heads, kv_heads=kv_heads, queries=queries, keys=keys)
+                batch, heads, kv_heads, queries, keys = map(change, old.extents())
+                return replace(old, batch=batch, heads=heads, kv_heads=kv_heads, queries=queries, keys=keys)
             case CacheAttention():
-                return replace(each, heads=change(each.heads), kv_heads=change(each.kv_heads))
+                return replace(old, heads=change(old.heads), kv_heads=change(old.kv_heads))
             case RoutedExperts():
-                return each
+                return old
 
     rewritten = {
         "forward": tuple(map(work, operator.forward)),
         "backward": tuple(map(work, operator.backward)),
-        "traffic": tuple(replace(own, extent=change(own.extent)) for own in operator.traffic),
+        "traffic": tuple(replace(collective, extent=change(collective.extent)) for collective in operator.traffic),
         "saved": data(operator.saved),
         "scratch": data(operator.scratch),
     }

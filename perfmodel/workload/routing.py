@@ -1,4 +1,4 @@
-"""How tokens spread over experts: evenly, unevenly by so much, cut to a capacity, or as counts say."""
+"""Distribution of tokens over experts: balanced, skewed, limited to a capacity, or by counts."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _MOST = 4096.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Once:
-    """Counted tokens that travel once to each rank with chosen experts, over the mean rows of a rank.
+    """Counted tokens that are sent once to each rank with chosen experts, over the mean rows of a rank.
 
-    sent, received   tokens that the rank sends, and that come to it
-    weights          that arrive in an all-to-all of the weights of all choices, or of their gradients, on the mean of all of these
+    sent, received   tokens that the rank sends and receives
+    weights          entries that arrive in the all-to-all of all choices' weights (or their gradients), over their mean
     """
 
     sent: float
@@ -35,14 +35,13 @@ class Once:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRows:
-    """Rows of a rank over the mean, the tokens of a microbatch on a rank times the experts of each.
+    """Rows of a rank over the mean: tokens of a microbatch on a rank times the experts per token.
 
-    computed    that its experts compute
-    held        that it makes of its own tokens: more than they chose where each expert's share is padded to a capacity
-    exchanged   that the busiest rank sends to others or receives of them, over what it would if rows spread evenly; None: as many as are
-                held, and as are computed
-    is_counted  tokens must be counted before they can be sent: not where buffers are of one size whatever comes
-    once        of tokens that travel once to each rank, where it is known which do; None: it is not
+    computed    rows that its experts compute
+    held        rows made of its own tokens: more than their choices where each expert's share is padded to a capacity
+    exchanged   most rows that a rank sends or receives, over those of an even distribution; None: the held and the computed rows
+    is_counted  tokens must be counted before the exchange: not where buffers have a fixed size
+    once        of tokens that are sent once to each rank, where these are known; None: not known
     """
 
     computed: float = 1.0
@@ -57,12 +56,12 @@ EVEN = RankRows()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """Load of the fullest rank, which sets a layer's time and memory.
+    """Load of the fullest rank, which determines a layer's time and memory.
 
-    skew              rows of the fullest rank over the mean, where none are dropped (dropless)
-    capacity_factor   rows that each expert has room for over the mean: buffers are so large, and padded to it, whatever comes; what has no
-                      room is dropped. 0: none are dropped
-    counts            of the rows themselves, from which `skew` follows; None: not known
+    skew              rows of the fullest rank over the mean, without dropped tokens (dropless)
+    capacity_factor   rows per expert over the mean: buffers have this size and are padded to it, tokens beyond it are dropped;
+                      0: no capacity
+    counts            row counts, from which `skew` follows; None: not known
     """
 
     skew: float = 1.0
@@ -84,14 +83,14 @@ class Routing:
 
     @property
     def rows(self) -> RankRows:
-        """Rows that set the time and the memory of a layer.
+        """Rows that determine the time and the memory of a layer.
 
-        computed    of the rank whose experts get the most: it computes the longest, on as many rows for each of its experts, and its
-                    buffers are the largest
-        exchanged   of the rank that sends the most to others, or receives the most of them, whichever is more: an all-to-all is over when
-                    it is. Where all send alike it is the fullest, with as many times the mean
+        computed    of the rank with the most expert rows: it computes the longest, with equal loads of its experts, and has the largest
+                    buffers
+        exchanged   of the rank that sends or receives the most, because it ends the all-to-all. Where all send the same, it is the
+                    fullest rank, with the same multiple of the mean
 
-        A rank's own tokens are as many as any other's. Padded to a capacity, all of this is of one size on all ranks.
+        Each rank has the same number of own tokens. Padded to a capacity, all sizes are equal on all ranks.
         """
         if self.capacity_factor:
             return RankRows(computed=self.capacity_factor, held=self.capacity_factor, is_counted=False)
@@ -101,7 +100,7 @@ class Routing:
 
     @property
     def plain(self) -> str | list[list[int]]:
-        """As a file has it: the counts themselves where there are any."""
+        """Form in a file: the counts themselves if given."""
         return str(self) if self.counts is None else [list(row) for row in self.counts.rows]
 
     def __str__(self) -> str:
@@ -110,7 +109,7 @@ class Routing:
         return "balanced" if self.skew == 1.0 else f"skew:{self.skew:g}"
 
     def with_capacity(self, value: object, name: str = "capacity_factor") -> Routing:
-        """With room for so many times the mean; 0 or "none": for all that come."""
+        """Return the routing with a capacity factor; 0 or "none": no capacity."""
         if isinstance(value, str):
             try:
                 value = 0.0 if value == "none" else float(value)
@@ -125,74 +124,74 @@ BALANCED = Routing()
 
 
 def routing_of(value: object, name: str = "routing") -> Routing:
-    """`balanced`, `skew:1.3` (the fullest rank has 1.3 times the mean), or counts: a matrix of them, or the file of one."""
+    """Return a routing from `balanced`, `skew:1.3` (the fullest rank has 1.3 times the mean), a matrix of counts, or its file."""
     if isinstance(value, Routing):
         return value
     if not isinstance(value, str) or _is_file(value):
         counts = routing_counts(value, name)
         return Routing(skew=counts.skew, counts=counts)
-    found = _TEXT.fullmatch(value)
-    skew = float(found[1]) if found and found[1] else 1.0
-    if found is None or not 1.0 <= skew <= _MOST:
+    match = _TEXT.fullmatch(value)
+    skew = float(match[1]) if match and match[1] else 1.0
+    if match is None or not 1.0 <= skew <= _MOST:
         rule = "must be balanced, or skew: and how many times the mean the fullest rank has, or a file of counts"
         raise bad_field(name, shown(value), rule, "write skew:1.3, or counts.csv")
     return Routing(skew=skew)
 
 
 def routings_in(value: object) -> list[Any]:
-    """One routing or several, as they are given: texts and files with commas between them, or a list; a matrix is one."""
+    """Return the routings of a value: texts and files separated by commas, or a list; a matrix is one routing."""
     if isinstance(value, str) and "," in value and _is_file(value) and Path(value).is_file():
         return [value]
     if not isinstance(value, (list, tuple)):
         return several(value)
-    if value and all(isinstance(row, (list, tuple)) and not any(_is_row(each) for each in row) for row in value):
+    if value and all(isinstance(row, (list, tuple)) and not any(_is_row(entry) for entry in row) for row in value):
         return [value]
-    return [each for item in value for each in routings_in(item)]
+    return [routing for item in value for routing in routings_in(item)]
 
 
 def _is_file(text: str) -> bool:
-    """Whether a text is the path of a file of counts."""
+    """Return whether a text is the path of a file of counts."""
     return is_path(text) or text.endswith((".csv", ".txt"))
 
 
 @dataclass(frozen=True, slots=True)
 class RoutingCounts:
-    """Tokens that each rank of a group which exchanges them sends to each expert, in every layer and microbatch: [rank][expert]."""
+    """Tokens that each rank of an exchange group sends to each expert, in every layer and microbatch: [rank][expert]."""
 
     rows: tuple[tuple[int, ...], ...]
 
     @property
     def experts_each(self) -> int:
-        """Experts of a rank."""
+        """Experts per rank."""
         return len(self.rows[0]) // len(self.rows)
 
     def sent(self, source: int, rank: int) -> tuple[int, ...]:
-        """Tokens from one rank to each of the experts of another."""
+        """Return the tokens that rank `source` sends to each expert of `rank`."""
         return self.rows[source][rank * self.experts_each : (rank + 1) * self.experts_each]
 
     def received(self, rank: int) -> tuple[int, ...]:
-        """Tokens that come to each of that rank's experts."""
+        """Return the tokens that arrive at each expert of a rank."""
         return tuple(map(sum, zip(*(self.sent(source, rank) for source in range(len(self.rows))), strict=True)))
 
     def choices(self, source: int, top_k: int) -> NDArray[np.int64]:
-        """[tokens, top_k]: experts of each token of a rank, no token one twice, as these counts deal them out: one expert after another, in
-        `expert_order`, each to as many tokens in turn."""
+        """Return the experts of each token of a rank, [tokens, top_k], consistent with the counts and without repeats in a token. Experts
+        are assigned in `expert_order`, each to consecutive tokens in turn."""
         order = expert_order(len(self.rows[source]))
         return np.repeat(order, np.asarray(self.rows[source])[order]).reshape(top_k, -1).T
 
     def tokens_to_ranks(self, top_k: int) -> NDArray[np.int64]:
-        """[source, rank]: tokens of a rank of which at least one choice lies on another, where they choose as `choices` says."""
+        """Return the tokens that have at least one choice on a rank, [source, rank], with the choices of `choices`."""
         return _tokens_to_ranks(self, top_k)
 
     @property
     def skew(self) -> float:
-        """Tokens that come to the fullest rank over the mean."""
+        """Tokens received by the fullest rank over the mean."""
         loads = [sum(self.received(rank)) for rank in range(len(self.rows))]
         return max(loads) * len(loads) / sum(loads) if any(loads) else 1.0
 
     @property
     def busiest(self) -> float:
-        """Rows that a rank sends to others or receives of them, the most of any rank, over those where each expert gets as many of each.
+        """Most rows that a rank sends to others or receives from them, over those with equal counts for all experts.
 
         max over r of max(S_r - d_r, R_r - d_r) / (S (n - 1) / n)     n ranks; S_r sent and R_r received by r, d_r to itself; S the mean
         """
@@ -204,11 +203,11 @@ class RoutingCounts:
         return most * len(ranks) * len(ranks) / (sum(map(sum, self.rows)) * (len(ranks) - 1))
 
     def check(self, *, ranks: int, num_experts: int, tokens: int, top_k: int) -> None:
-        """Raise InputError where these are not counts of so many ranks, each of which has so many tokens, each for `top_k` experts."""
+        """Raise InputError if these are not the counts of `ranks` ranks with `tokens` tokens each and `top_k` experts per token."""
         if len(self.rows) != ranks:
             raise bad_field("routing", f"{len(self.rows)} rows", f"must have one for each of the ep={ranks} ranks", "correct the counts")
-        for place, row in enumerate(self.rows):
-            where = f"routing[{place}]"
+        for rank, row in enumerate(self.rows):
+            where = f"routing[{rank}]"
             if len(row) != num_experts:
                 raise bad_field(where, f"{len(row)} counts", f"must have one for each of the {num_experts} experts", "correct the counts")
             if max(row) > tokens:
@@ -221,7 +220,7 @@ class RoutingCounts:
 
 @lru_cache(maxsize=64)
 def expert_order(num_experts: int) -> NDArray[np.int64]:
-    """Experts in an order by chance, the same every time: those of one token then lie on about as many ranks as those of a free choice."""
+    """Return the experts in a fixed random order: the experts of one token are then spread over ranks like those of a free choice."""
     order = np.random.default_rng(num_experts).permutation(num_experts)
     order.flags.writeable = False
     return order
@@ -230,22 +229,22 @@ def expert_order(num_experts: int) -> NDArray[np.int64]:
 @lru_cache(maxsize=16)
 def _tokens_to_ranks(counts: RoutingCounts, top_k: int) -> NDArray[np.int64]:
     ranks = len(counts.rows)
-    found = np.zeros((ranks, ranks), dtype=np.int64)
+    tokens = np.zeros((ranks, ranks), dtype=np.int64)
     for source in range(ranks):
         chosen = counts.choices(source, top_k) // counts.experts_each
         goes = np.zeros((len(chosen), ranks), dtype=bool)
         np.put_along_axis(goes, chosen, True, axis=1)
-        found[source] = goes.sum(axis=0)
-    found.flags.writeable = False
-    return found
+        tokens[source] = goes.sum(axis=0)
+    tokens.flags.writeable = False
+    return tokens
 
 
 def counts_in_turn(*, ranks: int, num_experts: int, tokens: int, top_k: int) -> RoutingCounts:
-    """Experts chosen in turn, each rank going on where the one before it ended."""
+    """Return counts with experts chosen round-robin, each rank continuing after the previous one."""
     sent, rows = tokens * top_k, []
     for rank in range(ranks):
-        whole, left = divmod(sent, num_experts)
-        row = [whole] * num_experts
+        quotient, left = divmod(sent, num_experts)
+        row = [quotient] * num_experts
         for i in range(left):
             row[(rank * sent + i) % num_experts] += 1
         rows.append(tuple(row))
@@ -253,7 +252,7 @@ def counts_in_turn(*, ranks: int, num_experts: int, tokens: int, top_k: int) -> 
 
 
 def routing_counts(value: Any, name: str = "routing") -> RoutingCounts:
-    """Counts, a matrix of them, or a file that holds one: .json, a list of rows; else lines of numbers with commas between them."""
+    """Return counts from a matrix or its file: .json with a list of rows, else lines of comma-separated numbers."""
     if isinstance(value, RoutingCounts):
         return value
     remedy = "give a row of whole numbers for each rank, one for each expert"
@@ -266,7 +265,7 @@ def routing_counts(value: Any, name: str = "routing") -> RoutingCounts:
     if len({len(row) for row in value}) > 1 or len(value[0]) % len(value):
         rule = "each row must have the same number of counts, a multiple of the number of rows"
         raise bad_field(name, f"rows of {', '.join(str(n) for n in sorted({len(row) for row in value}))} counts", rule, remedy)
-    return RoutingCounts(tuple(tuple(_count(each, name, remedy) for each in row) for row in value))
+    return RoutingCounts(tuple(tuple(_count(entry, name, remedy) for entry in row) for row in value))
 
 
 def _is_row(value: object) -> bool:
@@ -285,9 +284,9 @@ def _rows_of(text: str, name: str, *, is_json: bool) -> Any:
 
 
 def _count(value: object, name: str, remedy: str) -> int:
-    found = value.strip() if isinstance(value, str) else value
-    if isinstance(found, str) and found.isascii() and found.isdigit() and len(found) < 16:
-        found = int(found)
-    if isinstance(found, bool) or not isinstance(found, int) or not 0 <= found < 2**48:
+    number = value.strip() if isinstance(value, str) else value
+    if isinstance(number, str) and number.isascii() and number.isdigit() and len(number) < 16:
+        number = int(number)
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**48:
         raise bad_field(name, shown(value), "must be a whole number of tokens, 0 or more", remedy)
-    return found
+    return number

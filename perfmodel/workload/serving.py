@@ -1,4 +1,4 @@
-"""A serving job: the model, the lengths of its requests, how many come, and the formats of weights and cache."""
+"""A serving job: model, request lengths, load, and formats of weights and cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CACHE_DTYPES = (Dtype.BF16, Dtype.FP16, Dtype.FP8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Tokens of a prompt or of an answer, uniform on [least, most].
+    """Prompt or output tokens, uniform on [least, most].
 
     InferenceMAX draws from [.8 L, L]; a constant length has least == most.
     """
@@ -36,7 +36,7 @@ class Lengths:
 
     @property
     def variance(self) -> float:
-        """Variance of equally likely whole numbers: (n^2 - 1) / 12 of n values. [token^2]"""
+        """Variance of equally likely integers: (n^2 - 1) / 12 of n values. [token^2]"""
         return ((self.most - self.least + 1) ** 2 - 1) / 12.0
 
 
@@ -45,7 +45,7 @@ def constant(length: int) -> Lengths:
 
 
 def lengths_of(value: object, field: str) -> Lengths:
-    """1024, 8k, or 800:1024 where they vary evenly. Raises InputError."""
+    """Return the lengths of 1024, 8k, or 800:1024 for a uniform range. Raises InputError."""
     if isinstance(value, Lengths):
         return value
     parts = str(value).split(":")
@@ -56,20 +56,20 @@ def lengths_of(value: object, field: str) -> Lengths:
 
 
 def cache_dtype(value: object, field: str) -> Dtype:
-    """A format of a cache by name. Raises InputError."""
-    found = next((each for each in CACHE_DTYPES if str(each) == plain_text(value)), None)
-    if found is None:
+    """Return a cache format by name. Raises InputError."""
+    dtype = next((dtype for dtype in CACHE_DTYPES if str(dtype) == plain_text(value)), None)
+    if dtype is None:
         raise bad_field(field, value, "is no format of a cache", f"use one of {', '.join(CACHE_DTYPES)}")
-    return found
+    return dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speculation:
-    """Tokens drafted in each step and verified in the next.
+    """Speculative decoding: tokens drafted in each step and verified in the next.
 
-    draft_tokens  drafted a step (gamma)
-    acceptance    probability that a drafted token is accepted, given that those before it were
-    draft         the model that drafts; None: the model's own modules for further tokens (MTP, EAGLE: one layer and the head each)
+    draft_tokens  drafted per step (gamma)
+    acceptance    probability that a drafted token is accepted if its predecessors were
+    draft         the draft model; None: the model's own modules (MTP, EAGLE: one layer and the head each)
     """
 
     draft_tokens: int
@@ -85,13 +85,13 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingJob:
-    """A served load, whatever the cluster and the plan.
+    """A serving load, independent of cluster and plan.
 
-    concurrency  requests in flight of all replicas together (closed loop: each answer is followed by the next request)
-    rate         requests a second of all replicas together (open loop, Poisson); neither: as many at once as fit
-    prefix_hit   share of a prompt's tokens that the cache holds already
-    kv_precision of the cache
-    is_static    all requests start together and run to the end, as offline benchmarks do; the batch is `concurrency`
+    concurrency  requests in flight over all replicas (closed loop: each answer is followed by the next request)
+    rate         requests per second over all replicas (open loop, Poisson); neither: the largest batch that fits
+    prefix_hit   share of a prompt's tokens that is in the prefix cache
+    kv_precision of the KV cache
+    is_static    all requests start together and run to the end (offline benchmarks); the batch is `concurrency`
     """
 
     model: TransformerConfig
@@ -129,10 +129,10 @@ class ServingJob:
 
     @property
     def new_tokens(self) -> float:
-        """Tokens of a prompt that are computed, on average."""
+        """Mean prompt tokens that are computed."""
         return self.input_len.mean * (1.0 - self.prefix_hit)
 
     @property
     def mean_context(self) -> float:
-        """Tokens in the cache of a sequence halfway through its answer."""
+        """Mean context in the cache halfway through the output."""
         return self.input_len.mean + 0.5 * self.output_len.mean

@@ -1,10 +1,10 @@
-"""The graph of a serving step: the forward pass of a decoder with the operators that read and write a cache.
+"""The graph of a serving step: the forward pass of a decoder with operators that read and write a cache.
 
-A graph of decode steps is written for sequences of one token: `b` counts the step's tokens whatever sequences they are of. One of steps
-with prompts is written for sequences of `PROMPT_LENGTH`, which only the chunks of state-space layers notice. Behind the last layer `LAST`
-counts the rows that have logits, and `SEQUENCES` of `kinds/cache.py` the sequences that decode.
+The graph of decode steps is built for sequences of one token: `b` counts the step's tokens over all sequences. The graph of steps with
+prompts is built for sequences of `PROMPT_LENGTH`, which matters only to the chunks of state-space layers. After the last layer, `LAST`
+counts the rows with logits, and `SEQUENCES` of `kinds/cache.py` the decoding sequences.
 
-Latent attention reads the latents themselves when it decodes (`decoder/absorbed.py`).
+In decode steps, latent attention reads the cached latents directly (`decoder/absorbed.py`).
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ SCANS = ("state_scan", "delta_scan")
 
 
 def step_length(*, takes_prompts: bool) -> int:
-    """Tokens of the sequences that a step's graph is written for."""
+    """Return the sequence length that a step's graph is built for."""
     return PROMPT_LENGTH if takes_prompts else 1
 
 
 @lru_cache(maxsize=64)
 def step_graph(model: TransformerConfig, *, takes_prompts: bool, element_bytes: float) -> Graph:
-    """Graph of steps that decode, or that take prompts besides; element_bytes: of weights and activations in no format of fewer bits."""
+    """Return the graph of decode steps, or of steps with prompts too. element_bytes: bytes of an element of unquantised weights and
+    activations"""
     graph = build_graph(
         model,
         seq_len=step_length(takes_prompts=takes_prompts),
@@ -47,42 +48,42 @@ def step_graph(model: TransformerConfig, *, takes_prompts: bool, element_bytes: 
     operators: list[Operator] = []
     tensors = dict(graph.tensors)
     for op in graph.operators:
-        made = with_batch(op, LAST) if op.layer == graph.regions[-1].name else op
+        rewritten = with_batch(op, LAST) if op.layer == graph.regions[-1].name else op
         if op.name == graph.loss:
-            made = sample(made, itemsize=element_bytes)
+            rewritten = sample(rewritten, itemsize=element_bytes)
         elif op.is_attention:
-            made = cached_attention(op, attends)
+            rewritten = cached_attention(op, attends)
         elif op.kind == "index_scores" or (op.kind in SCANS and not takes_prompts):
-            made = replace(op, forward=(), backward=())  # of the cache: `cached_attention` has the one, `state_update` the other
-        operators.append(made)
+            rewritten = replace(op, forward=(), backward=())  # `cached_attention` has the former's work, `state_update` the latter's
+        operators.append(rewritten)
         if op.kind in SCANS:
             operators.append(_states(model, mixers[op.layer], op, tensors))
     return replace(graph, operators=tuple(operators), tensors=tensors)
 
 
 def with_batch(op: Operator, dim: str) -> Operator:
-    """The operator with rows that another quantity counts: its batch dim by the name `dim`."""
+    """Return the operator with its batch dim renamed to `dim`, which counts other rows."""
 
     def named(dims: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(dim if each in op.per_sample else each for each in dims)
+        return tuple(dim if name in op.per_sample else name for name in dims)
 
     def change(extent: Extent) -> Extent:
-        return tuple((size, *named((each,))) for size, each in extent)  # type: ignore[misc]
+        return tuple((size, *named((name,))) for size, name in extent)  # type: ignore[misc]
 
-    fields = {name: named(getattr(op, name)) for name in ("sums", "whole", "padded", "per_sample", "per_token", "stretched")}
+    fields = {name: named(getattr(op, name)) for name in ("sums", "unsplit", "padded", "per_sample", "per_token", "stretched")}
     return with_extents(
         op,
         change,
-        dims={named((each,))[0]: size for each, size in op.dims.items()},
-        inputs=tuple(replace(each, dims=named(each.dims)) for each in op.inputs),
+        dims={named((name,))[0]: size for name, size in op.dims.items()},
+        inputs=tuple(replace(operand, dims=named(operand.dims)) for operand in op.inputs),
         output=replace(op.output, dims=named(op.output.dims)),
-        logical={named((each,))[0]: logical for each, logical in op.logical.items()},
+        logical={named((name,))[0]: logical for name, logical in op.logical.items()},
         **fields,
     )
 
 
 def _attention_of(model: TransformerConfig, *, takes_prompts: bool) -> CacheAttention:
-    """Attention of the model's layers but for its heads: all windows have one width, as all latents."""
+    """Return the attention of the model's layers except its heads: all windows have one width, as have all latents."""
     latent = model.latent
     top = latent.index_top if latent is not None and latent.index_heads else 0
     window = model.sliding_window or model.attention_chunk

@@ -1,5 +1,4 @@
-"""Trained part of a model: all of it, or low-rank adapters of linear operators whose weights are frozen; or all of it by gradients of
-low rank."""
+"""Training method of a job: full, low-rank adapters on frozen linear operators, or full with low-rank gradients."""
 
 from __future__ import annotations
 
@@ -14,14 +13,14 @@ from perfmodel.workload.base_formats import BASE_FORMATS, BaseFormat
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.layer_shapes import ParameterShape
 
-#: What is meant by no names: every linear operator of a layer, not the output matrix. NeMo's default (linear_qkv, linear_proj, linear_fc1,
-#: linear_fc2 of nemo.collections.llm.peft.LoRA), PEFT's target_modules="all-linear", and what QLoRA (arXiv 2305.14314, section 4) found
-#: to be needed to match full training. PEFT's own default for Llama is narrower: q_proj and v_proj.
+#: Meaning of empty targets: every linear operator of a layer, not the output matrix. NeMo's default (linear_qkv, linear_proj, linear_fc1,
+#: linear_fc2 of nemo.collections.llm.peft.LoRA), PEFT's target_modules="all-linear", and the set that QLoRA (arXiv 2305.14314, section 4)
+#: needed to match full training. PEFT's own default for Llama is narrower: q_proj and v_proj.
 ALL_LINEAR = "all-linear"
 
 MAX_RANK = 65536
 
-#: Format of the frozen weights where `qlora` does not give one.
+#: Format of the frozen weights where `qlora` sets none.
 DEFAULT_BASE = "nf4-dq"
 
 MAX_ADAPTERS = 1024
@@ -44,14 +43,14 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """How a job trains: `full`, `lora:RANK`, `qlora:RANK`, `dora:RANK`, `qdora:RANK`, `galore:RANK`.
+    """Training method: `full`, `lora:RANK`, `qlora:RANK`, `dora:RANK`, `qdora:RANK`, `galore:RANK`.
 
-    `:q_proj+v_proj` after the rank: adapters next to these operators only, gradients of these alone projected.
+    `:q_proj+v_proj` after the rank: adapters (or projected gradients) for these operators only.
 
     rank          columns of an adapter's first matrix, rows of its second
-    targets       names of linear operators in a layer, or of groups of them: attention, mlp, experts; none: all of them
-    num_adapters  adapters that are loaded at a time, of which a batch trains one (`lora:16x4`)
-    base          format of the frozen matrices of layers; empty: the dtype of the computation
+    targets       linear operators of a layer, or groups of them: attention, mlp, experts; none: all
+    num_adapters  loaded adapters, of which a batch trains one (`lora:16x4`)
+    base          format of the frozen layer matrices; empty: the dtype of the computation
     """
 
     method: Method = Method.FULL
@@ -97,7 +96,7 @@ class Training:
 
     @property
     def decomposes(self) -> bool:
-        """Whether it also trains a magnitude for each row of a matrix (DoRA)."""
+        """Whether a magnitude for each matrix row is trained too (DoRA)."""
         return self.method in (Method.DORA, Method.QDORA)
 
     @property
@@ -113,11 +112,11 @@ class Training:
         return ":".join((str(self.method), f"{self.rank}{count}", *((targets,) if targets else ()), *((base,) if base else ())))
 
     def adapts(self, operator: str) -> bool:
-        """Whether the linear operator of a layer has an adapter."""
+        """Return whether a linear operator of a layer has an adapter."""
         return not self.targets or operator in self.targets or group_of(operator) in self.targets
 
     def check_targets(self, known: Collection[str], model: str) -> None:
-        """InputError for a target that is none of the linear operators of the model's layers."""
+        """Raise InputError for a target that is none of the linear operators of the model's layers."""
         groups = {group_of(name) for name in known}
         for name in self.targets:
             if name not in known and name not in groups:
@@ -133,7 +132,7 @@ FULL_TRAINING = Training()
 
 
 def training_of(value: object, field: str = "train") -> Training:
-    """The training of a text such as `lora:16`."""
+    """Return the training method of a text such as `lora:16`."""
     if isinstance(value, Training):
         return value
     text = value.strip() if isinstance(value, str) else ""
@@ -150,9 +149,9 @@ def training_of(value: object, field: str = "train") -> Training:
 
 
 def is_linear_name(operator: str) -> bool:
-    """Whether an operator of a layer, by its name there, is a linear one that adapters and quantised bases apply to.
+    """Return whether the operator, by its name in the layer, is a linear one that adapters and quantised bases apply to.
 
-    Routers and gates of one column are not: PEFT's defaults and the trainers' lists of targets leave them out.
+    Routers and gates with one column are not: PEFT's defaults and the trainers' target lists exclude them.
     """
     if "_lora_" in operator:
         return False
@@ -160,14 +159,14 @@ def is_linear_name(operator: str) -> bool:
 
 
 def group_of(operator: str) -> str:
-    """The group of a linear operator that targets may name in its place."""
+    """Return the group name that targets may use for a linear operator."""
     if operator in ("experts_up", "experts_down"):
         return _EXPERTS
     return _MLP if operator.removeprefix("shared_") in ("gate_proj", "up_proj", "down_proj") else _ATTENTION
 
 
 def linear_operators(model: TransformerConfig) -> tuple[str, ...]:
-    """Names of the linear operators of a layer, of layers of all kinds."""
+    """Return the names of the linear operators in layers of all kinds."""
     return tuple(
         dict.fromkeys(_operator_of(shape) for kind in model.layer_kinds for shape in model.layer_shapes(kind) if _is_linear(shape))
     )
@@ -182,12 +181,12 @@ def _is_linear(shape: ParameterShape) -> bool:
 
 
 def is_projected(shape: ParameterShape, training: Training) -> bool:
-    """Whether the gradient of a parameter is projected to a low rank where a job trains so (GaLore)."""
+    """Return whether a job with GaLore projects the gradient of the parameter."""
     return _is_linear(shape) and training.adapts(_operator_of(shape))
 
 
 def num_trained_parameters(model: TransformerConfig, training: Training) -> int:
-    """Elements of the adapter that is trained: rank (in + out) for each matrix of a linear operator that has one, with DoRA + out."""
+    """Return the elements of the trained adapter: rank (in + out) per adapted matrix; DoRA adds out."""
     if training.is_full:
         return model.num_parameters
     total = 0
@@ -201,7 +200,7 @@ def num_trained_parameters(model: TransformerConfig, training: Training) -> int:
 
 
 def frozen_parameter_bytes(model: TransformerConfig, training: Training, parameter_bytes: float) -> float:
-    """Bytes of the frozen weights, with adapters that are loaded and not trained; nothing where all are trained."""
+    """Return the bytes of the frozen weights and of idle adapters; 0 where all weights are trained."""
     if training.is_full:
         return 0.0
     idle = (training.num_adapters - 1) * num_trained_parameters(model, training) * parameter_bytes

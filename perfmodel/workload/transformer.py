@@ -1,6 +1,6 @@
-"""The operators of a decoder-only transformer, forward: kinds of `workload/kinds/` put in order by the parts in `workload/decoder/`.
+"""The forward graph of a decoder-only transformer, assembled from the parts in `workload/decoder/`.
 
-One embedding, one layer of each kind, one head.
+It has one embedding, one layer of each kind and one head.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perfmodel.workload.routing import EVEN, RankRows
 
 @lru_cache(maxsize=256)
 def logical_sizes(model: TransformerConfig, seq_len: int) -> Mapping[str, int]:
-    """Sizes of the dims that must divide among the ranks that cut them, by the logical name that rule sets know them by."""
+    """Return the sizes of dims that must be divisible by their degrees, by logical name."""
     sizes = sizes_of(model, seq_len)
     unlimited = (PER_SAMPLE, STRETCHED, PADDED)
     return {logical: sizes[dim] for word, logical in LOGICAL.items() if (dim := dim_of(word)) in sizes and dim not in unlimited}
@@ -32,15 +32,15 @@ def causal_mask(model: TransformerConfig, seq_len: int) -> CausalMask:
 
 
 def graph_length(model: TransformerConfig, seq_len: int) -> int:
-    """Return the `seq_len` of `build_graph` for sequences of that length: 0 where the graph of one token stands for them.
+    """Return the `seq_len` of `build_graph` for sequences of that length: 0 where the graph of one token represents them.
 
-    That is where the length is whole chunks of what runs in chunks, and where as many keys as a sparse indexer chooses are there.
+    It does where the length is a multiple of all chunk sizes, and at least the number of keys that a sparse indexer selects.
     """
-    chunks = [each.chunk_size for each in (model.mamba, model.delta) if each is not None]
+    chunks = [recurrence.chunk_size for recurrence in (model.mamba, model.delta) if recurrence is not None]
     if model.latent is not None and model.latent.index_heads:
         if seq_len < model.latent.index_top:
             return seq_len
-        chunks.append(2)  # half of the square of scores
+        chunks.append(2)  # half of the score matrix
     return seq_len if any(seq_len % chunk for chunk in chunks) else 0
 
 
@@ -58,16 +58,16 @@ def build_graph(
     rank_rows: RankRows = EVEN,
     absorbs: bool = False,
 ) -> Graph:
-    """The forward graph of `model`.
+    """Return the forward graph of `model`.
 
-    seq_len         0: a quantity of the plan, as the batch; sizes are those of one token (`Operator.per_token`, `graph_length`)
+    seq_len         0: a quantity of the plan, like the batch; sizes are those of one token (`Operator.per_token`, `graph_length`)
     attention       "flash" or "unfused"
-    dropout         dropout operators run (where the model has any)
-    *_bytes         size of an element of activations and of weights as computed with
+    dropout         run dropout operators (where the model has any)
+    *_bytes         bytes of an element of activations and of weights in the computation
     weight_form_kv  where tp exceeds the key-value heads, the weights of k and v are expanded, not k and v (algebra, GQA)
-    rank_rows       of the experts of the fullest rank, or of one that is looked at
-    dispatcher      how tokens reach experts: "alltoall" or "allgather"
-    absorbs         latent attention reads the latents themselves (`decoder/absorbed.py`)
+    rank_rows       expert rows of the fullest rank, or of a given one
+    dispatcher      transport of tokens to experts: "alltoall" or "allgather"
+    absorbs         latent attention reads the latents directly (`decoder/absorbed.py`)
     shares_queries  ranks may share the queries of causal attention (`kinds.attention`)
     """
     b = DecoderBuilder(
@@ -88,8 +88,8 @@ def build_graph(
     table = "embedding.weight"
     x = b.embedding("token_embedding", b.index("tokens", "b s"), "b s", table, "b s v_in h", "v h")
     if model.position == "learned":
-        place = b.embedding("position_embedding", b.index("positions", "s"), "s", "position_embedding.weight", "b s_res p h", "p h")
-        x = b.sum("embedding_add", [x, place])
+        positions = b.embedding("position_embedding", b.index("positions", "s"), "s", "position_embedding.weight", "b s_res p h", "p h")
+        x = b.sum("embedding_add", [x, positions])
     if model.embedding_layernorm:
         x = b.norm("embedding_norm", x)
     if b.drops:
@@ -124,5 +124,5 @@ def _repeats(model: TransformerConfig) -> tuple[Repeat, ...]:
 
 
 def decoder_regions(model: TransformerConfig) -> tuple[Region, ...]:
-    """`Graph.regions` of `model`, whose graph need not be built for them."""
+    """Return `Graph.regions` of `model` without building its graph."""
     return regions_of(("embedding", *(kind.name for kind in model.layer_kinds), "head"), _repeats(model))

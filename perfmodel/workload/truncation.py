@@ -1,4 +1,4 @@
-"""Models with fewer layers than their config has, and models whose dense layers or prediction modules a source states."""
+"""Models with a reduced number of layers, or with a stated number of dense layers or prediction modules."""
 
 from __future__ import annotations
 
@@ -13,50 +13,50 @@ from perfmodel.workload.layer_specs import LayerSpec
 def truncated(
     model: TransformerConfig, num_layers: int, *, num_dense_layers: int | None = None, num_mtp_layers: int | None = None
 ) -> TransformerConfig:
-    """Return the model with that many layers. Raises InputError.
+    """Return the model with that number of layers. Raises InputError.
 
-    num_dense_layers   leading layers without experts; None: their share of the layers, rounded, and at least one where the model has any
-    num_mtp_layers     modules that predict further tokens; None: the model's own at its full depth, none in a truncated model
+    num_dense_layers   leading layers without experts; None: in proportion, rounded, and at least one where the model has any
+    num_mtp_layers     multi-token-prediction modules; None: the model's own at full depth, none in a truncated model
 
-    Assumed: a truncated model stands for the full one, so it has dense layers in proportion. Published runs of DeepSeek-V3 with four layers
-    have one dense layer of the model's three and no module for a second token.
+    Assumption: a truncated model represents the full one, so its dense layers are in proportion. Published runs of DeepSeek-V3 with four
+    layers have one of the model's three dense layers and no module for a second token.
     """
     is_shorter = num_layers < model.num_hidden_layers
-    found = model.with_layers(num_layers)
+    shortened = model.with_layers(num_layers)
     dense = _leading_dense(model)
     if dense is not None:
         count = num_dense_layers
         if count is None:
             count = max(round(dense.count * num_layers / model.num_hidden_layers), 1) if is_shorter else dense.count
-        found = _with_dense(model, found, dense, min(count, num_layers) if num_dense_layers is None else count)
+        shortened = _with_dense(model, shortened, dense, min(count, num_layers) if num_dense_layers is None else count)
     elif num_dense_layers:
         raise bad_field("num_dense_layers", num_dense_layers, f"{model.name} has no leading dense layers", "leave it out or state 0")
     further = num_mtp_layers
     if further is None:
         further = 0 if is_shorter else model.num_mtp_layers
-    return replace(found, num_mtp_layers=further)
+    return replace(shortened, num_mtp_layers=further)
 
 
 def _leading_dense(model: TransformerConfig) -> LayerSpec | None:
-    """The kind of the dense layers before those with experts."""
+    """Return the kind of the dense layers before those with experts."""
     first = model.layer_kinds[0]
     return first if model.experts is not None and first.feed_forward == "dense" and not first.turn else None
 
 
-def _with_dense(model: TransformerConfig, found: TransformerConfig, dense: LayerSpec, count: int) -> TransformerConfig:
-    if count > found.num_hidden_layers:
-        rule = f"must be at most num_hidden_layers={found.num_hidden_layers}"
+def _with_dense(model: TransformerConfig, shortened: TransformerConfig, dense: LayerSpec, count: int) -> TransformerConfig:
+    if count > shortened.num_hidden_layers:
+        rule = f"must be at most num_hidden_layers={shortened.num_hidden_layers}"
         raise bad_field("num_dense_layers", count, rule, "correct it")
     rest = replace(model, num_hidden_layers=model.num_hidden_layers - dense.count, kinds=model.layer_kinds[1:])
     others: Sequence[LayerSpec] = ()
-    if count < found.num_hidden_layers:
-        others = rest.with_layers(found.num_hidden_layers - count).layer_kinds
+    if count < shortened.num_hidden_layers:
+        others = rest.with_layers(shortened.num_hidden_layers - count).layer_kinds
     leading = (replace(dense, count=count),) if count else ()
-    return replace(found, kinds=(*leading, *others))
+    return replace(shortened, kinds=(*leading, *others))
 
 
 def layers_text(model: TransformerConfig) -> str:
-    """Layers by kind: `61 layers: 3 dense, 58 with experts; 1 module for a further token`; empty where all are alike."""
+    """Return the layers by kind: `61 layers: 3 dense, 58 with experts; 1 module for a further token`; empty where all are equal."""
     dense = sum(kind.count for kind in model.layer_kinds if kind.feed_forward == "dense")
     experts = sum(kind.count for kind in model.layer_kinds if kind.feed_forward == "experts")
     if not experts or (not dense and not model.num_mtp_layers):

@@ -1,8 +1,8 @@
-"""A graph with its repeats written out: every layer has operators of its own, and the batch is a size like any other.
+"""Unrolling of repeated layers: every layer gets its own operators, and the batch becomes an ordinary size.
 
-A decoder's graph has one layer that stands for all, with sizes of one sequence: its plans cut all layers alike and say the microbatch.
-Where every operator may be cut in its own way, each layer needs operators of its own. They are the same ones: work, parameters, what is
-saved and scratch are those of the folded graph, layer by layer.
+A decoder's graph has one layer that represents all, with sizes of one sequence: its plans shard all layers alike and set the microbatch.
+Where operators may be sharded individually, each layer needs its own. Work, parameters, saved data and scratch equal those of the folded
+graph, layer by layer.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from perfmodel.workload.config import MAX_SIZE
 from perfmodel.workload.graph import Extent, Graph, Operand, Operator, Tensor
 from perfmodel.workload.rewriting import with_extents
 
-#: The largest network known by name has a third of them.
+#: The largest built-in network has a third of them.
 MAX_OPERATORS = 10_000
 
 
 def unrolled(graph: Graph, *, batch: int, layers: int = 0, keeps_places: bool = False) -> Graph:
-    """`graph` for `batch` samples, the fourth run of a repeated `layer` as `layer3`: so are its operators, tensors and parameters named.
+    """Return `graph` for `batch` samples with named layers: operators, tensors and parameters of the fourth `layer` have the prefix
+    `layer3.`.
 
-    layers   how often repeated layers run; 0: as often as the graph says
+    layers   runs of repeated layers; 0: as in the graph
 
-    Places where a layout is required, which do nothing, are left out unless `keeps_places`: their readers read what the place hands on.
+    Layout boundaries (identity operators) are removed unless `keeps_places`: their readers read the boundary's input.
     """
 
     def is_left_out(operator: Operator) -> bool:
@@ -40,8 +41,8 @@ def unrolled(graph: Graph, *, batch: int, layers: int = 0, keeps_places: bool = 
     operators: list[Operator] = []
     tensors: dict[str, Tensor] = {}
     given = _tensors_of_batch(graph, batch)
-    now: dict[str, str] = {}  # a tensor of the folded graph -> what an operator that is written next reads in its place
-    before: dict[str, str] = {}  # what the run before handed on, of each repeat or turn
+    now: dict[str, str] = {}  # tensor of the folded graph -> tensor that the next operator reads in its place
+    before: dict[str, str] = {}  # output of the previous run, by repeat or turn
     runs = {layer: _Run.of(graph, layer, batch, is_left_out) for layer in dict.fromkeys(op.layer for op in graph.operators)}
     for layer, index in _in_order(graph, counts):
         run, repeat = runs[layer], repeats.get(layer)
@@ -50,9 +51,9 @@ def unrolled(graph: Graph, *, batch: int, layers: int = 0, keeps_places: bool = 
             entry = graph.producer(repeat.carried)
             assert entry is not None
             now[entry.inputs[0].tensor] = before[repeat.turn or layer]
-        now |= {tensor: prefix + tensor for tensor in run.own}
-        for place, source in run.places.items():
-            now[place] = now[source]
+        now |= {tensor: prefix + tensor for tensor in run.exclusive}
+        for output, source in run.boundaries.items():
+            now[output] = now[source]
         for operator in run.operators:
             for tensor in _tensors(operator):
                 name = now.setdefault(tensor, tensor)
@@ -66,13 +67,13 @@ def unrolled(graph: Graph, *, batch: int, layers: int = 0, keeps_places: bool = 
 
 
 def with_first_run_apart(graph: Graph, name: str) -> Graph:
-    """`graph` in which the first run of its only repeated layer has operators, tensors and parameters of its own: of a layer `name`."""
+    """Return `graph` with the first run of its only repeated layer as a separate layer `name`."""
     (repeat,) = graph.repeats
     prefix, handed_on = f"{name}.", _handed_on(graph, repeat.layer)
     members = graph.operators_of(repeat.layer)
-    own = {tensor: prefix + tensor for operator in members for tensor in _tensors(operator) if _is_only_of(graph, repeat.layer, tensor)}
+    renames = {tensor: prefix + tensor for operator in members for tensor in _tensors(operator) if _is_only_of(graph, repeat.layer, tensor)}
     tensors = dict(graph.tensors)
-    for tensor, renamed in own.items():
+    for tensor, renamed in renames.items():
         product = tensors[tensor].bias_of
         tensors[renamed] = replace(tensors[tensor], name=renamed, bias_of=product and prefix + product)
     entry = graph.producer(repeat.carried)
@@ -87,50 +88,54 @@ def with_first_run_apart(graph: Graph, name: str) -> Graph:
     begun, once = False, repeat.count == 1
     for operator in graph.operators:
         if operator.layer != repeat.layer:
-            operators.append(named(operator, {handed_on: own[handed_on]}) if begun and once else operator)
+            operators.append(named(operator, {handed_on: renames[handed_on]}) if begun and once else operator)
             continue
         if not begun:
             begun = True
-            operators += [_named(each, prefix, own | {t: t for t in _tensors(each) if t not in own}) for each in members]
+            operators += [_named(member, prefix, renames | {t: t for t in _tensors(member) if t not in renames}) for member in members]
         if not once:
-            operators.append(named(operator, {given: own[handed_on]}))
+            operators.append(named(operator, {given: renames[handed_on]}))
     if once:
-        for tensor in own:
+        for tensor in renames:
             del tensors[tensor]
-    first = replace(repeat, layer=name, count=1, carried=own[repeat.carried])
+    first = replace(repeat, layer=name, count=1, carried=renames[repeat.carried])
     rest = () if once else (replace(repeat, count=repeat.count - 1),)
     return replace(graph, operators=tuple(operators), tensors=tensors, repeats=(first, *rest))
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """A layer at the batch's size: operators, tensors that are made by it or given to it alone, and what left-out places hand on."""
+    """A layer at the batch's size.
+
+    exclusive   tensors that it produces or that only it reads
+    boundaries  output of each removed layout boundary -> its input
+    """
 
     operators: tuple[Operator, ...]
-    own: frozenset[str]
-    places: Mapping[str, str]
+    exclusive: frozenset[str]
+    boundaries: Mapping[str, str]
 
     @classmethod
     def of(cls, graph: Graph, layer: str, batch: int, is_left_out: Callable[[Operator], bool]) -> _Run:
         members = graph.operators_of(layer)
         sized = tuple(_of_batch(operator, batch) for operator in members if not is_left_out(operator))
-        own = frozenset(tensor for operator in sized for tensor in _tensors(operator) if _is_only_of(graph, layer, tensor))
-        return cls(sized, own, {operator.output.tensor: operator.inputs[0].tensor for operator in members if is_left_out(operator)})
+        exclusive = frozenset(tensor for operator in sized for tensor in _tensors(operator) if _is_only_of(graph, layer, tensor))
+        return cls(sized, exclusive, {operator.output.tensor: operator.inputs[0].tensor for operator in members if is_left_out(operator)})
 
 
 def _in_order(graph: Graph, counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """(layer, run) as they come: those that take turns each as its share of the others has run."""
+    """Return (layer, run) in execution order; alternating layers are interleaved in proportion to their counts."""
     begins: dict[str, int] = {}
     order = []
-    for place, region in enumerate(graph.regions):
-        begin = begins.setdefault(region.turn, place) if region.turn else place
+    for position, region in enumerate(graph.regions):
+        begin = begins.setdefault(region.turn, position) if region.turn else position
         count = counts.get(region.name, 1)
-        order += [(begin, (index + 1) / count, place, index) for index in range(count)]
-    return [(graph.regions[place].name, index) for *_, place, index in sorted(order)]
+        order += [(begin, (index + 1) / count, position, index) for index in range(count)]
+    return [(graph.regions[position].name, index) for *_, position, index in sorted(order)]
 
 
 def _is_place(operator: Operator) -> bool:
-    """Whether it does nothing with its only input: a boundary, where rule sets require a layout."""
+    """Return whether the operator is a layout boundary: it passes its only input on unchanged."""
     works = operator.forward or operator.backward or operator.traffic or operator.saved
     return operator.is_linear and operator.passes_gradient and len(operator.inputs) == 1 and not works
 
@@ -140,15 +145,15 @@ def _tensors(operator: Operator) -> Iterator[str]:
 
 
 def _is_only_of(graph: Graph, layer: str, tensor: str) -> bool:
-    """Whether a tensor is made by a layer, or given to it alone."""
+    """Return whether a tensor is produced by a layer, or read by it alone."""
     maker = graph.producer(tensor)
     return maker.layer == layer if maker else all(reader.layer == layer for reader, _ in graph.consumers(tensor))
 
 
 def _handed_on(graph: Graph, layer: str) -> str:
-    """Tensor that a repeated layer hands to its next run and to what follows."""
-    made = (operator.output.tensor for operator in graph.operators_of(layer))
-    return next(tensor for tensor in made if any(reader.layer != layer for reader, _ in graph.consumers(tensor)))
+    """Return the output tensor of a repeated layer, which its next run and the successor read."""
+    outputs = (operator.output.tensor for operator in graph.operators_of(layer))
+    return next(tensor for tensor in outputs if any(reader.layer != layer for reader, _ in graph.consumers(tensor)))
 
 
 def _named(operator: Operator, prefix: str, now: Mapping[str, str]) -> Operator:
@@ -164,19 +169,19 @@ def _named(operator: Operator, prefix: str, now: Mapping[str, str]) -> Operator:
 
 
 def _tensors_of_batch(graph: Graph, batch: int) -> dict[str, Tensor]:
-    found = dict(graph.tensors)
+    sized = dict(graph.tensors)
     for operator in graph.operators:
         for operand in operator.operands:
-            samples = [place for place, dim in enumerate(operand.dims) if dim in operator.per_sample]
+            samples = [position for position, dim in enumerate(operand.dims) if dim in operator.per_sample]
             tensor = graph.tensors[operand.tensor]
             if samples:
-                shape = tuple(size * batch if place in samples else size for place, size in enumerate(tensor.shape))
-                found[operand.tensor] = replace(tensor, shape=shape)
-    return found
+                shape = tuple(size * batch if position in samples else size for position, size in enumerate(tensor.shape))
+                sized[operand.tensor] = replace(tensor, shape=shape)
+    return sized
 
 
 def _of_batch(operator: Operator, batch: int) -> Operator:
-    """With dims that count samples at their size; nothing is a quantity of the plan any more."""
+    """Return the operator with the batch in the size of its sample dims."""
     samples = operator.per_sample
 
     def sized(extent: Extent) -> Extent:

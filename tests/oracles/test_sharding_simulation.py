@@ -82,11 +82,11 @@ class GraphMaker:
             case "rms_norm":
                 made = rms_norm(name, *operands, out, sizes)
             case "attention":
-                made = Operator(name=name, kind=kind, dims=sizes, inputs=operands, output=out, whole=("z",))
+                made = Operator(name=name, kind=kind, dims=sizes, inputs=operands, output=out, unsplit=("z",))
             case function:
                 made = elementwise(name, function, operands, out, sizes)
-        whole = tuple(d for d in letters if d == "d" or d in made.whole)
-        self.operators.append(replace(made, padded=(padded,), whole=whole, layer="layer"))
+        unsplit = tuple(d for d in letters if d == "d" or d in made.unsplit)
+        self.operators.append(replace(made, padded=(padded,), unsplit=unsplit, layer="layer"))
         return f"{name}.out"
 
     def graph(self) -> Graph:
@@ -161,8 +161,8 @@ class GraphMaker:
 
 def random_sharding(op: Operator, axes: list[str], random: np.random.Generator) -> Sharding:
     """Each axis cuts one dim or none; what must stay whole (and, here, what a norm reduces) is not cut."""
-    whole = {*op.whole, *(op.inputs[1].dims if op.kind == "rms_norm" else ())}
-    free = [dim for dim in op.dims if dim not in whole]
+    unsplit = {*op.unsplit, *(op.inputs[1].dims if op.kind == "rms_norm" else ())}
+    free = [dim for dim in op.dims if dim not in unsplit]
     sharding: dict[str, tuple[str, ...]] = {}
     for axis in random.permutation(axes):
         if free and random.random() < 0.75:

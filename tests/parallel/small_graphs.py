@@ -12,7 +12,7 @@ from perfmodel.workload.kinds.elementwise import elementwise
 SIZE = 16
 
 
-def operator(text: str, *, whole: str = "", layer: str = "layer") -> Operator:
+def operator(text: str, *, unsplit: str = "", layer: str = "layer") -> Operator:
     """An operator named after its output: `*` joins an einsum's operands, `+` an addition's; any other has layouts alone."""
     output, *inputs = (Operand(tensor=t, dims=tuple(d.split(","))) for t, d in re.findall(r"(\w+)\[([\w,]+)\]", text))
     dims = dict.fromkeys((d for operand in (*inputs, output) for d in operand.dims), SIZE)
@@ -22,7 +22,7 @@ def operator(text: str, *, whole: str = "", layer: str = "layer") -> Operator:
         made = elementwise(output.tensor, "add", tuple(inputs), output, dims)
     else:
         made = Operator(name=output.tensor, kind="any", dims=dims, inputs=tuple(inputs), output=output)
-    return replace(made, whole=tuple(whole), layer=layer)
+    return replace(made, unsplit=tuple(unsplit), layer=layer)
 
 
 def small_graph(*operators: Operator, index: tuple[str, ...] = ("x",)) -> Graph:

@@ -156,10 +156,10 @@ def test_data_gets_no_gradient_and_sends_no_halo_back():
 
 def test_sides_that_do_not_divide_by_the_stride_stay_whole():
     op = convolution("c", Tensor(name="x", shape=(1, 3, 227, 224)), "w", "y", filters=8, window=(11, 2), stride=(4, 2))
-    assert op.whole == ("h",)
+    assert op.unsplit == ("h",)
     assert op.traffic == ()
     op = pooling("p", Tensor(name="x", shape=(1, 3, 8, 9)), "y", window=(3, 3), stride=(2, 2), padding=(1, 1))
-    assert op.whole == ("w",)
+    assert op.unsplit == ("w",)
     assert [own.over for own in op.traffic] == [("h",), ("h",)]
 
 
@@ -314,8 +314,8 @@ def test_attention_has_torchs_flops_and_its_causal_share():
         forward, _ = torch_flops(F.scaled_dot_product_attention, q, k, k.detach())
     assert heads(keys=5).flops == forward
     assert heads(causal=Causal()).flops == heads().flops / 2
-    assert heads(causal=Causal()).whole == ("z", "q")
-    assert heads().whole == ("z",)
+    assert heads(causal=Causal()).unsplit == ("z", "q")
+    assert heads().unsplit == ("z",)
     assert elements(heads().saved[-1].extent) == 2 * 6 * 2 * 3  # one log-sum-exp a query and head
 
 

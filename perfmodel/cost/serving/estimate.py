@@ -112,7 +112,7 @@ class ServingEstimator:
 
     def program(self, model: TransformerConfig, *, is_prompt: bool) -> ServingProgram:
         """The compiled step of a model under the engine, with the weights in their formats."""
-        low_parts = self.quantization.parts(beside_experts=model.experts is not None)
+        low_parts = self.quantization.parts(with_experts=model.experts is not None)
         fuses, element_bytes = self.engine.kernels.fuses_kernels, self.element_bytes
         return serving_program(model, is_prompt=is_prompt, fuses=fuses, low_parts=low_parts, element_bytes=element_bytes)
 

@@ -26,7 +26,7 @@ def weight_bytes(program: ServingProgram, quantization: Quantization, *, tp: Col
     also has the output matrix and the first the table, whichever is more.
     """
     model = program.model
-    narrow = quantization.parts(beside_experts=model.experts is not None)
+    narrow = quantization.parts(with_experts=model.experts is not None)
     kv = np.gcd(np.asarray(tp, dtype=np.int64), model.num_key_value_heads).astype(float)
     layers: Column = 0.0
     ends: dict[str, Any] = {}

@@ -31,7 +31,7 @@ from perfmodel.workload.imported.graph import (
     Shape,
 )
 from perfmodel.workload.imported.iteration_space import Call, IterationSpace
-from perfmodel.workload.imported.views import Position, expanded, lost, permuted, reshaped, whole
+from perfmodel.workload.imported.views import Position, expanded, identity_view, lost, permuted, reshaped
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -477,7 +477,7 @@ def _made(vertex: ImportedVertex, index: int) -> list[ExportedValue]:
 
 
 def _by_position(shape: Shape) -> tuple[Position, ...]:
-    return whole(shape, [str(index) for index in range(len(shape))])
+    return identity_view(shape, [str(index) for index in range(len(shape))])
 
 
 def _part(view: Sequence[Position], axis: int, shape: Shape) -> tuple[Position, ...]:

@@ -85,7 +85,7 @@ def _operator_faults(rules: RuleSet, operator: Operator) -> Iterator[str]:
         axes = rules.cut(operator.name, name)
         for axis in axes:
             cut.setdefault(axis, []).append(name)
-        if axes and dim in operator.whole:
+        if axes and dim in operator.unsplit:
             why = "a part of it leaves partial scores" if name == "head_dim" else "a softmax needs all of them"
             yield f"{name}: cannot be cut ({why}); leave it out"
     for axis, dims in cut.items():

@@ -109,7 +109,7 @@ def check_sharding(operator: Operator, sharding: Sharding, known: Collection[str
                     "change the rule set so that one of them is left whole"
                 )
             seen[axis] = name
-    for name in operator.whole:
+    for name in operator.unsplit:
         if sharding.get(name):
             raise InputError(
                 f"operator {operator.name}: dim {name} is cut by {', '.join(sharding[name])}: it needs its rows whole; leave {name} whole"

@@ -123,7 +123,7 @@ def cut_sizes(operator: Operator, network: Graph, dim: str) -> tuple[int, ...]:
 
 def divides(operator: Operator, network: Graph, dim: str, parts: int) -> bool:
     """Return whether a dim may be sharded into `parts`: it need not stay whole, and `parts` divides every affected size."""
-    if dim in operator.whole:
+    if dim in operator.unsplit:
         return parts == 1
     if dim in operator.padded:
         return parts <= operator.dims[dim]

@@ -149,7 +149,7 @@ def _part_counts(axes: tuple[MeshAxis, ...]) -> list[int]:
 
 
 def _possible_parts(operator: Operator, network: Graph, dim: str, counts: Sequence[int]) -> tuple[int, ...]:
-    if dim in operator.whole or dim in operator.padded:
+    if dim in operator.unsplit or dim in operator.padded:
         return tuple(part for part in counts if divides(operator, network, dim, part))
     common = gcd(*cut_sizes(operator, network, dim))
     return tuple(part for part in counts if common % part == 0)

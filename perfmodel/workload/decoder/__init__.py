@@ -1,1 +1,1 @@
-"""The parts of a transformer's layers, written down as operators: one file for each kind of mixer and feed-forward."""
+"""Parts of a transformer layer written as operators: one file for each kind of mixer and feed-forward."""

@@ -1,7 +1,7 @@
-"""Latent attention as it decodes: queries meet the latents themselves, which are the cache (DeepSeek, arXiv 2405.04434, section 2.1.2).
+"""Latent attention in decode steps: queries attend to the cached latents directly (DeepSeek, arXiv 2405.04434, section 2.1.2).
 
-What makes keys of a latent is multiplied into the query, what makes values of it into the output: all heads read one cache row of
-`key_value_rank + rope_head_dim` entries, whose first part is also the value. The weights are those of `latent.py`, in two pieces.
+The up-projection of keys is absorbed into the query, that of values into the output. All heads read one cache row of `key_value_rank +
+rope_head_dim` entries, whose first part is also the value. The weights are those of `latent.py`, in two views.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _HEADS = "b s g"
 
 
 def absorbed_attention(b: DecoderBuilder, q: str, latents: str, rope_key: str) -> str:
-    """q[b,s,g,r,qk], latents[b,s,lat], rope_key[b,s,rope] -> out[b,s,g,r,val], by one product before attention and one after it."""
+    """Write q[b,s,g,r,qk], latents[b,s,lat], rope_key[b,s,rope] -> out[b,s,g,r,val], with one product before attention and one after it."""
     latent = b.model.latent
     assert latent is not None
     heads = f"{_HEADS} r"
-    own = b.piece("nope_query", q, f"{heads} qk", f"{heads} qk nope", f"{heads} nope", start=0)
-    absorbed = b.linear("k_up_proj", own, f"{heads} lat nope", f"{heads} nope", "g nope lat", 2, f"{heads} lat")
+    nope_query = b.piece("nope_query", q, f"{heads} qk", f"{heads} qk nope", f"{heads} nope", start=0)
+    absorbed = b.linear("k_up_proj", nope_query, f"{heads} lat nope", f"{heads} nope", "g nope lat", 2, f"{heads} lat")
     turned = b.piece("rope_query", q, f"{heads} qk", f"{heads} qk rope", f"{heads} rope", start=latent.nope_head_dim)
     dims = f"{heads} lat rope kva"
     parts = operand(absorbed, f"{heads} lat"), operand(turned, f"{heads} rope"), operand("queries.out", f"{heads} kva")

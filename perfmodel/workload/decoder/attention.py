@@ -1,4 +1,4 @@
-"""Dense attention: queries, keys and values of the hidden state, grouped heads, a fused kernel or the full square."""
+"""Dense attention: projections of queries, keys and values, grouped heads, a fused kernel or the full score matrix."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def attention_mixer(b: DecoderBuilder, x: str) -> str:
 def attention_core(
     b: DecoderBuilder, q: str, k: str, v: str, k_dims: str, *, width: str = "d", value: str = "d", sinks: str = "", chosen: str = ""
 ) -> str:
-    """Queries [b q g r width], keys [k_dims] and values -> [b q g r value]: one kernel, or scores, their softmax and what it weighs.
+    """Write queries [b q g r width], keys [k_dims] and values -> [b q g r value]: a fused kernel, or scores, softmax and context.
 
-    width, value   dims of a head of queries and keys, and of one of values
-    sinks          a parameter: a score of each head to which no key belongs
-    chosen         [b q it]: which keys a query attends to, wherever they are; "": what the model's windows say
+    width, value   dims of a query or key head, and of a value head
+    sinks          a parameter: a logit of each head without a key
+    chosen         [b q it]: the keys that each query attends to (sparse attention); "": keys by the model's windows
     """
     model, core = b.model, "attention_core"
     depth, value_depth = b.sizes[width], b.sizes[value]
@@ -81,7 +81,7 @@ def attention_core(
         causal_queries="q",
         sinks=operand(sinks, "g r") if sinks else None,
     )
-    weights = b.add(operator, square, whole="z", group=core)
+    weights = b.add(operator, square, unsplit="z", group=core)
     if b.drops:
         weights = b.dropout("attention_weights_dropout", weights, square, square_dims, group=core)
     return b.product("context", f"{square} {value}", (weights, square_dims), (v, v_dims), ("attention.out", out_dims), group=core)

@@ -1,12 +1,13 @@
-"""Writes the operators of a decoder down in order, with the names by which rule sets know their dims.
+"""Builder of a decoder's operators, in order, with the logical names of their dims in rule sets.
 
-Dims: b sequences, s positions, h hidden, g key-value heads, r query heads for each of
-them, c copies of a key-value head, d head dim, f feed-forward, v vocabulary, p positions of the learned table; q and z are
-query and key positions inside attention. A word such as `g_norm` is dim g under another of the names that rule sets know. Of latent
-attention: qa the queries' latent, kva that of keys and values with the shared rotary key, lat and rope these two, kvb a head's key without
-positions and its value, nope and val these two, qk a head of queries or keys. Of modules that predict further tokens: hn what the next
-token's embedding is beside h, hh both together. Of mixers with a state: m groups of heads, mh heads of a group; for each group mi what is
-projected, mc what is convolved, mo what comes out, mb strengths and decays; mv a value head, mt taps of the convolution.
+Dims: b sequences, s positions, h hidden, g key-value heads, r query heads for each of them, c copies of a key-value head, d head dim, f
+feed-forward, v vocabulary, p positions of the learned table; q and z are query and key positions inside attention. A word such as `g_norm`
+is dim g with another logical name.
+
+Latent attention: qa the queries' latent, kva the latent of keys and values with the shared rotary key, lat and rope these two, kvb a head's
+key without positions and its value, nope and val these two, qk a query or key head. Multi-token-prediction modules: hn the next token's
+embedding, hh its concatenation with h. Mixers with a state: m groups of heads, mh heads of a group; for each group mi the projection, mc
+the convolution, mo the output, mb strengths and decays; mv a value head, mt taps of the convolution.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from perfmodel.workload.layer_specs import Experts
 from perfmodel.workload.quantization import WeightPart
 from perfmodel.workload.routing import EVEN, RankRows
 
-#: Word -> the name that rule sets know the dim by; the dim is the word up to `_`.
+#: Word -> logical name of the dim in rule sets; the dim is the part of the word before `_`.
 LOGICAL = {
     "b": "batch", "s": "s", "s_res": "s_res", "q": "s_query", "z": "s_key", "h": "hidden", "g": "kv_heads", "r": "q_per_kv",
     "g_norm": "norm_kv_heads", "r_norm": "norm_q_per_kv", "g_attn": "attn_kv_heads", "r_attn": "attn_q_per_kv", "c": "kv_copies",
@@ -49,8 +50,8 @@ LOGICAL = {
 PER_SAMPLE, STRETCHED, PADDED = "b", "c", "v"
 #: Dims that count tokens: positions, queries, keys, rows of an expert.
 PER_TOKEN = frozenset(("s", "q", "z", "t"))
-#: Dims that no axis may cut, in any operator.
-WHOLE = frozenset(
+#: Dims that no axis may shard, in any operator.
+UNSPLIT = frozenset(
     ("d", "qa", "kva", "lat", "rope", "kvb", "nope", "val", "qk", "hh", "hn", "mi", "mc", "mo", "mh", "mb", "mv", "mt", "ih", "id", "it")
 )
 
@@ -58,10 +59,10 @@ NO_PARTS: Mapping[str, float] = MappingProxyType({})
 
 
 def sizes_of(model: TransformerConfig, seq_len: int, rank_rows: RankRows = EVEN) -> dict[str, int]:
-    """Size of each dim; the batch is a quantity of the plan.
+    """Return the size of each dim; the batch is a quantity of the plan.
 
-    seq_len     0: a quantity too, of which the sizes of dims that count tokens are shares
-    rank_rows   that experts have and that tokens are sent as, over the mean
+    seq_len     0: a quantity of the plan too; dims that count tokens then have sizes relative to it
+    rank_rows   rows per expert and per token, over the mean
     """
     kv_heads, length = model.num_key_value_heads, seq_len or 1
     sizes = {
@@ -73,7 +74,7 @@ def sizes_of(model: TransformerConfig, seq_len: int, rank_rows: RankRows = EVEN)
     if model.position == "learned":
         sizes["p"] = model.num_position_rows
     if (experts := model.experts) is not None:
-        # rows of one expert, on average, and of one token: sizes that need not be whole
+        # Mean rows of one expert, and of one token: sizes that need not be integers.
         rows = rows_of_expert(seq_len, experts, rank_rows)
         sizes |= {
             "t": rows,
@@ -107,20 +108,20 @@ def sizes_of(model: TransformerConfig, seq_len: int, rank_rows: RankRows = EVEN)
 
 
 def dim_of(word: str) -> str:
-    """`g_norm` -> g"""
+    """Return the dim of a word: g of `g_norm`."""
     return word.partition("_")[0]
 
 
 _MOST_PARTS = 10_000
-"""Denominator of a stated skew or capacity, so that whole numbers of rows come out whole."""
+"""Largest denominator of a given skew or capacity, so that integer row counts are exact."""
 
 
 def rows_of_expert(seq_len: int, experts: Experts, rank_rows: RankRows) -> int:
-    """Rows that an expert has of a sequence on average, or where its length is a quantity, the share of them that each token is."""
+    """Return the mean rows of an expert for a sequence, or for one token where the sequence length is a quantity."""
     if seq_len:
         return size_of(seq_len * experts.top_k * rank_rows.computed / experts.num_experts)
     computed = Fraction(rank_rows.computed).limit_denominator(_MOST_PARTS)
-    if float(computed) != rank_rows.computed:  # of counted rows: a mean that is no whole number of them anyway
+    if float(computed) != rank_rows.computed:  # from counted rows: a mean that is not an integer anyway
         return size_of(experts.top_k * rank_rows.computed / experts.num_experts)
     return cast("int", computed * Fraction(experts.top_k, experts.num_experts))
 
@@ -131,12 +132,12 @@ def size_of(value: float) -> int:
 
 @dataclass(slots=True)
 class DecoderBuilder:
-    """Collects operators and tensors while the layer is written down in order; each method returns the tensor that it makes.
+    """Collector of a layer's operators and tensors; each method adds one operator and returns its output tensor.
 
-    Dims are words separated by spaces; those of an operator may say under which name (`g_norm`), those of tensors are bare.
+    Dims are words separated by spaces; those of an operator may select a logical name (`g_norm`), those of tensors are bare.
 
-    prefix   before the names of operators and tensors of a region
-    the rest is what `build_graph` is given
+    prefix   of the names of operators and tensors in a region
+    other fields are arguments of `build_graph`
     """
 
     model: TransformerConfig
@@ -158,7 +159,7 @@ class DecoderBuilder:
     prefix: str = ""
 
     def begin(self, region: str, *, prefix: str = "") -> None:
-        """Start a region: operators from here on belong to it."""
+        """Start a region: the following operators belong to it."""
         self.region, self.prefix = region, prefix
 
     def parameter(self, name: str, dims: str, num_rows: int, *, bias_of: str = "", part: WeightPart = "other") -> str:
@@ -174,11 +175,11 @@ class DecoderBuilder:
         return name
 
     def of(self, dims: str) -> dict[str, int]:
-        """Sizes of an operator's dims."""
+        """Return the sizes of an operator's dims."""
         return {name: self.sizes[name] for name in map(dim_of, dims.split())}
 
     def part_of_token(self, tokens: int) -> int:
-        """Share that a token is of so many, where the length of a sequence is a quantity of the plan; else 0."""
+        """Return 1/tokens, the share of one token, where the sequence length is a quantity of the plan; else 0."""
         return 0 if self.seq_len else cast("int", Fraction(1, tokens))
 
     def add(
@@ -186,7 +187,7 @@ class DecoderBuilder:
         operator: Operator,
         dims: str,
         *,
-        whole: str = "",
+        unsplit: str = "",
         group: str = "",
         itemsize: float = 0.0,
         is_set: bool = False,
@@ -195,7 +196,7 @@ class DecoderBuilder:
         is_counted: bool = False,
         parts: Mapping[str, float] = NO_PARTS,
     ) -> str:
-        """The operator with its dims as rule sets see them."""
+        """Add an operator with the logical names of its dims; return its output tensor."""
         tensor = self.prefix + operator.output.tensor
         shape = tuple(operator.dims[dim] for dim in operator.output.dims)
         bytes_each = itemsize or self.activation_bytes
@@ -212,7 +213,7 @@ class DecoderBuilder:
                 group=group,
                 parts=parts or operator.parts,
                 logical={dim_of(word): LOGICAL[word] for word in dims.split()},
-                whole=tuple(name for name in names if name in WHOLE or name in (*operator.whole, *whole)),
+                unsplit=tuple(name for name in names if name in UNSPLIT or name in (*operator.unsplit, *unsplit)),
                 padded=tuple(name for name in names if name == PADDED),
                 per_sample=tuple(name for name in names if name == PER_SAMPLE),
                 per_token=() if self.seq_len else tuple(name for name in names if name in PER_TOKEN),
@@ -261,7 +262,7 @@ class DecoderBuilder:
         return self.product(name, dims, (x, x_dims), (weight, weight_dims), (f"{name}.out", out_dims), grouped=grouped, itemsize=itemsize)
 
     def pointwise(self, name: str, function: str, inputs: list[tuple[str, str]], dims: str) -> str:
-        operands = tuple(operand(*each) for each in inputs)
+        operands = tuple(operand(*pair) for pair in inputs)
         operator = elementwise(name, function, operands, operand(f"{name}.out", inputs[0][1]), self.of(dims))
         return self.add(operator, dims)
 
@@ -275,7 +276,7 @@ class DecoderBuilder:
     def norm(
         self, name: str, x: str, dims: str = "b s_res h", tensor_dims: str = "b s h", over: str = "h", weight_dims: str = "", rows: int = 1
     ) -> str:
-        """`over`: the dims that are normalised; `weight_dims`: those of the weight, where it has more; `rows` of them are its dim 0."""
+        """Add a norm over the dims `over`; `weight_dims`: dims of the weight, where it has more; `rows` of them are its dim 0."""
         layernorm = self.model.norm == "layernorm"
         weight_dims = weight_dims or over
         x_operand, output = operand(x, tensor_dims), operand(f"{name}.out", tensor_dims)
@@ -287,7 +288,7 @@ class DecoderBuilder:
         return self.add(rms_norm(name, x_operand, weight, output, self.of(dims), over=normalised), dims)
 
     def qk_norm(self, name: str, x: str, dims: str, heads: str) -> str:
-        """Norm of queries or keys. A norm over all heads together needs them whole, whatever the rule set."""
+        """Add the norm of queries or keys. A norm over all heads together needs them unsharded in every rule set."""
         match self.model.qk_norm_scope:
             case "head":
                 return self.norm(name, x, dims, dims, "d")
@@ -297,17 +298,17 @@ class DecoderBuilder:
                 operator = rms_norm(name, operand(x, dims), None, operand(f"{name}.out", dims), self.of(dims), over=("d",))
                 return self.add(operator, dims)
             case "all":
-                whole = " ".join(f"{d}_norm" if d in heads.split() else d for d in dims.split())
-                return self.norm(name, x, whole, dims, f"{heads} d", rows=len(heads.split()) + 1)
+                shared_dims = " ".join(f"{d}_norm" if d in heads.split() else d for d in dims.split())
+                return self.norm(name, x, shared_dims, dims, f"{heads} d", rows=len(heads.split()) + 1)
 
     def rotary(self, name: str, x: str, dims: str, *, tensor_dims: str = "", head_dim: int = 0, start: int | None = None) -> str:
-        """Rotary embedding of the whole head, or of `head_dim` entries from `start`."""
+        """Add a rotary embedding of the full head, or of `head_dim` entries from `start`."""
         tensor_dims = tensor_dims or dims
         x_operand, output = operand(x, tensor_dims), operand(f"{name}.out", tensor_dims)
         return self.add(rotary(name, x_operand, output, self.of(dims), head_dim=head_dim or self.model.head_dim, start=start), dims)
 
     def piece(self, name: str, x: str, x_dims: str, dims: str, output_dims: str, *, start: int) -> str:
-        """Entries of the last position of `x` from `start` on: a view."""
+        """Add a view of entries of the last position of `x` from `start` on."""
         return self.add(piece(name, operand(x, x_dims), operand(f"{name}.out", output_dims), self.of(dims), start=start), dims)
 
     def dropout(self, name: str, x: str, dims: str = "b s_res h", tensor_dims: str = "b s h", *, group: str = "") -> str:
@@ -322,7 +323,7 @@ class DecoderBuilder:
         return self.add(identity(name, operand(x, "b s h"), operand(f"{name}.out", "b s h"), self.of(dims)), dims)
 
     def embedding(self, name: str, ids: str, ids_dims: str, table_name: str, dims: str, table_dims: str) -> str:
-        """A table that is there is read once more."""
+        """Add a lookup; a table that exists already is read again."""
         known = table_name if table_name in self.tensors else self.parameter(table_name, table_dims, 1)
         table = operand(known, table_dims)
         return self.add(embedding(name, operand(ids, ids_dims), table, operand(f"{name}.out", "b s h"), self.of(dims)), dims)

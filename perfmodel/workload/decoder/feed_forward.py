@@ -1,4 +1,4 @@
-"""The dense feed-forward branch, and how a branch ends."""
+"""The dense feed-forward branch, and the end of a branch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from perfmodel.workload.decoder.builder import DecoderBuilder
 
 
 def branch_end(b: DecoderBuilder, name: str, x: str, *, bias: str) -> str:
-    """End of a branch after its last projection: bias, post-norm, dropout; all in the residual stream's layout."""
+    """Write the end of a branch after its last projection: bias, post-norm, dropout; all in the residual stream's layout."""
     if bias:
         x = b.bias(bias, x, "b s_res h", "b s h", "h")
     if b.model.sandwich_norm:

@@ -1,7 +1,7 @@
 """Head of a decoder: norm, output matrix, loss, and multi-token-prediction modules (DeepSeek-V3, arXiv 2412.19437).
 
-A module has its own norms, a projection and a layer, and reads the token table and the output matrix of the model. All are part of the
-region of the head, on the last stage of a pipeline, and nothing of them is recomputed; the projection is made of each rank's own tokens.
+A module has its own norms, projection and layer, and shares the model's token table and output matrix. All belong to the head region, on
+the last pipeline stage, without recomputation; each rank projects its own tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _FP32 = 4.0
 
 
 def write_loss(b: DecoderBuilder, x: str, head_weight: str) -> None:
-    """The operators from the last hidden state to the loss."""
+    """Write the operators from the last hidden state to the loss."""
     x = b.norm("final_norm", x)
     logits = b.product("lm_head", "b s v_out h", (x, "b s h"), (head_weight, "v h"), ("logits", "b s v"))
     if b.model.lm_head_bias:
@@ -26,7 +26,7 @@ def write_loss(b: DecoderBuilder, x: str, head_weight: str) -> None:
 
 
 def write_further_tokens(b: DecoderBuilder, x: str, *, table: str, head_weight: str) -> None:
-    """Modules one after another, each from the hidden state of the one before it and the embedding of one token further."""
+    """Write the modules in sequence, each from the previous hidden state and the embedding of the token one position further."""
     for depth in range(b.model.num_mtp_layers):
         b.begin("head", prefix=f"mtp{depth}.")
         token = b.embedding("token_embedding", b.index("tokens", "b s"), "b s", table, "b s v_in h", "v h")

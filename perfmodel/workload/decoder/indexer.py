@@ -1,7 +1,7 @@
-"""The sparse indexer of latent attention (DeepSeek-V3.2, GLM-5): few small heads that choose the keys which each query attends to.
+"""The sparse indexer of latent attention (DeepSeek-V3.2, GLM-5): a few small heads select the keys that each query attends to.
 
-Its key of a token is made where the residual stream lies and gathered, as latents are. Every tensor-parallel rank has all of its heads:
-what they choose is one list for all heads of attention.
+Its keys are computed in the layout of the residual stream and gathered like latents. Every tensor-parallel rank has all of its heads: their
+selection is one list for all attention heads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from perfmodel.workload.kinds.norm import layer_norm
 
 
 def write_indexer(b: DecoderBuilder, x: str, compressed: str, latent_dim: str) -> str:
-    """Which keys a query attends to. compressed: what queries are made of, the hidden state or its latent, with its last dim."""
+    """Write the selection of keys for each query. compressed: the source of the queries, hidden state or its latent; latent_dim: its last
+    dim"""
     latent = b.model.latent
     assert latent is not None
     q = b.linear("index_q_proj", compressed, f"b s ih id {latent_dim}", f"b s {latent_dim}", f"ih id {latent_dim}", 2, "b s ih id")
@@ -28,6 +29,6 @@ def write_indexer(b: DecoderBuilder, x: str, compressed: str, latent_dim: str) -
     operands = operand(q, "b q ih id"), operand(k, "b z id"), operand(weights, "b q ih"), operand("index.out", "b q it")
     half = b.part_of_token(2)
     operator = index_scores("index", *operands, b.of(dims), heads="ih", width="id", half_keys=((half, "z"),) if half else ())
-    made = b.add(operator, dims, itemsize=4.0)
-    b.set_role(made, TensorRole.INDEX)
-    return made
+    indices = b.add(operator, dims, itemsize=4.0)
+    b.set_role(indices, TensorRole.INDEX)
+    return indices

@@ -1,7 +1,7 @@
-"""Latent attention as it is trained: keys and values of every head are made from one latent for each token (DeepSeek, arXiv 2405.04434).
+"""Latent attention in training: the keys and values of every head are computed from one latent per token (DeepSeek, arXiv 2405.04434).
 
-The latents are made where the residual stream lies, by whole weights, and are gathered in the place of the hidden state; what makes heads
-of them is cut by heads. Every head has keys of its own: they are key-value heads as many as heads, each with one query head.
+Unsharded weights compute the latents in the layout of the residual stream; the latents are gathered in place of the hidden state. Weights
+from latents to heads are sharded by heads. Every head has its own keys: the number of key-value heads equals that of heads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def latent_mixer(b: DecoderBuilder, x: str) -> str:
 
 
 def _latents(b: DecoderBuilder, x: str) -> tuple[str, str]:
-    """Latent of each token, from which keys and values are made, and the rotary key that all heads share."""
+    """Write the latent of each token, for keys and values, and the rotary key shared by all heads."""
     latent = b.model.latent
     assert latent is not None
     compressed = _from_stream(b, "kv_a_proj", x, "kva")
@@ -49,15 +49,15 @@ def _latents(b: DecoderBuilder, x: str) -> tuple[str, str]:
 
 
 def _keys_and_values(b: DecoderBuilder, x: str) -> tuple[str, str]:
-    """Keys and values of attention: a key for each head, part of which all heads share, and a value."""
+    """Write keys and values of attention: a key per head, with a part shared by all heads, and a value."""
     latent = b.model.latent
     assert latent is not None
     tokens, shared = _latents(b, x)
     heads = b.linear("kv_b_proj", tokens, f"{_HEADS} kvb lat", "b s lat", "g kvb lat", 2, f"{_HEADS} kvb")
-    own = b.piece("nope_key", heads, f"{_HEADS} kvb", f"{_HEADS} kvb nope", f"{_HEADS} nope", start=0)
+    nope_key = b.piece("nope_key", heads, f"{_HEADS} kvb", f"{_HEADS} kvb nope", f"{_HEADS} nope", start=0)
     dims = f"{_HEADS} nope rope qk"
-    operands = operand(own, f"{_HEADS} nope"), operand(shared, "b s rope"), operand("keys.out", f"{_HEADS} qk")
-    k = b.add(side_by_side("keys", *operands, b.of(dims)), dims, parts={own: b.sizes["kvb"] / b.sizes["nope"]})
+    operands = operand(nope_key, f"{_HEADS} nope"), operand(shared, "b s rope"), operand("keys.out", f"{_HEADS} qk")
+    k = b.add(side_by_side("keys", *operands, b.of(dims)), dims, parts={nope_key: b.sizes["kvb"] / b.sizes["nope"]})
     value = b.piece("value", heads, f"{_HEADS} kvb", f"{_HEADS} kvb val", f"{_HEADS} val", start=latent.nope_head_dim)
     dims = f"{_HEADS} val"
     v = b.add(copy("values", operand(value, dims), operand("values.out", dims), b.of(dims)), dims)
@@ -65,13 +65,13 @@ def _keys_and_values(b: DecoderBuilder, x: str) -> tuple[str, str]:
 
 
 def _from_stream(b: DecoderBuilder, name: str, x: str, latent: str) -> str:
-    """A product of the residual stream where it lies."""
+    """Write a product in the layout of the residual stream."""
     out = b.linear(name, x, f"b s_res {latent} h", "b s h", f"{latent} h", 1, f"b s {latent}")
     return b.bias(name, out, f"b s_res {latent}", f"b s {latent}", latent) if b.model.qkv_bias else out
 
 
 def _norm(b: DecoderBuilder, name: str, x: str, latent: str, *, times_larger: float = 1.0) -> str:
-    """Always RMSNorm, whatever the norms of the layers are. times_larger: the tensor of which the input is a piece."""
+    """Write an RMSNorm, whatever the norms of the layers are. times_larger: size of the tensor of which the input is a view."""
     dims, tensor_dims = f"b s_res {latent}", f"b s {latent}"
     weight = operand(b.parameter(f"{name}.weight", latent, 1), latent)
     operator = rms_norm(name, operand(x, tensor_dims), weight, operand(f"{name}.out", tensor_dims), b.of(dims))

@@ -1,4 +1,4 @@
-"""One layer: a mixer, a feed-forward, and how they are joined to the residual stream."""
+"""One layer: mixer and feed-forward with their residual connections."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfmodel.workload.decoder.latent import latent_mixer
 from perfmodel.workload.decoder.recurrent import delta_mixer, mamba_mixer
 from perfmodel.workload.layer_specs import FeedForward, LayerSpec, Mixer
 
-#: What writes each part: the hidden state in, the branch's output out, on the residual stream's dims.
+#: Writers of each part: hidden state in, branch output out, on the residual stream's dims.
 MIXERS: Mapping[Mixer, Callable[[DecoderBuilder, str], str]] = {
     "attention": attention_mixer,
     "latent": latent_mixer,
@@ -23,7 +23,7 @@ FEED_FORWARDS: Mapping[FeedForward, Callable[[DecoderBuilder, str], str]] = {"de
 
 
 def write_layer(b: DecoderBuilder, kind: LayerSpec, x: str) -> str:
-    """The operators of one layer that reads `x`; returns what it hands on."""
+    """Write the operators of one layer that reads `x`; return its output tensor."""
     model = b.model
     x = b.identity("block_input", x)
     if model.parallel_block:
@@ -41,7 +41,7 @@ def write_layer(b: DecoderBuilder, kind: LayerSpec, x: str) -> str:
 
 
 def _parallel(b: DecoderBuilder, kind: LayerSpec, x: str) -> str:
-    """Both branches read the same residual and are added together."""
+    """Write both branches from the same residual, and their sum."""
     model = b.model
     normed = b.norm("attention_norm", x) if model.pre_norm else x
     mlp_in = normed if model.shared_norm else b.norm("mlp_norm", x)

@@ -1,30 +1,31 @@
-"""Mixers with a state in the place of keys: Mamba-2, and the gated delta network of Qwen3-Next.
+"""Mixers with a recurrent state in place of a KV cache: Mamba-2, and the gated delta network of Qwen3-Next.
 
-Heads lie in groups m (of B and C; of a key head), which tensor parallelism cuts. One product makes all that a group needs, side by side;
-a short convolution mixes neighbours, a scan the sequence, a gated norm and a product end the branch. From the convolution to the norm
-every rank has whole sequences of some groups (`s_scan`, `scan_groups`), or goes on where the rank before it stopped.
+Heads are in groups m (of B and C; of a key head), which tensor parallelism shards. One product computes all inputs of a group,
+concatenated. A short convolution mixes neighbouring positions, a scan the sequence; a gated norm and a product end the branch. From the
+convolution to the norm every rank has full sequences of some groups (`s_scan`, `scan_groups`), or continues where the previous rank
+stopped.
 
-What is kept: what the first product made, the scan's output, the norm's. The convolution and states are made again in backward.
+Saved: the first product's output, the scan's output, the norm's output. Backward recomputes the convolution and the states.
 """
 
 from __future__ import annotations
 
 from perfmodel.workload.decoder.builder import DecoderBuilder, operand
 from perfmodel.workload.graph import Operand
-from perfmodel.workload.kinds.state_space import Chunks, causal_conv, delta_scan, gated_norm, state_scan
+from perfmodel.workload.kinds.state_space import ScanChunks, causal_conv, delta_scan, gated_norm, state_scan
 
 _PROJECTED, _SCANNED = "b s m", "b s_scan m_scan"
 
 
 def mamba_mixer(b: DecoderBuilder, x: str) -> str:
-    """Gate, inputs with B and C, and steps of each group are what one product makes, in that order."""
+    """Write a Mamba-2 mixer; the first product yields the gate, the inputs with B and C, and the steps of each group, in that order."""
     mamba = b.model.mamba
     assert mamba is not None
-    made = _projected(b, "in_proj", x, "mi", bias=mamba.bias)
+    projected = _projected(b, "in_proj", x, "mi", bias=mamba.bias)
     inner = b.sizes["mo"]
-    gate = _piece(b, "gate", made, "mi", "mo", start=0)
-    mixed = _piece(b, "mixed", made, "mi", "mc", start=inner)
-    steps = _piece(b, "steps", made, "mi", "mh", start=inner + b.sizes["mc"])
+    gate = _piece(b, "gate", projected, "mi", "mo", start=0)
+    mixed = _piece(b, "mixed", projected, "mi", "mc", start=inner)
+    steps = _piece(b, "steps", projected, "mi", "mh", start=inner + b.sizes["mc"])
     mixed = _convolved(b, mixed, bias=mamba.conv_bias, times_larger=b.sizes["mi"] / b.sizes["mc"])
     parameters = tuple(operand(b.parameter(name, "m mh", 2), "m mh") for name in ("dt_bias", "A_log", "D"))
     dims = f"{_SCANNED} mc mh mo"
@@ -37,7 +38,7 @@ def mamba_mixer(b: DecoderBuilder, x: str) -> str:
         parameters,
         operand("scan.out", "b s m mo"),
         sizes,
-        chunks=Chunks(mixed_rows, sizes, chunk=mamba.chunk_size, num_chunks=b.part_of_token(mamba.chunk_size)),
+        chunks=ScanChunks(mixed_rows, sizes, chunk=mamba.chunk_size, num_chunks=b.part_of_token(mamba.chunk_size)),
         groups=((sizes["m"], "m"),),
         heads=((sizes["m"], "m"), (sizes["mh"], "mh")),
         head_dim=mamba.head_dim,
@@ -48,13 +49,13 @@ def mamba_mixer(b: DecoderBuilder, x: str) -> str:
 
 
 def delta_mixer(b: DecoderBuilder, x: str) -> str:
-    """Queries, keys and values, then the gate of each group are what one product makes, writing strengths and decays another."""
+    """Write a gated delta mixer; one product yields queries, keys, values and gate of each group, another writing strengths and decays."""
     delta = b.model.delta
     assert delta is not None
-    made = _projected(b, "in_proj_qkvz", x, "mi")
+    projected = _projected(b, "in_proj_qkvz", x, "mi")
     strengths = _projected(b, "in_proj_ba", x, "mb")
-    mixed = _piece(b, "mixed", made, "mi", "mc", start=0)
-    gate = _piece(b, "gate", made, "mi", "mo", start=b.sizes["mc"])
+    mixed = _piece(b, "mixed", projected, "mi", "mc", start=0)
+    gate = _piece(b, "gate", projected, "mi", "mo", start=b.sizes["mc"])
     mixed = _convolved(b, mixed, bias=False, times_larger=b.sizes["mi"] / b.sizes["mc"])
     parameters = tuple(operand(b.parameter(name, "m mh", 2), "m mh") for name in ("dt_bias", "A_log"))
     dims = f"{_SCANNED} mc mb mh mo"
@@ -67,7 +68,7 @@ def delta_mixer(b: DecoderBuilder, x: str) -> str:
         parameters,
         operand("scan.out", "b s m mo"),
         sizes,
-        chunks=Chunks(mixed_rows, sizes, chunk=delta.chunk_size, num_chunks=b.part_of_token(delta.chunk_size)),
+        chunks=ScanChunks(mixed_rows, sizes, chunk=delta.chunk_size, num_chunks=b.part_of_token(delta.chunk_size)),
         heads=((sizes["m"], "m"), (sizes["mh"], "mh")),
         key_dim=delta.key_head_dim,
         value_dim=delta.value_head_dim,
@@ -77,8 +78,8 @@ def delta_mixer(b: DecoderBuilder, x: str) -> str:
 
 
 def _projected(b: DecoderBuilder, name: str, x: str, width: str, *, bias: bool = False) -> str:
-    made = b.linear(name, x, f"{_PROJECTED} {width} h", "b s h", f"m {width} h", 2, f"b s m {width}")
-    return b.bias(name, made, f"{_PROJECTED} {width}", f"b s m {width}", f"m {width}") if bias else made
+    out = b.linear(name, x, f"{_PROJECTED} {width} h", "b s h", f"m {width} h", 2, f"b s m {width}")
+    return b.bias(name, out, f"{_PROJECTED} {width}", f"b s m {width}", f"m {width}") if bias else out
 
 
 def _piece(b: DecoderBuilder, name: str, x: str, width: str, taken: str, *, start: int) -> str:
@@ -86,7 +87,7 @@ def _piece(b: DecoderBuilder, name: str, x: str, width: str, taken: str, *, star
 
 
 def _convolved(b: DecoderBuilder, x: str, *, bias: bool, times_larger: float) -> str:
-    """It keeps what it reads with all that this is a piece of, of which others read pieces."""
+    """Write the convolution. It saves the full tensor of which its input is a view and which others read too."""
     dims, tensor_dims = f"{_SCANNED} mc mt", "b s m mc"
     weight = operand(b.parameter("conv.weight", "m mc mt", 2), "m mc mt")
     shift: Operand | None = operand(b.parameter("conv.bias", "m mc", 2), "m mc") if bias else None

@@ -1,7 +1,7 @@
-"""Hugging Face model families: keys of their `config.json`, and values that their code fixes.
+"""Hugging Face model families: the keys of their `config.json`, and constants of their code.
 
-One function for each family says which keys it reads and what the family fixes. A size that the file leaves out is an error; the
-one exception is the `text_config` of a vision-language model, which Hugging Face writes without the values that equal its class's defaults.
+One function per family reads its keys and adds its constants. A missing size is an error. The exception is the `text_config` of a
+vision-language model: Hugging Face omits values there that equal the class defaults.
 """
 
 from __future__ import annotations

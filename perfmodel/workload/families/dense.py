@@ -1,4 +1,4 @@
-"""Families whose layers are all attention and a dense MLP."""
+"""Families with attention and a dense MLP in all layers."""
 
 from collections.abc import Callable, Mapping
 
@@ -6,8 +6,8 @@ from perfmodel.foundation.errors import bad_field
 from perfmodel.workload.config import printable
 from perfmodel.workload.config_fields import ConfigFields, Values, head_dim_of, no_rotary_every_of, sizes_of, window_of
 
-# Constant factors (logit_scale, embedding_multiplier, residual_multiplier, soft caps) and clamps (clip_qkv) have no parameters and
-# ride on kernels that run anyway: they are not counted.
+# Constant factors (logit_scale, embedding_multiplier, residual_multiplier, soft caps) and clamps (clip_qkv) have no parameters and are
+# fused into existing kernels: they are not counted.
 
 
 def _gpt2(fields: ConfigFields) -> Values:
@@ -41,7 +41,7 @@ _GPT: Values = {
 
 
 def _megatron(fields: ConfigFields) -> Values:
-    """Our own: a GPT of Megatron-LM under Hugging Face's names; the vocabulary is the padded one."""
+    """Return the values of perfmodel's own format: a Megatron-LM GPT with Hugging Face's names and the padded vocabulary."""
     hidden, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
     return {
         "num_hidden_layers": fields.count("num_hidden_layers"),
@@ -75,7 +75,7 @@ def _opt(fields: ConfigFields) -> Values:
         "intermediate_size": fields.count("ffn_dim"),
         "vocab_size": fields.count("vocab_size"),
         "max_position_embeddings": fields.count("max_position_embeddings"),
-        "position_offset": 2,  # modeling_opt.py: the first two rows of the table are never read
+        "position_offset": 2,  # modeling_opt.py: the first two rows of the table are unused
         "activation": fields.activation("activation_function", default="relu"),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", default=True),
         "dropout": fields.share("dropout", default=0.1),
@@ -107,7 +107,7 @@ def _falcon(fields: ConfigFields) -> Values:
     heads = fields.count("num_attention_heads", "n_head")
     new_block = fields.flag("new_decoder_architecture", default=False)
     parallel = new_block or fields.flag("parallel_attn", default=True)
-    if new_block:  # 40B and later: groups of heads; two norms unless num_ln_in_parallel_attn says one
+    if new_block:  # 40B and later: grouped heads; two norms unless num_ln_in_parallel_attn is 1
         kv_heads = fields.count("num_kv_heads", "n_head_kv", default=heads)
         shared_norm = fields.count("num_ln_in_parallel_attn", default=2) == 1
     else:
@@ -122,7 +122,9 @@ def _falcon(fields: ConfigFields) -> Values:
         "head_dim": head_dim_of(hidden, heads),
         "intermediate_size": fields.count("ffn_hidden_size", default=4 * hidden),
         "vocab_size": fields.count("vocab_size"),
-        "max_position_embeddings": fields.count("max_position_embeddings", default=2048),  # the class's; ALiBi and rotary have no table
+        "max_position_embeddings": fields.count(
+            "max_position_embeddings", default=2048
+        ),  # class default; ALiBi and rotary positions have no table
         **_GPT,
         "position": "alibi" if fields.flag("alibi", default=False) else "rotary",
         "qkv_bias": bias,
@@ -137,7 +139,7 @@ def _falcon(fields: ConfigFields) -> Values:
 
 
 def _phi(fields: ConfigFields) -> Values:
-    """phi-1, 1.5 and 2: a parallel block with one norm, partial rotary positions, a bias even on the logits."""
+    """Return the values of phi-1, 1.5 and 2: a parallel block with one norm, partial rotary positions, a bias even on the logits."""
     return {
         **sizes_of(fields, kv_default=True),
         **_GPT,
@@ -161,9 +163,9 @@ def _bloom(fields: ConfigFields) -> Values:
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
         "head_dim": head_dim_of(hidden, heads),
-        "intermediate_size": 4 * hidden,  # modeling_bloom.py, whatever n_inner says
+        "intermediate_size": 4 * hidden,  # modeling_bloom.py, regardless of n_inner
         "vocab_size": fields.count("vocab_size"),
-        "max_position_embeddings": fields.count("seq_length", default=2048),  # that of the training; ALiBi has no table
+        "max_position_embeddings": fields.count("seq_length", default=2048),  # training length; ALiBi has no table
         **_GPT,
         "position": "alibi",
         "embedding_layernorm": True,
@@ -174,7 +176,7 @@ def _bloom(fields: ConfigFields) -> Values:
 
 
 def _gptj(fields: ConfigFields) -> Values:
-    """A parallel block with one norm; biases in the MLP and on the logits alone."""
+    """Return the values of GPT-J: a parallel block with one norm; biases only in the MLP and on the logits."""
     return {
         **_gpt2(fields),
         "position": "rotary",
@@ -189,7 +191,7 @@ def _gptj(fields: ConfigFields) -> Values:
 
 
 def _mpt(fields: ConfigFields) -> Values:
-    """The form that transformers has: ALiBi, no bias anywhere."""
+    """Return the values of transformers' form of MPT: ALiBi, no bias."""
     hidden, heads = fields.count("d_model", "hidden_size"), fields.count("n_heads", "num_attention_heads")
     attention = fields.nested("attn_config")
     attention.must_be("alibi", True, "positions other than ALiBi are")
@@ -203,7 +205,7 @@ def _mpt(fields: ConfigFields) -> Values:
         "num_attention_heads": heads,
         "num_key_value_heads": heads,
         "head_dim": head_dim_of(hidden, heads),
-        "intermediate_size": fields.count("expansion_ratio", default=4) * hidden,  # transformers takes 4, mosaicml's own code this
+        "intermediate_size": fields.count("expansion_ratio", default=4) * hidden,  # 4 in transformers; mosaicml's own code reads it
         "vocab_size": fields.count("vocab_size"),
         "max_position_embeddings": fields.count("max_seq_len", default=2048),
         **_GPT,
@@ -236,7 +238,7 @@ def _starcoder2(fields: ConfigFields) -> Values:
     }
 
 
-#: Llama's block: gated MLP, RMSNorm, rotary positions, no bias anywhere.
+#: Llama's block: gated MLP, RMSNorm, rotary positions, no bias.
 LLAMA: Values = {
     "gated_mlp": True,
     "norm": "rmsnorm",
@@ -249,7 +251,7 @@ LLAMA: Values = {
 
 
 def _nemotron(fields: ConfigFields) -> Values:
-    """Nemotron-4: a LayerNorm, an MLP of two matrices."""
+    """Return the values of Nemotron-4: LayerNorm, an MLP of two matrices."""
     activation = fields.activation("hidden_act", default="relu2")
     return {**llama(fields), "gated_mlp": False, "norm": "layernorm", "norm_bias": True, "activation": activation}
 
@@ -273,7 +275,7 @@ def _hunyuan(fields: ConfigFields) -> Values:
 
 
 def _exaone4(fields: ConfigFields) -> Values:
-    """Norms after the branches alone; layers that ignore the window have no rotary positions."""
+    """Return the values of EXAONE 4: norms only after the branches; layers without the window have no rotary positions."""
     pattern = fields.data.get("sliding_window_pattern")
     every = len(pattern) if isinstance(pattern, str) else fields.count("sliding_window_pattern", default=4)
     window = window_of(fields, used=fields.has("sliding_window"), every=every)
@@ -296,7 +298,7 @@ def llama(fields: ConfigFields) -> Values:
 
 
 def olmo2(fields: ConfigFields) -> Values:
-    """No norm before a branch, one after it; queries and keys are normed over all heads together."""
+    """Return the values of OLMo 2: norms only after the branches; queries and keys are normed over all heads together."""
     return {**llama(fields), "mlp_bias": False, "pre_norm": False, "sandwich_norm": True, "qk_norm": True, "qk_norm_scope": "all"}
 
 
@@ -305,7 +307,7 @@ def _olmo3(fields: ConfigFields) -> Values:
 
 
 def glm(fields: ConfigFields) -> Values:
-    """GLM-4-9B and GLM-Edge in transformers' form (glm-4-9b-hf)."""
+    """Return the values of GLM-4-9B and GLM-Edge in transformers' form (glm-4-9b-hf)."""
     return {
         **sizes_of(fields, kv_default=False, head_dim_required=True),
         **LLAMA,
@@ -316,7 +318,7 @@ def glm(fields: ConfigFields) -> Values:
 
 
 def _glm4(fields: ConfigFields) -> Values:
-    """GLM-4-0414."""
+    """Return the values of GLM-4-0414."""
     return {**glm(fields), "sandwich_norm": True}
 
 
@@ -331,7 +333,7 @@ def rotary(no_rotary_every: int) -> Values:
 
 
 def _cohere(fields: ConfigFields) -> Values:
-    """Command R: a parallel block with one norm, a LayerNorm without bias, the output matrix tied."""
+    """Return the values of Command R: a parallel block with one LayerNorm without bias, and a tied output matrix."""
     return {
         **llama(fields),
         "mlp_bias": False,
@@ -345,7 +347,7 @@ def _cohere(fields: ConfigFields) -> Values:
 
 
 def _cohere2(fields: ConfigFields) -> Values:
-    """Command R7B and Command A: layers with a window have rotary positions, those without have none."""
+    """Return the values of Command R7B and Command A: only layers with a window have rotary positions."""
     window = window_of(fields, used=fields.has("sliding_window"), every=fields.count("sliding_window_pattern", default=4))
     positions = rotary(window["full_attention_every"]) if window["sliding_window"] else {"position": "none"}
     return {**_cohere(fields), "qk_norm": False, **window, **positions}
@@ -398,7 +400,7 @@ def qwen3(fields: ConfigFields, *, head_dim_required: bool = True, width: str = 
 
 
 def _gemma(fields: ConfigFields) -> Values:
-    # hidden_act of the first Gemma configs says "gelu", but the model runs the tanh form unless hidden_activation is set.
+    # The first Gemma configs have hidden_act "gelu", but the model runs the tanh form unless hidden_activation is set.
     bias = fields.flag("attention_bias", default=False)
     return {
         **sizes_of(fields, kv_default=False, head_dim_required=True),
@@ -420,7 +422,7 @@ def _gemma3(fields: ConfigFields) -> Values:
 
 
 def _qwen_window(fields: ConfigFields) -> Values:
-    """Qwen cuts the attention of the layers from `max_window_layers` on, if at all."""
+    """Return the window: Qwen's layers from `max_window_layers` on have it, if `use_sliding_window` is set."""
     used = fields.flag("use_sliding_window", default=False)
     if used and not fields.has("layer_types") and fields.has("sliding_window"):
         first, layers = fields.count("max_window_layers", default=28), fields.count("num_hidden_layers")

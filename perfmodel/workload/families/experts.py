@@ -1,15 +1,15 @@
-"""Families with experts in the place of the MLP, in all layers or in some, and usual attention."""
+"""Families with experts in place of the MLP, in all or some layers, and standard attention."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from perfmodel.workload.config_fields import ConfigFields, Values, every_of, head_dim_of, made_of, no_rotary_every_of, window_of
+from perfmodel.workload.config_fields import ConfigFields, Values, every_of, head_dim_of, layer_parts, no_rotary_every_of, window_of
 from perfmodel.workload.families.dense import LLAMA, ernie, glm, llama, mistral, qwen2, qwen3, rotary
 from perfmodel.workload.layer_specs import Experts, FeedForward, Mixer
 
-# How scores become weights (norm_topk_prob, routed_scaling_factor), losses that balance the load and a bias that is moved by hand
-# (e_score_correction_bias, a buffer) have no trained parameters and next to no work: they are not counted.
+# Normalisation of scores (norm_topk_prob, routed_scaling_factor), load-balancing losses and the load-balancing bias
+# (e_score_correction_bias, a buffer) have no trained parameters and negligible work: they are not counted.
 
 
 def _mixtral(fields: ConfigFields) -> Values:
@@ -17,14 +17,14 @@ def _mixtral(fields: ConfigFields) -> Values:
 
 
 def _qwen2_moe(fields: ConfigFields) -> Values:
-    """Beside the experts one that every token runs, scaled by a gate."""
+    """Return the values of Qwen2-MoE: a shared expert, scaled by a gate, in addition to the routed ones."""
     experts = qwen_experts(fields, shared_width=fields.count("shared_expert_intermediate_size"))
     bias = fields.flag("qkv_bias", default=True)
-    return {**qwen2(fields), "qkv_bias": bias, **made_of(_layers_of_qwen(fields), experts=experts)}
+    return {**qwen2(fields), "qkv_bias": bias, **layer_parts(_layers_of_qwen(fields), experts=experts)}
 
 
 def _qwen3_moe(fields: ConfigFields) -> Values:
-    return {**qwen3(fields, head_dim_required=False), **made_of(_layers_of_qwen(fields), experts=qwen_experts(fields))}
+    return {**qwen3(fields, head_dim_required=False), **layer_parts(_layers_of_qwen(fields), experts=qwen_experts(fields))}
 
 
 def qwen_experts(fields: ConfigFields, *, shared_width: int = 0) -> Experts | None:
@@ -39,11 +39,11 @@ def qwen_experts(fields: ConfigFields, *, shared_width: int = 0) -> Experts | No
 
 
 def _layers_of_qwen(fields: ConfigFields) -> list[tuple[Mixer, FeedForward]]:
-    return [("attention", each) for each in feed_forwards_of_qwen(fields)]
+    return [("attention", feed_forward) for feed_forward in feed_forwards_of_qwen(fields)]
 
 
 def feed_forwards_of_qwen(fields: ConfigFields) -> list[FeedForward]:
-    """Every `decoder_sparse_step`-th layer has experts, but those of `mlp_only_layers`."""
+    """Return the feed-forwards: every `decoder_sparse_step`-th layer has experts, except those in `mlp_only_layers`."""
     num_layers = fields.num_layers()
     step, dense = max(1, fields.count("decoder_sparse_step", default=1)), fields.indices("mlp_only_layers", num_layers)
     return ["experts" if i not in dense and (i + 1) % step == 0 else "dense" for i in range(num_layers)]
@@ -54,11 +54,11 @@ def expert_width(fields: ConfigFields) -> int:
 
 
 def routed_and_shared(fields: ConfigFields, *, sigmoid: bool) -> Experts | None:
-    """Under DeepSeek's names."""
+    """Return the experts under DeepSeek's key names."""
     width = expert_width(fields)
     shared = 0 if "n_shared_experts" in fields.data and not fields.has("n_shared_experts") else fields.count("n_shared_experts")  # null
     score = fields.choice("scoring_func", ("softmax", "sigmoid"), default="sigmoid" if sigmoid else "softmax")
-    in_groups = fields.data.get("topk_method") != "greedy"  # which ignores them
+    in_groups = fields.data.get("topk_method") != "greedy"  # greedy selection ignores groups
     return fields.record(
         Experts,
         num_experts=fields.count("n_routed_experts"),
@@ -72,7 +72,7 @@ def routed_and_shared(fields: ConfigFields, *, sigmoid: bool) -> Experts | None:
 
 
 def after_dense_layers(fields: ConfigFields, mixer: Mixer) -> list[tuple[Mixer, FeedForward]]:
-    """The first layers are dense: `first_k_dense_replace` of them, or as `mlp_layer_types` says."""
+    """Return layers whose first ones are dense: `first_k_dense_replace` of them, or by `mlp_layer_types`."""
     num_layers = fields.num_layers()
     fields.must_be("moe_layer_freq", 1, "experts in every n-th layer are")
     words: Sequence[str] = fields.of_each_layer("mlp_layer_types", ("dense", "sparse"), num_layers)
@@ -83,23 +83,24 @@ def after_dense_layers(fields: ConfigFields, mixer: Mixer) -> list[tuple[Mixer, 
 
 
 def _deepseek_moe(fields: ConfigFields) -> Values:
-    """The first DeepSeek with experts (arXiv 2401.06066), before latent attention."""
-    return {**llama(fields), **made_of(after_dense_layers(fields, "attention"), experts=routed_and_shared(fields, sigmoid=False))}
+    """Return the values of the first DeepSeek with experts (arXiv 2401.06066), before latent attention."""
+    return {**llama(fields), **layer_parts(after_dense_layers(fields, "attention"), experts=routed_and_shared(fields, sigmoid=False))}
 
 
 def _glm4_moe(fields: ConfigFields) -> Values:
-    """GLM-4.5: a bias of queries, keys and values alone; their norms by a switch."""
+    """Return the values of GLM-4.5: biases only of queries, keys and values; optional query and key norms."""
     return {
         **glm(fields),
         "qkv_bias": fields.flag("attention_bias", default=False),
         "qk_norm": fields.flag("use_qk_norm", default=False),
-        **made_of(after_dense_layers(fields, "attention"), experts=routed_and_shared(fields, sigmoid=True)),
+        **layer_parts(after_dense_layers(fields, "attention"), experts=routed_and_shared(fields, sigmoid=True)),
         "num_mtp_layers": fields.count("num_nextn_predict_layers", default=0),
     }
 
 
 def _gpt_oss(fields: ConfigFields) -> Values:
-    """Windows in every second layer, sinks, biases everywhere. Its clamps and the scale inside its SiLU ride on the activation."""
+    """Return the values of gpt-oss: windows in every second layer, sinks, biases everywhere. Its clamps and the scale inside its SiLU are
+    fused into the activation."""
     experts = fields.record(
         Experts,
         num_experts=fields.count("num_local_experts"),
@@ -121,8 +122,8 @@ def _gpt_oss(fields: ConfigFields) -> Values:
 
 
 def _llama4(fields: ConfigFields) -> Values:
-    """Attention in chunks but for layers without rotary positions; beside the chosen expert one that every token runs. A norm of
-    queries and keys has no weights; layers without rotary positions have none, but it is counted there too."""
+    """Return the values of Llama 4: chunked attention except in layers without rotary positions; one shared expert. The norm of queries and
+    keys has no weights. Layers without rotary positions have no such norm, but it is counted there too."""
     num_layers = fields.num_layers()
     width = fields.count("intermediate_size")
     experts = fields.record(
@@ -143,7 +144,7 @@ def _llama4(fields: ConfigFields) -> Values:
         "qk_norm_scope": "bare",
         "intermediate_size": fields.count("intermediate_size_mlp") if has_dense else width,
         **_chunks(fields, num_layers),
-        **made_of([("attention", "experts" if i in sparse else "dense") for i in range(num_layers)], experts=experts),
+        **layer_parts([("attention", "experts" if i in sparse else "dense") for i in range(num_layers)], experts=experts),
     }
 
 
@@ -159,7 +160,7 @@ def _chunks(fields: ConfigFields, num_layers: int) -> Values:
 
 
 def _dbrx(fields: ConfigFields) -> Values:
-    """MPT's names; LayerNorm without a bias."""
+    """Return the values of DBRX: MPT's key names; LayerNorm without a bias."""
     hidden, heads = fields.count("d_model"), fields.count("n_heads")
     attention, inside = fields.nested("attn_config"), fields.nested("ffn_config")
     experts = inside.record(
@@ -187,7 +188,7 @@ def _dbrx(fields: ConfigFields) -> Values:
 
 
 def _grok1(fields: ConfigFields) -> Values:
-    """In the form of the ports to torch (hpcai-tech/grok-1): a norm before and after each branch, the output matrix tied."""
+    """Return the values of Grok-1 as ported to torch (hpcai-tech/grok-1): norms before and after each branch, a tied output matrix."""
     return {
         **llama(fields),
         "activation": fields.activation("hidden_act", default="gelu"),
@@ -198,11 +199,11 @@ def _grok1(fields: ConfigFields) -> Values:
 
 
 def _minimax_m2(fields: ConfigFields) -> Values:
-    """Queries and keys are normed over all heads together."""
+    """Return the values of MiniMax-M2: queries and keys are normed over all heads together."""
     fields.must_be("use_qk_norm", True, "attention without norms of queries and keys is")
     fields.must_be("qk_norm_type", "per_layer", "a norm of each head is")
     fields.must_be("shared_intermediate_size", 0, "a shared expert is")
-    if any(each != 1 for each in fields.entries("attn_type_list")):
+    if any(kind != 1 for kind in fields.entries("attn_type_list")):
         fields.refuse("attn_type_list", "lightning attention is not modelled yet", "only layers of type 1 are")
     experts = fields.record(
         Experts,
@@ -220,7 +221,7 @@ def _olmoe(fields: ConfigFields) -> Values:
 
 
 def _phimoe(fields: ConfigFields) -> Values:
-    """LayerNorm, and a bias even on the logits."""
+    """Return the values of PhiMoE: LayerNorm, and a bias even on the logits."""
     experts = _plain_experts(fields)
     bias = fields.flag("attention_bias", default=False)
     return {
@@ -235,7 +236,7 @@ def _phimoe(fields: ConfigFields) -> Values:
 
 
 def _granitemoe(fields: ConfigFields) -> Values:
-    """Its fused input matrix is gate and up; GraniteMoeShared has a shared expert besides."""
+    """Return the values of GraniteMoE: the fused input matrix is gate and up; GraniteMoeShared also has a shared expert."""
     return {
         **llama(fields),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", default=True),
@@ -244,7 +245,7 @@ def _granitemoe(fields: ConfigFields) -> Values:
 
 
 def _ernie_moe(fields: ConfigFields) -> Values:
-    """Experts between two layers, in every so many."""
+    """Return the values of ERNIE 4.5 MoE: experts in every n-th layer of a range."""
     bias, width = fields.flag("use_bias", default=False), fields.count("moe_intermediate_size")
     experts = fields.record(
         Experts,
@@ -258,14 +259,14 @@ def _ernie_moe(fields: ConfigFields) -> Values:
     first, last = fields.count("moe_layer_start_index"), fields.count("moe_layer_end_index", default=-1)
     every = max(1, fields.count("moe_layer_interval", default=1))
     sparse = range(first, num_layers if last == -1 else last + 1)
-    makes = made_of(
+    parts = layer_parts(
         [("attention", "experts" if i in sparse and (i + 1) % every == 0 else "dense") for i in range(num_layers)], experts=experts
     )
-    return {**ernie(fields), "lm_head_bias": bias, **makes}
+    return {**ernie(fields), "lm_head_bias": bias, **parts}
 
 
 def _plain_experts(fields: ConfigFields, *, shared_width: int = 0) -> Experts | None:
-    """In every layer; `intermediate_size` is the width of one."""
+    """Return experts of every layer; `intermediate_size` is the width of one."""
     return fields.record(
         Experts,
         num_experts=fields.count("num_local_experts", "num_experts"),

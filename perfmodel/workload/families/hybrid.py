@@ -1,11 +1,11 @@
-"""Families whose layers mix tokens in several ways: attention in some, a state or a linear memory in the others."""
+"""Families with several kinds of mixers: attention in some layers, a recurrent state in the others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
 from perfmodel.workload.config import MAX_LAYERS
-from perfmodel.workload.config_fields import ConfigFields, Values, made_of
+from perfmodel.workload.config_fields import ConfigFields, Values, layer_parts
 from perfmodel.workload.families.dense import LLAMA, qwen3
 from perfmodel.workload.families.experts import feed_forwards_of_qwen, qwen_experts
 from perfmodel.workload.layer_specs import DeltaNet, Experts, FeedForward, Mamba, Mixer
@@ -29,7 +29,7 @@ def _qwen3_5_moe(fields: ConfigFields) -> Values:
 
 
 def _gated(fields: ConfigFields, *, width: str = "intermediate_size") -> Values:
-    """Qwen3 whose attention scales what it puts out by a gate."""
+    """Return the values of Qwen3 with a gate on the attention output."""
     return {**qwen3(fields, width=width), "attention_gate": True}
 
 
@@ -38,7 +38,7 @@ def _further_tokens(fields: ConfigFields) -> Values:
 
 
 def _with_memory(fields: ConfigFields, feed_forwards: Sequence[FeedForward], experts: Experts | None) -> Values:
-    """Every fourth layer has attention, the others a gated delta network, unless `layer_types` says otherwise."""
+    """Return the layers: attention in every fourth one, a gated delta network in the others, unless `layer_types` lists them."""
     num_layers = fields.num_layers()
     words: Sequence[str] = fields.of_each_layer("layer_types", ("linear_attention", "full_attention"), num_layers)
     if not words:
@@ -53,12 +53,13 @@ def _with_memory(fields: ConfigFields, feed_forwards: Sequence[FeedForward], exp
         conv_kernel=fields.count("linear_conv_kernel_dim", default=4),
     )
     mixers: list[Mixer] = ["delta" if word == "linear_attention" else "attention" for word in words]
-    return made_of(list(zip(mixers, feed_forwards, strict=True)), experts=experts, delta=delta)
+    return layer_parts(list(zip(mixers, feed_forwards, strict=True)), experts=experts, delta=delta)
 
 
 def _nemotron_h(fields: ConfigFields) -> Values:
-    """Each layer is a mixer or a feed-forward alone, with one norm; no positions; MLPs and experts of two matrices."""
-    makes = _blocks(fields)
+    """Return the values of Nemotron-H: each layer is either a mixer or a feed-forward, with one norm. No positions; MLPs and experts have
+    two matrices."""
+    layers = _blocks(fields)
     bias = fields.flag("attention_bias", default=False)
     mlp_bias = fields.flag("mlp_bias", default=False)
     mamba = fields.record(
@@ -72,7 +73,7 @@ def _nemotron_h(fields: ConfigFields) -> Values:
         conv_bias=fields.flag("use_conv_bias", default=True),
         bias=fields.flag("use_bias", default=False),
     )
-    if ("none", "experts") in makes:
+    if ("none", "experts") in layers:
         fields.must_be("num_nextn_predict_layers", 0, "modules of several layers that predict further tokens are")
         experts = fields.record(
             Experts,
@@ -90,7 +91,7 @@ def _nemotron_h(fields: ConfigFields) -> Values:
         experts = None
     return {
         **LLAMA,
-        "num_hidden_layers": len(makes),
+        "num_hidden_layers": len(layers),
         "hidden_size": fields.count("hidden_size"),
         "num_attention_heads": fields.count("num_attention_heads"),
         "num_key_value_heads": fields.count("num_key_value_heads"),
@@ -105,7 +106,7 @@ def _nemotron_h(fields: ConfigFields) -> Values:
         "mlp_bias": mlp_bias,
         "activation": fields.activation("mlp_hidden_act", default="relu2"),
         "tie_word_embeddings": fields.flag("tie_word_embeddings", default=False),
-        **made_of(makes, mamba=mamba, experts=experts),
+        **layer_parts(layers, mamba=mamba, experts=experts),
     }
 
 
@@ -119,7 +120,7 @@ _BLOCK_OF_WORD = {"mamba": "M", "linear_attention": "M", "attention": "*", "full
 
 
 def _blocks(fields: ConfigFields) -> list[tuple[Mixer, FeedForward]]:
-    """Kind of each layer: one letter each, or one word of `layers_block_type`, which newer files have without a number of layers."""
+    """Return the kind of each layer: one letter each, or one word of `layers_block_type` (newer files, without a number of layers)."""
     pattern = fields.data.get("hybrid_override_pattern")
     if pattern is None:
         listed = fields.entries("layers_block_type")

@@ -1,4 +1,4 @@
-"""Families with multi-head latent attention: DeepSeek V2 and V3 and those built after them."""
+"""Families with multi-head latent attention: DeepSeek V2 and V3 and their successors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from perfmodel.foundation.errors import bad_field
 from perfmodel.workload.config import printable
-from perfmodel.workload.config_fields import ConfigFields, Values, made_of
+from perfmodel.workload.config_fields import ConfigFields, Values, layer_parts
 from perfmodel.workload.families.dense import LLAMA
 from perfmodel.workload.families.experts import after_dense_layers, routed_and_shared
 from perfmodel.workload.layer_specs import LatentAttention
@@ -21,14 +21,14 @@ def _deepseek_v3(fields: ConfigFields) -> Values:
 
 
 def _with_indexer(fields: ConfigFields) -> Values:
-    """DeepSeek V3.2 and GLM-5: attention to the keys that an indexer finds best."""
-    if any(each != "full" for each in fields.entries("indexer_types")):
+    """Return the values of DeepSeek V3.2 and GLM-5: sparse attention to the keys that an indexer selects."""
+    if any(kind != "full" for kind in fields.entries("indexer_types")):
         fields.refuse("indexer_types", "layers that share an indexer are not modelled yet", "only layers with one each are")
     return _deepseek(fields, sigmoid=True, has_indexer=True)
 
 
 def _minicpm3(fields: ConfigFields) -> Values:
-    """Latent attention and a dense MLP; its scales of embedding, residual and logits are factors."""
+    """Return the values of MiniCPM3: latent attention and a dense MLP; scales of embedding, residual and logits are constants."""
     shared_out = fields.count("hidden_size") // max(1, fields.count("num_attention_heads"))
     return {**_attention(fields), "latent": _latent(fields, value_head_dim=shared_out)}
 
@@ -37,13 +37,13 @@ def _deepseek(fields: ConfigFields, *, sigmoid: bool, has_indexer: bool = False)
     latent, experts = _latent(fields, has_indexer=has_indexer), routed_and_shared(fields, sigmoid=sigmoid)
     return {
         **_attention(fields),
-        **made_of(after_dense_layers(fields, "latent"), latent=latent, experts=experts),
+        **layer_parts(after_dense_layers(fields, "latent"), latent=latent, experts=experts),
         "num_mtp_layers": fields.count("num_nextn_predict_layers", default=0),
     }
 
 
 def _latent(fields: ConfigFields, *, has_indexer: bool = False, value_head_dim: int | None = None) -> LatentAttention | None:
-    """`q_lora_rank` may be null; head_dim is at most a copy of the rope width and is not read."""
+    """Return the latent attention. `q_lora_rank` may be null; head_dim is not read, because it at most repeats the rope width."""
     return fields.record(
         LatentAttention,
         query_rank=fields.count("q_lora_rank", default=0),
@@ -58,7 +58,7 @@ def _latent(fields: ConfigFields, *, has_indexer: bool = False, value_head_dim: 
 
 
 def _attention(fields: ConfigFields) -> Values:
-    """All but the latents. Every head has keys and values of its own, and the width of a score is that of queries."""
+    """Return the values other than the latents. Every head has its own keys and values; the score width is that of queries."""
     heads = fields.count("num_attention_heads")
     kv_heads = fields.count("num_key_value_heads", default=heads)
     if kv_heads != heads:
@@ -91,5 +91,5 @@ LATENT: Mapping[str, Callable[[ConfigFields], Values]] = {
     "minicpm3": _minicpm3,
 }
 
-#: Of these, families whose `index_topk` says how many keys a query attends to.
+#: Families of these whose `index_topk` is the number of keys that a query attends to.
 WITH_INDEXER = frozenset(("deepseek_v32", "glm_moe_dsa"))

@@ -1,7 +1,7 @@
-"""Torch operators by their names as iteration spaces: dims, what each tensor owns of them, and the work.
+"""Rules from torch operators, by name, to iteration spaces: dims, the dims of each tensor, and the work.
 
-A new operator is one line of `RULES`, with a rule if none fits. Shapes and plain arguments go in; no torch here. Work is counted as
-torch's FlopCounter does: products only, a multiply-add as 2, attention on the full square of queries and keys.
+A new operator is one line of `RULES`, with a new rule if none fits. Inputs are shapes and plain arguments, no torch. Work is counted like
+torch's FlopCounter: only products, a multiply-add as 2, attention on the full score matrix.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from perfmodel.workload.imported.iteration_space import (
 
 
 def _linear(call: Call) -> IterationSpace:
-    """x[.., c] * W[n, c] -> [.., n]"""
+    """Return x[.., c] * W[n, c] -> [.., n]."""
     x, weight = call.tensors["input"], call.tensors["weight"]
     leads = lead_names(len(x) - 1)
     out_features = ("n",) if len(weight) == 2 else ()
@@ -44,7 +44,7 @@ def _product(dims: Mapping[str, int], reads: Mapping[str, Dims], output: Dims) -
 
 
 def _matmul(first: str, second: str, added: str = "") -> Rule:
-    """[.., m, k] * [.., k, n] -> [.., m, n]; leading dims are broadcast, and a vector has no m or n."""
+    """Return the rule of [.., m, k] * [.., k, n] -> [.., m, n]; leading dims are broadcast, and a vector has no m or n."""
 
     def rule(call: Call) -> IterationSpace:
         left, right = call.tensors[first], call.tensors[second]
@@ -65,7 +65,7 @@ def _matmul(first: str, second: str, added: str = "") -> Rule:
 
 
 def _grouped_mm(call: Call) -> IterationSpace | None:
-    """x[m, k] * W[e, k, n] -> [m, n], each run of rows with a matrix of its own: every row meets one of them."""
+    """Return x[m, k] * W[e, k, n] -> [m, n], grouped: each row is multiplied by the matrix of its group."""
     x, matrices = call.tensors["self"], call.tensors["mat2"]
     if len(matrices) == len(x) == 3:
         return _matmul("self", "mat2")(call)
@@ -101,7 +101,7 @@ _SPATIAL = {1: ("w", "s"), 2: ("hw", "rs"), 3: ("uhw", "qrs")}
 
 
 def _convolution(call: Call) -> IterationSpace | None:
-    """x[b, g c, h, w] * W[g n, c, r, s] -> [b, g n, h, w], h and w of the output; g groups, of which there is often one."""
+    """Return x[b, g c, h, w] * W[g n, c, r, s] -> [b, g n, h, w], h and w of the output; g groups, usually one."""
     x, weight, output = call.tensors["input"], call.tensors["weight"], call.outputs[0]
     if len(weight) - 2 not in _SPATIAL or len(x) != len(weight):
         return None
@@ -112,7 +112,7 @@ def _convolution(call: Call) -> IterationSpace | None:
     # A depthwise convolution has one channel in each group: g is then the channel.
     channels_in, channels_out = ("g", "g") if groups == x[1] == output[1] else ("c", "n")
     if groups > 1 and channels_in == "c":
-        per_group = {"c": x[1], "n": output[1]}  # whole channels as the dims; which belong together is not followed
+        per_group = {"c": x[1], "n": output[1]}  # full channels as the dims; their assignment to groups is not tracked
     dims = {"b": x[0], **({"g": groups} if channels_in == "g" else per_group)}
     dims |= sizes_of(space, x[2:] if is_transposed else output[2:]) | sizes_of(window, weight[2:])
     filters = (channels_out, "") if channels_in == "g" or groups > 1 else ("c", "n") if is_transposed else ("n", "c")
@@ -131,7 +131,7 @@ def _convolution(call: Call) -> IterationSpace | None:
 
 
 def _attention(call: Call) -> IterationSpace | None:
-    """q[b, h, s, d], k[b, h, z, d], v[b, h, z, e] -> [b, h, s, e]; h of k and v may be fewer heads, each for a run of those of q."""
+    """Return q[b, h, s, d], k[b, h, z, d], v[b, h, z, e] -> [b, h, s, e]; k and v may have fewer heads, each for a run of heads of q."""
     q, k, v = (call.tensors[name] for name in ("query", "key", "value"))
     if len(q) < 3 or not len(q) == len(k) == len(v):
         return None
@@ -158,7 +158,7 @@ def _attention(call: Call) -> IterationSpace | None:
 
 
 def _recurrent(call: Call) -> IterationSpace | None:
-    """x[b, s, d] -> [b, s, e] through l layers; time steps follow one another."""
+    """Return x[b, s, d] -> [b, s, e] through l layers, with sequential time steps."""
     x, output = call.tensors["input"], call.outputs[0]
     weights = [shape for name, shape in call.tensors.items() if name.startswith("params.") and len(shape) == 2]
     if len(x) != 3 or not weights:
@@ -175,12 +175,12 @@ def _recurrent(call: Call) -> IterationSpace | None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------
-# The rest
+# Other operators
 # ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def _embedding(call: Call) -> IterationSpace:
-    """W[v, d], index[..] -> [.., d]"""
+    """Return W[v, d], index[..] -> [.., d]."""
     leads = lead_names(len(call.tensors["indices"]))
     dims = {**sizes_of(leads, call.tensors["indices"]), **sizes_of(("v", "d"), call.tensors["weight"])}
     return IterationSpace(
@@ -189,7 +189,7 @@ def _embedding(call: Call) -> IterationSpace:
 
 
 def _embedding_bag(call: Call) -> IterationSpace:
-    """W[v, d], index[b of several entries each] -> [b, d]; bags are taken to be equally long where the number of entries allows."""
+    """Return W[v, d], index[b, several] -> [b, d]; bags have equal length where the number of entries allows it."""
     indices, output = call.tensors["indices"], call.outputs[0]
     are_alike = len(indices) == 2 or indices[0] % output[0] == 0
     reads: dict[str, Dims] = {"weight": ("v", "d"), "indices": (("b" if are_alike else ""), "")[: len(indices)]}
@@ -205,7 +205,7 @@ def _embedding_bag(call: Call) -> IterationSpace:
 
 
 def _last_position(call: Call) -> IterationSpace:
-    """A last position is made or taken away (one-hot vectors, complex numbers as pairs); the others stay."""
+    """Return an operator that adds or removes the last position (one-hot vectors, complex numbers as pairs)."""
     first = next(iter(call.tensors))
     shape, output = call.tensors[first], call.outputs[0]
     longer = max(shape, output, key=len)
@@ -216,7 +216,8 @@ def _last_position(call: Call) -> IterationSpace:
 
 
 def _along(kind: ImportedKind, axes_of: Callable[[Call, int], tuple[int, ...]], operand: str = "") -> Rule:
-    """Rule of operators with the first operand's shape that reduce some dims, which stay in the output; scales and shifts have these."""
+    """Return a rule of operators with the first operand's shape that reduce some dims, which stay in the output. Scales and shifts have
+    these dims."""
 
     def rule(call: Call) -> IterationSpace:
         first = operand or next(iter(call.tensors))
@@ -248,7 +249,7 @@ def _named_axis(call: Call, rank: int) -> tuple[int, ...]:
 
 
 def _by_channel(kind: ImportedKind, *, reduces_batch: bool) -> Rule:
-    """Norms whose scale belongs to position 1: of the batch (batch norm) or of each sample (group and instance norm)."""
+    """Return a rule of norms with a scale per entry of position 1: over the batch (batch norm) or per sample (group and instance norm)."""
 
     def rule(call: Call) -> IterationSpace:
         shape = call.tensors["input"]
@@ -268,7 +269,7 @@ def _by_channel(kind: ImportedKind, *, reduces_batch: bool) -> Rule:
 
 
 def _cross_entropy(call: Call) -> IterationSpace:
-    """scores[b, v, ..], target[b, ..]; v is position 1, or the only one."""
+    """Return scores[b, v, ..], target[b, ..]; v is position 1, or the only one."""
     scores = call.tensors["self"]
     others = lead_names(len(scores) - 1)
     names = (*others[:1], "v", *others[1:]) if len(scores) > 1 else ("v",)
@@ -283,7 +284,7 @@ def _cross_entropy(call: Call) -> IterationSpace:
 
 
 def _loss(call: Call) -> IterationSpace:
-    """Elementwise on two tensors and then a mean or a sum."""
+    """Return an elementwise function of two tensors followed by a mean or a sum."""
     shape = call.tensors["self"]
     names = names_of(len(shape))
     dims = sizes_of(names, shape)
@@ -293,7 +294,7 @@ def _loss(call: Call) -> IterationSpace:
 
 
 def _pooling(call: Call) -> IterationSpace:
-    """[b, c, h, w] -> [b, c, h, w], with h and w of the output."""
+    """Return [b, c, h, w] -> [b, c, h, w], with h and w of the output."""
     first = next(iter(call.tensors))
     shape, output = call.tensors[first], call.outputs[0]
     names = names_of(len(output))
@@ -348,22 +349,22 @@ def _concat(call: Call) -> IterationSpace:
     dims = sizes_of(names, output)
     axis = axis_of(call.values.get("dim", 0), len(output))
     is_stack = call.name == "stack"
-    own = tuple(name for index, name in enumerate(names) if index != axis) if is_stack else names
-    own = tuple("" if name == names[axis] else name for name in own)
-    reads = {name: own if len(shape) == len(own) else ("",) * len(shape) for name, shape in call.tensors.items()}
+    kept = tuple(name for index, name in enumerate(names) if index != axis) if is_stack else names
+    kept = tuple("" if name == names[axis] else name for name in kept)
+    reads = {name: kept if len(shape) == len(kept) else ("",) * len(shape) for name, shape in call.tensors.items()}
     return IterationSpace(kind=ImportedKind.CONCAT, dims=dims, reads=reads, writes=(names,), unsplit=(names[axis],))
 
 
 def _split(call: Call) -> IterationSpace:
-    """Parts along one dim, which stays whole: chunk, split, slice keep the position, unbind and select drop it."""
+    """Return parts along one unsplit dim: chunk, split, slice keep the position, unbind and select drop it."""
     first = next(iter(call.tensors))
     shape = call.tensors[first]
     names = names_of(len(shape))
     axis = axis_of(call.values.get("dim", 0), len(shape))
     writes = []
     for output in call.outputs:
-        own = tuple("" if index == axis and output != shape else name for index, name in enumerate(names))
-        writes.append(own if len(output) == len(shape) else tuple(name for index, name in enumerate(names) if index != axis))
+        dims = tuple("" if index == axis and output != shape else name for index, name in enumerate(names))
+        writes.append(dims if len(output) == len(shape) else tuple(name for index, name in enumerate(names) if index != axis))
     return IterationSpace(
         kind=ImportedKind.SPLIT,
         dims=sizes_of(names, shape),
@@ -375,7 +376,7 @@ def _split(call: Call) -> IterationSpace:
 
 
 def _rearrange(call: Call) -> IterationSpace:
-    """Positions whose size stays are kept; the others are read and written whole."""
+    """Return a rearrangement: positions of unchanged size are kept, the others are read and written unsharded."""
     first = next(iter(call.tensors))
     shape, output = call.tensors[first], call.outputs[0]
     names = names_of(len(output))
@@ -392,17 +393,17 @@ def _rearrange(call: Call) -> IterationSpace:
 
 
 def _scan(call: Call) -> IterationSpace:
-    """Along one dim that stays in the output but cannot be cut: running sums, sorts, the largest entries."""
+    """Return an operator along an unsplit dim that stays in the output: running sums, sorts, top-k."""
     first = next(iter(call.tensors))
     shape = call.tensors[first]
     names = names_of(len(shape))
     axis = axis_of(call.values.get("dim", len(shape) - 1), len(shape))
-    own = tuple("" if index == axis else name for index, name in enumerate(names))
+    dims = tuple("" if index == axis else name for index, name in enumerate(names))
     return IterationSpace(
         kind=ImportedKind.REARRANGE,
         dims=sizes_of(names, shape),
-        reads={first: own},
-        writes=(own,) * len(call.outputs),
+        reads={first: dims},
+        writes=(dims,) * len(call.outputs),
         unsplit=(names[axis],),
     )
 
@@ -415,7 +416,7 @@ def _rules(rule: Rule, names: str) -> dict[str, Rule]:
     return dict.fromkeys(names.split(), rule)
 
 
-#: Operators by name, without overload and without the underscore of the in-place form.
+#: Rules by operator name, without overload and without the underscore of the in-place form.
 RULES: Mapping[str, Rule] = {
     **_rules(_linear, "linear"),
     **_rules(_matmul("self", "other"), "matmul"),
@@ -482,7 +483,7 @@ RULES: Mapping[str, Rule] = {
 
 
 def recognise(call: Call) -> IterationSpace | None:
-    """The iteration space of an operator; None: there is no rule for it."""
+    """Return the iteration space of an operator; None: there is no rule for it."""
     rule = RULES.get(call.name, RULES.get(call.name.removesuffix("_")))
     if rule is None and call.is_pointwise:
         rule = _elementwise
@@ -490,6 +491,6 @@ def recognise(call: Call) -> IterationSpace | None:
 
 
 def operand_dims(space: IterationSpace, name: str, shape: Sequence[int]) -> Dims:
-    """Dims of a tensor argument; one that the rule does not speak of has none."""
+    """Return the dims of a tensor argument; one without an entry in the rule has none."""
     dims = space.reads.get(name, ())
     return dims if len(dims) == len(shape) else ("",) * len(shape)

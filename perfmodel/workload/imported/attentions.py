@@ -1,25 +1,27 @@
-"""Where an imported graph attends: fused attention, or two products of activations with a softmax between them."""
+"""Detection of attention in an imported graph: fused attention, or two products of activations with a softmax between them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
 
-from perfmodel.workload.imported.graph import ImportedKind, ImportedVertex, SeenKeys
+from perfmodel.workload.imported.graph import ImportedKind, SeenKeys
 from perfmodel.workload.imported.wiring import Wiring
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedAttention:
-    """`at` makes its output; queries, keys and values come from vertices `made_of` (None: from what the caller gives).
+    """An attention.
 
-    heads, key_dim, value_dim   of queries, and the entries of each of a key and of a value
+    at                          vertex of its output
+    producers                   vertices of queries, keys and values; None: an input of the module
+    heads, key_dim, value_dim   query heads, and entries of a key and of a value
     num_queries, num_keys       of a sequence
-    has_sinks                   each head has a logit that no key has
+    has_sinks                   each head has a logit without a key
     """
 
     at: int
-    made_of: tuple[int | None, int | None, int | None]
+    producers: tuple[int | None, int | None, int | None]
     heads: int
     key_dim: int
     value_dim: int
@@ -30,19 +32,19 @@ class ImportedAttention:
 
 
 def find_attentions(wiring: Wiring) -> list[ImportedAttention]:
-    """In the order of execution. Raises InputError of a product of activations that is none."""
-    found = []
+    """Return the attentions in execution order. Raises InputError for any other product of two activations."""
+    attentions = []
     for at in range(len(wiring.graph.vertices)):
         if wiring.vertex(at).kind is ImportedKind.ATTENTION:
-            found.append(_fused(wiring, at))
+            attentions.append(_fused(wiring, at))
         elif at in wiring.products and wiring.matrices(at) is None and (scores := _scores_before(wiring, at)) is not None:
-            found.append(_written_out(wiring, at, *scores))
+            attentions.append(_written_out(wiring, at, *scores))
             wiring.products -= {at, scores[0]}
     for at in sorted(wiring.products):
         if wiring.matrices(at) is None:
             rule = "is a product of two activations; attention is scaled_dot_product_attention, or such a product, a softmax and another"
             raise wiring.refused(at, rule)
-    return found
+    return attentions
 
 
 def _fused(wiring: Wiring, at: int) -> ImportedAttention:
@@ -50,7 +52,7 @@ def _fused(wiring: Wiring, at: int) -> ImportedAttention:
     dims = vertex.dims
     return ImportedAttention(
         at=at,
-        made_of=(into.get(0), into.get(1), into.get(2)),
+        producers=(into.get(0), into.get(1), into.get(2)),
         heads=dims.get("h", 1),
         key_dim=dims["d"],
         value_dim=dims["e"],
@@ -61,43 +63,39 @@ def _fused(wiring: Wiring, at: int) -> ImportedAttention:
 
 
 def _scores_before(wiring: Wiring, at: int) -> tuple[int, int, set[int]] | None:
-    """(product of queries and keys, which input of `at` is made of it by a softmax, what lies between)"""
+    """Return (score product, input of `at` with its softmax, vertices between them); None if `at` is no product with values."""
     for number, producer in wiring.into.get(at, {}).items():
         way = wiring.between(producer)
         products = way & wiring.products
-        has_softmax = any(wiring.vertex(each).kind is ImportedKind.SOFTMAX for each in way)
+        has_softmax = any(wiring.vertex(index).kind is ImportedKind.SOFTMAX for index in way)
         if has_softmax and len(products) == 1 and wiring.matrices(min(products)) is None:
             return min(products), number, way - products
     return None
 
 
 def _written_out(wiring: Wiring, at: int, scores: int, number: int, way: set[int]) -> ImportedAttention:
-    """Sizes follow from those of the products: scores have B h s z entries, the output B h s e, the T = B s tokens of the caller's."""
+    """Return an unfused attention; its sizes follow from those of the products. Scores have B h s z entries, the output B h s e, the
+    module's tokens are T = B s."""
     product, output = wiring.vertex(scores), wiring.vertex(at)
     into = wiring.into.get(scores, {})
-    tokens = next((each.inputs[-1].shape for each in wiring.graph.vertices if each.kind is ImportedKind.EMBEDDING), ())
+    tokens = next((vertex.inputs[-1].shape for vertex in wiring.graph.vertices if vertex.kind is ImportedKind.EMBEDDING), ())
     num_keys = tokens[-1] if tokens else 1
     rows = prod(tokens)
     heads = max(1, product.outputs[0].num_elements // (rows * num_keys))
-    seen = next((wiring.vertex(each).seen for each in way if wiring.vertex(each).kind is ImportedKind.SOFTMAX), SeenKeys())
-    of_heads = {each.name for each in wiring.graph.parameters if each.num_elements == heads}
-    sinks = {each.parameter for vertex in map(wiring.vertex, way) for each in vertex.inputs} & of_heads
+    seen = next((wiring.vertex(index).seen for index in way if wiring.vertex(index).kind is ImportedKind.SOFTMAX), SeenKeys())
+    of_heads = {parameter.name for parameter in wiring.graph.parameters if parameter.num_elements == heads}
+    sinks = {operand.parameter for vertex in map(wiring.vertex, way) for operand in vertex.inputs} & of_heads
     return ImportedAttention(
         at=at,
-        made_of=(into.get(0), into.get(1), wiring.into.get(at, {}).get(1 - number)),
+        producers=(into.get(0), into.get(1), wiring.into.get(at, {}).get(1 - number)),
         heads=heads,
-        key_dim=_contracted(product),
+        key_dim=prod(product.dims[dim] for dim in product.inputs[0].dims if dim and dim not in product.outputs[0].dims),
         value_dim=max(1, output.outputs[0].num_elements // (rows * heads)),
         num_queries=num_keys,
         num_keys=num_keys,
         seen=seen,
         has_sinks=bool(sinks),
     )
-
-
-def _contracted(vertex: ImportedVertex) -> int:
-    out = set(vertex.outputs[0].dims)
-    return prod(vertex.dims[dim] for dim in vertex.inputs[0].dims if dim and dim not in out)
 
 
 __all__ = ["ImportedAttention", "find_attentions"]

@@ -1,10 +1,11 @@
-"""An imported module as a decoder-only transformer, where it is one: then all that is known of such models (caches, prefill and decode,
-plans of serving) holds for it.
+"""Recognition of an imported module as a decoder-only transformer.
 
-Read from what its operators compute and how they hang together, never from names of its modules: a table of tokens, layers of equal
-widths around one attention each, an output matrix. Products of each layer are those of its queries, keys and values (or of the latent that
-makes them), of attention's output and of its feed-forward, dense or with experts; whatever else has a weight and is a product is refused.
-Where masks are not known, attention is taken to be causal; a module that is known to attend to later tokens has no cache and is refused.
+A recognised decoder supports everything that these models do: KV caches, prefill and decode, serving plans.
+
+Recognition uses operators and their connections, never module names: a token table, layers of equal widths around one attention each, an
+output matrix. The products of a layer are those of queries, keys and values (or of their latent), of attention's output and of the
+feed-forward, dense or with experts. Any other product with a weight is refused. Attention with an unknown mask is assumed to be causal; a
+module that attends to later tokens has no cache and is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 from perfmodel.foundation.errors import InputError, shown
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.config_fields import Values, made_of
+from perfmodel.workload.config_fields import Values, layer_parts
 from perfmodel.workload.imported.attentions import find_attentions
 from perfmodel.workload.imported.feed_forwards import ImportedFeedForward, read_feed_forward
 from perfmodel.workload.imported.graph import SCHEMA_VERSION, ImportedGraph, ImportedKind, ImportedVertex, Reach
@@ -25,7 +26,7 @@ from perfmodel.workload.imported.wiring import Wiring, difference, is_choice
 from perfmodel.workload.layer_specs import FeedForward, Mixer
 
 ARCHITECTURE = "imported"
-#: Of its parameters, how many may be elsewhere than in a decoder of its widths: norms of their own, scales, learned gates.
+#: Largest share of parameters that may be outside a decoder of its widths: extra norms, scales, learned gates.
 OTHER_SHARE = 0.01
 _NO_DECODER = (
     ImportedKind.CONVOLUTION, ImportedKind.RECURRENT, ImportedKind.BATCH_NORM, ImportedKind.POOLING, ImportedKind.CROSS_ENTROPY,
@@ -34,30 +35,30 @@ _NO_DECODER = (
 
 
 def is_saved_graph(data: Mapping[str, Any]) -> bool:
-    """Whether a file is what `perfmodel import --save` writes."""
+    """Return whether a file was written by `perfmodel import --save`."""
     return {"schema_version", "vertices", "edges", "parameters"} <= set(data)
 
 
 def read_graph(data: Mapping[str, Any], *, where: str) -> ImportedGraph:
-    """The graph that `graph_to_dict` wrote. Raises InputError."""
+    """Return the graph that `graph_to_dict` wrote. Raises InputError."""
     if data.get("schema_version") != SCHEMA_VERSION:
         raise InputError(f"{where}: schema_version={shown(data.get('schema_version'))}: must be {SCHEMA_VERSION}; import the module again")
     plain = _with_unit({name: value for name, value in data.items() if name != "schema_version"}, "buffer_bytes")
     if isinstance(plain["vertices"], list):
-        plain["vertices"] = [_with_unit(each, "activation_bytes") for each in plain["vertices"]]
+        plain["vertices"] = [_with_unit(vertex, "activation_bytes") for vertex in plain["vertices"]]
     from perfmodel.foundation.schema import checked_record
 
     return checked_record(ImportedGraph, plain, where=where)
 
 
 def _with_unit(data: Any, name: str) -> Any:
-    """A size as records are read from files: the graph's own file has it in bytes."""
+    """Return the data with the unit of a size, as record files need it: the graph's own file stores plain bytes."""
     value = data.get(name) if isinstance(data, Mapping) else None
     return {**data, name: f"{value!r} B"} if isinstance(value, (int, float)) and not isinstance(value, bool) else data
 
 
 def decoder_of(graph: ImportedGraph, *, name: str = "") -> TransformerConfig:
-    """The decoder that the module is. Raises InputError with the first thing that a decoder has not."""
+    """Return the decoder of the module. Raises InputError with the first part that no decoder has."""
     for vertex in graph.vertices:
         if not _is_whole(vertex):
             rule = "lacks dims or sizes that every import has; import the module again"
@@ -70,7 +71,7 @@ def decoder_of(graph: ImportedGraph, *, name: str = "") -> TransformerConfig:
 
 
 def description_of(model: TransformerConfig) -> str:
-    """Summary of the recognised model: "48 layers, 32 heads of 128 over 4 of keys, 8 of 128 experts of width 768"."""
+    """Return a summary of the recognised model: "48 layers, 32 heads of 128 over 4 of keys, 8 of 128 experts of width 768"."""
     words, heads = [f"{model.num_hidden_layers} layers"], f"{model.num_attention_heads} heads of {model.head_dim}"
     if model.latent is not None:
         words.append(f"{heads} of a latent of {model.latent.key_value_rank} and {model.latent.rope_head_dim} with positions")
@@ -98,12 +99,12 @@ class _Layer:
 
 def _refuse_unknown(wiring: Wiring) -> None:
     for at, vertex in enumerate(wiring.graph.vertices):
-        if vertex.kind in _NO_DECODER and not (vertex.outputs and all(each.is_index for each in vertex.outputs)):
+        if vertex.kind in _NO_DECODER and not (vertex.outputs and all(output.is_index for output in vertex.outputs)):
             raise wiring.refused(at, f"is no operator of a decoder ({vertex.kind}: {vertex.operator})")
 
 
 def _layers(wiring: Wiring) -> tuple[list[_Layer], int]:
-    """And the product that makes the logits."""
+    """Return the layers and the product that computes the logits."""
     attentions = find_attentions(wiring)
     if not attentions:
         raise InputError(f"model={wiring.graph.name}: has no attention, so no cache and no decode step")
@@ -116,29 +117,29 @@ def _layers(wiring: Wiring) -> tuple[list[_Layer], int]:
     begins = [0, *(mixer.first for mixer in mixers[1:]), len(wiring.graph.vertices)]
     layers: list[_Layer] = []
     for mixer, (begin, end) in zip(mixers, pairwise(begins), strict=True):
-        own = [at for at in rest if begin <= at < end]
-        feed_forward = read_feed_forward(wiring, own, mixer.widths.hidden, mixer.attention, end)
-        source = wiring.source(min(own))
+        products = [at for at in rest if begin <= at < end]
+        feed_forward = read_feed_forward(wiring, products, mixer.widths.hidden, mixer.attention, end)
+        source = wiring.source(min(products))
         is_parallel = mixer.output not in wiring.products_before(source, first=min(begin, mixer.first))
-        after = is_normed_after(wiring, mixer, min(own))
+        after = is_normed_after(wiring, mixer, min(products))
         shares = is_parallel and source == wiring.source(mixer.first)
         layers.append(_Layer(mixer=mixer, feed_forward=feed_forward, is_parallel=is_parallel, shares_norm=shares, has_norm_after=after))
     return layers, head
 
 
 def _refuse_differing(wiring: Wiring, layers: Sequence[_Layer]) -> None:
-    """Layers are alike, but that some are dense where the others have experts."""
+    """Refuse layers that differ, except between dense and expert feed-forwards."""
     first: dict[str, _Layer] = {}
     for layer in layers:
         known = first.setdefault(_feed_forward(layer), layer)
-        told = [
+        differences = [
             *difference(layers[0].mixer.widths, layer.mixer.widths),
             *difference(known.feed_forward, layer.feed_forward),
             *(["feed-forward parallel to attention in one of them"] if layer.is_parallel != layers[0].is_parallel else []),
             *(["norm after attention in one of them"] if layer.has_norm_after != layers[0].has_norm_after else []),
         ]
-        if told:
-            rule = f"is in a layer unlike the first ({', '.join(told)}); decoders have equal layers"
+        if differences:
+            rule = f"is in a layer unlike the first ({', '.join(differences)}); decoders have equal layers"
             raise wiring.refused(layer.mixer.attention, rule)
 
 
@@ -147,16 +148,16 @@ def _feed_forward(layer: _Layer) -> FeedForward:
 
 
 def _tables(graph: ImportedGraph) -> list[tuple[str, int]]:
-    """Parameters that rows are taken from, with how many they have, those of tokens (the most) first."""
-    found: dict[str, int] = {}
+    """Return the embedding tables, with their numbers of rows, the token table (the largest) first."""
+    rows: dict[str, int] = {}
     for vertex in graph.vertices:
         if vertex.kind is ImportedKind.EMBEDDING:
-            found |= {each.parameter: each.shape[0] for each in vertex.inputs if each.parameter}
-    if not 1 <= len(found) <= 2:
+            rows |= {operand.parameter: operand.shape[0] for operand in vertex.inputs if operand.parameter}
+    if not 1 <= len(rows) <= 2:
         raise InputError(
-            f"model={graph.name}: has {len(found)} tables of embeddings; a decoder has one of tokens, and perhaps one of positions"
+            f"model={graph.name}: has {len(rows)} tables of embeddings; a decoder has one of tokens, and perhaps one of positions"
         )
-    return sorted(found.items(), key=lambda each: -each[1])
+    return sorted(rows.items(), key=lambda table: -table[1])
 
 
 def _checked(wiring: Wiring, name: str, layers: Sequence[_Layer], head: int) -> TransformerConfig:
@@ -164,7 +165,7 @@ def _checked(wiring: Wiring, name: str, layers: Sequence[_Layer], head: int) -> 
     tables = _tables(graph)
     (table, vocab), logits = tables[0], wiring.weights(head)
     widths = layers[0].mixer.widths
-    if (logits.taken, logits.made) != (widths.hidden, vocab):
+    if (logits.in_features, logits.out_features) != (widths.hidden, vocab):
         raise wiring.refused(head, f"takes {logits.text} in and out, and logits of {vocab} tokens are made of {widths.hidden} entries")
     positions = tables[1][1] if len(tables) > 1 else 0
     sandwich = layers[0].has_norm_after and not layers[0].is_parallel
@@ -204,24 +205,24 @@ def _checked(wiring: Wiring, name: str, layers: Sequence[_Layer], head: int) -> 
 
 
 def _parts(layers: Sequence[_Layer]) -> Values:
-    """Parts and kinds of the layers; a model of experts alone has their width as that of its feed-forward."""
+    """Return the parts and kinds of the layers; without dense layers the experts' width is that of the feed-forward."""
     mixer: Mixer = "latent" if layers[0].mixer.widths.latent is not None else "attention"
-    found = [layer.feed_forward for layer in layers]
-    experts = next((each.experts for each in found if each.experts is not None), None)
-    dense = next((each.dense for each in found if each.dense is not None), None)
+    feed_forwards = [layer.feed_forward for layer in layers]
+    experts = next((feed_forward.experts for feed_forward in feed_forwards if feed_forward.experts is not None), None)
+    dense = next((feed_forward.dense for feed_forward in feed_forwards if feed_forward.dense is not None), None)
     widths = dense or experts
     assert widths is not None  # each layer has one of the two
     return {
         "intermediate_size": widths.width,
         "gated_mlp": widths.gated,
         "mlp_bias": dense is not None and dense.bias,
-        "activation": found[0].activation,
-        **made_of([(mixer, _feed_forward(layer)) for layer in layers], latent=layers[0].mixer.widths.latent, experts=experts),
+        "activation": feed_forwards[0].activation,
+        **layer_parts([(mixer, _feed_forward(layer)) for layer in layers], latent=layers[0].mixer.widths.latent, experts=experts),
     }
 
 
 def _reach(wiring: Wiring, layers: Sequence[_Layer]) -> Values:
-    """Which keys queries see, by the masks: in all layers alike, but for one in every so many that sees all."""
+    """Return the attention window by the masks: equal in all layers, except full attention in every n-th one."""
     fields = {Reach.WINDOW: "sliding_window", Reach.CHUNK: "attention_chunk"}
     cut = {layer.mixer.seen for layer in layers if layer.mixer.seen.reach in fields}
     if not cut:
@@ -230,25 +231,25 @@ def _reach(wiring: Wiring, layers: Sequence[_Layer]) -> Values:
     every = is_full.index(True) + 1 if any(is_full) else 0
     repeats = [every > 0 and (number + 1) % every == 0 for number in range(len(layers))]
     if len(cut) > 1 or is_full != repeats:
-        told = ", ".join(f"{layer.mixer.seen.reach} {layer.mixer.seen.num_keys or ''}".strip() for layer in layers[:8])
-        rule = f"is in layers that see by their masks {told}; one window is modelled, and layers without it at a fixed period"
+        reaches = ", ".join(f"{layer.mixer.seen.reach} {layer.mixer.seen.num_keys or ''}".strip() for layer in layers[:8])
+        rule = f"is in layers that see by their masks {reaches}; one window is modelled, and layers without it at a fixed period"
         raise wiring.refused(layers[0].mixer.attention, f"{rule} (full_attention_every)")
     (seen,) = cut
     return {fields[seen.reach]: seen.num_keys, "full_attention_every": every}
 
 
 UNBOUNDED = 2**20
-"""[token] A module without a table of positions says no longest context."""
+"""[token] Longest context of a module without a position table."""
 
 
 def _is_whole(vertex: ImportedVertex) -> bool:
-    """Whether it has what is read of its kind: a file may have been changed."""
+    """Return whether a vertex has the dims and sizes that its kind needs: a file may have been edited."""
     if vertex.kind is ImportedKind.ATTENTION:
         return {"s", "z", "d", "e"} <= set(vertex.dims) and all(size > 0 for size in vertex.dims.values())
     if vertex.kind is ImportedKind.MATMUL or is_choice(vertex):
         operands = (*vertex.inputs, *vertex.outputs)
-        return bool(vertex.inputs) and bool(vertex.outputs) and all(each.shape and min(each.shape) > 0 for each in operands)
-    return vertex.kind is not ImportedKind.EMBEDDING or all(each.shape for each in vertex.inputs if each.parameter)
+        return bool(vertex.inputs) and bool(vertex.outputs) and all(operand.shape and min(operand.shape) > 0 for operand in operands)
+    return vertex.kind is not ImportedKind.EMBEDDING or all(operand.shape for operand in vertex.inputs if operand.parameter)
 
 
 __all__ = ["decoder_of", "is_saved_graph", "read_graph", "description_of"]

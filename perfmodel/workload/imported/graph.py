@@ -1,8 +1,8 @@
-"""A network as `perfmodel import` finds it: operators over named dims, and the tensors between them. Forward only; no torch here.
+"""A network imported by `perfmodel import`: operators over named dims, and the tensors between them. Forward only, without torch.
 
-Every operator is an iteration space: `dims` gives the size of each of its dims, and each tensor that it reads or writes names the dim at
-each of its positions ("" where none of them runs along it: a broadcast, a window). Names belong to the operator (rule R16 of the sharding
-algebra): reshapes, transposes and the like are no operators, but links from the dims of the producer to those of the consumer.
+Every operator is an iteration space: `dims` gives the size of each dim. Each operand names the dim at each of its positions ("" for none: a
+broadcast, a window). Names belong to the operator (rule R16 of the sharding algebra). Reshapes, transposes and the like are links from the
+producer's dims to the consumer's, not operators.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ class ImportedKind(StrEnum):
     ELEMENTWISE = "elementwise"
     CONCAT = "concat"
     SPLIT = "split"
-    """A part of a tensor: slices, chunks, selections."""
+    """Part of a tensor: slices, chunks, selections."""
     REARRANGE = "rearrange"
-    """Entries copied to other places: repetitions, padding, shifts."""
+    """Entries copied to other positions: repetitions, padding, shifts."""
     CONSTANT = "constant"
-    """Made of nothing: zeros, ranges of numbers."""
+    """Tensors without inputs: zeros, ranges of numbers."""
     UNRECOGNISED = "not recognised"
-    """Computed whole everywhere (replicated)."""
+    """Computed in full on every chip (replicated)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DimLink:
-    """A run of `size` entries that a producer's dim and a consumer's dim have in common.
+    """A run of `size` entries shared by a producer's dim and a consumer's dim.
 
-    A dim of n entries is n = outer * size * inner; with `inner` 1 on both sides and both whole, the dim is just renamed. "" stands for no
-    dim of the producer (a broadcast), or for one that could not be followed through a reshape.
+    A dim of n entries is n = outer * size * inner; with `inner` 1 on both sides and full sizes, the dim is only renamed. "" stands for no
+    dim of the producer (a broadcast), or for one that could not be tracked through a reshape.
 
-    positions  where in the shape of the producer's tensor (or of a parameter) the run lies, also if the producer has no dim there; one
-               position, or none where it could not be followed
+    positions  position of the run in the shape of the producer's tensor (or of a parameter), even if the producer has no dim there; empty
+               where it could not be tracked
     """
 
     producer: str
@@ -66,10 +66,10 @@ class DimLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedOperand:
-    """A tensor as an operator sees it.
+    """An operator's view of a tensor.
 
-    parameter  the parameter that it is, or is a part of; "" for what an operator or the caller made
-    is_index   whole numbers or truth values: no gradient
+    parameter  the parameter that it is or is a part of; "" for activations and inputs
+    is_index   integers or booleans: no gradient
     links      of a parameter: the runs of its positions, which have no names (`DimLink.producer` is "")
     """
 
@@ -90,22 +90,22 @@ class ImportedOperand:
 
 
 class Reach(StrEnum):
-    """Which keys a query sees."""
+    """Keys that a query attends to."""
 
     UNKNOWN = "unknown"
     CAUSAL = "causal"
-    """Its own and all before it."""
+    """Its own and all earlier ones."""
     WINDOW = "window"
-    """Of those the last n."""
+    """The last n of these."""
     CHUNK = "chunk"
-    """Of those the ones of its own run of n."""
+    """Those of these in its own chunk of n."""
     ALL = "all"
     OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenKeys:
-    """`num_keys` of a window or a chunk."""
+    """Attended keys; `num_keys` of a window or a chunk."""
 
     reach: Reach = Reach.UNKNOWN
     num_keys: int = 0
@@ -115,13 +115,13 @@ class SeenKeys:
 class ImportedVertex:
     """An operator.
 
-    operator          its torch name; of a chain of elementwise operators the last, `chain` counts them, `joined` names those before it
-    module            path of the submodule that it belongs to
-    reduced           dims that it sums, normalises or searches over although they may be in its output
-    unsplit           dims that no sharding may cut: windows, joined dims, time steps of a recurrence
-    flops             work of one forward pass, a multiply-add as 2; products only, as torch's FlopCounter counts. [FLOP]
-    activation_bytes  of the tensors that it writes; views and in-place results are none
-    seen              of an attention, or of a softmax: what its mask says
+    operator          torch name; of a fused chain of elementwise operators the last, `chain` counts them, `joined` names the others
+    module            path of its submodule
+    reduced           dims that it sums, normalises or searches over, even if they are in its output
+    unsplit           dims that no axis may shard: windows, joined dims, time steps of a recurrence
+    flops             work of one forward pass, a multiply-add as 2; only products, as in torch's FlopCounter. [FLOP]
+    activation_bytes  of the tensors that it writes; 0 for views and in-place results
+    seen              of an attention, or of a softmax: the keys by its mask
     """
 
     name: str
@@ -149,19 +149,19 @@ class ImportedVertex:
 
     @property
     def function(self) -> str:
-        """The operator's torch name without namespace, overload and the mark of in-place forms."""
+        """Torch name without namespace, overload and in-place suffix."""
         return self.functions[-1]
 
     @property
     def functions(self) -> tuple[str, ...]:
-        """Likewise of all operators of a chain."""
-        names = (each.split(".") for each in (*self.joined, self.operator))
+        """Likewise for all operators of a chain."""
+        names = (name.split(".") for name in (*self.joined, self.operator))
         return tuple((parts[1] if len(parts) > 1 else parts[0]).removesuffix("_") for parts in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedEdge:
-    """Input `input` of vertex `consumer` is output `output` of vertex `producer`; `links` from the outermost position to the innermost."""
+    """Output `output` of vertex `producer` read as input `input` of vertex `consumer`; `links` from the outermost position inwards."""
 
     producer: int
     output: int
@@ -172,7 +172,7 @@ class ImportedEdge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedParameter:
-    """A trainable tensor. A shared one is there once, under its first name."""
+    """A trainable tensor. A shared one is listed once, under its first name."""
 
     name: str
     shape: Shape
@@ -201,7 +201,7 @@ class KindTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unrecognised:
-    """Operators of one torch name that have no rule, and what was made of them."""
+    """Operators with the same torch name and without a rule, and their treatment."""
 
     operator: str
     num_operators: int
@@ -214,7 +214,7 @@ REPLICATED = "replicated: computed whole on every chip"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedGraph:
-    """Vertices in the order of execution, the caller's inputs first."""
+    """Vertices in execution order, inputs of the module first."""
 
     name: str
     source: str
@@ -251,7 +251,7 @@ class ImportedGraph:
         return tuple(parameter.name for parameter in self.parameters if parameter.name not in read)
 
     def totals(self) -> tuple[KindTotals, ...]:
-        """By kind, in the order of `ImportedKind`; inputs are no operators."""
+        """Return totals by kind, in the order of `ImportedKind`; inputs are not counted as operators."""
         known = {parameter.name: parameter for parameter in self.parameters}
         owned: dict[ImportedKind, list[ImportedParameter]] = {kind: [] for kind in ImportedKind}
         for vertex in self.vertices:
@@ -273,17 +273,17 @@ class ImportedGraph:
         return tuple(rows)
 
     def unrecognised(self) -> tuple[Unrecognised, ...]:
-        """Operators without a rule, by torch name."""
+        """Return the operators without a rule, by torch name."""
         modules: dict[str, list[str]] = {}
         for vertex in self.vertices:
             if vertex.kind is ImportedKind.UNRECOGNISED:
                 modules.setdefault(vertex.operator, []).append(vertex.module)
         return tuple(
-            Unrecognised(operator=operator, num_operators=len(found), modules=tuple(dict.fromkeys(found)), treatment=REPLICATED)
-            for operator, found in modules.items()
+            Unrecognised(operator=operator, num_operators=len(paths), modules=tuple(dict.fromkeys(paths)), treatment=REPLICATED)
+            for operator, paths in modules.items()
         )
 
 
 def graph_to_dict(graph: ImportedGraph) -> dict[str, Any]:
-    """The whole graph as JSON has it; sizes in bytes, work in FLOP."""
+    """Return the graph in its JSON form; sizes in bytes, work in FLOP."""
     return {"schema_version": SCHEMA_VERSION, **asdict(graph)}

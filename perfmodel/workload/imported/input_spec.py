@@ -1,4 +1,4 @@
-"""Arguments of a module: `tokens=int64[1,2048]`, or `float32[8,3,224,224]` for the next positional argument."""
+"""Input specs of a module: `tokens=int64[1,2048]`, or `float32[8,3,224,224]` for the next positional argument."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from math import prod
 
 from perfmodel.foundation.errors import bad_field, shown, suggest, whole_number
 
-#: Names of types as torch has them, and our own short ones.
+#: Type names of torch, and perfmodel's short names.
 _TYPES = (
     "float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool",
 )  # fmt: skip
@@ -21,7 +21,7 @@ _MOST_ELEMENTS = 2**62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSpec:
-    """An argument of `forward`; `name` "" is the next one by position. `dtype` is torch's name."""
+    """An argument of `forward`; an empty `name` is the next positional one. `dtype` is torch's name."""
 
     name: str
     dtype: str
@@ -33,14 +33,14 @@ class InputSpec:
 
 
 def parse_inputs(texts: Iterable[str]) -> tuple[InputSpec, ...]:
-    """Each text holds one spec or several, with spaces or semicolons between them; sizes are separated by commas, none is a scalar."""
+    """Return the specs of all texts, each of which has one or several separated by spaces or semicolons; no sizes: a scalar."""
     specs: list[InputSpec] = []
     if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
         raise bad_field("inputs", shown(texts), "must be a text or a list of texts", "write tokens=int64[1,2048]")
     for text in texts:
         for part in re.sub(r"\s*(\]|[\[,=]\s*)", lambda match: match[1].strip(), text).replace(";", " ").split():
             spec = _parse(part)
-            if spec.name and spec.name in {each.name for each in specs}:
+            if spec.name and spec.name in {earlier.name for earlier in specs}:
                 raise bad_field("inputs", part, f"{spec.name} is given twice", "give each argument once")
             if not spec.name and specs and specs[-1].name:
                 raise bad_field("inputs", part, "has no name and follows one that has", "put those without a name first")

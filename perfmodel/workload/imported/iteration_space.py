@@ -1,4 +1,4 @@
-"""Iteration spaces of torch operators (`aten_rules.py`, `index_rules.py`): dims, the tensors that have them, and the work."""
+"""Iteration spaces of torch operators (`aten_rules.py`, `index_rules.py`): dims, the dims of each tensor, and the work."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Dims = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One operator of the exported graph.
+    """One operator call of the exported graph.
 
     tensors   shape of each tensor argument by its schema name, those of a list as `tensors.0`, `tensors.1`, ...
-    values    the other arguments, defaults included
-    outputs   shapes of the tensors that it returns
+    values    other arguments, including defaults
+    outputs   shapes of the returned tensors
     """
 
     name: str
@@ -30,7 +30,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IterationSpace:
-    """Iteration space of a call: dims of each tensor argument, by the names of `Call.tensors`, and of each output."""
+    """Iteration space of a call: dims of each tensor argument, by the names in `Call.tensors`, and of each output."""
 
     kind: ImportedKind
     dims: Mapping[str, int]
@@ -43,7 +43,7 @@ class IterationSpace:
 
 
 Rule = Callable[[Call], IterationSpace | None]
-"""None: the call is of a form that the rule does not know."""
+"""Rule from a call to its iteration space; None: the form of the call is unknown."""
 
 _BY_RANK = {0: "", 1: "b", 2: "bd", 3: "bsd", 4: "bchw", 5: "bcuhw"}
 _LEADS = "bstuvw"
@@ -54,7 +54,7 @@ def names_of(rank: int) -> Dims:
 
 
 def lead_names(count: int) -> Dims:
-    """Names of leading dims; never one of those that the rules give to the others."""
+    """Return names of leading dims, which no rule uses for other dims."""
     return tuple(_LEADS[:count]) if count <= len(_LEADS) else tuple(f"b{index}" for index in range(count))
 
 
@@ -63,10 +63,10 @@ def axis_of(value: Any, rank: int) -> int:
 
 
 def axes_of(value: Any, rank: int) -> tuple[int, ...]:
-    """Which positions a reduction names; all, where it names none."""
+    """Return the positions that a reduction names; all if it names none."""
     if value is None or value == []:
         return tuple(range(rank))
-    return tuple(axis_of(each, rank) for each in (value if isinstance(value, (list, tuple)) else [value]))
+    return tuple(axis_of(entry, rank) for entry in (value if isinstance(value, (list, tuple)) else [value]))
 
 
 def sizes_of(names: Dims, shape: Shape) -> dict[str, int]:
@@ -74,6 +74,6 @@ def sizes_of(names: Dims, shape: Shape) -> dict[str, int]:
 
 
 def aligned(shape: Shape, names: Dims, sizes: Mapping[str, int]) -> Dims:
-    """A broadcast operand's dims: aligned at the last position, "" where it has one entry for many."""
+    """Return a broadcast operand's dims: aligned at the last position, "" where it has one entry for several."""
     tail = names[len(names) - len(shape) :] if len(shape) <= len(names) else ("",) * (len(shape) - len(names)) + names
     return tuple(name if name and sizes[name] == size else "" for name, size in zip(tail, shape, strict=True))

@@ -1,8 +1,8 @@
-"""Imported operators as operators of a training `Graph`: one function for each kind, in `KINDS`.
+"""Conversion of imported operators to operators of a training `Graph`: one function for each kind, in `KINDS`.
 
-The kinds of `workload/kinds/` describe them (`Seen.of_kind`); here are what an export leaves open (dims in pieces, operands that are read
-whole, what gets no gradient) and the kinds that only exports have: chains of elementwise operators, windows whose strides are not known,
-layers of recurrences, moves.
+Most use the kinds of `workload/kinds/` (`Seen.of_kind`). This file adds what an export leaves open: split dims, operands read unsharded,
+tensors without gradients. It also has the kinds that only exports have: chains of elementwise operators, windows with unknown strides,
+recurrent layers, copies.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from perfmodel.workload.rewriting import with_extents
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """An input, or the output.
+    """An input or the output of a vertex.
 
-    operand       as the network has it; a buffer of the module is no tensor of the network, and its operand has no name
-    dims          the operator's dims that run along it, also those that it is read whole of
-    extent        what of it lies in memory
-    has_gradient  backward makes a gradient of it
+    operand       the operand in the network; a buffer of the module is no tensor of the network, and its operand has no name
+    dims          the operator's dims along it, also those that it is read unsharded along
+    extent        its stored elements
+    has_gradient  backward computes its gradient
     """
 
     operand: Operand
@@ -46,12 +46,12 @@ class Read:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A vertex with its dims in pieces.
+    """A vertex with split dims.
 
-    dims    sizes by name
-    pieces  from the vertex's dims to those names, outermost first
-    whole   names that stay whole: windows, joined dims, head sizes
-    padded  names whose shares may be uneven: vocabularies
+    dims     sizes by name
+    pieces   names of the pieces of each dim of the vertex, outermost first
+    unsplit  names that no axis may shard: windows, joined dims, head sizes
+    padded   names whose shards may be uneven: vocabularies
     """
 
     vertex: ImportedVertex
@@ -59,63 +59,59 @@ class Seen:
     layer: str
     dims: Mapping[str, int]
     pieces: Mapping[str, tuple[str, ...]]
-    whole: tuple[str, ...]
+    unsplit: tuple[str, ...]
     padded: tuple[str, ...]
     inputs: tuple[Read, ...]
     output: Read
 
     def of(self, *dims: str) -> tuple[str, ...]:
-        """The pieces of these dims of the vertex."""
+        """Return the names of the pieces of these dims."""
         return tuple(name for dim in dims for name in self.pieces.get(dim, ()))
 
     def extent(self, names: Iterable[str]) -> Extent:
         return tuple((self.dims[name], name) for name in names)
 
     def operands(self, reads: Sequence[Read]) -> list[Operand]:
-        """Operands of reads: the dims that run along them."""
-        return [Operand(tensor=each.operand.tensor, dims=each.dims) for each in reads]
+        """Return the operands of reads, with the dims along them."""
+        return [Operand(tensor=read.operand.tensor, dims=read.dims) for read in reads]
 
-    def of_kind(self, made: Operator, reads: Sequence[Read], *further: Read) -> Operator:
-        """Operator of a kind from these reads and those that the kind does not take, as the network has it.
+    def of_kind(self, operator: Operator, reads: Sequence[Read], *further: Read) -> Operator:
+        """Return an operator of a kind with the operands of the network: these reads, and `further` ones that the kind does not take.
 
-        Elements of a tensor are those that lie in memory. Parameters and buffers are kept anyway; nothing is made or kept for a gradient
-        that nobody needs. A dim that the output lacks, and that is neither summed nor has traffic of its own, is whole.
+        The extent of a tensor is that of its stored elements. Parameters and buffers are not saved; gradients that no tensor needs are
+        neither computed nor prepared for. A dim that the output lacks and that is neither summed nor has traffic becomes unsplit.
         """
         given, is_trained = (*reads, self.output), self.output.has_gradient
-        stays = sorted((each for each in (*reads, *further) if each.operand.tensor), key=self._place)
-        places = {number: number_of(stays, each) for number, each in enumerate(reads) if each.operand.tensor} | {len(reads): len(stays)}
-        in_memory = {self.extent(each.dims): each.extent for each in given}
+        stays = sorted((read for read in (*reads, *further) if read.operand.tensor), key=lambda read: number_of(self.inputs, read))
+        positions = {number: number_of(stays, read) for number, read in enumerate(reads) if read.operand.tensor} | {len(reads): len(stays)}
+        in_memory = {self.extent(read.dims): read.extent for read in given}
 
-        def data(each: Data) -> Data:
-            return each if each.of is None else replace(each, extent=given[each.of].extent, of=places.get(each.of))
+        def data(original: Data) -> Data:
+            return original if original.of is None else replace(original, extent=given[original.of].extent, of=positions.get(original.of))
 
-        def works(found: tuple[Work, ...]) -> tuple[Work, ...]:
+        def works(items: tuple[Work, ...]) -> tuple[Work, ...]:
             return tuple(
-                replace(each, elements=in_memory.get(each.elements, each.elements), accesses=tuple(map(data, each.accesses)))
-                if isinstance(each, Stream)
-                else each
-                for each in found
+                replace(work, elements=in_memory.get(work.elements, work.elements), accesses=tuple(map(data, work.accesses)))
+                if isinstance(work, Stream)
+                else work
+                for work in items
             )
 
-        kept = [each for each in made.saved if each.of is None or (each.of in places and not given[each.of].is_parameter)]
-        handled = {*self.output.operand.dims, *made.sums, *(dim for own in made.traffic for dim in own.over)}
-        found = replace(
-            made,
-            inputs=tuple(each.operand for each in stays),
+        kept = [entry for entry in operator.saved if entry.of is None or (entry.of in positions and not given[entry.of].is_parameter)]
+        handled = {*self.output.operand.dims, *operator.sums, *(dim for collective in operator.traffic for dim in collective.over)}
+        described = replace(
+            operator,
+            inputs=tuple(read.operand for read in stays),
             output=self.output.operand,
-            forward=works(made.forward),
-            backward=works(made.backward) if is_trained else (),
-            traffic=tuple(own for own in made.traffic if is_trained or own.phase is Pass.FORWARD),
+            forward=works(operator.forward),
+            backward=works(operator.backward) if is_trained else (),
+            traffic=tuple(collective for collective in operator.traffic if is_trained or collective.phase is Pass.FORWARD),
             padded=self.padded,
             saved=tuple(map(data, kept)) if is_trained else (),
             settings={"function": self.vertex.operator},
             layer=self.layer,
         )
-        return without_dims(found, {name for name in self.dims if name not in handled} | {*made.whole, *self.whole})
-
-    def _place(self, read: Read) -> int:
-        """Where the export has it."""
-        return number_of(self.inputs, read)
+        return without_dims(described, {name for name in self.dims if name not in handled} | {*operator.unsplit, *self.unsplit})
 
     @property
     def function(self) -> str:
@@ -129,16 +125,16 @@ class Seen:
         backward: tuple[Work, ...] = (),
         traffic: tuple[OwnTraffic, ...] = (),
         sums: Sequence[str] = (),
-        whole: Sequence[str] = (),
+        unsplit: Sequence[str] = (),
         keeps: Sequence[Read] = (),
         extras: tuple[Extent, ...] = (),
         inputs: tuple[Read, ...] | None = None,
     ) -> Operator:
-        """One that only exports have: it `keeps` some of what it reads and writes for backward, and `extras` besides."""
+        """Return an operator that only exports have; it saves `keeps` of its inputs and outputs for backward, and `extras`."""
         reads = self.inputs if inputs is None else inputs
         given = (*reads, self.output)
-        saved = tuple(Data(extent=each.extent, of=number_of(given, each)) for each in keeps)
-        made = Operator(
+        saved = tuple(Data(extent=read.extent, of=number_of(given, read)) for read in keeps)
+        described = Operator(
             name=self.name,
             kind=kind,
             dims=self.dims,
@@ -148,19 +144,19 @@ class Seen:
             backward=backward,
             traffic=traffic,
             sums=tuple(name for name in sums if name not in self.output.operand.dims),
-            whole=tuple(whole),
+            unsplit=tuple(unsplit),
             saved=(*saved, *passes(*extras)),
         )
-        return self.of_kind(made, reads)
+        return self.of_kind(described, reads)
 
 
 def number_of(reads: Sequence[Read], read: Read) -> int:
-    """Which of them it is: a tensor that is read twice has two reads. Those that only the operator knows come last."""
-    return next((number for number, each in enumerate(reads) if each is read), len(reads))
+    """Return the index of a read, by identity: a tensor that is read twice has two reads. Reads that are not in the list come last."""
+    return next((number for number, candidate in enumerate(reads) if candidate is read), len(reads))
 
 
 def without_dims(operator: Operator, gone: set[str]) -> Operator:
-    """The same operator with some dims whole for good."""
+    """Return the same operator with some dims removed, so that they are unsharded."""
     if not gone:
         return operator
 
@@ -174,13 +170,16 @@ def without_dims(operator: Operator, gone: set[str]) -> Operator:
         return tuple(name for name in names if name not in gone)
 
     return with_extents(
-        replace(operator, traffic=tuple(replace(own, over=kept(own.over)) for own in operator.traffic if kept(own.over))),
+        replace(
+            operator,
+            traffic=tuple(replace(collective, over=kept(collective.over)) for collective in operator.traffic if kept(collective.over)),
+        ),
         rest,
         dims={name: size for name, size in operator.dims.items() if name not in gone},
         inputs=tuple(replace(operand, dims=named(operand.dims)) for operand in operator.inputs),
         output=replace(operator.output, dims=named(operator.output.dims)),
         sums=kept(operator.sums),
-        whole=kept(operator.whole),
+        unsplit=kept(operator.unsplit),
         padded=kept(operator.padded),
     )
 
@@ -191,7 +190,7 @@ def without_dims(operator: Operator, gone: set[str]) -> Operator:
 
 
 def _products(first: Read, second: Read, *, batch: Extent, m: Extent, n: Extent, k: Extent) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
-    """[m, k] x [k, n] forward, and a product for the gradient of each factor."""
+    """Return the work of [m, k] x [k, n], and the products for the gradients of its factors."""
     backward = []
     if second.has_gradient:
         backward.append(Product(batch=batch, m=k, n=n, k=m))
@@ -201,12 +200,12 @@ def _products(first: Read, second: Read, *, batch: Extent, m: Extent, n: Extent,
 
 
 def _kept_factors(first: Read, second: Read) -> tuple[Read, ...]:
-    """Each factor is kept for the gradient of the other."""
+    """Return the saved factors: each is saved for the gradient of the other."""
     return tuple(one for one, other in ((first, second), (second, first)) if other.has_gradient)
 
 
 def added_input(vertex: ImportedVertex) -> int:
-    """Which input is added to the product (a bias), -1 for none: of `addmm` and the like the first, else the third."""
+    """Return the index of the input added to the product (a bias): for `addmm` and the like the first, else the third; -1: none."""
     if vertex.kind not in (ImportedKind.MATMUL, ImportedKind.CONVOLUTION):
         return -1
     added = 0 if vertex.function in ("addmm", "baddbmm") else 2
@@ -215,10 +214,10 @@ def added_input(vertex: ImportedVertex) -> int:
 
 def _matmul(seen: Seen) -> Operator:
     added = added_input(seen.vertex)
-    factors = tuple(each for number, each in enumerate(seen.inputs) if number != added)[:2]  # a third says which rows meet which matrix
+    factors = tuple(read for number, read in enumerate(seen.inputs) if number != added)[:2]  # a third maps rows to matrices
     first, second = factors
     x, y, output = seen.operands((*factors, seen.output))
-    made = einsum(
+    operator = einsum(
         seen.name,
         x,
         y,
@@ -228,17 +227,17 @@ def _matmul(seen: Seen) -> Operator:
         first_has_gradient=first.has_gradient,
         second_has_gradient=second.has_gradient,
     )
-    return seen.of_kind(made, factors)
+    return seen.of_kind(operator, factors)
 
 
 _WINDOWS = {"w": "s", "h": "r", "u": "q"}
 
 
 def _convolution(seen: Seen) -> Operator:
-    """m = b h w, n filters, k = c r s. Of groups, the filters are cut and the channels read whole; a channel to itself is cut as one dim.
+    """Return a convolution: m = b h w, n filters, k = c r s. With groups, filters are sharded and channels read unsharded.
 
-    h and w are cut where the input has a whole number t of rows for each one of the output; then neighbours send the R - t rows that
-    windows of R rows share (the dilation is not known, and taken to be 1).
+    A depthwise convolution shards its channels as one dim. h and w are sharded where the input has an integer number t of rows per output
+    row. Then neighbours send the R - t rows that windows of R rows share (the dilation is unknown and assumed to be 1).
     """
     vertex = seen.vertex
     x, weight = seen.inputs[0], seen.inputs[1]
@@ -257,14 +256,14 @@ def _convolution(seen: Seen) -> Operator:
     else:
         summed = seen.of("c")
         forward, backward = _products(x, weight, batch=(), m=m, n=seen.extent(filters), k=(*seen.extent(summed), *window))
-    whole: list[str] = []
+    unsplit: list[str] = []
     traffic: list[OwnTraffic] = []
     for dim in space:
         names = seen.of(dim)
         position = vertex.inputs[0].dims.index(dim)
         step = vertex.inputs[0].shape[position] // vertex.dims[dim]
         if len(names) != 1 or names[0] not in x.operand.dims or names[0] not in seen.output.operand.dims:
-            whole += names
+            unsplit += names
             continue
         shared = vertex.dims.get(_WINDOWS[dim], 1) - step
         if shared > 0:
@@ -280,28 +279,29 @@ def _convolution(seen: Seen) -> Operator:
         backward=backward,
         traffic=tuple(traffic),
         sums=summed,
-        whole=whole,
+        unsplit=unsplit,
         keeps=_kept_factors(x, weight),
         inputs=(x, weight),
     )
 
 
 def _attention(seen: Seen) -> Operator:
-    """One fused kernel on the full square of queries and keys. The head size stays whole."""
+    """Return one fused kernel on the full score matrix. The head size is unsplit."""
     factors, vertex = seen.inputs[:3], seen.vertex
     heads = seen.of("h")
     kv_heads = tuple(dim for _, dim in factors[1].extent if dim in heads) or heads
     named = AttentionDims(batch=seen.of("b", "t"), queries=seen.of("s"), keys=seen.of("z"), heads=heads, kv_heads=kv_heads)
     head_dim = (vertex.dims["d"] + vertex.dims["e"]) // 2
     q, k, v, output = seen.operands((*factors, seen.output))
-    made = attention(seen.name, q, k, v, output, seen.dims, head_dim=head_dim, named=named)
-    return seen.of_kind(replace(made, whole=(*made.whole, *seen.of("e"))), factors, *seen.inputs[3:])
+    operator = attention(seen.name, q, k, v, output, seen.dims, head_dim=head_dim, named=named)
+    return seen.of_kind(replace(operator, unsplit=(*operator.unsplit, *seen.of("e"))), factors, *seen.inputs[3:])
 
 
 def _recurrent(seen: Seen) -> Operator:
-    """Products with the input for all time steps at once, with the state step after step; the gates are a pass over memory.
+    """Return the products with the input for all time steps at once and those with the state step by step; the gates are a pass over
+    memory.
 
-    The hidden dim is cut where each matrix has its gates in rows of it: the state is then gathered at each step of each layer.
+    The hidden dim is sharded where each matrix has its gates in rows: the state is then all-gathered at each step of each layer.
     """
     vertex = seen.vertex
     matrices = [operand.shape for operand in vertex.inputs if operand.parameter and len(operand.shape) == 2]
@@ -329,13 +329,13 @@ def _recurrent(seen: Seen) -> Operator:
     traffic = tuple(
         OwnTraffic(kind=kind, over=names, extent=state, phase=phase, repeats=steps * layers) for kind, phase in collectives if is_cut
     )
-    inputs = tuple(_with_gates(each, names[0]) if is_cut and each.is_parameter else each for each in seen.inputs)
+    inputs = tuple(_with_gates(read, names[0]) if is_cut and read.is_parameter else read for read in seen.inputs)
     return seen.operator(
         "recurrent",
         forward=tuple(forward),
         backward=tuple(backward),
         traffic=traffic,
-        whole=(*(() if is_cut else names), *seen.of("l", "d", "s")),
+        unsplit=(*(() if is_cut else names), *seen.of("l", "d", "s")),
         keeps=(seen.inputs[0], seen.output),
         extras=(entries,),
         inputs=inputs,
@@ -343,7 +343,7 @@ def _recurrent(seen: Seen) -> Operator:
 
 
 def _with_gates(read: Read, dim: str) -> Read:
-    """A matrix or bias of a recurrent layer, whose rows are the hidden entries of each gate: cutting those cuts the rows."""
+    """Return a matrix or bias of a recurrent layer with sharded rows, which are the hidden entries of each gate."""
     dims = (dim, *read.operand.dims[1:])
     return replace(read, operand=replace(read.operand, dims=dims), dims=(dim,), extent=((read.extent[0][0], dim), *read.extent[1:]))
 
@@ -358,34 +358,34 @@ def _stream(kernel: str, elements: Extent, *accesses: Extent) -> tuple[Work, ...
 
 
 def _sums(over: Sequence[str], extent: Extent, *phases: Pass) -> tuple[OwnTraffic, ...]:
-    """All-reduces of float32 numbers where any of the dims is cut."""
+    """Return all-reduces of float32 numbers where any of the dims is sharded."""
     if not over:
         return ()
     return tuple(OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=tuple(over), extent=extent, phase=phase, itemsize=4.0) for phase in phases)
 
 
 def _embedding(seen: Seen) -> Operator:
-    table = next((each for each in seen.inputs if each.is_parameter), seen.inputs[0])
-    ids = next((each for each in seen.inputs if each is not table), table)
+    table = next((read for read in seen.inputs if read.is_parameter), seen.inputs[0])
+    ids = next((read for read in seen.inputs if read is not table), table)
     index, rows, output = seen.operands((ids, table, seen.output))
-    made = embedding(seen.name, index, rows, output, seen.dims, vocabulary=seen.of("v"))
-    return seen.of_kind(made, (ids, table), *(each for each in seen.inputs if each is not ids and each is not table))
+    operator = embedding(seen.name, index, rows, output, seen.dims, vocabulary=seen.of("v"))
+    return seen.of_kind(operator, (ids, table), *(read for read in seen.inputs if read is not ids and read is not table))
 
 
 def _norm(seen: Seen) -> Operator:
-    x = next(each for each, operand in zip(seen.inputs, seen.vertex.inputs, strict=True) if len(operand.shape) == len(seen.vertex.dims))
-    further = tuple(each for each in seen.inputs if each is not x)
+    x = next(read for read, operand in zip(seen.inputs, seen.vertex.inputs, strict=True) if len(operand.shape) == len(seen.vertex.dims))
+    further = tuple(read for read in seen.inputs if read is not x)
     operand, output = seen.operands((x, seen.output))
     over = seen.of(*seen.vertex.reduced)
     if "rms" in seen.function:
-        made = rms_norm(seen.name, operand, None, output, seen.dims, over=over)
+        operator = rms_norm(seen.name, operand, None, output, seen.dims, over=over)
     else:
-        made = layer_norm(seen.name, operand, None, None, output, seen.dims, over=over)
-    return seen.of_kind(made, (x,), *further)
+        operator = layer_norm(seen.name, operand, None, None, output, seen.dims, over=over)
+    return seen.of_kind(operator, (x,), *further)
 
 
 def _batch_norm(seen: Seen) -> Operator:
-    """With the statistics of each share by itself, as data parallelism has it: no traffic where the batch is cut, but other mathematics."""
+    """Return a batch norm with the statistics of each shard, as in data parallelism: no traffic, but different results."""
     x = seen.inputs[0]
     operand, output = seen.operands((x, seen.output))
     channels = seen.of(*seen.vertex.inputs[0].dims[1:2])
@@ -400,38 +400,38 @@ def _softmax(seen: Seen) -> Operator:
 
 
 def _cross_entropy(seen: Seen) -> Operator:
-    """The mean over the samples leaves the loss partial."""
+    """Return the loss; the mean over the samples leaves it partial."""
     read = seen.inputs[:2]
     logits, labels, output = seen.operands((*read, seen.output))
     vocabulary = seen.of("v")
-    rows = replace(labels, dims=tuple(dim for dim in labels.dims if dim not in vocabulary))  # probabilities have one for each word
-    made = cross_entropy(seen.name, logits, rows, output, seen.dims, over=" ".join(vocabulary))
-    return seen.of_kind(made, read, *seen.inputs[2:])
+    rows = replace(labels, dims=tuple(dim for dim in labels.dims if dim not in vocabulary))  # probabilities have one for each class
+    operator = cross_entropy(seen.name, logits, rows, output, seen.dims, over=" ".join(vocabulary))
+    return seen.of_kind(operator, read, *seen.inputs[2:])
 
 
 def _pooling(seen: Seen) -> Operator:
-    """Samples and channels are cut; the pixels stay whole, as the window is not known."""
+    """Return a pooling with sharded samples and channels; the pixels are unsplit, as the window is unknown."""
     x, out = seen.inputs[0].extent, seen.output.extent
-    kept: tuple[Extent, ...] = (((2, ""), *out),) if "max" in seen.function else ()  # where the maxima were: int64
+    kept: tuple[Extent, ...] = (((2, ""), *out),) if "max" in seen.function else ()  # indices of the maxima: int64
     names = [name for name in seen.vertex.outputs[0].dims if name]
     return seen.operator(
         "pooling",
         forward=_stream("default", out, x, out, *kept),
         backward=_stream("default", x, out, *kept, x),
-        whole=seen.of(*names[2:]),
+        unsplit=seen.of(*names[2:]),
         keeps=seen.inputs[:1],
         extras=kept,
     )
 
 
 def _reduction(seen: Seen) -> Operator:
-    """Means, sums and losses made of them are plainly summed; a maximum or a norm is combined among those that share it."""
+    """Return a reduction: means, sums and losses are summed; a maximum or a norm needs an all-reduce."""
     if seen.function in FUNCTIONS and len(seen.inputs) == 1 and set(seen.inputs[0].dims) - set(seen.output.dims):
         x, output = seen.operands((*seen.inputs, seen.output))
-        made = reduction(seen.name, x, output, seen.dims, function=seen.function)
-        return seen.of_kind(made, seen.inputs)
+        operator = reduction(seen.name, x, output, seen.dims, function=seen.function)
+        return seen.of_kind(operator, seen.inputs)
     out = seen.output.extent
-    read = tuple(each.extent for each in seen.inputs)
+    read = tuple(read.extent for read in seen.inputs)
     gone = [dim for dim in seen.dims if dim not in seen.output.operand.dims]
     is_linear = seen.function in FUNCTIONS or len(seen.inputs) > 1
     is_search = seen.function in ("argmax", "argmin", "prod")
@@ -452,7 +452,7 @@ _KERNELS = {"gelu": "gelu", "silu": "silu", "dropout": "dropout", "native_dropou
 
 
 def _elementwise(seen: Seen) -> Operator:
-    """A chain of n operators is n passes, each of which writes a tensor of the output's shape; all but the last are kept."""
+    """Return a chain of n operators: n passes, each of which writes a tensor of the output's shape; all but the last are saved."""
     out, given = seen.output.extent, (*seen.inputs, seen.output)
     between = passes(*(out,) * (2 * (seen.vertex.chain - 1)))
     kernel = _KERNELS.get(seen.function, "add")
@@ -462,16 +462,15 @@ def _elementwise(seen: Seen) -> Operator:
     elif seen.function in _KEEPS_OUTPUT:
         keeps = (seen.output,)
     elif seen.function in _KEEPS_THE_OTHER and seen.vertex.chain == 1 and len(seen.inputs) == 2:
-        first, second = seen.inputs
-        keeps = tuple(one for one, other in ((first, second), (second, first)) if other.has_gradient)
+        keeps = _kept_factors(*seen.inputs)
     else:
         keeps = seen.inputs
 
     def data(*reads: Read, is_gradient: bool = False) -> tuple[Data, ...]:
-        return tuple(Data(extent=each.extent, of=number_of(given, each), is_gradient=is_gradient) for each in reads)
+        return tuple(Data(extent=read.extent, of=number_of(given, read), is_gradient=is_gradient) for read in reads)
 
     forward = (*data(*seen.inputs), *between, *data(seen.output))
-    into = data(*(each for each in seen.inputs if each.has_gradient), is_gradient=True)
+    into = data(*(read for read in seen.inputs if read.has_gradient), is_gradient=True)
     backward = (*data(seen.output, is_gradient=True), *data(*keeps), *between, *into)
     return seen.operator(
         "elementwise",
@@ -483,7 +482,7 @@ def _elementwise(seen: Seen) -> Operator:
 
 
 def bias(seen: Seen) -> Operator:
-    """Bias of a product: an operator of its own, as parts of the product may be partial sums."""
+    """Return the bias of a product as a separate operator, because the product may be a partial sum."""
     product, added = seen.inputs
     if added.is_parameter:
         *inputs, output = seen.operands((*seen.inputs, seen.output))
@@ -495,14 +494,14 @@ def bias(seen: Seen) -> Operator:
 
 
 def _moved(kind: str) -> Callable[[Seen], Operator]:
-    """Entries that are copied to other places; the gradient goes back the same way."""
+    """Return the kind of operators that copy entries to other positions; the gradient is copied back."""
 
     def describe(seen: Seen) -> Operator:
         out = seen.output.extent
-        into = tuple(each.extent for each in seen.inputs if each.has_gradient)
+        into = tuple(read.extent for read in seen.inputs if read.has_gradient)
         return seen.operator(
             kind,
-            forward=_stream("default", out, *(each.extent for each in seen.inputs), out),
+            forward=_stream("default", out, *(read.extent for read in seen.inputs), out),
             backward=_stream("default", out, out, *into),
         )
 
@@ -510,15 +509,15 @@ def _moved(kind: str) -> Callable[[Seen], Operator]:
 
 
 def _split(seen: Seen) -> Operator:
-    """A view forward; backward writes the gradient of the part into that of the whole."""
+    """Return a view in forward; backward writes the gradient of the part into that of the full tensor."""
     out = seen.output.extent
     return seen.operator("split", backward=_stream("default", out, out, out))
 
 
 def _unrecognised(seen: Seen) -> Operator:
-    """Computed whole everywhere; its work, where torch counts any, as one product."""
+    """Return an operator computed in full on every chip; its work, where torch counts any, is one product."""
     out = seen.output.extent
-    into = tuple(each.extent for each in seen.inputs)
+    into = tuple(read.extent for read in seen.inputs)
     forward = _stream("default", out, *into, out)
     backward = _stream("default", out, out, *into)
     if seen.vertex.flops:
@@ -527,7 +526,7 @@ def _unrecognised(seen: Seen) -> Operator:
     return seen.operator("unrecognised", forward=forward, backward=backward, keeps=seen.inputs)
 
 
-#: Of each kind but inputs and constants, which are no operators.
+#: Conversions of each kind except inputs and constants, which are no operators.
 KINDS: Mapping[ImportedKind, Callable[[Seen], Operator]] = {
     ImportedKind.MATMUL: _matmul,
     ImportedKind.CONVOLUTION: _convolution,

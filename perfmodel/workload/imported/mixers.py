@@ -1,7 +1,7 @@
-"""The attention of an imported decoder's layer, read from the products around it: plain, of grouped heads, or of a latent.
+"""The attention of an imported decoder's layer, recognised by its products: grouped-query or latent attention.
 
-Latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) is told by where keys come from: one product makes values and the first part
-of keys of a latent, the second part of keys, which carries positions and is one for all heads, is made where the latent is.
+Latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1) is recognised by the sources of keys. One product computes values and the
+first part of keys from a latent. The second part of keys, with positions and shared by all heads, is computed with the latent.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from perfmodel.workload.layer_specs import LatentAttention
 
 OF_ANOTHER = "has keys of another tensor than its queries (cross-attention), which have no cache of their own tokens"
 
-#: A norm that is written out has a mean.
+#: A norm in separate operators contains a mean.
 NORMS = (ImportedKind.NORM, ImportedKind.REDUCTION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixerWidths:
-    """Widths that all layers share; `head_dim` is that of keys."""
+    """Widths shared by all layers; `head_dim` is that of keys."""
 
     heads: int
     kv_heads: int
@@ -38,7 +38,7 @@ class MixerWidths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedMixer:
-    """An attention, with the products that belong to it."""
+    """An attention and its products."""
 
     attention: int
     widths: MixerWidths
@@ -52,8 +52,8 @@ class ImportedMixer:
 
 
 def read_mixer(wiring: Wiring, attention: ImportedAttention) -> ImportedMixer:
-    """Raises InputError with what a decoder has not."""
-    at, (queries_at, keys_at, values_at) = attention.at, attention.made_of
+    """Return the mixer of an attention. Raises InputError for parts that no decoder has."""
+    at, (queries_at, keys_at, values_at) = attention.at, attention.producers
     q, z = attention.num_queries, attention.num_keys
     if q != z:
         raise wiring.refused(at, f"attends with {q} queries to {z} keys; a decoder attends to its own tokens")
@@ -61,16 +61,16 @@ def read_mixer(wiring: Wiring, attention: ImportedAttention) -> ImportedMixer:
         raise wiring.refused(at, "attends to later tokens too; a decoder's attention is causal (is_causal=True, or a mask)")
     if attention.seen.reach is Reach.OTHER:
         raise wiring.refused(at, "sees by its mask neither all earlier tokens, nor a window of them, nor those of its chunk")
-    made = []
+    producers = []
     for name, producer, most in (("queries", queries_at, 1), ("keys", keys_at, 2), ("values", values_at, 1)):
-        found = set() if producer is None else wiring.products_before(producer)
-        if not 1 <= len(found) <= most:
-            raise wiring.refused(at, f"has {name} that {len(found)} products make; one is needed")
-        made.append(found)
+        products = set() if producer is None else wiring.products_before(producer)
+        if not 1 <= len(products) <= most:
+            raise wiring.refused(at, f"has {name} that {len(products)} products make; one is needed")
+        producers.append(products)
     output = wiring.product_after(at)
     if output is None:
         raise wiring.refused(at, "has no product after it")
-    (queries,), keys, (values,) = made
+    (queries,), keys, (values,) = producers
     return (_latent if len(keys) > 1 else _plain)(wiring, attention, queries, keys, values, output)
 
 
@@ -87,7 +87,7 @@ def _plain(wiring: Wiring, attention: ImportedAttention, queries: int, keys: set
         raise wiring.refused(
             attention.at, f"has values of {attention.value_dim} entries and keys of {head_dim}; heads of one size are modelled"
         )
-    hidden, total = wiring.weights(queries).taken, sum(wiring.weights(product).made for product in products)
+    hidden, total = wiring.weights(queries).in_features, sum(wiring.weights(product).out_features for product in products)
     kv_heads, rest = divmod(total - heads * head_dim, 2 * head_dim)
     if rest or kv_heads < 1 or heads % kv_heads:
         raise wiring.refused(attention.at, f"has {heads} heads of {head_dim} entries, and products of {total} entries make them")
@@ -108,11 +108,11 @@ def _plain(wiring: Wiring, attention: ImportedAttention, queries: int, keys: set
 
 
 def _norm_of(wiring: Wiring, attention: ImportedAttention, heads: int, head_dim: int) -> tuple[bool, QkNormScope]:
-    """Whether queries are normed on their way to the attention, and over what: as many weights as a head, or all, have entries."""
-    way = wiring.between(attention.made_of[0] or 0)
+    """Return whether queries are normed, and the scope: the norm has a weight per entry of a head, or of all heads."""
+    way = wiring.between(attention.producers[0] or 0)
     if not any(wiring.vertex(at).kind in NORMS for at in way):
         return False, "head"
-    shapes = {each.shape for at in way if at not in wiring.products for each in wiring.vertex(at).inputs if each.parameter}
+    shapes = {operand.shape for at in way if at not in wiring.products for operand in wiring.vertex(at).inputs if operand.parameter}
     sizes = {len(shape): shape for shape in shapes}
     if not shapes:
         return True, "bare"
@@ -125,9 +125,10 @@ def _norm_of(wiring: Wiring, attention: ImportedAttention, heads: int, head_dim:
 
 
 def _latent(wiring: Wiring, attention: ImportedAttention, queries: int, keys: set[int], values: int, output: int) -> ImportedMixer:
-    """Latent attention of n heads: kv_a makes latent and positions, kv_b n (nope + value) entries of it; queries n (nope + rope)."""
+    """Return latent attention of n heads: kv_a computes latent and rotary key, kv_b n (nope + value) entries, queries n (nope + rope)."""
     heads, head_dim = attention.heads, attention.key_dim
-    up = {product for product in keys | {values} if wiring.weights(product).taken == wiring.weights(values).taken and product != queries}
+    rank = wiring.weights(values).in_features
+    up = {product for product in keys | {values} if wiring.weights(product).in_features == rank and product != queries}
     down = {before for product in up for before in wiring.products_into(product)}
     apart = keys - up
     sources = {wiring.source(product) for product in (*down, *(apart - down))}
@@ -135,25 +136,24 @@ def _latent(wiring: Wiring, attention: ImportedAttention, queries: int, keys: se
         rule = "has keys of two parts, and they are not a latent's and one with positions for all heads, as of latent attention"
         raise wiring.refused(attention.at, rule)
     (kv_a,) = down
-    rank = wiring.weights(values).taken
     query_down = set() if wiring.source(queries) in sources else wiring.products_into(queries)
-    query_rank = wiring.weights(queries).taken if query_down else 0
+    query_rank = wiring.weights(queries).in_features if query_down else 0
     sources |= {wiring.source(product) for product in query_down}
     if len(sources) > 1 or len(query_down) > 1:
         raise wiring.refused(attention.at, OF_ANOTHER)
-    shared = query_rank if query_down == {kv_a} else 0  # one product makes both latents
-    rope = sum(wiring.weights(product).made for product in apart | down) - rank - shared
-    value_dim = wiring.weights(output).taken // heads
-    made = sum(wiring.weights(product).made for product in up)
+    shared = query_rank if query_down == {kv_a} else 0  # one product computes both latents
+    rope = sum(wiring.weights(product).out_features for product in apart | down) - rank - shared
+    value_dim = wiring.weights(output).in_features // heads
+    up_features = sum(wiring.weights(product).out_features for product in up)
     nope = head_dim - rope
-    if rope < 1 or nope < 1 or made != heads * (nope + value_dim) or wiring.weights(queries).made != heads * head_dim:
+    if rope < 1 or nope < 1 or up_features != heads * (nope + value_dim) or wiring.weights(queries).out_features != heads * head_dim:
         rule = f"has {heads} heads of {head_dim} and {value_dim} entries, which a latent of {rank} and {rope} with positions do not make"
         raise wiring.refused(attention.at, rule)
     widths = MixerWidths(
         heads=heads,
         kv_heads=heads,
         head_dim=head_dim,
-        hidden=wiring.weights(kv_a).taken,
+        hidden=wiring.weights(kv_a).in_features,
         latent=LatentAttention(
             query_rank=query_rank, key_value_rank=rank, nope_head_dim=nope, rope_head_dim=rope, value_head_dim=value_dim
         ),
@@ -168,16 +168,16 @@ def _latent(wiring: Wiring, attention: ImportedAttention, queries: int, keys: se
 
 
 def is_normed_before(wiring: Wiring, mixer: ImportedMixer) -> bool:
-    """Whether a norm lies between the tables and the first product of the first layer."""
+    """Return whether there is a norm between the tables and the first product of the first layer."""
     return any(wiring.vertex(at).kind in NORMS for at in wiring.between(wiring.source(mixer.first)))
 
 
 def is_normed_after(wiring: Wiring, mixer: ImportedMixer, end: int) -> bool:
-    """Whether a norm before vertex `end` is of what attention's last product made alone, before it is added to the stream."""
+    """Return whether a norm before vertex `end` reads only attention's output projection, before the residual addition."""
     for at in range(mixer.output + 1, end):
         if wiring.vertex(at).kind in NORMS:
             way = wiring.between(at, first=mixer.first)
-            read = [producer for each in way - wiring.products for producer in wiring.into.get(each, {}).values()]
+            read = [producer for index in way - wiring.products for producer in wiring.into.get(index, {}).values()]
             if way & wiring.products == {mixer.output} and min(read) >= mixer.first:
                 return True
     return False
@@ -187,7 +187,7 @@ def _mixer(
     wiring: Wiring, attention: ImportedAttention, widths: MixerWidths, products: frozenset[int], output: int, entries: int
 ) -> ImportedMixer:
     taken = wiring.weights(output)
-    if (taken.taken, taken.made) != (entries, widths.hidden):
+    if (taken.in_features, taken.out_features) != (entries, widths.hidden):
         raise wiring.refused(output, f"takes {taken.text} in and out, and attention's output {entries} to {widths.hidden}")
     return ImportedMixer(
         attention=attention.at,

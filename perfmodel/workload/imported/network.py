@@ -1,17 +1,17 @@
-"""An imported graph as a training `Graph`, on which the per-operator search with the cost model of whole plans runs.
+"""Conversion of an imported graph to a training `Graph`, for the per-operator search with the cost model of uniform plans.
 
-Reshapes and transposes are gone: dims are cut into the pieces that the views of the graph tell apart (`imported_dims.py`), a tensor has the
-order of positions of its producer, and each reader names its own dims there. A bias becomes an operator after its product. Each output of a
+Reshapes and transposes disappear: dims are split into the pieces that the graph's views distinguish (`imported/dims.py`). A tensor has the
+position order of its producer, and each reader names its own dims there. A bias becomes an operator after its product. Each output of a
 split is an operator.
 
 - Gradients start at the outputs: a module that returns no loss has no loss operator.
-- Nothing flows back to the caller's inputs. Floats computed from them alone count as if something did; those of constants do not, and as
-  whole numbers and truth values they are tensors of role INDEX.
-- Buffers of the module are on every chip: they are read, but are no tensors of the network. What is made of nothing (zeros, ranges) is a
-  tensor that no operator writes.
-- The first dim of the first input counts samples, or the second where the first turns out to be the time of a recurrence or of a fused
-  attention; the dim that it is in an operator is that operator's `b`.
-- Attention is priced on its full square, whatever its mask says.
+- The module's inputs get no gradient. Floats computed from them alone count as if they did; those computed from constants do not, and have
+  role INDEX like integers and booleans.
+- Buffers of the module are on every chip: they are read, but are no tensors of the network. Constants (zeros, ranges) are tensors without
+  a producer.
+- The first dim of the first input counts samples; the second does where the first is the time of a recurrence or of a fused attention.
+  This dim is named `b` in every operator.
+- Attention is costed on its full score matrix, whatever its mask.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from enum import StrEnum
 from math import prod
 
 from perfmodel.workload.graph import Graph, Operand, Operator, Tensor, TensorRole
-from perfmodel.workload.imported.dims import Piece, Pieces, Place, is_stepped, refine, repeated_axis
+from perfmodel.workload.imported.dims import DimKey, Piece, Pieces, is_stepped, refine, repeated_axis
 from perfmodel.workload.imported.graph import (
     ImportedEdge,
     ImportedGraph,
@@ -35,18 +35,19 @@ from perfmodel.workload.imported.graph import (
 )
 from perfmodel.workload.imported.kinds import KINDS, Read, Seen, added_input, bias
 
-#: Tensors smaller than this share of the largest are not spoken of.
+#: Tensors below this share of the largest are not reported.
 _WORTH_TELLING = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedNetwork:
-    """treatments: what had to stay whole and why, a sentence each.
+    """A network with the data of its conversion.
 
-    graph    the imported graph, with parameters that are read in parts apart; `shapes` of these parameters
-    pieces   dims of the graph in the pieces that are dims of the network
-    names    of the pieces of each vertex
-    sources  of each operator by name, what it computes
+    treatments  sentences about tensors that stay unsharded, with the reason
+    graph       the imported graph, with parameters split that are read in parts; `shapes` of these parameters
+    pieces      split dims of the graph, which are the dims of the network
+    names       names of the pieces, by vertex
+    sources     source of each operator, by name
     """
 
     network: Graph
@@ -58,14 +59,14 @@ class ImportedNetwork:
     sources: Mapping[str, OperatorSource]
 
     def dims_of(self, vertex: int, dim: str) -> tuple[tuple[str, int], ...]:
-        """Names and sizes of the network's dims that a dim of a vertex is, outermost first."""
-        place: Place = ("vertex", vertex, dim)
+        """Return names and sizes of the network's dims for a dim of a vertex, outermost first."""
+        key: DimKey = ("vertex", vertex, dim)
         size = self.graph.vertices[vertex].dims[dim]
-        found = self.pieces.of(place) or (Piece(place=place, inner=1, size=size),)
-        return tuple((self.names[vertex][piece], piece.size) for piece in found)
+        pieces = self.pieces.of(key) or (Piece(key=key, inner=1, size=size),)
+        return tuple((self.names[vertex][piece], piece.size) for piece in pieces)
 
     def tensor(self, vertex: int, output: int) -> str:
-        """Name of the tensor that an output of a vertex is."""
+        """Return the tensor name of an output of a vertex."""
         return tensor_name(self.graph, self.shapes, vertex, output)
 
 
@@ -74,10 +75,10 @@ class Computed(StrEnum):
 
     OUTPUT = "output"
     PRODUCT = "product"
-    """Without what is added to it."""
+    """The product without its bias."""
     BIAS = "bias"
     FURTHER = "further"
-    """An output that is made with the first."""
+    """An output computed with the first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +91,14 @@ class OperatorSource:
 
 
 def tensor_name(graph: ImportedGraph, parameters: Container[str], vertex: int, output: int) -> str:
-    """Name of the tensor that an output of a vertex is; no parameter has it."""
-    made = graph.vertices[vertex]
-    name = made.name if len(made.outputs) == 1 else f"{made.name}.{output}"
+    """Return the tensor name of an output of a vertex; it differs from all parameter names."""
+    producer = graph.vertices[vertex]
+    name = producer.name if len(producer.outputs) == 1 else f"{producer.name}.{output}"
     return f"{name}.out" if name in parameters else name
 
 
 def network_of(graph: ImportedGraph) -> ImportedNetwork:
-    """The same operators, parameters and work."""
+    """Return the network with the same operators, parameters and work."""
     graph, shapes = _parts_of_parameters(graph)
     return _Builder(graph, shapes, refine(graph, shapes)).build()
 
@@ -108,7 +109,7 @@ def network_of(graph: ImportedGraph) -> ImportedNetwork:
 
 
 def _parts_of_parameters(graph: ImportedGraph) -> tuple[ImportedGraph, dict[str, Shape]]:
-    """A parameter that is read in parts, which are all of it, is one parameter for each part; the shapes of all parameters by name."""
+    """Split each parameter that operators read in disjoint parts into one parameter per part; return the graph and all shapes by name."""
     shapes = {parameter.name: parameter.shape for parameter in graph.parameters}
     readers: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for index, vertex in enumerate(graph.vertices):
@@ -116,17 +117,17 @@ def _parts_of_parameters(graph: ImportedGraph) -> tuple[ImportedGraph, dict[str,
             if operand.parameter:
                 readers[operand.parameter].append((index, number))
     changed: dict[int, dict[int, ImportedOperand]] = defaultdict(dict)
-    for name, places in readers.items():
-        operands = [graph.vertices[index].inputs[number] for index, number in places]
+    for name, reads in readers.items():
+        operands = [graph.vertices[index].inputs[number] for index, number in reads]
         parts = [_part_shape(operand, shapes[name]) for operand in operands]
         is_divided = len(parts) > 1 and all(part is not None and part != shapes[name] for part in parts)
         if not is_divided or sum(prod(part) for part in parts if part is not None) != prod(shapes[name]):
             continue
-        whole = shapes.pop(name)
-        for count, ((index, number), operand, part) in enumerate(zip(places, operands, parts, strict=True)):
+        shape = shapes.pop(name)
+        for count, ((index, number), operand, part) in enumerate(zip(reads, operands, parts, strict=True)):
             assert part is not None
             shapes[f"{name}[{count}]"] = part
-            (missing,) = _missing(operand, whole)
+            (missing,) = _missing(operand, shape)
             links = tuple(link if link.positions else replace(link, positions=(missing,)) for link in operand.links)
             changed[index][number] = replace(operand, parameter=f"{name}[{count}]", links=links)
     vertices = tuple(
@@ -144,7 +145,7 @@ def _missing(operand: ImportedOperand, shape: Shape) -> list[int]:
 
 
 def _part_shape(operand: ImportedOperand, shape: Shape) -> Shape | None:
-    """The shape of a part along one position; None where it is nothing of the kind."""
+    """Return the shape of a part along one position; None for any other part."""
     missing, unknown = _missing(operand, shape), [link for link in operand.links if not link.positions]
     if not missing and not unknown:
         return shape
@@ -164,7 +165,7 @@ class _Builder:
     graph: ImportedGraph
     shapes: Mapping[str, Shape]
     pieces: Pieces
-    names: list[dict[Piece, str]] = field(default_factory=list)  # of each vertex
+    names: list[dict[Piece, str]] = field(default_factory=list)  # by vertex
     never_cut: set[Piece] = field(default_factory=set)
     padded: set[Piece] = field(default_factory=set)
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -220,94 +221,95 @@ class _Builder:
             sources=self.sources,
         )
 
-    def _name_pieces(self, samples: set[tuple[Place, int]]) -> None:
-        """Each piece by the dim that it is of; pieces that count samples come first, the outermost of them as `b`."""
+    def _name_pieces(self, samples: set[tuple[DimKey, int]]) -> None:
+        """Name each piece after its dim; pieces that count samples come first, the outermost one as `b`."""
         for index, vertex in enumerate(self.graph.vertices):
-            found: list[tuple[Piece, str]] = []
+            named_pieces: list[tuple[Piece, str]] = []
             for dim, size in vertex.dims.items():
-                place: Place = ("vertex", index, dim)
-                of_dim = self.pieces.of(place) or (Piece(place=place, inner=1, size=size),)
-                found += [
+                key: DimKey = ("vertex", index, dim)
+                of_dim = self.pieces.of(key) or (Piece(key=key, inner=1, size=size),)
+                named_pieces += [
                     (piece, dim if len(of_dim) == 1 else "" if dim == "b" else f"{dim}{number}") for number, piece in enumerate(of_dim)
                 ]
-            found.sort(key=lambda each: (each[0].place, each[0].inner) not in samples)  # stable: else in the order of the dims
-            wishes = {wanted for _, wanted in found}
+            # Stable: otherwise in the order of the dims.
+            named_pieces.sort(key=lambda named_piece: (named_piece[0].key, named_piece[0].inner) not in samples)
+            wishes = {wanted for _, wanted in named_pieces}
             names: dict[Piece, str] = {}
-            for number, (piece, wanted) in enumerate(found):
-                is_sample = (piece.place, piece.inner) in samples
+            for number, (piece, wanted) in enumerate(named_pieces):
+                is_sample = (piece.key, piece.inner) in samples
                 is_b = (is_sample and number == 0) or (wanted == "b" and piece.size == 1 and "b" not in names.values())
                 name = "b" if is_b else wanted
                 if not name or name in names.values() or (name == "b" and not is_b):
                     free = (*"stuvwxyz", *(f"{dim}{count}" for count in range(9) for dim in "stuvwxyz"))
-                    name = next(each for each in free if each not in wishes and each not in names.values())
+                    name = next(candidate for candidate in free if candidate not in wishes and candidate not in names.values())
                 names[piece] = name
             self.names.append(names)
 
-    def _find_samples(self) -> tuple[int, set[tuple[Place, int]]]:
-        """How many samples there are, and the pieces that count them."""
+    def _find_samples(self) -> tuple[int, set[tuple[DimKey, int]]]:
+        """Return the number of samples, and the pieces that count them."""
         shape = next((vertex.outputs[0].shape for vertex in self.graph.vertices if vertex.kind is ImportedKind.INPUT and vertex.dims), ())
         times = {ImportedKind.RECURRENT: ("s",), ImportedKind.ATTENTION: ("s", "z")}
         never = {("vertex", index, dim) for index, vertex in enumerate(self.graph.vertices) for dim in times.get(vertex.kind, ())}
         tried = []
         for position, size in enumerate(shape[:2]):
-            found = self._samples(position, size)
-            if not any(place in never for place, _ in found):
-                return size, found
-            tried.append((size, found))
+            pieces = self._samples(position, size)
+            if not any(key in never for key, _ in pieces):
+                return size, pieces
+            tried.append((size, pieces))
         return tried[0] if tried else (1, set())
 
-    def _samples(self, of: int, batch: int) -> set[tuple[Place, int]]:
-        """Pieces followed from this position of each input that has as many entries there."""
-        found: set[tuple[Place, int]] = set()
+    def _samples(self, of: int, batch: int) -> set[tuple[DimKey, int]]:
+        """Return the pieces that follow from this position of each input with `batch` entries there."""
+        pieces: set[tuple[DimKey, int]] = set()
         for index, vertex in enumerate(self.graph.vertices):
             if vertex.kind is ImportedKind.INPUT and len(vertex.dims) > of and batch > 1:
                 dim, size = tuple(vertex.dims.items())[of]
                 if size == batch:
-                    found |= {(piece.place, piece.inner) for piece in self.pieces.of(("vertex", index, dim))}
+                    pieces |= {(piece.key, piece.inner) for piece in self.pieces.of(("vertex", index, dim))}
         for edge in sorted(self.graph.edges, key=lambda edge: edge.consumer):
             for position in self.pieces.of_output(edge.producer, edge.output):
                 for piece in position:
-                    if piece is not None and (piece.place, piece.inner) in found:
+                    if piece is not None and (piece.key, piece.inner) in pieces:
                         read = self.pieces.read_as(edge.consumer, edge.input, piece)
                         if read is not None:
-                            found.add((read.place, read.inner))
-        return found
+                            pieces.add((read.key, read.inner))
+        return pieces
 
     def _padded(self, class_of: Mapping[Piece, Piece]) -> set[Piece]:
-        """Classes of vocabularies: those of embeddings and of losses, and so of the layer that makes the scores."""
+        """Return the classes of vocabularies: of embeddings and losses, and thus of the output layer."""
         kinds = (ImportedKind.EMBEDDING, ImportedKind.CROSS_ENTROPY)
-        found = [self.pieces.of(("vertex", index, "v")) for index, vertex in enumerate(self.graph.vertices) if vertex.kind in kinds]
-        return {class_of[pieces[0]] for pieces in found if len(pieces) == 1}
+        vocabularies = [self.pieces.of(("vertex", index, "v")) for index, vertex in enumerate(self.graph.vertices) if vertex.kind in kinds]
+        return {class_of[pieces[0]] for pieces in vocabularies if len(pieces) == 1}
 
     def _never_cut(self, class_of: Mapping[Piece, Piece]) -> set[Piece]:
-        """Classes of pieces that are whole in every operator, as cutting them never pays: what reads the tensor needs them whole.
+        """Return the classes of pieces that are unsplit in every operator, because their readers need them unsharded.
 
-        The size of the heads of a fused attention (heads are cut for less), and the parts of a tensor of which every part is taken (q, k
-        and v in one, gate and up in one).
+        These are the head sizes of fused attention (sharding heads is cheaper), and the parts of a tensor whose parts are all read (fused
+        q, k and v, fused gate and up).
         """
-        found: set[Piece] = set()
+        classes: set[Piece] = set()
         taken: dict[Piece, int] = defaultdict(int)
         for index, vertex in enumerate(self.graph.vertices):
             if vertex.kind is ImportedKind.ATTENTION:
-                found |= {class_of[piece] for dim in "de" for piece in self.pieces.of(("vertex", index, dim))}
+                classes |= {class_of[piece] for dim in "de" for piece in self.pieces.of(("vertex", index, dim))}
             elif vertex.kind is ImportedKind.SPLIT and vertex.unsplit:
                 (axis, *_), (even, part) = vertex.unsplit, self.pieces.even_part(index)
                 if even:
-                    found |= {class_of[piece] for piece in self.pieces.of(("vertex", index, even), part, len(vertex.outputs))}
+                    classes |= {class_of[piece] for piece in self.pieces.of(("vertex", index, even), part, len(vertex.outputs))}
                 elif len(vertex.outputs[0].shape) < len(vertex.dims):  # one entry of the axis each
                     for piece in self.pieces.of(("vertex", index, axis)):
                         taken[class_of[piece]] += len(vertex.outputs)
-        return found | {piece for piece, count in taken.items() if count >= piece.size}
+        return classes | {piece for piece, count in taken.items() if count >= piece.size}
 
     def _tensor_name(self, index: int, number: int) -> str:
         return tensor_name(self.graph, self.shapes, index, number)
 
     def _declare(self, index: int, number: int, depends: bool) -> None:
         vertex, name = self.graph.vertices[index], self._tensor_name(index, number)
-        made = vertex.outputs[number]
+        output = vertex.outputs[number]
         trained = [self.gradient[read] for read in self._tensors_read(index)]
-        self.gradient[name] = any(trained) and not made.is_index
-        is_float = not made.is_index and (self.gradient[name] or depends or vertex.kind is ImportedKind.INPUT)
+        self.gradient[name] = any(trained) and not output.is_index
+        is_float = not output.is_index and (self.gradient[name] or depends or vertex.kind is ImportedKind.INPUT)
         role = TensorRole.ACTIVATION if is_float else TensorRole.INDEX
         self.tensors[name] = Tensor(name=name, shape=_sizes(self.pieces.of_output(index, number)), role=role)
 
@@ -325,22 +327,22 @@ class _Builder:
         vertex, names = self.graph.vertices[index], self.names[index]
         pieces: dict[str, tuple[str, ...]] = {}
         for dim, size in vertex.dims.items():
-            place: Place = ("vertex", index, dim)
-            pieces[dim] = tuple(names[piece] for piece in self.pieces.of(place) or (Piece(place=place, inner=1, size=size),))
+            key: DimKey = ("vertex", index, dim)
+            pieces[dim] = tuple(names[piece] for piece in self.pieces.of(key) or (Piece(key=key, inner=1, size=size),))
         return Seen(
             vertex=vertex,
             name=vertex.name if len(vertex.outputs) == 1 or vertex.kind is not ImportedKind.SPLIT else f"{vertex.name}.{number}",
             layer=_layer(vertex.module),
             dims={name: piece.size for piece, name in names.items()},
             pieces=pieces,
-            whole=tuple(name for piece, name in names.items() if piece in self.never_cut or self._is_unsplit(index, piece)),
+            unsplit=tuple(name for piece, name in names.items() if piece in self.never_cut or self._is_unsplit(index, piece)),
             padded=tuple(name for piece, name in names.items() if piece in self.padded),
-            inputs=tuple(self._read(index, each, pieces) for each in range(len(vertex.inputs))),
+            inputs=tuple(self._read(index, input_number, pieces) for input_number in range(len(vertex.inputs))),
             output=self._written(index, number),
         )
 
     def _is_unsplit(self, index: int, piece: Piece) -> bool:
-        dim = piece.place[-1]
+        dim = piece.key[-1]
         axis, part = self.pieces.even_part(index)
         if dim == axis:
             return piece.inner >= part
@@ -353,19 +355,19 @@ class _Builder:
         for dim, position in zip(operand.dims, self.pieces.of_output(index, number), strict=True):
             for piece in position:
                 if piece is None:  # of size 1
-                    own = Piece(place=("vertex", index, dim), inner=1, size=1)
-                    dims.append(self.names[index].get(own, ""))
+                    piece_of_one = Piece(key=("vertex", index, dim), inner=1, size=1)
+                    dims.append(self.names[index].get(piece_of_one, ""))
                 else:
                     dims.append(self.names[index].get(piece, ""))
         return self._as_read(name, dims, tuple(dim for dim in dims if dim))
 
     def _as_read(self, tensor: str, dims: Sequence[str], along: tuple[str, ...]) -> Read:
-        found = self.tensors[tensor]
+        read_tensor = self.tensors[tensor]
         return Read(
             operand=Operand(tensor=tensor, dims=tuple(dims)),
             dims=along,
-            extent=tuple(zip(found.shape, dims, strict=True)),
-            is_parameter=found.role is TensorRole.PARAMETER,
+            extent=tuple(zip(read_tensor.shape, dims, strict=True)),
+            is_parameter=read_tensor.role is TensorRole.PARAMETER,
             has_gradient=self.gradient[tensor],
         )
 
@@ -389,20 +391,20 @@ class _Builder:
             )
             return Read(operand=Operand(tensor="", dims=()), dims=tuple(along), extent=of_buffer)
         dims = []
-        for place, position in enumerate(positions):
-            stepped = self._stepped(index, number, place) if len(position) == 1 else ""
+        for position_number, position in enumerate(positions):
+            stepped = self._stepped(index, number, position_number) if len(position) == 1 else ""
             for piece in position:
-                found = self.pieces.read_as(index, number, piece) if piece is not None else None
-                dims.append(self.names[index][found] if found is not None else stepped)
+                read = self.pieces.read_as(index, number, piece) if piece is not None else None
+                dims.append(self.names[index][read] if read is not None else stepped)
         return self._as_read(tensor, dims, tuple(dict.fromkeys((*along, *(dim for dim in dims if dim)))))
 
-    def _stepped(self, index: int, number: int, place: int) -> str:
-        """The reader's dim where it reads a whole number of a position's entries for each of its own (a convolution's rows)."""
+    def _stepped(self, index: int, number: int, position: int) -> str:
+        """Return the reader's dim where it reads an integer number of a position's entries per own entry (a convolution's rows)."""
         vertex = self.graph.vertices[index]
         if vertex.kind is not ImportedKind.CONVOLUTION or (index, number) not in self.into:
             return ""
         for link in self.into[index, number].links:
-            is_all = link.positions == (place,) and link.consumer_inner == 1 and link.size == _entries(vertex, number, link.consumer)
+            is_all = link.positions == (position,) and link.consumer_inner == 1 and link.size == _entries(vertex, number, link.consumer)
             if is_all and is_stepped(vertex, number, link.consumer) and link.size != vertex.dims[link.consumer]:
                 of_dim = self.pieces.of(("vertex", index, link.consumer))
                 return self.names[index][of_dim[0]] if len(of_dim) == 1 else ""
@@ -416,15 +418,15 @@ class _Builder:
             return
         final = seen.output
         product = f"{seen.name}.product"
-        factors = [each.has_gradient for place, each in enumerate(seen.inputs) if place != added]
+        factors = [factor.has_gradient for input_number, factor in enumerate(seen.inputs) if input_number != added]
         self.tensors[product] = replace(self.tensors[final.operand.tensor], name=product)
         self.gradient[product] = any(factors)
         partial = replace(final, operand=replace(final.operand, tensor=product), has_gradient=any(factors))
-        made = KINDS[seen.vertex.kind](replace(seen, output=partial))
-        self._append(made, index, number, Computed.PRODUCT)
+        operator = KINDS[seen.vertex.kind](replace(seen, output=partial))
+        self._append(operator, index, number, Computed.PRODUCT)
         if seen.inputs[added].is_parameter:
             vector = seen.inputs[added].operand.tensor
-            self.tensors[vector] = replace(self.tensors[vector], bias_of=made.name)
+            self.tensors[vector] = replace(self.tensors[vector], bias_of=operator.name)
         final_sum = bias(replace(seen, name=f"{seen.name}.bias", inputs=(partial, seen.inputs[added]), output=final))
         self._append(final_sum, index, number, Computed.BIAS)
 
@@ -433,43 +435,43 @@ class _Builder:
         self.sources[operator.name] = OperatorSource(index, number, computed)
 
     def _describe_part(self, index: int, number: int) -> None:
-        """A further output: taken to be made of the first."""
+        """Append a further output, assumed to be computed from the first."""
         seen = self._seen(index, 0)
         further = replace(seen, name=f"{seen.name}.{number}", inputs=(seen.output,), output=self._written(index, number))
         self._append(further.operator("part"), index, number, Computed.FURTHER)
 
-    # What had to stay whole
+    # --- unsharded reads ----------------------------------------------------------------------------------------
 
     def _treatments(self, network: Graph, least: float) -> list[str]:
         vertex_of = {vertex.name: vertex for vertex in self.graph.vertices}
-        made = {operator.output.tensor: operator for operator in network.operators}
-        found: dict[tuple[str, str], list[Operator]] = defaultdict(list)
+        producers = {operator.output.tensor: operator for operator in network.operators}
+        treated: dict[tuple[str, str], list[Operator]] = defaultdict(list)
         for operator in network.operators:
             vertex = vertex_of.get(operator.name) or vertex_of.get(operator.name.rpartition(".")[0])
             if vertex is None:
                 continue
             if vertex.kind is ImportedKind.BATCH_NORM:
-                found[vertex.operator, "takes the statistics of its own share of the batch"].append(operator)
+                treated[vertex.operator, "takes the statistics of its own share of the batch"].append(operator)
             if vertex.kind is ImportedKind.UNRECOGNISED:
-                found[vertex.operator, "is not recognised: computed whole on every chip"].append(operator)
+                treated[vertex.operator, "is not recognised: computed whole on every chip"].append(operator)
                 continue
             for operand in operator.inputs:
                 tensor = network.tensors[operand.tensor]
-                of = made.get(operand.tensor)
+                of = producers.get(operand.tensor)
                 if of is None or tensor.num_elements < least or vertex.kind in _WHOLE_BY_NATURE:
                     continue
-                places = [place for place, dim in enumerate(operand.dims) if not dim and tensor.shape[place] > 1 and of.output.dims[place]]
-                if places:
+                unsharded = [at for at, dim in enumerate(operand.dims) if not dim and tensor.shape[at] > 1 and of.output.dims[at]]
+                if unsharded:
                     reason = _REASONS.get(vertex.kind, "its view of the tensor has other runs of entries, or broadcasts")
-                    sizes = " x ".join(str(tensor.shape[place]) for place in places)
-                    found[vertex.operator, f"reads {sizes} entries of its input whole: {reason}"].append(operator)
+                    sizes = " x ".join(str(tensor.shape[position]) for position in unsharded)
+                    treated[vertex.operator, f"reads {sizes} entries of its input whole: {reason}"].append(operator)
         return [
             f"{operator} ({examples[0].layer or examples[0].name}{f' and {len(examples) - 1} more' if len(examples) > 1 else ''}) {what}"
-            for (operator, what), examples in found.items()
+            for (operator, what), examples in treated.items()
         ]
 
 
-#: What these need whole is said by the operator itself, not by the import.
+#: Kinds whose operators define their own unsplit dims.
 _WHOLE_BY_NATURE = (ImportedKind.ATTENTION, ImportedKind.RECURRENT, ImportedKind.EMBEDDING, ImportedKind.REDUCTION)
 
 _REASONS = {
@@ -491,15 +493,15 @@ def _sizes(positions: Sequence[tuple[Piece | None, ...]]) -> Shape:
 
 
 def _depend_on_inputs(graph: ImportedGraph) -> list[bool]:
-    """Whether each vertex depends on floats that the caller gives."""
-    found = [vertex.kind is ImportedKind.INPUT and not vertex.outputs[0].is_index if vertex.outputs else False for vertex in graph.vertices]
-    for edge in sorted(graph.edges, key=lambda each: each.consumer):
-        found[edge.consumer] |= found[edge.producer]
-    return found
+    """Return whether each vertex depends on floats among the module's inputs."""
+    depends = [vertex.kind is ImportedKind.INPUT and bool(vertex.outputs) and not vertex.outputs[0].is_index for vertex in graph.vertices]
+    for edge in sorted(graph.edges, key=lambda edge: edge.consumer):
+        depends[edge.consumer] |= depends[edge.producer]
+    return depends
 
 
 def _layer(module: str) -> str:
-    """The module path up to its first number ("encoder.3"), or its first name."""
+    """Return the module path up to its first number ("encoder.3"), or its first name."""
     numbered = re.match(r"^(.*?\.)?\d+(?=\.|$)", module)
     return numbered.group(0) if numbered else module.partition(".")[0]
 

@@ -1,4 +1,4 @@
-"""Batch norms of an imported module as a run computes them: with the statistics of the whole batch, as the module itself has them."""
+"""Synchronised batch norms of an imported module: statistics of the full batch, as in the module itself."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from perfmodel.workload.imported.network import ImportedNetwork
 
 
 def synchronised(imported: ImportedNetwork) -> ImportedNetwork:
-    """The network with all-reduces of the sums of each batch norm, which are then those of one process.
+    """Return the network with all-reduces of the sums of each batch norm, so that its statistics equal those of one process.
 
-    Data-parallel frameworks take the statistics of each share of the batch, and so does a search; gradients are not the module's then.
+    Data-parallel frameworks, and the search, use the statistics of each shard of the batch; gradients then differ from the module's.
     """
 
     def with_sums(operator: Operator) -> Operator:
-        """Two numbers a channel in forward (sums of x and x^2) and two in backward, as `kinds/batch_norm.py` has it."""
+        """Add all-reduces of two numbers a channel in forward (sums of x and x^2) and two in backward, as in `kinds/batch_norm.py`."""
         statistics = operator.saved[-1].extent if operator.saved else ((2, ""),)
         channels = {dim for _, dim in statistics if dim}
         over = tuple(dim for dim in operator.output.dims if dim and dim not in channels)
@@ -24,5 +24,5 @@ def synchronised(imported: ImportedNetwork) -> ImportedNetwork:
         traffic = (reduce, replace(reduce, phase=Pass.BACKWARD)) if over else ()
         return replace(operator, traffic=traffic, settings={**operator.settings, "synchronised": True})
 
-    operators = tuple(with_sums(each) if each.kind == "batch_norm" else each for each in imported.network.operators)
+    operators = tuple(with_sums(operator) if operator.kind == "batch_norm" else operator for operator in imported.network.operators)
     return replace(imported, network=replace(imported.network, operators=operators))

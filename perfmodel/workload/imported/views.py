@@ -1,7 +1,7 @@
-"""Dims followed through reshapes: which run of which dim stands at each position of a view.
+"""Dims tracked through reshapes: the runs of dims at each position of a view.
 
-A position is a product of runs, outermost first. A reshape cuts and joins runs in row-major order; where its sizes do not cut them evenly,
-the dims are lost.
+A position is a product of runs, outermost first. A reshape splits and joins runs in row-major order; dims are lost where its sizes do not
+divide them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from perfmodel.workload.imported.graph import Shape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stride:
-    """`size` entries of a dim, each `inner` of the dim's entries apart. dim "": a broadcast, or a dim that was lost."""
+    """`size` entries of a dim with stride `inner`. dim "": a broadcast, or a lost dim."""
 
     dim: str
     size: int
@@ -25,17 +25,17 @@ class Stride:
 Position = tuple[Stride, ...]
 
 
-def whole(shape: Shape, dims: Sequence[str]) -> tuple[Position, ...]:
-    """The view of a tensor as it was made."""
+def identity_view(shape: Shape, dims: Sequence[str]) -> tuple[Position, ...]:
+    """Return the view of a tensor in its producer's shape."""
     return tuple((Stride(dim=dim, size=size, inner=1),) if size != 1 else () for size, dim in zip(shape, dims, strict=True))
 
 
 def lost(shape: Shape) -> tuple[Position, ...]:
-    return whole(shape, [""] * len(shape))
+    return identity_view(shape, [""] * len(shape))
 
 
 def reshaped(view: Sequence[Position], shape: Shape) -> tuple[Position, ...]:
-    """The same entries in row-major order under another shape."""
+    """Return the same entries in row-major order in another shape."""
     runs = _joined([run for position in view for run in position])
     positions: list[Position] = []
     for size in shape:
@@ -57,7 +57,7 @@ def reshaped(view: Sequence[Position], shape: Shape) -> tuple[Position, ...]:
 
 
 def _joined(runs: Sequence[Stride]) -> list[Stride]:
-    """Neighbours that are one run of one dim become one."""
+    """Merge adjacent runs that form one run of a dim."""
     result: list[Stride] = []
     for run in runs:
         last = result[-1] if result else None
@@ -73,7 +73,7 @@ def permuted(view: Sequence[Position], order: Sequence[int]) -> tuple[Position, 
 
 
 def expanded(view: Sequence[Position], shape: Shape) -> tuple[Position, ...]:
-    """Broadcast to `shape`, aligned at the last position."""
+    """Broadcast a view to `shape`, aligned at the last position."""
     aligned = [(), *[()] * (len(shape) - len(view)), *view][1:]
     return tuple(
         position if prod(run.size for run in position) == size else (Stride(dim="", size=size, inner=1),)

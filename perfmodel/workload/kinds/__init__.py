@@ -1,1 +1,1 @@
-"""Kinds of operators of a network: one file each, one function that describes the operator completely."""
+"""Kinds of operators: one function each, which describes the operator completely."""

@@ -1,4 +1,4 @@
-"""Fused attention with grouped queries, and the rotation of queries and keys by their positions."""
+"""Fused attention with grouped queries, and rotary position embedding of queries and keys."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from perfmodel.workload.kinds.extents import extent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Causal:
-    """A query sees the keys up to its own position.
+    """Causal masking: a query attends to the keys up to its own position.
 
-    window          it sees the last so many of them; 0: all
-    windowed        of the layers that the operator stands for, the share with that window
-    chunked         the window does not slide: it sees those of its own chunk of so many
-    chosen          [b,q,top]: the keys that a query attends to, for all heads (a sparse indexer): an input, which is kept for backward
-    shares_queries  ranks may share queries, though later ones see more keys than earlier ones: the cost model knows who has which
+    window          most recent keys that it attends to; 0: all
+    windowed        share with that window among the layers that the operator stands for
+    chunked         the window does not slide: a query attends to keys of its own chunk of `window`
+    chosen          [b,q,top]: the keys that a query attends to, for all heads (a sparse indexer): an input, saved for backward
+    shares_queries  ranks may share queries although later ones attend to more keys: the cost model accounts for the imbalance
     """
 
     window: int = 0
@@ -32,7 +32,7 @@ class Causal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionDims:
-    """Names of the dims of fused attention, if they have other names or are several."""
+    """Names of the dims of fused attention, where they differ from the defaults or are several."""
 
     batch: tuple[str, ...] = ("b",)
     queries: tuple[str, ...] = ("q",)
@@ -59,15 +59,16 @@ def attention(
     named: AttentionDims = _USUAL,
     layer: str = "",
 ) -> Operator:
-    """softmax(q k / sqrt(head_dim)) v in one kernel: q[b,q,g,r,""], k[b,z,g,""], v[b,z,g,""] -> y[b,q,g,r,""]; r query heads share
-    key-value head g.
+    """Return softmax(q k / sqrt(head_dim)) v in one kernel: q[b,q,g,r,""], k[b,z,g,""], v[b,z,g,""] -> y[b,q,g,r,""].
 
-    dims     must have those of `named`; the head dim, last of every operand, is no dim or a whole one: it is never cut
-    value_head_dim   of v and y, where it is not that of q and k
-    causal   None: every query sees all keys
-    sinks    sinks[g,r]: a score of each head to which no key belongs; it takes its share of the softmax and adds nothing (gpt-oss)
+    r query heads share key-value head g.
 
-    Keys stay whole, and so do causal queries that are not shared. Kept for backward: q, k, v, the output and the log-sum-exp of each row.
+    dims     contains those of `named`; the head dim, last in every operand, is no dim or an unsplit one: it is never sharded
+    value_head_dim   of v and y, where it differs from that of q and k
+    causal   None: every query attends to all keys
+    sinks    sinks[g,r]: a logit of each head without a key; it takes part in the softmax and adds nothing (gpt-oss)
+
+    Keys are unsplit, and so are causal queries that are not shared. Saved: q, k, v, the output and the log-sum-exp of each row.
     """
     batch, queries, keys, heads = named.batch, named.queries, named.keys, named.heads
     missing = [dim for dim in (*batch, *queries, *keys, *heads, *named.kv_heads) if dim not in dims]
@@ -76,7 +77,7 @@ def attention(
     num_keys = prod(dims[dim] for dim in keys)
     window = causal.window if causal is not None and causal.window < num_keys else 0
     chosen = causal.chosen if causal is not None else None
-    inputs = (q, k, v, *(each for each in (sinks, chosen) if each is not None))
+    inputs = (q, k, v, *(operand for operand in (sinks, chosen) if operand is not None))
     widths = (head_dim, head_dim, value_head_dim or head_dim, value_head_dim or head_dim)
     work = FusedAttention(
         batch=extent(dims, batch),
@@ -96,14 +97,14 @@ def attention(
         output=output,
         forward=(work,),
         backward=(work,),
-        whole=(
+        unsplit=(
             *(keys if causal is None or causal.shares_queries else (*keys, *queries)),
             *(chosen.dims[-1:] if chosen is not None else ()),
         ),
         saved=(
             *(
-                Data(extent=_entries(dims, operand, width), of=place)
-                for place, operand, width in zip((0, 1, 2, len(inputs)), (q, k, v, output), widths, strict=True)
+                Data(extent=_entries(dims, operand, width), of=position)
+                for position, operand, width in zip((0, 1, 2, len(inputs)), (q, k, v, output), widths, strict=True)
             ),
             Data(extent=extent(dims, (*batch, *queries, *heads)), itemsize=4.0),
             *((Data(extent=extent(dims, chosen.dims), of=len(inputs) - 1),) if chosen is not None else ()),
@@ -120,7 +121,7 @@ def attention(
 
 
 def _entries(dims: Mapping[str, int], operand: Operand, last: int) -> Extent:
-    """Extent of an operand whose last position has so many entries, with a dim or without."""
+    """Return the extent of an operand whose last position has `last` entries, with a dim or without."""
     return (*extent(dims, operand.dims[:-1]), (last, operand.dims[-1]))
 
 
@@ -135,10 +136,11 @@ def rotary(
     start: int | None = None,
     layer: str = "",
 ) -> Operator:
-    """Pairs of entries of each head rotated by its position: x[b,s,g,""] -> y[b,s,g,""]; the sequence is position 1, the head dim last.
-    With `start` only the `head_dim` entries from there on, where they lie; others stay as they are.
+    """Return the rotation of pairs of entries of each head by position: x[b,s,g,""] -> y[b,s,g,""].
 
-    As separate operators (torch) backward holds two products, a negated half and their concatenation: one and a half times the output.
+    The sequence is position 1, the head dim is last. With `start` only the `head_dim` entries from there on are rotated.
+
+    As separate operators (torch), backward holds two products, a negated half and their concatenation: one and a half times the output.
 
     Source: Su et al., RoFormer, arXiv 2104.09864, equation 34; entry i is paired with i + head_dim / 2, as in Llama.
     """

@@ -1,4 +1,4 @@
-"""Batch normalisation in training: each channel by the mean and variance of the batch."""
+"""Batch normalisation in training: each channel by the batch's mean and variance."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def batch_norm(
     eps: float = 1e-5,
     layer: str = "",
 ) -> Operator:
-    """y = weight (x - mean) / sqrt(variance + eps) + bias, the statistics over every dim but the `features`, those of the weight.
+    """Return y = weight (x - mean) / sqrt(variance + eps) + bias, with statistics over every dim but the `features` (dims of the weight).
 
-    synchronised   where those dims are cut, statistics of the whole batch: one all-reduce of two numbers a channel in forward (sums of x
-                   and x^2) and one in backward (sums of dy and dy x). Else each share has its own: no traffic, but other mathematics
+    synchronised   where those dims are sharded, statistics of the full batch: one all-reduce of two numbers a channel in forward (sums of
+                   x and x^2) and one in backward (sums of dy and dy x). Else each shard has its own: no traffic, but different results
 
-    x is read twice forward (statistics, then the result), x and dy twice backward. Running averages are not counted.
+    Forward reads x twice (statistics, then the result), backward reads x and dy twice. Running averages are not counted.
 
     Source: sharding algebra, section 4 (BatchNorm).
     """
@@ -42,7 +42,7 @@ def batch_norm(
         name=name,
         kind="batch_norm",
         dims=dims,
-        inputs=tuple(each for each in (x, weight, bias) if each is not None),
+        inputs=tuple(operand for operand in (x, weight, bias) if operand is not None),
         output=output,
         forward=(Stream(kernel="layernorm", elements=entries, accesses=passes(*(entries,) * 3)),),
         backward=(Stream(kernel="layernorm", elements=entries, accesses=passes(*(entries,) * 5)),),

@@ -1,6 +1,6 @@
-"""Operators of a serving step that read and write a cache: attention to cached tokens, states taken one token further, and sampling.
+"""Operators of a serving step on a cache: attention to cached tokens, recurrent state updates, and sampling.
 
-Their sizes are columns of a step: sequences that decode, prompts, and the tokens that the cache holds of each (`Operator.per_sample`).
+Their sizes are columns of a step: decoding sequences, prompts, and the cached tokens of each (`Operator.per_sample`).
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from dataclasses import replace
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.workload.graph import CacheAttention, Data, FusedAttention, Operand, Operator, OwnTraffic, Pass, Stream
 
-#: Dim that counts the sequences of a step that decode.
+#: Dim that counts the decoding sequences of a step.
 SEQUENCES = "sequences"
 
 
 def cached_attention(op: Operator, work: CacheAttention) -> Operator:
-    """Fused attention `op` to a cache, in which the keys and values of new tokens come to lie.
+    """Return fused attention `op` as attention to a cache, into which it writes the keys and values of new tokens.
 
-    work   with the heads of the fused attention, whatever it has
+    work   the cache attention, whose heads are replaced by those of `op`
     """
-    (fused,) = (each for each in op.forward if isinstance(each, FusedAttention))
+    (fused,) = (work for work in op.forward if isinstance(work, FusedAttention))
     work = replace(
         work,
         heads=fused.heads,
@@ -33,10 +33,10 @@ def cached_attention(op: Operator, work: CacheAttention) -> Operator:
 def state_update(
     name: str, read: Operand, written: Operand, *, groups: int, state: int, convolved: int, kernel: str, products: float, layer: str
 ) -> Operator:
-    """States [sequences, m] of sequences that decode, taken one token further: read and written.
+    """Return the update of the states [sequences, m] of decoding sequences by one token: a read and a write.
 
     state, convolved   elements of each group's state, in float32, and inputs of its convolution, in 16 bits
-    products           with the state, of a token
+    products           products with the state per token
     """
     dims = {SEQUENCES: 1, "m": groups}
     rows = ((1, SEQUENCES), (groups, "m"))
@@ -58,7 +58,7 @@ def state_update(
 
 
 def sample(op: Operator, *, itemsize: float) -> Operator:
-    """A token for each row of logits, in the place of the loss `op`: a pass over the part of a rank, and all of them gathered."""
+    """Return the sampling of a token per row of logits, in place of the loss `op`: a pass over the rank's shard, and an all-gather."""
     logits = op.inputs[0]
     entries = tuple((size, dim if dim not in op.padded else "") for size, dim in op.extent(logits.dims))
     gathered = OwnTraffic(kind=CollectiveKind.ALL_GATHER, over=op.padded, extent=entries, phase=Pass.FORWARD, itemsize=itemsize)

@@ -1,4 +1,4 @@
-"""Two-dimensional convolutions, grouped and depthwise ones among them."""
+"""Two-dimensional convolutions, including grouped and depthwise ones."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ def convolution(
     first_has_gradient: bool = True,
     layer: str = "",
 ) -> Operator:
-    """x[b,c,h,w] * W[n,c,r,s] -> y[b,n,h,w]; with groups x[b,g,h,w] * W[g,,r,s] -> y[b,g,h,w], where g cuts whole groups of channels.
+    """Return x[b,c,h,w] * W[n,c,r,s] -> y[b,n,h,w]; grouped x[b,g,h,w] * W[g,,r,s] -> y[b,g,h,w], where g shards full groups.
 
-    x                   an image, whose shape gives that of the output
-    first_has_gradient  False where x is the data
+    x                   an image; its shape determines that of the output
+    first_has_gradient  False where x is the input data
 
-    h and w are dims of the output; they cut the input likewise, so they stay whole unless input = stride * output. A cut exchanges the
-    rows that windows share with the neighbours (halo). Forward is a product with m = b h w, n, k = c r s; backward one for each gradient.
+    h and w are dims of the output. They shard the input likewise, so they are unsplit unless input = stride * output. A sharded dim
+    exchanges the rows that windows share with the neighbours (halo). Forward is a product with m = b h w, n, k = c r s; backward has one
+    for each gradient.
 
-    Source: sharding algebra, section 2 (convolution). Halos reach one neighbour: a share has at least as many rows as the halo.
+    Source: sharding algebra, section 2 (convolution). Halos reach one neighbour: a shard has at least the rows of the halo.
     """
     batch, channels, height, width = x.shape
     for field, value in (("channels", channels), ("filters", filters)):
@@ -54,19 +55,19 @@ def convolution(
     m: Extent = ((batch, "b"), (rows, "h"), (columns, "w"))
     owned: Extent = ((batch, "b"), (channels, reads))
     read: Extent = (*owned, (height, "h"), (width, "w"))
-    # a window of one entry is a plain product
+    # A window of one entry is a plain product.
     tensors = (read, (*by_group, *n, *k), (*by_group, *m, *n)) if window != (1, 1) else ()
     backward = [Product(batch=by_group, m=n, n=k, k=m, tensors=tensors)]
     if first_has_gradient:
         backward.append(Product(batch=by_group, m=m, n=k, k=n, tensors=tensors))
-    whole = [dim for dim, out, step, size in (("h", rows, stride[0], height), ("w", columns, stride[1], width)) if size != step * out]
+    unsplit = [dim for dim, out, step, size in (("h", rows, stride[0], height), ("w", columns, stride[1], width)) if size != step * out]
     traffic: list[OwnTraffic] = []
-    if "h" not in whole:
+    if "h" not in unsplit:
         traffic += halo_exchange("h", halo_rows(window[0], stride[0], padding[0], dilation[0]), (*owned, (width, "w")))
-    if "w" not in whole:
+    if "w" not in unsplit:
         traffic += halo_exchange("w", halo_rows(window[1], stride[1], padding[1], dilation[1]), (*owned, (height, "h")))
     if not first_has_gradient:
-        traffic = [own for own in traffic if own.phase is Pass.FORWARD]
+        traffic = [collective for collective in traffic if collective.phase is Pass.FORWARD]
     return Operator(
         name=name,
         kind="convolution",
@@ -80,7 +81,7 @@ def convolution(
         backward=tuple(backward),
         traffic=tuple(traffic),
         sums=("c",) if groups == 1 else (),
-        whole=tuple(whole),
+        unsplit=tuple(unsplit),
         saved=(Data(extent=read, of=0),),
         settings={"window": window, "stride": stride, "padding": padding, "dilation": dilation, "groups": groups},
         layer=layer,

@@ -13,13 +13,14 @@ from perfmodel.workload.kinds.extents import extent, passes, reduced_rows
 def cross_entropy(
     name: str, logits: Operand, labels: Operand, output: Operand, dims: Mapping[str, int], *, over: str = "v", layer: str = ""
 ) -> Operator:
-    """loss[rows] = log sum exp(logits) - logits[label], over dim `over` (several: "i j"). A dim of the rows that the output lacks is
-    summed.
+    """Return loss[rows] = log sum exp(logits) - logits[label], over dim `over` (several: "i j").
 
-    Where `over` is cut, three all-reduces of a number a row in forward (maximum, sum, the label's logit) and none in backward. They leave
-    the loss whole, so `over` is not among `sums`. Its shares may be uneven.
+    A dim of the rows that the output lacks is summed.
 
-    Memory traffic of torch's two kernels each way: log_softmax reads the logits and writes its result, which is kept; backward fills a
+    Where `over` is sharded, forward has three all-reduces of a number per row (maximum, sum, the label's logit), backward none. They
+    complete the loss, so `over` is not in `sums`. Its shards may be uneven.
+
+    Memory traffic of torch's two kernels each way: log_softmax reads the logits and writes its result, which is saved. Backward fills a
     gradient, reads both and writes the gradient of the logits.
 
     Source: sharding algebra, section 4.
@@ -50,7 +51,7 @@ def cross_entropy(
 def binary_cross_entropy(
     name: str, logits: Operand, labels: Operand, output: Operand, dims: Mapping[str, int], *, layer: str = ""
 ) -> Operator:
-    """loss = log(1 + exp(logits)) - labels logits, entry by entry; the labels are data from 0 to 1. The logits are kept."""
+    """Return loss = log(1 + exp(logits)) - labels logits, elementwise; the labels are data in [0, 1]. The logits are saved."""
     entries = extent(dims, logits.dims)
     return Operator(
         name=name,

@@ -1,4 +1,4 @@
-"""Entries left out at random; what was left out is remembered in a mask."""
+"""Dropout with a saved mask."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perfmodel.workload.kinds.extents import extent
 
 
 def dropout(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, layer: str = "") -> Operator:
-    """output = mask x / (1 - p), entry by entry. Kept for backward: the mask, a byte an entry."""
+    """Return output = mask x / (1 - p), elementwise. Saved for backward: the mask, one byte per entry."""
     entries = extent(dims, output.dims)
     read, written, mask = Data(extent=entries, of=0), Data(extent=entries, of=1), Data(extent=entries, itemsize=1.0)
     back = (replace(written, is_gradient=True), mask, replace(read, is_gradient=True))

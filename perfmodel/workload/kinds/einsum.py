@@ -1,4 +1,4 @@
-"""A product of two tensors over named dims: linear layers, attention's products, anything an einsum of two operands says."""
+"""Product of two tensors over named dims: linear layers, products of attention, any einsum of two operands."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ def einsum(
     first_has_gradient: bool = True,
     second_has_gradient: bool = True,
     grouped: bool = False,
-    whole: tuple[str, ...] = (),
+    unsplit: tuple[str, ...] = (),
     padded: tuple[str, ...] = (),
     layer: str = "",
 ) -> Operator:
-    """first[...] * second[...] -> output[...], summed over the dims that the output lacks.
+    """Return first[...] * second[...] -> output[...], summed over the dims that the output lacks.
 
-    Forward is one product; backward one for the gradient of each operand. Dims of both operands and the output are a batch of products,
-    those of one operand and the output m or n, those of both operands alone k. Each is kept for the gradient of the other (a parameter is
-    there anyway). grouped: the batch of products is one call of a grouped kernel (experts).
+    Forward is one product; backward has one for the gradient of each operand. Dims of both operands and the output are the batch of
+    products, those of one operand and the output m or n, those of both operands only k. Each operand is saved for the gradient of the other
+    (parameters are in memory anyway). grouped: the batch of products is one call of a grouped GEMM kernel (experts).
 
     Source: R3 and R4 of the sharding algebra.
     """
@@ -57,7 +57,7 @@ def einsum(
         forward=(Product(batch=batch, m=m, n=n, k=k, is_grouped=grouped),),
         backward=tuple(backward),
         sums=summed,
-        whole=whole,
+        unsplit=unsplit,
         padded=padded,
         saved=tuple(saved),
         layer=layer,

@@ -1,4 +1,4 @@
-"""Operators that map entries one by one: activations, residual additions, biases, products of gates."""
+"""Elementwise operators: activations, residual additions, biases, gate products."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from perfmodel.workload.activations import ACTIVATIONS
 from perfmodel.workload.graph import Data, Operand, Operator, Stream
 from perfmodel.workload.kinds.extents import extent
 
-#: What backward reads besides the gradient: nothing, the output, or the inputs.
+#: Data that backward reads in addition to the gradient: none, the output, or the inputs.
 _KEPT = {"add": "", "bias": "", "scale": "", "mul": "input", "sigmoid_gate": "input", "tanh": "output", "sigmoid": "output"} | {
-    name: each.kept for name, each in ACTIVATIONS.items()
+    name: activation.kept for name, activation in ACTIVATIONS.items()
 }
 
 
@@ -23,28 +23,29 @@ def elementwise(
     output: Operand,
     dims: Mapping[str, int],
     *,
-    whole: tuple[str, ...] = (),
+    unsplit: tuple[str, ...] = (),
     padded: tuple[str, ...] = (),
     layer: str = "",
 ) -> Operator:
-    """output = function(inputs...), entry by entry; an input that lacks a dim is broadcast along it. `scale`: times a number;
-    `sigmoid_gate`: the first times the sigmoid of the second.
+    """Return output = function(inputs...), elementwise; an input that lacks a dim is broadcast along it.
 
-    Memory traffic: each input read and the output written once (a bias stays in the cache); backward reads the output's gradient and what
-    is kept, and writes each input's gradient. The gradient of a sum is that of each of its terms: only terms that were broadcast are
-    summed and written.
+    `scale` multiplies by a number; `sigmoid_gate` multiplies the first input by the sigmoid of the second.
+
+    Memory traffic: each input is read and the output written once (a bias stays in the cache). Backward reads the output's gradient and the
+    saved data, and writes each input's gradient. Terms of a sum get the sum's gradient unchanged: only those of broadcast terms are summed
+    and written.
     """
     if function not in _KEPT:
         raise InputError(f"operator {name}: function={function}: is not known{suggest(function, _KEPT)}")
     kept = _KEPT[function]
     entries = extent(dims, output.dims)
     out = Data(extent=entries, of=len(inputs))
-    into = [Data(extent=extent(dims, operand.dims), of=place) for place, operand in enumerate(inputs)]
+    into = [Data(extent=extent(dims, operand.dims), of=position) for position, operand in enumerate(inputs)]
     saved = [out] if kept == "output" else into if kept == "input" else []
-    written = [each for each in into if len(each.extent) < len(entries)] if function == "add" else [] if function == "bias" else into
+    written = [data for data in into if len(data.extent) < len(entries)] if function == "add" else [] if function == "bias" else into
     read = into[:1] if function == "bias" else into
     kernel = ACTIVATIONS[function].kernel if function in ACTIVATIONS else "add"
-    gradients = [replace(each, is_gradient=True) for each in (out, *written)]
+    gradients = [replace(data, is_gradient=True) for data in (out, *written)]
     backward = Stream(kernel=kernel, elements=entries, accesses=(gradients[0], *saved, *gradients[1:]))
     return Operator(
         name=name,
@@ -54,7 +55,7 @@ def elementwise(
         output=output,
         forward=(Stream(kernel=kernel, elements=entries, accesses=(*read, out)),),
         backward=() if function == "add" and not written else (backward,),
-        whole=whole,
+        unsplit=unsplit,
         padded=padded,
         saved=tuple(saved),
         is_linear=function == "add",

@@ -1,4 +1,4 @@
-"""Rows of a table by index, one by one or summed over a bag."""
+"""Table lookup by index: single rows, or sums over a bag."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def embedding(
     vocabulary: tuple[str, ...] = (),
     layer: str = "",
 ) -> Operator:
-    """table[v,d] at ids[b,s] -> y[b,s,d].
+    """Return the lookup table[v,d] at ids[b,s] -> y[b,s,d].
 
-    v is dim 0 of the table, or `vocabulary`. Where it is cut, rows of other shares count as zero, so the output is partial; shares may be
-    uneven. Backward adds the rows of the gradient into a table of zeros.
+    v is dim 0 of the table, or `vocabulary`. Where it is sharded, rows of other shards count as zero, so the output is partial; shards may
+    be uneven. Backward adds the rows of the gradient into a table of zeros.
     """
     vocabulary = vocabulary or (_vocabulary(name, table, output),)
     rows = extent(dims, output.dims)
@@ -44,7 +44,7 @@ def embedding(
 def embedding_bag(
     name: str, ids: Operand, table: Operand, output: Operand, dims: Mapping[str, int], *, bag: int, layer: str = ""
 ) -> Operator:
-    """The sum of table[v,d] at the `bag` indices of each row ids[b,""] -> y[b,d]; v as in `embedding`."""
+    """Return the sum of table[v,d] at the `bag` indices of each row ids[b,""] -> y[b,d]; v as in `embedding`."""
     if isinstance(bag, bool) or not isinstance(bag, int) or bag < 1:
         raise InputError(f"operator {name}: bag={bag}: must be a whole number of at least 1; use the number of indices a row")
     vocabulary = _vocabulary(name, table, output)

@@ -1,4 +1,4 @@
-"""Extents as the kinds write them: by dim names, and those of a sliding window."""
+"""Construction of extents: by dim names, and for sliding windows."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from perfmodel.workload.graph import Data, Extent, OwnTraffic, Pass
 
 
 def extent(dims: Mapping[str, int], names: Iterable[str]) -> Extent:
-    """The product of these dims; a position that no dim cuts ("") is left out."""
+    """Return the extent of these dims; unsharded positions ("") are skipped."""
     return tuple((dims[name], name) for name in names if name)
 
 
 def passes(*extents: Extent) -> tuple[Data, ...]:
-    """So many elements read or written, of no operand in particular."""
-    return tuple(Data(extent=each) for each in extents)
+    """Return reads or writes of these extents, without operands."""
+    return tuple(Data(extent=size) for size in extents)
 
 
 def reduced_rows(dims: Mapping[str, int], names: Iterable[str], over: Iterable[str], *, values: int = 1) -> Extent:
-    """`values` numbers for each entry that is left when `over` is reduced."""
+    """Return `values` numbers for each entry that is left after the reduction of `over`."""
     gone = set(over)
     rows = extent(dims, (name for name in names if name not in gone))
     return ((values, ""), *rows) if values > 1 else rows
 
 
 def window_output(name: str, size: int, window: int, stride: int, padding: int, dilation: int = 1) -> int:
-    """Positions of a window along one side: floor((size + 2 padding - dilation (window - 1) - 1) / stride) + 1."""
+    """Return the positions of a window along one side: floor((size + 2 padding - dilation (window - 1) - 1) / stride) + 1."""
     for field, value, least in (("window", window, 1), ("stride", stride, 1), ("padding", padding, 0), ("dilation", dilation, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise InputError(f"operator {name}: {field}={value}: must be a whole number of at least {least}; correct it")
@@ -38,17 +38,17 @@ def window_output(name: str, size: int, window: int, stride: int, padding: int, 
 
 
 def halo_rows(window: int, stride: int, padding: int, dilation: int = 1) -> int:
-    """Rows of its neighbours that a share needs: `padding` above it, the rest of the window below it.
+    """Return the rows that a shard needs from its neighbours: `padding` above it, the rest of the window below it.
 
-    Source: sharding algebra, convolution with h sharded: owned rows are stride * outputs, needed stride * (outputs - 1) + window.
+    Source: sharding algebra, convolution with sharded h: owned rows are stride * outputs, needed stride * (outputs - 1) + window.
     """
     return padding + max(0, dilation * (window - 1) + 1 - stride - padding)
 
 
 def halo_exchange(dim: str, rows: int, along: Extent) -> tuple[OwnTraffic, ...]:
-    """The rows of the input to the neighbours in forward, as many rows of its gradient back in backward.
+    """Return the halo exchange: input rows to the neighbours in forward, the same number of gradient rows back in backward.
 
-    Along each dim by itself: where two dims are cut at once the corners (rows times columns) are left out.
+    Each dim is exchanged separately: with two sharded dims the corners (rows times columns) are not counted.
     """
     if rows == 0:
         return ()

@@ -1,4 +1,4 @@
-"""A place where a layout is required: block boundaries, pipeline cuts."""
+"""A layout boundary: between layers and at pipeline cuts."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from perfmodel.workload.graph import Operand, Operator
 
 
 def identity(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, layer: str = "") -> Operator:
-    """output = x. No work; the gradient of the output is that of the input."""
+    """Return output = x: no work; the gradient of the output is that of the input."""
     return Operator(name=name, kind="identity", dims=dims, inputs=(x,), output=output, is_linear=True, passes_gradient=True, layer=layer)

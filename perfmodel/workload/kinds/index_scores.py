@@ -1,4 +1,4 @@
-"""Indexer of sparse attention: a small score of every query with every key before it, and the best keys of each query."""
+"""Indexer of sparse attention: a small score of every query with every earlier key, and the top keys of each query."""
 
 from __future__ import annotations
 
@@ -26,37 +26,37 @@ def index_scores(
     half_keys: Extent = (),
     layer: str = "",
 ) -> Operator:
-    """sum over heads of weights[b,q,heads] relu(q[b,q,heads,width] k[b,z,width]), and the keys with the largest: y[b,q,top].
+    """Return the top keys y[b,q,top] by the sum over heads of weights[b,q,heads] relu(q[b,q,heads,width] k[b,z,width]).
 
-    All heads share one key. Keys stay whole; half of the square of scores is computed, in float32, and nothing of it is kept. Backward
-    makes the scores again and has two products, of the indexer's own loss: choosing has no gradient.
+    All heads share one key. Keys are unsplit. Half of the score matrix is computed, in float32, and nothing of it is saved. Backward
+    recomputes the scores and has two products, for the indexer's own loss: the selection has no gradient.
 
-    half_keys   of the dims that count the keys; none: half of the size of `keys`
+    half_keys   extent of the computed keys; none: half of the size of `keys`
 
     Source: DeepSeek-V3.2, section 2.1 (lightning indexer).
     """
     batch = extent(dims, (q.dims[0], heads))
     rows, columns, sums = extent(dims, (queries,)), half_keys or ((max(dims[keys] // 2, 1), ""),), extent(dims, (width,))
     scores: Extent = (*extent(dims, (q.dims[0], queries)), *columns)
-    made = Product(batch=batch, m=rows, n=columns, k=sums)
+    score_product = Product(batch=batch, m=rows, n=columns, k=sums)
     square = Data(extent=scores, itemsize=_FLOAT32)
-    read = tuple(Data(extent=extent(dims, operand.dims), of=place) for place, operand in enumerate((q, k, weights)))
+    read = tuple(Data(extent=extent(dims, operand.dims), of=position) for position, operand in enumerate((q, k, weights)))
     written = Data(extent=extent(dims, output.dims), of=3)
-    gradients = tuple(replace(each, is_gradient=True) for each in read)
+    gradients = tuple(replace(data, is_gradient=True) for data in read)
     return Operator(
         name=name,
         kind="index_scores",
         dims=dims,
         inputs=(q, k, weights),
         output=output,
-        forward=(made, Stream(kernel="softmax", elements=scores, accesses=(*read, square, square, written))),
+        forward=(score_product, Stream(kernel="softmax", elements=scores, accesses=(*read, square, square, written))),
         backward=(
-            made,
+            score_product,
             Product(batch=batch, m=rows, n=sums, k=columns),
             Product(batch=batch, m=columns, n=sums, k=rows),
             Stream(kernel="default", elements=scores, accesses=(*read, square, *gradients)),
         ),
-        whole=(keys, heads, width, *(dim for dim in output.dims if dim not in q.dims)),
+        unsplit=(keys, heads, width, *(dim for dim in output.dims if dim not in q.dims)),
         saved=read,
         layer=layer,
     )

@@ -8,10 +8,10 @@ from perfmodel.workload.kinds.extents import passes
 
 
 def interaction(name: str, inputs: tuple[str, ...], output: str, *, batch: int, features: int, layer: str = "") -> Operator:
-    """f tensors [b, features] -> y[b, features + f (f - 1) / 2]: the first of them, then the dot product of each pair.
+    """Return f tensors [b, features] -> y[b, features + f (f - 1) / 2]: the first tensor, then the dot product of each pair.
 
-    The vectors are stacked to t[b,f,d] and multiplied as t t', whole, of which the lower triangle is kept, as the reference code does.
-    Only the batch may be cut.
+    The vectors are stacked to t[b,f,d], and the full product t t' is computed, of which the lower triangle is kept, as in the reference
+    code. Only the batch may be sharded.
 
     Source: Naumov et al., Deep Learning Recommendation Model for Personalization and Recommendation Systems, arXiv 1906.00091, section 2.
     """
@@ -48,5 +48,5 @@ def interaction(name: str, inputs: tuple[str, ...], output: str, *, batch: int, 
 
 
 def interaction_width(count: int, features: int) -> int:
-    """Entries of a row of the output for `count` vectors of `features` entries."""
+    """Return the entries per output row for `count` vectors of `features` entries."""
     return features + count * (count - 1) // 2

@@ -1,4 +1,4 @@
-"""Tensors joined along a position, and a part taken out of one, an image made a sequence: concat, prepend, select, flatten."""
+"""Concatenation, prepending, selection and flattening of tensors along a position."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def concat(
     sizes: tuple[int, ...],
     layer: str = "",
 ) -> Operator:
-    """The inputs one after another along position `axis`, which is whole; `sizes` are their entries there.
+    """Return the concatenation of the inputs along the unsharded position `axis`; `sizes` are their entries there.
 
-    In backward the gradients of the inputs are parts of that of the output: no memory traffic.
+    In backward the gradients of the inputs are views of the output's: no memory traffic.
     """
     if len(inputs) != len(sizes) or not inputs:
         raise InputError(f"operator {name}: sizes={sizes}: must be one for each of the {len(inputs)} inputs; correct them")
@@ -48,7 +48,7 @@ def concat(
 
 
 def prepend(name: str, token: Operand, x: Operand, output: Operand, dims: Mapping[str, int], *, length: int, layer: str = "") -> Operator:
-    """token[d] before the `length` entries of x[b,"",d]: y[b,"",d], a class token; backward sums its gradient over the batch."""
+    """Return token[d] before the `length` entries of x[b,"",d]: y[b,"",d], a class token; backward sums its gradient over the batch."""
     for operand in (x, output):
         _check_whole(name, operand, 1)
     rest = extent(dims, output.dims)
@@ -70,7 +70,7 @@ def prepend(name: str, token: Operand, x: Operand, output: Operand, dims: Mappin
 def select(
     name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, axis: int, index: int, size: int, layer: str = ""
 ) -> Operator:
-    """Entry `index` of the `size` along position `axis` of x, which the output lacks; backward fills the other entries with zeros."""
+    """Return entry `index` of the `size` along position `axis` of x, which the output lacks; backward fills the others with zeros."""
     _check_whole(name, x, axis)
     if not 0 <= index < size:
         raise InputError(f"operator {name}: index={index}: must be from 0 to {size - 1}; correct it")
@@ -90,9 +90,9 @@ def select(
 
 
 def flatten(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, width: int, layer: str = "") -> Operator:
-    """An image as a sequence of its positions, row by row: x[b,n,h,""] -> y[b,h,n], whose position 1 has h * width entries.
+    """Return an image as the sequence of its positions, row by row: x[b,n,h,""] -> y[b,h,n]; position 1 has h * width entries.
 
-    Cutting h cuts the sequence into runs of whole rows. Both ways are a copy (the features become the last position).
+    Sharding h splits the sequence into runs of full rows. Forward and backward are copies (the features become the last position).
     """
     _check_whole(name, x, 3)
     entries: Extent = (*extent(dims, x.dims), (width, ""))

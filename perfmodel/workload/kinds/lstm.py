@@ -1,4 +1,4 @@
-"""The recurrence of one LSTM layer; the product of the inputs with their weights, and the biases, are operators before it."""
+"""The recurrence of one LSTM layer; the input projection and the biases are operators before it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from perfmodel.workload.kinds.extents import passes
 
 
 def lstm(name: str, gates: str, weight: str, output: str, *, batch: int, seq_len: int, hidden: int, layer: str = "") -> Operator:
-    """gates[b,s,4,e] and W[4,e,k] -> h[b,s,e], a step for each s: gates + W h, then i, f, g, o, the cell and h, from a zero state.
+    """Return gates[b,s,4,e] and W[4,e,k] -> h[b,s,e], step by step in s: gates + W h, then i, f, g, o, the cell and h; zero initial state.
 
-    The time steps, the four gates and k stay whole. Where e is cut, a step needs all of the h before it: an all-gather of h[b,e] a step in
-    forward, and in backward a reduce-scatter of its gradient, to which each share of the gates adds. The first step has none before it.
+    The time steps, the four gates and k are unsplit. Where e is sharded, a step needs all of the previous h: an all-gather of h[b,e] per
+    step in forward, and in backward a reduce-scatter of its gradient, to which each shard of the gates adds. The first step needs neither.
 
-    Backward has a product a step for the gradient of h, and one over all steps for that of W. Kept: the four gates, the cell and the
+    Backward has a product per step for the gradient of h, and one over all steps for that of W. Saved: the four gates, the cell and the
     gathered h of each step.
 
     Source: sharding algebra, section 4 (recurrent operator).
@@ -47,7 +47,7 @@ def lstm(name: str, gates: str, weight: str, output: str, *, batch: int, seq_len
             for kind, phase in ((CollectiveKind.ALL_GATHER, Pass.FORWARD), (CollectiveKind.REDUCE_SCATTER, Pass.BACKWARD))
             if seq_len > 1
         ),
-        whole=("s",),
+        unsplit=("s",),
         saved=passes((*four, *b, *s, *e), (*b, *s, *e), (*b, *s, *gathered)),
         layer=layer,
     )

@@ -1,4 +1,4 @@
-"""Layer normalisation and its form without a mean, RMSNorm: each row by its own statistics."""
+"""Layer normalisation and RMSNorm: each row by its own statistics."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ def layer_norm(
     *,
     eps: float = 1e-5,
     over: tuple[str, ...] = (),
-    whole: tuple[str, ...] = (),
+    unsplit: tuple[str, ...] = (),
     layer: str = "",
 ) -> Operator:
-    """y = weight (x - mean) / sqrt(variance + eps) + bias over the dims `over`, else those of the weight; the inputs are those of x,
-    weight and bias that there are."""
-    inputs = tuple(each for each in (x, weight, bias) if each is not None)
-    return _norm(name, "layer_norm", inputs, output, dims, kernel="layernorm", statistics=2, eps=eps, over=over, whole=whole, layer=layer)
+    """Return y = weight (x - mean) / sqrt(variance + eps) + bias over the dims `over` (default: dims of the weight). The inputs are x,
+    weight and bias, as far as given."""
+    inputs = tuple(operand for operand in (x, weight, bias) if operand is not None)
+    return _norm(
+        name, "layer_norm", inputs, output, dims, kernel="layernorm", statistics=2, eps=eps, over=over, unsplit=unsplit, layer=layer
+    )
 
 
 def rms_norm(
@@ -39,12 +41,12 @@ def rms_norm(
     *,
     eps: float = 1e-6,
     over: tuple[str, ...] = (),
-    whole: tuple[str, ...] = (),
+    unsplit: tuple[str, ...] = (),
     layer: str = "",
 ) -> Operator:
-    """y = weight x / sqrt(mean of x^2 + eps) over the dims `over`, else those of the weight."""
+    """Return y = weight x / sqrt(mean of x^2 + eps) over the dims `over` (default: dims of the weight)."""
     inputs = (x,) if weight is None else (x, weight)
-    return _norm(name, "rms_norm", inputs, output, dims, kernel="rmsnorm", statistics=1, eps=eps, over=over, whole=whole, layer=layer)
+    return _norm(name, "rms_norm", inputs, output, dims, kernel="rmsnorm", statistics=1, eps=eps, over=over, unsplit=unsplit, layer=layer)
 
 
 def _norm(
@@ -58,12 +60,13 @@ def _norm(
     statistics: int,
     eps: float,
     over: tuple[str, ...],
-    whole: tuple[str, ...],
+    unsplit: tuple[str, ...],
     layer: str,
 ) -> Operator:
-    """Where a normalised dim is cut: one all-reduce of the statistics of every row in forward, one of as many sums in backward.
+    """Return a norm. Where a normalised dim is sharded: an all-reduce of the row statistics in forward, and one of the same size in
+    backward.
 
-    Source: sharding algebra, section 4 (norm over sharded h). Kept for backward: the input and the statistics.
+    Source: sharding algebra, section 4 (norm over sharded h). Saved for backward: the input and the statistics.
     """
     x, scale = inputs[0], inputs[1].dims if len(inputs) > 1 else ()
     over = over or tuple(dim for dim in scale if dim)
@@ -83,7 +86,7 @@ def _norm(
         forward=(Stream(kernel=kernel, elements=entries, accesses=(read, written)),),
         backward=(Stream(kernel=kernel, elements=entries, accesses=back),),
         traffic=tuple(OwnTraffic(kind=CollectiveKind.ALL_REDUCE, over=over, extent=sums, phase=phase, itemsize=4.0) for phase in Pass),
-        whole=whole,
+        unsplit=unsplit,
         saved=(read, *(Data(extent=rows, itemsize=4.0),) * statistics),
         settings={"eps": eps, "over": " ".join(over)},
         layer=layer,

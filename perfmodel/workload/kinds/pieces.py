@@ -1,4 +1,4 @@
-"""Pieces of a tensor along its last position, copies of them, and two put side by side."""
+"""Views of a tensor along its last position, contiguous copies of them, and the concatenation of two tensors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from perfmodel.workload.kinds.extents import extent
 
 
 def piece(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, start: int, layer: str = "") -> Operator:
-    """Entries of the last position of x from `start` on, as many as the last of the output has, where they lie: no work.
+    """Return the view of the last position of x from `start` on, with the entries of the output's last dim: no work.
 
-    Both positions are whole. What keeps a piece keeps all of x (`Operator.parts` of the one that does).
+    Both positions are unsplit. An operator that saves the view keeps all of x in memory (`Operator.parts`).
     """
     *kept, entries = x.dims
     *_, taken = output.dims
@@ -27,7 +27,7 @@ def piece(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, st
         dims=dims,
         inputs=(x,),
         output=output,
-        whole=(entries, taken),
+        unsplit=(entries, taken),
         passes_gradient=True,
         settings={"start": start},
         layer=layer,
@@ -35,7 +35,7 @@ def piece(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, st
 
 
 def copy(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, layer: str = "") -> Operator:
-    """A piece as a tensor of its own, for kernels that want their entries side by side; its gradient is copied back."""
+    """Return a contiguous copy of a view, for kernels that need one; its gradient is copied back."""
     entries = extent(dims, output.dims)
     read, written = Data(extent=entries, of=0), Data(extent=entries, of=1)
     back = (replace(written, is_gradient=True), replace(read, is_gradient=True))
@@ -52,14 +52,14 @@ def copy(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, lay
 
 
 def side_by_side(name: str, first: Operand, second: Operand, output: Operand, dims: Mapping[str, int], *, layer: str = "") -> Operator:
-    """first[..., n] beside second[..., o]: y[..., n + o], along positions that the second lacks (heads) with the same entries. The last
-    positions are whole."""
+    """Return the concatenation first[..., n], second[..., o] -> y[..., n + o]. Positions that the second lacks (heads) get the same
+    entries. The last positions are unsplit."""
     one, other, both = first.dims[-1], second.dims[-1], output.dims[-1]
     if dims[one] + dims[other] != dims[both]:
         raise InputError(f"operator {name}: {both}={dims[both]}: must be {one}={dims[one]} and {other}={dims[other]}; correct the shape")
     operands = (first, second, output)
-    data = [Data(extent=extent(dims, operand.dims), of=place) for place, operand in enumerate(operands)]
-    gradients = [replace(each, is_gradient=True) for each in data]
+    data = [Data(extent=extent(dims, operand.dims), of=position) for position, operand in enumerate(operands)]
+    gradients = [replace(operand_data, is_gradient=True) for operand_data in data]
     entries = data[2].extent
     return Operator(
         name=name,
@@ -69,6 +69,6 @@ def side_by_side(name: str, first: Operand, second: Operand, output: Operand, di
         output=output,
         forward=(Stream(kernel="default", elements=entries, accesses=tuple(data)),),
         backward=(Stream(kernel="default", elements=entries, accesses=(gradients[2], *gradients[:2])),),
-        whole=(one, other, both),
+        unsplit=(one, other, both),
         layer=layer,
     )

@@ -1,4 +1,4 @@
-"""Sums and means over whole dims, such as a global average pooling."""
+"""Sums and means over full dims, such as global average pooling."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ FUNCTIONS = ("mean", "sum")
 
 
 def reduction(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, function: str = "mean", layer: str = "") -> Operator:
-    """The sum of x over the dims that the output lacks, or that sum over `count`, the entries summed at full size.
+    """Return the sum of x over the dims that the output lacks, or the mean: that sum over `count`, the number of summed entries unsharded.
 
-    Both are linear: where a summed dim is cut the output is partial. Nothing is kept for backward.
+    Both are linear: where a summed dim is sharded the output is partial. Nothing is saved for backward.
     """
     if function not in FUNCTIONS:
         raise InputError(f"operator {name}: function={function}: is not known{suggest(function, FUNCTIONS)}")

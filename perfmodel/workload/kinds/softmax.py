@@ -1,4 +1,4 @@
-"""Softmax over one dim, with the scale and the causal mask of attention's scores."""
+"""Softmax over one dim, with the scale and the causal mask of attention scores."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ def softmax(
     sinks: Operand | None = None,
     layer: str = "",
 ) -> Operator:
-    """y = softmax(scale x) over dim `over` (several: "i j"); with a causal mask, entry j of `over` is seen by entries i >= j of dim
-    `causal_queries`.
+    """Return y = softmax(scale x) over dim `over` (several: "i j").
 
-    sinks: entries of their own in every sum, which the output lacks (a score of each head to which no key belongs).
+    With a causal mask, entries i >= j of dim `causal_queries` attend to entry j of `over`.
 
-    Where `over` is cut: the maximum and the sum of every row are all-reduced in forward, the sum of y dy in backward. The output is kept.
+    sinks: extra logits in every sum, without an output entry (a logit of each head without a key).
+
+    Where `over` is sharded: all-reduces of the maximum and the sum of every row in forward, of the sum of y dy in backward. The output is
+    saved.
 
     Source: sharding algebra, section 4.
     """

@@ -1,10 +1,10 @@
-"""Recurrences over a sequence, in chunks: the scan of Mamba-2, the gated delta rule, the short convolution and the norm around them.
+"""Chunked recurrences over a sequence: the scan of Mamba-2, the gated delta rule, their short convolution and norm.
 
-A chunk of Q positions is attended to within itself, below the diagonal, and what went before it enters as one state for each head. Products
-are those of the chunked forms; backward has two for each, and makes again what no forward pass keeps (states, scores within a chunk).
+A chunk of Q positions attends to itself below the diagonal; earlier positions enter as one state per head. Products are those of the
+chunked forms. Backward has two for each, and recomputes what forward does not save (states, scores within a chunk).
 
-Where positions are cut, the state that a rank leaves goes to the next: a send of all states, counted once, since what does not hang on
-them runs meanwhile. The convolution takes the positions before its own from the rank before.
+Where positions are sharded, each rank sends its final state to the next: one send of all states, counted once, since work that does not
+depend on them overlaps it. The convolution reads the last positions of the previous rank.
 
 Sources: Dao and Gu 2024, arXiv 2405.21060, section 6; Yang et al. 2024, arXiv 2412.06464, section 3.
 """
@@ -19,14 +19,14 @@ from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.workload.graph import Data, Extent, Operand, Operator, OwnTraffic, Pass, Product, Setting, Stream
 from perfmodel.workload.kinds.extents import extent, halo_exchange
 
-#: States are kept in float32.
+#: States are stored in float32.
 _STATE_BYTES = 4.0
 
 
 def causal_conv(
     name: str, x: Operand, weight: Operand, bias: Operand | None, output: Operand, dims: Mapping[str, int], *, taps: int, layer: str = ""
 ) -> Operator:
-    """Each channel by a window of its own over the last `taps` positions (position 1), then silu: one kernel, which keeps its input."""
+    """Return a depthwise convolution over the last `taps` positions (position 1), then silu: one kernel, which saves its input."""
     inputs = (x, weight) if bias is None else (x, weight, bias)
     entries = extent(dims, output.dims)
     read, written = Data(extent=entries, of=0), Data(extent=entries, of=len(inputs))
@@ -60,12 +60,12 @@ def gated_norm(
     gates_first: bool,
     layer: str = "",
 ) -> Operator:
-    """RMSNorm of `width` entries of x at a time, and times silu(gate), before it (`gates_first`) or after it, in one kernel.
+    """Return the RMSNorm of `width` entries of x at a time, times silu(gate) before (`gates_first`) or after it, in one kernel.
 
-    rows   how many are normed each by itself. Kept: x and the statistics; the gate lies with what it is a piece of
+    rows   extent of the separately normed rows. Saved: x and the statistics; the gate is saved with the tensor that it is a view of
     """
     entries = extent(dims, output.dims)
-    x_data, gate_data, written = (Data(extent=entries, of=place) for place in (0, 1, 3))
+    x_data, gate_data, written = (Data(extent=entries, of=position) for position in (0, 1, 3))
     back = (replace(written, is_gradient=True), x_data, gate_data, replace(x_data, is_gradient=True), replace(gate_data, is_gradient=True))
     return Operator(
         name=name,
@@ -81,10 +81,10 @@ def gated_norm(
     )
 
 
-class Chunks:
-    """Chunks of the positions of x (b, s, ...): their number as a batch of products, the length of one, and half of it.
+class ScanChunks:
+    """Chunks of the positions of x (b, s, ...): the batch of products over chunks, the length of a chunk, and half of it.
 
-    num_chunks   0: as many as the positions need
+    num_chunks   0: by the number of positions
     """
 
     def __init__(self, x: Operand, dims: Mapping[str, int], *, chunk: int, num_chunks: int = 0) -> None:
@@ -103,22 +103,22 @@ def state_scan(
     output: Operand,
     dims: Mapping[str, int],
     *,
-    chunks: Chunks,
+    chunks: ScanChunks,
     groups: Extent,
     heads: Extent,
     head_dim: int,
     state: int,
     layer: str = "",
 ) -> Operator:
-    """Mamba-2's scan of x[b,s,...], which holds inputs, B and C of each group, with a step of each head: y[b,s,...].
+    """Return Mamba-2's scan of x[b,s,...], with inputs, B and C of each group and a step of each head: y[b,s,...].
 
-    FLOP a token: Q G N + Q H P below the diagonal of a chunk, 2 H P N for what it leaves and as many for what came before it.
+    FLOP a token: Q G N + Q H P below the diagonal of a chunk, 2 H P N for its final state and 2 H P N for its initial state.
     """
-    half, whole = chunks.half, chunks.length
-    scores = _product((*chunks.batch, *groups), whole, half, state)
-    within = _product((*chunks.batch, *heads), whole, head_dim, half)
-    left = _product((*chunks.batch, *heads), head_dim, state, whole)
-    entered = _product((*chunks.batch, *heads), whole, head_dim, state)
+    half, length = chunks.half, chunks.length
+    scores = _product((*chunks.batch, *groups), length, half, state)
+    within = _product((*chunks.batch, *heads), length, head_dim, half)
+    left = _product((*chunks.batch, *heads), head_dim, state, length)
+    entered = _product((*chunks.batch, *heads), length, head_dim, state)
     return _scan(
         "state_scan",
         name,
@@ -142,25 +142,25 @@ def delta_scan(
     output: Operand,
     dims: Mapping[str, int],
     *,
-    chunks: Chunks,
+    chunks: ScanChunks,
     heads: Extent,
     key_dim: int,
     value_dim: int,
     layer: str = "",
 ) -> Operator:
-    """The gated delta rule on x[b,s,...], which holds queries, keys and values, with a strength and a decay of each head: y[b,s,...].
+    """Return the gated delta rule on x[b,s,...], with queries, keys and values and a strength and a decay of each head: y[b,s,...].
 
-    FLOP a token and head, d and v wide, below the diagonal of a chunk: scores of keys with keys and with queries 2 Q d, an inverse of a
-    triangle Q^2 / 3, what it makes of keys and values Q (d + v), what scores weigh Q v; and 6 d v with the state.
+    FLOP a token and head, d and v wide, below the diagonal of a chunk: key-key and query-key scores 2 Q d, an inverse of a triangle Q^2 /
+    3, its products with keys and values Q (d + v), the weighted values Q v; and 6 d v with the state.
     """
-    half, whole, batch = chunks.half, chunks.length, (*chunks.batch, *heads)
-    key_scores, query_scores = (_product(batch, whole, half, key_dim),) * 2
-    inverse = _product(batch, whole, whole, max(round(whole / 6), 1))
-    keys, values = _product(batch, whole, key_dim, half), _product(batch, whole, value_dim, half)
-    within = _product(batch, whole, value_dim, half)
-    erased, entered = (_product(batch, whole, value_dim, key_dim),) * 2
-    left = _product(batch, key_dim, value_dim, whole)
-    made = (key_scores, inverse, keys, values)
+    half, length, batch = chunks.half, chunks.length, (*chunks.batch, *heads)
+    key_scores, query_scores = (_product(batch, length, half, key_dim),) * 2
+    inverse = _product(batch, length, length, max(round(length / 6), 1))
+    keys, values = _product(batch, length, key_dim, half), _product(batch, length, value_dim, half)
+    within = _product(batch, length, value_dim, half)
+    erased, entered = (_product(batch, length, value_dim, key_dim),) * 2
+    left = _product(batch, key_dim, value_dim, length)
+    key_products = (key_scores, inverse, keys, values)
     return _scan(
         "delta_scan",
         name,
@@ -168,8 +168,8 @@ def delta_scan(
         output,
         dims,
         chunks,
-        forward=(*made, erased, left, entered, query_scores, within),
-        again=(*made, erased, left),
+        forward=(*key_products, erased, left, entered, query_scores, within),
+        again=(*key_products, erased, left),
         settings={"key_dim": key_dim, "value_dim": value_dim},
         states=(*batch, (key_dim * value_dim, "")),
         saved=(Data(extent=extent(dims, strengths.dims), of=1),),
@@ -178,7 +178,7 @@ def delta_scan(
 
 
 def _product(batch: Extent, m: int, n: int, k: int) -> Product:
-    """A product of sizes that no axis cuts."""
+    """Return a product of sizes that no axis shards."""
     return Product(batch=batch, m=((m, ""),), n=((n, ""),), k=((k, ""),))
 
 
@@ -188,7 +188,7 @@ def _scan(
     inputs: tuple[Operand, ...],
     output: Operand,
     dims: Mapping[str, int],
-    chunks: Chunks,
+    chunks: ScanChunks,
     *,
     forward: tuple[Product, ...],
     again: tuple[Product, ...],
@@ -197,16 +197,24 @@ def _scan(
     saved: tuple[Data, ...] = (),
     layer: str,
 ) -> Operator:
-    """again: what backward makes a second time. states: of all chunks, which are written and read, and are there while it runs.
+    """Return a scan from its products.
 
-    saved   what backward reads that is no piece of what the convolution keeps
+    again    products that backward recomputes
+    states   of all chunks: written and read, and in memory while backward runs
+    saved    data that backward reads and that is no view of the convolution's saved data
     """
-    x, steps, written = (Data(extent=extent(dims, each.dims), of=place) for each, place in ((inputs[0], 0), (inputs[1], 1), (output, -1)))
+    x, steps, written = (
+        Data(extent=extent(dims, operand.dims), of=position) for operand, position in ((inputs[0], 0), (inputs[1], 1), (output, -1))
+    )
     written = replace(written, of=len(inputs))
     state = Data(extent=states, itemsize=_STATE_BYTES)
-    gradients = tuple(replace(each, is_gradient=True) for each in (written, x, steps))
-    passed: Extent = tuple(each for each in states if each[1] != chunks.positions)
-    backward = tuple(gradient for each in forward for gradient in (replace(each, n=each.k, k=each.n), replace(each, m=each.k, k=each.m)))
+    gradients = tuple(replace(data, is_gradient=True) for data in (written, x, steps))
+    passed: Extent = tuple(factor for factor in states if factor[1] != chunks.positions)
+    backward = tuple(
+        gradient
+        for product in forward
+        for gradient in (replace(product, n=product.k, k=product.n), replace(product, m=product.k, k=product.m))
+    )
     return Operator(
         name=name,
         kind=kind,

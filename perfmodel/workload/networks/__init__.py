@@ -1,4 +1,4 @@
-"""Networks by name: those of the literature, and every language model, shipped or of a config.json."""
+"""Networks by name: published networks, and every language model, shipped or from a config.json."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfmodel.workload.models import list_models
 
 Size = int | bool | tuple[int, ...]
 
-#: Name -> module of this package, which has a function of the name after the colon. Loaded when asked for.
+#: Name -> "module:function" in this package, imported on first use.
 _BUILT_IN = {
     "alexnet": "alexnet:alexnet",
     "inception3": "inception:inception3",
@@ -31,20 +31,20 @@ _BUILT_IN = {
 
 
 def list_networks() -> tuple[str, ...]:
-    """The names that `load_network` knows, those of language models (`list_models`) last."""
+    """Return the network names for `load_network`, language models (`list_models`) last."""
     return (*_BUILT_IN, *(name for name in list_models() if name not in _BUILT_IN))
 
 
 def is_language_model(name: str) -> bool:
-    """Whether the network of that name is a decoder: a shipped model, or one by the path of its config.json."""
+    """Return whether the network is a decoder: a shipped model, or one by the path of its config.json."""
     return name not in _BUILT_IN and (name in list_models() or is_path(name))
 
 
 def load_network(name: str, /, *, batch: int = 0, **sizes: Size) -> Graph:
-    """A training step of a network by its name, or of a language model by the path of its config.json.
+    """Return a training step of a network by name, or of a language model by the path of its config.json.
 
-    batch   samples a step; 0: the network's default
-    sizes   what its function takes by keyword (`image=64`, `layers=2`), else its defaults
+    batch   samples per step; 0: the network's default
+    sizes   keyword arguments of its function (`image=64`, `layers=2`); default: the function's
     """
     build, known = _builder(name)
     given = {"batch": batch, **sizes} if batch or isinstance(batch, bool) else dict(sizes)
@@ -56,12 +56,12 @@ def load_network(name: str, /, *, batch: int = 0, **sizes: Size) -> Graph:
 
 
 def network_sizes(name: str) -> dict[str, Size]:
-    """Sizes that `load_network` takes for a network in addition to its batch, with defaults."""
+    """Return the sizes that `load_network` takes for a network in addition to its batch, with defaults."""
     return {key: default for key, default in _builder(name)[1].items() if key != "batch"}
 
 
 def _builder(name: str) -> tuple[Callable[..., Graph], dict[str, Size]]:
-    """The function that builds a network, and its sizes with their defaults."""
+    """Return the function that builds a network, and its sizes with their defaults."""
     check_path(name, "network")
     if name in _BUILT_IN:
         module, _, function = _BUILT_IN[name].partition(":")
@@ -73,11 +73,11 @@ def _builder(name: str) -> tuple[Callable[..., Graph], dict[str, Size]]:
     else:
         raise InputError(f"network={one_line(name)}: no network has this name{suggest(name, list_networks())}")
     parameters = inspect.signature(build).parameters
-    return build, {key: each.default for key, each in parameters.items() if each.kind is each.KEYWORD_ONLY}
+    return build, {key: parameter.default for key, parameter in parameters.items() if parameter.kind is parameter.KEYWORD_ONLY}
 
 
 def _check_size(field: str, value: Size, default: Size) -> None:
-    """Check that a size is of its default's kind: a flag, a size, or one size a layer."""
+    """Check that a size has the kind of its default: a flag, a size, or one size per layer."""
     if isinstance(default, bool):
         if not isinstance(value, bool):
             raise bad_field(field, printable(value), "must be true or false", "write one of them")

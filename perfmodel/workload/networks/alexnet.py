@@ -1,7 +1,7 @@
-"""AlexNet in one tower, as PaSE trains it: 227 x 227 images, 96 to 384 filters, three fully connected layers, 1024 classes.
+"""AlexNet without groups, as in PaSE: 227 x 227 images, 96 to 384 filters, three fully connected layers, 1024 classes.
 
 Source: Krizhevsky, Sutskever & Hinton, ImageNet Classification with Deep Convolutional Neural Networks, NIPS 2012; sizes as in the graph of
-Elango, PaSE, IPDPS 2021 (no groups, no local response normalisation). Dropout is left out.
+Elango, PaSE, IPDPS 2021 (no groups, no local response normalisation). Dropout is not modelled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def alexnet(
         if i in (1, 2, 5):
             x = b.pooling(f"pool{i}", x, 3, stride=2)
     b.layer = "fc6"
-    # the fully connected layer reads the image as it is: its weight has a position for c, h and w each
+    # The fully connected layer reads the image unflattened: its weight has positions for c, h and w.
     x = b.relu("relu6", b.linear("fc6", x, "b c h w", "n c h w", "b n", new={"n": hidden}), "b n")
     b.layer = "fc7"
     x = b.relu("relu7", b.linear("fc7", x, "b c", "n c", "b n", new={"n": hidden}), "b n")

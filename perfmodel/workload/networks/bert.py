@@ -1,7 +1,7 @@
-"""BERT-large, trained on masked words: encoder and the head that predicts words, without the pooler and its next-sentence head.
+"""BERT-large with masked-language modelling: encoder and word-prediction head, without the pooler and next-sentence head.
 
 Source: Devlin, Chang, Lee & Toutanova, BERT, NAACL 2019 (24 layers, width 1024, 16 heads); parameters as Hugging Face's BertForMaskedLM of
-bert-large-uncased. A loss is computed for every position. Dropout is left out.
+bert-large-uncased. A loss is computed for every position. Dropout is not modelled.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def bert_large(
     x = b.linear("transform", x, "b s h", "k h", "b s k", new={"k": hidden})
     x = b.pointwise("transform_gelu", "gelu", (x, "b s h"))
     x = b.layer_norm("transform_norm", x, "b s h", "h", eps=_EPS)
-    # the matrix of the embedding once more, with a bias of its own
+    # The embedding matrix again, with its own bias.
     logits = b.linear("decoder", x, "b s h", "v h", "b s v", weight="embedding.weight", padded="v", new={"v": vocabulary})
     b.cross_entropy(logits, "b s v", "v")
     return b.build()

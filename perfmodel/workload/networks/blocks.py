@@ -1,4 +1,4 @@
-"""Attention without a mask and positions, as several networks of transformer layers write them."""
+"""Attention without a mask, MLPs and learned positions, shared by several transformer networks."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from perfmodel.workload.graph import Operand, TensorRole
 from perfmodel.workload.kinds.attention import attention
 from perfmodel.workload.networks.builder import NetworkBuilder
 
-#: Dims of queries and of keys and values where they are made: g key-value heads, r query heads of each, d entries of a head.
+#: Dims of the projected queries, and of keys and values: g key-value heads, r query heads of each, d entries of a head.
 QUERY, KEY = "b s g r d", "b s g d"
 
 
 def attend(b: NetworkBuilder, prefix: str, q: str, k: str, v: str, *, fused: bool = True) -> str:
-    """q[b,s,g,r,d], k and v[b,s,g,d] -> [b,s,g,r,d] without a mask; one fused kernel, or two products and a softmax."""
+    """Write q[b,s,g,r,d], k and v[b,s,g,d] -> [b,s,g,r,d] without a mask; one fused kernel, or two products and a softmax."""
     depth = b.shape(q)[-1]
     if not fused:
-        scores = b.einsum(f"{prefix}scores", (q, "b q g r d"), (k, "b z g d"), "b g r q z", whole="d")
+        scores = b.einsum(f"{prefix}scores", (q, "b q g r d"), (k, "b z g d"), "b g r q z", unsplit="d")
         weights = b.softmax(f"{prefix}softmax", scores, "b g r q z", "z", scale=depth**-0.5)
-        return b.einsum(f"{prefix}context", (weights, "b g r q z"), (v, "b z g d"), "b q g r d", whole="d")
+        return b.einsum(f"{prefix}context", (weights, "b g r q z"), (v, "b z g d"), "b q g r d", unsplit="d")
     batch, queries_len, groups, shared, _ = b.shape(q)
     operator = attention(
         f"{prefix}attention",
@@ -33,18 +33,18 @@ def attend(b: NetworkBuilder, prefix: str, q: str, k: str, v: str, *, fused: boo
 
 
 def self_attention(b: NetworkBuilder, prefix: str, x: str, *, heads: int, fused: bool) -> str:
-    """The attention branch with biases and without a mask; every head has keys and values of its own."""
+    """Write the attention branch with biases and without a mask; every head has its own keys and values."""
     hidden = b.shape(x)[-1]
     sizes = {"g": heads, "d": head_dim(hidden, heads)}
-    q = b.linear(f"{prefix}q_proj", x, "b s h", "g r d h", QUERY, whole="d", new=sizes | {"r": 1})
-    k = b.linear(f"{prefix}k_proj", x, "b s h", "g d h", KEY, whole="d", new=sizes)
-    v = b.linear(f"{prefix}v_proj", x, "b s h", "g d h", KEY, whole="d", new=sizes)
+    q = b.linear(f"{prefix}q_proj", x, "b s h", "g r d h", QUERY, unsplit="d", new=sizes | {"r": 1})
+    k = b.linear(f"{prefix}k_proj", x, "b s h", "g d h", KEY, unsplit="d", new=sizes)
+    v = b.linear(f"{prefix}v_proj", x, "b s h", "g d h", KEY, unsplit="d", new=sizes)
     y = attend(b, prefix, q, k, v, fused=fused)
-    return b.linear(f"{prefix}o_proj", y, QUERY, "h g r d", "b s h", whole="d", new={"h": hidden})
+    return b.linear(f"{prefix}o_proj", y, QUERY, "h g r d", "b s h", unsplit="d", new={"h": hidden})
 
 
 def gelu_mlp(b: NetworkBuilder, prefix: str, x: str, intermediate: int) -> str:
-    """The feed-forward branch with biases."""
+    """Write the feed-forward branch with biases."""
     y = b.linear(f"{prefix}up_proj", x, "b s h", "f h", "b s f", new={"f": intermediate})
     y = b.pointwise(f"{prefix}gelu", "gelu", (y, "b s f"))
     return b.linear(f"{prefix}down_proj", y, "b s f", "h f", "b s h", new={"h": b.shape(x)[-1]})
@@ -61,10 +61,10 @@ def head_dim(hidden: int, heads: int) -> int:
 
 
 def learned_positions(b: NetworkBuilder, name: str, x: str, rows: int) -> str:
-    """x[b,s,h] + rows of a learned table at `positions`, as operators `name` and `name`_add."""
+    """Write x[b,s,h] + rows of a learned table at `positions`, as operators `name` and `name`_add."""
     _, seq_len, hidden = b.shape(x)
     if seq_len > rows:
         raise bad_field("seq_len", seq_len, f"{b.name} has learned positions for {rows}", "use a shorter one")
     ids = b.input("positions", seq_len, role=TensorRole.INDEX)
-    place = b.embedding(name, ids, "s", rows, hidden, feature_dim="h", table_dim="p")
-    return b.pointwise(f"{name}_add", "add", (x, "b s h"), (place, "s h"))
+    positions = b.embedding(name, ids, "s", rows, hidden, feature_dim="h", table_dim="p")
+    return b.pointwise(f"{name}_add", "add", (x, "b s h"), (positions, "s h"))

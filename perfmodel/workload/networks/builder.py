@@ -1,4 +1,4 @@
-"""Networks written down in order: a builder keeps their tensors and operators and knows every shape.
+"""Builder of networks: collects tensors and operators, and tracks shapes.
 
 Dims of a tensor are names separated by spaces, one for each position: `b s d`. Parameters of operator `fc` are `fc.weight` and `fc.bias`,
 its output is `fc.out`.
@@ -26,20 +26,20 @@ from perfmodel.workload.kinds.softmax import softmax
 
 Window = int | tuple[int, int]
 
-MAX_OPERATORS = 10_000  # the largest network known by name has a fifth of them
+MAX_OPERATORS = 10_000  # the largest built-in network has a fifth of them
 
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 class NetworkBuilder:
-    """Every method adds operators and returns the name of the tensor that the last of them writes."""
+    """Collector of operators. Every method adds operators and returns the output tensor of the last."""
 
     def __init__(self, name: str, *, batch: int, source: str) -> None:
         self.name = name
         self.batch = batch
         self.source = source
         self.layer = ""
-        """The group of the operators that follow."""
+        """Layer of the operators that follow."""
         self._operators: list[Operator] = []
         self._tensors: dict[str, Tensor] = {}
         self._made: set[str] = set()
@@ -50,11 +50,11 @@ class NetworkBuilder:
     # --- tensors --------------------------------------------------------------------------------------------
 
     def input(self, name: str, *shape: int, role: TensorRole = TensorRole.ACTIVATION) -> str:
-        """Data of the step; one that is declared already stays."""
+        """Declare input data of the step; a second declaration has no effect."""
         return self._declare(name, shape, role)
 
     def parameter(self, name: str, *shape: int, rows: int = 1, bias_of: str = "") -> str:
-        """A parameter; declared twice it is shared. rows: leading positions that are one dim of it as it is stored."""
+        """Declare a parameter; a second declaration shares it. rows: leading positions that form dim 0 of the stored matrix."""
         return self._declare(name, shape, TensorRole.PARAMETER, rows, bias_of)
 
     def shape(self, tensor: str) -> tuple[int, ...]:
@@ -67,7 +67,7 @@ class NetworkBuilder:
         return name
 
     def add(self, operator: Operator, *shape: int) -> str:
-        """Any operator; `shape` is that of its output."""
+        """Add any operator; `shape` is that of its output."""
         if len(self._operators) == MAX_OPERATORS:
             raise InputError(f"network {self.name}: has more than {MAX_OPERATORS:,} operators; use fewer layers or blocks")
         self._operators.append(operator)
@@ -75,22 +75,24 @@ class NetworkBuilder:
         return self._declare(operator.output.tensor, shape, TensorRole.ACTIVATION)
 
     def sizes(self, *operands: tuple[str, str], new: Mapping[str, int] = _NOTHING) -> dict[str, int]:
-        """Size of each dim of (tensor, dims), then of the new ones; of an image h and w come before the channels."""
-        found: dict[str, int] = {}
+        """Return the size of each dim of (tensor, dims), then of the new ones; for an image h and w come before the channels."""
+        known: dict[str, int] = {}
         for tensor, dims in operands:
             names = dims.split()
             if len(names) != len(self.shape(tensor)):
                 raise InputError(f"tensor {tensor}: dims={dims!r}: must be one for each position of shape {self.shape(tensor)}")
             for name, size in zip(names, self.shape(tensor), strict=True):
-                if found.setdefault(name, size) != size:
-                    raise InputError(f"tensor {tensor}: dim {name} has size {size}: has size {found[name]} elsewhere; correct the shapes")
-        sizes = found | dict(new)
+                if known.setdefault(name, size) != size:
+                    raise InputError(f"tensor {tensor}: dim {name} has size {size}: has size {known[name]} elsewhere; correct the shapes")
+        sizes = known | dict(new)
         return {dim: sizes[dim] for dim in ("b", "h", "w")} | sizes if {"b", "h", "w"} <= set(sizes) else sizes
 
     # --- products -------------------------------------------------------------------------------------------
 
-    def einsum(self, name: str, first: tuple[str, str], second: tuple[str, str], output: str, *, whole: str = "", padded: str = "") -> str:
-        """A product of two tensors (name, dims). The dims of the output come first among those of the operator."""
+    def einsum(
+        self, name: str, first: tuple[str, str], second: tuple[str, str], output: str, *, unsplit: str = "", padded: str = ""
+    ) -> str:
+        """Add a product of two tensors (name, dims). The output's dims are the operator's first dims."""
         sizes = self.sizes(first, second)
         order = dict.fromkeys(chain(output.split(), first[1].split(), second[1].split()))
         role = self._tensors[second[0]].role
@@ -102,7 +104,7 @@ class NetworkBuilder:
             {dim: sizes[dim] for dim in order},
             second_is_parameter=role is TensorRole.PARAMETER,
             first_has_gradient=first[0] in self._made,
-            whole=tuple(whole.split()),
+            unsplit=tuple(unsplit.split()),
             padded=tuple(padded.split()),
             layer=self.layer,
         )
@@ -118,35 +120,35 @@ class NetworkBuilder:
         *,
         bias: bool = True,
         weight: str = "",
-        whole: str = "",
+        unsplit: str = "",
         padded: str = "",
         new: Mapping[str, int] = _NOTHING,
     ) -> str:
-        """x[dims] times a weight, plus a bias over the weight's dims that the output has; `new` are sizes that x does not tell.
+        """Add x[dims] times a weight, plus a bias over the weight's dims that the output has; `new`: sizes of dims that x lacks.
 
-        weight   the name of a parameter to share, else `name`.weight
+        weight   name of a shared parameter; default: `name`.weight
         """
         sizes = self.sizes((x, dims), new=new)
         names = weight_dims.split()
         rows = next((i for i, dim in enumerate(names) if dim in dims.split()), len(names))
         matrix = self.parameter(weight or f"{name}.weight", *(sizes[dim] for dim in names), rows=max(1, rows))
-        y = self.einsum(name, (x, dims), (matrix, weight_dims), output, whole=whole, padded=padded)
+        y = self.einsum(name, (x, dims), (matrix, weight_dims), output, unsplit=unsplit, padded=padded)
         if not bias:
             return y
         left = [dim for dim in weight_dims.split() if dim in output.split()]
-        return self.bias(name, y, output, " ".join(left), whole=_only(whole, output), padded=_only(padded, output))
+        return self.bias(name, y, output, " ".join(left), unsplit=_only(unsplit, output), padded=_only(padded, output))
 
-    def bias(self, name: str, x: str, dims: str, bias_dims: str, *, whole: str = "", padded: str = "") -> str:
-        """x + `name`.bias, as operator `name`_bias."""
+    def bias(self, name: str, x: str, dims: str, bias_dims: str, *, unsplit: str = "", padded: str = "") -> str:
+        """Add x + `name`.bias, as operator `name`_bias."""
         sizes = self.sizes((x, dims))
         shape = [sizes[dim] for dim in bias_dims.split()]
         vector = self.parameter(f"{name}.bias", *shape, rows=len(shape), bias_of=name)
-        return self.pointwise(f"{name}_bias", "bias", (x, dims), (vector, bias_dims), whole=whole, padded=padded)
+        return self.pointwise(f"{name}_bias", "bias", (x, dims), (vector, bias_dims), unsplit=unsplit, padded=padded)
 
-    # --- entry by entry, and rows ---------------------------------------------------------------------------
+    # --- elementwise operators and rows ---------------------------------------------------------------------
 
-    def pointwise(self, name: str, function: str, *inputs: tuple[str, str], whole: str = "", padded: str = "") -> str:
-        """function(inputs...) with the shape of the first."""
+    def pointwise(self, name: str, function: str, *inputs: tuple[str, str], unsplit: str = "", padded: str = "") -> str:
+        """Add function(inputs...), with the shape of the first input."""
         x, dims = inputs[0]
         operator = elementwise(
             name,
@@ -154,7 +156,7 @@ class NetworkBuilder:
             tuple(_operand(*operand) for operand in inputs),
             _operand(f"{name}.out", dims),
             self.sizes(*inputs),
-            whole=tuple(whole.split()),
+            unsplit=tuple(unsplit.split()),
             padded=tuple(padded.split()),
             layer=self.layer,
         )
@@ -186,7 +188,7 @@ class NetworkBuilder:
         feature_dim: str = "d",
         table_dim: str = "v",
     ) -> str:
-        """Rows of a table (`name`.weight unless shared) at the indices ids[dims]."""
+        """Add a lookup of rows of a table (`name`.weight unless shared) at the indices ids[dims]."""
         table = self.parameter(weight or f"{name}.weight", vocabulary, features)
         output = f"{dims} {feature_dim}"
         sizes = self.sizes((ids, dims)) | {feature_dim: features, table_dim: vocabulary}
@@ -195,7 +197,7 @@ class NetworkBuilder:
         return self.add(operator, *self.shape(ids), features)
 
     def cross_entropy(self, logits: str, dims: str, over: str) -> str:
-        """The loss of each row against `labels`."""
+        """Add the loss of each row against `labels`."""
         rows = [name for name in dims.split() if name != over]
         sizes = self.sizes((logits, dims))
         labels = self.input("labels", *(sizes[name] for name in rows), role=TensorRole.INDEX)
@@ -275,7 +277,7 @@ class NetworkBuilder:
         return self.pointwise(name, "relu", (x, dims))
 
     def concat(self, name: str, *parts: str) -> str:
-        """Images one behind another along the channels."""
+        """Add the concatenation of images along the channels."""
         batch, _, height, width = self.shape(parts[0])
         dims = ("b", "", "h", "w")
         channels = tuple(self.shape(part)[1] for part in parts)

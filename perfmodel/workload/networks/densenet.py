@@ -1,4 +1,4 @@
-"""DenseNet-121: within a block every layer reads what all earlier ones wrote, joined.
+"""DenseNet-121: each layer of a block reads the concatenated outputs of all earlier ones.
 
 Source: Huang, Liu, van der Maaten & Weinberger, Densely Connected Convolutional Networks, CVPR 2017, table 1.
 """
@@ -19,7 +19,7 @@ def densenet121(
     classes: int = 1000,
     synchronised: bool = False,
 ) -> Graph:
-    """growth: channels that a layer adds; its bottleneck has four times as many, the stem twice. Transitions halve the channels."""
+    """Build DenseNet-121. growth: channels that a layer adds; bottleneck 4 growth, stem 2 growth. Transitions halve the channels."""
     b = NetworkBuilder("densenet121", batch=batch, source="Huang et al., Densely Connected Convolutional Networks, CVPR 2017, table 1")
 
     def activated(prefix: str, x: str) -> str:

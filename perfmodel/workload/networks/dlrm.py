@@ -1,8 +1,8 @@
-"""DLRM: tables of categorical features, a network of the dense ones, pairwise dot products, a network to one click probability.
+"""DLRM: embedding tables of categorical features, an MLP of dense features, pairwise dot products, an MLP to a click probability.
 
 Source: Naumov et al., Deep Learning Recommendation Model for Personalization and Recommendation Systems, arXiv 1906.00091; widths of the
-MLPerf Training benchmark (bottom 13-512-256-128, top 1024-1024-512-256-1), rows of the tables and indices a sample those of its Criteo 1TB
-data set with several indices a feature (version 2, at most 40 million rows), where the interaction is the dot product of version 1.
+MLPerf Training benchmark (bottom 13-512-256-128, top 1024-1024-512-256-1). Table rows and indices per sample are those of its multi-hot
+Criteo 1TB data set (version 2, at most 40 million rows); the interaction is the dot product of version 1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def dlrm(
     bottom: tuple[int, ...] = (512, 256),
     top: tuple[int, ...] = (1024, 1024, 512, 256),
 ) -> Graph:
-    """rows, bags: of each table, its rows and the indices that a sample sums; bottom, top: widths of the hidden layers."""
+    """Build DLRM. rows, bags: of each table, its rows and the indices summed per sample; bottom, top: widths of the hidden layers."""
     if len(rows) != len(bags):
         raise InputError(f"bags={len(bags)}: must be one for each of the {len(rows)} tables; give {len(rows)}")
     b = NetworkBuilder("dlrm", batch=batch, source="Naumov et al., arXiv 1906.00091; sizes of the MLPerf Training benchmark")

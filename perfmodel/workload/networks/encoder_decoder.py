@@ -1,8 +1,8 @@
 """The encoder-decoder Transformer for translation, attention as separate products and softmax.
 
 Source: Vaswani et al., Attention Is All You Need, NIPS 2017 (base model: 6 + 6 layers, width 512, 8 heads, feed-forward layers of 2048),
-norms after the additions as there; batch, length and vocabulary as in the graph of Elango, PaSE, IPDPS 2021. The two embeddings and
-the output matrix are three parameters, projections of attention have no bias, dropout is left out.
+norms after the additions; batch, length and vocabulary as in the graph of Elango, PaSE, IPDPS 2021. The two embeddings and the output
+matrix are three parameters, attention projections have no bias, dropout is not modelled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def transformer(
     intermediate: int = 2048,
     vocabulary: int = 50_000,
 ) -> Graph:
-    """layers: of the encoder, and as many of the decoder; source and target have `seq_len` words each."""
+    """Build the network. layers: of the encoder, and again of the decoder; source and target have `seq_len` words each."""
     b = NetworkBuilder("transformer", batch=batch, source="Vaswani et al., NIPS 2017; Elango, PaSE (IPDPS 2021), graph of the Transformer")
 
     def embed(side: str) -> str:
@@ -32,16 +32,16 @@ def transformer(
         return b.pointwise(f"{side}.positions", "add", (x, "b s d"), (b.input("positions", seq_len, hidden), "s d"))
 
     def attend(name: str, x: str, memory: str, *, causal: bool) -> str:
-        """Queries of x, keys and values of the memory; added to x and normalised."""
+        """Write attention with queries of x, and keys and values of the memory; added to x and normalised."""
         sizes = {"h": heads, "c": head_dim}
-        q = b.linear(f"{name}.q_proj", x, "b s d", "h c d", "b h s c", bias=False, whole="c", new=sizes)
-        k = b.linear(f"{name}.k_proj", memory, "b t d", "h c d", "b h t c", bias=False, whole="c", new=sizes)
-        v = b.linear(f"{name}.v_proj", memory, "b t d", "h c d", "b h t c", bias=False, whole="c", new=sizes)
+        q = b.linear(f"{name}.q_proj", x, "b s d", "h c d", "b h s c", bias=False, unsplit="c", new=sizes)
+        k = b.linear(f"{name}.k_proj", memory, "b t d", "h c d", "b h t c", bias=False, unsplit="c", new=sizes)
+        v = b.linear(f"{name}.v_proj", memory, "b t d", "h c d", "b h t c", bias=False, unsplit="c", new=sizes)
         scores = b.einsum(f"{name}.scores", (q, "b h s c"), (k, "b h t c"), "b h s t")
         scale, queries = head_dim**-0.5, "s" if causal else ""
         weights = b.softmax(f"{name}.softmax", scores, "b h s t", "t", scale=scale, causal_queries=queries)
         context = b.einsum(f"{name}.context", (weights, "b h s t"), (v, "b h t c"), "b h s c")
-        y = b.linear(f"{name}.o_proj", context, "b h s c", "d h c", "b s d", bias=False, whole="c", new={"d": hidden})
+        y = b.linear(f"{name}.o_proj", context, "b h s c", "d h c", "b s d", bias=False, unsplit="c", new={"d": hidden})
         return close(name, x, y)
 
     def feed_forward(name: str, x: str) -> str:

@@ -13,7 +13,7 @@ _EPS = 1e-3
 
 
 class _Inception:
-    """The blocks; `divisor` makes every layer so many times narrower."""
+    """The blocks; `divisor`: factor by which every layer is narrower."""
 
     def __init__(self, b: NetworkBuilder, divisor: int, synchronised: bool) -> None:
         self.b = b
@@ -21,7 +21,7 @@ class _Inception:
         self.synchronised = synchronised
 
     def conv(self, name: str, x: str, filters: int, window: Window, *, stride: int = 1, padding: Window = 0) -> str:
-        """Convolution, batch normalisation, ReLU."""
+        """Add a convolution, batch normalisation and ReLU."""
         prefix = f"{self.b.layer}.{name}"
         x = self.b.convolution(f"{prefix}.conv", x, max(1, filters // self.divisor), window, stride=stride, padding=padding)
         return self.b.relu(f"{prefix}.relu", self.b.batch_norm(f"{prefix}.norm", x, synchronised=self.synchronised, eps=_EPS))
@@ -77,7 +77,7 @@ class _Inception:
 
 
 def inception3(*, batch: int = 128, image: int = 299, width_divisor: int = 1, classes: int = 1000, synchronised: bool = False) -> Graph:
-    """width_divisor: every layer has so many times fewer filters."""
+    """Build the network. width_divisor: factor by which every layer has fewer filters."""
     b = NetworkBuilder("inception3", batch=batch, source="Szegedy et al., Rethinking the Inception Architecture, CVPR 2016")
     net = _Inception(b, width_divisor, synchronised)
     b.layer = "stem"

@@ -1,4 +1,4 @@
-"""Decoder-only transformers (GPT, Llama and their kin): the graph that predictions of uniform plans use, layer by layer."""
+"""Decoder-only transformers (GPT, Llama, ...): the graph of uniform plans, unrolled layer by layer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfmodel.workload.transformer import build_graph
 from perfmodel.workload.unroll import unrolled
 
 _DEFAULT_BATCH = 8
-#: Models that take longer sequences are trained at this length for most of their training.
+#: Models with a longer context are trained mostly at this length.
 _LONGEST_DEFAULT = 8192
 
 
@@ -31,7 +31,8 @@ def language_model(
     fused_attention: bool = True,
     dropout: bool = False,
 ) -> Graph:
-    """A shipped model or that of a config.json, any size replaced; hidden alone leaves the heads. seq_len 0: the longest, up to 8192."""
+    """Build a shipped model or that of a config.json, with replaced sizes. hidden without heads keeps the number of heads. seq_len 0: the
+    longest, up to 8192."""
     config = load_model(name)
     changes = {
         "hidden_size": hidden,
@@ -57,10 +58,10 @@ def transformer_network(
     dropout: bool = False,
     shares_queries: bool = False,
 ) -> Graph:
-    """One training step on `batch` sequences. Operators of layer 3 are `layer3.q_proj` and so on.
+    """Build one training step on `batch` sequences. Operators of layer 3 are `layer3.q_proj` and so on.
 
-    Work is that of the folded graph, so the average over layers where only some have a window, or turn queries and keys; a run gives each
-    its own. `shares_queries`: ranks may share those of causal attention, though later ones see more keys.
+    Work is that of the folded graph, so the mean over layers where only some have a window or rotary positions. For execution, the settings
+    of each layer are its own. `shares_queries`: ranks may share queries of causal attention, although later ones attend to more keys.
     """
     if config.position == "learned" and seq_len > config.max_position_embeddings:
         raise bad_field(
@@ -78,21 +79,21 @@ def transformer_network(
     )
     graph = unrolled(folded, batch=batch)
     numbers = range(config.num_hidden_layers)
-    whole = {f"layer{i}" for i in numbers if (every := config.full_attention_every) and (i + 1) % every == 0}
+    unwindowed = {f"layer{i}" for i in numbers if (every := config.full_attention_every) and (i + 1) % every == 0}
     unturned = {f"layer{i}" for i in numbers if (every := config.no_rotary_every) and (i + 1) % every == 0}
 
     window = config.sliding_window or config.attention_chunk
 
     def as_run(operator: Operator) -> Operator:
-        own: dict[str, Setting] = {}
+        changes: dict[str, Setting] = {}
         has_scores = operator.is_attention or (operator.kind == "softmax" and bool(operator.group))
         if has_scores and 0 < window < seq_len:
-            own["window"] = 0 if operator.layer in whole else window
-            own |= {"chunked": True} if config.attention_chunk else {}
+            changes["window"] = 0 if operator.layer in unwindowed else window
+            changes |= {"chunked": True} if config.attention_chunk else {}
         if has_scores and config.position == "alibi":
-            own["alibi"] = True
+            changes["alibi"] = True
         if operator.kind == "rotary" and operator.layer in unturned:
-            own["turns"] = False
-        return replace(operator, settings={**operator.settings, **own}) if own else operator
+            changes["turns"] = False
+        return replace(operator, settings={**operator.settings, **changes}) if changes else operator
 
     return replace(graph, operators=tuple(map(as_run, graph.operators)), source=config.source)

@@ -1,4 +1,4 @@
-"""ResNet-50 and -101: bottleneck blocks, the stride in their 3 x 3 convolution (version 1.5, as in torchvision).
+"""ResNet-50 and -101: bottleneck blocks with the stride in the 3 x 3 convolution (version 1.5, as in torchvision).
 
 Source: He, Zhang, Ren & Sun, Deep Residual Learning for Image Recognition, CVPR 2016, table 1.
 """
@@ -9,7 +9,7 @@ from perfmodel.workload.graph import Graph
 from perfmodel.workload.networks.builder import NetworkBuilder
 from perfmodel.workload.networks.images import classify, images
 
-#: A block widens its channels so many times.
+#: Output channels of a block over its inner channels.
 _EXPANSION = 4
 
 
@@ -24,7 +24,7 @@ def resnet101(*, batch: int = 128, image: int = 224, blocks: tuple[int, ...] = (
 
 
 def _resnet(name: str, batch: int, image: int, blocks: tuple[int, ...], width: int, classes: int, synchronised: bool) -> Graph:
-    """blocks: of each stage; width: channels of the first stage; synchronised: batch normalisation by the whole batch."""
+    """Build a ResNet. blocks: of each stage; width: channels of the first stage; synchronised: batch normalisation over the full batch."""
     b = NetworkBuilder(name, batch=batch, source="He et al., Deep Residual Learning for Image Recognition, CVPR 2016, table 1")
 
     def normalised(prefix: str, x: str, filters: int, window: int, stride: int = 1) -> str:

@@ -1,7 +1,7 @@
 """A language model of LSTM layers: embedding, layers, projection to the vocabulary.
 
 Source: Jozefowicz et al., Exploring the Limits of Language Modeling, arXiv 1602.02410; sizes as in the graph of Elango, PaSE, IPDPS 2021
-(64 sequences of 256 words, width 2048, two layers, 100,000 words). The two biases of an LSTM layer are one here.
+(64 sequences of 256 words, width 2048, two layers, 100,000 words). The two biases of an LSTM layer are merged into one.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def rnnlm(
     x = b.embedding("embedding", tokens, "b s", vocabulary, embedding)
     for i in range(layers):
         b.layer = name = f"lstm{i}"
-        # dim i: the four gates, which the recurrence reads together
-        gates = b.linear(f"{name}.input", x, "b s d", "i e d", "b s i e", whole="i", new={"i": 4, "e": hidden})
+        # Dim i: the four gates, which the recurrence reads together.
+        gates = b.linear(f"{name}.input", x, "b s d", "i e d", "b s i e", unsplit="i", new={"i": 4, "e": hidden})
         weight = b.parameter(f"{name}.weight", 4, hidden, hidden, rows=2)
         recurrence = lstm(name, gates, weight, f"{name}.out", batch=batch, seq_len=seq_len, hidden=hidden, layer=name)
         x = b.add(recurrence, batch, seq_len, hidden)

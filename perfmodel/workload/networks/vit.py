@@ -1,7 +1,7 @@
 """ViT-L/16: patches of 16 x 16 pixels, a class token, 24 transformer layers with the norm before each branch.
 
 Source: Dosovitskiy et al., An Image is Worth 16x16 Words, ICLR 2021, table 1 (Large: 24 layers, width 1024, 4096, 16 heads), 224 x 224
-images; parameters as torchvision's vit_l_16. Dropout is left out.
+images; parameters as torchvision's vit_l_16. Dropout is not modelled.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def vit_large(
 
 
 def _sequence(b: NetworkBuilder, x: str) -> str:
-    """The patches as a sequence, the class token before them."""
+    """Write the patches as a sequence after the class token."""
     batch, hidden, rows, columns = b.shape(x)
     length = rows * columns
     operator = flatten(
@@ -72,7 +72,7 @@ def _sequence(b: NetworkBuilder, x: str) -> str:
 
 
 def _first(b: NetworkBuilder, x: str) -> str:
-    """The class token of each image."""
+    """Write the selection of each image's class token."""
     batch, length, hidden = b.shape(x)
     operator = select(
         "class_output",

@@ -65,9 +65,9 @@ def test_an_addition_takes_what_it_is_cut_as():
         (LINEAR, {"z": ("cp",)}, "no dim 'z'"),
         (LINEAR, {"b": ("tp",)}, "not a fine axis"),
         (LINEAR, {"b": ("pp",)}, "not a fine axis"),
-        (operator("p[q,z] = scores[q,z]", whole="z"), {"z": ("cp",)}, "dim z is cut by cp"),
-        (operator("o[q,d] = q[q,d], k[z,d], v[z,d]", whole="z"), {"z": ("cp",)}, "dim z is cut by cp"),
-        (operator("s[q,z] = q[q,d] * k[z,d]", whole="d"), {"d": ("tp_kv",)}, "dim d is cut by tp_kv"),
+        (operator("p[q,z] = scores[q,z]", unsplit="z"), {"z": ("cp",)}, "dim z is cut by cp"),
+        (operator("o[q,d] = q[q,d], k[z,d], v[z,d]", unsplit="z"), {"z": ("cp",)}, "dim z is cut by cp"),
+        (operator("s[q,z] = q[q,d] * k[z,d]", unsplit="d"), {"d": ("tp_kv",)}, "dim d is cut by tp_kv"),
     ],
 )
 def test_what_may_not_be_cut(op, sharding, words):
@@ -76,7 +76,7 @@ def test_what_may_not_be_cut(op, sharding, words):
 
 
 def test_softmax_over_uncut_keys_is_fine():
-    check_sharding(operator("p[q,z] = scores[q,z]", whole="z"), {"q": ("cp",)})
+    check_sharding(operator("p[q,z] = scores[q,z]", unsplit="z"), {"q": ("cp",)})
 
 
 def test_nothing_becomes_partial_by_communication():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from perfmodel.workload.imported.dims import refine
 from perfmodel.workload.imported.graph import DimLink, ImportedEdge, ImportedGraph, ImportedKind, ImportedOperand, ImportedVertex
 from perfmodel.workload.imported.network import network_of
-from perfmodel.workload.imported.views import permuted, reshaped, whole
+from perfmodel.workload.imported.views import identity_view, permuted, reshaped
 
 SHAPES = [(4, 6, 8), (24, 8), (2, 2, 6, 8), (4, 48), (8, 24), (4, 3, 2, 2, 4), (192,), (1, 4, 6, 1, 8), (12, 16), (4, 6, 2, 4)]
 
@@ -75,7 +75,7 @@ def test_pieces_of_the_reader_are_the_same_entries(views):
     vertices = [vertex("x", ImportedKind.INPUT, views[0][0], reads=False)]
     edges = []
     for number, (shape, target, order) in enumerate(views):
-        view = permuted(reshaped(whole(shape, [str(i) for i in range(len(shape))]), target), order)
+        view = permuted(reshaped(identity_view(shape, [str(i) for i in range(len(shape))]), target), order)
         vertices.append(vertex(f"relu{number}", ImportedKind.ELEMENTWISE, sizes_of(view)))
         edges.append(edge(number, number + 1, view))
     pieces = refine(graph_of(vertices, edges), {})
@@ -91,7 +91,7 @@ def test_pieces_of_the_reader_are_the_same_entries(views):
                     continue
                 aligned += 1
                 made = index_along(shape, axis) // piece.inner % piece.size
-                mine = index_along(seen_by, "abcdefgh".index(read.place[-1])) // read.inner % read.size
+                mine = index_along(seen_by, "abcdefgh".index(read.key[-1])) // read.inner % read.size
                 assert (made.reshape(target).transpose(order) == mine).all()
     assert aligned or any(not link.positions for each in edges for link in each.links)
 
@@ -100,7 +100,7 @@ def test_a_cut_is_carried_along_the_whole_chain():
     first = [str(i) for i in range(2)]
     vertices = [vertex("x", ImportedKind.INPUT, (4, 24), reads=False)]
     vertices += [vertex("relu", ImportedKind.ELEMENTWISE, (4, 24)), vertex("tanh", ImportedKind.ELEMENTWISE, (4, 6, 4))]
-    edges = [edge(0, 1, whole((4, 24), first)), edge(1, 2, reshaped(whole((4, 24), first), (4, 6, 4)))]
+    edges = [edge(0, 1, identity_view((4, 24), first)), edge(1, 2, reshaped(identity_view((4, 24), first), (4, 6, 4)))]
     network = network_of(graph_of(vertices, edges)).network
     assert network.tensors["x"].shape == (4, 6, 4)
     assert [operator.inputs[0].dims for operator in network.operators] == [("b", "s", "t"), ("b", "s", "c")]
@@ -116,7 +116,7 @@ def test_views_that_do_not_fit_leave_the_second_reader_whole(first):
         vertex("relu", ImportedKind.ELEMENTWISE, first),
         vertex("tanh", ImportedKind.ELEMENTWISE, second),
     ]
-    edges = [edge(0, 1, reshaped(whole((4, 6), names), first)), edge(0, 2, reshaped(whole((4, 6), names), second))]
+    edges = [edge(0, 1, reshaped(identity_view((4, 6), names), first)), edge(0, 2, reshaped(identity_view((4, 6), names), second))]
     network = network_of(graph_of(vertices, edges)).network
     assert network.tensors["x"].shape == first
     assert network.operators[0].inputs[0].dims == ("b", "s", "c")

@@ -151,7 +151,7 @@ def test_every_dim_that_is_cut_leaves_something_right(name, converted):
     for operator in converted(name)[1].network.operators:
         covered = {*operator.output.dims, *operator.sums, *(dim for own in operator.traffic for dim in own.over)}
         assert set(operator.dims) <= covered
-        assert operator.whole == ()
+        assert operator.unsplit == ()
 
 
 @pytest.mark.parametrize("name", mostly_slow(NETWORKS, quick=7))

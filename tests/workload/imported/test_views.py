@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.imported.input_spec import InputSpec, parse_inputs
-from perfmodel.workload.imported.views import Stride, expanded, permuted, reshaped, whole
+from perfmodel.workload.imported.views import Stride, expanded, identity_view, permuted, reshaped
 
 SIZES = {"a": 4, "b": 6, "c": 8}
 FACTORINGS = [(4, 6, 8), (24, 8), (2, 2, 6, 8), (4, 48), (8, 24), (4, 3, 2, 2, 4), (192,), (1, 4, 6, 1, 8), (12, 16), (4, 6, 2, 4)]
@@ -30,7 +30,7 @@ def index_of(dim, view, shape):
 def test_runs_say_where_each_entry_comes_from(steps):
     shape = tuple(SIZES.values())
     arrays = {dim: np.broadcast_to(np.arange(SIZES[dim]).reshape([-1 if d == dim else 1 for d in SIZES]), shape) for dim in SIZES}
-    view = whole(shape, tuple(SIZES))
+    view = identity_view(shape, tuple(SIZES))
     for target, random in steps:
         view, arrays = reshaped(view, target), {dim: array.reshape(target) for dim, array in arrays.items()}
         order = random.sample(range(len(target)), len(target))
@@ -42,18 +42,18 @@ def test_runs_say_where_each_entry_comes_from(steps):
 
 
 def test_there_and_back_is_the_same_view():
-    view = whole((4, 6, 8), ("a", "b", "c"))
+    view = identity_view((4, 6, 8), ("a", "b", "c"))
     assert reshaped(reshaped(view, (2, 2, 48)), (4, 6, 8)) == view
     assert reshaped(view, (24, 8))[0] == (Stride(dim="a", size=4, inner=1), Stride(dim="b", size=6, inner=1))
     assert reshaped(view, (2, 2, 6, 8))[:2] == ((Stride(dim="a", size=2, inner=2),), (Stride(dim="a", size=2, inner=1),))
 
 
 def test_sizes_that_do_not_cut_evenly_lose_the_dims():
-    assert {run.dim for position in reshaped(whole((4, 6), ("a", "b")), (3, 8)) for run in position} == {""}
+    assert {run.dim for position in reshaped(identity_view((4, 6), ("a", "b")), (3, 8)) for run in position} == {""}
 
 
 def test_an_expanded_position_is_nobodys():
-    assert expanded(whole((1, 8), ("a", "c")), (5, 3, 8)) == (
+    assert expanded(identity_view((1, 8), ("a", "c")), (5, 3, 8)) == (
         (Stride(dim="", size=5, inner=1),),
         (Stride(dim="", size=3, inner=1),),
         (Stride(dim="c", size=8, inner=1),),
