@@ -132,11 +132,11 @@ class StepColumns:
     hop: Column
     hidden_sends: Column
     pipeline: Column
-    beside: OutsidePipelineTime
+    outside_pipeline: OutsidePipelineTime
 
     @property
     def step_time(self) -> Any:
-        return self.pipeline + self.beside.total
+        return self.pipeline + self.outside_pipeline.total
 
 
 def plan_columns(estimator: Estimator, plans: Sequence[Plan], seq_lens: Sequence[int] = ()) -> PlanColumns:
@@ -209,24 +209,24 @@ def step_columns(estimator: Estimator, plans: Sequence[Plan], columns: PlanColum
     hop = once(micro, ("hop", *once.layout), lambda: hop_time(micro.boundary, tp, profile, machine, grid, is_scattered=scattered))
     tied = once(terms, (), lambda: tied_time(columns.program, terms, sizes, machine, grid))
 
-    def beside(waits: Waits) -> OutsidePipelineTime:
+    def time_outside(waits: Waits) -> OutsidePipelineTime:
         return outside_pipeline(estimator, terms, tied, regions, stages, waits, num_microbatches=m)
 
-    return assembled_step(columns, regions, hop, beside, first, profile, num_microbatches=m, virtual_stages=v)
+    return assembled_step(columns, regions, hop, time_outside, first, profile, num_microbatches=m, virtual_stages=v)
 
 
 def assembled_step(
     columns: PlanColumns,
     regions: RegionTimes,
     hop: Column,
-    beside: Callable[[Waits], OutsidePipelineTime],
+    time_outside: Callable[[Waits], OutsidePipelineTime],
     first: Plan,
     profile: ExecutionProfile,
     *,
     num_microbatches: Column,
     virtual_stages: Column,
 ) -> StepColumns:
-    """The step of plans like `first`. beside: the time outside the pipeline, of what every microbatch waits."""
+    """Return the step of plans like `first`. time_outside: time outside the pipeline, given the waits of every micro-batch."""
     stages, terms, p, m, v = columns.stages, columns.terms, columns.grid.degree["pp"], num_microbatches, virtual_stages
     schedule = first.schedule
     pipeline = pipeline_step_time(
@@ -240,7 +240,9 @@ def assembled_step(
             waits.total, beat, schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile
         )
         pipeline = pipeline - hidden_sends
-    return StepColumns(plans=columns, regions=regions, hop=hop, hidden_sends=hidden_sends, pipeline=pipeline, beside=beside(waits))
+    return StepColumns(
+        plans=columns, regions=regions, hop=hop, hidden_sends=hidden_sends, pipeline=pipeline, outside_pipeline=time_outside(waits)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

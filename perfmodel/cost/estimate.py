@@ -373,7 +373,7 @@ def step_parts(estimator: Estimator, plan: Plan, columns: StepColumns, number: i
 def _exposed(estimator: Estimator, plan: Plan, columns: StepColumns, both: list[Any], critical: int, rank: int | None) -> dict[str, Any]:
     """Parts of a step whose critical rank is `critical`, by machine. both: forward and backward of a microbatch on each rank. [s]"""
     profile = estimator.profile
-    stages, regions, micro, beside = columns.plans.stages, columns.regions, columns.plans.micro, columns.beside
+    stages, regions, micro, outside = columns.plans.stages, columns.regions, columns.plans.micro, columns.outside_pipeline
     m, p = float(plan.num_microbatches), float(plan.layout.pp)
     weights, own = stages.runs[critical], both[critical]
     if rank is not None:
@@ -411,7 +411,7 @@ def _exposed(estimator: Estimator, plan: Plan, columns: StepColumns, both: list[
             for region, it in enumerate(columns.plans.program.regions)
             if it.is_block and weights[region]
         )
-    elif columns.plans.micro.beside is not None:
+    elif columns.plans.micro.concurrent is not None:
         detail[f"{EXCHANGED}_communication"] -= sum(
             weights[region] * scalar(sum(hidden_exchanges(micro, profile, plan.recompute, region)))
             for region, it in enumerate(columns.plans.program.regions)
@@ -437,13 +437,13 @@ def _exposed(estimator: Estimator, plan: Plan, columns: StepColumns, both: list[
     sends -= scalar(columns.hidden_sends)
     detail["pipeline_communication"] = sends
     detail["pipeline_bubble"] = scalar(columns.pipeline) - sends - scale * own if p > 1 else 0.0
-    detail["parameter_gather"] = scalar(beside.gather)
-    detail["gradient_reduction"] = scalar(beside.reduction) + scalar(beside.tied)
-    detail["gradient_accumulation"] = scalar(beside.accumulation)
-    detail["optimizer"] = scalar(beside.optimizer)
-    detail["weight_casts"] = scalar(beside.casts)
-    detail[f"{EXCHANGED}_communication"] += scalar(beside.ends)
-    detail["host"] += beside.constant
+    detail["parameter_gather"] = scalar(outside.gather)
+    detail["gradient_reduction"] = scalar(outside.reduction) + scalar(outside.tied)
+    detail["gradient_accumulation"] = scalar(outside.accumulation)
+    detail["optimizer"] = scalar(outside.optimizer)
+    detail["weight_casts"] = scalar(outside.casts)
+    detail[f"{EXCHANGED}_communication"] += scalar(outside.ends)
+    detail["host"] += outside.constant
     if plan.assignment is not None and not plan.assignment.has_named_axes:
         # axes of no name are neither: all that operators send to each other
         moved = detail.pop("tensor_parallel_communication") + detail.pop("context_parallel_communication")

@@ -34,7 +34,7 @@ class MicrobatchCost:
     peaks                          [cases, rows] bytes over what is kept: those of `Peaks`
     boundary, logits               bytes of a stage boundary; logit elements
     flops                          [segments, rows] FLOP of matrix products on one chip, a multiply-add counted twice
-    beside                         [segments, rows] seconds of work that may run beside exchanges; None where none does
+    concurrent                     [segments, rows] seconds of work that may overlap with exchanges; None where none does
     weight_gradients               [2 regions, rows] seconds of those that are computed apart, as `Program` has them; None where none are
     between_nodes                  of communication, how long it holds the links beyond the innermost network tier; None where none does
     host_bandwidth                 of a chip's link to its host's memory, one direction [byte/s]
@@ -59,7 +59,7 @@ class MicrobatchCost:
     crosses_nodes: Array
     between_nodes: Array | None
     waits: Array | None = None
-    beside: Array | None = None
+    concurrent: Array | None = None
     weight_gradients: Array | None = None
 
 
@@ -100,7 +100,7 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         crosses_nodes=pipeline_crosses_nodes(grid),
         between_nodes=times.between_nodes,
         waits=counted_launches(program.rows, sizes),
-        beside=None if program.beside is None else _work(program.beside, machine, grid, microbatch, seq_len),
+        concurrent=None if program.concurrent is None else _work(program.concurrent, machine, grid, microbatch, seq_len),
         weight_gradients=None if program.weight_gradients is None else _work(program.weight_gradients, machine, grid, microbatch, seq_len),
     )
 

@@ -202,7 +202,7 @@ class _Mixed:
 
         on = {pool: self._stages_on(pool, pipelines) for pool in dict.fromkeys(order)}
 
-        def beside(waits: Waits) -> OutsidePipelineTime:
+        def time_outside(waits: Waits) -> OutsidePipelineTime:
             gather, reduction = parameter_time(terms, regions, stages, waits, num_microbatches=m, profile=profile)
             shared = [(self.shared[pool], self.spread[pool].machine, stages) for pool, stages in on.items()]
             return OutsidePipelineTime(
@@ -218,7 +218,7 @@ class _Mixed:
                 constant=max(step_constant(profile, machine) for _, machine, _ in shared),
             )
 
-        return assembled_step(columns, regions, hop, beside, plan, profile, num_microbatches=m, virtual_stages=v)
+        return assembled_step(columns, regions, hop, time_outside, plan, profile, num_microbatches=m, virtual_stages=v)
 
     def _stages_on(self, pool: int, pipelines: Pipelines) -> Stages:
         """The stages that lie on one pool, of which two are told apart at least."""
@@ -359,7 +359,7 @@ def _micro_of(parts: Sequence[MicrobatchCost], regions: tuple[Any, ...]) -> Micr
 
 
 _ROWS = ("matmul", "attention", "streaming", "communication", "collectives", "launches", "saved", "flops")
-_OPTIONAL_ROWS = ("waits", "beside", "weight_gradients")
+_OPTIONAL_ROWS = ("waits", "concurrent", "weight_gradients")
 
 
 def _regions_of(parts: Sequence[RegionTimes]) -> RegionTimes:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.stages import Ranks, Stages, beside, plus, slowest_stage, stage_sums, total_pass
+from perfmodel.cost.stages import Ranks, Stages, neighbour, plus, slowest_stage, stage_sums, total_pass
 from perfmodel.cost.step import ParameterTerms, RegionTimes, beat_with, exposed_sends
 from perfmodel.foundation.columns import Column
 from perfmodel.frameworks.profile import ExecutionProfile
@@ -171,7 +171,7 @@ def _exposed_gathers(
     def under(gather: Column, compute: Column) -> Any:
         return _exposed_under(gather, compute, hides=hides, share=slowdown)
 
-    before = [beside(it, i, -1) for i in range(len(it))]
+    before = [neighbour(it, i, -1) for i in range(len(it))]
     steady = [under(f[i], regions.under_forward[before[i]]) if before[i] >= 0 else f[i] for i in range(len(it))]
     forward, later = list(steady), dict[int, Any]()
     for i in range(1, len(it)):
@@ -184,7 +184,7 @@ def _exposed_gathers(
     if last and it[last - 1].is_block and not it[last].is_block:
         forward[last] = forward[last] + (1.0 - stages.is_single) * (f[last - 1] - steady[last - 1])
     # backward the ends show theirs
-    after = [beside(it, i, 1) for i in range(len(it))]
+    after = [neighbour(it, i, 1) for i in range(len(it))]
     backward = tuple(
         b[i] if after[i] > last or (i in (0, last) and not it[i].is_block) else under(b[i], regions.under_backward[after[i]])
         for i in range(len(it))

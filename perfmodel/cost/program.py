@@ -67,7 +67,7 @@ class Peaks:
 class Program:
     """Rows of the cost of one microbatch on one chip.
 
-    beside      of operators that may run beside exchanges, the same once more; None where the framework runs none so
+    concurrent  timed rows of operators that may overlap with exchanges (also in the rows above); None: the framework overlaps none
     weight_gradients   of products of blocks, the same once more, where the framework computes them apart; segment = region * 2, of those
                 before dispatch (attention's), and the next, of the others (experts')
     rows        what takes time; segment = region * len(PHASES) + phase, of traffic * len(COMM) + class
@@ -93,7 +93,7 @@ class Program:
     logits: int
     peaks: Peaks
     parameters: tuple[ParameterLayout, ...]
-    beside: TimedRows | None = None
+    concurrent: TimedRows | None = None
     weight_gradients: TimedRows | None = None
 
     @property
@@ -151,7 +151,7 @@ def compile_program(
         logits=logits_amount,
         peaks=peaks,
         parameters=run.parameters,
-        beside=it.rows_between_exchanges() if profile.communication.hides_shared_experts else None,
+        concurrent=it.rows_between_exchanges() if profile.communication.hides_shared_experts else None,
         weight_gradients=it.rows_of_weight_gradients() if profile.communication.delays_weight_gradients else None,
     )
 

@@ -113,7 +113,7 @@ def mean_block(values: ByRegion, regions: Regions, inner: range, runs: ByRegion)
     return sum_of([runs[i] * values[i] for i in inner]) / np.maximum(number, 1.0)
 
 
-def beside(regions: Regions, region: int, step: int) -> int:
+def neighbour(regions: Regions, region: int, step: int) -> int:
     """Region that runs before this one in the steady state, forward (step -1) and backward (step 1): itself if it is repeated, its
     neighbour if both alternate. Out of range if there is none."""
     it, next_to = regions[region], region + step

@@ -263,7 +263,7 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
                 passes.append(each)
         if profile.communication.hides_exchanges and it.is_block:
             f, b = _between_exchanges(micro, profile, recompute, region, f, b)
-        elif micro.beside is not None and it.is_block:
+        elif micro.concurrent is not None and it.is_block:
             hidden = hidden_exchanges(micro, profile, recompute, region)
             f, b = f - hidden[0], b - hidden[1]
         forward.append(f)
@@ -361,8 +361,8 @@ def ends_time(regions: RegionTimes, stages: Stages) -> Any:
 def hidden_exchanges(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> tuple[Any, Any]:
     """Overlapped time of exchanges, forward and backward, with independent work of the same microbatch: the shorter of both, less the
     slow-down of that work by the compute units of the transfer. [s]"""
-    assert micro.beside is not None
-    work = {phase: micro.beside[region * len(PHASES) + i] for i, phase in enumerate(PHASES)}
+    assert micro.concurrent is not None
+    work = {phase: micro.concurrent[region * len(PHASES) + i] for i, phase in enumerate(PHASES)}
     passes = passes_of(work | {"regather": 0.0}, micro.program.regions[region], profile, recompute)
     sent = exchanged_passes(micro, profile, recompute, region)
     forward, backward = ((1.0 - TRANSFER_UNITS) * np.minimum(w, s) for w, s in zip(passes, sent, strict=True))

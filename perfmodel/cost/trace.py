@@ -223,7 +223,7 @@ class _Step:
             profile=self.estimator.profile,
         )
         times = {name: parts.get(name, 0.0) for name in ("weight_casts", *_DATA, "gradient_accumulation", "optimizer")}
-        times |= {f"{EXCHANGED}_communication": scalar(columns.beside.ends), "host": columns.beside.constant}
+        times |= {f"{EXCHANGED}_communication": scalar(columns.outside_pipeline.ends), "host": columns.outside_pipeline.constant}
         repeated = {name: plan.num_microbatches * scalar(wait) for name, wait in zip(_DATA, (waits.gather, waits.reduction), strict=True)}
         repeated["gradient_accumulation"] = times["gradient_accumulation"]
         found: dict[str, list[_Piece]] = {"before": [], FORWARD: [], BACKWARD: [], "after": []}

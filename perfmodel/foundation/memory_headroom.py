@@ -85,16 +85,16 @@ class RankNeed:
     sure      of that what stays all through a step: to the byte
     outside   of what is not sure: what does not grow with the layers
     crowding  layers that it may hold over those that it is predicted with
-    beside    of what may lie beside what is predicted
+    extra      memory that may be needed in addition to the prediction
     """
 
     total: Column
     sure: Column
     outside: Column = 0.0
     imbalance: Column = 1.0
-    beside: Column = 0.0
+    extra: Column = 0.0
 
-    def room(self, usable: float, ratio: float) -> Any:
+    def allowed(self, usable: float, ratio: float) -> Any:
         """Largest prediction that still fits if the uncertain part is `ratio` times as large. [byte]"""
         return self.sure + (self._usable(usable) - self.sure) / ratio
 
@@ -111,10 +111,10 @@ class RankNeed:
 
     def at_most(self, ratio: float) -> float:
         """The same where it holds as many layers as it may, and all that may lie beside. [byte]"""
-        return float((self.at_least(ratio) + self.beside - self.outside) * self.imbalance + self.outside)
+        return float((self.at_least(ratio) + self.extra - self.outside) * self.imbalance + self.outside)
 
     def _usable(self, usable: float) -> Any:
-        return (usable - self.outside) / self.imbalance + (self.outside - self.beside)
+        return (usable - self.outside) / self.imbalance + (self.outside - self.extra)
 
 
 def fit_probability(ranks: Iterable[RankNeed], usable: float, uncertainty: MemoryUncertainty) -> float:
@@ -132,7 +132,7 @@ class MemoryRule:
     headroom: float
     risk: float
 
-    def room(self, usable: float) -> float:
+    def allowed(self, usable: float) -> float:
         """Largest prediction of a plan that fits, certain and uncertain parts together. [byte]"""
         return usable * (1.0 - self.headroom)
 
@@ -143,8 +143,8 @@ class MemoryRule:
     def verdict(self, ranks: Sequence[RankNeed], usable: float, uncertainty: MemoryUncertainty) -> Verdict:
         """Tight: it would fit, but too little stays free, or too much is unsure."""
         needed, ratio = max(rank.total for rank in ranks), self.ratio(uncertainty)
-        is_sure = ratio is None or all(rank.total <= rank.room(usable, ratio) for rank in ranks)
-        if needed <= self.room(usable) and is_sure:
+        is_sure = ratio is None or all(rank.total <= rank.allowed(usable, ratio) for rank in ranks)
+        if needed <= self.allowed(usable) and is_sure:
             return Verdict.FITS
         return Verdict.TIGHT if needed <= usable else Verdict.DOES_NOT_FIT
 

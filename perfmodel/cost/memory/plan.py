@@ -170,7 +170,7 @@ class MemoryRow:
                 sure=entry(rank.fixed, column),
                 outside=entry(rank.outside, column),
                 imbalance=crowded,
-                beside=entry(kept, column),
+                extra=entry(kept, column),
             )
             for rank, total, crowded, kept in zip(self.ranks, self.total, more, beside, strict=True)
         )

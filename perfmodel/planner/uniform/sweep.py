@@ -184,7 +184,7 @@ def check_searchable(estimator: Estimator) -> None:
 def memory_limit_of(estimator: Estimator, *, memory_headroom: float | None, risk: float | None) -> MemoryLimit:
     """Return the memory that plans may take with this headroom, or at this risk."""
     rule, uncertainty = memory_rule(memory_headroom, risk), uncertainty_of_memory(estimator.profile)
-    return MemoryLimit(uncertainty=uncertainty, ratio=rule.ratio(uncertainty), capacity=rule.room(estimator.machine.memory_usable))
+    return MemoryLimit(uncertainty=uncertainty, ratio=rule.ratio(uncertainty), capacity=rule.allowed(estimator.machine.memory_usable))
 
 
 def sweep(
