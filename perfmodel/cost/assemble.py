@@ -149,7 +149,7 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan], seq_lens: Sequence
     profile, machine, first = estimator.profile, estimator.machine, plans[0]
     check_equal_chips(estimator.cluster)
     program = estimator.programs.program_of(first)
-    grid, dealt = _placed(estimator, plans)
+    grid, stage_layers = _placed(estimator, plans)
     lengths = tuple(seq_lens) or (first.job.seq_len,)
     once = _once(estimator, grid, is_assigned=first.assignment is not None, is_single=grid.num_rows * len(lengths) == 1)
     micro_batch = _column(plan.micro_batch for plan in plans)
@@ -167,10 +167,12 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan], seq_lens: Sequence
         seq_lens=lengths,
         stages=once(
             program,
-            ("stages", dealt[0], first.layout.pp),
-            lambda: stage_columns([stages_of(program.regions, blocks, plan.layout.pp) for plan, blocks in zip(plans, dealt, strict=True)]),
+            ("stages", stage_layers[0], first.layout.pp),
+            lambda: stage_columns(
+                [stages_of(program.regions, blocks, plan.layout.pp) for plan, blocks in zip(plans, stage_layers, strict=True)]
+            ),
         ),
-        stage_layers=dealt[0],
+        stage_layers=stage_layers[0],
         is_scattered=first.rules.scatters_residual if first.assignment is None else is_scattered(program),
         terms=once(parameters, once.layout, lambda: parameter_terms(parameters, parameter_cost(parameters, profile, machine, grid))),
         once=once,

@@ -34,11 +34,11 @@ def priced_graph(graph: Graph, assignment: Assignment, *, activation_bytes: floa
         operator if home.setdefault(operator.layer, stage) == stage else replace(operator, layer=f"{operator.layer} on stage {stage}")
         for stage, operator in zip(_stages(graph, assignment), graph.operators, strict=True)
     )
-    whole, numbers = (Counter(operator.layer for operator in each) for each in (graph.operators, operators))
+    in_graph, numbers = (Counter(operator.layer for operator in group) for group in (graph.operators, operators))
     pieces = {
-        piece.layer: blocks.get(layer.layer, 0.0) * numbers[piece.layer] / whole[layer.layer]
+        piece.layer: blocks.get(layer.layer, 0.0) * numbers[piece.layer] / in_graph[layer.layer]
         for layer, piece in zip(graph.operators, operators, strict=True)
-        if layer.layer in blocks or numbers[piece.layer] != whole[layer.layer]
+        if layer.layer in blocks or numbers[piece.layer] != in_graph[layer.layer]
     }
     return replace(priced, operators=operators, blocks=pieces)
 
@@ -51,23 +51,23 @@ def _stages(graph: Graph, assignment: Assignment) -> Iterator[int]:
 
 def stage_blocks(graph: Graph, assignment: Assignment) -> tuple[int, ...]:
     """Blocks of each stage of a `priced_graph`: what `Plan.stage_layers` says of a decoder."""
-    found: list[set[str]] = [set() for _ in range(assignment.num_stages)]
+    layers: list[set[str]] = [set() for _ in range(assignment.num_stages)]
     for stage, operator in zip(_stages(graph, assignment), graph.operators, strict=True):
         if operator.layer in graph.blocks:
-            found[stage].add(operator.layer)
-    return tuple(map(len, found))
+            layers[stage].add(operator.layer)
+    return tuple(map(len, layers))
 
 
 def handed_on(graph: Graph, assignment: Assignment) -> tuple[str, ...]:
     """The tensors that each stage but the last hands on; of one stage those that its layers do."""
     stages, layers = _stages(graph, assignment), (operator.layer for operator in graph.operators)
     homes: Iterable[int | str] = stages if assignment.stages else layers
-    made, found = dict[str, int | str](), dict[str, None]()
-    for here, operator in zip(homes, graph.operators, strict=True):
-        made[operator.output.tensor] = here
-        crossing = (operand.tensor for operand in operator.inputs if made.get(operand.tensor, here) != here)
-        found |= dict.fromkeys(tensor for tensor in crossing if graph.tensors[tensor].role is TensorRole.ACTIVATION)
-    return tuple(found)
+    homes_of, tensors = dict[str, int | str](), dict[str, None]()
+    for home, operator in zip(homes, graph.operators, strict=True):
+        homes_of[operator.output.tensor] = home
+        crossing = (operand.tensor for operand in operator.inputs if homes_of.get(operand.tensor, home) != home)
+        tensors |= dict.fromkeys(tensor for tensor in crossing if graph.tensors[tensor].role is TensorRole.ACTIVATION)
+    return tuple(tensors)
 
 
 def is_scattered(program: Program) -> bool:

@@ -124,7 +124,7 @@ def grouped_product_time(*, batch: Column, m: Column, n: Column, k: Column, item
     B200 with 128 to 9,832 rows are those of plain products plus 2 to 5 us an expert.
     """
     if machine.row_multiple > 1.0:
-        m, n, k = (np.ceil(each / machine.row_multiple) * machine.row_multiple for each in (m, n, k))
+        m, n, k = (np.ceil(size / machine.row_multiple) * machine.row_multiple for size in (m, n, k))
     return machine.matmul.floor_time * (batch - 1.0) + matmul_time(batch=batch, m=m, n=n, k=k, itemsize=itemsize, machine=machine)
 
 
@@ -163,8 +163,8 @@ def _tile_work(
     paid = waves * (1.0 - rates.wave_softness) + np.ceil(waves) * rates.wave_softness if rates.wave_softness else waves
     if not depths:
         return paid * weight
-    spread, whole, shortest = depths
-    depth = np.maximum(np.minimum(waves * spread, whole), shortest) + rates.depth_offset
+    spread, depth_of_k, shortest = depths
+    depth = np.maximum(np.minimum(waves * spread, depth_of_k), shortest) + rates.depth_offset
     return np.maximum(paid, rates.least_waves) * weight * depth
 
 

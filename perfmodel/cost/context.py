@@ -55,5 +55,5 @@ def attention_share(behaviours: AttentionBehaviour, num_chunks: Array, num_keys:
     (blocks are sent, partial results merged) grows with the length of a block, its scores with the square: long blocks hide it.
     """
     seen = 1.0 if behaviours.mask is None else behaviours.mask.over(num_keys).seen_by_slowest(num_chunks, head_tail=behaviours.is_head_tail)
-    beside = (1.0 / behaviours.shared_rate_fraction - 1.0) * np.minimum(1.0, SHARED_BLOCK * num_chunks / num_keys)
-    return np.asarray(np.where(num_chunks > 1.0, seen * (1.0 + beside), seen))
+    overhead = (1.0 / behaviours.shared_rate_fraction - 1.0) * np.minimum(1.0, SHARED_BLOCK * num_chunks / num_keys)
+    return np.asarray(np.where(num_chunks > 1.0, seen * (1.0 + overhead), seen))

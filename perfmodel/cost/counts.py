@@ -110,16 +110,16 @@ def executor_profile(policy: PrecisionPolicy) -> ExecutionProfile:
     return profile.having(accumulate_dtype=dtype, reduce_dtype=dtype)
 
 
-def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int], routing: RoutingCounts | None = None) -> RankCounts:
+def predicted_counts(estimator: Estimator, plan: Plan, coordinates: Mapping[str, int], routing: RoutingCounts | None = None) -> RankCounts:
     """Counts of the rank at `place` (its index on each axis), with tokens sent as `routing` says, else evenly."""
     received: tuple[int, ...] = ()
     if routing is not None:
-        received = routing.received(expert_rank(plan, place))
+        received = routing.received(expert_rank(plan, coordinates))
         mean = sum(map(sum, routing.rows)) / len(routing.rows)
         # a rank to which nothing comes has dims of size 0 nowhere else
         rows = RankRows(computed=sum(received) / mean or _NEXT_TO_NOTHING)
         if plan.dispatcher is Dispatcher.FLEX and plan.ep > 1:
-            rows = replace(rows, once=_once(plan, routing, expert_rank(plan, place), mean))
+            rows = replace(rows, once=_once(plan, routing, expert_rank(plan, coordinates), mean))
         estimator = replace(estimator, programs=replace(estimator.programs, rank_rows=rows, compiled=Compiled()))
     program = estimator.programs.program(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher)
     grid = make_grid(
@@ -130,16 +130,16 @@ def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int],
         folding=[plan.folding],
     )
     counts = RankCounts()
-    times = _times(estimator, program.regions, plan, place["pp"])
+    times = _times(estimator, program.regions, plan, coordinates["pp"])
     values, _ = amount_values(program.amounts, grid, np.array([float(plan.micro_batch)]), float(plan.job.seq_len))
     amount = values[:, 0]
-    _count_flops(counts, program, plan, place, amount, times, [number * plan.etp for number in received])
+    _count_flops(counts, program, plan, coordinates, amount, times, [number * plan.etp for number in received])
     mesh = folded_mesh(plan)
     _count_activations(counts, program, mesh, amount, times)
-    _count_sends(counts, program, plan, place["pp"], amount)
-    _Parameters(estimator.profile, plan, mesh, mesh.place(place), program.parameters, program.regions, grid).count(counts)
-    own = _with_keys_seen(estimator, plan, place["cp"])
-    counts.saved, counts.peak_moment, counts.peak_by_class = memory_on_rank(own, plan, place["pp"])
+    _count_sends(counts, program, plan, coordinates["pp"], amount)
+    _Parameters(estimator.profile, plan, mesh, mesh.place(coordinates), program.parameters, program.regions, grid).count(counts)
+    for_chunk = _with_keys_seen(estimator, plan, coordinates["cp"])
+    counts.saved, counts.peak_moment, counts.peak_by_class = memory_on_rank(for_chunk, plan, coordinates["pp"])
     counts.peak = sum(counts.peak_by_class.values())
     return counts
 
@@ -174,11 +174,11 @@ def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
         # every framework copies all keys where each query head needs its own
         keys=(joins or (is_unfused and is_grouped)) if is_part else (joins and not is_grouped),
         # what a function that is recomputed reads is kept as it was handed in
-        beside=plan.recompute is Recompute.SELECTIVE,
+        inputs=plan.recompute is Recompute.SELECTIVE,
     )
     operators = tuple(_seeing(op, size, plan.job.seq_len / size, copies) for op in kept.graph.operators)
-    made = {op.output.tensor: op for op in operators if _SEEN in op.output.dims}
-    tensors = {name: _shaped(tensor, made[name]) if name in made else tensor for name, tensor in kept.graph.tensors.items()}
+    shortened = {op.output.tensor: op for op in operators if _SEEN in op.output.dims}
+    tensors = {name: _shaped(tensor, shortened[name]) if name in shortened else tensor for name, tensor in kept.graph.tensors.items()}
     program = compile_program(
         replace(kept, graph=replace(kept.graph, operators=operators, tensors=tensors)),
         estimator.profile,
@@ -192,48 +192,48 @@ def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copies:
-    """Copies that attention makes and saves: queries, keys and values; `beside`: its inputs are saved too."""
+    """Copies that attention makes and saves: queries, keys and values; inputs: its inputs are saved too."""
 
     queries: bool
     keys: bool
-    beside: bool
+    inputs: bool
 
 
 def _seeing(op: Operator, keys: int, share: float, copies: _Copies) -> Operator:
     """The operator with that many keys; what it was handed has `share` times as many."""
-    queries, whole = ({dim for dim in op.dims if op.logical_name(dim) == name} for name in (_QUERIES, _KEYS))
-    if not whole:
+    queries, key_dims = ({dim for dim in op.dims if op.logical_name(dim) == name} for name in (_QUERIES, _KEYS))
+    if not key_dims:
         return op
 
     def is_part(dims: Iterable[str]) -> bool:
-        return not whole.isdisjoint(dims) and queries.isdisjoint(dims)
+        return not key_dims.isdisjoint(dims) and queries.isdisjoint(dims)
 
     def seen(operand: Operand) -> Operand:
-        return replace(operand, dims=tuple(_SEEN if dim in whole else dim for dim in operand.dims))
+        return replace(operand, dims=tuple(_SEEN if dim in key_dims else dim for dim in operand.dims))
 
     def held(data: Data) -> tuple[Data, ...]:
-        seen = replace(data, extent=tuple((keys, _SEEN) if dim in whole else (size, dim) for size, dim in data.extent))
+        seen = replace(data, extent=tuple((keys, _SEEN) if dim in key_dims else (size, dim) for size, dim in data.extent))
         if data.of is None or data.of == len(op.inputs):
             return (seen,)
         dims = op.operands[data.of].dims
-        if not (copies.keys if is_part(dims) else copies.queries and whole.isdisjoint(dims)):
+        if not (copies.keys if is_part(dims) else copies.queries and key_dims.isdisjoint(dims)):
             return (seen,)
-        return (seen,) * copies.beside + (replace(seen, of=None),)
+        return (seen,) * copies.inputs + (replace(seen, of=None),)
 
     return replace(
         op,
         dims={**op.dims, _SEEN: keys},
-        inputs=tuple(seen(each) for each in op.inputs),
+        inputs=tuple(seen(operand) for operand in op.inputs),
         output=seen(op.output),
-        saved=tuple(data for each in op.saved for data in held(each)),
-        scratch=tuple(data for each in op.scratch for data in held(each)),
-        parts={each.tensor: share for each in op.inputs if is_part(each.dims)} if share > 1.0 else {},
+        saved=tuple(data for entry in op.saved for data in held(entry)),
+        scratch=tuple(data for entry in op.scratch for data in held(entry)),
+        parts={operand.tensor: share for operand in op.inputs if is_part(operand.dims)} if share > 1.0 else {},
     )
 
 
-def _shaped(tensor: Tensor, maker: Operator) -> Tensor:
-    """With no more entries for keys than its maker makes."""
-    shape = (maker.dims[_SEEN] if dim == _SEEN else size for size, dim in zip(tensor.shape, maker.output.dims, strict=True))
+def _shaped(tensor: Tensor, producer: Operator) -> Tensor:
+    """With no more entries for keys than its producer makes."""
+    shape = (producer.dims[_SEEN] if dim == _SEEN else size for size, dim in zip(tensor.shape, producer.output.dims, strict=True))
     return replace(tensor, shape=tuple(shape))
 
 
@@ -252,7 +252,7 @@ def _count_flops(
     counts: RankCounts,
     program: Program,
     plan: Plan,
-    place: Mapping[str, int],
+    coordinates: Mapping[str, int],
     amount: np.ndarray,
     times: Sequence[int],
     received: Sequence[int],
@@ -261,25 +261,25 @@ def _count_flops(
 
     received   rows of each of the rank's experts, which run one by one; none: as many each, together
     """
-    seen = (place["cp"] + 1) / plan.layout.cp if plan.rules.cuts_queries else 1.0  # contiguous chunks: later keys are never looked at
+    seen = (coordinates["cp"] + 1) / plan.layout.cp if plan.rules.cuts_queries else 1.0  # contiguous chunks: later keys are never looked at
     # products of unfused attention: their work depends on how far along the sequence the rank's queries lie
-    makers = {op.name: op for op in program.derivation.graph.operators if op.is_product}
+    products = {op.name: op for op in program.derivation.graph.operators if op.is_product}
     both = (program.rows.matmul, program.rows.grouped)
-    for rows, row in ((each, row) for each in both for row in range(len(each.names))):
+    for rows, row in ((kind, row) for kind in both for row in range(len(kind.names))):
         columns, name = rows.columns, rows.names[row]
         repeats = times[rows.segments[row]]
         batch, m, n, k = (float(amount[columns[dim][row]]) for dim in ("batch", "m", "n", "k"))
         is_backward = PHASES[rows.segments[row] % len(PHASES)] == "backward"
-        maker = makers[name.rpartition(".grad")[0] if is_backward else name]
-        operator = maker.name_in_layer
-        if len(maker.forward) > 1:  # a kernel that makes several
-            counts.add_flops(kernel_shape(maker.kind, is_backward=is_backward), 2.0 * batch * m * n * k * repeats, operator)
+        producer = products[name.rpartition(".grad")[0] if is_backward else name]
+        operator = producer.name_in_layer
+        if len(producer.forward) > 1:  # a kernel that makes several
+            counts.add_flops(kernel_shape(producer.kind, is_backward=is_backward), 2.0 * batch * m * n * k * repeats, operator)
             continue
         if received and rows is program.rows.grouped:
             for dims in _of_each_expert((m, n, k), received):
                 counts.add_flops(product_shape(1, *dims), 2.0 * prod(dims) * repeats, operator)
             continue
-        if seen < 1.0 and _KEYS in maker.logical.values():
+        if seen < 1.0 and _KEYS in producer.logical.values():
             m, n, k = _shortened((m, n, k), plan.job.seq_len, seen)
         counts.add_flops(product_shape(batch, m, n, k), 2.0 * batch * m * n * k * repeats, operator)
     attention = program.rows.attention
@@ -354,7 +354,7 @@ class _Parameters:
     profile: ExecutionProfile
     plan: Plan
     mesh: FoldedMesh
-    place: Mapping[str, int]
+    coordinates: Mapping[str, int]
     parameters: tuple[ParameterLayout, ...]
     regions: tuple[Region, ...]
     grid: LayoutGrid
@@ -366,10 +366,10 @@ class _Parameters:
         """Into how many shards ZeRO cuts a parameter, and which of them this rank has: they are numbered in the order of the ranks."""
         ways, index = 1, 0
         cut = zero_axes(parameter) if self.plan.zero else frozenset()
-        for whole in sorted(("dp_shard", "cp"), key=self.plan.order.index):
-            for axis in reversed(self.mesh.parts[whole]):
+        for mesh_axis in sorted(("dp_shard", "cp"), key=self.plan.order.index):
+            for axis in reversed(self.mesh.parts[mesh_axis]):
                 if axis in cut:
-                    index += self.place[axis] * ways
+                    index += self.coordinates[axis] * ways
                     ways *= self.mesh.sizes[axis]
         return ways, index
 
@@ -379,7 +379,7 @@ class _Parameters:
         for parameter in members:
             axes = frozenset(axis for axis in parameter.gradient_axes - TENSOR_AXES if self.mesh.sizes[axis] > 1)
             together.setdefault(axes, []).append(parameter)
-        return [_Unit(tuple(each), number, *self._shard(each[0]), is_tied=is_tied) for each in together.values()]
+        return [_Unit(tuple(group), number, *self._shard(group[0]), is_tied=is_tied) for group in together.values()]
 
     def _local(self, parameter: ParameterLayout) -> tuple[int, int]:
         """Rows and columns that tensor parallelism leaves."""
@@ -396,15 +396,15 @@ class _Parameters:
     def _own_shard(self, parameter: ParameterLayout, unit: _Unit) -> int:
         """Elements of this rank's shard: the last shards may be short or empty."""
         rows, columns = self._local(parameter)
-        each = ceil(rows / unit.ways)
-        return max(0, min(each, rows - unit.index * each)) * columns
+        rows_of_shard = ceil(rows / unit.ways)
+        return max(0, min(rows_of_shard, rows - unit.index * rows_of_shard)) * columns
 
     def _is_partial(self, parameter: ParameterLayout) -> bool:
         """Its gradient is partial over tp after a microbatch."""
         return self._size(parameter.gradient_axes & TENSOR_AXES) > 1
 
     def _units(self) -> list[_Unit]:
-        p, rank, flat = self.plan.layout.pp, self.place["pp"], self.plan.zero < 2
+        p, rank, flat = self.plan.layout.pp, self.coordinates["pp"], self.plan.zero < 2
         runs = rank_runs(self.regions, self.plan.stage_layers, p, rank)
         inner = inner_regions(self.regions)
         units: list[_Unit] = []
@@ -552,7 +552,7 @@ class RankAudit:
     """
 
     rank: int
-    place: Mapping[str, int]
+    coordinates: Mapping[str, int]
     rows: tuple[AuditRow, ...]
     peak_moment: str
     peak_by_class: Mapping[str, float]

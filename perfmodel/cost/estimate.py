@@ -33,14 +33,14 @@ from perfmodel.cost.programs import Programs
 from perfmodel.cost.stages import rank_runs, slowest_stage, stage_sums, total_pass
 from perfmodel.cost.step import (
     beat_of,
+    communication_time,
     element_bytes,
-    exposed_communication,
+    exposed_exchange_time,
+    exposed_fraction,
     exposed_sends,
-    hidden_exchanges,
+    overlapped_exchange_time,
     pace,
     recomputed_phases,
-    shown_communication,
-    shown_exchanges,
 )
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.dtypes import Dtype
@@ -64,7 +64,7 @@ from perfmodel.workload.transformer import causal_mask
 
 _Value = TypeVar("_Value")
 
-_MOST_MADE = 4096
+_MAX_CACHED = 4096
 """Costs of microbatches and of parameters that an estimator keeps, a few kB each."""
 
 
@@ -80,28 +80,28 @@ class Estimator:
     machine: Machine
     profile: ExecutionProfile
     programs: Programs
-    _made: dict[tuple[Any, ...], tuple[Any, Any]] = field(default_factory=dict, init=False, repr=False)
+    _cache: dict[tuple[Any, ...], tuple[Any, Any]] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, of: Any, depends_on: tuple[Any, ...], make: Callable[[], _Value]) -> _Value:
         """Cached result of `make` for `of` and the values that it depends on. The cache is cleared when it is full."""
         key = (id(of), *depends_on)
-        if key not in self._made:
-            if len(self._made) >= _MOST_MADE:
-                self._made.clear()
-            self._made[key] = of, make()  # `of` is kept, so that no other object takes its id
-        value: _Value = self._made[key][1]
+        if key not in self._cache:
+            if len(self._cache) >= _MAX_CACHED:
+                self._cache.clear()
+            self._cache[key] = of, make()  # `of` is kept, so that no other object takes its id
+        value: _Value = self._cache[key][1]
         return value
 
     def for_job(self, job: TrainingJob) -> Estimator:
         """Return the estimator of a job that differs in its batch and its sequence length alone, with the kept costs of its programs."""
         other = replace(self, job=job, programs=self.programs.for_job(job))
-        other._made = self._made if other.programs.compiled is self.programs.compiled else {}
+        other._cache = self._cache if other.programs.compiled is self.programs.compiled else {}
         return other
 
     def shared_by_columns(self, plan: Plan) -> tuple[Any, ...]:
         """Return the fields in which plans of a job agree that `predict_columns` takes together."""
-        of_plan = tuple(getattr(plan, each.name) for each in fields(plan) if each.name != "job")
-        of_job = tuple(getattr(plan.job, each.name) for each in fields(plan.job) if each.name != "seq_len")
+        of_plan = tuple(getattr(plan, knob.name) for knob in fields(plan) if knob.name != "job")
+        of_job = tuple(getattr(plan.job, knob.name) for knob in fields(plan.job) if knob.name != "seq_len")
         return id(self.machine), id(self.programs.compiled), *of_plan, *of_job
 
     def predict(self, plan: Plan, *, memory_headroom: float | None = None, risk: float | None = None) -> Prediction:
@@ -239,24 +239,24 @@ def _predictions(estimator: Estimator, plans: Sequence[Plan], row: PlanRow, rule
         "peak_flop_rate": peak,
         "host_memory": host_memory(estimator, first, row),
     }
-    values = zip(*(entries(each, number) for each in columns.values()), strict=True)
-    held = zip(*(entries(each, number) for each in (row.memory_row.of.outside, *row.memory_row.total)), strict=True)
+    values = zip(*(entries(column, number) for column in columns.values()), strict=True)
+    held = zip(*(entries(column, number) for column in (row.memory_row.of.outside, *row.memory_row.total)), strict=True)
     memories: dict[tuple[float, ...], dict[str, Any]] = {}
-    found = []
+    predictions = []
     for i, (plan, value, key) in enumerate(zip(plans, values, held, strict=True)):
         key = (*key, usable[i], plan.job.seq_len)
         if key not in memories:
             memories[key] = memory_fields(estimator, plan, row.memory_row, rule, usable[i], i)
         named = dict(zip(columns, value, strict=True))
         fields = {**shared, **named, **memories[key], "not_runnable": reasons[plan.job.seq_len]}
-        found.append(Prediction(plan=plan, **fields, parts=parts[i], memory_capacity=capacities[i]))
-    return found
+        predictions.append(Prediction(plan=plan, **fields, parts=parts[i], memory_capacity=capacities[i]))
+    return predictions
 
 
 def _column_of(values: Iterable[float]) -> Column:
     """A number where all values are the same."""
-    found = [float(value) for value in values]
-    return found[0] if all(value == found[0] for value in found) else np.array(found)
+    numbers = [float(value) for value in values]
+    return numbers[0] if all(value == numbers[0] for value in numbers) else np.array(numbers)
 
 
 def memory_fields(estimator: Estimator, plan: Plan, row: MemoryRow, rule: MemoryRule, usable: float, column: int = 0) -> dict[str, Any]:
@@ -304,8 +304,8 @@ def model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
     if not model.is_plain:
         written = estimator.programs.graph(AttentionKernel.FLASH, rank_rows=EVEN)  # whose scores are told apart
         flops = estimator.once(written, ("flops",), lambda: written.flops_by_length)
-        whole, causal = (sum(each.at(job.seq_len, causal=causal) for each in flops) for causal in (False, True))
-        return 3.0 * whole / job.seq_len, 3.0 * causal / job.seq_len
+        full, causal = (sum(polynomial.at(job.seq_len, causal=causal) for polynomial in flops) for causal in (False, True))
+        return 3.0 * full / job.seq_len, 3.0 * causal / job.seq_len
     # the output matrix multiplies every token, tied or not; the tables at the input are looked up
     counted = estimator.once(model, (), lambda: model.num_parameters_non_embedding)
     dense = 6.0 * (counted + model.vocab_size * model.hidden_size)
@@ -357,17 +357,17 @@ def step_parts(estimator: Estimator, plan: Plan, columns: StepColumns, number: i
     """Exposed seconds on a pipeline rank of each of so many machines; None: the critical one."""
     stages, regions = columns.plans.stages, columns.regions
     both = [scalar(f + b) for f, b in zip(stage_sums(regions.forward, stages), stage_sums(regions.backward, stages), strict=True)]
-    critical = [each.index(max(each)) for each in zip(*(entries(times, number) for times in both), strict=True)]
-    found: list[dict[str, float]] = [{}] * number
+    critical = [by_rank.index(max(by_rank)) for by_rank in zip(*(entries(times, number) for times in both), strict=True)]
+    parts: list[dict[str, float]] = [{}] * number
     steps = entries(scalar(columns.step_time), number)
-    for place in set(critical):
-        detail = _exposed(estimator, plan, columns, both, place, rank)
+    for slowest in set(critical):
+        detail = _exposed(estimator, plan, columns, both, slowest, rank)
         values = zip(*(entries(times, number) for times in detail.values()), strict=True)
         for i, times in enumerate(values):
-            if critical[i] == place:
+            if critical[i] == slowest:
                 shown = {name: 0.0 if abs(time) < 1e-13 * steps[i] else time for name, time in zip(detail, times, strict=True)}
-                found[i] = adding_up(shown, steps[i])
-    return found
+                parts[i] = adding_up(shown, steps[i])
+    return parts
 
 
 def _exposed(estimator: Estimator, plan: Plan, columns: StepColumns, both: list[Any], critical: int, rank: int | None) -> dict[str, Any]:
@@ -375,16 +375,16 @@ def _exposed(estimator: Estimator, plan: Plan, columns: StepColumns, both: list[
     profile = estimator.profile
     stages, regions, micro, outside = columns.plans.stages, columns.regions, columns.plans.micro, columns.outside_pipeline
     m, p = float(plan.num_microbatches), float(plan.layout.pp)
-    weights, own = stages.runs[critical], both[critical]
+    weights, rank_time = stages.runs[critical], both[critical]
     if rank is not None:
         weights = rank_runs(stages.regions, estimator.programs.stage_layers(plan), plan.layout.pp, rank)
         passes = zip(weights, regions.forward, regions.backward, strict=True)
-        own = sum(runs * scalar(forward + backward) for runs, forward, backward in passes if runs)
+        rank_time = sum(runs * scalar(forward + backward) for runs, forward, backward in passes if runs)
     detail: dict[str, Any] = dict.fromkeys(PARTS, 0.0)
     again = recomputed_phases(plan.recompute, profile)
     work_times = (micro.matmul + micro.attention) + micro.streaming
     works = work_times[:, 0].tolist() if work_times.shape[1] == 1 else list(work_times)
-    shown = [exposed_communication(profile, name) for name in COMM]
+    shown = [exposed_fraction(profile, name) for name in COMM]
     for region, it in enumerate(columns.plans.program.regions):
         if not weights[region]:
             continue
@@ -395,7 +395,7 @@ def _exposed(estimator: Estimator, plan: Plan, columns: StepColumns, both: list[
             detail["backward" if phase == "backward" else "forward"] += work * weights[region]
             detail["recompute"] += work * (times - 1.0) * weights[region]
             for j, name in enumerate(COMM):
-                time = scalar(shown_communication(micro, profile, segment, j)) * shown[j]
+                time = scalar(communication_time(micro, profile, segment, j)) * shown[j]
                 if name == "regather":
                     time *= 0.0 if it.is_block and plan.recompute is Recompute.FULL else 1.0
                 if name in ("regather", "input_gradient"):
@@ -407,18 +407,18 @@ def _exposed(estimator: Estimator, plan: Plan, columns: StepColumns, both: list[
         steady = scalar(pace(tuple(both), total_f + total_b, p, profile.timing.uneven_stage_weight))
     if profile.communication.hides_exchanges:
         detail[f"{EXCHANGED}_communication"] = sum(
-            weights[region] * scalar(shown_exchanges(micro, profile, plan.recompute, region))
+            weights[region] * scalar(exposed_exchange_time(micro, profile, plan.recompute, region))
             for region, it in enumerate(columns.plans.program.regions)
             if it.is_block and weights[region]
         )
     elif columns.plans.micro.concurrent is not None:
         detail[f"{EXCHANGED}_communication"] -= sum(
-            weights[region] * scalar(sum(hidden_exchanges(micro, profile, plan.recompute, region)))
+            weights[region] * scalar(sum(overlapped_exchange_time(micro, profile, plan.recompute, region)))
             for region, it in enumerate(columns.plans.program.regions)
             if it.is_block and weights[region]
         )
     device = sum(detail.values())
-    detail["host"] = own - device
+    detail["host"] = rank_time - device
     scale = m * steady / both[critical]
     for name in detail:
         detail[name] *= scale
@@ -436,7 +436,7 @@ def _exposed(estimator: Estimator, plan: Plan, columns: StepColumns, both: list[
     )
     sends -= scalar(columns.hidden_sends)
     detail["pipeline_communication"] = sends
-    detail["pipeline_bubble"] = scalar(columns.pipeline) - sends - scale * own if p > 1 else 0.0
+    detail["pipeline_bubble"] = scalar(columns.pipeline) - sends - scale * rank_time if p > 1 else 0.0
     detail["parameter_gather"] = scalar(outside.gather)
     detail["gradient_reduction"] = scalar(outside.reduction) + scalar(outside.tied)
     detail["gradient_accumulation"] = scalar(outside.accumulation)
@@ -463,11 +463,11 @@ def rank_parts(estimator: Estimator, plan: Plan, columns: StepColumns, rank: int
 def rank_times(estimator: Estimator, plan: Plan) -> tuple[float, ...]:
     """Forward and backward of one microbatch on each pipeline rank, with collectives of activations and the host's floor. [s]"""
     regions, stages = (columns := step_columns(estimator, [plan])).regions, columns.plans.stages
-    found = []
+    rank_times = []
     for rank in range(plan.layout.pp):
         runs = rank_runs(stages.regions, estimator.programs.stage_layers(plan), plan.layout.pp, rank)
-        found.append(sum(times * scalar(f + b) for times, f, b in zip(runs, regions.forward, regions.backward, strict=True)))
-    return tuple(found)
+        rank_times.append(sum(times * scalar(f + b) for times, f, b in zip(runs, regions.forward, regions.backward, strict=True)))
+    return tuple(rank_times)
 
 
 def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, str, dict[str, float]]:
@@ -487,35 +487,35 @@ def reserved_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float
 
 
 def held_on_rank(
-    estimator: Estimator, plan: Plan, rank: int, factor: float | None = None, *, found: MemoryRow | None = None
+    estimator: Estimator, plan: Plan, rank: int, factor: float | None = None, *, row: MemoryRow | None = None
 ) -> tuple[float, RankHolding, Kept]:
     """Activations in flight when the first backward pass begins, and what a pipeline rank holds. [byte]
 
     factor   what the allocator holds over what comes and goes; None: the profile's
-    found    `evaluate_memory` of the plan
+    row      `evaluate_memory` of the plan
     """
-    found = found or evaluate_memory(estimator, plan)
-    of, p = found.of, plan.layout.pp
+    row = row or evaluate_memory(estimator, plan)
+    of, p = row.of, plan.layout.pp
     stages = of.stages
-    place = stages.num_ranks - 1 if rank == p - 1 else 0 if rank == 0 else 1
+    position = stages.num_ranks - 1 if rank == p - 1 else 0 if rank == 0 else 1
     stage_layers = estimator.programs.stage_layers(plan)
     runs = rank_runs(stages.regions, stage_layers, p, rank)
-    stages = replace(stages, runs=(*stages.runs[:place], runs, *stages.runs[place + 1 :]))
+    stages = replace(stages, runs=(*stages.runs[:position], runs, *stages.runs[position + 1 :]))
     live = live_layers(schedule=plan.schedule, chunks=stage_layers[rank::p], rank=rank, num_ranks=p, num_microbatches=plan.num_microbatches)
     kept_of = partial(
         kept_by_moment,
         of.activations,
         stages,
-        found.pipelining,
+        row.pipelining,
         estimator.profile,
-        rank=place,
+        rank=position,
         index=float(rank),
         activation_bytes=of.activation_bytes,
     )
     # the last rank's first backward pass is that of what follows the blocks
     saved = kept_of(live=replace(live, most=live.at_first, fewer_at_last=0.0))[At.BLOCKS]
     static = static_memory(of.terms, stages, of.sizes, num_replicas=of.num_replicas)
-    holding = rank_holding(replace(of, stages=stages, static=static, factor=of.factor if factor is None else factor), place, live)
+    holding = rank_holding(replace(of, stages=stages, static=static, factor=of.factor if factor is None else factor), position, live)
     return scalar(saved[0]), holding, kept_of(live=live)
 
 

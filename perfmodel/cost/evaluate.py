@@ -74,10 +74,10 @@ def amount_values(amounts: Amounts, grid: LayoutGrid, microbatch: Array | float 
 def _powers(seq_len: Array | float, powers: NDArray[np.int64]) -> Array:
     """[amounts, columns] powers of the length. Multiplied, not taken by `**`: whole numbers stay whole."""
     length = np.atleast_1d(np.asarray(seq_len, dtype=np.float64))
-    found = [np.ones_like(length)]
+    powers_of_length = [np.ones_like(length)]
     for _ in range(int(powers.max(initial=0))):
-        found.append(found[-1] * length)
-    return np.array(found)[powers]
+        powers_of_length.append(powers_of_length[-1] * length)
+    return np.array(powers_of_length)[powers]
 
 
 def values_of_sizes(amounts: Amounts, sizes: Array, counted: Array) -> Array:
@@ -106,8 +106,8 @@ def row_times(
     """
     num_columns = amount.shape[1]
     work = {kind: np.zeros((rows.num_segments, num_columns)) for kind in ("matmul", "streaming", "attention")}
-    for kind, each, time in work_times(rows, machine, amount, sizes, step):
-        work[kind] = work[kind] + summed(time, each, rows.num_segments)
+    for kind, timed, time in work_times(rows, machine, amount, sizes, step):
+        work[kind] = work[kind] + summed(time, timed, rows.num_segments)
     matmul, streaming, attention = work["matmul"], work["streaming"], work["attention"]
     communication, between_nodes = np.zeros((rows.num_traffic_segments, num_columns)), None
     if rows.traffic.names:
@@ -175,7 +175,9 @@ def product_times(rows: TimedRows, machine: Machine, amount: Array, step: Engine
         (rows.low_grouped, partial(grouped_product_time, itemsize=LOW_BYTES, machine=low)),
     )
     if step is not None:
-        classes = tuple((each, partial(weight_product_time, machine=machine, **step.product(low))) for each, low in products_of(rows))
+        classes = tuple(
+            (products, partial(weight_product_time, machine=machine, **step.product(low))) for products, low in products_of(rows)
+        )
     for products, time_of in classes:
         if products.names:
             yield products, time_of(**product_sizes(products, amount))
@@ -224,7 +226,7 @@ def _attention(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -
             query_length=amount[at["queries"][row]],
             key_length=amount[at["keys"][row]],
             head_dim=at["head_dim"][row],
-            causal_fraction=attention_share(rows.attention_behaviours[at["habits"][row]], chunks, amount[at["keys"][row]]),
+            causal_fraction=attention_share(rows.attention_behaviours[at["behaviour"][row]], chunks, amount[at["keys"][row]]),
             itemsize=rows.activation_bytes,
             machine=machine,
             kernel=LATENT_KERNEL if is_latent else rows.attention_kernel,
@@ -277,17 +279,17 @@ def distinct_shares(kinds: Sequence[Copies], which: NDArray[np.int64], size: Arr
 
     Places are the domains of the tier inside, of which a chip has one itself: D (1 - 1/P) of the `chosen` copies.
     """
-    found, inner = [], np.ones_like(size)
+    shares, inner = [], np.ones_like(size)
     for members in inside:
         share = (members - inner) / size
         for number, copies in enumerate(kinds, 1):
-            own = which == number
-            places = size[own] / inner[own]
+            has_copies = which == number
+            places = size[has_copies] / inner[has_copies]
             distinct = copies.distinct(places) / copies.chosen * (1.0 - 1.0 / places)
-            share[own] = np.where(members[own] > inner[own], distinct, 0.0)
-        found.append(share)
+            share[has_copies] = np.where(members[has_copies] > inner[has_copies], distinct, 0.0)
+        shares.append(share)
         inner = members
-    return found
+    return shares
 
 
 def _host_time(rows: Rows, sizes: Array, machine: Machine, step: EngineStep | None = None) -> Any:
@@ -333,7 +335,7 @@ def product_flops(rows: TimedRows, amount: Array) -> Array:
         square = amount[at["batch"][row]] * amount[at["heads"][row]] * amount[at["queries"][row]] * amount[at["keys"][row]]
         calls = 10.0 if at["backward"][row] else 4.0  # five products backward (one of them recomputes the scores), two forward
         width = (backward_width if at["backward"][row] else forward_width)(at["head_dim"][row], at["value_head_dim"][row])
-        behaviours = rows.attention_behaviours[at["habits"][row]]
+        behaviours = rows.attention_behaviours[at["behaviour"][row]]
         total[segment] = total[segment] + calls * square * width * behaviours.fraction(amount[at["keys"][row]])
     return total
 

@@ -38,10 +38,10 @@ def kernels_of(graph: Graph, profile: ExecutionProfile) -> dict[str, tuple[float
     """
     scope = profile.kernels.graph_scope
     parts = graph_parts(graph) if scope else {}
-    found: dict[str, tuple[float, float]] = {}
+    kernels: dict[str, tuple[float, float]] = {}
     for op in graph.operators:
         if op.kind in ENTRYWISE and not graph.tensors[op.output.tensor].is_stored:
-            found[op.name] = 0.0, 0.0
+            kernels[op.name] = 0.0, 0.0
             continue
         forward, backward = (float(sum(map(_kernels, works))) for works in (op.forward, op.backward))
         backward += (ATTENTION_BACKWARD - 1.0) * sum(isinstance(work, FusedAttention) for work in op.backward)
@@ -55,25 +55,25 @@ def kernels_of(graph: Graph, profile: ExecutionProfile) -> dict[str, tuple[float
         if parts.get(op.name) in scope:
             share = min(GRAPH_LAUNCH / profile.timing.host_launch_time, 1.0)
             forward, backward = share * forward, share * backward
-        found[op.name] = forward, backward
-    return found
+        kernels[op.name] = forward, backward
+    return kernels
 
 
 def graph_parts(graph: Graph) -> dict[str, str]:
     """The part of Megatron-LM's --cuda-graph-scope that launches each operator: `attn` up to the norm of the feed-forward, `moe_router`
     from there to the choice of experts, `mlp` of a dense layer. Operators outside of blocks and from the exchange of tokens on have none.
     """
-    found: dict[str, str] = {}
+    parts: dict[str, str] = {}
     for region in graph.regions:
         operators = graph.operators_of(region.name) if region.is_block else []
         has_experts, part = any(op.kind == "route" for op in operators), "attn"
         for op in operators:
             if op.name_in_layer == "mlp_norm":
                 part = "moe_router" if has_experts else "mlp"
-            found[op.name] = part
+            parts[op.name] = part
             if op.kind == "route":
                 break
-    return found
+    return parts
 
 
 def _kernels(work: Work) -> int:
@@ -116,7 +116,7 @@ def graph_launches(graph: Graph, profile: ExecutionProfile) -> float:
     counts = {region.name: region.count for region in graph.regions}
     readers = [graph.consumers(op.output.tensor) for op in graph.operators if graph.tensors[op.output.tensor].has_gradient]
     # gradients of several readers are added, a kernel for each reader after the first
-    total = float(sum(counts[reader.layer] for each in readers for reader, _ in each[1:]))
+    total = float(sum(counts[reader.layer] for tensor_readers in readers for reader, _ in tensor_readers[1:]))
     kernels = kernels_of(graph, profile)
     for op in graph.operators:
         forward, backward = kernels[op.name]

@@ -21,8 +21,8 @@ def stated_latency_difference(cluster: Cluster, tier: NetworkTier) -> Column:
     The chip's own file says which those are; 0 where it says nothing. Negative where the cluster's links are quicker.
     """
     is_out = cluster.is_scale_out(tier)
-    usual = [each for each in cluster.chip.default_tiers if (each.topology is Topology.FAT_TREE) == is_out]
-    inner = [each for each in cluster.tiers if cluster.is_scale_out(each) == is_out]
+    usual = [default for default in cluster.chip.default_tiers if (default.topology is Topology.FAT_TREE) == is_out]
+    inner = [other for other in cluster.tiers if cluster.is_scale_out(other) == is_out]
     if not usual:
         return 0.0
     return tier.link.latency - usual[min(inner.index(tier), len(usual) - 1)].link.latency

@@ -224,9 +224,9 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
         return time * calibration.exposed_floor_fraction
 
     rates = {
-        each: (calibration.peaks.get(f"flop_rate.{each}", 0.0) or peak_rate)
-        * calibration.clock_fractions.get(each, calibration.sustained_clock_fraction)
-        for each, peak_rate in chip.peak_flop_rate.items()
+        rate_dtype: (calibration.peaks.get(f"flop_rate.{rate_dtype}", 0.0) or peak_rate)
+        * calibration.clock_fractions.get(rate_dtype, calibration.sustained_clock_fraction)
+        for rate_dtype, peak_rate in chip.peak_flop_rate.items()
     }
     rests_on["matmul"] = label("matmul", calibration.matmul)
     matmul_model, is_own = _nearest_matmul(calibration.matmul or SPEC_SHEET.matmul, dtype)
@@ -286,7 +286,9 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
         links=link_rates(cluster, calibration),
         sustained_clock_fraction=clock,
         attention_generations=calibration.attention_generations,
-        long_attention={name: (peak * each.forward, peak * each.backward) for name, each in calibration.long_attention.items()},
+        long_attention={
+            name: (peak * fractions.forward, peak * fractions.backward) for name, fractions in calibration.long_attention.items()
+        },
         launch_time=calibration.launch_time * sharing,
         host_is_chip=chip.unit_kind == "core",
         host_bandwidth=chip.host_bandwidth,
@@ -317,7 +319,7 @@ def _wide_matmul(
     near them was measured."""
     models = calibration.matmul or SPEC_SHEET.matmul
     is_near = not models.keys().isdisjoint((Dtype.BF16, *_NEAREST_DTYPE[Dtype.BF16]))
-    wide = next((each for each in (Dtype.BF16, Dtype.FP16) if each in rates and is_near), dtype)
+    wide = next((candidate for candidate in (Dtype.BF16, Dtype.FP16) if candidate in rates and is_near), dtype)
     model, _ = _nearest_matmul(models, wide)
     floor_time = model.floor_time * calibration.exposed_floor_fraction
     plain = _matmul_rates(model, rates[wide], memory_bandwidth, units, floor_time)

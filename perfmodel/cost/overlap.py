@@ -57,8 +57,8 @@ def parameter_time(
     if ("reduce", "microbatch") in happens:
         reduce = terms.reduce["microbatch"]
         if overlaps and terms.zero == 0 and share:
-            each = zip(stage_sums(reduce, stages), stage_sums(left, stages), strict=True)
-            reduction = reduction + share * slowest_stage(tuple(np.minimum(t, w) for t, w in each))
+            pairs = zip(stage_sums(reduce, stages), stage_sums(left, stages), strict=True)
+            reduction = reduction + share * slowest_stage(tuple(np.minimum(t, w) for t, w in pairs))
         windows = tuple(np.maximum(window - time, 0.0) for window, time in zip(left, reduce, strict=True))
     if ("reduce", "step") in happens:
         once = stage_sums(terms.reduce["step"], stages)
@@ -67,7 +67,7 @@ def parameter_time(
             # less than the beat grows by waits for the others
             under = stage_sums(windows, stages)
             if waits_each_microbatch(terms):
-                under = plus(under, tuple(np.maximum(waits.total - own, 0.0) for own in waits.own))
+                under = plus(under, tuple(np.maximum(waits.total - wait, 0.0) for wait in waits.per_rank))
             once = tuple(np.maximum(t - w, 0.0) + share * np.minimum(t, w) for t, w in zip(once, under, strict=True))
         reduction = reduction + slowest_stage(once)
     if ("publish", "step") in happens:
@@ -91,7 +91,7 @@ class Waits:
 
     gather: Column = 0.0
     reduction: Column = 0.0
-    own: Ranks = ()
+    per_rank: Ranks = ()
 
     @property
     def total(self) -> Any:
@@ -114,7 +114,7 @@ def exposed_each_microbatch(
     happens, weight = terms.program.happens, profile.timing.uneven_stage_weight
     gather: Column = 0.0
     reduction: Column = 0.0
-    own: Ranks = (0.0,) * stages.num_ranks
+    per_rank: Ranks = (0.0,) * stages.num_ranks
     gathers = ("gather_forward", "microbatch") in happens or ("gather_backward", "microbatch") in happens
     if not gathers and ("reduce", "microbatch") not in happens:
         return Waits()
@@ -126,7 +126,7 @@ def exposed_each_microbatch(
     beat = beat_with(f, b, totals, schedule, num_ranks, weight)
     if gathers:
         shown_f, shown_b = _exposed_gathers(terms, regions, stages, "microbatch", profile)
-        f, b, own = plus(f, shown_f), plus(b, shown_b), plus(shown_f, shown_b)
+        f, b, per_rank = plus(f, shown_f), plus(b, shown_b), plus(shown_f, shown_b)
         if is_mean:
             totals = totals[0] + _over_ranks(shown_f, num_ranks), totals[1] + _over_ranks(shown_b, num_ranks)
         longer = beat_with(f, b, totals, schedule, num_ranks, weight)
@@ -146,8 +146,8 @@ def exposed_each_microbatch(
         if is_mean:
             totals = totals[0], totals[1] + _over_ranks(shown, num_ranks)
         reduction = beat_with(f, plus(b, shown), totals, schedule, num_ranks, weight) - beat
-        own = plus(own, shown)
-    return Waits(gather=gather, reduction=reduction, own=own)
+        per_rank = plus(per_rank, shown)
+    return Waits(gather=gather, reduction=reduction, per_rank=per_rank)
 
 
 def _over_ranks(values: Ranks, num_ranks: Column) -> Any:
@@ -225,7 +225,7 @@ def sends_under_parameters(
 
     exposed  the total of `exposed_each_microbatch`    beat  `beat_of`   [s]
     """
-    alone, beside = (
+    alone, overlapped = (
         exposed_sends(
             hop,
             busy / virtual_stages,
@@ -237,4 +237,4 @@ def sends_under_parameters(
         )
         for busy in (beat, beat + exposed)
     )
-    return alone - beside
+    return alone - overlapped

@@ -83,13 +83,13 @@ class FrozenBytes:
     padded: tuple[Any, ...]
     tied: tuple[Any, Any]
 
-    def as_made(self, each: Callable[[Any], Any]) -> FrozenBytes:
+    def map_columns(self, function: Callable[[Any], Any]) -> FrozenBytes:
         """With each column as `each` makes it."""
         return FrozenBytes(
-            full=tuple(each(x) for x in self.full),
-            shard=tuple(each(x) for x in self.shard),
-            padded=tuple(each(x) for x in self.padded),
-            tied=(each(self.tied[0]), each(self.tied[1])),
+            full=tuple(function(x) for x in self.full),
+            shard=tuple(function(x) for x in self.shard),
+            padded=tuple(function(x) for x in self.padded),
+            tied=(function(self.tied[0]), function(self.tied[1])),
         )
 
 
@@ -107,13 +107,13 @@ class CastTimes:
     backward: tuple[Any, ...]
     update: tuple[Any, ...]
 
-    def as_made(self, each: Callable[[Any], Any]) -> CastTimes:
+    def map_columns(self, function: Callable[[Any], Any]) -> CastTimes:
         """With each column as `each` makes it."""
         return CastTimes(
-            first=tuple(each(x) for x in self.first),
-            forward=tuple(each(x) for x in self.forward),
-            backward=tuple(each(x) for x in self.backward),
-            update=tuple(each(x) for x in self.update),
+            first=tuple(function(x) for x in self.first),
+            forward=tuple(function(x) for x in self.forward),
+            backward=tuple(function(x) for x in self.backward),
+            update=tuple(function(x) for x in self.update),
         )
 
 
@@ -166,18 +166,18 @@ def side_by_side(costs: Sequence[ParameterCost]) -> ParameterCost:
         def columns(of: Callable[[FrozenBytes], tuple[Array, ...]]) -> tuple[Array, ...]:
             return tuple(np.concatenate(pieces) for pieces in zip(*map(of, parts), strict=True))
 
-        whole, cut = columns(lambda part: part.tied)
+        tied_full, cut = columns(lambda part: part.tied)
         frozen = FrozenBytes(
             full=columns(lambda part: part.full),
             shard=columns(lambda part: part.shard),
             padded=columns(lambda part: part.padded),
-            tied=(whole, cut),
+            tied=(tied_full, cut),
         )
     casts = None
     if first.casts is not None:
-        made = [cost.casts for cost in costs if cost.casts is not None]
+        cast_times = [cost.casts for cost in costs if cost.casts is not None]
         names = ("first", "forward", "backward", "update")
-        by_name = {name: zip(*(getattr(part, name) for part in made), strict=True) for name in names}
+        by_name = {name: zip(*(getattr(part, name) for part in cast_times), strict=True) for name in names}
         casts = CastTimes(**{name: tuple(np.concatenate(pieces) for pieces in columns) for name, columns in by_name.items()})
     return ParameterCost(
         time=joined("time"),
@@ -222,7 +222,7 @@ def compile_parameters(
 
     shares   the parameters are each a part of a unit, which is so many times larger; none: they make units among themselves
     """
-    place = {region.name: i for i, region in enumerate(regions)}
+    region_index = {region.name: i for i, region in enumerate(regions)}
     keeps = pipelined and profile.stages.pipeline_keeps_parameters
     masks: dict[frozenset[str], int] = {frozenset(): 0}
 
@@ -232,10 +232,10 @@ def compile_parameters(
     joins_ends = is_one_end_unit(parameters, zero=zero, pipelined=pipelined)
     events = []
     for i, parameter in enumerate(parameters):
-        region = 0 if joins_ends and parameter.is_end else place[parameter.regions[0]]
-        found = profile_events(parameter, profile, zero=zero, pipelined=pipelined, joins_ends=joins_ends)
-        scattered = any(e.kind is CollectiveKind.REDUCE_SCATTER for e in found)
-        for event in found:
+        region = 0 if joins_ends and parameter.is_end else region_index[parameter.regions[0]]
+        parameter_events = profile_events(parameter, profile, zero=zero, pipelined=pipelined, joins_ends=joins_ends)
+        scattered = any(e.kind is CollectiveKind.REDUCE_SCATTER for e in parameter_events)
+        for event in parameter_events:
             what = _WHAT_OF[str(event.what)]
             itemsize = parameter_bytes if str(event.dtype) == "parameter" else gradient_bytes
             if parameter.is_frozen:
@@ -407,20 +407,20 @@ def _cast_times(program: ParameterProgram, local: Array, shard: Array, machine: 
     casts = [parameter.casts for parameter in program.parameters]
     updated = shard if program.zero else local
     bytes_of = {
-        "first": [0.0 if gathers else each.all_copies for each in casts],
-        "forward": [each.one_copy if again else each.all_copies if gathers else 0.0 for each in casts],
-        "backward": [each.all_copies if again else 0.0 for each in casts],
-        "update": [each.update for each in casts],
+        "first": [0.0 if gathers else cast.all_copies for cast in casts],
+        "forward": [cast.one_copy if again else cast.all_copies if gathers else 0.0 for cast in casts],
+        "backward": [cast.all_copies if again else 0.0 for cast in casts],
+        "update": [cast.update for cast in casts],
     }
-    found: dict[str, tuple[Array, ...]] = {}
+    times: dict[str, tuple[Array, ...]] = {}
     for name, num_bytes in bytes_of.items():
         elements = updated if name == "update" else local
         regions = [np.zeros(local.shape[1]) for _ in program.members]
         for region, members in enumerate(program.members):
             for i in members:
                 regions[region] = regions[region] + elements[i] * (num_bytes[i] / machine.memory_bandwidth)
-        found[name] = tuple(regions)
-    return CastTimes(**found)
+        times[name] = tuple(regions)
+    return CastTimes(**times)
 
 
 def _added_up(

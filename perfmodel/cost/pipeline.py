@@ -152,8 +152,8 @@ def three_live_layers(
     """Live layers of the first, a middle (repeated) and the last rank, from a `live_table`, or from several [row, schedule, rank, field]:
     then the last dim of `num_microbatches`, which is 1, becomes that of schedules."""
     row = _live_row(schedule, num_ranks, num_microbatches)
-    found = table[row if table.ndim == 3 else row[..., 0]]
-    first, middle, last = (_columns(found[..., i, :], schedule, num_microbatches) for i in range(3))
+    selected = table[row if table.ndim == 3 else row[..., 0]]
+    first, middle, last = (_columns(selected[..., i, :], schedule, num_microbatches) for i in range(3))
     return [first, *[middle] * num_between, last]
 
 
@@ -169,8 +169,8 @@ def live_table(schedule: PipelineSchedule, stage_layers: tuple[int, ...], num_ra
     ranks = {stage_layers[rank::p]: rank for rank in range(p - 2, 0, -1)}
     middle = np.zeros_like(first)
     if ranks:
-        each = np.array([_live_rows(schedule, chunks, rank, p) for chunks, rank in ranks.items()])
-        middle = np.take_along_axis(each, each[..., 1].argmax(axis=0)[None, :, None], axis=0)[0]
+        candidates = np.array([_live_rows(schedule, chunks, rank, p) for chunks, rank in ranks.items()])
+        middle = np.take_along_axis(candidates, candidates[..., 1].argmax(axis=0)[None, :, None], axis=0)[0]
     return np.stack([first, middle, last], axis=1)
 
 
@@ -179,9 +179,9 @@ def live_of_table(table: NDArray[np.float64]) -> LiveLayers:
     return _columns(table, PipelineSchedule.ONE_F_ONE_B, 1)
 
 
-def _columns(found: NDArray[np.float64], schedule: PipelineSchedule, num_microbatches: Column) -> LiveLayers:
+def _columns(rows: NDArray[np.float64], schedule: PipelineSchedule, num_microbatches: Column) -> LiveLayers:
     columns: dict[str, Column] = {
-        each.name: found[..., i] if found.ndim > 1 else float(found[i]) for i, each in enumerate(fields(LiveLayers))
+        column.name: rows[..., i] if rows.ndim > 1 else float(rows[i]) for i, column in enumerate(fields(LiveLayers))
     }
     if schedule is PipelineSchedule.GPIPE:
         columns |= {name: num_microbatches * columns[name] for name in ("at_first", "most")}
@@ -228,7 +228,7 @@ def _live_passes(chunks: tuple[int, ...], num_ranks: int, num_microbatches: int,
     groups = -(-num_microbatches // p)
     done = np.arange(total)  # backward passes
     begun = np.minimum(ahead + 1 + done, total)
-    forward, backward = (np.concatenate(([0.0], np.cumsum(np.tile(each, groups)))) for each in (layers, layers[::-1]))
+    forward, backward = (np.concatenate(([0.0], np.cumsum(np.tile(order, groups)))) for order in (layers, layers[::-1]))
     alive = forward[begun] - backward[done]
     most = alive.max()
     last = total - 1 - int(alive[::-1].argmax())

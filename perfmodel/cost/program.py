@@ -124,8 +124,8 @@ def compile_program(
     kept = kept_tensors(run, regathers, it.core, alone={op.name for op in graph.operators if op.name_in_layer in recompute_operators})
     saved = it.saved_rows(kept)
     peaks = it.peaks(kept, regathers, recomputes)
-    makers = [graph.producer(tensor) for tensor in handed_on or (graph.boundary,)]
-    boundary = [amount_of(op, shardings[op.name], op.output.dims, scale=graph.activation_bytes) for op in makers if op is not None]
+    producers = [graph.producer(tensor) for tensor in handed_on or (graph.boundary,)]
+    boundary = [amount_of(op, shardings[op.name], op.output.dims, scale=graph.activation_bytes) for op in producers if op is not None]
     logits = NOTHING
     if graph.loss:
         loss = graph.operator(graph.loss)
@@ -328,11 +328,13 @@ class _Compilation:
         # what repeated layers hand on is kept, but where no gradient comes back to it
         carried = [region.carried for region in self.graph.regions if region.is_repeated]
         seen = {tensor for tensor in carried if self.graph.tensors[tensor].has_gradient}
-        for each in kept:
-            is_given = each.tensor in given.get(each.region, ())
-            add(each.region, "boundary" if is_given else "dropped_by_selective" if each.is_dropped else "kept", each.tensor, each.amount)
+        for entry in kept:
+            is_given = entry.tensor in given.get(entry.region, ())
+            add(
+                entry.region, "boundary" if is_given else "dropped_by_selective" if entry.is_dropped else "kept", entry.tensor, entry.amount
+            )
             if is_given:
-                seen.add(each.tensor)
+                seen.add(entry.tensor)
         for op in self.graph.operators:
             for operand in op.inputs:
                 if operand.tensor in given.get(op.layer, ()) and operand.tensor not in seen:

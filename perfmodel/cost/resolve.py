@@ -115,14 +115,20 @@ def _mixed_estimator(
     if network_at is not None:
         check_equal_chips(cluster)
 
-    def each(pools: tuple[Cluster, ...]) -> tuple[Estimator, ...]:
-        found = [calibration if pool.chip.name == cluster.chip.name else _calibration_like(calibration, pool.chip) for pool in pools]
-        return tuple(resolve_estimator(job, pool, calibration=of, profile=profile) for pool, of in zip(pools, found, strict=True))
+    def estimators_of(pools: tuple[Cluster, ...]) -> tuple[Estimator, ...]:
+        calibrations = [calibration if pool.chip.name == cluster.chip.name else _calibration_like(calibration, pool.chip) for pool in pools]
+        return tuple(resolve_estimator(job, pool, calibration=of, profile=profile) for pool, of in zip(pools, calibrations, strict=True))
 
-    own = each(cluster.pools)
-    first, joined = own[0], each(joined_pools(cluster.pools))
+    pool_estimators = estimators_of(cluster.pools)
+    first, joined = pool_estimators[0], estimators_of(joined_pools(cluster.pools))
     return MixedEstimator(
-        job=job, cluster=cluster, machine=first.machine, profile=first.profile, programs=first.programs, pools=own, joined=joined
+        job=job,
+        cluster=cluster,
+        machine=first.machine,
+        profile=first.profile,
+        programs=first.programs,
+        pools=pool_estimators,
+        joined=joined,
     )
 
 

@@ -110,8 +110,8 @@ class TimedRows:
     """Rows that take time. A segment is whatever times are kept apart by.
 
     matmul, grouped, low, low_grouped, convolution   columns batch, m, n, k (amounts), mesh
-    attention   columns batch, heads, kv_heads, queries, keys (amounts), head_dim, value_head_dim, habits (which of
-                `attention_habits`), backward (0/1)
+    attention   columns batch, heads, kv_heads, queries, keys (amounts), head_dim, value_head_dim, behaviour (index into
+                `attention_behaviours`), backward (0/1)
     cached, experts   rows of the operators of a serving step
     streaming   columns kernel (code), elements (amount), mesh, backward (0/1: the class's own backward kernel), fused (0/1: its floor is a
                 neighbour's), element_flops, across (mask: the row counts only where this group has more than one rank; 0: always)
@@ -243,7 +243,7 @@ class RowCompiler:
                 columns = {size: amount(getattr(work, size)) for size in _ATTENTION}
                 which = self._behaviours.setdefault(attention_behaviours(work.mask, self.profile), len(self._behaviours))
                 others = {"head_dim": work.head_dim, "value_head_dim": work.value_head_dim or work.head_dim}
-                others |= {"habits": which, "backward": int(is_backward)}
+                others |= {"behaviour": which, "backward": int(is_backward)}
                 self._attention.append(_Entry(segment, name, {**columns, **others}))
             case CacheAttention():
                 heads, kv_heads = amount(work.heads), amount(work.kv_heads)
@@ -270,8 +270,8 @@ class RowCompiler:
     def _adds_up(self, op: Operator, work: Product) -> bool:
         """Whether a product of backward reads and writes the accumulators of its weights' gradients, in place of writing them once.
         Of one weight for all rows that is next to nothing; experts have few rows each."""
-        made = None if work.gradient_of is None else self.graph.tensors[op.inputs[work.gradient_of].tensor]
-        return made is not None and made.role is TensorRole.PARAMETER and self.profile.kernels.fuses_gradient_accumulation
+        target = None if work.gradient_of is None else self.graph.tensors[op.inputs[work.gradient_of].tensor]
+        return target is not None and target.role is TensorRole.PARAMETER and self.profile.kernels.fuses_gradient_accumulation
 
     def stream(
         self,
@@ -298,12 +298,12 @@ class RowCompiler:
             "element_flops": round(element_flops),
             "across": self.mask(only_across),
         }
-        self._streaming.append(_Entry(segment, op.name, columns, repeats, [self.amount(each) for each in accesses]))
+        self._streaming.append(_Entry(segment, op.name, columns, repeats, [self.amount(access) for access in accesses]))
 
-    def added_gradient(self, reader: Operator, sharding: Sharding, place: int, *, segment: int) -> None:
+    def added_gradient(self, reader: Operator, sharding: Sharding, position: int, *, segment: int) -> None:
         """Adding its gradient of an input, which others read before it, to theirs: two reads and a write."""
-        gradient = amount_of(reader, sharding, reader.inputs[place].dims)
-        num_bytes = gradient.scaled(self.graph.tensors[reader.inputs[place].tensor].itemsize)
+        gradient = amount_of(reader, sharding, reader.inputs[position].dims)
+        num_bytes = gradient.scaled(self.graph.tensors[reader.inputs[position].tensor].itemsize)
         self.stream(reader, sharding, "add", gradient, [num_bytes] * 3, segment=segment, is_backward=True)
 
     def collective(
@@ -339,7 +339,7 @@ class RowCompiler:
             low=_rows(_with_calls(self._low), (*_PRODUCT, "mesh")),
             low_grouped=_rows(self._low_grouped, (*_PRODUCT, "mesh")),
             convolution=_rows(self._convolution, (*_PRODUCT, "mesh")),
-            attention=_rows(self._attention, (*_ATTENTION, "head_dim", "value_head_dim", "habits", "backward")),
+            attention=_rows(self._attention, (*_ATTENTION, "head_dim", "value_head_dim", "behaviour", "backward")),
             cached=tuple(self._cached),
             experts=tuple(self._experts),
             streaming=_rows(self._streaming, ("kernel", "elements", "mesh", "backward", "fused", "element_flops", "across")),

@@ -42,8 +42,8 @@ def interleaved_order(rank: int, num_ranks: int, num_microbatches: int, num_chun
     forward, backward = [], []
     for i in range(total):
         group, within = divmod(i, num_ranks * num_chunks)
-        chunk, place = divmod(within, num_ranks)
-        microbatch = group * num_ranks + place
+        chunk, index = divmod(within, num_ranks)
+        microbatch = group * num_ranks + index
         forward.append((FORWARD, chunk, microbatch))
         backward.append((BACKWARD, num_chunks - 1 - chunk, microbatch))
     warm = min(2 * (num_ranks - rank - 1) + (num_chunks - 1) * num_ranks, total)
@@ -83,15 +83,15 @@ def pass_starts(
             while following[rank] < len(order):
                 kind, chunk, microbatch = order[following[rank]]
                 stage = chunk * num_ranks + rank
-                received, own = [], []
+                received, same_stage = [], []
                 if kind == FORWARD:
                     received = [(FORWARD, stage - 1, microbatch)] if stage else []
                 else:
                     received = [(BACKWARD, stage + 1, microbatch)] if stage + 1 < num_stages else []
-                    own = [(FORWARD, stage, microbatch)]
-                if not all(need in done for need in received + own):
+                    same_stage = [(FORWARD, stage, microbatch)]
+                if not all(need in done for need in received + same_stage):
                     break
-                ready = max([free[rank], *(done[need] + hop for need in received), *(done[need] for need in own)])
+                ready = max([free[rank], *(done[need] + hop for need in received), *(done[need] for need in same_stage)])
                 starts[rank].append(ready)
                 free[rank] = done[kind, stage, microbatch] = ready + (forward if kind == FORWARD else backward)[stage]
                 following[rank] += 1

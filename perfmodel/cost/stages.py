@@ -142,7 +142,7 @@ def stages_on_pools(regions: Regions, stage_layers: tuple[int, ...], pools: tupl
     every = tuple(replace(it, turn=f"{it.turn}/{copy}" if it.turn else "") for copy in range(number) for it in regions)
     nothing = (0.0,) * len(regions)
     runs = zip(runs_of_ranks(regions, stage_layers, p), copies, strict=True)
-    return _stages(every, [(*nothing * copy, *own, *nothing * (number - 1 - copy)) for own, copy in runs], stage_layers)
+    return _stages(every, [(*nothing * copy, *runs_of_rank, *nothing * (number - 1 - copy)) for runs_of_rank, copy in runs], stage_layers)
 
 
 def _stages(regions: Regions, per_rank: Sequence[tuple[float, ...]], stage_layers: tuple[int, ...]) -> Stages:
@@ -162,11 +162,11 @@ def _stages(regions: Regions, per_rank: Sequence[tuple[float, ...]], stage_layer
 
 def _largest(ranks: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:
     """Without those that run no region more often than another one."""
-    found: list[tuple[float, ...]] = []
+    maximal: list[tuple[float, ...]] = []
     for rank in dict.fromkeys(ranks):
-        if not any(all(a >= b for a, b in zip(other, rank, strict=True)) for other in found):
-            found = [other for other in found if any(a > b for a, b in zip(other, rank, strict=True))] + [rank]
-    return found
+        if not any(all(a >= b for a, b in zip(other, rank, strict=True)) for other in maximal):
+            maximal = [other for other in maximal if any(a > b for a, b in zip(other, rank, strict=True))] + [rank]
+    return maximal
 
 
 def rank_runs(regions: Regions, stage_layers: Sequence[int], num_ranks: int, rank: int) -> tuple[float, ...]:
@@ -184,33 +184,33 @@ def runs_of_ranks(regions: Regions, stage_layers: tuple[int, ...], num_ranks: in
 def stage_order(regions: Regions, stage_layers: Sequence[int]) -> list[list[int]]:
     """Regions that each virtual stage runs forward, one after another."""
     inner, order = inner_regions(regions), iter(_order(regions))
-    found = []
+    stage_regions = []
     for runs in _runs_of_stages(regions, stage_layers):
         before = [i for i in range(inner.start) if runs[i]]
         after = [i for i in range(inner.stop, len(regions)) if runs[i]]
-        found.append([*before, *islice(order, sum(runs[inner.start : inner.stop])), *after])
-    return found
+        stage_regions.append([*before, *islice(order, sum(runs[inner.start : inner.stop])), *after])
+    return stage_regions
 
 
 def _runs_of_stages(regions: Regions, stage_layers: Sequence[int]) -> list[list[int]]:
     """[virtual stage][region]"""
     inner = inner_regions(regions)
-    found = [[0] * len(regions) for _ in stage_layers]
+    stage_runs = [[0] * len(regions) for _ in stage_layers]
     for i in range(len(regions)):
         if i not in inner:
-            found[0 if i < inner.start else -1][i] = 1
+            stage_runs[0 if i < inner.start else -1][i] = 1
     if len(inner) == 1:
-        for runs, layers in zip(found, stage_layers, strict=True):
+        for runs, layers in zip(stage_runs, stage_layers, strict=True):
             runs[inner.start] = layers
-        return found
+        return stage_runs
     ends, done, stage = np.cumsum(stage_layers).tolist(), 0, 0
     for i in _order(regions):
         # what is no block goes with the block after it
         while stage < len(ends) - 1 and done >= ends[stage]:
             stage += 1
-        found[stage][i] += 1
+        stage_runs[stage][i] += 1
         done += int(regions[i].is_block)
-    return found
+    return stage_runs
 
 
 def _order(regions: Regions) -> list[int]:
@@ -224,20 +224,20 @@ def _order(regions: Regions) -> list[int]:
     return [i for *_, i in sorted(order)]
 
 
-def stage_columns(found: Sequence[Stages]) -> Stages:
+def stage_columns(plans: Sequence[Stages]) -> Stages:
     """Stages of several plans as one: arrays with a place for each of them."""
-    if len(found) == 1:
-        return found[0]
-    between = max(stages.num_ranks for stages in found) - 2
-    nothing = (0.0,) * len(found[0].regions)
-    ranks = [(stages.runs[0], *stages.runs[1:-1], *[nothing] * (between - stages.num_ranks + 2), stages.runs[-1]) for stages in found]
+    if len(plans) == 1:
+        return plans[0]
+    between = max(stages.num_ranks for stages in plans) - 2
+    nothing = (0.0,) * len(plans[0].regions)
+    ranks = [(stages.runs[0], *stages.runs[1:-1], *[nothing] * (between - stages.num_ranks + 2), stages.runs[-1]) for stages in plans]
     return Stages(
-        regions=found[0].regions,
-        inner=found[0].inner,
+        regions=plans[0].regions,
+        inner=plans[0].inner,
         runs=tuple(tuple(map(_column, zip(*rank, strict=True))) for rank in zip(*ranks, strict=True)),
-        total=tuple(map(_column, zip(*(stages.total for stages in found), strict=True))),
-        is_single=np.array([stages.is_single for stages in found]),
-        unequal=np.array([stages.unequal for stages in found]),
+        total=tuple(map(_column, zip(*(stages.total for stages in plans), strict=True))),
+        is_single=np.array([stages.is_single for stages in plans]),
+        unequal=np.array([stages.unequal for stages in plans]),
     )
 
 
@@ -264,14 +264,14 @@ def _sum(runs: ByRegion) -> _Sum:
 
 
 def _added(values: ByRegion, sums: Sequence[_Sum]) -> Ranks:
-    found = []
+    rank_sums = []
     for terms in sums:
         total: Column | None = None
         for region, times in terms:
             more = values[region] if times is None else times * values[region]
             total = more if total is None else total + more
-        found.append(0.0 if total is None else total)
-    return tuple(found)
+        rank_sums.append(0.0 if total is None else total)
+    return tuple(rank_sums)
 
 
 def run_times(times: Column, value: Column) -> Any:

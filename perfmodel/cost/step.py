@@ -136,17 +136,17 @@ def _on_host(sizes: Bytes, profile: ExecutionProfile, step: float) -> Bytes:
 
     step  traffic of the optimizer's step, which is the host's then
     """
-    found, gone = sizes, _NOTHING
+    hosted, gone = sizes, _NOTHING
     if profile.state.offloads_optimizer:
-        found = replace(
-            found,
+        hosted = replace(
+            hosted,
             **gone,
             stored=min(sizes.stored, sizes.gathered),
             keeps_compute_copy=False,
             hosted=step,
             carried=hosted_bytes(sizes.produced, sizes.gathered),
         )
-    return replace(found, stored=0.0, keeps_compute_copy=False, hosts_weights=True) if profile.state.offloads_parameters else found
+    return replace(hosted, stored=0.0, keeps_compute_copy=False, hosts_weights=True) if profile.state.offloads_parameters else hosted
 
 
 # --- time -------------------------------------------------------------------------------------------------------
@@ -176,18 +176,18 @@ class RegionTimes:
     def under_backward(self) -> tuple[Any, ...]:
         return self.free_backward or self.backward
 
-    def as_made(self, each: Callable[[Any], Any]) -> RegionTimes:
+    def map_columns(self, function: Callable[[Any], Any]) -> RegionTimes:
         """With each column as `each` makes it."""
         return RegionTimes(
-            forward=tuple(each(x) for x in self.forward),
-            backward=tuple(each(x) for x in self.backward),
-            free_forward=tuple(each(x) for x in self.free_forward),
-            free_backward=tuple(each(x) for x in self.free_backward),
-            ends=tuple(each(x) for x in self.ends),
+            forward=tuple(function(x) for x in self.forward),
+            backward=tuple(function(x) for x in self.backward),
+            free_forward=tuple(function(x) for x in self.free_forward),
+            free_backward=tuple(function(x) for x in self.free_backward),
+            ends=tuple(function(x) for x in self.ends),
         )
 
 
-def exposed_communication(profile: ExecutionProfile, name: str) -> float:
+def exposed_fraction(profile: ExecutionProfile, name: str) -> float:
     """Share of a class of communication that does not hide under compute."""
     match name:
         case "tensor_parallel":
@@ -199,7 +199,7 @@ def exposed_communication(profile: ExecutionProfile, name: str) -> float:
     return 1.0
 
 
-def shown_communication(micro: MicrobatchCost, profile: ExecutionProfile, segment: int, which: int) -> Any:
+def communication_time(micro: MicrobatchCost, profile: ExecutionProfile, segment: int, which: int) -> Any:
     """A segment's time of the `which`-th class of communication as far as attention does not hide it. [s]
 
     Keys and values that pass from rank to rank travel beside the products of the block before: what sticks out is max(s - a, 0).
@@ -209,8 +209,10 @@ def shown_communication(micro: MicrobatchCost, profile: ExecutionProfile, segmen
         return sent
     region, phase = divmod(segment, len(PHASES))
     first, backward = region * len(PHASES), PHASES.index("backward")
-    beside = micro.attention[segment] if phase == backward else sum(micro.attention[first + i] for i in range(len(PHASES)) if i != backward)
-    return np.maximum(sent - beside, 0.0)
+    overlapping = (
+        micro.attention[segment] if phase == backward else sum(micro.attention[first + i] for i in range(len(PHASES)) if i != backward)
+    )
+    return np.maximum(sent - overlapping, 0.0)
 
 
 def phase_times(micro: MicrobatchCost, profile: ExecutionProfile, region: int) -> dict[str, Any]:
@@ -221,10 +223,10 @@ def phase_times(micro: MicrobatchCost, profile: ExecutionProfile, region: int) -
         total = (micro.matmul[segment] + micro.attention[segment]) + micro.streaming[segment]
         for j, name in enumerate(COMM):
             if name != "regather":
-                total = total + shown_communication(micro, profile, segment, j) * exposed_communication(profile, name)
+                total = total + communication_time(micro, profile, segment, j) * exposed_fraction(profile, name)
         times[phase] = total
     regather = (region * len(PHASES) + PHASES.index("backward")) * len(COMM) + COMM.index("regather")
-    times["regather"] = micro.communication[regather] * exposed_communication(profile, "regather")
+    times["regather"] = micro.communication[regather] * exposed_fraction(profile, "regather")
     return times
 
 
@@ -258,20 +260,20 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
     for region, it in enumerate(micro.program.regions):
         f, b = passes_of(phase_times(micro, profile, region), it, profile, recompute)
         if profile.communication.hides_exchanges:
-            own = _alone_with_exchanges(micro, profile, recompute, region, f, b) if it.is_block else (f, b)
-            for passes, each in zip(alone, own, strict=True):
-                passes.append(each)
+            unpaired = _alone_with_exchanges(micro, profile, recompute, region, f, b) if it.is_block else (f, b)
+            for passes, pass_time in zip(alone, unpaired, strict=True):
+                passes.append(pass_time)
         if profile.communication.hides_exchanges and it.is_block:
             f, b = _between_exchanges(micro, profile, recompute, region, f, b)
         elif micro.concurrent is not None and it.is_block:
-            hidden = hidden_exchanges(micro, profile, recompute, region)
+            hidden = overlapped_exchange_time(micro, profile, recompute, region)
             f, b = f - hidden[0], b - hidden[1]
         forward.append(f)
         backward.append(b)
     if profile.has_host_floor:
         host = [host_times(micro, profile, recompute, tp, region) for region in range(len(forward))]
         waits = [wait_times(micro, profile, recompute, region) for region in range(len(forward))]
-        of_pass = [([each[i] for each in host], [each[i] for each in waits]) for i in range(2)]
+        of_pass = [([passes[i] for passes in host], [passes[i] for passes in waits]) for i in range(2)]
         forward, backward = (_with_host(micro, times, *of_pass[i]) for i, times in enumerate((forward, backward)))
         if profile.communication.hides_exchanges:
             alone = (_with_host(micro, alone[0], *of_pass[0]), _with_host(micro, alone[1], *of_pass[1]))
@@ -279,7 +281,7 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
     forward, backward = (_no_less_than(times, carried, micro.host_bandwidth) for times in (forward, backward))
     ends: tuple[Any, ...] = ()
     if profile.communication.hides_exchanges:
-        ends = tuple(np.maximum(sum(own) - (f + b), 0.0) for own, f, b in zip(zip(*alone, strict=True), forward, backward, strict=True))
+        ends = tuple(np.maximum(sum(pair) - (f + b), 0.0) for pair, f, b in zip(zip(*alone, strict=True), forward, backward, strict=True))
     times = RegionTimes(forward=tuple(forward), backward=tuple(backward), ends=ends)
     return times if micro.between_nodes is None else _without_links(times, micro, micro.between_nodes, profile, recompute)
 
@@ -358,7 +360,7 @@ def ends_time(regions: RegionTimes, stages: Stages) -> Any:
     return total_pass(regions.ends, stages) if regions.ends else 0.0
 
 
-def hidden_exchanges(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> tuple[Any, Any]:
+def overlapped_exchange_time(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> tuple[Any, Any]:
     """Overlapped time of exchanges, forward and backward, with independent work of the same microbatch: the shorter of both, less the
     slow-down of that work by the compute units of the transfer. [s]"""
     assert micro.concurrent is not None
@@ -369,7 +371,7 @@ def hidden_exchanges(micro: MicrobatchCost, profile: ExecutionProfile, recompute
     return forward, backward
 
 
-def shown_exchanges(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> Any:
+def exposed_exchange_time(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> Any:
     """How much longer passes of a block take for what is exchanged beside them. [s]"""
     f, b = passes_of(phase_times(micro, profile, region), micro.program.regions[region], profile, recompute)
     return sum(_between_exchanges(micro, profile, recompute, region, f, b)) - (f + b)
@@ -398,7 +400,7 @@ def _with_host(micro: MicrobatchCost, device: list[Any], host: list[Any], waits:
     regions, inner = micro.program.regions, inner_regions(micro.program.regions)
     factors = [host_factor(d, h) for d, h in zip(device, host, strict=True)]
     if len(inner) > 1:
-        together = (sum_of([regions[i].count * each[i] for i in inner]) for each in (device, host))
+        together = (sum_of([regions[i].count * times[i] for i in inner]) for times in (device, host))
         factors[inner.start : inner.stop] = [host_factor(*together)] * len(inner)
     return [d * factor + wait for d, factor, wait in zip(device, factors, waits, strict=True)]
 
@@ -426,16 +428,16 @@ _LEAST = 1e-15
 
 def phase_launches(micro: MicrobatchCost, region: int) -> dict[str, Any]:
     """Kernels and collectives of each phase of a region; re-gathers apart."""
-    found: dict[str, Any] = {}
+    launches: dict[str, Any] = {}
     for i, phase in enumerate(PHASES):
         segment = region * len(PHASES) + i
         total = micro.launches[segment]
         for j, name in enumerate(COMM):
             if name != "regather":
                 total = total + micro.collectives[segment * len(COMM) + j]
-        found[phase] = total
-    found["regather"] = micro.collectives[(region * len(PHASES) + PHASES.index("backward")) * len(COMM) + COMM.index("regather")]
-    return found
+        launches[phase] = total
+    launches["regather"] = micro.collectives[(region * len(PHASES) + PHASES.index("backward")) * len(COMM) + COMM.index("regather")]
+    return launches
 
 
 def host_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Column, region: int) -> tuple[Any, Any]:
@@ -464,7 +466,7 @@ def wait_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Reco
         return 0.0, 0.0
     counts = {phase: micro.waits[(region * len(PHASES) + i) * len(COMM) + COMM.index(EXCHANGED)] for i, phase in enumerate(PHASES)}
     passes = passes_of(counts | {"regather": 0.0}, micro.program.regions[region], profile, recompute)
-    forward, backward = (FORWARD * profile.timing.host_launch_time * each for each in passes)
+    forward, backward = (FORWARD * profile.timing.host_launch_time * count for count in passes)
     return forward, backward
 
 
@@ -479,9 +481,9 @@ def run_ahead_fraction(micro: MicrobatchCost, profile: ExecutionProfile, recompu
         phase = phase_times(micro, profile, region)
         return ((phase["core"] + phase["rest"]) + phase["tail"]) + phase["backward"]
 
-    each = tuple(device_time(i) if region.is_block else 0.0 for i, region in enumerate(regions))
+    times = tuple(device_time(i) if region.is_block else 0.0 for i, region in enumerate(regions))
     counts = tuple(region.count for region in regions)
-    device = mean_block(each, regions, inner, counts)
+    device = mean_block(times, regions, inner, counts)
     launching = [host_times(micro, profile, recompute, tp, i) if region.is_block else (0.0, 0.0) for i, region in enumerate(regions)]
     return device / (device + mean_block(tuple(f + b for f, b in launching), regions, inner, counts))
 

@@ -24,7 +24,7 @@ from perfmodel.cost.overlap import exposed_each_microbatch
 from perfmodel.cost.program import PHASES
 from perfmodel.cost.schedule_orders import BACKWARD, FORWARD, order_of, pass_starts
 from perfmodel.cost.stages import stage_order
-from perfmodel.cost.step import exposed_communication, recomputed_phases, shown_communication
+from perfmodel.cost.step import communication_time, exposed_fraction, recomputed_phases
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.traffic_classes import COMM, EXCHANGED
@@ -124,7 +124,7 @@ def rank_timelines(estimator: Estimator, plan: Plan, ranks: Sequence[int], detai
     step = _Step(estimator, plan, columns)
     stages = {rank: place_of(plan, rank)["pp"] if plan.layout.pp > 1 else 0 for rank in ranks}
     if detail is None:
-        fitting = (each for each in Detail if sum(step.num_spans(stage, each) for stage in stages.values()) <= MOST_SPANS)
+        fitting = (candidate for candidate in Detail if sum(step.num_spans(stage, candidate) for stage in stages.values()) <= MOST_SPANS)
         detail = next(fitting, Detail.PASSES)
     by_stage = {stage: step.timeline(stage, detail) for stage in set(stages.values())}
     return [replace(by_stage[stage], rank=rank) for rank, stage in stages.items()]
@@ -151,7 +151,7 @@ class _Step:
 
     def num_spans(self, stage: int, detail: Detail) -> int:
         number = Counter((kind, chunk) for kind, chunk, _ in self.orders[stage])
-        return sum(times * len(self.pieces(stage, *each, detail)) for each, times in number.items())
+        return sum(times * len(self.pieces(stage, *key, detail)) for key, times in number.items())
 
     def pieces(self, stage: int, kind: str, chunk: int, detail: Detail) -> list[_Piece]:
         """A pass of a virtual stage."""
@@ -165,11 +165,11 @@ class _Step:
         parts = rank_parts(self.estimator, self.plan, self.columns, stage)
         passes = self.orders[stage]
         number = Counter((kind, chunk) for kind, chunk, _ in passes)
-        templates = {each: self.pieces(stage, *each, detail) for each in number}
+        templates = {key: self.pieces(stage, *key, detail) for key in number}
         others, fixed = self.other_pieces(parts)
         natural = defaultdict[str, float](float)
-        for each, times in number.items():
-            for piece in templates[each]:
+        for key, times in number.items():
+            for piece in templates[key]:
                 natural[piece.part] += times * piece.time
         factor = {part: (parts[part] - fixed.get(part, 0.0)) / time for part, time in natural.items() if time > 0}
         others["after"] += [
@@ -226,16 +226,16 @@ class _Step:
         times |= {f"{EXCHANGED}_communication": scalar(columns.outside_pipeline.ends), "host": columns.outside_pipeline.constant}
         repeated = {name: plan.num_microbatches * scalar(wait) for name, wait in zip(_DATA, (waits.gather, waits.reduction), strict=True)}
         repeated["gradient_accumulation"] = times["gradient_accumulation"]
-        found: dict[str, list[_Piece]] = {"before": [], FORWARD: [], BACKWARD: [], "after": []}
+        pieces: dict[str, list[_Piece]] = {"before": [], FORWARD: [], BACKWARD: [], "after": []}
         for part, time in times.items():
-            each = min(repeated.get(part, 0.0), time)
+            per_pass = min(repeated.get(part, 0.0), time)
             kinds = (FORWARD, BACKWARD) if part == _DATA[0] else (BACKWARD,)
             once = "before" if part in (_DATA[0], "weight_casts", f"{EXCHANGED}_communication") else "after"
-            lengths = {once: time - each} | dict.fromkeys(kinds, each / (len(self.orders[0]) / 2 * len(kinds)))
+            lengths = {once: time - per_pass} | dict.fromkeys(kinds, per_pass / (len(self.orders[0]) / 2 * len(kinds)))
             for where, length in lengths.items():
                 if length > 0:
-                    found[where].append(_Piece(part, part, _stream_of(part), self._kind(part), length))
-        return found, times
+                    pieces[where].append(_Piece(part, part, _stream_of(part), self._kind(part), length))
+        return pieces, times
 
     def _kind(self, part: str) -> str:
         is_whole = part == "gradient_reduction" and not int(self.plan.zero)
@@ -270,10 +270,10 @@ class _Step:
         backward = [i for i, (kind, _, _) in enumerate(order) if kind == BACKWARD]
         peak = max(backward, key=lambda i: in_flight[i])
         lasting = {name: size for name, size in classes.items() if name not in ("temporary", "gathered_parameters", "activations")}
-        room = sum(classes.values()) - sum(lasting.values())
+        transient = sum(classes.values()) - sum(lasting.values())
 
         def holding(layers: float) -> dict[str, float]:
-            return {**lasting, "activations": min(saved * layers / in_flight[backward[0]], room)}
+            return {**lasting, "activations": min(saved * layers / in_flight[backward[0]], transient)}
 
         at_optimizer = "optimizer" in moment
         yield 0.0, holding(0.0)
@@ -321,11 +321,11 @@ class _Drawing:
                 self.spans.append(Span(piece.name, piece.part, piece.stream, piece.kind, self.now, piece.time))
                 self.now += piece.time
 
-    def hidden(self, pieces: Iterable[_Piece], room: float) -> None:
+    def hidden(self, pieces: Iterable[_Piece], available: float) -> None:
         """Communication under the pass that begins now: one span for each stream and part."""
         at: defaultdict[str, float] = defaultdict(float)
         for piece in _by_part(pieces):
-            time = min(piece.hidden, room - at[piece.stream])
+            time = min(piece.hidden, available - at[piece.stream])
             if time > 0:
                 self.spans.append(Span(piece.name, piece.part, piece.stream, piece.kind, self.now + at[piece.stream], time, hidden=True))
                 at[piece.stream] += time
@@ -345,27 +345,27 @@ def region_pieces(estimator: Estimator, plan: Plan, columns: StepColumns) -> lis
     """Pieces of a forward and of a backward pass of each region, recomputation in backward, in order, the host's time last. [s]"""
     program, profile, micro = columns.plans.program, estimator.profile, columns.plans.micro
     graph, rows, machine, grid = program.derivation.graph, program.rows, estimator.machine, columns.plans.grid
-    place = {op.name: i for i, op in enumerate(graph.operators)}
-    makers = {op.output.tensor: i for i, op in enumerate(graph.operators)}
+    operator_index = {op.name: i for i, op in enumerate(graph.operators)}
+    producers = {op.output.tensor: i for i, op in enumerate(graph.operators)}
     amount, sizes = amount_values(rows.amounts, grid, np.array([float(plan.micro_batch)]), float(plan.job.seq_len))
-    found: list[dict[str, list[tuple[float, _Piece]]]] = [{phase: [] for phase in PHASES} for _ in program.regions]
+    by_region: list[dict[str, list[tuple[float, _Piece]]]] = [{phase: [] for phase in PHASES} for _ in program.regions]
     named_axes = plan.assignment is None or plan.assignment.has_named_axes
-    for kind, each, times in work_times(rows, machine, amount, sizes):
-        for row, segment in enumerate(each.segments.tolist()):
+    for kind, work_rows, times in work_times(rows, machine, amount, sizes):
+        for row, segment in enumerate(work_rows.segments.tolist()):
             region, phase = divmod(segment, len(PHASES))
-            time = float(times[row][0]) * (1.0 if each.repeats is None else float(each.repeats[row][0]))
-            name = each.names[row]
+            time = float(times[row][0]) * (1.0 if work_rows.repeats is None else float(work_rows.repeats[row][0]))
+            name = work_rows.names[row]
             first = name.partition(" + ")[0].rpartition(".grad")[0] or name
             part = "backward" if PHASES[phase] == "backward" else "forward"
-            found[region][PHASES[phase]].append((float(place.get(first, 0)), _Piece(name, part, _COMPUTE, kind, time)))
+            by_region[region][PHASES[phase]].append((float(operator_index.get(first, 0)), _Piece(name, part, _COMPUTE, kind, time)))
     if rows.traffic.names:
         times, _, _ = traffic_times(rows, machine, members_inside(rows, grid), amount, sizes)
         for row, cell in enumerate(rows.traffic.segments.tolist()):
             segment, j = divmod(cell, len(COMM))
             region, phase = divmod(segment, len(PHASES))
             total = scalar(micro.communication[cell])
-            share = scalar(shown_communication(micro, profile, segment, j)) / total if total else 0.0
-            share *= exposed_communication(profile, COMM[j])
+            share = scalar(communication_time(micro, profile, segment, j)) / total if total else 0.0
+            share *= exposed_fraction(profile, COMM[j])
             if COMM[j] == EXCHANGED and profile.communication.hides_exchanges:
                 share = 1.0  # `rank_parts` has what is exposed
             if COMM[j] == "regather" and program.regions[region].is_block and plan.recompute is Recompute.FULL:
@@ -375,14 +375,14 @@ def region_pieces(estimator: Estimator, plan: Plan, columns: StepColumns) -> lis
             part = f"{shown}_communication" if named_axes or shown == EXCHANGED else "redistributions"
             kind = _KIND_OF_CODE[int(rows.traffic.columns["kind"][row])].value
             piece = _Piece(rows.traffic.names[row], part, _STREAMS[COMM[j]], kind, time * share, time * (1.0 - share))
-            found[region][PHASES[phase]].append((makers.get(rows.traffic.names[row], -1) + 0.5, piece))
+            by_region[region][PHASES[phase]].append((producers.get(rows.traffic.names[row], -1) + 0.5, piece))
     both = []
-    for region, phases in enumerate(found):
-        forward = _ordered(each for phase in PHASES if phase != "backward" for each in phases[phase])
+    for region, phases in enumerate(by_region):
+        forward = _ordered(entry for phase in PHASES if phase != "backward" for entry in phases[phase])
         again = recomputed_phases(plan.recompute, profile) if program.regions[region].is_block else ()
         repeated = [
             replace(piece, part="recompute") if piece.part == "forward" else piece
-            for piece in _ordered(each for phase in again for each in phases[phase])
+            for piece in _ordered(entry for phase in again for entry in phases[phase])
         ]
         backward = repeated + _ordered(phases["backward"])[::-1]
         for pieces, total in ((forward, scalar(columns.regions.forward[region])), (backward, scalar(columns.regions.backward[region]))):
@@ -394,7 +394,7 @@ def region_pieces(estimator: Estimator, plan: Plan, columns: StepColumns) -> lis
 
 
 def _ordered(pieces: Iterable[tuple[float, _Piece]]) -> list[_Piece]:
-    return [piece for _, piece in sorted(pieces, key=lambda each: each[0])]
+    return [piece for _, piece in sorted(pieces, key=lambda entry: entry[0])]
 
 
 __all__ = ["Detail", "PassSpan", "RankTimeline", "Span", "rank_timelines"]

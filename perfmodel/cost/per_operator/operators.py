@@ -149,7 +149,7 @@ class OperatorCost:
 
     forward: Array
     backward: Array
-    own: Array
+    collectives: Array
     saved_bytes: Array
 
 
@@ -161,13 +161,13 @@ def compile_operators(network: Graph, operators: Iterable[tuple[Operator, Shardi
         for segment, works in ((_FORWARD, operator.forward), (_BACKWARD, operator.backward)):
             for work in works:
                 compiler.work(operator, sharding, work, segment=segment, name=operator.name, is_backward=segment == _BACKWARD)
-        for place in adding_places(network, operator):
-            compiler.added_gradient(operator, sharding, place, segment=_BACKWARD)
-        for own in operator.traffic:
-            axes = frozenset(axis for dim in own.over for axis in sharding.get(dim, ()))
+        for position in adding_places(network, operator):
+            compiler.added_gradient(operator, sharding, position, segment=_BACKWARD)
+        for traffic in operator.traffic:
+            axes = frozenset(axis for dim in traffic.over for axis in sharding.get(dim, ()))
             if axes:
-                amount = extent_amount(operator, sharding, own.extent, scale=own.itemsize or setting.activation_bytes)
-                compiler.collective(own.kind, axes, amount, segment=0, name=operator.name, repeats=own.repeats)
+                amount = extent_amount(operator, sharding, traffic.extent, scale=traffic.itemsize or setting.activation_bytes)
+                compiler.collective(traffic.kind, axes, amount, segment=0, name=operator.name, repeats=traffic.repeats)
         amounts = [compiler.amount(compiler.data_amount(operator, sharding, data)) for data in saved]
         kept += [(0, operator.name, {"amount": amount}) for amount in amounts]
     timed = compiler.rows(attention_kernel=setting.attention, num_segments=2, num_traffic_segments=1)
@@ -176,12 +176,12 @@ def compile_operators(network: Graph, operators: Iterable[tuple[Operator, Shardi
 
 def adding_places(network: Graph, operator: Operator) -> list[int]:
     """Inputs that operators before it read too: their gradients are added."""
-    found = []
-    for place, operand in enumerate(operator.inputs):
+    positions = []
+    for position, operand in enumerate(operator.inputs):
         index, first = network.readers()[operand.tensor][0]
-        if operand.tensor in network.producers() and (network.operators[index].name, first) != (operator.name, place):
-            found.append(place)
-    return found
+        if operand.tensor in network.producers() and (network.operators[index].name, first) != (operator.name, position):
+            positions.append(position)
+    return positions
 
 
 def operator_cost(rows: OperatorRows, grid: LayoutGrid, machine: Machine) -> OperatorCost:
@@ -192,7 +192,7 @@ def operator_cost(rows: OperatorRows, grid: LayoutGrid, machine: Machine) -> Ope
     return OperatorCost(
         forward=work[_FORWARD],
         backward=work[_BACKWARD],
-        own=times.communication[0],
+        collectives=times.communication[0],
         saved_bytes=by_segment(amount[rows.saved.columns["amount"]], rows.saved, 1, amount.shape[1])[0],
     )
 

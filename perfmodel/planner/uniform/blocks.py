@@ -62,7 +62,7 @@ class Columns:
         return replace(
             self,
             grid=take_grid(self.grid, some),
-            regions=self.regions.as_made(pick),
+            regions=self.regions.map_columns(pick),
             activations=activations_as(self.activations, pick),
             num_microbatches=self.num_microbatches if len(self.num_microbatches) == 1 else self.num_microbatches[some],
             outside=self.outside[some],

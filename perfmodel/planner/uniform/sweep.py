@@ -453,7 +453,7 @@ def _offer_times(
     """Times of some layouts of a block, at these places of those that begin here, to all that keeps the best."""
     index = begin + place
     estimator, pp, m = state.estimator, block.rows.pp, block.columns.num_microbatches
-    regions, hop = block.columns.regions.as_made(itemgetter(index)), block.hop()[index]
+    regions, hop = block.columns.regions.map_columns(itemgetter(index)), block.hop()[index]
     pipeline = pipeline_times(estimator, regions, pipelines, pp, m, hop, memory.shape)
     step = step_times(estimator, pipeline, terms, tied, regions, pipelines, pp=pp, num_microbatches=m, hop=hop)
     flat, flat_memory = np.where(memory < inf, step, inf).reshape(-1), memory.reshape(-1)
