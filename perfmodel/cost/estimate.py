@@ -1,4 +1,4 @@
-"""Predict a plan: the estimator of one job on one cluster, and the breakdown of a single row."""
+"""Prediction of a plan: the estimator of one job on one cluster, and the breakdown of one row."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ from perfmodel.workload.transformer import causal_mask
 _Value = TypeVar("_Value")
 
 _MAX_CACHED = 4096
-"""Costs of microbatches and of parameters that an estimator keeps, a few kB each."""
+"""Entries of an estimator's cache of micro-batch and parameter costs, a few kB each."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Estimator:
     """Predicts plans of one job on one cluster.
 
-    programs   compiled for the job under the profile; those of another estimator of equal jobs may be shared
+    programs   compiled for the job under the profile; estimators of equal jobs may share them
     """
 
     job: TrainingJob
@@ -83,41 +83,41 @@ class Estimator:
     _cache: dict[tuple[Any, ...], tuple[Any, Any]] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, of: Any, depends_on: tuple[Any, ...], make: Callable[[], _Value]) -> _Value:
-        """Cached result of `make` for `of` and the values that it depends on. The cache is cleared when it is full."""
+        """Return the cached result of `make` for `of` and the values that it depends on. A full cache is cleared."""
         key = (id(of), *depends_on)
         if key not in self._cache:
             if len(self._cache) >= _MAX_CACHED:
                 self._cache.clear()
-            self._cache[key] = of, make()  # `of` is kept, so that no other object takes its id
+            self._cache[key] = of, make()  # keep a reference to `of`: no other object can reuse its id
         value: _Value = self._cache[key][1]
         return value
 
     def for_job(self, job: TrainingJob) -> Estimator:
-        """Return the estimator of a job that differs in its batch and its sequence length alone, with the kept costs of its programs."""
+        """Return the estimator of a job that differs only in batch and sequence length; it shares the cached costs."""
         other = replace(self, job=job, programs=self.programs.for_job(job))
         other._cache = self._cache if other.programs.compiled is self.programs.compiled else {}
         return other
 
     def shared_by_columns(self, plan: Plan) -> tuple[Any, ...]:
-        """Return the fields in which plans of a job agree that `predict_columns` takes together."""
+        """Return the fields in which plans must agree for one call of `predict_columns`."""
         of_plan = tuple(getattr(plan, knob.name) for knob in fields(plan) if knob.name != "job")
         of_job = tuple(getattr(plan.job, knob.name) for knob in fields(plan.job) if knob.name != "seq_len")
         return id(self.machine), id(self.programs.compiled), *of_plan, *of_job
 
     def predict(self, plan: Plan, *, memory_headroom: float | None = None, risk: float | None = None) -> Prediction:
-        """The plan's step, with every part named.
+        """Predict the plan's step with every part named.
 
-        memory_headroom   share of the usable memory that a plan that fits leaves free
-        risk              in its place, the probability that a plan that fits does not
+        memory_headroom   share of the usable memory that must stay free for a plan to fit
+        risk              alternative rule: highest probability that a fitting plan runs out of memory
         """
         return self.predict_columns([plan], memory_headroom=memory_headroom, risk=risk)[0]
 
     def predict_columns(
         self, plans: Sequence[Plan], *, memory_headroom: float | None = None, risk: float | None = None
     ) -> list[Prediction]:
-        """`predict` of plans that differ in their sequence length alone, each a column; its programs must serve all of them.
+        """Predict plans that differ only in sequence length, each as a column; the programs must serve all lengths.
 
-        Or of one plan for each machine of an estimator whose cluster has columns (`foundation.columns.as_columns`).
+        Alternatively predict one plan for each machine of a cluster that has columns (`foundation.columns.as_columns`).
         """
         lengths = [plan.job.seq_len for plan in plans]
         row = evaluate_plan(self, plans[0], lengths if len(set(lengths)) > 1 else ())
@@ -147,15 +147,15 @@ def make_estimator(
 
 
 def with_kept_programs(estimator: Estimator) -> Estimator:
-    """Return the estimator with the graphs and programs that former estimators of an equal job compiled, and later ones will use."""
+    """Return the estimator with the graphs and programs that estimators of equal jobs share."""
     programs = estimator.programs
     if programs.network_at is not None:
-        return estimator  # the graphs come from a function: equal jobs may have others
+        return estimator  # the function may return other graphs for equal jobs
     return replace(estimator, programs=programs.kept())
 
 
 def with_rates_of(profile: ExecutionProfile, machine: Machine) -> Machine:
-    """The machine with the framework's matrix multiplies and its generation of fused attention, where the calibration's differ."""
+    """Return the machine with the framework's matmul rates and its generation of fused attention, where the calibration's differ."""
     attention = profile.rates.attention_rate_fraction * machine.attention_generations.get(profile.kernels.attention_kernel, 1.0)
     matmul = profile.rates.matmul_rate_fraction
     if attention != 1.0:
@@ -175,7 +175,7 @@ def with_rates_of(profile: ExecutionProfile, machine: Machine) -> Machine:
 
 
 def with_long_attention(profile: ExecutionProfile, machine: Machine) -> Machine:
-    """The machine with what the framework's generation of fused attention reaches over many keys."""
+    """Return the machine with the long-sequence rates of the framework's generation of fused attention."""
     rates = machine.long_attention.get(profile.kernels.attention_kernel)
     long = None if rates is None else (rates[0] * profile.rates.attention_rate_fraction, rates[1] * profile.rates.attention_rate_fraction)
     if all(kernel.long == long for kernel in machine.attention.values()):
@@ -185,7 +185,7 @@ def with_long_attention(profile: ExecutionProfile, machine: Machine) -> Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanRow:
-    """One plan evaluated: the terms of its step as columns, and its memory."""
+    """One evaluated plan: the terms of its step as columns, and its memory."""
 
     columns: StepColumns
     memory_row: MemoryRow
@@ -196,13 +196,13 @@ class PlanRow:
 
 
 def evaluate_plan(estimator: Estimator, plan: Plan, seq_lens: Sequence[int] = ()) -> PlanRow:
-    """seq_lens: as `plan_columns` has them."""
+    """Evaluate the step and the memory of one plan. seq_lens: as in `plan_columns`."""
     columns = plan_columns(estimator, [plan], seq_lens)
     return PlanRow(columns=step_columns(estimator, [plan], columns), memory_row=_memory_row(estimator, plan, columns))
 
 
 def evaluate_memory(estimator: Estimator, plan: Plan, columns: PlanColumns | None = None, *, seq_lens: Sequence[int] = ()) -> MemoryRow:
-    """Its memory alone, as `evaluate_plan` has it; of `plan_columns`, which are made where they are not given."""
+    """Evaluate only the memory of one plan. columns: its `plan_columns`, computed if not given."""
     return _memory_row(estimator, plan, columns or plan_columns(estimator, [plan], seq_lens))
 
 
@@ -214,7 +214,7 @@ def _memory_row(estimator: Estimator, plan: Plan, columns: PlanColumns) -> Memor
 
 def _predictions(estimator: Estimator, plans: Sequence[Plan], row: PlanRow, rule: MemoryRule) -> list[Prediction]:
     machine, first, number = estimator.machine, plans[0], len(plans)
-    counted = machine.low or machine  # what most FLOP are computed in
+    counted = machine.low or machine  # the dtype of most FLOPs
     time, peak = scalar(row.columns.step_time), counted.peak_flop_rate
     tokens = _column_of(plan.job.tokens_per_step for plan in plans)
     by_length = {plan.job.seq_len: plan for plan in plans}
@@ -224,7 +224,7 @@ def _predictions(estimator: Estimator, plans: Sequence[Plan], row: PlanRow, rule
     scale = tokens / (time * first.num_chips * peak)
     parts = step_parts(estimator, first, row.columns, number)
     capacities, usable = entries(machine.memory_capacity, number), entries(machine.memory_usable, number)
-    # what is the same in all columns, and what is not
+    # fields with one value for all columns, then fields by column
     shared: dict[str, Any] = {
         "peak_dtype": str(counted.dtype),
         "rests_on": rests_on(machine, parts[0]),
@@ -254,13 +254,13 @@ def _predictions(estimator: Estimator, plans: Sequence[Plan], row: PlanRow, rule
 
 
 def _column_of(values: Iterable[float]) -> Column:
-    """A number where all values are the same."""
+    """Return the values as an array, or as a number if all are equal."""
     numbers = [float(value) for value in values]
     return numbers[0] if all(value == numbers[0] for value in numbers) else np.array(numbers)
 
 
 def memory_fields(estimator: Estimator, plan: Plan, row: MemoryRow, rule: MemoryRule, usable: float, column: int = 0) -> dict[str, Any]:
-    """The fields of a prediction that follow from the memory of the plan, one of the columns, and what is usable."""
+    """Return the memory fields of a prediction for one column of the row, given the usable memory."""
     memory, _, moment = fullest_by_class(row, column)
     uncertainty = uncertainty_of_memory(estimator.profile)
     ranks = row.needs(plan, uncertainty, column)
@@ -276,7 +276,10 @@ def memory_fields(estimator: Estimator, plan: Plan, row: MemoryRow, rule: Memory
 
 
 def host_memory(estimator: Estimator, plan: Plan, row: PlanRow) -> Column:
-    """Bytes that the fullest chip would hold itself if nothing lay in the host's memory: what is kept, weights and optimizer states."""
+    """Return the bytes per chip that offloading keeps in host memory: saved activations, weights and optimizer state. [byte]
+
+    The value is that of the rank with most.
+    """
     profile = on_chip(estimator.profile)
     if profile == estimator.profile:
         return 0.0
@@ -292,9 +295,9 @@ def host_memory(estimator: Estimator, plan: Plan, row: PlanRow) -> Column:
 
 
 def model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
-    """FLOP of the model for one token, forward and backward: as PaLM counts them, and with causal attention counted once. [FLOP]
+    """Return the model FLOPs per token, forward and backward: by PaLM's convention, and with causal attention counted once. [FLOP]
 
-    A frozen weight has 4 of 6, for no gradient of it is made. A network's are three times those of a forward pass, of one sample.
+    A frozen weight counts 4 FLOP of 6, because it has no weight gradient. A network counts three forward passes of one sample.
     """
     job = plan.job
     if plan.assignment is not None:
@@ -302,26 +305,26 @@ def model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
         return sample, sample
     model = job.transformer
     if not model.is_plain:
-        written = estimator.programs.graph(AttentionKernel.FLASH, rank_rows=EVEN)  # whose scores are told apart
+        written = estimator.programs.graph(AttentionKernel.FLASH, rank_rows=EVEN)  # FLASH counts attention scores separately
         flops = estimator.once(written, ("flops",), lambda: written.flops_by_length)
         full, causal = (sum(polynomial.at(job.seq_len, causal=causal) for polynomial in flops) for causal in (False, True))
         return 3.0 * full / job.seq_len, 3.0 * causal / job.seq_len
-    # the output matrix multiplies every token, tied or not; the tables at the input are looked up
+    # the output matrix multiplies every token, tied or not; input embeddings are lookups
     counted = estimator.once(model, (), lambda: model.num_parameters_non_embedding)
     dense = 6.0 * (counted + model.vocab_size * model.hidden_size)
     graph = estimator.programs.graph(plan.attention, plan.dispatcher)
     frozen = estimator.once(graph, ("frozen",), lambda: graph.num_frozen_in_products)
     if frozen:
-        # the model's are frozen, what is trained comes beside them
+        # the model's weights are frozen; trained adapters come in addition
         dense = (dense - 2.0 * frozen) + 6.0 * graph.num_trained_parameters
-    # a query of a layer with a window is multiplied with no more keys than that
+    # with a sliding window, a query is multiplied with the keys of the window only
     mask = causal_mask(model, job.seq_len)
     attention = 12.0 * model.num_hidden_layers * model.num_attention_heads * model.head_dim * job.seq_len
     return dense + attention * mask.visible, dense + attention * mask.fraction
 
 
 def executed_flops(estimator: Estimator, plan: Plan, row: PlanRow) -> Column:
-    """FLOP of all chips in one step, with what is recomputed."""
+    """Return the executed FLOPs of all chips in one step, with recomputation. [FLOP]"""
     executed = row.columns.plans.micro.flops
     flops: list[Any] = executed[:, 0].tolist() if executed.shape[1] == 1 else list(executed)
     total: Column = 0.0
@@ -336,7 +339,7 @@ def executed_flops(estimator: Estimator, plan: Plan, row: PlanRow) -> Column:
     return total * plan.num_microbatches * ranks
 
 
-#: Parts of a step, in the order in which they are shown. They add up to the step time.
+#: Parts of a step in display order. They sum to the step time.
 PARTS = (
     "forward",
     "backward",
@@ -354,7 +357,7 @@ PARTS = (
 
 
 def step_parts(estimator: Estimator, plan: Plan, columns: StepColumns, number: int, rank: int | None = None) -> list[dict[str, float]]:
-    """Exposed seconds on a pipeline rank of each of so many machines; None: the critical one."""
+    """Return the exposed time of each part on a pipeline rank, for each of `number` machines. rank None: the critical rank. [s]"""
     stages, regions = columns.plans.stages, columns.regions
     both = [scalar(f + b) for f, b in zip(stage_sums(regions.forward, stages), stage_sums(regions.backward, stages), strict=True)]
     critical = [by_rank.index(max(by_rank)) for by_rank in zip(*(entries(times, number) for times in both), strict=True)]
@@ -371,7 +374,10 @@ def step_parts(estimator: Estimator, plan: Plan, columns: StepColumns, number: i
 
 
 def _exposed(estimator: Estimator, plan: Plan, columns: StepColumns, both: list[Any], critical: int, rank: int | None) -> dict[str, Any]:
-    """Parts of a step whose critical rank is `critical`, by machine. both: forward and backward of a microbatch on each rank. [s]"""
+    """Return the parts of a step whose critical rank is `critical`, as columns of machines. [s]
+
+    both   forward and backward time of a micro-batch on each rank
+    """
     profile = estimator.profile
     stages, regions, micro, outside = columns.plans.stages, columns.regions, columns.plans.micro, columns.outside_pipeline
     m, p = float(plan.num_microbatches), float(plan.layout.pp)
@@ -445,7 +451,7 @@ def _exposed(estimator: Estimator, plan: Plan, columns: StepColumns, both: list[
     detail[f"{EXCHANGED}_communication"] += scalar(outside.ends)
     detail["host"] += outside.constant
     if plan.assignment is not None and not plan.assignment.has_named_axes:
-        # axes of no name are neither: all that operators send to each other
+        # unnamed axes are neither tp nor cp: all communication between operators is one part
         moved = detail.pop("tensor_parallel_communication") + detail.pop("context_parallel_communication")
         detail = {"redistributions": moved} | detail
     if columns.plans.terms.casts is None:
@@ -456,12 +462,12 @@ def _exposed(estimator: Estimator, plan: Plan, columns: StepColumns, both: list[
 
 
 def rank_parts(estimator: Estimator, plan: Plan, columns: StepColumns, rank: int) -> dict[str, float]:
-    """Exposed seconds of a step on a pipeline rank, by part; the critical rank has those of the prediction. [s]"""
+    """Return the exposed time of a step on a pipeline rank, by part. The critical rank has the parts of the prediction. [s]"""
     return step_parts(estimator, plan, columns, 1, rank)[0]
 
 
 def rank_times(estimator: Estimator, plan: Plan) -> tuple[float, ...]:
-    """Forward and backward of one microbatch on each pipeline rank, with collectives of activations and the host's floor. [s]"""
+    """Return the forward and backward time of one micro-batch on each pipeline rank, with activation collectives and host time. [s]"""
     regions, stages = (columns := step_columns(estimator, [plan])).regions, columns.plans.stages
     rank_times = []
     for rank in range(plan.layout.pp):
@@ -471,13 +477,13 @@ def rank_times(estimator: Estimator, plan: Plan) -> tuple[float, ...]:
 
 
 def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, str, dict[str, float]]:
-    """Memory of a pipeline rank: activations in flight when its first backward begins, the moment of its peak, and the bytes by class."""
+    """Return the memory of a pipeline rank: activations in flight at its first backward pass, the moment of its peak, bytes by class."""
     saved, holding, kept = held_on_rank(estimator, plan, rank, factor=1.0)
     return saved, *memory_by_class(holding, kept)
 
 
 def reserved_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, str, dict[str, float]]:
-    """`memory_on_rank` with what the allocator holds beyond its tensors and what lies outside of it, as a prediction has them."""
+    """Return `memory_on_rank` with the allocator's reserve and the memory outside the allocator, as in a prediction."""
     saved, holding, kept = held_on_rank(estimator, plan, rank)
     moment, values = memory_by_class(holding, kept)
     total = most_reserved(holding, kept)
@@ -489,9 +495,9 @@ def reserved_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float
 def held_on_rank(
     estimator: Estimator, plan: Plan, rank: int, factor: float | None = None, *, row: MemoryRow | None = None
 ) -> tuple[float, RankHolding, Kept]:
-    """Activations in flight when the first backward pass begins, and what a pipeline rank holds. [byte]
+    """Return the activations in flight at the first backward pass, and the memory that a pipeline rank holds. [byte]
 
-    factor   what the allocator holds over what comes and goes; None: the profile's
+    factor   reserved over allocated bytes of transient memory; None: the profile's
     row      `evaluate_memory` of the plan
     """
     row = row or evaluate_memory(estimator, plan)
@@ -512,7 +518,7 @@ def held_on_rank(
         index=float(rank),
         activation_bytes=of.activation_bytes,
     )
-    # the last rank's first backward pass is that of what follows the blocks
+    # the first backward pass of the last rank is that of the regions after the blocks
     saved = kept_of(live=replace(live, most=live.at_first, fewer_at_last=0.0))[At.BLOCKS]
     static = static_memory(of.terms, stages, of.sizes, num_replicas=of.num_replicas)
     holding = rank_holding(replace(of, stages=stages, static=static, factor=of.factor if factor is None else factor), position, live)
@@ -520,7 +526,7 @@ def held_on_rank(
 
 
 def rank_memories(estimator: Estimator, plan: Plan, columns: PlanColumns | None = None) -> tuple[RankMemory, ...]:
-    """The first, the fullest middle and the last pipeline rank; without a pipeline the one there is, three times."""
+    """Return the memory of the first, the fullest middle and the last pipeline rank. Without a pipeline: the only rank, three times."""
     row = evaluate_memory(estimator, plan, columns)
     figures = []
     for rank, kept, total in zip(row.ranks, row.kept, row.total, strict=True):
