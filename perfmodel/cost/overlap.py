@@ -1,8 +1,8 @@
-"""Exposed time of parameter gathers and gradient reductions next to a pipeline's compute, and of sends next to them.
+"""Exposed time of parameter all-gathers, gradient reductions and pipeline sends that overlap with compute.
 
-What hides under a time hides under all of it, host and waits included, and under what nothing else hides under, less the time in which
-operators' own collectives hold the links between nodes, where parameters go too: then faster hardware is never slower
-(`tests/laws/test_faster_is_never_slower.py`), and a link carries one thing at a time.
+The overlap window of a collective is the full time of a pass, host time and waits included. Other collectives that overlap with the
+pass are subtracted from it, and so is the time in which operators' own collectives occupy the inter-node links. A link therefore
+carries one collective at a time, and faster hardware is never slower (`tests/laws/test_faster_is_never_slower.py`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from perfmodel.parallel.layout import PipelineSchedule
 
 
 def _exposed_under(communication: Column, compute: Column, *, hides: bool, share: float = 0.0) -> Any:
-    """Exposed time of communication next to compute of one unit, and a share of the hidden part: as much as it slows the compute."""
+    """Return the exposed time of communication next to compute. share: part of the overlapped time that slows down the compute."""
     if not hides:
         return communication
     exposed = np.maximum(communication - compute, 0.0)
@@ -36,12 +36,17 @@ def parameter_time(
     num_microbatches: Column,
     profile: ExecutionProfile,
 ) -> tuple[Any, Any]:
-    """Exposed parameter gathers and exposed gradient reductions (with publishing) of a step, whose microbatches each wait that much. [s]
+    """Return the exposed parameter gathers and the exposed gradient reductions (with publishing) of a step. [s]
 
-    A region's gather hides under what runs before it: of a layer under the layer before, of the first one under the embedding, of the head
-    under the last layer; gathers and reductions of backward share the wire under backward. What is reduced once a step hides under what
-    those leave of the last microbatch's backward: max(0, t - window) + s min(t, window); whole gradients that are reduced every
-    microbatch: m max(0, t - window) + s min(t, window). The first gather of a stage hides under nothing.
+    A gather overlaps with the region before it: a layer's with the previous layer, the first layer's with the embedding, the head's with
+    the last layer. The first gather of a stage is exposed. In backward, gathers and reductions share the links.
+
+        reductions once a step                    max(0, t - window) + s min(t, window)
+        full gradients, every micro-batch         m max(0, t - window) + s min(t, window)
+
+    waits   exposed gathers and reductions of every micro-batch
+    window  backward of the last micro-batch, less its own gathers and reductions
+    s       share of the overlappable time that stays exposed
     """
     m = num_microbatches
     overlaps = terms.zero in profile.communication.overlaps_gradients
@@ -52,7 +57,7 @@ def parameter_time(
         gather = gather + slowest_stage(plus(*_exposed_gathers(terms, regions, stages, "step", profile)))
     reduction = m * waits.reduction
     windows = left = _left_by_gathers(terms, regions, profile)
-    # the share of what could hide under the last microbatch's backward that does not
+    # share of the overlap with the last micro-batch's backward that stays exposed
     share = min(profile.exposed_share(terms.zero) + slowdown, 1.0)
     if ("reduce", "microbatch") in happens:
         reduce = terms.reduce["microbatch"]
@@ -63,8 +68,8 @@ def parameter_time(
     if ("reduce", "step") in happens:
         once = stage_sums(terms.reduce["step"], stages)
         if overlaps:
-            # what is reduced once a step finds the wire as the last microbatch's own gathers and reductions leave it; a rank that waits
-            # less than the beat grows by waits for the others
+            # reductions once a step overlap with what the last micro-batch's own gathers and reductions leave of the window;
+            # a rank whose waits are below the pipeline's increase in pace gains the difference
             under = stage_sums(windows, stages)
             if waits_each_microbatch(terms):
                 under = plus(under, tuple(np.maximum(waits.total - wait, 0.0) for wait in waits.per_rank))
@@ -73,21 +78,23 @@ def parameter_time(
     if ("publish", "step") in happens:
         reduction = reduction + profile.timing.publish_factor * slowest_stage(stage_sums(terms.publish, stages))
     for times, sums in terms.tp_sum.items():
-        # nothing hides a sum over tp: the reduction over the data axes waits for it where it was computed
+        # sums over tp are exposed: the reduction over the data axes depends on them
         exposed_sums = slowest_stage(stage_sums(sums, stages))
         reduction = reduction + (m * exposed_sums if times == "microbatch" else exposed_sums)
     return gather, reduction
 
 
 def waits_each_microbatch(terms: ParameterTerms) -> bool:
-    """Whether every microbatch gathers parameters or reduces gradients."""
+    """Return whether every micro-batch gathers parameters or reduces gradients."""
     return any((what, "microbatch") in terms.program.happens for what in ("gather_forward", "gather_backward", "reduce"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """Time that the gathers and reductions of every microbatch add to the pipeline's beat; `own`: of each rank, without its compute
-    between. [s]"""
+    """Time that gathers and reductions of every micro-batch add to the steady-state pace of the pipeline. [s]
+
+    per_rank   exposed time of each rank, without its compute
+    """
 
     gather: Column = 0.0
     reduction: Column = 0.0
@@ -107,9 +114,9 @@ def exposed_each_microbatch(
     num_ranks: Column,
     profile: ExecutionProfile,
 ) -> Waits:
-    """Exposed time of every microbatch's gathers and reductions.
+    """Return the exposed time of every micro-batch's gathers and reductions.
 
-    A rank that computes less than the slowest may wait that much longer without being missed.
+    A rank that computes less than the slowest can wait for the difference without slowing down the pipeline.
     """
     happens, weight = terms.program.happens, profile.timing.uneven_stage_weight
     gather: Column = 0.0
@@ -119,7 +126,7 @@ def exposed_each_microbatch(
     if not gathers and ("reduce", "microbatch") not in happens:
         return Waits()
     f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
-    is_mean = weight != 1.0  # else the totals do not matter
+    is_mean = weight != 1.0  # otherwise the totals are unused
     totals: tuple[Any, Any] = (0.0, 0.0)
     if is_mean:
         totals = total_pass(regions.forward, stages), total_pass(regions.backward, stages)
@@ -136,7 +143,7 @@ def exposed_each_microbatch(
         hides, slowdown = terms.zero in profile.communication.overlaps_gradients, profile.timing.compute_slowdown_under_communication
         shown: Ranks
         if hides and terms.zero == 0:
-            # whole gradients leave in buckets, under the backward of any layer of their stage; the next microbatch hides their tail
+            # full gradients are reduced in buckets, which overlap with backward of any layer of the stage and with the next micro-batch
             pairs = zip(stage_sums(reduce, stages), stage_sums(left, stages), strict=True)
             shown = tuple(np.maximum(t - w, 0.0) for t, w in pairs)
         else:
@@ -151,18 +158,20 @@ def exposed_each_microbatch(
 
 
 def _over_ranks(values: Ranks, num_ranks: Column) -> Any:
-    """Summed over the ranks of a pipeline, those between taken as the largest of them."""
+    """Return the sum over the ranks of a pipeline, with every middle rank as large as the largest of them."""
     return values[0] + np.where(num_ranks > 1, values[-1] + (num_ranks - 2.0) * slowest_stage(values[1:-1]), 0.0)
 
 
 def _exposed_gathers(
     terms: ParameterTerms, regions: RegionTimes, stages: Stages, times: str, profile: ExecutionProfile
 ) -> tuple[Ranks, Ranks]:
-    """Exposed time of the gathers of one microbatch, or of a step: forward and backward, with the casts of gathered weights each
-    microbatch, which nothing hides. [s]
+    """Return the exposed gathers of one micro-batch, or of one step, on each rank: forward and backward. [s]
 
-    Blocks hide theirs under what runs before them in turn, so what their first gather shows more, under what runs before them all, counts
-    with that: with the embedding; with the last region on a rank that begins with blocks.
+    Casts of gathered weights are added every micro-batch, fully exposed.
+
+    In steady state a block's gather overlaps with the block before it. The first block's gather overlaps with the region before all blocks.
+    If that exposes more, the difference counts with that region: with the embedding, or with the last region on a rank that begins with
+    blocks.
     """
     hides, slowdown = profile.communication.prefetches_parameters, profile.timing.compute_slowdown_under_communication
     f, b, it = terms.gather_forward[times], terms.gather_backward[times], stages.regions
@@ -183,7 +192,7 @@ def _exposed_gathers(
                 forward[i - 1] = forward[i - 1] + more
     if last and it[last - 1].is_block and not it[last].is_block:
         forward[last] = forward[last] + (1.0 - stages.is_single) * (f[last - 1] - steady[last - 1])
-    # backward the ends show theirs
+    # in backward, the gathers of both end regions are exposed
     after = [neighbour(it, i, 1) for i in range(len(it))]
     backward = tuple(
         b[i] if after[i] > last or (i in (0, last) and not it[i].is_block) else under(b[i], regions.under_backward[after[i]])
@@ -193,7 +202,7 @@ def _exposed_gathers(
         forward, backward = list(plus(tuple(forward), terms.casts.forward)), plus(backward, terms.casts.backward)
     shown = stage_sums(tuple(forward), stages)
     for i, more in later.items():
-        # where a rank runs both kinds, one after the other
+        # on ranks that run both kinds, one after the other
         shown = tuple(
             value + np.minimum(runs[i], 1.0) * np.minimum(runs[i - 1], 1.0) * more for value, runs in zip(shown, stages.runs, strict=True)
         )
@@ -201,7 +210,7 @@ def _exposed_gathers(
 
 
 def _left_by_gathers(terms: ParameterTerms, regions: RegionTimes, profile: ExecutionProfile) -> tuple[Any, ...]:
-    """Backward of each region, less the gathers that hide under it. [s]"""
+    """Return the backward time of each region, less the gathers that overlap with it. [s]"""
     if not (profile.communication.prefetches_parameters and ("gather_backward", "microbatch") in terms.program.happens):
         return regions.under_backward
     gathers = terms.gather_backward["microbatch"]
@@ -219,9 +228,9 @@ def sends_under_parameters(
     hop: Column,
     profile: ExecutionProfile,
 ) -> Any:
-    """Time of pace-setting sends that hides under exposed gathers and reductions. [s]
+    """Return the time of pace-setting sends that overlaps with exposed gathers and reductions. [s]
 
-    A stage that waits for its parameters gives its sends that much longer: neither computes, so no compute is counted twice.
+    A stage that waits for its parameters leaves that time to its sends. Neither is compute, so no compute is counted twice.
 
     exposed  the total of `exposed_each_microbatch`    beat  `beat_of`   [s]
     """
