@@ -19,7 +19,7 @@ from perfmodel.parallel.algebra.folding import EXPERT_AXES
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS
 from perfmodel.parallel.grid import LayoutGrid
 
-#: Axes with a process group each, with the parts that make the group's members; the group of an axis exists where its degree exceeds 1.
+#: Axes with a process group each, and the parts that make the group's members. The group exists if the axis's degree exceeds 1.
 _GROUPS = {
     "dp_replicate": AXIS_PARTS["dp_replicate"],
     "dp_shard": (*AXIS_PARTS["dp_shard"], "dp_ep"),
@@ -29,10 +29,10 @@ _GROUPS = {
 
 
 def communicator_bytes(machine: Machine, grid: LayoutGrid) -> Any:
-    """Return the buffers of all communicators that a chip is a member of, for each layout. [byte]
+    """Return the buffers of all communicators of a chip, for each layout. [byte]
 
-    One communicator for each mesh axis with more than one rank, one for experts and one for the replicas of experts, and where there
-    are several the one of all ranks (gradient norm, barriers). Those of an axis inside a node have the channels of the node's links.
+    There is one communicator for each mesh axis with more than one rank, one for experts and one for the replicas of experts. With several
+    communicators there is also one of all ranks (gradient norm, barriers). Communicators inside a node have the channels of its links.
     """
     total: Column = 0.0
     largest: Column = 0.0
@@ -40,7 +40,7 @@ def communicator_bytes(machine: Machine, grid: LayoutGrid) -> Any:
     named = {part for parts in _GROUPS.values() for part in parts}
     others = tuple(axis for axis in grid.fine if axis not in named)
     for axis, parts in _GROUPS.items():
-        # axes without a name of their own count as data-parallel
+        # axes that are not named count as data-parallel
         buffers = _of_group(machine, grid, (*parts, *others) if axis == "dp_replicate" else parts)
         is_used = np.minimum(grid.degree[axis] - 1.0, 1.0)
         total, largest, count = total + is_used * buffers, np.maximum(largest, is_used * buffers), count + is_used
@@ -72,7 +72,7 @@ def _of_group(machine: Machine, grid: LayoutGrid, parts: tuple[str, ...]) -> Any
 
 
 def _of_sends(machine: Machine, grid: LayoutGrid) -> Any:
-    """Return the same of the communicator over which a pipeline sends. [byte]"""
+    """Return the buffers of the communicator of pipeline sends. [byte]"""
     if not machine.communicator_bytes:
         return 0.0
     buffers: Column = machine.communicator_bytes[-1]
