@@ -190,7 +190,7 @@ def streaming_time(
     backward         1 for the class's backward kernel, which takes `backward_factor` times as long; 0 else
     B0               achieved bandwidth of the innermost level in the class's model; e  [s] for each element
 
-    With a floor, bandwidth saturates: half of it is reached at V = t0 * B. s is a smooth step from a cache's bandwidth to the next one's.
+    With a floor, bandwidth saturates: half of it is reached at V = t0 * B. s is a smooth step from the bandwidth of one cache to the next.
     """
     V, N = num_bytes, num_elements
     rates = machine.streaming

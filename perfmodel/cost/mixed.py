@@ -1,8 +1,8 @@
 """Plans on several kinds of chips: pipeline stages on different chips, replicas of different speed.
 
-Ranks are placed on the pools of the cluster in their order. The ranks of one tp and cp group have chips of one kind; the stages of a
-pipeline may lie on different pools, and so may the replicas of a stage. Each stage is priced with the rates of its own chips and the same
-functions as any plan; the step is that of the slowest pipeline, and what crosses pools takes the slowest of their links.
+Ranks are placed on the pools of the cluster in order. The ranks of one tp and cp group have chips of one kind. The stages of a pipeline
+may be on different pools, and so may the replicas of a stage. Each stage uses the rates of its own chips and the same functions as any
+plan. The slowest pipeline determines the step; communication across pools takes the slowest of their links.
 """
 
 from __future__ import annotations
@@ -55,28 +55,28 @@ from perfmodel.workload.job import TrainingJob
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class MixedEstimator(Estimator):
-    """Predicts plans on a cluster of several kinds of chips; `machine` is the first one's.
+    """Predicts plans on a cluster of several kinds of chips; `machine` is that of the first kind.
 
-    pools, joined   the estimator of each kind, with its own network and with the one that joins them
+    pools, joined   the estimator of each kind, with its own network and with the network that joins them
     """
 
     pools: tuple[Estimator, ...]
     joined: tuple[Estimator, ...]
 
     def for_job(self, job: TrainingJob) -> MixedEstimator:
-        """Return the estimator of a job that differs in its batch and its sequence length alone."""
+        """Return the estimator of a job that differs only in batch and sequence length."""
         pools, joined = (tuple(estimator.for_job(job) for estimator in of) for of in (self.pools, self.joined))
         return replace(self, job=job, programs=self.programs.for_job(job), pools=pools, joined=joined)
 
     def predict_columns(
         self, plans: Sequence[Plan], *, memory_headroom: float | None = None, risk: float | None = None
     ) -> list[Prediction]:
-        """`predict` of each."""
+        """Predict each plan."""
         return [_prediction(self, plan, memory_rule(memory_headroom, risk)) for plan in plans]
 
 
 def mixed_estimator(estimator: Estimator) -> MixedEstimator:
-    """The estimator of a cluster of several kinds of chips, as such."""
+    """Return the estimator as a `MixedEstimator`; raise `TypeError` for one kind of chips."""
     if not isinstance(estimator, MixedEstimator):
         raise TypeError("the estimator is of one kind of chips")
     return estimator
@@ -84,10 +84,10 @@ def mixed_estimator(estimator: Estimator) -> MixedEstimator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipelines:
-    """Replicas of the model whose stages lie on the same pools.
+    """Replicas of the model whose stages are on the same pools.
 
-    pools      of each pipeline rank
-    replicas   how many there are
+    pools      pool of each pipeline rank
+    replicas   number of replicas
     """
 
     pools: tuple[int, ...]
@@ -95,7 +95,7 @@ class Pipelines:
 
 
 def pipelines_of(plan: Plan, sizes: Sequence[int]) -> tuple[Pipelines, ...]:
-    """The pipelines of a plan whose ranks are placed on pools of so many chips, in their order."""
+    """Return the pipelines of a plan whose ranks are placed, in order, on pools of `sizes` chips."""
     pool = np.repeat(np.arange(len(sizes)), sizes).reshape([plan.layout.degree(axis) for axis in reversed(plan.order)])
     axes = [plan.order[::-1].index(axis) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")]
     by_rank = pool.transpose(axes).reshape(plan.layout.pp, plan.layout.data_parallel, -1)
@@ -108,7 +108,7 @@ def pipelines_of(plan: Plan, sizes: Sequence[int]) -> tuple[Pipelines, ...]:
 
 
 def _prediction(estimator: MixedEstimator, plan: Plan, rule: MemoryRule) -> Prediction:
-    """The step of the slowest pipeline, and the memory of the chips that are nearest to full."""
+    """Return the step of the slowest pipeline, and the memory of the chips nearest to full."""
     mixed = _Mixed(estimator, plan)
     pipelines, row = max(
         ((candidate, mixed.step(candidate)) for candidate in mixed.pipelines), key=lambda case: float(case[1].step_time[0])
@@ -150,7 +150,7 @@ _ORDER = {Verdict.DOES_NOT_FIT: 0, Verdict.TIGHT: 1, Verdict.FITS: 2}
 class _Mixed:
     """Terms of one plan on each pool, and the steps of its pipelines.
 
-    estimators, joined   the estimator of each pool, with its own network and with the one that joins the pools
+    estimators, joined   the estimator of each pool, with its own network and with the network that joins the pools
     """
 
     def __init__(self, estimator: MixedEstimator, plan: Plan) -> None:
@@ -158,7 +158,7 @@ class _Mixed:
         self.pipelines = pipelines_of(plan, [pool.num_chips for pool in estimator.cluster.pools])
         self.estimators, self.joined = estimator.pools, estimator.joined
         self.columns = tuple(plan_columns(of_pool, [plan]) for of_pool in self.estimators)
-        # gradients are reduced over the network between the pools where replicas of a stage lie on several
+        # if the replicas of a stage are on several pools, gradients are reduced over the network between the pools
         spread = self.joined if len(self.pipelines) > 1 else self.estimators
         self.shared = tuple(self.columns) if spread is self.estimators else tuple(plan_columns(of_pool, [plan]) for of_pool in spread)
         self.spread = spread
@@ -167,7 +167,7 @@ class _Mixed:
 
     @cached_property
     def microbatches(self) -> tuple[int, ...]:
-        """Microbatches of each pipeline: the same number, or by speed where the framework distributes them so."""
+        """Micro-batches of each pipeline: equal numbers, or by speed if the framework distributes them so."""
         plan, equal = self.plan, self.plan.num_microbatches
         if not self.estimator.profile.timing.batches_by_speed or len(self.pipelines) == 1:
             return (equal,) * len(self.pipelines)
@@ -177,7 +177,7 @@ class _Mixed:
         one, two = ([float(self.step(pipelines, m).step_time[0]) for pipelines in self.pipelines] for m in (equal, equal + 1))
         beat = [b - a for a, b in zip(one, two, strict=True)]
         counts = [0] * len(self.pipelines)
-        # the next microbatch of each replica goes where it ends first
+        # the next micro-batch goes to the replica that finishes it first
         heap = [(one[i] - (equal - 1) * beat[i], i, 1) for i, pipelines in enumerate(self.pipelines) for _ in range(pipelines.replicas)]
         heapq.heapify(heap)
         for _ in range(equal * plan.layout.data_parallel):
@@ -187,7 +187,7 @@ class _Mixed:
         return tuple(max(number, 1) for number in counts)
 
     def step(self, pipelines: Pipelines, num_microbatches: int | None = None) -> StepColumns:
-        """The step as one of the pipelines takes it."""
+        """Return the step of one of the pipelines."""
         plan, profile, sizes = self.plan, self.estimator.profile, self.estimator.programs.sizes
         if num_microbatches is None:
             num_microbatches = self.microbatches[self.pipelines.index(pipelines)]
@@ -223,7 +223,7 @@ class _Mixed:
         return assembled_step(columns, regions, hop, time_outside, plan, profile, num_microbatches=m, virtual_stages=v)
 
     def _stages_on(self, pool: int, pipelines: Pipelines) -> Stages:
-        """The stages that lie on one pool, of which two are told apart at least."""
+        """Return the stages on one pool, with at least two distinct ranks."""
         runs = [runs for runs, on in zip(self.runs, pipelines.pools, strict=True) if on == pool]
         return replace(self.columns[pool].stages, runs=tuple(runs) if len(runs) > 1 else (runs[0], runs[0]))
 
@@ -238,7 +238,7 @@ class _Mixed:
         return estimator.once(of, ("hop", *columns.once.layout), lambda: make(of.boundary, tp, is_scattered=scattered))
 
     def memories(self) -> dict[int, tuple[list[int], MemoryRow]]:
-        """Pipeline ranks that lie on each pool, and their memory."""
+        """Return the pipeline ranks on each pool, and their memory."""
         ranks: dict[int, list[int]] = {}
         for pipelines in self.pipelines:
             for rank, pool in enumerate(pipelines.pools):
@@ -247,7 +247,7 @@ class _Mixed:
         return {pool: (on, self._memory(pool, on)) for pool, on in sorted(ranks.items())}
 
     def fuller_than_usable(self) -> dict[int, float]:
-        """Pipeline ranks that need more than their chips have, with needed over usable memory."""
+        """Return the pipeline ranks that exceed the usable memory of their chips, with needed over usable memory."""
         ratios: dict[int, float] = {}
         for pool, (ranks, row) in self.memories().items():
             for rank, total in zip(ranks, row.total, strict=False):
@@ -273,13 +273,13 @@ class _Mixed:
 
 
 def mixed_step_time(estimator: MixedEstimator, plan: Plan) -> float:
-    """The step of the slowest pipeline alone. [s]"""
+    """Return the step time of the slowest pipeline. [s]"""
     mixed = _Mixed(estimator, plan)
     return max(float(mixed.step(pipelines).step_time[0]) for pipelines in mixed.pipelines)
 
 
 def placement_text(estimator: MixedEstimator, plan: Plan) -> str:
-    """Where the layers of a plan's stages lie, and how many microbatches each pipeline runs, as a sentence."""
+    """Return a sentence on the layers of each pipeline's stages and its micro-batches."""
     mixed = _Mixed(estimator, plan)
     names = [pool.name for pool in estimator.cluster.pools]
     held = [sum(plan.stage_layers[rank :: plan.layout.pp]) for rank in range(plan.layout.pp)]
@@ -295,7 +295,7 @@ def placement_text(estimator: MixedEstimator, plan: Plan) -> str:
 
 
 def balanced_plan(estimator: MixedEstimator, plan: Plan) -> Plan:
-    """The plan with the layers of its stages distributed by the speed of their chips, as far as these have room for them."""
+    """Return the plan with its layers distributed over the stages by the speed of their chips, as far as their memory permits."""
     p = plan.layout.pp
     if p == 1:
         return plan
@@ -330,9 +330,9 @@ def balanced_plan(estimator: MixedEstimator, plan: Plan) -> Plan:
 
 
 def _layers_by_speed(number: int, layer_times: Sequence[float], end_times: Sequence[float], most: Sequence[int]) -> list[int] | None:
-    """Layers of each rank, so that the slowest is as quick as can be; None where they have no room.
+    """Return the layers of each rank that minimise the time of the slowest; None if `most` layers of all ranks are too few.
 
-    One after another goes to the rank that then takes least, which for equal layers gives the least largest time.
+    Each layer goes to the rank whose time is then the least. For equal layers this gives the least maximum.
     """
     held = [0] * len(layer_times)
     for _ in range(number):
@@ -352,7 +352,7 @@ def _joined(parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
 
 
 def _micro_of(parts: Sequence[MicrobatchCost], regions: tuple[Any, ...]) -> MicrobatchCost:
-    """Columns of a microbatch that a report reads, by region."""
+    """Return the micro-batch columns that a report reads, by region."""
     rows: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ROWS}
     some: dict[str, Any] = {
         name: None if (values := [getattr(part, name) for part in parts])[0] is None else np.concatenate(values) for name in _OPTIONAL_ROWS

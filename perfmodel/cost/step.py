@@ -360,7 +360,7 @@ def _alone_with_exchanges(
 
 
 def ends_time(regions: RegionTimes, stages: Stages) -> Any:
-    """Return the extra time of the first micro-batch's forward passes and the last one's backward passes. [s]
+    """Return the extra time of the first micro-batch's forward passes and the last micro-batch's backward passes. [s]
 
     The schedule counts each pass as overlapped by another one, but no stage overlaps these.
 

@@ -1,8 +1,8 @@
-"""The predicted step of a pipeline rank as a timeline: its operators and collectives one after another, with the parts of the prediction.
+"""Timeline of the predicted step of a pipeline rank: its operators and collectives in order, with the parts of the prediction.
 
-The order of passes is the schedule's (`cost/schedule_orders.py`), the time of a pass that of its operators (`cost/evaluate.py`), and the
-time of each part that of the prediction (`cost/estimate.py`): operators share the time of their part by their own times, and the idle time
-between passes is the prediction's bubble. So the spans of a rank add up to the parts, and these to the step time.
+The order of passes is the schedule's (`cost/schedule_orders.py`), and the time of a pass is that of its operators (`cost/evaluate.py`).
+The time of each part is the prediction's (`cost/estimate.py`): operators are scaled to the time of their part. Idle time between passes
+is the predicted bubble. The spans of a rank therefore sum to the parts, and the parts to the step time.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from perfmodel.parallel.algebra.traffic_classes import COMM, EXCHANGED
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.plan import Plan, place_of
 
-#: Most spans of a trace before operators of a layer, then of a pass, are drawn as one span for each part.
+#: Maximum of spans in a trace. Beyond it, one span a part is drawn for the operators of a layer, then for those of a pass.
 MOST_SPANS = 100_000
 
 
 class Detail(StrEnum):
-    """A span for each operator, or for each part of a layer, or for each part of a pass."""
+    """Level of detail: a span for each operator, for each part of a layer, or for each part of a pass."""
 
     OPERATORS = "operators"
     LAYERS = "layers"
@@ -60,11 +60,11 @@ _KIND_OF_CODE = {code: kind for kind, code in COLLECTIVE_CODE.items()}
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of a rank's time.
+    """Interval of a rank's time.
 
     stream   compute, idle, or the axis of a communicator
     kind     matmul, attention, streaming, or a collective
-    hidden   communication that runs under compute: no part of the step time
+    hidden   communication that overlaps with compute: not in the step time
     """
 
     name: str
@@ -78,7 +78,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class PassSpan:
-    """A forward or backward pass of a microbatch through a virtual stage."""
+    """Forward or backward pass of a micro-batch through a virtual stage."""
 
     name: str
     start: float
@@ -87,9 +87,9 @@ class PassSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankTimeline:
-    """The step of one rank.
+    """Timeline of one rank's step.
 
-    parts    exposed seconds by part; they add up to the step time
+    parts    exposed seconds by part; they sum to the step time
     memory   (time, bytes by class), in order of time
     stretch  idle time of the prediction over that of its simulated schedule
     """
@@ -108,7 +108,7 @@ class RankTimeline:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Work of a pass before it has a place in time. hidden: time under compute. [s]"""
+    """Work of a pass that has no start time yet. hidden: time that overlaps with compute. [s]"""
 
     name: str
     part: str
@@ -119,7 +119,7 @@ class _Piece:
 
 
 def rank_timelines(estimator: Estimator, plan: Plan, ranks: Sequence[int], detail: Detail | None = None) -> list[RankTimeline]:
-    """Timelines of ranks of a plan. detail: None: the finest of which there are no more than `MOST_SPANS` spans."""
+    """Return the timelines of ranks of a plan. detail None: the finest level with at most `MOST_SPANS` spans."""
     columns = step_columns(estimator, [plan])
     step = _Step(estimator, plan, columns)
     stages = {rank: place_of(plan, rank)["pp"] if plan.layout.pp > 1 else 0 for rank in ranks}
@@ -131,7 +131,7 @@ def rank_timelines(estimator: Estimator, plan: Plan, ranks: Sequence[int], detai
 
 
 class _Step:
-    """Passes of virtual stages, and the idle time between the passes of each rank, which all ranks of a step share."""
+    """Passes of virtual stages, and idle time between the passes of each rank: shared by all timelines of a step."""
 
     def __init__(self, estimator: Estimator, plan: Plan, columns: StepColumns) -> None:
         self.estimator, self.plan, self.columns, self.p = estimator, plan, columns, plan.layout.pp
@@ -154,7 +154,7 @@ class _Step:
         return sum(times * len(self.pieces(stage, *key, detail)) for key, times in number.items())
 
     def pieces(self, stage: int, kind: str, chunk: int, detail: Detail) -> list[_Piece]:
-        """A pass of a virtual stage."""
+        """Return the pieces of a pass of a virtual stage."""
         run = self.order[chunk * self.p + stage]
         layers = [self.regions[i][0] for i in run] if kind == FORWARD else [self.regions[i][1] for i in reversed(run)]
         if detail is Detail.PASSES:
@@ -212,7 +212,10 @@ class _Step:
         )
 
     def other_pieces(self, parts: Mapping[str, float]) -> tuple[dict[str, list[_Piece]], dict[str, float]]:
-        """Pieces that are no operators: before the first pass, of each forward and backward pass, after the last; times by part. [s]"""
+        """Return the pieces outside operators, and their times by part. [s]
+
+        The pieces come before the first pass, in each forward and backward pass, and after the last pass.
+        """
         columns, plan = self.columns, self.plan
         waits = exposed_each_microbatch(
             columns.plans.terms,
@@ -242,7 +245,7 @@ class _Step:
         return CollectiveKind.ALL_REDUCE.value if is_whole else _KINDS.get(part, "streaming")
 
     def under(self, stage: int, chunk: int, kind: str, *, is_last: bool, exposed: Iterable[_Piece]) -> list[_Piece]:
-        """Collectives of parameters that run under the compute of a pass: all of their time less what is exposed. [s]"""
+        """Return the parameter collectives that overlap with the compute of a pass: their full time less the exposed part. [s]"""
         terms, run = self.columns.plans.terms, self.order[chunk * self.p + stage]
         shown = defaultdict[str, float](float)
         for piece in exposed:
@@ -260,7 +263,7 @@ class _Step:
     def memory(
         self, stage: int, passes: Sequence[PassSpan], step_time: float, saved: float, moment: str, classes: Mapping[str, float]
     ) -> Iterator[tuple[float, dict[str, float]]]:
-        """Memory by class over the step: activations of the passes in flight, and the peak in its moment. [byte]
+        """Yield memory by class over the step: activations of the passes in flight, and the peak at its moment. [byte]
 
         Temporary buffers and gathered parameters are drawn at the peak only.
         """
@@ -304,13 +307,13 @@ def _stream_of(part: str) -> str:
 
 
 def _gap(time: float, sends: float) -> list[_Piece]:
-    """Time between two passes: the bubble, then a send. sends: its share. [s]"""
+    """Return the time between two passes: the bubble, then a send. sends: share of sends. [s]"""
     both = (("pipeline_bubble", time * (1.0 - sends)), ("pipeline_communication", time * sends))
     return [_Piece(part, part, _stream_of(part), _KINDS[part], length) for part, length in both if length > 0]
 
 
 class _Drawing:
-    """Spans of a rank, one after another."""
+    """Spans of a rank, in order."""
 
     def __init__(self) -> None:
         self.now, self.spans = 0.0, list[Span]()
@@ -322,7 +325,7 @@ class _Drawing:
                 self.now += piece.time
 
     def hidden(self, pieces: Iterable[_Piece], available: float) -> None:
-        """Communication under the pass that begins now: one span for each stream and part."""
+        """Add communication that overlaps with the pass that begins now: one span for each stream and part."""
         at: defaultdict[str, float] = defaultdict(float)
         for piece in _by_part(pieces):
             time = min(piece.hidden, available - at[piece.stream])
@@ -332,7 +335,7 @@ class _Drawing:
 
 
 def _by_part(pieces: Iterable[_Piece]) -> list[_Piece]:
-    """One piece for each part and kind."""
+    """Return one piece for each part and kind."""
     times, hidden = defaultdict[tuple[str, str, str], float](float), defaultdict[tuple[str, str, str], float](float)
     for piece in pieces:
         key = piece.part, piece.stream, piece.kind
@@ -342,7 +345,10 @@ def _by_part(pieces: Iterable[_Piece]) -> list[_Piece]:
 
 
 def region_pieces(estimator: Estimator, plan: Plan, columns: StepColumns) -> list[tuple[list[_Piece], list[_Piece]]]:
-    """Pieces of a forward and of a backward pass of each region, recomputation in backward, in order, the host's time last. [s]"""
+    """Return the pieces of a forward and of a backward pass of each region, in order. [s]
+
+    Backward includes recomputation. Host time comes last.
+    """
     program, profile, micro = columns.plans.program, estimator.profile, columns.plans.micro
     graph, rows, machine, grid = program.derivation.graph, program.rows, estimator.machine, columns.plans.grid
     operator_index = {op.name: i for i, op in enumerate(graph.operators)}
@@ -367,7 +373,7 @@ def region_pieces(estimator: Estimator, plan: Plan, columns: StepColumns) -> lis
             share = scalar(communication_time(micro, profile, segment, j)) / total if total else 0.0
             share *= exposed_fraction(profile, COMM[j])
             if COMM[j] == EXCHANGED and profile.communication.hides_exchanges:
-                share = 1.0  # `rank_parts` has what is exposed
+                share = 1.0  # `rank_parts` contains the exposed part
             if COMM[j] == "regather" and program.regions[region].is_block and plan.recompute is Recompute.FULL:
                 continue
             time = float(times[row][0]) * (1.0 if rows.traffic.repeats is None else float(rows.traffic.repeats[row][0]))
