@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from perfmodel.cost.assigned import assigned_grid, is_scattered
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.microbatch import MicrobatchCost, microbatch_cost, microbatch_depends_on
-from perfmodel.cost.overlap import Waits, exposed_each_microbatch, parameter_time, sends_under_parameters
+from perfmodel.cost.overlap import Waits, exposed_each_microbatch, overlapped_send_time, parameter_time
 from perfmodel.cost.parameters import parameter_cost, parameters_depend_on
 from perfmodel.cost.program import Program
 from perfmodel.cost.stages import Stages, stage_columns, stages_of
@@ -129,7 +129,7 @@ class StepColumns:
     plans: PlanColumns
     regions: RegionTimes
     hop: Column
-    hidden_sends: Column
+    overlapped_sends: Column
     pipeline: Column
     outside_pipeline: OutsidePipelineTime
 
@@ -234,15 +234,15 @@ def assembled_step(
         regions, stages, schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile
     )
     waits = exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=p, profile=profile)
-    hidden_sends: Column = 0.0
+    overlapped_sends: Column = 0.0
     if first.layout.pp > 1:
         beat = beat_of(regions, stages, schedule=schedule, num_ranks=p, profile=profile)
-        hidden_sends = sends_under_parameters(
+        overlapped_sends = overlapped_send_time(
             waits.total, beat, schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile
         )
-        pipeline = pipeline - hidden_sends
+        pipeline = pipeline - overlapped_sends
     return StepColumns(
-        plans=columns, regions=regions, hop=hop, hidden_sends=hidden_sends, pipeline=pipeline, outside_pipeline=time_outside(waits)
+        plans=columns, regions=regions, hop=hop, overlapped_sends=overlapped_sends, pipeline=pipeline, outside_pipeline=time_outside(waits)
     )
 
 

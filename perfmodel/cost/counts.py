@@ -89,6 +89,7 @@ class RankCounts:
     peak_by_class: dict[str, float] = field(default_factory=dict)
 
     def add_flops(self, shape: Shape, flops: float, operator: str = "") -> None:
+        """Add FLOPs to a shape, and the name of the operator behind it."""
         if not flops:
             return
         self.flops[shape] = self.flops.get(shape, 0.0) + flops
@@ -581,6 +582,7 @@ class Audit:
 
 
 def audit_rows(predicted: RankCounts, counted: RankCounts) -> tuple[AuditRow, ...]:
+    """Return predicted and counted quantities, paired."""
     rows = []
 
     def add(group: str, name: str, unit: str, left: float, right: float) -> None:

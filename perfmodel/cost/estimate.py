@@ -131,6 +131,7 @@ def make_estimator(
     profile: ExecutionProfile,
     network_at: Callable[[int], Graph] | None = None,
 ) -> Estimator:
+    """Return the estimator of a job. The machine gets the rates of the framework, and the profile those of its release."""
     profile = at_release(profile, job, cluster.chip.name)
     machine = with_rates_of(profile, machine)
     if machine.low is not None:
@@ -285,13 +286,13 @@ def host_memory(estimator: Estimator, plan: Plan, row: PlanRow) -> Column:
         return 0.0
     sizes = element_bytes(estimator.job.policy, estimator.job.optimizer, profile, estimator.programs.sizes.projection)
     programs = replace(estimator.programs, profile=profile, sizes=sizes)
-    alone = evaluate_memory(replace(estimator, profile=profile, programs=programs), plan, seq_lens=row.columns.plans.seq_lens)
+    not_offloaded = evaluate_memory(replace(estimator, profile=profile, programs=programs), plan, seq_lens=row.columns.plans.seq_lens)
 
     def staying(of: MemoryRow, rank: int) -> Any:
         return scalar(sum(of.ranks[rank].static)) + scalar(of.kept[rank][At.BLOCKS][0])
 
     held = row.memory_row
-    return scalar(slowest_stage((0.0, *(staying(alone, rank) - staying(held, rank) for rank in range(len(held.ranks))))))
+    return scalar(slowest_stage((0.0, *(staying(not_offloaded, rank) - staying(held, rank) for rank in range(len(held.ranks))))))
 
 
 def model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
@@ -328,10 +329,10 @@ def executed_flops(estimator: Estimator, plan: Plan, row: PlanRow) -> Column:
     executed = row.columns.plans.micro.flops
     flops: list[Any] = executed[:, 0].tolist() if executed.shape[1] == 1 else list(executed)
     total: Column = 0.0
-    for region, it in enumerate(row.columns.plans.program.regions):
+    for region, graph_region in enumerate(row.columns.plans.program.regions):
         by_phase = {phase: flops[region * len(PHASES) + i] for i, phase in enumerate(PHASES)}
         once = sum(by_phase.values())
-        if it.is_block:
+        if graph_region.is_block:
             once += sum(by_phase[phase] for phase in recomputed_phases(plan.recompute, estimator.profile))
         total += once * scalar(row.columns.plans.stages.total[region])
     layout = plan.layout
@@ -359,12 +360,12 @@ PARTS = (
 def step_parts(estimator: Estimator, plan: Plan, columns: StepColumns, number: int, rank: int | None = None) -> list[dict[str, float]]:
     """Return the exposed time of each part on a pipeline rank, for each of `number` machines. rank None: the critical rank. [s]"""
     stages, regions = columns.plans.stages, columns.regions
-    both = [scalar(f + b) for f, b in zip(stage_sums(regions.forward, stages), stage_sums(regions.backward, stages), strict=True)]
-    critical = [by_rank.index(max(by_rank)) for by_rank in zip(*(entries(times, number) for times in both), strict=True)]
+    pass_times = [scalar(f + b) for f, b in zip(stage_sums(regions.forward, stages), stage_sums(regions.backward, stages), strict=True)]
+    critical = [by_rank.index(max(by_rank)) for by_rank in zip(*(entries(times, number) for times in pass_times), strict=True)]
     parts: list[dict[str, float]] = [{}] * number
     steps = entries(scalar(columns.step_time), number)
     for slowest in set(critical):
-        detail = _exposed(estimator, plan, columns, both, slowest, rank)
+        detail = _part_times(estimator, plan, columns, pass_times, slowest, rank)
         values = zip(*(entries(times, number) for times in detail.values()), strict=True)
         for i, times in enumerate(values):
             if critical[i] == slowest:
@@ -373,7 +374,9 @@ def step_parts(estimator: Estimator, plan: Plan, columns: StepColumns, number: i
     return parts
 
 
-def _exposed(estimator: Estimator, plan: Plan, columns: StepColumns, both: list[Any], critical: int, rank: int | None) -> dict[str, Any]:
+def _part_times(
+    estimator: Estimator, plan: Plan, columns: StepColumns, pass_times: list[Any], critical: int, rank: int | None
+) -> dict[str, Any]:
     """Return the parts of a step whose critical rank is `critical`, as columns of machines. [s]
 
     both   forward and backward time of a micro-batch on each rank
@@ -381,51 +384,51 @@ def _exposed(estimator: Estimator, plan: Plan, columns: StepColumns, both: list[
     profile = estimator.profile
     stages, regions, micro, outside = columns.plans.stages, columns.regions, columns.plans.micro, columns.outside_pipeline
     m, p = float(plan.num_microbatches), float(plan.layout.pp)
-    weights, rank_time = stages.runs[critical], both[critical]
+    weights, rank_time = stages.runs[critical], pass_times[critical]
     if rank is not None:
         weights = rank_runs(stages.regions, estimator.programs.stage_layers(plan), plan.layout.pp, rank)
         passes = zip(weights, regions.forward, regions.backward, strict=True)
         rank_time = sum(runs * scalar(forward + backward) for runs, forward, backward in passes if runs)
     detail: dict[str, Any] = dict.fromkeys(PARTS, 0.0)
-    again = recomputed_phases(plan.recompute, profile)
+    recomputed = recomputed_phases(plan.recompute, profile)
     work_times = (micro.matmul + micro.attention) + micro.streaming
     works = work_times[:, 0].tolist() if work_times.shape[1] == 1 else list(work_times)
     shown = [exposed_fraction(profile, name) for name in COMM]
-    for region, it in enumerate(columns.plans.program.regions):
+    for region, graph_region in enumerate(columns.plans.program.regions):
         if not weights[region]:
             continue
         for i, phase in enumerate(PHASES):
             segment = region * len(PHASES) + i
-            times = 1.0 + (1.0 if it.is_block and phase in again else 0.0)
+            times = 1.0 + (1.0 if graph_region.is_block and phase in recomputed else 0.0)
             work = works[segment]
             detail["backward" if phase == "backward" else "forward"] += work * weights[region]
             detail["recompute"] += work * (times - 1.0) * weights[region]
             for j, name in enumerate(COMM):
                 time = scalar(communication_time(micro, profile, segment, j)) * shown[j]
                 if name == "regather":
-                    time *= 0.0 if it.is_block and plan.recompute is Recompute.FULL else 1.0
+                    time *= 0.0 if graph_region.is_block and plan.recompute is Recompute.FULL else 1.0
                 if name in ("regather", "input_gradient"):
                     name = "tensor_parallel"
                 detail[f"{name}_communication"] += time * times * weights[region]
     total_f, total_b = scalar(total_pass(regions.forward, stages)), scalar(total_pass(regions.backward, stages))
-    steady = both[critical]
+    steady = pass_times[critical]
     if profile.timing.uneven_stage_weight != 1.0:
-        steady = scalar(pace(tuple(both), total_f + total_b, p, profile.timing.uneven_stage_weight))
+        steady = scalar(pace(tuple(pass_times), total_f + total_b, p, profile.timing.uneven_stage_weight))
     if profile.communication.hides_exchanges:
         detail[f"{EXCHANGED}_communication"] = sum(
             weights[region] * scalar(exposed_exchange_time(micro, profile, plan.recompute, region))
-            for region, it in enumerate(columns.plans.program.regions)
-            if it.is_block and weights[region]
+            for region, graph_region in enumerate(columns.plans.program.regions)
+            if graph_region.is_block and weights[region]
         )
     elif columns.plans.micro.concurrent is not None:
         detail[f"{EXCHANGED}_communication"] -= sum(
             weights[region] * scalar(sum(overlapped_exchange_time(micro, profile, plan.recompute, region)))
-            for region, it in enumerate(columns.plans.program.regions)
-            if it.is_block and weights[region]
+            for region, graph_region in enumerate(columns.plans.program.regions)
+            if graph_region.is_block and weights[region]
         )
     device = sum(detail.values())
     detail["host"] = rank_time - device
-    scale = m * steady / both[critical]
+    scale = m * steady / pass_times[critical]
     for name in detail:
         detail[name] *= scale
     virtual = float(plan.virtual_stages)
@@ -440,7 +443,7 @@ def _exposed(estimator: Estimator, plan: Plan, columns: StepColumns, both: list[
             profile=profile,
         )
     )
-    sends -= scalar(columns.hidden_sends)
+    sends -= scalar(columns.overlapped_sends)
     detail["pipeline_communication"] = sends
     detail["pipeline_bubble"] = scalar(columns.pipeline) - sends - scale * rank_time if p > 1 else 0.0
     detail["parameter_gather"] = scalar(outside.gather)
@@ -539,6 +542,7 @@ def rank_memories(estimator: Estimator, plan: Plan, columns: PlanColumns | None 
 
 
 def rests_on(machine: Machine, parts: Mapping[str, float]) -> dict[str, str]:
+    """Return the basis of each part and of the memory: data sheet, prior, calibration or profile."""
     rests = machine.rests_on
     inner, outer = rests.get(SCALE_UP) or rests[SCALE_OUT], rests.get(SCALE_OUT) or rests[SCALE_UP]  # a cluster may lack one kind of tier
     of = {

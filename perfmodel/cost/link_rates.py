@@ -117,6 +117,7 @@ def tier_kind(cluster: Cluster, tier: NetworkTier) -> str:
 
 
 def link_rates(cluster: Cluster, calibration: Calibration) -> LinkRates:
+    """Return the rates of the tiers of a cluster, from measured models or from the links of its file."""
     columns = np.broadcast_shapes(*(np.shape(x) for tier in cluster.tiers for x in (tier.link.bandwidth, tier.link.latency)))
     table = np.zeros((len(LINK_ROWS), len(cluster.tiers), len(CollectiveKind), *columns))
     mesh, torus = [], []

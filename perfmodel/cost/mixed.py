@@ -369,8 +369,8 @@ def _regions_of(parts: Sequence[RegionTimes]) -> RegionTimes:
     return RegionTimes(
         forward=_joined([part.forward for part in parts]),
         backward=_joined([part.backward for part in parts]),
-        free_forward=_joined([part.under_forward for part in parts]) if free else (),
-        free_backward=_joined([part.under_backward for part in parts]) if free else (),
+        free_forward=_joined([part.window_forward for part in parts]) if free else (),
+        free_backward=_joined([part.window_backward for part in parts]) if free else (),
         ends=_joined([part.ends for part in parts]),
     )
 

@@ -19,7 +19,7 @@ from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.layout import PipelineSchedule
 
 
-def _exposed_under(communication: Column, compute: Column, *, hides: bool, share: float = 0.0) -> Any:
+def _exposed_time(communication: Column, compute: Column, *, hides: bool, share: float = 0.0) -> Any:
     """Return the exposed time of communication next to compute. share: part of the overlapped time that slows down the compute."""
     if not hides:
         return communication
@@ -56,7 +56,7 @@ def parameter_time(
     if ("gather_forward", "step") in happens or ("gather_backward", "step") in happens:
         gather = gather + slowest_stage(plus(*_exposed_gathers(terms, regions, stages, "step", profile)))
     reduction = m * waits.reduction
-    windows = left = _left_by_gathers(terms, regions, profile)
+    windows = left = _backward_windows(terms, regions, profile)
     # share of the overlap with the last micro-batch's backward that stays exposed
     share = min(profile.exposed_share(terms.zero) + slowdown, 1.0)
     if ("reduce", "microbatch") in happens:
@@ -70,10 +70,10 @@ def parameter_time(
         if overlaps:
             # reductions once a step overlap with what the last micro-batch's own gathers and reductions leave of the window;
             # a rank whose waits are below the pipeline's increase in pace gains the difference
-            under = stage_sums(windows, stages)
+            rank_windows = stage_sums(windows, stages)
             if waits_each_microbatch(terms):
-                under = plus(under, tuple(np.maximum(waits.total - wait, 0.0) for wait in waits.per_rank))
-            once = tuple(np.maximum(t - w, 0.0) + share * np.minimum(t, w) for t, w in zip(once, under, strict=True))
+                rank_windows = plus(rank_windows, tuple(np.maximum(waits.total - wait, 0.0) for wait in waits.per_rank))
+            once = tuple(np.maximum(t - w, 0.0) + share * np.minimum(t, w) for t, w in zip(once, rank_windows, strict=True))
         reduction = reduction + slowest_stage(once)
     if ("publish", "step") in happens:
         reduction = reduction + profile.timing.publish_factor * slowest_stage(stage_sums(terms.publish, stages))
@@ -132,28 +132,28 @@ def exposed_each_microbatch(
         totals = total_pass(regions.forward, stages), total_pass(regions.backward, stages)
     beat = beat_with(f, b, totals, schedule, num_ranks, weight)
     if gathers:
-        shown_f, shown_b = _exposed_gathers(terms, regions, stages, "microbatch", profile)
-        f, b, per_rank = plus(f, shown_f), plus(b, shown_b), plus(shown_f, shown_b)
+        exposed_f, exposed_b = _exposed_gathers(terms, regions, stages, "microbatch", profile)
+        f, b, per_rank = plus(f, exposed_f), plus(b, exposed_b), plus(exposed_f, exposed_b)
         if is_mean:
-            totals = totals[0] + _over_ranks(shown_f, num_ranks), totals[1] + _over_ranks(shown_b, num_ranks)
+            totals = totals[0] + _over_ranks(exposed_f, num_ranks), totals[1] + _over_ranks(exposed_b, num_ranks)
         longer = beat_with(f, b, totals, schedule, num_ranks, weight)
         gather, beat = longer - beat, longer
     if ("reduce", "microbatch") in happens:
-        left, reduce = _left_by_gathers(terms, regions, profile), terms.reduce["microbatch"]
+        left, reduce = _backward_windows(terms, regions, profile), terms.reduce["microbatch"]
         hides, slowdown = terms.zero in profile.communication.overlaps_gradients, profile.timing.compute_slowdown_under_communication
-        shown: Ranks
+        on_ranks: Ranks
         if hides and terms.zero == 0:
             # full gradients are reduced in buckets, which overlap with backward of any layer of the stage and with the next micro-batch
             pairs = zip(stage_sums(reduce, stages), stage_sums(left, stages), strict=True)
-            shown = tuple(np.maximum(t - w, 0.0) for t, w in pairs)
+            on_ranks = tuple(np.maximum(t - w, 0.0) for t, w in pairs)
         else:
             share = min(profile.late_share(terms.zero) + slowdown, 1.0)
-            by_region = tuple(_exposed_under(t, w, hides=hides, share=share) for t, w in zip(reduce, left, strict=True))
-            shown = stage_sums(by_region, stages)
+            by_region = tuple(_exposed_time(t, w, hides=hides, share=share) for t, w in zip(reduce, left, strict=True))
+            on_ranks = stage_sums(by_region, stages)
         if is_mean:
-            totals = totals[0], totals[1] + _over_ranks(shown, num_ranks)
-        reduction = beat_with(f, plus(b, shown), totals, schedule, num_ranks, weight) - beat
-        per_rank = plus(per_rank, shown)
+            totals = totals[0], totals[1] + _over_ranks(on_ranks, num_ranks)
+        reduction = beat_with(f, plus(b, on_ranks), totals, schedule, num_ranks, weight) - beat
+        per_rank = plus(per_rank, on_ranks)
     return Waits(gather=gather, reduction=reduction, per_rank=per_rank)
 
 
@@ -174,50 +174,51 @@ def _exposed_gathers(
     blocks.
     """
     hides, slowdown = profile.communication.prefetches_parameters, profile.timing.compute_slowdown_under_communication
-    f, b, it = terms.gather_forward[times], terms.gather_backward[times], stages.regions
-    last = len(it) - 1
+    f, b, graph_regions = terms.gather_forward[times], terms.gather_backward[times], stages.regions
+    last = len(graph_regions) - 1
 
-    def under(gather: Column, compute: Column) -> Any:
-        return _exposed_under(gather, compute, hides=hides, share=slowdown)
+    def exposed(gather: Column, compute: Column) -> Any:
+        return _exposed_time(gather, compute, hides=hides, share=slowdown)
 
-    before = [neighbour(it, i, -1) for i in range(len(it))]
-    steady = [under(f[i], regions.under_forward[before[i]]) if before[i] >= 0 else f[i] for i in range(len(it))]
+    before = [neighbour(graph_regions, i, -1) for i in range(len(graph_regions))]
+    steady = [exposed(f[i], regions.window_forward[before[i]]) if before[i] >= 0 else f[i] for i in range(len(graph_regions))]
     forward, later = list(steady), dict[int, Any]()
-    for i in range(1, len(it)):
+    for i in range(1, len(graph_regions)):
         if before[i] != i - 1:
-            more = under(f[i], regions.under_forward[i - 1]) - steady[i]
-            if it[i - 1].is_block:
+            more = exposed(f[i], regions.window_forward[i - 1]) - steady[i]
+            if graph_regions[i - 1].is_block:
                 later[i] = more
             else:
                 forward[i - 1] = forward[i - 1] + more
-    if last and it[last - 1].is_block and not it[last].is_block:
+    if last and graph_regions[last - 1].is_block and not graph_regions[last].is_block:
         forward[last] = forward[last] + (1.0 - stages.is_single) * (f[last - 1] - steady[last - 1])
     # in backward, the gathers of both end regions are exposed
-    after = [neighbour(it, i, 1) for i in range(len(it))]
+    after = [neighbour(graph_regions, i, 1) for i in range(len(graph_regions))]
     backward = tuple(
-        b[i] if after[i] > last or (i in (0, last) and not it[i].is_block) else under(b[i], regions.under_backward[after[i]])
-        for i in range(len(it))
+        b[i] if after[i] > last or (i in (0, last) and not graph_regions[i].is_block) else exposed(b[i], regions.window_backward[after[i]])
+        for i in range(len(graph_regions))
     )
     if terms.casts is not None and times == "microbatch":
         forward, backward = list(plus(tuple(forward), terms.casts.forward)), plus(backward, terms.casts.backward)
-    shown = stage_sums(tuple(forward), stages)
+    on_ranks = stage_sums(tuple(forward), stages)
     for i, more in later.items():
         # on ranks that run both kinds, one after the other
-        shown = tuple(
-            value + np.minimum(runs[i], 1.0) * np.minimum(runs[i - 1], 1.0) * more for value, runs in zip(shown, stages.runs, strict=True)
+        on_ranks = tuple(
+            value + np.minimum(runs[i], 1.0) * np.minimum(runs[i - 1], 1.0) * more
+            for value, runs in zip(on_ranks, stages.runs, strict=True)
         )
-    return shown, stage_sums(backward, stages)
+    return on_ranks, stage_sums(backward, stages)
 
 
-def _left_by_gathers(terms: ParameterTerms, regions: RegionTimes, profile: ExecutionProfile) -> tuple[Any, ...]:
+def _backward_windows(terms: ParameterTerms, regions: RegionTimes, profile: ExecutionProfile) -> tuple[Any, ...]:
     """Return the backward time of each region, less the gathers that overlap with it. [s]"""
     if not (profile.communication.prefetches_parameters and ("gather_backward", "microbatch") in terms.program.happens):
-        return regions.under_backward
+        return regions.window_backward
     gathers = terms.gather_backward["microbatch"]
-    return tuple(np.maximum(time - gather, 0.0) for time, gather in zip(regions.under_backward, gathers, strict=True))
+    return tuple(np.maximum(time - gather, 0.0) for time, gather in zip(regions.window_backward, gathers, strict=True))
 
 
-def sends_under_parameters(
+def overlapped_send_time(
     exposed: Column,
     beat: Column,
     *,

@@ -118,13 +118,15 @@ def compile_program(
     """
     run = with_behaviour(derivation, profile)
     graph, shardings = run.graph, run.shardings
-    it = _Compilation(run, profile, recompute_operators, attention_kernel)
-    amount = it.rows.amount
-    launches = it.add_operators()
-    regathers = it.add_traffic()
-    kept = kept_tensors(run, regathers, it.core, alone={op.name for op in graph.operators if op.name_in_layer in recompute_operators})
-    saved = it.saved_rows(kept)
-    peaks = it.peaks(kept, regathers, recomputes)
+    compilation = _Compilation(run, profile, recompute_operators, attention_kernel)
+    amount = compilation.rows.amount
+    launches = compilation.add_operators()
+    regathers = compilation.add_traffic()
+    kept = kept_tensors(
+        run, regathers, compilation.core, alone={op.name for op in graph.operators if op.name_in_layer in recompute_operators}
+    )
+    saved = compilation.saved_rows(kept)
+    peaks = compilation.peaks(kept, regathers, recomputes)
     producers = [graph.producer(tensor) for tensor in handed_on or (graph.boundary,)]
     boundary = [amount_of(op, shardings[op.name], op.output.dims, scale=graph.activation_bytes) for op in producers if op is not None]
     logits = NOTHING
@@ -134,7 +136,7 @@ def compile_program(
         tokens = tokens_at_once(loss, profile)
         logits = logits.at_once(tokens) if tokens else logits.scaled(logit_share(derivation.graph, profile))
     softmaxes = tuple(
-        (it.forward[op.name], it.backward(op), amount(matrices))
+        (compilation.forward[op.name], compilation.backward(op), amount(matrices))
         for op in graph.operators
         if (matrices := score_matrices(op, shardings[op.name], profile)) is not None
     )
@@ -142,18 +144,18 @@ def compile_program(
     return Program(
         derivation=derivation,
         regions=graph.regions,
-        rows=it.timed(it.rows),
+        rows=compilation.timed(compilation.rows),
         saved=saved,
         launches=launches,
-        launches_across=tuple(it.launches_across),
+        launches_across=tuple(compilation.launches_across),
         softmaxes=softmaxes,
         boundary=boundary_amounts,
         handed_on=handed_on,
         logits=logits_amount,
         peaks=peaks,
         parameters=run.parameters,
-        concurrent=it.rows_between_exchanges() if profile.communication.hides_shared_experts else None,
-        weight_gradients=it.rows_of_weight_gradients() if profile.communication.delays_weight_gradients else None,
+        concurrent=compilation.rows_between_exchanges() if profile.communication.hides_shared_experts else None,
+        weight_gradients=compilation.rows_of_weight_gradients() if profile.communication.delays_weight_gradients else None,
     )
 
 
@@ -292,8 +294,8 @@ class _Compilation:
                 for traffic in self.run.traffic_of(tensor, Pass.FORWARD):
                     if traffic.kind is CollectiveKind.ALL_GATHER:
                         # attention's backward pass depends on gathered keys and values: this all-gather is exposed
-                        again = "regather" if op.is_product else comm_class(traffic.axes)
-                        self._add_collective(op.layer, "backward", again, traffic)
+                        name = "regather" if op.is_product else comm_class(traffic.axes)
+                        self._add_collective(op.layer, "backward", name, traffic)
         return regathers
 
     def _add_collective(self, region: str, phase: str, whose: str, row: Traffic) -> None:

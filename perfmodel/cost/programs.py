@@ -203,6 +203,7 @@ class Programs:
         return self.compiled.graphs[key]
 
     def parameter_program(self, program: Program, cuts: RuleSet | Assignment | str, zero: int, *, pipelined: bool) -> ParameterProgram:
+        """Return the parameter events of a program under a ZeRO stage."""
         key = (cuts if isinstance(cuts, Assignment) else rule_set_of(cuts), zero, pipelined)
         if key not in self.compiled.parameter_programs:
             self.compiled.parameter_programs[key] = compile_parameters(

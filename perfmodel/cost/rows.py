@@ -320,6 +320,7 @@ class RowCompiler:
         copies: Copies | None = None,
         is_counted: bool = False,
     ) -> None:
+        """Add a collective of activations."""
         columns = {"kind": COLLECTIVE_CODE[kind], "group": self.mask(axes), "amount": self.amount(amount)}
         columns["counted"] = int(is_counted)
         columns["copies"] = 0 if copies is None else self._copies.setdefault(copies, len(self._copies) + 1)

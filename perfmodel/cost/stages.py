@@ -118,12 +118,12 @@ def neighbour(regions: Regions, region: int, step: int) -> int:
 
     It is the region itself if it is repeated, and its predecessor in the cycle if regions alternate. Out of range: there is none.
     """
-    it, next_to = regions[region], region + step
-    turn = [i for i, other in enumerate(regions) if it.turn and other.turn == it.turn]
+    this, next_to = regions[region], region + step
+    turn = [i for i, other in enumerate(regions) if this.turn and other.turn == this.turn]
     if len(turn) > 1:
         return turn[(turn.index(region) + step) % len(turn)]
-    is_alone = it.count == 1 and 0 <= next_to < len(regions) and regions[next_to].is_block
-    return region if it.is_repeated and not is_alone else next_to
+    is_alone = this.count == 1 and 0 <= next_to < len(regions) and regions[next_to].is_block
+    return region if this.is_repeated and not is_alone else next_to
 
 
 @lru_cache(maxsize=4096)

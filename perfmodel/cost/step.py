@@ -24,6 +24,7 @@ from perfmodel.cost.pipeline import pipeline_time, send_delay
 from perfmodel.cost.program import PHASES, Program
 from perfmodel.cost.stages import Ranks, Stages, inner_regions, mean_block, plus, slowest_stage, stage_sums, sum_of, total_pass
 from perfmodel.foundation.columns import Column
+from perfmodel.foundation.dtypes import itemsize
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.parallel.algebra.sharding import TENSOR_AXES
@@ -85,8 +86,7 @@ class Bytes:
 def element_bytes(
     policy: PrecisionPolicy, optimizer: Optimizer, profile: ExecutionProfile, projection: Projection = NO_PROJECTION
 ) -> Bytes:
-    from perfmodel.foundation.dtypes import itemsize
-
+    """Return the bytes of an element of each copy."""
     compute = itemsize(policy.compute)
     fp32 = 4.0
     gradient = fp32 if profile.state.accumulate_dtype == "fp32" or policy.master is policy.parameter else itemsize(policy.gradient)
@@ -139,11 +139,11 @@ def _on_host(sizes: Bytes, profile: ExecutionProfile, step: float) -> Bytes:
 
     step  traffic of the optimizer step, which runs on the host
     """
-    hosted, gone = sizes, _NOTHING
+    hosted = sizes
     if profile.state.offloads_optimizer:
         hosted = replace(
             hosted,
-            **gone,
+            **_NOTHING,
             stored=min(sizes.stored, sizes.gathered),
             keeps_compute_copy=False,
             hosted=step,
@@ -171,12 +171,12 @@ class RegionTimes:
     ends: tuple[Any, ...] = ()
 
     @property
-    def under_forward(self) -> tuple[Any, ...]:
+    def window_forward(self) -> tuple[Any, ...]:
         """Window of each forward pass in which parameter collectives overlap with compute."""
         return self.free_forward or self.forward
 
     @property
-    def under_backward(self) -> tuple[Any, ...]:
+    def window_backward(self) -> tuple[Any, ...]:
         return self.free_backward or self.backward
 
     def map_columns(self, function: Callable[[Any], Any]) -> RegionTimes:
@@ -243,15 +243,15 @@ def recomputed_phases(recompute: Recompute, profile: ExecutionProfile) -> tuple[
             return ("core", "rest") if profile.activations.recompute_stops_early else ("core", "rest", "tail")
 
 
-def passes_of(phase: Mapping[str, Any], it: Region, profile: ExecutionProfile, recompute: Recompute) -> tuple[Any, Any]:
+def passes_of(phase: Mapping[str, Any], graph_region: Region, profile: ExecutionProfile, recompute: Recompute) -> tuple[Any, Any]:
     """Return the forward and backward sums of a quantity given by phase. Backward of blocks includes recomputation.
 
     regather   quantity of the all-gathers that backward repeats
     """
     forward, backward = (phase["core"] + phase["rest"]) + phase["tail"], phase["backward"]
-    if not it.is_block or recompute is not Recompute.FULL:  # full recomputation repeats these all-gathers anyway
+    if not graph_region.is_block or recompute is not Recompute.FULL:  # full recomputation repeats these all-gathers anyway
         backward = backward + phase["regather"]
-    if it.is_block:
+    if graph_region.is_block:
         for name in recomputed_phases(recompute, profile):
             backward = backward + phase[name]
     return forward, backward
@@ -263,16 +263,16 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
     Host launches and transfers to host memory are lower bounds of both passes.
     """
     forward, backward = [], []
-    alone: tuple[list[Any], list[Any]] = ([], [])
-    for region, it in enumerate(micro.program.regions):
-        f, b = passes_of(phase_times(micro, profile, region), it, profile, recompute)
+    unpaired_passes: tuple[list[Any], list[Any]] = ([], [])
+    for region, graph_region in enumerate(micro.program.regions):
+        f, b = passes_of(phase_times(micro, profile, region), graph_region, profile, recompute)
         if profile.communication.hides_exchanges:
-            unpaired = _alone_with_exchanges(micro, profile, recompute, region, f, b) if it.is_block else (f, b)
-            for passes, pass_time in zip(alone, unpaired, strict=True):
+            unpaired = _alone_with_exchanges(micro, profile, recompute, region, f, b) if graph_region.is_block else (f, b)
+            for passes, pass_time in zip(unpaired_passes, unpaired, strict=True):
                 passes.append(pass_time)
-        if profile.communication.hides_exchanges and it.is_block:
+        if profile.communication.hides_exchanges and graph_region.is_block:
             f, b = _between_exchanges(micro, profile, recompute, region, f, b)
-        elif micro.concurrent is not None and it.is_block:
+        elif micro.concurrent is not None and graph_region.is_block:
             hidden = overlapped_exchange_time(micro, profile, recompute, region)
             f, b = f - hidden[0], b - hidden[1]
         forward.append(f)
@@ -281,19 +281,24 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
         host = [host_times(micro, profile, recompute, tp, region) for region in range(len(forward))]
         waits = [wait_times(micro, profile, recompute, region) for region in range(len(forward))]
         of_pass = [([passes[i] for passes in host], [passes[i] for passes in waits]) for i in range(2)]
-        forward, backward = (_with_host(micro, times, *of_pass[i]) for i, times in enumerate((forward, backward)))
+        forward, backward = (_with_host_time(micro, times, *of_pass[i]) for i, times in enumerate((forward, backward)))
         if profile.communication.hides_exchanges:
-            alone = (_with_host(micro, alone[0], *of_pass[0]), _with_host(micro, alone[1], *of_pass[1]))
+            unpaired_passes = (
+                _with_host_time(micro, unpaired_passes[0], *of_pass[0]),
+                _with_host_time(micro, unpaired_passes[1], *of_pass[1]),
+            )
     carried = [carried_bytes(micro, profile, recompute, region) for region in range(len(forward))]
-    forward, backward = (_no_less_than(times, carried, micro.host_bandwidth) for times in (forward, backward))
+    forward, backward = (_at_least_transfers(times, carried, micro.host_bandwidth) for times in (forward, backward))
     ends: tuple[Any, ...] = ()
     if profile.communication.hides_exchanges:
-        ends = tuple(np.maximum(sum(pair) - (f + b), 0.0) for pair, f, b in zip(zip(*alone, strict=True), forward, backward, strict=True))
+        ends = tuple(
+            np.maximum(sum(pair) - (f + b), 0.0) for pair, f, b in zip(zip(*unpaired_passes, strict=True), forward, backward, strict=True)
+        )
     times = RegionTimes(forward=tuple(forward), backward=tuple(backward), ends=ends)
-    return times if micro.between_nodes is None else _without_links(times, micro, micro.between_nodes, profile, recompute)
+    return times if micro.between_nodes is None else _with_free_links(times, micro, micro.between_nodes, profile, recompute)
 
 
-def _no_less_than(times: list[Any], carried: Sequence[Any], bandwidth: float) -> list[Any]:
+def _at_least_transfers(times: list[Any], carried: Sequence[Any], bandwidth: float) -> list[Any]:
     """Return pass times with their host-memory transfers as lower bounds; None: the pass transfers nothing."""
     return [time if num_bytes is None else np.maximum(time, num_bytes / bandwidth) for time, num_bytes in zip(times, carried, strict=True)]
 
@@ -391,24 +396,26 @@ def exposed_exchange_time(micro: MicrobatchCost, profile: ExecutionProfile, reco
     return sum(_between_exchanges(micro, profile, recompute, region, f, b)) - (f + b)
 
 
-def _without_links(times: RegionTimes, micro: MicrobatchCost, held: Array, profile: ExecutionProfile, recompute: Recompute) -> RegionTimes:
+def _with_free_links(
+    times: RegionTimes, micro: MicrobatchCost, held: Array, profile: ExecutionProfile, recompute: Recompute
+) -> RegionTimes:
     """Return the times with `free_forward` and `free_backward`: pass time less the time in which the region's collectives occupy the
     inter-node links, exposed or not.
     """
     forward, backward = [], []
-    for region, it in enumerate(micro.program.regions):
+    for region, graph_region in enumerate(micro.program.regions):
 
         def on_links(phase: str, name: str, region: int = region) -> Any:
             return held[(region * len(PHASES) + PHASES.index(phase)) * len(COMM) + COMM.index(name)]
 
         by_phase = {phase: sum(on_links(phase, name) for name in COMM if name != "regather") for phase in PHASES}
-        f, b = passes_of(by_phase | {"regather": on_links("backward", "regather")}, it, profile, recompute)
+        f, b = passes_of(by_phase | {"regather": on_links("backward", "regather")}, graph_region, profile, recompute)
         forward.append(np.maximum(times.forward[region] - f, 0.0))
         backward.append(np.maximum(times.backward[region] - b, 0.0))
     return replace(times, free_forward=tuple(forward), free_backward=tuple(backward))
 
 
-def _with_host(micro: MicrobatchCost, device: list[Any], host: list[Any], waits: list[Any]) -> list[Any]:
+def _with_host_time(micro: MicrobatchCost, device: list[Any], host: list[Any], waits: list[Any]) -> list[Any]:
     """Return the pass time of each region with the host's launch time, and with the chip's waits for the host.
 
     Blocks of all kinds share one host factor, because the host runs ahead from one block to the next. How a graph divides its blocks
@@ -460,14 +467,14 @@ def phase_launches(micro: MicrobatchCost, region: int) -> dict[str, Any]:
 
 def host_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Column, region: int) -> tuple[Any, Any]:
     """Return the host time to launch a region's forward pass, and its backward pass with recomputation. [s]"""
-    it, launches = micro.program.regions[region], phase_launches(micro, region)
+    graph_region, launches = micro.program.regions[region], phase_launches(micro, region)
     launches |= {name: FORWARD * launches[name] for name in ("core", "rest", "tail")}
-    forward, backward = passes_of(launches, it, profile, recompute)
+    forward, backward = passes_of(launches, graph_region, profile, recompute)
     f, b = profile.timing.host_launch_time * forward, profile.timing.host_launch_time * backward
-    if profile.timing.host_layer_time_per_tp_across_nodes > 0 and it.is_block:
-        across = it.host_layers * profile.timing.host_layer_time_per_tp_across_nodes * micro.crosses_nodes * tp
-        again = FORWARD_SHARE if recompute is Recompute.FULL else 0.0
-        f, b = f + FORWARD_SHARE * across, b + (1.0 - FORWARD_SHARE + again) * across
+    if profile.timing.host_layer_time_per_tp_across_nodes > 0 and graph_region.is_block:
+        across = graph_region.host_layers * profile.timing.host_layer_time_per_tp_across_nodes * micro.crosses_nodes * tp
+        recomputed = FORWARD_SHARE if recompute is Recompute.FULL else 0.0
+        f, b = f + FORWARD_SHARE * across, b + (1.0 - FORWARD_SHARE + recomputed) * across
     return f, b
 
 

@@ -162,6 +162,7 @@ class _Step:
         return list(chain(*(layers if detail is Detail.OPERATORS else map(_by_part, layers))))
 
     def timeline(self, stage: int, detail: Detail) -> RankTimeline:
+        """Return the timeline of a pipeline stage."""
         parts = rank_parts(self.estimator, self.plan, self.columns, stage)
         passes = self.orders[stage]
         number = Counter((kind, chunk) for kind, chunk, _ in passes)
