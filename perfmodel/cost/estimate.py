@@ -70,10 +70,7 @@ _MAX_CACHED = 4096
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Estimator:
-    """Predicts plans of one job on one cluster.
-
-    programs   compiled for the job under the profile; estimators of equal jobs may share them
-    """
+    """Predicts plans of one job on one cluster. Estimators of equal jobs may share the compiled `programs`."""
 
     job: TrainingJob
     cluster: Cluster
@@ -277,10 +274,7 @@ def memory_fields(estimator: Estimator, plan: Plan, row: MemoryRow, rule: Memory
 
 
 def host_memory(estimator: Estimator, plan: Plan, row: PlanRow) -> Column:
-    """Return the bytes per chip that offloading keeps in host memory: saved activations, weights and optimizer state. [byte]
-
-    The value is that of the rank with most.
-    """
+    """Return the bytes that offloading keeps in host memory, for the rank with most: activations, weights, optimizer state. [byte]"""
     profile = on_chip(estimator.profile)
     if profile == estimator.profile:
         return 0.0
@@ -377,10 +371,7 @@ def step_parts(estimator: Estimator, plan: Plan, columns: StepColumns, number: i
 def _part_times(
     estimator: Estimator, plan: Plan, columns: StepColumns, pass_times: list[Any], critical: int, rank: int | None
 ) -> dict[str, Any]:
-    """Return the parts of a step whose critical rank is `critical`, as columns of machines. [s]
-
-    both   forward and backward time of a micro-batch on each rank
-    """
+    """Return the parts of a step as columns of machines. pass_times: forward and backward of a micro-batch on each rank. [s]"""
     profile = estimator.profile
     stages, regions, micro, outside = columns.plans.stages, columns.regions, columns.plans.micro, columns.outside_pipeline
     m, p = float(plan.num_microbatches), float(plan.layout.pp)

@@ -299,10 +299,7 @@ def distinct_shares(kinds: Sequence[Copies], which: NDArray[np.int64], size: Arr
 
 
 def _host_time(rows: Rows, sizes: Array, machine: Machine, step: EngineStep | None = None) -> Any:
-    """Return the exposed host time of each row: its launch, and the handling of distributed tensors. [s]
-
-    In a serving step, the engine's host time covers all rows together.
-    """
+    """Return the exposed host time of each row: launch and distributed-tensor handling; 0 in a serving step (its engine has it). [s]"""
     if step is not None:
         return 0.0
     distributed = machine.host_times.get("dtensor_op", 0.0)

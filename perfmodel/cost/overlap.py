@@ -91,10 +91,7 @@ def waits_each_microbatch(terms: ParameterTerms) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """Time that gathers and reductions of every micro-batch add to the steady-state pace of the pipeline. [s]
-
-    per_rank   exposed time of each rank, without its compute
-    """
+    """Time that every micro-batch's gathers and reductions add to the pipeline's pace. per_rank: exposed time of each rank alone. [s]"""
 
     gather: Column = 0.0
     reduction: Column = 0.0

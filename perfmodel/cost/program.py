@@ -260,10 +260,7 @@ class _Compilation:
     # --- traffic ----------------------------------------------------------------------------------------------------------------------
 
     def add_traffic(self) -> set[tuple[str, str]]:
-        """Add redistributions. Return the (tensor, operator) pairs whose saved input is gathered again in backward (R17).
-
-        The saved input is the producer's shard.
-        """
+        """Add redistributions. Return the (tensor, operator) pairs with a saved input shard that backward gathers again (R17)."""
         phases = self.phases
         # inputs of the first operator of a tail are still needed
         first_tails = {next((op.name for op in operators if phases[op.name] == "tail"), "") for operators in self.blocks}

@@ -112,10 +112,7 @@ def _mixed_estimator(
     profile: ExecutionProfile,
     network_at: Callable[[int], Graph] | None,
 ) -> Estimator:
-    """Return the estimator of several kinds of chips.
-
-    calibration   of the first kind; the others take their best available one, or none if it is none
-    """
+    """Return the estimator of several kinds of chips. calibration: the first kind's; the others use their best one, or none likewise."""
     from perfmodel.cost.mixed import MixedEstimator
 
     if network_at is not None:

@@ -45,11 +45,9 @@ class Bytes:
 
     stored, gathered   weights as stored between steps, and as operators read them
     gradient, reduced  gradients as accumulated, and as sent in a reduction
-    produced           gradients as backward outputs them
-    whole_gradient, sharded_gradient   gradients as held until the optimizer step
+    produced           gradients as backward outputs them; whole_gradient, sharded_gradient: as held until the optimizer step
     gradient_copy      full gradients held in addition to the accumulator
-    state              optimizer state and master copy
-    step               memory traffic of one optimizer step
+    state, step        optimizer state and master copy; memory traffic of one optimizer step
     accumulate         memory traffic to add one micro-batch's gradient to the accumulator
     optimizer_kernel   kernel class of the step; ADD without optimizer state, as the step then passes over weights and gradients only
     optimizer_copy     temporary copy of an optimizer step that has several kernels
@@ -57,7 +55,6 @@ class Bytes:
     frees_gradients    a gradient is freed as soon as its parameter is updated
     hosts_weights      weights, frozen ones included, are stored in host memory
     hosted, carried    optimizer step on the host: its host-memory traffic, and bytes between host and chip
-    projection         projection of gradients, if any
     """
 
     stored: float
@@ -135,10 +132,7 @@ _NOTHING: Mapping[str, Any] = dict.fromkeys(
 
 
 def _on_host(sizes: Bytes, profile: ExecutionProfile, step: float) -> Bytes:
-    """Return the sizes without the parts that are offloaded to host memory: optimizer state, gradients, weights.
-
-    step  traffic of the optimizer step, which runs on the host
-    """
+    """Return the sizes without what is offloaded to host memory. step: traffic of the optimizer step, which then runs on the host."""
     hosted = sizes
     if profile.state.offloads_optimizer:
         hosted = replace(
@@ -212,10 +206,8 @@ def communication_time(micro: MicrobatchCost, profile: ExecutionProfile, segment
         return sent
     region, phase = divmod(segment, len(PHASES))
     first, backward = region * len(PHASES), PHASES.index("backward")
-    overlapping = (
-        micro.attention[segment] if phase == backward else sum(micro.attention[first + i] for i in range(len(PHASES)) if i != backward)
-    )
-    return np.maximum(sent - overlapping, 0.0)
+    hidden = micro.attention[segment] if phase == backward else sum(micro.attention[first + i] for i in range(len(PHASES)) if i != backward)
+    return np.maximum(sent - hidden, 0.0)
 
 
 def phase_times(micro: MicrobatchCost, profile: ExecutionProfile, region: int) -> dict[str, Any]:
@@ -244,10 +236,7 @@ def recomputed_phases(recompute: Recompute, profile: ExecutionProfile) -> tuple[
 
 
 def passes_of(phase: Mapping[str, Any], graph_region: Region, profile: ExecutionProfile, recompute: Recompute) -> tuple[Any, Any]:
-    """Return the forward and backward sums of a quantity given by phase. Backward of blocks includes recomputation.
-
-    regather   quantity of the all-gathers that backward repeats
-    """
+    """Return forward and backward sums of a quantity given by phase, recomputation in backward. `regather`: repeated all-gathers."""
     forward, backward = (phase["core"] + phase["rest"]) + phase["tail"], phase["backward"]
     if not graph_region.is_block or recompute is not Recompute.FULL:  # full recomputation repeats these all-gathers anyway
         backward = backward + phase["regather"]
@@ -258,17 +247,14 @@ def passes_of(phase: Mapping[str, Any], graph_region: Region, profile: Execution
 
 
 def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Array) -> RegionTimes:
-    """Return forward and backward times of each region, with recomputation of blocks.
-
-    Host launches and transfers to host memory are lower bounds of both passes.
-    """
+    """Return forward and backward times of each region. Host launches and host-memory transfers are lower bounds."""
     forward, backward = [], []
-    unpaired_passes: tuple[list[Any], list[Any]] = ([], [])
+    unpaired: tuple[list[Any], list[Any]] = ([], [])
     for region, graph_region in enumerate(micro.program.regions):
         f, b = passes_of(phase_times(micro, profile, region), graph_region, profile, recompute)
         if profile.communication.hides_exchanges:
-            unpaired = _alone_with_exchanges(micro, profile, recompute, region, f, b) if graph_region.is_block else (f, b)
-            for passes, pass_time in zip(unpaired_passes, unpaired, strict=True):
+            pair = _alone_with_exchanges(micro, profile, recompute, region, f, b) if graph_region.is_block else (f, b)
+            for passes, pass_time in zip(unpaired, pair, strict=True):
                 passes.append(pass_time)
         if profile.communication.hides_exchanges and graph_region.is_block:
             f, b = _between_exchanges(micro, profile, recompute, region, f, b)
@@ -283,19 +269,14 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
         of_pass = [([passes[i] for passes in host], [passes[i] for passes in waits]) for i in range(2)]
         forward, backward = (_with_host_time(micro, times, *of_pass[i]) for i, times in enumerate((forward, backward)))
         if profile.communication.hides_exchanges:
-            unpaired_passes = (
-                _with_host_time(micro, unpaired_passes[0], *of_pass[0]),
-                _with_host_time(micro, unpaired_passes[1], *of_pass[1]),
-            )
+            unpaired = (_with_host_time(micro, unpaired[0], *of_pass[0]), _with_host_time(micro, unpaired[1], *of_pass[1]))
     carried = [carried_bytes(micro, profile, recompute, region) for region in range(len(forward))]
     forward, backward = (_at_least_transfers(times, carried, micro.host_bandwidth) for times in (forward, backward))
     ends: tuple[Any, ...] = ()
     if profile.communication.hides_exchanges:
-        ends = tuple(
-            np.maximum(sum(pair) - (f + b), 0.0) for pair, f, b in zip(zip(*unpaired_passes, strict=True), forward, backward, strict=True)
-        )
+        ends = tuple(np.maximum(sum(t) - (f + b), 0.0) for t, f, b in zip(zip(*unpaired, strict=True), forward, backward, strict=True))
     times = RegionTimes(forward=tuple(forward), backward=tuple(backward), ends=ends)
-    return times if micro.between_nodes is None else _with_free_links(times, micro, micro.between_nodes, profile, recompute)
+    return times if micro.between_nodes is None else _free_times(times, micro, micro.between_nodes, profile, recompute)
 
 
 def _at_least_transfers(times: list[Any], carried: Sequence[Any], bandwidth: float) -> list[Any]:
@@ -365,9 +346,7 @@ def _alone_with_exchanges(
 
 
 def ends_time(regions: RegionTimes, stages: Stages) -> Any:
-    """Return the extra time of the first micro-batch's forward passes and the last micro-batch's backward passes. [s]
-
-    The schedule counts each pass as overlapped by another one, but no stage overlaps these.
+    """Return the extra time of the first forward and the last backward passes: the schedule counts them as overlapped, they are not. [s]
 
     1f1b: F + B of these two, (m - 1) pairs between. Interleaved, on the last rank: w = (v - 1) p + 1 chunks forward alone, m v - w pairs, w
     chunks backward alone, and p - 1 chunks each way before its first and after its last: (p - 1 + w) / v = p full passes as well.
@@ -378,10 +357,7 @@ def ends_time(regions: RegionTimes, stages: Stages) -> Any:
 
 
 def overlapped_exchange_time(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> tuple[Any, Any]:
-    """Return the overlap of exchanges with independent work of the same micro-batch, forward and backward. [s]
-
-    It is the shorter of both times, less the slow-down of that work by the compute units of the transfer.
-    """
+    """Return the overlap of exchanges with independent work of the same micro-batch, less the slow-down of that work. [s]"""
     assert micro.concurrent is not None
     work = {phase: micro.concurrent[region * len(PHASES) + i] for i, phase in enumerate(PHASES)}
     passes = passes_of(work | {"regather": 0.0}, micro.program.regions[region], profile, recompute)
@@ -396,12 +372,8 @@ def exposed_exchange_time(micro: MicrobatchCost, profile: ExecutionProfile, reco
     return sum(_between_exchanges(micro, profile, recompute, region, f, b)) - (f + b)
 
 
-def _with_free_links(
-    times: RegionTimes, micro: MicrobatchCost, held: Array, profile: ExecutionProfile, recompute: Recompute
-) -> RegionTimes:
-    """Return the times with `free_forward` and `free_backward`: pass time less the time in which the region's collectives occupy the
-    inter-node links, exposed or not.
-    """
+def _free_times(times: RegionTimes, micro: MicrobatchCost, held: Array, profile: ExecutionProfile, recompute: Recompute) -> RegionTimes:
+    """Return the times with `free_forward` and `free_backward`. held: time in which collectives occupy inter-node links. [s]"""
     forward, backward = [], []
     for region, graph_region in enumerate(micro.program.regions):
 
@@ -418,8 +390,7 @@ def _with_free_links(
 def _with_host_time(micro: MicrobatchCost, device: list[Any], host: list[Any], waits: list[Any]) -> list[Any]:
     """Return the pass time of each region with the host's launch time, and with the chip's waits for the host.
 
-    Blocks of all kinds share one host factor, because the host runs ahead from one block to the next. How a graph divides its blocks
-    into kinds therefore does not matter.
+    Blocks of all kinds share one factor, as the host runs ahead from one to the next: how a graph divides them does not matter.
     """
     if micro.host_is_chip:
         return [d + h for d, h in zip(device, host, strict=True)]
@@ -616,12 +587,9 @@ def exposed_sends(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterTerms:
-    """Columns of one ZeRO stage, from `ParameterCost`, reshaped to broadcast.
+    """Columns of one ZeRO stage, from `ParameterCost`, reshaped to broadcast: times of events and trained elements, by region.
 
-    gather_forward to publish   time of each event, by region   [s]
-    full, shard, padded         elements of trained parameters, by region
-    frozen                      frozen parameters; None if all are trained
-    casts                       casts of weights; None if no weight is cast
+    frozen, casts   frozen parameters and casts of weights; None: there are none
     """
 
     gather_forward: dict[str, tuple[Any, ...]]

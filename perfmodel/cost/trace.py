@@ -213,10 +213,7 @@ class _Step:
         )
 
     def other_pieces(self, parts: Mapping[str, float]) -> tuple[dict[str, list[_Piece]], dict[str, float]]:
-        """Return the pieces outside operators, and their times by part. [s]
-
-        The pieces come before the first pass, in each forward and backward pass, and after the last pass.
-        """
+        """Return the pieces outside operators (before all passes, in each pass, after all passes), and their times by part. [s]"""
         columns, plan = self.columns, self.plan
         waits = exposed_each_microbatch(
             columns.plans.terms,
@@ -346,10 +343,7 @@ def _by_part(pieces: Iterable[_Piece]) -> list[_Piece]:
 
 
 def region_pieces(estimator: Estimator, plan: Plan, columns: StepColumns) -> list[tuple[list[_Piece], list[_Piece]]]:
-    """Return the pieces of a forward and of a backward pass of each region, in order. [s]
-
-    Backward includes recomputation. Host time comes last.
-    """
+    """Return the pieces of each region's forward and backward pass (with recomputation), in order, host time last. [s]"""
     program, profile, micro = columns.plans.program, estimator.profile, columns.plans.micro
     graph, rows, machine, grid = program.derivation.graph, program.rows, estimator.machine, columns.plans.grid
     operator_index = {op.name: i for i, op in enumerate(graph.operators)}
