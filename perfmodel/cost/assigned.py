@@ -58,7 +58,7 @@ def stage_blocks(graph: Graph, assignment: Assignment) -> tuple[int, ...]:
     return tuple(map(len, layers))
 
 
-def handed_on(graph: Graph, assignment: Assignment) -> tuple[str, ...]:
+def boundary_tensors(graph: Graph, assignment: Assignment) -> tuple[str, ...]:
     """Return the boundary tensors of all stages but the last; with one stage, those of its layers."""
     stages, layers = _stages(graph, assignment), (operator.layer for operator in graph.operators)
     homes: Iterable[int | str] = stages if assignment.stages else layers
@@ -73,7 +73,7 @@ def handed_on(graph: Graph, assignment: Assignment) -> tuple[str, ...]:
 def is_scattered(program: Program) -> bool:
     """Return whether boundary tensors are sharded over tp: sequence parallelism."""
     derivation = program.derivation
-    return any(derivation.left[tensor].cut_axes & TENSOR_AXES for tensor in program.handed_on)
+    return any(derivation.left[tensor].cut_axes & TENSOR_AXES for tensor in program.boundary_tensors)
 
 
 def assigned_grid(assignment: Assignment, pp: int, tier_sizes: tuple[int, ...]) -> LayoutGrid:

@@ -42,7 +42,7 @@ def parameter_time(
     the last layer. The first gather of a stage is exposed. In backward, gathers and reductions share the links.
 
         reductions once a step                    max(0, t - window) + s min(t, window)
-        full gradients, every micro-batch         m max(0, t - window) + s min(t, window)
+        unsharded gradients, every micro-batch    m max(0, t - window) + s min(t, window)
 
     waits   exposed gathers and reductions of every micro-batch
     window  backward of the last micro-batch, less its own gathers and reductions
@@ -140,7 +140,7 @@ def exposed_each_microbatch(
         hides, slowdown = terms.zero in profile.communication.overlaps_gradients, profile.timing.compute_slowdown_under_communication
         on_ranks: Ranks
         if hides and terms.zero == 0:
-            # full gradients are reduced in buckets, which overlap with backward of any layer of the stage and with the next micro-batch
+            # unsharded gradients are reduced in buckets, which overlap with backward of any layer of the stage and the next micro-batch
             pairs = zip(stage_sums(reduce, stages), stage_sums(left, stages), strict=True)
             on_ranks = tuple(np.maximum(t - w, 0.0) for t, w in pairs)
         else:

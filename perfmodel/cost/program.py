@@ -78,7 +78,7 @@ class Program:
                 `FUSED_MATRICES`
     peaks       moments of the backward passes (`cost/memory/backward_walk.py`) and of a block's forward passes
                 (`cost/memory/forward_walk.py`)
-    boundary    amount of the boundary tensor of blocks, or of each of `handed_on`
+    boundary    amount of the boundary tensor of blocks, or of each of `boundary_tensors`
     logits      amount that the loss reads at once; nothing without a loss
     """
 
@@ -90,7 +90,7 @@ class Program:
     launches_across: tuple[tuple[int, int, float], ...]
     softmaxes: tuple[tuple[int, int, int], ...]
     boundary: tuple[int, ...]
-    handed_on: tuple[str, ...]
+    boundary_tensors: tuple[str, ...]
     logits: int
     peaks: Peaks
     parameters: tuple[ParameterLayout, ...]
@@ -108,12 +108,12 @@ def compile_program(
     *,
     recompute_operators: tuple[str, ...],
     attention_kernel: str,
-    handed_on: tuple[str, ...] = (),
+    boundary_tensors: tuple[str, ...] = (),
     recomputes: Collection[Recompute] = tuple(Recompute),
 ) -> Program:
     """Compile `derivation` into arrays, as the framework of `profile` runs it.
 
-    handed_on    boundary tensors between stages; none: the boundary of blocks
+    boundary_tensors    boundary tensors between stages; none: the boundary of blocks
     recomputes   kinds of recomputation to compile
     """
     run = with_behaviour(derivation, profile)
@@ -127,7 +127,7 @@ def compile_program(
     )
     saved = compilation.saved_rows(kept)
     peaks = compilation.peaks(kept, regathers, recomputes)
-    producers = [graph.producer(tensor) for tensor in handed_on or (graph.boundary,)]
+    producers = [graph.producer(tensor) for tensor in boundary_tensors or (graph.boundary,)]
     boundary = [amount_of(op, shardings[op.name], op.output.dims, scale=graph.activation_bytes) for op in producers if op is not None]
     logits = NOTHING
     if graph.loss:
@@ -150,7 +150,7 @@ def compile_program(
         launches_across=tuple(compilation.launches_across),
         softmaxes=softmaxes,
         boundary=boundary_amounts,
-        handed_on=handed_on,
+        boundary_tensors=boundary_tensors,
         logits=logits_amount,
         peaks=peaks,
         parameters=run.parameters,

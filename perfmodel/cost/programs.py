@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
 
-from perfmodel.cost.assigned import handed_on, priced_graph, stage_blocks
+from perfmodel.cost.assigned import boundary_tensors, priced_graph, stage_blocks
 from perfmodel.cost.parameters import ParameterProgram, compile_parameters
 from perfmodel.cost.program import Program, compile_program
 from perfmodel.cost.step import Bytes
@@ -128,7 +128,7 @@ class Programs:
                 self.profile,
                 recompute_operators=plan.recompute_operators if plan.recompute is Recompute.SELECTIVE else (),
                 attention_kernel=str(plan.attention),
-                handed_on=handed_on(self.network(plan.micro_batch), assignment),
+                boundary_tensors=boundary_tensors(self.network(plan.micro_batch), assignment),
                 recomputes=(plan.recompute,),
             )
         return self.compiled.programs[key]

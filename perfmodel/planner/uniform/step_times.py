@@ -72,7 +72,7 @@ def _less_hidden_sends(
     m: Array,
     hop: Array,
 ) -> Array:
-    """Pipeline time less `sends_under_parameters`; as it is where no send sets the pace."""
+    """Pipeline time less `overlapped_send_time`; as it is where no send sets the pace."""
     profile, p, choices, stages = estimator.profile, float(pp), pipelines.choices, pipelines.stages
     most = max(choice.virtual_stages for choice in choices)
     shortest = beat_of(regions, stages, schedule=PipelineSchedule.ONE_F_ONE_B, num_ranks=p, profile=profile)  # gpipe's is no shorter
