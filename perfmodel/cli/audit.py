@@ -97,7 +97,7 @@ def _as_object(result: Audit, own: Prediction, num_differences: int, tolerance: 
         "ranks": [
             {
                 "rank": audited.rank,
-                "place": audited.place,
+                "place": audited.coordinates,
                 "elapsed": audited.elapsed,
                 "memory": audited.memory,
                 "peak_moment": audited.peak_moment,
@@ -183,7 +183,7 @@ def _microbatches(result: Audit) -> str:
 
 
 def _title(audited: RankAudit, result: Audit) -> str:
-    place = ", ".join(f"{axis} {index}" for axis, index in audited.place.items() if result.plan.layout.degree(axis) > 1)
+    place = ", ".join(f"{axis} {index}" for axis, index in audited.coordinates.items() if result.plan.layout.degree(axis) > 1)
     return f"Rank {audited.rank}" + (f" ({place})" if place else "")
 
 

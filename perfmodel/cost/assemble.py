@@ -1,9 +1,9 @@
-"""The one place where a step is put together from its terms: pipeline, parameters, optimizer and the host's constant.
+"""Assembly of a step from its terms: pipeline, parameter collectives, optimizer and host constant.
 
-    step = pipeline - sends that hide under parameter collectives + what does not depend on the schedule
+    step = pipeline - sends overlapped with parameter collectives + terms outside the pipeline
 
-A prediction and a fit put whole columns of plans together (`step_columns`); a search has its own tables for most terms and adds them
-up with the same functions in the same order, so that a row of it equals the single prediction to the bit.
+A prediction and a fit assemble whole columns of plans (`step_columns`). A search tabulates most terms and adds them with the same
+functions in the same order. Each row of a search therefore equals the single prediction to the bit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from perfmodel.cost.assigned import assigned_grid, is_scattered
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.microbatch import MicrobatchCost, microbatch_cost, microbatch_depends_on
-from perfmodel.cost.overlap import Waits, exposed_each_microbatch, parameter_time, sends_under_parameters
+from perfmodel.cost.overlap import Waits, exposed_each_microbatch, overlapped_send_time, parameter_time
 from perfmodel.cost.parameters import parameter_cost, parameters_depend_on
 from perfmodel.cost.program import Program
 from perfmodel.cost.stages import Stages, stage_columns, stages_of
@@ -51,7 +51,7 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OutsidePipelineTime:
-    """Time of a step outside its pipeline, whatever the schedule. [s]"""
+    """Time of a step outside its pipeline, independent of the schedule. [s]"""
 
     gather: Column
     reduction: Column
@@ -64,7 +64,7 @@ class OutsidePipelineTime:
 
     @property
     def total(self) -> Any:
-        """Added up in a fixed order, so that a search may add it up once for all schedules."""
+        """Sum in a fixed order, so that a search can add the terms once for all schedules."""
         return (((self.gather + self.reduction) + self.tied) + self.optimizer) + self.accumulation + self.casts + self.ends + self.constant
 
 
@@ -78,8 +78,7 @@ def outside_pipeline(
     *,
     num_microbatches: Column,
 ) -> OutsidePipelineTime:
-    """Parameter collectives as far as they show, the optimizer, adding up of gradients, casts of weights, exchanges in the
-    pipeline's ends, and the host's constant."""
+    """Return exposed parameter collectives, optimizer, gradient accumulation, weight casts, unpaired exchanges and the host constant."""
     profile, machine, sizes = estimator.profile, estimator.machine, estimator.programs.sizes
     gather, reduction = parameter_time(terms, regions, stages, waits, num_microbatches=num_microbatches, profile=profile)
     return OutsidePipelineTime(
@@ -95,7 +94,7 @@ def outside_pipeline(
 
 
 def step_constant(profile: ExecutionProfile, machine: Machine) -> float:
-    """Time of the host once a step. [s]"""
+    """Return the host's constant time per step. [s]"""
     return profile.timing.step_time_constant + machine.host_times.get("step", 0.0)
 
 
@@ -103,9 +102,9 @@ def step_constant(profile: ExecutionProfile, machine: Machine) -> float:
 class PlanColumns:
     """Common terms of the step time and the memory of plans, one entry a plan.
 
-    seq_lens       each a column of the microbatch's cost, of one plan
+    seq_lens       sequence lengths of one plan, each a column of the micro-batch cost
     stage_layers   blocks of the first plan's virtual stages
-    is_scattered   whether what stages hand on is cut over tp
+    is_scattered   whether stage boundaries are sharded over tp
     """
 
     program: Program
@@ -119,37 +118,37 @@ class PlanColumns:
     once: _Once
 
     def of(self, estimator: Estimator) -> PlanColumns:
-        """The same, for another estimator with these programs and this machine."""
+        """Return the same columns for another estimator with these programs and this machine."""
         return replace(self, once=replace(self.once, estimator=estimator))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepColumns:
-    """Plans evaluated together: every term that a report may want, one entry a plan. `pipeline` without the hidden sends."""
+    """Plans evaluated together: every term of a step that a report may show, one entry a plan. `pipeline` is without the hidden sends."""
 
     plans: PlanColumns
     regions: RegionTimes
     hop: Column
-    hidden_sends: Column
+    overlapped_sends: Column
     pipeline: Column
-    beside: OutsidePipelineTime
+    outside_pipeline: OutsidePipelineTime
 
     @property
     def step_time(self) -> Any:
-        return self.pipeline + self.beside.total
+        return self.pipeline + self.outside_pipeline.total
 
 
 def plan_columns(estimator: Estimator, plans: Sequence[Plan], seq_lens: Sequence[int] = ()) -> PlanColumns:
-    """Columns of plans of the estimator's job that differ only in degrees, micro-batch and stages.
+    """Return the columns of plans that differ only in degrees, micro-batch and stages.
 
-    They share rules, attention, what is recomputed, ZeRO stage, schedule, order, and whether they are pipelined.
+    They share rules, attention, recomputation, ZeRO stage, schedule, order, and whether they are pipelined.
 
-    seq_lens   of one plan: sequence lengths, each a column, that the estimator's programs serve; none: that of its job
+    seq_lens   sequence lengths of one plan, each a column that the estimator's programs serve; none: that of its job
     """
     profile, machine, first = estimator.profile, estimator.machine, plans[0]
     check_equal_chips(estimator.cluster)
     program = estimator.programs.program_of(first)
-    grid, dealt = _placed(estimator, plans)
+    grid, stage_layers = _placed(estimator, plans)
     lengths = tuple(seq_lens) or (first.job.seq_len,)
     once = _once(estimator, grid, is_assigned=first.assignment is not None, is_single=grid.num_rows * len(lengths) == 1)
     micro_batch = _column(plan.micro_batch for plan in plans)
@@ -167,10 +166,12 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan], seq_lens: Sequence
         seq_lens=lengths,
         stages=once(
             program,
-            ("stages", dealt[0], first.layout.pp),
-            lambda: stage_columns([stages_of(program.regions, blocks, plan.layout.pp) for plan, blocks in zip(plans, dealt, strict=True)]),
+            ("stages", stage_layers[0], first.layout.pp),
+            lambda: stage_columns(
+                [stages_of(program.regions, blocks, plan.layout.pp) for plan, blocks in zip(plans, stage_layers, strict=True)]
+            ),
         ),
-        stage_layers=dealt[0],
+        stage_layers=stage_layers[0],
         is_scattered=first.rules.scatters_residual if first.assignment is None else is_scattered(program),
         terms=once(parameters, once.layout, lambda: parameter_terms(parameters, parameter_cost(parameters, profile, machine, grid))),
         once=once,
@@ -178,7 +179,7 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan], seq_lens: Sequence
 
 
 def _placed(estimator: Estimator, plans: Sequence[Plan]) -> tuple[LayoutGrid, list[tuple[int, ...]]]:
-    """The plans' axes on the network, and the blocks of each one's virtual stages."""
+    """Return the plans' axes placed on the network tiers, and the blocks of each plan's virtual stages."""
     first, tiers = plans[0], estimator.machine.tier_sizes
     if first.assignment is not None:
         return assigned_grid(first.assignment, first.layout.pp, tiers), [estimator.programs.stage_layers(first)]
@@ -192,13 +193,13 @@ def _placed(estimator: Estimator, plans: Sequence[Plan]) -> tuple[LayoutGrid, li
             folding=[plan.folding for plan in plans],
         )
 
-    # one plan's layout is placed once, however often its batch or its micro-batch changes
+    # a single plan's layout is placed once, whatever its batch or micro-batch
     grid = estimator.once(estimator.machine, (first.layout, first.order, first.folding), make) if len(plans) == 1 else make()
     return grid, [plan.stage_layers for plan in plans]
 
 
 def step_columns(estimator: Estimator, plans: Sequence[Plan], columns: PlanColumns | None = None) -> StepColumns:
-    """The steps of plans that have `plan_columns` together, which are made where they are not given."""
+    """Return the steps of plans that share `plan_columns`, which are computed if not given."""
     profile, machine, sizes, first = estimator.profile, estimator.machine, estimator.programs.sizes, plans[0]
     columns = columns or plan_columns(estimator, plans)
     grid, micro, stages, terms, once = columns.grid, columns.micro, columns.stages, columns.terms, columns.once
@@ -209,45 +210,47 @@ def step_columns(estimator: Estimator, plans: Sequence[Plan], columns: PlanColum
     hop = once(micro, ("hop", *once.layout), lambda: hop_time(micro.boundary, tp, profile, machine, grid, is_scattered=scattered))
     tied = once(terms, (), lambda: tied_time(columns.program, terms, sizes, machine, grid))
 
-    def beside(waits: Waits) -> OutsidePipelineTime:
+    def time_outside(waits: Waits) -> OutsidePipelineTime:
         return outside_pipeline(estimator, terms, tied, regions, stages, waits, num_microbatches=m)
 
-    return assembled_step(columns, regions, hop, beside, first, profile, num_microbatches=m, virtual_stages=v)
+    return assembled_step(columns, regions, hop, time_outside, first, profile, num_microbatches=m, virtual_stages=v)
 
 
 def assembled_step(
     columns: PlanColumns,
     regions: RegionTimes,
     hop: Column,
-    beside: Callable[[Waits], OutsidePipelineTime],
+    time_outside: Callable[[Waits], OutsidePipelineTime],
     first: Plan,
     profile: ExecutionProfile,
     *,
     num_microbatches: Column,
     virtual_stages: Column,
 ) -> StepColumns:
-    """The step of plans like `first`. beside: the time outside the pipeline, of what every microbatch waits."""
+    """Return the step of plans like `first`. time_outside: time outside the pipeline, given the waits of every micro-batch."""
     stages, terms, p, m, v = columns.stages, columns.terms, columns.grid.degree["pp"], num_microbatches, virtual_stages
     schedule = first.schedule
     pipeline = pipeline_step_time(
         regions, stages, schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile
     )
     waits = exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=p, profile=profile)
-    hidden_sends: Column = 0.0
+    overlapped_sends: Column = 0.0
     if first.layout.pp > 1:
         beat = beat_of(regions, stages, schedule=schedule, num_ranks=p, profile=profile)
-        hidden_sends = sends_under_parameters(
+        overlapped_sends = overlapped_send_time(
             waits.total, beat, schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile
         )
-        pipeline = pipeline - hidden_sends
-    return StepColumns(plans=columns, regions=regions, hop=hop, hidden_sends=hidden_sends, pipeline=pipeline, beside=beside(waits))
+        pipeline = pipeline - overlapped_sends
+    return StepColumns(
+        plans=columns, regions=regions, hop=hop, overlapped_sends=overlapped_sends, pipeline=pipeline, outside_pipeline=time_outside(waits)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Once:
-    """Makes terms of one plan once for all plans that agree in what they depend on; columns of several plans or lengths each time.
+    """Cache of terms of one plan, keyed by the values that they depend on. Terms of several plans or lengths are always recomputed.
 
-    microbatch, layout   the columns that the cost of a microbatch, and of parameters, depends on
+    microbatch, layout   columns that the cost of a micro-batch, and of parameters, depends on
     """
 
     estimator: Estimator
@@ -261,7 +264,7 @@ class _Once:
 
 def _once(estimator: Estimator, grid: LayoutGrid, *, is_assigned: bool, is_single: bool) -> _Once:
     if is_assigned:
-        # the program is that of one assignment, on one mesh
+        # the program belongs to one assignment on one mesh
         return _Once(estimator=estimator, is_single=True, microbatch=(), layout=())
     if not is_single:
         return _Once(estimator=estimator, is_single=False, microbatch=(), layout=())

@@ -1,6 +1,6 @@
 """Inputs of a plan with a sharding for each operator: its graph with the blocks of each stage, its layouts, its mesh as a grid.
 
-From there on it goes the way of every plan: rows (`cost/program.py`), terms on columns, one assembly (`cost/assemble.py`), one memory.
+The rest is shared with all plans: rows (`cost/program.py`), terms on columns, one assembly (`cost/assemble.py`), one memory model.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from perfmodel.workload.graph import Graph, TensorRole
 
 
 def priced_graph(graph: Graph, assignment: Assignment, *, activation_bytes: float, parameter_bytes: float) -> Graph:
-    """The graph with the size of every tensor's elements, and with blocks: every layer of a network, that of a decoder as it says.
+    """Return the graph with element sizes of all tensors and with blocks: every layer of a network, or the blocks of a decoder.
 
-    No block lies on two stages: a layer that a stage's border cuts is one on each.
+    Each block belongs to one stage: a layer that spans two stages becomes one block on each.
     """
     priced = graph.with_itemsizes(activation=activation_bytes, parameter=parameter_bytes, compute_bytes=activation_bytes)
     blocks = dict(graph.blocks) or dict.fromkeys((operator.layer for operator in graph.operators), 0.0)
@@ -34,52 +34,52 @@ def priced_graph(graph: Graph, assignment: Assignment, *, activation_bytes: floa
         operator if home.setdefault(operator.layer, stage) == stage else replace(operator, layer=f"{operator.layer} on stage {stage}")
         for stage, operator in zip(_stages(graph, assignment), graph.operators, strict=True)
     )
-    whole, numbers = (Counter(operator.layer for operator in each) for each in (graph.operators, operators))
+    in_graph, numbers = (Counter(operator.layer for operator in group) for group in (graph.operators, operators))
     pieces = {
-        piece.layer: blocks.get(layer.layer, 0.0) * numbers[piece.layer] / whole[layer.layer]
+        piece.layer: blocks.get(layer.layer, 0.0) * numbers[piece.layer] / in_graph[layer.layer]
         for layer, piece in zip(graph.operators, operators, strict=True)
-        if layer.layer in blocks or numbers[piece.layer] != whole[layer.layer]
+        if layer.layer in blocks or numbers[piece.layer] != in_graph[layer.layer]
     }
     return replace(priced, operators=operators, blocks=pieces)
 
 
 def _stages(graph: Graph, assignment: Assignment) -> Iterator[int]:
-    """The stage of each operator."""
+    """Yield the stage of each operator."""
     begins = frozenset(assignment.stages[1:])
     return accumulate(int(operator.name in begins) for operator in graph.operators)
 
 
 def stage_blocks(graph: Graph, assignment: Assignment) -> tuple[int, ...]:
-    """Blocks of each stage of a `priced_graph`: what `Plan.stage_layers` says of a decoder."""
-    found: list[set[str]] = [set() for _ in range(assignment.num_stages)]
+    """Return the blocks of each stage of a `priced_graph`, as `Plan.stage_layers` does for a decoder."""
+    layers: list[set[str]] = [set() for _ in range(assignment.num_stages)]
     for stage, operator in zip(_stages(graph, assignment), graph.operators, strict=True):
         if operator.layer in graph.blocks:
-            found[stage].add(operator.layer)
-    return tuple(map(len, found))
+            layers[stage].add(operator.layer)
+    return tuple(map(len, layers))
 
 
-def handed_on(graph: Graph, assignment: Assignment) -> tuple[str, ...]:
-    """The tensors that each stage but the last hands on; of one stage those that its layers do."""
+def boundary_tensors(graph: Graph, assignment: Assignment) -> tuple[str, ...]:
+    """Return the boundary tensors of all stages but the last; with one stage, those of its layers."""
     stages, layers = _stages(graph, assignment), (operator.layer for operator in graph.operators)
     homes: Iterable[int | str] = stages if assignment.stages else layers
-    made, found = dict[str, int | str](), dict[str, None]()
-    for here, operator in zip(homes, graph.operators, strict=True):
-        made[operator.output.tensor] = here
-        crossing = (operand.tensor for operand in operator.inputs if made.get(operand.tensor, here) != here)
-        found |= dict.fromkeys(tensor for tensor in crossing if graph.tensors[tensor].role is TensorRole.ACTIVATION)
-    return tuple(found)
+    homes_of, tensors = dict[str, int | str](), dict[str, None]()
+    for home, operator in zip(homes, graph.operators, strict=True):
+        homes_of[operator.output.tensor] = home
+        crossing = (operand.tensor for operand in operator.inputs if homes_of.get(operand.tensor, home) != home)
+        tensors |= dict.fromkeys(tensor for tensor in crossing if graph.tensors[tensor].role is TensorRole.ACTIVATION)
+    return tuple(tensors)
 
 
 def is_scattered(program: Program) -> bool:
-    """Whether what is handed on is cut over tp: sequence parallelism."""
+    """Return whether boundary tensors are sharded over tp: sequence parallelism."""
     derivation = program.derivation
-    return any(derivation.left[tensor].cut_axes & TENSOR_AXES for tensor in program.handed_on)
+    return any(derivation.left[tensor].cut_axes & TENSOR_AXES for tensor in program.boundary_tensors)
 
 
 def assigned_grid(assignment: Assignment, pp: int, tier_sizes: tuple[int, ...]) -> LayoutGrid:
-    """One column: the mesh of a stage by its own axes, stages one after another on the network.
+    """Return a grid of one column: the mesh of a stage by its own axes, with stages in order on the network.
 
-    Axes that have the names of a rule set's are those; what others there are counts as data-parallel where only that is asked for.
+    Axes with the names of a rule set keep their role. Other axes count as data-parallel where only that matters.
     """
     chips = assignment.num_chips
 

@@ -5,12 +5,12 @@ from perfmodel.hardware.calibration import Provenance
 
 
 def is_calibrated(machine: Machine) -> bool:
-    """By its matrix multiplies, which most of a step is made of."""
+    """Return whether the matrix multiplies, most of a step, were measured on this chip."""
     return machine.rests_on["matmul"].startswith(Provenance.CALIBRATED)
 
 
 def uncalibrated(machine: Machine) -> str:
-    """Return what the chip has in place of a whole calibration of its own, in words; nothing if it has one."""
+    """Return in words what the chip has instead of a full calibration of its own; empty if it has one."""
     if is_calibrated(machine):
         return ""
     is_partial = machine.rests_on["matmul"].startswith(Provenance.PARTIAL)

@@ -1,7 +1,7 @@
-"""How long a collective takes on nested network tiers: the cheapest of ring, tree, hierarchical and one-shot.
+"""Time of a collective on nested network tiers: the cheapest of ring, tree, hierarchical and one-shot.
 
-Bandwidth is per chip, so groups that run at the same time on the chips of one node share its NICs by themselves. All functions are
-elementwise on broadcast arrays; a group of one rank takes exactly 0.
+Bandwidth is per chip, so concurrent groups on the chips of one node share its NICs implicitly. All functions are elementwise on
+broadcast arrays; a group of one rank takes exactly 0.
 """
 
 from collections.abc import Sequence
@@ -30,15 +30,13 @@ def collective_time(
     machine: Machine,
     exchanged: Sequence[Column] | None = None,
 ) -> Any:
-    """One collective of a group, alone on its links. [s]
+    """Return the time of one collective of a group, alone on its links. [s]
 
     t = sum over crossed tiers of a  +  min(sum h_ring a1, sum h_tree a_tree)  +  max over tiers of (V_i / B_i + c (V_i / MiB)^x)
         + sum over crossed tiers of  l L_i s(V / n / v_l) + J s(V / n / v_J),   s(x) = x^2 / (1 + x^2)
     L_i = a + min(h_ring a1, h_tree a_tree): the tier's own latency
 
-    V_i also counts p g V / n, the chunk that stays where it is.
-
-    A ring that leaves an inner domain takes `inner_hop_time` more for each hop inside.
+    V_i also counts p g V / n, the rank's own chunk. A ring that leaves an inner domain takes `inner_hop_time` more for each hop inside.
 
     kind        a kind, or an array of codes (`COLLECTIVE_CODE`) that broadcasts against the rest
     num_bytes   V    buffer at full size in the group; of an all-to-all the local buffer                [byte]
@@ -48,16 +46,16 @@ def collective_time(
 
     With n_-1 = 1 and p passes (all-reduce 2, others 1, `RING_PASSES`), at tier i:
     ring hops n / n_{i-1} - n / n_i, tree levels ceil(log2(n_i / n_{i-1})), and bytes V_i that a chip sends
-    ring          p V (n - 1) / n / n_{i-1}     where tier i is crossed: the ranks of an inner domain share the flow through it
-    hierarchical  p V (1 / n_{i-1} - 1 / n_i)   the inner tiers have reduced or will gather the rest
+    ring          p V (n - 1) / n / n_{i-1}     if tier i is crossed: the ranks of an inner domain share the flow through it
+    hierarchical  p V (1 / n_{i-1} - 1 / n_i)   the inner tiers reduce before or gather after
     all-to-all    V (n_i - n_{i-1}) / n
     Tiers work at the same time on different chunks: the slowest sets the pace. In one tier all three are p V (n - 1) / n.
-    A switch that reduces (`switch_fraction`) bounds the bytes' time by that of V, whatever n.
-    Where the library can (`one_shot_time`), a small all-reduce instead sends V to each of the n - 1 peers at once.
+    With in-switch reduction (`switch_fraction`), the time of the bytes is at most that of V, whatever n.
+    If the library has it (`one_shot_time`), a small all-reduce instead sends V to each of the n - 1 peers at once.
     Full mesh: B_i grows with the peers, min(bandwidth, (n - 1) * pair bandwidth). Torus: see `machine._torus_slowdown`.
 
-    Source: Thakur, Rabenseifner & Gropp, IJHPCA 19(1), 2005 (ring, recursive halving and doubling); the base, the steps or the ramp and the
-    achieved fraction of B_i are fitted to NCCL (or gloo), whose own choice of algorithm and protocol they contain: the steps l and J are
+    Source: Thakur, Rabenseifner & Gropp, IJHPCA 19(1), 2005 (ring, recursive halving and doubling). Base, steps or ramp and the achieved
+    fraction of B_i are fitted to NCCL (or gloo), whose choice of algorithm and protocol they contain. The steps l and J are at the sizes
     where NCCL leaves its low-latency protocol and enters its bulk protocol.
     """
     links = machine.links
@@ -68,7 +66,7 @@ def collective_time(
 
 
 def send_time(num_bytes: Column, ranks: Column, hop: Sequence[Column], machine: Machine) -> Any:
-    """A send from one pipeline rank to the next, the mean over the pairs of neighbours; 0 of one rank. [s]
+    """Return the time of a send from one pipeline rank to the next, averaged over neighbouring pairs; 0 with one rank. [s]
 
     t = sum over tiers i of  (s_i - s_{i-1}) * send through tier i
     s_i: share of the pairs that lie in one domain of tier i, hop_i - 1; of the outermost 1
@@ -173,14 +171,14 @@ def _nested_time(
 
 
 def _protocol_time(chunk: Column, crossed: Column, latency: Column, steps: Sequence[Any]) -> Any:
-    """Protocol steps of one tier: l L s(chunk / v_l) + J s(chunk / v_J). [s]"""
+    """Return the steps between protocols of one tier: l L s(chunk / v_l) + J s(chunk / v_J). [s]"""
     _, step, step_square, bulk, bulk_square = steps
     square = chunk * chunk
     return latency * step * (square / (square + step_square)) + crossed * bulk * (square / (square + bulk_square))
 
 
 def _total(by_tier: Array) -> Array:
-    """Sum over the tiers, in order: numpy's own sum orders its terms by the shape."""
+    """Sum over the tiers in order: the order of numpy's own sum depends on the shape."""
     total = by_tier[0]
     for values in by_tier[1:]:
         total = total + values
@@ -192,12 +190,12 @@ def _slowest(by_tier: Array) -> Array:
 
 
 def _tree_levels(branches: Column) -> Any:
-    """ceil(log2(branches)), exactly: the binary exponent of the number just below. [-]"""
+    """Return ceil(log2(branches)), exactly: the binary exponent of the number just below. [-]"""
     return np.frexp(branches - 0.5)[1]
 
 
 def _mesh_slowdown(peers: Column, mesh: Column) -> Any:
-    """A chip reaches each peer by its own link: with few peers the others idle. [-]"""
+    """Return the slow-down of a full mesh with few peers: a chip reaches each peer by its own link, and the other links idle. [-]"""
     return np.maximum(mesh / np.maximum(peers, 1.0), 1.0)
 
 

@@ -19,7 +19,7 @@ from perfmodel.parallel.algebra.folding import EXPERT_AXES
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS
 from perfmodel.parallel.grid import LayoutGrid
 
-#: Axes with a process group each, with the parts that make the group's members; the group of an axis exists where its degree exceeds 1.
+#: Axes with a process group each, and the parts that make the group's members. The group exists if the axis's degree exceeds 1.
 _GROUPS = {
     "dp_replicate": AXIS_PARTS["dp_replicate"],
     "dp_shard": (*AXIS_PARTS["dp_shard"], "dp_ep"),
@@ -29,10 +29,10 @@ _GROUPS = {
 
 
 def communicator_bytes(machine: Machine, grid: LayoutGrid) -> Any:
-    """Return the buffers of all communicators that a chip is a member of, for each layout. [byte]
+    """Return the buffers of all communicators of a chip, for each layout. [byte]
 
-    One communicator for each mesh axis with more than one rank, one for experts and one for the replicas of experts, and where there
-    are several the one of all ranks (gradient norm, barriers). Those of an axis inside a node have the channels of the node's links.
+    There is one communicator for each mesh axis with more than one rank, one for experts and one for the replicas of experts. With several
+    communicators there is also one of all ranks (gradient norm, barriers). Communicators inside a node have the channels of its links.
     """
     total: Column = 0.0
     largest: Column = 0.0
@@ -40,10 +40,10 @@ def communicator_bytes(machine: Machine, grid: LayoutGrid) -> Any:
     named = {part for parts in _GROUPS.values() for part in parts}
     others = tuple(axis for axis in grid.fine if axis not in named)
     for axis, parts in _GROUPS.items():
-        # axes without a name of their own count as data-parallel
-        each = _of_group(machine, grid, (*parts, *others) if axis == "dp_replicate" else parts)
+        # axes that are not named count as data-parallel
+        buffers = _of_group(machine, grid, (*parts, *others) if axis == "dp_replicate" else parts)
         is_used = np.minimum(grid.degree[axis] - 1.0, 1.0)
-        total, largest, count = total + is_used * each, np.maximum(largest, is_used * each), count + is_used
+        total, largest, count = total + is_used * buffers, np.maximum(largest, is_used * buffers), count + is_used
     is_pipelined = np.minimum(grid.degree["pp"] - 1.0, 1.0)
     sends = is_pipelined * _of_sends(machine, grid)
     total, largest, count = total + sends, np.maximum(largest, sends), count + is_pipelined
@@ -55,9 +55,9 @@ def communicator_bytes(machine: Machine, grid: LayoutGrid) -> Any:
 
 def world_communicator_bytes(machine: Machine, num_chips: int) -> float:
     """Return the buffers of the one communicator of all ranks. [byte]"""
-    for each, size in zip(machine.communicator_bytes, machine.tier_sizes, strict=True):
+    for num_bytes, size in zip(machine.communicator_bytes, machine.tier_sizes, strict=True):
         if min(size, num_chips) > 1:
-            return each
+            return num_bytes
     return 0.0
 
 
@@ -65,17 +65,17 @@ def _of_group(machine: Machine, grid: LayoutGrid, parts: tuple[str, ...]) -> Any
     """Return the buffers of one communicator, by the innermost tier in which it has more than one rank. [byte]"""
     if not machine.communicator_bytes:
         return 0.0
-    found: Column = machine.communicator_bytes[-1]
-    for each, inside in reversed(list(zip(machine.communicator_bytes, grid.group_inside(parts), strict=True))):
-        found = np.where(inside > 1.0, each, found)
-    return found
+    buffers: Column = machine.communicator_bytes[-1]
+    for num_bytes, inside in reversed(list(zip(machine.communicator_bytes, grid.group_inside(parts), strict=True))):
+        buffers = np.where(inside > 1.0, num_bytes, buffers)
+    return buffers
 
 
 def _of_sends(machine: Machine, grid: LayoutGrid) -> Any:
-    """Return the same of the communicator over which a pipeline sends. [byte]"""
+    """Return the buffers of the communicator of pipeline sends. [byte]"""
     if not machine.communicator_bytes:
         return 0.0
-    found: Column = machine.communicator_bytes[-1]
-    for each, hop in reversed(list(zip(machine.communicator_bytes, grid.hop, strict=True))):
-        found = np.where(hop >= 2.0, each, found)
-    return found
+    buffers: Column = machine.communicator_bytes[-1]
+    for num_bytes, hop in reversed(list(zip(machine.communicator_bytes, grid.hop, strict=True))):
+        buffers = np.where(hop >= 2.0, num_bytes, buffers)
+    return buffers

@@ -1,4 +1,4 @@
-"""How long one operator takes on one chip: matrix multiplies, streaming kernels, fused attention.
+"""Time of one operator on one chip: matrix multiplies, streaming kernels, fused attention.
 
 All functions are elementwise on broadcast arrays, so that a row of a batch equals the single evaluation to the bit. Efficiency is a
 smooth function of the shape with few parameters (see `perfmodel.hardware.calibration`).
@@ -14,11 +14,13 @@ from perfmodel.foundation.columns import Column
 from perfmodel.hardware.calibration import KERNEL_CODE, KernelClass
 
 STACK_LIMIT = 8192
-"""Elements up to which all tiles are evaluated in one array; beyond, tile after tile, so that temporaries stay in cache. Same bits."""
+"""Largest number of elements for which all tiles are evaluated in one array. Beyond it tiles are evaluated one by one, so that temporaries
+stay in cache. The bits are the same.
+"""
 
 
 def matmul_time(*, batch: Column, m: Column, n: Column, k: Column, itemsize: Column, machine: Machine) -> Any:
-    """A batch of matrix multiplies [m, k] x [k, n]. [s]
+    """Return the time of a batch of matrix multiplies [m, k] x [k, n]. [s]
 
     t = t0 + (C^p + M^p)^(1/p)
     C = min over tiles of  max(wq, w0) * S * tm * tn * (1 + q * m0) * 2 (k max(r, D / (D + k)) + k0) / R
@@ -29,9 +31,9 @@ def matmul_time(*, batch: Column, m: Column, n: Column, k: Column, itemsize: Col
     R   achieved FLOP rate (peak * clock * peak_fraction)         B   achieved memory bandwidth
     S   compute units    tm, tn  output tile    q  its penalty exponent    a, k0, m0, p, t0  calibration
 
-    S * wq tiles are paid: the last wave of tiles costs up to a whole one. The library is taken to choose the best tile. A tile among few
-    is done in w0 of the time that it takes in a full wave (caches and power are its own), and no sooner with even fewer; then (r < 1)
-    idle units take a share of a long contraction: they split k as far as they suffice, less so the shorter it is (D: split-k, stream-k).
+    The last wave of tiles costs up to a full wave: time is that of S * wq tiles. The library is assumed to choose the best tile. With few
+    tiles, a tile takes at least w0 of its time in a full wave, because it has more cache and power. Then (r < 1) idle units also split a
+    long contraction, as far as there are enough of them, and less so the shorter k is (D: split-k, stream-k).
     Source: wave and tile quantisation as in NVIDIA, Matrix Multiplication Background User's Guide; the rest is fitted.
     """
     return _product_time(batch, m, n, k, itemsize, machine.matmul)
@@ -49,7 +51,7 @@ def smooth_maximum(first: Column, second: Column, sharpness: float) -> Any:
 
 
 def compute_part(batch: Column, m: Column, n: Column, k: Column, rates: MatmulRates) -> Any:
-    """C of `matmul_time`. [s]"""
+    """Return C of `matmul_time`. [s]"""
     depths = () if rates.fills_units else (k * rates.inverse_least_waves, k, k / (1.0 + k * rates.inverse_split_depth))
     if _size(batch, m, n, *depths) <= STACK_LIMIT:
         shape = (-1,) + (1,) * max(np.ndim(batch), np.ndim(m), np.ndim(n), *map(np.ndim, depths))
@@ -65,7 +67,7 @@ def compute_part(batch: Column, m: Column, n: Column, k: Column, rates: MatmulRa
 
 
 def few_rows_part(batch: Column, m: Column, n: Column, k: Column, rates: MatmulRates) -> Any:
-    """C of a kernel for products of few rows, which pads nothing and reaches half of the rate. [s]
+    """Return C of a kernel for products of few rows, which pads nothing and reaches half of the rate. [s]
 
     C = 2 batch n k max(2 m, mu) / R,   mu `MatmulModel.few_rows`
     """
@@ -83,24 +85,24 @@ def grouped_matmul_time(
     machine: Machine,
     up_projections: Column = 2,
 ) -> Any:
-    """The experts of a mixture-of-experts layer on one chip, forward, as one fused call: two grouped products, and what joins them. [s]
+    """Return the forward time of a layer's experts on one chip, as one fused call: two grouped products and passes over rows. [s]
 
     t = t0 + t1 e + P(e, r / e, u i, h) + P(e, r / e, h, i) + s (r (3 h + (u + 1) i) + T h) / B
     P(batch, m, n, k) = (C^p + M^p)^(1/p) of `matmul_time`, with its tiles (and one of 16 rows), waves and depths, at rates f R and g B
 
-    experts            e  experts of this chip that have rows: each one's weights are read once      [-]
+    experts            e  experts of this chip that have rows; their weights are read once           [-]
     rows               r  (token, expert) pairs that the chip computes; r / e to each expert          [-]
-    tokens             T  tokens whose sum of experts the chip writes (those that it was given)       [-]
+    tokens             T  input tokens of the chip, for which it writes the sum of experts            [-]
     hidden_size        h  of the layer     intermediate_size  i  of an expert, this chip's share of it
-    up_projections     u  2 with a gate beside the up projection, 1 without
+    up_projections     u  2 with a gate and an up projection, 1 without a gate
     itemsize           s  bytes of an element of weights and activations                              [byte]
     f, g, t0, t1       of `GroupedMatmulModel`; B: memory bandwidth that the passes over rows reach   [byte/s]
 
     Rows are copied in the order of their experts (2 r h), pass the activation (r (u + 1) i) and are added up for each token (r h + T h).
-    An expert pays whole tiles, so few rows an expert cost what a tile does, or what its weights do. Rows are taken to spread evenly:
-    routing by a power law (exponents 1.01, 1.2) took 4-9 % longer for as many rows.
-    f may exceed 1: what the products reach cannot be told apart from what the passes over rows take.
-    Source: as `matmul_time`, on which this stands; f, g, B, t0, t1 are fitted to TensorRT-LLM's fused kernel (aiconfigurator's tables) by
+    Rows of an expert are padded to full tiles: few rows cost a full tile, or the read of the weights. Rows are assumed to be even: routing
+    by a power law (exponents 1.01, 1.2) took 4-9 % longer for the same number of rows.
+    f may exceed 1: the fit cannot separate the rate of the products from the time of the passes over rows.
+    Source: as `matmul_time`, on which this is based; f, g, B, t0, t1 are fitted to TensorRT-LLM's fused kernel (aiconfigurator's tables) by
     `lab.kernels.chip_kernels`. Median error of layers that no fit saw, bf16: H100 and H200 4 %, B200 6 %, A100 9 %; fp8: 6-7 %.
     """
     e, r, h, i, u = experts, rows, hidden_size, intermediate_size, up_projections
@@ -111,32 +113,34 @@ def grouped_matmul_time(
 
 
 def grouped_product_time(*, batch: Column, m: Column, n: Column, k: Column, itemsize: Column, machine: Machine) -> Any:
-    """One product of each of so many experts, forward or a gradient, as training runs them: a plain product for each. [s]
+    """Return the time of one product of each of `batch` experts in training, forward or a gradient: one plain product an expert. [s]
 
     t = t0 batch + P(batch, m, n, k),   t0 and P of `matmul_time`
 
-    batch  experts of this chip    m  rows of one: they fill tiles of their own, so few rows cost what a tile does. Where their scales want
-    it all of m, n and k are padded to a multiple (`Machine.row_multiple`): rows are m of products forward and for inputs, k of those for
-    weights.
+    batch  experts of this chip
+    m      rows of one expert; they fill their own tiles, so few rows cost a full tile
+
+    If a recipe's scales require it, m, n and k are padded to a multiple (`Machine.row_multiple`). The rows are m of forward and
+    input-gradient products, and k of weight-gradient products.
 
     The fused kernel of serving (`grouped_matmul_time`) reaches 1.4 times these rates on B200.
     Source: Transformer Engine's GroupedLinear, which multiplies expert by expert with cuBLAS; the rates of SimuMax's 108 such products on
     B200 with 128 to 9,832 rows are those of plain products plus 2 to 5 us an expert.
     """
     if machine.row_multiple > 1.0:
-        m, n, k = (np.ceil(each / machine.row_multiple) * machine.row_multiple for each in (m, n, k))
+        m, n, k = (np.ceil(size / machine.row_multiple) * machine.row_multiple for size in (m, n, k))
     return machine.matmul.floor_time * (batch - 1.0) + matmul_time(batch=batch, m=m, n=n, k=k, itemsize=itemsize, machine=machine)
 
 
 def convolution_time(*, batch: Column, m: Column, n: Column, k: Column, num_bytes: Column, itemsize: Column, machine: Machine) -> Any:
-    """A convolution, or one of its gradients, as a batch (groups) of products [m, k] x [k, n]. [s]
+    """Return the time of a convolution, or of one of its gradients, as a batch (groups) of products [m, k] x [k, n]. [s]
 
     t = t0 + 2 batch m n (k + k0) / R + V / B
 
     num_bytes  V  of input, weight and output: k repeats an entry of the input for every window that holds it   [byte]
     R, B          achieved FLOP rate and memory bandwidth    k0, t0  calibration
 
-    Where convolutions were not measured: a matrix multiply of that size.
+    Without measured convolutions: a matrix multiply of that size.
     """
     rates = machine.convolution
     if rates is None:
@@ -154,17 +158,18 @@ def _tile_work(
     weight: Column,
     rates: MatmulRates,
 ) -> Any:
-    """Work of each compute unit with one tile or a stack of tiles (tile sides are powers of two: exact): multiplies, or output
-    elements if the number of tiles does not matter.
+    """Return the work of each compute unit with one tile or a stack of tiles.
 
-    depths  contraction lengths: k / w0, k, and the shortest that a split leaves; none where few tiles cost no more
+    The work is in multiplies, or in output elements if the number of tiles does not matter. Tile sides are powers of two: exact.
+
+    depths  contraction lengths: k / w0, k, and the shortest after a split; none if a few tiles cost no more
     """
     waves = np.ceil(m * inverse_m) * np.ceil(n * inverse_n) * batch / rates.compute_units
     paid = waves * (1.0 - rates.wave_softness) + np.ceil(waves) * rates.wave_softness if rates.wave_softness else waves
     if not depths:
         return paid * weight
-    spread, whole, shortest = depths
-    depth = np.maximum(np.minimum(waves * spread, whole), shortest) + rates.depth_offset
+    spread, depth_of_k, shortest = depths
+    depth = np.maximum(np.minimum(waves * spread, depth_of_k), shortest) + rates.depth_offset
     return np.maximum(paid, rates.least_waves) * weight * depth
 
 
@@ -175,7 +180,7 @@ def _size(*operands: Column) -> int:
 def streaming_time(
     *, num_bytes: Column, num_elements: Column, kernel_class: KernelClass | NDArray[np.integer], machine: Machine, backward: Column = 0
 ) -> Any:
-    """A kernel that passes over memory: elementwise, normalisation, softmax, lookup, optimizer. [s]
+    """Return the time of a kernel that streams over memory: elementwise, normalisation, softmax, lookup, optimizer. [s]
 
     t = t0 + V * (1 / B0 + sum over caches of (1 / B_next - 1 / B_cache) * s(V / capacity)) + N * e,   s(x) = x^2 / (1 + x^2)
 
@@ -183,9 +188,9 @@ def streaming_time(
     num_elements  N  elements of the output                                                    [-]
     kernel_class     a class, or an array of codes (`KERNEL_CODE`) that broadcasts against V
     backward         1 for the class's backward kernel, which takes `backward_factor` times as long; 0 else
-    B0               achieved bandwidth of the innermost level that the class knows; e  [s] for each element
+    B0               achieved bandwidth of the innermost level in the class's model; e  [s] for each element
 
-    With a floor, bandwidth saturates: half of it is reached at V = t0 * B. s is a smooth step from a cache's bandwidth to the next one's.
+    With a floor, bandwidth saturates: half of it is reached at V = t0 * B. s is a smooth step from the bandwidth of one cache to the next.
     """
     V, N = num_bytes, num_elements
     rates = machine.streaming
@@ -213,14 +218,14 @@ def attention_time(
     kernel: str = "flash",
     value_head_dim: Column | None = None,
 ) -> Any:
-    """A fused attention kernel, forward. [s]
+    """Return the time of a fused attention kernel, forward. [s]
 
     t = t0 + C + M
     C = 4 tile S wq f / R * (z (d + d0) + s1),   wq = (1 - a) * w + a * ceil(w),   w = b h ceil(q / tile) / S
     M = itemsize * b * d * (2 h q + 2 g z) / B
 
-    d  entries of a head; where those of values (value_head_dim) are others, the mean of both: one product sums over d, one writes v
-
+    d                   entries of a head; if values have another size (value_head_dim), the mean of both: one product sums over d, one
+                        writes v
     causal_fraction  f  share of the q x z scores that is computed (causal, q = z: 1/2)
     kv_heads         g  heads of keys and values: they count in memory only
 
@@ -230,7 +235,7 @@ def attention_time(
     head_dim = head_dim if value_head_dim is None else forward_width(head_dim, value_head_dim)
     compute = _attention_compute(batch * heads, query_length, key_length, head_dim, causal_fraction, rates)
     if rates.long is not None:
-        compute = _with_own_clock(compute, _seen(key_length, causal_fraction), rates.long[0], rates.flop_rate, rates)
+        compute = _at_long_sequence_rate(compute, _seen(key_length, causal_fraction), rates.long[0], rates.flop_rate, rates)
     memory = (heads * query_length + kv_heads * key_length) * (batch * head_dim) * (itemsize * (2.0 / rates.bandwidth))
     return rates.floor_time + compute + memory
 
@@ -249,7 +254,9 @@ def attention_backward_time(
     kernel: str = "flash",
     value_head_dim: Column | None = None,
 ) -> Any:
-    """The same kernel's backward: five products against two, at another rate; reads q, k, v, o, do and writes dq, dk, dv. [s]
+    """Return the time of the same kernel's backward pass: five products instead of two, at another rate. [s]
+
+    It reads q, k, v, o, do and writes dq, dk, dv.
 
     t = t0 + 2.5 / rate * C + 2 M with C and M of `attention_time`; three of the products are over d, two over v
     """
@@ -259,44 +266,46 @@ def attention_backward_time(
     compute = compute * (rates.model.backward_flops / rates.model.backward_rate)
     if rates.long is not None:
         short_rate = rates.flop_rate * rates.model.backward_rate
-        compute = _with_own_clock(compute, _seen(key_length, causal_fraction), rates.long[1], short_rate, rates)
+        compute = _at_long_sequence_rate(compute, _seen(key_length, causal_fraction), rates.long[1], short_rate, rates)
     head_dim = head_dim if value_head_dim is None else forward_width(head_dim, value_head_dim)
     memory = (heads * query_length + kv_heads * key_length) * (batch * head_dim) * (itemsize * (4.0 / rates.bandwidth))
     return rates.floor_time + compute + memory
 
 
 def forward_width(head_dim: Column, value_head_dim: Column) -> Column:
-    """Entries of a head in the mean of fused attention's two products: scores, and what they weigh."""
+    """Return the mean head size of fused attention's two forward products: scores, and weighted values."""
     return (head_dim + value_head_dim) / 2
 
 
 def backward_width(head_dim: Column, value_head_dim: Column) -> Column:
-    """In the mean of the five of its backward pass: scores again, gradients of queries and of keys; of values and of the weights."""
+    """Return the mean head size of its five backward products: scores, gradients of queries and keys; gradients of values and weights."""
     return (3 * head_dim + 2 * value_head_dim) / 5
 
 
 LONG_KEYS = 2.0**16
-"""Keys at which attention is half way from the clock of a step's mean power, which the matrix multiplies around it set, to its own. Ours:
-published runs of up to 32k tokens show the first (torchtitan's, Composer's), those of 500k and more the second, and prime-rl's trainer at
-64k lies between (0.6B to 8B on H100 and H200; the value was chosen with these runs in view, later runs of that trainer among them)."""
+"""Number of keys at which attention's clock is half way between two values. Over few keys it is the clock of the step's mean power, set by
+the matrix multiplies around it; over many keys it is the clock of attention's own power. The value is ours. Published runs of up to 32k
+tokens show the first (torchtitan's, Composer's), those of 500k and more the second, and prime-rl's trainer at 64k lies between (0.6B to
+8B on H100 and H200). The value was chosen with these runs in view, later runs of that trainer among them.
+"""
 
 _LONG_HEAD_DIM = 128.0
 
 
 def _seen(key_length: Column, causal_fraction: Column) -> Any:
-    """Keys that the last query sees: twice the mean under a causal mask, a window's where there is one."""
+    """Return the keys that the last query sees: twice the mean under a causal mask, else the sliding window."""
     return key_length * np.minimum(1.0, 2.0 * causal_fraction)
 
 
-def _with_own_clock(compute: Column, keys: Column, long_rate: float, short_rate: float, rates: AttentionRates) -> Any:
-    """C of attention over many keys, from that of few. [s]
+def _at_long_sequence_rate(compute: Column, keys: Column, long_rate: float, short_rate: float, rates: AttentionRates) -> Any:
+    """Return C of attention over many keys, from C over few. [s]
 
     C (1 - s(z / Z) (1 - r)),   s(x) = x^2 / (1 + x^2),   r = (R / L) 128 / (128 + d0)
 
     keys  z   that the last query sees
     R, L      rates over few and over many keys (`Calibration.long_attention`)     Z  `LONG_KEYS`     d0  as in `attention_time`
 
-    Where attention is most of a step the chip keeps the clock that attention has the power for, however ranks share the queries.
+    Where attention is most of a step, the chip runs at the clock that attention's power permits, however ranks share the queries.
     Source: the form is ours. Rates: what kernels reach in benchmarks of long sequences (Dao 2023, FlashAttention-2; Shah et al. 2024,
     FlashAttention-3), under the sustained clock of an A100, .95. With them runs of a million tokens on H100 (TRL's with cuDNN and
     FlashAttention-2, ArcticTraining's with FlashAttention-2) are predicted within 8 %, none of which these rates come from.
@@ -321,7 +330,7 @@ def attention_decode_time(
     machine: Machine,
     kernel: str = "flash",
 ) -> Any:
-    """Fused attention of one new token a sequence with its cache of keys and values (split over them as needed). [s]
+    """Return the time of fused attention in decode: one new token a sequence against its KV cache, split over units as needed. [s]
 
     t = t0 + (W^p + M^p)^(1/p),   p = 4
     M = V / B + t1 s(V / V1),   s(x) = x^2 / (1 + x^2),   V = 2 itemsize b d (g z + h),   W = w b g / S
@@ -330,9 +339,10 @@ def attention_decode_time(
     itemsize       bytes of an element of the cache, of the query and of the output                          [byte]
     B, t0, t1, V1, w   of `DecodeAttentionModel`     S  compute units
 
-    It streams the cache: with t0 and t1 bandwidth saturates, so small caches reach a small fraction of it. t1 shows where the cache of one
-    layer outgrows the chip's own (V1); tables repeat one call, so below V1 they find it there, which a model of many layers does not.
-    Each (sequence, key-value head) takes a unit for w at least: it decides where there are many short ones.
+    Decode streams the cache. With t0 and t1 bandwidth saturates, so small caches reach a small fraction of it. t1 applies if the KV cache
+    of one layer exceeds the chip's own cache (V1). Tables repeat one call, so below V1 they find the data there; a model of many layers
+    does not.
+    Each (sequence, key-value head) occupies a unit for w at least, which dominates if there are many short sequences.
     Source: the form is ours; parameters are fitted by `lab.kernels.chip_kernels` to aiconfigurator's generation attention (lengths
     from 128, up to 16 query heads to a key-value head, head dims 64 and 128). Median error of heads that no fit saw, bf16: B200 3 %,
     H100 6 %, A100 7 %, H200 9 %; caches over 200 MB: 1-8 %.
@@ -349,7 +359,7 @@ def attention_decode_time(
 def _attention_compute(
     sequences: Column, query_length: Column, key_length: Column, head_dim: Column, fraction: Column, rates: AttentionRates
 ) -> Any:
-    """C of `attention_time`; sequences is b h. Whole blocks of queries are paid, in whole waves to the degree a. [s]"""
+    """Return C of `attention_time`. sequences is b h. Query blocks are padded to full tiles; waves are quantised to the degree a. [s]"""
     model = rates.model
     waves = np.ceil(query_length / model.query_tile) * sequences / rates.compute_units
     paid = waves * (1.0 - model.wave_softness) + np.ceil(waves) * model.wave_softness

@@ -1,4 +1,4 @@
-"""Attention of a sequence that ranks share: what the slowest of them does."""
+"""Attention of a sequence that several ranks share: work of the slowest rank."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionBehaviour:
-    """How ranks that share the queries of a sequence share the work of fused attention.
+    """How context-parallel ranks share the work of fused attention.
 
     mask                   None: every query sees every key
-    shared_rate_fraction   rate of its kernel there over that where they do not
+    shared_rate_fraction   rate of the kernel with shared queries over its rate without
     """
 
     mask: CausalWindow | None
@@ -29,7 +29,7 @@ class AttentionBehaviour:
     shared_rate_fraction: float
 
     def fraction(self, num_keys: Column) -> Any:
-        """Share of the whole square that is computed."""
+        """Return the computed share of the full square of scores."""
         return 1.0 if self.mask is None else self.mask.over(num_keys).fraction
 
 
@@ -42,18 +42,18 @@ def attention_behaviours(mask: CausalWindow | None, profile: ExecutionProfile) -
 
 
 SHARED_BLOCK = 32768.0
-"""Keys of a rank's block in the runs that say how much slower attention is where ranks share queries (torchtitan's, December 2024)."""
+"""Keys of a rank's block in the runs that measured the slow-down of attention with shared queries (torchtitan's, December 2024)."""
 
 
 def attention_share(behaviours: AttentionBehaviour, num_chunks: Array, num_keys: Array) -> Array:
-    """Scores that the slowest rank of fused attention computes, over the square of its queries and all keys. [-]
+    """Return the scores that the slowest rank of fused attention computes, over the square of its queries and all keys. [-]
 
     num_chunks  ranks that share the queries of a sequence
     num_keys    of the sequence
 
-    A kernel that reaches less of its rate where queries are shared is one that computes more of them at its own. What it does beside
-    (blocks are sent, partial results merged) grows with the length of a block, its scores with the square: long blocks hide it.
+    A lower kernel rate with shared queries is modelled as more scores at the full rate. The overhead (sending blocks, merging partial
+    results) grows with the length of a block, and the scores with its square. Long blocks therefore amortise it.
     """
     seen = 1.0 if behaviours.mask is None else behaviours.mask.over(num_keys).seen_by_slowest(num_chunks, head_tail=behaviours.is_head_tail)
-    beside = (1.0 / behaviours.shared_rate_fraction - 1.0) * np.minimum(1.0, SHARED_BLOCK * num_chunks / num_keys)
-    return np.asarray(np.where(num_chunks > 1.0, seen * (1.0 + beside), seen))
+    overhead = (1.0 / behaviours.shared_rate_fraction - 1.0) * np.minimum(1.0, SHARED_BLOCK * num_chunks / num_keys)
+    return np.asarray(np.where(num_chunks > 1.0, seen * (1.0 + overhead), seen))

@@ -1,7 +1,7 @@
 """Counts of one rank in one step: FLOPs by operator, collectives by kind and axes, bytes held.
 
-The same rows that `cost/microbatch.py` and `cost/parameters.py` turn into seconds, for one rank of a plan and as the executor of
-this package runs them, so that an audit can lay them beside what torch really issues.
+`cost/microbatch.py` and `cost/parameters.py` turn the same rows into seconds. Here they are counted for one rank of a plan, as this
+package's executor runs them, so that an audit can compare them with the operations that torch issues.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from perfmodel.workload.graph import Data, Operand, Operator, Region, Tensor
 from perfmodel.workload.job import PrecisionPolicy
 from perfmodel.workload.routing import Once, RankRows, RoutingCounts
 
-#: What the executor is: fully_shard, DTensor and torch's pipelines, with the memory of one rank wherever it runs.
+#: Profile of the executor: fully_shard, DTensor and torch's pipelines, with the memory of one rank on any device.
 EXECUTOR_PROFILE = "torch-gloo"
 _KIND_OF_CODE = {code: str(kind) for kind, code in COLLECTIVE_CODE.items()}
-#: Dims of attention by the names that rule sets know, and of the keys those that a chunk of the sequence looks at.
+#: Dims of attention by their names in rule sets, and the dim of the keys that a chunk of the sequence attends to.
 _NEXT_TO_NOTHING = 1e-12
 _QUERIES, _KEYS, _SEEN = "s_query", "s_key", "keys seen"
 
@@ -51,12 +51,12 @@ ATTENTION: tuple[Shape, Shape] = (("attention",), ("attention.grad",))
 
 
 def product_shape(batch: float, m: float, n: float, k: float) -> Shape:
-    """One key for a product and for its two gradients, which have its dims in another order."""
+    """Return one key for a product and for its two gradients, which have its dims in another order."""
     return (round(batch), *sorted((round(m), round(n), round(k)), reverse=True))
 
 
 def kernel_shape(kind: str, *, is_backward: bool) -> Shape:
-    """One key for all products of a kernel that makes several."""
+    """Return one key for all products of a kernel that computes several."""
     return (f"{kind}.grad" if is_backward else kind,)
 
 
@@ -64,17 +64,17 @@ def kernel_shape(kind: str, *, is_backward: bool) -> Shape:
 class RankCounts:
     """Counts of one rank in one step.
 
-    flops        by shape of the product, so that torch's products find the operators that issue them: (batch, and the other three
-                 dims from the largest); fused attention forward and backward under ("attention",) and ("attention.grad",), and so
-                 what other kernels make of several products, by their kind
-    operators    names of the operators behind each shape (predicted counts only)
-    collectives  (kind, axes joined by +) -> (how many, their full-buffer bytes); sends and receives have axis pp
-    parameters   weights that stay, as the operators read them or (ZeRO-2 and 3) as the optimizer updates them   [byte]
-    gradients    as the optimizer reads them                                                                     [byte]
-    optimizer    its state, and the master copy where that is kept beside the weights                            [byte]
-    saved        tensors made since the step began that live when its first backward begins: saved activations               [byte]
-    peak         largest sum of live storages in a step, no allocator and no context                                        [byte]
-    peak_moment, peak_by_class   when that is, and what it is made of (predicted counts only)                               [byte]
+    flops        by shape of the product, so that torch's products match the operators that issue them: (batch, and the other three
+                 dims from the largest); fused attention forward and backward under ("attention",) and ("attention.grad",), and
+                 other kernels of several products by their kind
+    operators    names of the operators of each shape (predicted counts only)
+    collectives  (kind, axes joined by +) -> (number, their full-buffer bytes); sends and receives have axis pp
+    parameters   weights between steps, as the operators read them or (ZeRO-2 and 3) as the optimizer updates them          [byte]
+    gradients    as the optimizer reads them                                                                                [byte]
+    optimizer    its state, and the master copy if that is stored in addition to the weights                                [byte]
+    saved        saved activations: tensors created since the step began that are live when its first backward begins       [byte]
+    peak         largest sum of live storages in a step, without allocator and context                                      [byte]
+    peak_moment, peak_by_class   moment of the peak and its composition (predicted counts only)                             [byte]
     """
 
     flops: dict[Shape, float] = field(default_factory=dict)
@@ -89,6 +89,7 @@ class RankCounts:
     peak_by_class: dict[str, float] = field(default_factory=dict)
 
     def add_flops(self, shape: Shape, flops: float, operator: str = "") -> None:
+        """Add FLOPs to a shape, and the name of the operator behind it."""
         if not flops:
             return
         self.flops[shape] = self.flops.get(shape, 0.0) + flops
@@ -97,29 +98,29 @@ class RankCounts:
             self.operators[shape] = (*names, operator)
 
     def add_collective(self, kind: str, axes: str, count: int, num_bytes: float) -> None:
-        """`num_bytes`: of all `count` together. An empty `axes` is a group of one: no collective."""
+        """Add collectives. num_bytes: of all `count` together. An empty `axes` is a group of one rank: no collective."""
         if axes and count:
             before = self.collectives.get((kind, axes), (0, 0.0))
             self.collectives[kind, axes] = before[0] + count, before[1] + num_bytes
 
 
 def executor_profile(policy: PrecisionPolicy) -> ExecutionProfile:
-    """How the executor runs a plan; it accumulates and reduces gradients in the dtype that the precision policy names."""
+    """Return the executor's profile; gradients are accumulated and reduced in the dtype of the precision policy."""
     profile = load_profile(EXECUTOR_PROFILE)
     dtype = "fp32" if itemsize(policy.gradient_reduce) == 4 else "compute"
     return profile.having(accumulate_dtype=dtype, reduce_dtype=dtype)
 
 
-def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int], routing: RoutingCounts | None = None) -> RankCounts:
-    """Counts of the rank at `place` (its index on each axis), with tokens sent as `routing` says, else evenly."""
+def predicted_counts(estimator: Estimator, plan: Plan, coordinates: Mapping[str, int], routing: RoutingCounts | None = None) -> RankCounts:
+    """Return the counts of the rank at `coordinates` (its index on each axis). routing: token counts; None: even routing."""
     received: tuple[int, ...] = ()
     if routing is not None:
-        received = routing.received(expert_rank(plan, place))
+        received = routing.received(expert_rank(plan, coordinates))
         mean = sum(map(sum, routing.rows)) / len(routing.rows)
-        # a rank to which nothing comes has dims of size 0 nowhere else
+        # a rank that receives no tokens must not make dims of size 0 elsewhere
         rows = RankRows(computed=sum(received) / mean or _NEXT_TO_NOTHING)
         if plan.dispatcher is Dispatcher.FLEX and plan.ep > 1:
-            rows = replace(rows, once=_once(plan, routing, expert_rank(plan, place), mean))
+            rows = replace(rows, once=_once(plan, routing, expert_rank(plan, coordinates), mean))
         estimator = replace(estimator, programs=replace(estimator.programs, rank_rows=rows, compiled=Compiled()))
     program = estimator.programs.program(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher)
     grid = make_grid(
@@ -130,36 +131,36 @@ def predicted_counts(estimator: Estimator, plan: Plan, place: Mapping[str, int],
         folding=[plan.folding],
     )
     counts = RankCounts()
-    times = _times(estimator, program.regions, plan, place["pp"])
+    times = _times(estimator, program.regions, plan, coordinates["pp"])
     values, _ = amount_values(program.amounts, grid, np.array([float(plan.micro_batch)]), float(plan.job.seq_len))
     amount = values[:, 0]
-    _count_flops(counts, program, plan, place, amount, times, [number * plan.etp for number in received])
+    _count_flops(counts, program, plan, coordinates, amount, times, [number * plan.etp for number in received])
     mesh = folded_mesh(plan)
     _count_activations(counts, program, mesh, amount, times)
-    _count_sends(counts, program, plan, place["pp"], amount)
-    _Parameters(estimator.profile, plan, mesh, mesh.fine_indices(place), program.parameters, program.regions, grid).count(counts)
-    own = _with_keys_seen(estimator, plan, place["cp"])
-    counts.saved, counts.peak_moment, counts.peak_by_class = memory_on_rank(own, plan, place["pp"])
+    _count_sends(counts, program, plan, coordinates["pp"], amount)
+    _Parameters(estimator.profile, plan, mesh, mesh.fine_indices(coordinates), program.parameters, program.regions, grid).count(counts)
+    for_chunk = _with_keys_seen(estimator, plan, coordinates["cp"])
+    counts.saved, counts.peak_moment, counts.peak_by_class = memory_on_rank(for_chunk, plan, coordinates["pp"])
     counts.peak = sum(counts.peak_by_class.values())
     return counts
 
 
 def _once(plan: Plan, routing: RoutingCounts, rank: int, mean: float) -> Once:
-    """Tokens that the rank sends and receives if they travel once to each rank."""
+    """Return the tokens that the rank sends and receives if each token is sent once to each rank."""
     experts = plan.job.transformer.experts
     assert experts is not None
     travel = routing.tokens_to_ranks(experts.top_k)
-    # weights come forward, as often as that runs, and their gradients backward; what is recomputed stops before the last of its operators
+    # weights arrive in every forward pass, their gradients in backward; recomputation stops before the last operator that reads them
     forward = 2 if plan.recompute is Recompute.FULL else 1
     arriving = (forward * sum(routing.received(rank)) / mean + 1.0) / (forward + 1)
     return Once(sent=float(travel[rank].sum()) / mean, received=float(travel[:, rank].sum()) / mean, weights=arriving)
 
 
 def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
-    """The estimator for that chunk of a sequence: attention looks at no later keys, so that scores have fewer columns.
+    """Return the estimator for one chunk of a sequence. Attention reads no later keys, so scores have fewer columns.
 
-    Keys and values themselves lie in the tensors that were gathered, but for the copies that are made of a part of them. A batched
-    product copies what it reads of several sequences and heads, to join them.
+    Keys and values themselves stay in the gathered tensors, except for copies of a part of them. A batched product copies its inputs of
+    several sequences and heads, to join them.
     """
     is_part = chunk + 1 < plan.layout.cp and plan.rules.cuts_queries
     model = plan.job.transformer
@@ -171,14 +172,14 @@ def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
     size = plan.job.seq_len * (chunk + 1) // plan.layout.cp if is_part else plan.job.seq_len
     copies = _Copies(
         queries=joins,
-        # every framework copies all keys where each query head needs its own
+        # every framework copies all keys if each query head needs its own
         keys=(joins or (is_unfused and is_grouped)) if is_part else (joins and not is_grouped),
-        # what a function that is recomputed reads is kept as it was handed in
-        beside=plan.recompute is Recompute.SELECTIVE,
+        # inputs of a recomputed function are kept as they were passed
+        inputs=plan.recompute is Recompute.SELECTIVE,
     )
     operators = tuple(_seeing(op, size, plan.job.seq_len / size, copies) for op in kept.graph.operators)
-    made = {op.output.tensor: op for op in operators if _SEEN in op.output.dims}
-    tensors = {name: _shaped(tensor, made[name]) if name in made else tensor for name, tensor in kept.graph.tensors.items()}
+    shortened = {op.output.tensor: op for op in operators if _SEEN in op.output.dims}
+    tensors = {name: _shaped(tensor, shortened[name]) if name in shortened else tensor for name, tensor in kept.graph.tensors.items()}
     program = compile_program(
         replace(kept, graph=replace(kept.graph, operators=operators, tensors=tensors)),
         estimator.profile,
@@ -192,53 +193,53 @@ def _with_keys_seen(estimator: Estimator, plan: Plan, chunk: int) -> Estimator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Copies:
-    """Copies that attention makes and saves: queries, keys and values; `beside`: its inputs are saved too."""
+    """Copies that attention makes and saves of queries, keys and values. inputs: its inputs are saved too."""
 
     queries: bool
     keys: bool
-    beside: bool
+    inputs: bool
 
 
 def _seeing(op: Operator, keys: int, share: float, copies: _Copies) -> Operator:
-    """The operator with that many keys; what it was handed has `share` times as many."""
-    queries, whole = ({dim for dim in op.dims if op.logical_name(dim) == name} for name in (_QUERIES, _KEYS))
-    if not whole:
+    """Return the operator with `keys` keys. share: keys of its inputs over `keys`."""
+    queries, key_dims = ({dim for dim in op.dims if op.logical_name(dim) == name} for name in (_QUERIES, _KEYS))
+    if not key_dims:
         return op
 
     def is_part(dims: Iterable[str]) -> bool:
-        return not whole.isdisjoint(dims) and queries.isdisjoint(dims)
+        return not key_dims.isdisjoint(dims) and queries.isdisjoint(dims)
 
     def seen(operand: Operand) -> Operand:
-        return replace(operand, dims=tuple(_SEEN if dim in whole else dim for dim in operand.dims))
+        return replace(operand, dims=tuple(_SEEN if dim in key_dims else dim for dim in operand.dims))
 
     def held(data: Data) -> tuple[Data, ...]:
-        seen = replace(data, extent=tuple((keys, _SEEN) if dim in whole else (size, dim) for size, dim in data.extent))
+        seen = replace(data, extent=tuple((keys, _SEEN) if dim in key_dims else (size, dim) for size, dim in data.extent))
         if data.of is None or data.of == len(op.inputs):
             return (seen,)
         dims = op.operands[data.of].dims
-        if not (copies.keys if is_part(dims) else copies.queries and whole.isdisjoint(dims)):
+        if not (copies.keys if is_part(dims) else copies.queries and key_dims.isdisjoint(dims)):
             return (seen,)
-        return (seen,) * copies.beside + (replace(seen, of=None),)
+        return (seen,) * copies.inputs + (replace(seen, of=None),)
 
     return replace(
         op,
         dims={**op.dims, _SEEN: keys},
-        inputs=tuple(seen(each) for each in op.inputs),
+        inputs=tuple(seen(operand) for operand in op.inputs),
         output=seen(op.output),
-        saved=tuple(data for each in op.saved for data in held(each)),
-        scratch=tuple(data for each in op.scratch for data in held(each)),
-        parts={each.tensor: share for each in op.inputs if is_part(each.dims)} if share > 1.0 else {},
+        saved=tuple(data for entry in op.saved for data in held(entry)),
+        scratch=tuple(data for entry in op.scratch for data in held(entry)),
+        parts={operand.tensor: share for operand in op.inputs if is_part(operand.dims)} if share > 1.0 else {},
     )
 
 
-def _shaped(tensor: Tensor, maker: Operator) -> Tensor:
-    """With no more entries for keys than its maker makes."""
-    shape = (maker.dims[_SEEN] if dim == _SEEN else size for size, dim in zip(tensor.shape, maker.output.dims, strict=True))
+def _shaped(tensor: Tensor, producer: Operator) -> Tensor:
+    """Return the tensor with the keys that its producer outputs."""
+    shape = (producer.dims[_SEEN] if dim == _SEEN else size for size, dim in zip(tensor.shape, producer.output.dims, strict=True))
     return replace(tensor, shape=tuple(shape))
 
 
 def _times(estimator: Estimator, regions: tuple[Region, ...], plan: Plan, rank: int) -> list[int]:
-    """How often each segment of a program runs on this pipeline rank in a step."""
+    """Return how often each segment of a program runs on this pipeline rank in a step."""
     held = rank_runs(regions, plan.stage_layers, plan.layout.pp, rank)
     again = recomputed_phases(plan.recompute, estimator.profile)
     return [
@@ -252,34 +253,34 @@ def _count_flops(
     counts: RankCounts,
     program: Program,
     plan: Plan,
-    place: Mapping[str, int],
+    coordinates: Mapping[str, int],
     amount: np.ndarray,
     times: Sequence[int],
     received: Sequence[int],
 ) -> None:
-    """Matrix products; attention counts the square of its queries and the keys that it is given.
+    """Count matrix products. Attention counts the square of its queries and the given keys.
 
-    received   rows of each of the rank's experts, which run one by one; none: as many each, together
+    received   rows of each of the rank's experts, which run one by one; none: equal rows, run together
     """
-    seen = (place["cp"] + 1) / plan.layout.cp if plan.rules.cuts_queries else 1.0  # contiguous chunks: later keys are never looked at
-    # products of unfused attention: their work depends on how far along the sequence the rank's queries lie
-    makers = {op.name: op for op in program.derivation.graph.operators if op.is_product}
+    seen = (coordinates["cp"] + 1) / plan.layout.cp if plan.rules.cuts_queries else 1.0  # contiguous chunks: later keys are never read
+    # products of unfused attention: their work depends on the position of the rank's queries in the sequence
+    products = {op.name: op for op in program.derivation.graph.operators if op.is_product}
     both = (program.rows.matmul, program.rows.grouped)
-    for rows, row in ((each, row) for each in both for row in range(len(each.names))):
+    for rows, row in ((kind, row) for kind in both for row in range(len(kind.names))):
         columns, name = rows.columns, rows.names[row]
         repeats = times[rows.segments[row]]
         batch, m, n, k = (float(amount[columns[dim][row]]) for dim in ("batch", "m", "n", "k"))
         is_backward = PHASES[rows.segments[row] % len(PHASES)] == "backward"
-        maker = makers[name.rpartition(".grad")[0] if is_backward else name]
-        operator = maker.name_in_layer
-        if len(maker.forward) > 1:  # a kernel that makes several
-            counts.add_flops(kernel_shape(maker.kind, is_backward=is_backward), 2.0 * batch * m * n * k * repeats, operator)
+        producer = products[name.rpartition(".grad")[0] if is_backward else name]
+        operator = producer.name_in_layer
+        if len(producer.forward) > 1:  # a kernel of several products
+            counts.add_flops(kernel_shape(producer.kind, is_backward=is_backward), 2.0 * batch * m * n * k * repeats, operator)
             continue
         if received and rows is program.rows.grouped:
             for dims in _of_each_expert((m, n, k), received):
                 counts.add_flops(product_shape(1, *dims), 2.0 * prod(dims) * repeats, operator)
             continue
-        if seen < 1.0 and _KEYS in maker.logical.values():
+        if seen < 1.0 and _KEYS in producer.logical.values():
             m, n, k = _shortened((m, n, k), plan.job.seq_len, seen)
         counts.add_flops(product_shape(batch, m, n, k), 2.0 * batch * m * n * k * repeats, operator)
     attention = program.rows.attention
@@ -294,14 +295,14 @@ def _count_flops(
 
 
 def _of_each_expert(dims: tuple[float, float, float], received: Sequence[int]) -> list[tuple[float, float, float]]:
-    """Dims of the product of each expert with its own rows, of those with the rows that experts have on average."""
+    """Return the dims of each expert's product with its own rows, given the dims with the experts' mean rows."""
     mean = max(sum(received), _NEXT_TO_NOTHING) / len(received)
     i = min(range(3), key=lambda i: abs(dims[i] / mean - 1.0))
     return [(*dims[:i], float(number), *dims[i + 1 :]) for number in received]  # type: ignore[misc]
 
 
 def _shortened(dims: tuple[float, float, float], keys: int, share: float) -> tuple[float, float, float]:
-    """The dim of all the keys cut to the share of them that is looked at."""
+    """Return the dims with all keys reduced to the share that is read."""
     i = dims.index(float(keys))
     return tuple(size * share if j == i else size for j, size in enumerate(dims))  # type: ignore[return-value]
 
@@ -312,12 +313,12 @@ def _count_activations(counts: RankCounts, program: Program, mesh: FoldedMesh, a
         repeats = times[cell // len(COMM)]
         kind = _KIND_OF_CODE[int(columns["kind"][row])]
         axes = mesh.name(program.amounts.masks[columns["group"][row]], kind)
-        # of shares of rows that are no binary fractions
+        # shares of rows may be no binary fractions
         counts.add_collective(kind, axes, repeats, float(np.rint(repeats * amount[columns["amount"][row]])))
 
 
 def _count_sends(counts: RankCounts, program: Program, plan: Plan, rank: int, amount: np.ndarray) -> None:
-    """Each microbatch crosses every boundary of a virtual stage once forward and, as a gradient, once backward."""
+    """Count the sends of micro-batches: one forward and one, of the gradient, backward at every boundary of a virtual stage."""
     p, last = plan.layout.pp, plan.layout.pp * plan.virtual_stages - 1
     if p == 1:
         return
@@ -332,9 +333,9 @@ def _count_sends(counts: RankCounts, program: Program, plan: Plan, rank: int, am
 
 @dataclass(frozen=True, slots=True)
 class _Unit:
-    """Parameters that travel together, and how many such units the rank holds.
+    """Parameters that one collective gathers, and the number of such units on the rank.
 
-    ways, index   into how many shards ZeRO cuts them, and which of them the rank has
+    ways, index   number of ZeRO shards, and the index of this rank's shard
     """
 
     members: tuple[ParameterLayout, ...]
@@ -348,13 +349,13 @@ class _Unit:
 class _Parameters:
     """Collectives and bytes of the parameters on one rank.
 
-    ZeRO stages 0 and 1 lay a unit out flat, padded as one piece; stages 2 and 3 pad the rows of each tensor (torch's fully_shard).
+    ZeRO stages 0 and 1 lay a unit out flat, padded as one piece. Stages 2 and 3 pad the rows of each tensor (torch's fully_shard).
     """
 
     profile: ExecutionProfile
     plan: Plan
     mesh: FoldedMesh
-    place: Mapping[str, int]
+    coordinates: Mapping[str, int]
     parameters: tuple[ParameterLayout, ...]
     regions: tuple[Region, ...]
     grid: LayoutGrid
@@ -363,26 +364,26 @@ class _Parameters:
         return int(self.grid.size(axes)[0])
 
     def _shard(self, parameter: ParameterLayout) -> tuple[int, int]:
-        """Into how many shards ZeRO cuts a parameter, and which of them this rank has: they are numbered in the order of the ranks."""
+        """Return the number of ZeRO shards of a parameter and the index of this rank's shard, in the order of the ranks."""
         ways, index = 1, 0
         cut = zero_axes(parameter) if self.plan.zero else frozenset()
-        for whole in sorted(("dp_shard", "cp"), key=self.plan.order.index):
-            for axis in reversed(self.mesh.parts[whole]):
+        for mesh_axis in sorted(("dp_shard", "cp"), key=self.plan.order.index):
+            for axis in reversed(self.mesh.parts[mesh_axis]):
                 if axis in cut:
-                    index += self.place[axis] * ways
+                    index += self.coordinates[axis] * ways
                     ways *= self.mesh.sizes[axis]
         return ways, index
 
     def _unit(self, members: Sequence[ParameterLayout], number: int, *, is_tied: bool = False) -> list[_Unit]:
-        """Units of parameters that are gathered together, one for each ZeRO sharding: experts lie on fewer ranks."""
+        """Return units of parameters that are gathered together, one for each ZeRO sharding: experts are on fewer ranks."""
         together: dict[frozenset[str], list[ParameterLayout]] = {}
         for parameter in members:
             axes = frozenset(axis for axis in parameter.gradient_axes - TENSOR_AXES if self.mesh.sizes[axis] > 1)
             together.setdefault(axes, []).append(parameter)
-        return [_Unit(tuple(each), number, *self._shard(each[0]), is_tied=is_tied) for each in together.values()]
+        return [_Unit(tuple(group), number, *self._shard(group[0]), is_tied=is_tied) for group in together.values()]
 
     def _local(self, parameter: ParameterLayout) -> tuple[int, int]:
-        """Rows and columns that tensor parallelism leaves."""
+        """Return rows and columns after tensor parallelism."""
         return ceil(parameter.num_rows / self._size(parameter.row_axes)), parameter.num_columns // self._size(parameter.column_axes)
 
     def _elements(self, parameter: ParameterLayout) -> int:
@@ -394,17 +395,17 @@ class _Parameters:
         return ceil(rows / unit.ways) * columns
 
     def _own_shard(self, parameter: ParameterLayout, unit: _Unit) -> int:
-        """Elements of this rank's shard: the last shards may be short or empty."""
+        """Return the elements of this rank's shard: the last shards may be short or empty."""
         rows, columns = self._local(parameter)
-        each = ceil(rows / unit.ways)
-        return max(0, min(each, rows - unit.index * each)) * columns
+        rows_of_shard = ceil(rows / unit.ways)
+        return max(0, min(rows_of_shard, rows - unit.index * rows_of_shard)) * columns
 
     def _is_partial(self, parameter: ParameterLayout) -> bool:
-        """Its gradient is partial over tp after a microbatch."""
+        """Return whether the gradient is partial over tp after a micro-batch."""
         return self._size(parameter.gradient_axes & TENSOR_AXES) > 1
 
     def _units(self) -> list[_Unit]:
-        p, rank, flat = self.plan.layout.pp, self.place["pp"], self.plan.zero < 2
+        p, rank, flat = self.plan.layout.pp, self.coordinates["pp"], self.plan.zero < 2
         runs = rank_runs(self.regions, self.plan.stage_layers, p, rank)
         inner = inner_regions(self.regions)
         units: list[_Unit] = []
@@ -475,7 +476,7 @@ class _Parameters:
         return ceil(sum(self._elements(q) for q in unit.members) / unit.ways) * unit.ways
 
     def _count_unit(self, counts: RankCounts, unit: _Unit, weight: float, reduced: float) -> None:
-        """One collective for each event that members of the unit share, over the data axes; sums over tp are one for each member."""
+        """Count one collective over the data axes for each event that members of the unit share. Sums over tp are one for each member."""
         calls: dict[tuple[str, str, str], float] = {}
         number: dict[tuple[str, str, str], int] = {}
         for parameter in unit.members:
@@ -503,9 +504,9 @@ class _Parameters:
             counts.add_collective(key[0], key[1], number[key], number[key] * num_bytes)
 
     def _count_partial(self, counts: RankCounts, units: list[_Unit], reduced: float) -> None:
-        """Gradients that are partial over tp (norms under sequence parallelism), of flat buffers: reduced together, once a step.
+        """Count gradients in flat buffers that are partial over tp (norms under sequence parallelism): reduced together, once a step.
 
-        As far as they lie in the rank's shard: partial ones lie last in their unit.
+        Only the part in the rank's shard counts: partial gradients are last in their unit.
         """
         together = 0
         for unit in units:
@@ -524,8 +525,8 @@ class _Parameters:
 class AuditRow:
     """One quantity, predicted and counted. `unit`: FLOP, byte, or "" for a number of collectives.
 
-    tolerance  a difference up to this share of the larger one passes: 0 for what is a count, more for the moment of the peak, which the
-               memory model picks from a few
+    tolerance  a difference up to this share of the larger one passes: 0 for counts, more for the moment of the peak, which the memory model
+               picks from a few
     """
 
     group: str
@@ -546,13 +547,13 @@ class AuditRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAudit:
-    """One rank: where it is, what it was predicted to do and what torch did. elapsed [s] and memory [byte] of the audit itself.
+    """Audit of one rank: its coordinates, predicted and counted quantities. elapsed [s] and memory [byte] of the audit itself.
 
-    peak_moment, peak_by_class   when in the step the predicted peak is, and what it is made of   [byte]
+    peak_moment, peak_by_class   moment and composition of the predicted peak   [byte]
     """
 
     rank: int
-    place: Mapping[str, int]
+    coordinates: Mapping[str, int]
     rows: tuple[AuditRow, ...]
     peak_moment: str
     peak_by_class: Mapping[str, float]
@@ -562,11 +563,10 @@ class RankAudit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit:
-    """A plan audited: one entry for each rank that was looked at.
+    """Audit of a plan: one entry for each audited rank.
 
-    counted_microbatches    of the steps that were counted: the plan's own number, or two from which that one follows; late stages of a
-                            pipeline need fewer than these
-    skew                    rows of the fullest rank's experts over the mean; 0: all have as many
+    counted_microbatches    of the counted steps: the number of the plan, or two from which it follows; late stages of a pipeline need fewer
+    skew                    rows of the fullest rank's experts over the mean; 0: all are equal
     """
 
     plan: Plan
@@ -577,11 +577,12 @@ class Audit:
     skew: float = 0.0
 
     def differences(self, tolerance: float = 0.0) -> list[tuple[int, AuditRow]]:
-        """(rank, row) where torch's count is off by more than that share of the larger one."""
+        """Return (rank, row) where torch's count differs by more than `tolerance` of the larger one."""
         return [(audited.rank, row) for audited in self.ranks for row in audited.rows if not row.passes(tolerance)]
 
 
 def audit_rows(predicted: RankCounts, counted: RankCounts) -> tuple[AuditRow, ...]:
+    """Return predicted and counted quantities, paired."""
     rows = []
 
     def add(group: str, name: str, unit: str, left: float, right: float) -> None:

@@ -1,4 +1,4 @@
-"""Predict a plan: the estimator of one job on one cluster, and the breakdown of a single row."""
+"""Prediction of a plan: the estimator of one job on one cluster, and the breakdown of one row."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from perfmodel.cost.programs import Programs
 from perfmodel.cost.stages import rank_runs, slowest_stage, stage_sums, total_pass
 from perfmodel.cost.step import (
     beat_of,
+    communication_time,
     element_bytes,
-    exposed_communication,
+    exposed_exchange_time,
+    exposed_fraction,
     exposed_sends,
-    hidden_exchanges,
+    overlapped_exchange_time,
     pace,
     recomputed_phases,
-    shown_communication,
-    shown_exchanges,
 )
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.dtypes import Dtype
@@ -64,60 +64,57 @@ from perfmodel.workload.transformer import causal_mask
 
 _Value = TypeVar("_Value")
 
-_MOST_MADE = 4096
-"""Costs of microbatches and of parameters that an estimator keeps, a few kB each."""
+_MAX_CACHED = 4096
+"""Entries of an estimator's cache of micro-batch and parameter costs, a few kB each."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Estimator:
-    """Predicts plans of one job on one cluster.
-
-    programs   compiled for the job under the profile; those of another estimator of equal jobs may be shared
-    """
+    """Predicts plans of one job on one cluster. Estimators of equal jobs may share the compiled `programs`."""
 
     job: TrainingJob
     cluster: Cluster
     machine: Machine
     profile: ExecutionProfile
     programs: Programs
-    _made: dict[tuple[Any, ...], tuple[Any, Any]] = field(default_factory=dict, init=False, repr=False)
+    _cache: dict[tuple[Any, ...], tuple[Any, Any]] = field(default_factory=dict, init=False, repr=False)
 
     def once(self, of: Any, depends_on: tuple[Any, ...], make: Callable[[], _Value]) -> _Value:
-        """Cached result of `make` for `of` and the values that it depends on. The cache is cleared when it is full."""
+        """Return the cached result of `make` for `of` and the values that it depends on. A full cache is cleared."""
         key = (id(of), *depends_on)
-        if key not in self._made:
-            if len(self._made) >= _MOST_MADE:
-                self._made.clear()
-            self._made[key] = of, make()  # `of` is kept, so that no other object takes its id
-        value: _Value = self._made[key][1]
+        if key not in self._cache:
+            if len(self._cache) >= _MAX_CACHED:
+                self._cache.clear()
+            self._cache[key] = of, make()  # keep a reference to `of`: no other object can reuse its id
+        value: _Value = self._cache[key][1]
         return value
 
     def for_job(self, job: TrainingJob) -> Estimator:
-        """Return the estimator of a job that differs in its batch and its sequence length alone, with the kept costs of its programs."""
+        """Return the estimator of a job that differs only in batch and sequence length; it shares the cached costs."""
         other = replace(self, job=job, programs=self.programs.for_job(job))
-        other._made = self._made if other.programs.compiled is self.programs.compiled else {}
+        other._cache = self._cache if other.programs.compiled is self.programs.compiled else {}
         return other
 
     def shared_by_columns(self, plan: Plan) -> tuple[Any, ...]:
-        """Return the fields in which plans of a job agree that `predict_columns` takes together."""
-        of_plan = tuple(getattr(plan, each.name) for each in fields(plan) if each.name != "job")
-        of_job = tuple(getattr(plan.job, each.name) for each in fields(plan.job) if each.name != "seq_len")
+        """Return the fields in which plans must agree for one call of `predict_columns`."""
+        of_plan = tuple(getattr(plan, knob.name) for knob in fields(plan) if knob.name != "job")
+        of_job = tuple(getattr(plan.job, knob.name) for knob in fields(plan.job) if knob.name != "seq_len")
         return id(self.machine), id(self.programs.compiled), *of_plan, *of_job
 
     def predict(self, plan: Plan, *, memory_headroom: float | None = None, risk: float | None = None) -> Prediction:
-        """The plan's step, with every part named.
+        """Predict the plan's step with every part named.
 
-        memory_headroom   share of the usable memory that a plan that fits leaves free
-        risk              in its place, the probability that a plan that fits does not
+        memory_headroom   share of the usable memory that must stay free for a plan to fit
+        risk              alternative rule: highest probability that a fitting plan runs out of memory
         """
         return self.predict_columns([plan], memory_headroom=memory_headroom, risk=risk)[0]
 
     def predict_columns(
         self, plans: Sequence[Plan], *, memory_headroom: float | None = None, risk: float | None = None
     ) -> list[Prediction]:
-        """`predict` of plans that differ in their sequence length alone, each a column; its programs must serve all of them.
+        """Predict plans that differ only in sequence length, each as a column; the programs must serve all lengths.
 
-        Or of one plan for each machine of an estimator whose cluster has columns (`foundation.columns.as_columns`).
+        Alternatively predict one plan for each machine of a cluster that has columns (`foundation.columns.as_columns`).
         """
         lengths = [plan.job.seq_len for plan in plans]
         row = evaluate_plan(self, plans[0], lengths if len(set(lengths)) > 1 else ())
@@ -131,6 +128,7 @@ def make_estimator(
     profile: ExecutionProfile,
     network_at: Callable[[int], Graph] | None = None,
 ) -> Estimator:
+    """Return the estimator of a job. The machine gets the rates of the framework, and the profile those of its release."""
     profile = at_release(profile, job, cluster.chip.name)
     machine = with_rates_of(profile, machine)
     if machine.low is not None:
@@ -147,15 +145,15 @@ def make_estimator(
 
 
 def with_kept_programs(estimator: Estimator) -> Estimator:
-    """Return the estimator with the graphs and programs that former estimators of an equal job compiled, and later ones will use."""
+    """Return the estimator with the graphs and programs that estimators of equal jobs share."""
     programs = estimator.programs
     if programs.network_at is not None:
-        return estimator  # the graphs come from a function: equal jobs may have others
+        return estimator  # the function may return other graphs for equal jobs
     return replace(estimator, programs=programs.kept())
 
 
 def with_rates_of(profile: ExecutionProfile, machine: Machine) -> Machine:
-    """The machine with the framework's matrix multiplies and its generation of fused attention, where the calibration's differ."""
+    """Return the machine with the framework's matmul rates and its generation of fused attention, where the calibration's differ."""
     attention = profile.rates.attention_rate_fraction * machine.attention_generations.get(profile.kernels.attention_kernel, 1.0)
     matmul = profile.rates.matmul_rate_fraction
     if attention != 1.0:
@@ -175,7 +173,7 @@ def with_rates_of(profile: ExecutionProfile, machine: Machine) -> Machine:
 
 
 def with_long_attention(profile: ExecutionProfile, machine: Machine) -> Machine:
-    """The machine with what the framework's generation of fused attention reaches over many keys."""
+    """Return the machine with the long-sequence rates of the framework's generation of fused attention."""
     rates = machine.long_attention.get(profile.kernels.attention_kernel)
     long = None if rates is None else (rates[0] * profile.rates.attention_rate_fraction, rates[1] * profile.rates.attention_rate_fraction)
     if all(kernel.long == long for kernel in machine.attention.values()):
@@ -185,7 +183,7 @@ def with_long_attention(profile: ExecutionProfile, machine: Machine) -> Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanRow:
-    """One plan evaluated: the terms of its step as columns, and its memory."""
+    """One evaluated plan: the terms of its step as columns, and its memory."""
 
     columns: StepColumns
     memory_row: MemoryRow
@@ -196,13 +194,13 @@ class PlanRow:
 
 
 def evaluate_plan(estimator: Estimator, plan: Plan, seq_lens: Sequence[int] = ()) -> PlanRow:
-    """seq_lens: as `plan_columns` has them."""
+    """Evaluate the step and the memory of one plan. seq_lens: as in `plan_columns`."""
     columns = plan_columns(estimator, [plan], seq_lens)
     return PlanRow(columns=step_columns(estimator, [plan], columns), memory_row=_memory_row(estimator, plan, columns))
 
 
 def evaluate_memory(estimator: Estimator, plan: Plan, columns: PlanColumns | None = None, *, seq_lens: Sequence[int] = ()) -> MemoryRow:
-    """Its memory alone, as `evaluate_plan` has it; of `plan_columns`, which are made where they are not given."""
+    """Evaluate only the memory of one plan. columns: its `plan_columns`, computed if not given."""
     return _memory_row(estimator, plan, columns or plan_columns(estimator, [plan], seq_lens))
 
 
@@ -214,7 +212,7 @@ def _memory_row(estimator: Estimator, plan: Plan, columns: PlanColumns) -> Memor
 
 def _predictions(estimator: Estimator, plans: Sequence[Plan], row: PlanRow, rule: MemoryRule) -> list[Prediction]:
     machine, first, number = estimator.machine, plans[0], len(plans)
-    counted = machine.low or machine  # what most FLOP are computed in
+    counted = machine.low or machine  # the dtype of most FLOPs
     time, peak = scalar(row.columns.step_time), counted.peak_flop_rate
     tokens = _column_of(plan.job.tokens_per_step for plan in plans)
     by_length = {plan.job.seq_len: plan for plan in plans}
@@ -224,7 +222,7 @@ def _predictions(estimator: Estimator, plans: Sequence[Plan], row: PlanRow, rule
     scale = tokens / (time * first.num_chips * peak)
     parts = step_parts(estimator, first, row.columns, number)
     capacities, usable = entries(machine.memory_capacity, number), entries(machine.memory_usable, number)
-    # what is the same in all columns, and what is not
+    # fields with one value for all columns, then fields by column
     shared: dict[str, Any] = {
         "peak_dtype": str(counted.dtype),
         "rests_on": rests_on(machine, parts[0]),
@@ -239,28 +237,28 @@ def _predictions(estimator: Estimator, plans: Sequence[Plan], row: PlanRow, rule
         "peak_flop_rate": peak,
         "host_memory": host_memory(estimator, first, row),
     }
-    values = zip(*(entries(each, number) for each in columns.values()), strict=True)
-    held = zip(*(entries(each, number) for each in (row.memory_row.of.outside, *row.memory_row.total)), strict=True)
+    values = zip(*(entries(column, number) for column in columns.values()), strict=True)
+    held = zip(*(entries(column, number) for column in (row.memory_row.of.outside, *row.memory_row.total)), strict=True)
     memories: dict[tuple[float, ...], dict[str, Any]] = {}
-    found = []
+    predictions = []
     for i, (plan, value, key) in enumerate(zip(plans, values, held, strict=True)):
         key = (*key, usable[i], plan.job.seq_len)
         if key not in memories:
             memories[key] = memory_fields(estimator, plan, row.memory_row, rule, usable[i], i)
         named = dict(zip(columns, value, strict=True))
         fields = {**shared, **named, **memories[key], "not_runnable": reasons[plan.job.seq_len]}
-        found.append(Prediction(plan=plan, **fields, parts=parts[i], memory_capacity=capacities[i]))
-    return found
+        predictions.append(Prediction(plan=plan, **fields, parts=parts[i], memory_capacity=capacities[i]))
+    return predictions
 
 
 def _column_of(values: Iterable[float]) -> Column:
-    """A number where all values are the same."""
-    found = [float(value) for value in values]
-    return found[0] if all(value == found[0] for value in found) else np.array(found)
+    """Return the values as an array, or as a number if all are equal."""
+    numbers = [float(value) for value in values]
+    return numbers[0] if all(value == numbers[0] for value in numbers) else np.array(numbers)
 
 
 def memory_fields(estimator: Estimator, plan: Plan, row: MemoryRow, rule: MemoryRule, usable: float, column: int = 0) -> dict[str, Any]:
-    """The fields of a prediction that follow from the memory of the plan, one of the columns, and what is usable."""
+    """Return the memory fields of a prediction for one column of the row, given the usable memory."""
     memory, _, moment = fullest_by_class(row, column)
     uncertainty = uncertainty_of_memory(estimator.profile)
     ranks = row.needs(plan, uncertainty, column)
@@ -276,25 +274,25 @@ def memory_fields(estimator: Estimator, plan: Plan, row: MemoryRow, rule: Memory
 
 
 def host_memory(estimator: Estimator, plan: Plan, row: PlanRow) -> Column:
-    """Bytes that the fullest chip would hold itself if nothing lay in the host's memory: what is kept, weights and optimizer states."""
+    """Return the bytes that offloading keeps in host memory, for the rank with most: activations, weights, optimizer state. [byte]"""
     profile = on_chip(estimator.profile)
     if profile == estimator.profile:
         return 0.0
     sizes = element_bytes(estimator.job.policy, estimator.job.optimizer, profile, estimator.programs.sizes.projection)
     programs = replace(estimator.programs, profile=profile, sizes=sizes)
-    alone = evaluate_memory(replace(estimator, profile=profile, programs=programs), plan, seq_lens=row.columns.plans.seq_lens)
+    not_offloaded = evaluate_memory(replace(estimator, profile=profile, programs=programs), plan, seq_lens=row.columns.plans.seq_lens)
 
     def staying(of: MemoryRow, rank: int) -> Any:
         return scalar(sum(of.ranks[rank].static)) + scalar(of.kept[rank][At.BLOCKS][0])
 
     held = row.memory_row
-    return scalar(slowest_stage((0.0, *(staying(alone, rank) - staying(held, rank) for rank in range(len(held.ranks))))))
+    return scalar(slowest_stage((0.0, *(staying(not_offloaded, rank) - staying(held, rank) for rank in range(len(held.ranks))))))
 
 
 def model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
-    """FLOP of the model for one token, forward and backward: as PaLM counts them, and with causal attention counted once. [FLOP]
+    """Return the model FLOPs per token, forward and backward: by PaLM's convention, and with causal attention counted once. [FLOP]
 
-    A frozen weight has 4 of 6, for no gradient of it is made. A network's are three times those of a forward pass, of one sample.
+    A frozen weight counts 4 FLOP of 6, because it has no weight gradient. A network counts three forward passes of one sample.
     """
     job = plan.job
     if plan.assignment is not None:
@@ -302,33 +300,33 @@ def model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
         return sample, sample
     model = job.transformer
     if not model.is_plain:
-        written = estimator.programs.graph(AttentionKernel.FLASH, rank_rows=EVEN)  # whose scores are told apart
+        written = estimator.programs.graph(AttentionKernel.FLASH, rank_rows=EVEN)  # FLASH counts attention scores separately
         flops = estimator.once(written, ("flops",), lambda: written.flops_by_length)
-        whole, causal = (sum(each.at(job.seq_len, causal=causal) for each in flops) for causal in (False, True))
-        return 3.0 * whole / job.seq_len, 3.0 * causal / job.seq_len
-    # the output matrix multiplies every token, tied or not; the tables at the input are looked up
+        full, causal = (sum(polynomial.at(job.seq_len, causal=causal) for polynomial in flops) for causal in (False, True))
+        return 3.0 * full / job.seq_len, 3.0 * causal / job.seq_len
+    # the output matrix multiplies every token, tied or not; input embeddings are lookups
     counted = estimator.once(model, (), lambda: model.num_parameters_non_embedding)
     dense = 6.0 * (counted + model.vocab_size * model.hidden_size)
     graph = estimator.programs.graph(plan.attention, plan.dispatcher)
     frozen = estimator.once(graph, ("frozen",), lambda: graph.num_frozen_in_products)
     if frozen:
-        # the model's are frozen, what is trained comes beside them
+        # the model's weights are frozen; trained adapters come in addition
         dense = (dense - 2.0 * frozen) + 6.0 * graph.num_trained_parameters
-    # a query of a layer with a window is multiplied with no more keys than that
+    # with a sliding window, a query is multiplied with the keys of the window only
     mask = causal_mask(model, job.seq_len)
     attention = 12.0 * model.num_hidden_layers * model.num_attention_heads * model.head_dim * job.seq_len
     return dense + attention * mask.visible, dense + attention * mask.fraction
 
 
 def executed_flops(estimator: Estimator, plan: Plan, row: PlanRow) -> Column:
-    """FLOP of all chips in one step, with what is recomputed."""
+    """Return the executed FLOPs of all chips in one step, with recomputation. [FLOP]"""
     executed = row.columns.plans.micro.flops
     flops: list[Any] = executed[:, 0].tolist() if executed.shape[1] == 1 else list(executed)
     total: Column = 0.0
-    for region, it in enumerate(row.columns.plans.program.regions):
+    for region, graph_region in enumerate(row.columns.plans.program.regions):
         by_phase = {phase: flops[region * len(PHASES) + i] for i, phase in enumerate(PHASES)}
         once = sum(by_phase.values())
-        if it.is_block:
+        if graph_region.is_block:
             once += sum(by_phase[phase] for phase in recomputed_phases(plan.recompute, estimator.profile))
         total += once * scalar(row.columns.plans.stages.total[region])
     layout = plan.layout
@@ -336,7 +334,7 @@ def executed_flops(estimator: Estimator, plan: Plan, row: PlanRow) -> Column:
     return total * plan.num_microbatches * ranks
 
 
-#: Parts of a step, in the order in which they are shown. They add up to the step time.
+#: Parts of a step in display order. They sum to the step time.
 PARTS = (
     "forward",
     "backward",
@@ -354,72 +352,74 @@ PARTS = (
 
 
 def step_parts(estimator: Estimator, plan: Plan, columns: StepColumns, number: int, rank: int | None = None) -> list[dict[str, float]]:
-    """Exposed seconds on a pipeline rank of each of so many machines; None: the critical one."""
+    """Return the exposed time of each part on a pipeline rank, for each of `number` machines. rank None: the critical rank. [s]"""
     stages, regions = columns.plans.stages, columns.regions
-    both = [scalar(f + b) for f, b in zip(stage_sums(regions.forward, stages), stage_sums(regions.backward, stages), strict=True)]
-    critical = [each.index(max(each)) for each in zip(*(entries(times, number) for times in both), strict=True)]
-    found: list[dict[str, float]] = [{}] * number
+    pass_times = [scalar(f + b) for f, b in zip(stage_sums(regions.forward, stages), stage_sums(regions.backward, stages), strict=True)]
+    critical = [by_rank.index(max(by_rank)) for by_rank in zip(*(entries(times, number) for times in pass_times), strict=True)]
+    parts: list[dict[str, float]] = [{}] * number
     steps = entries(scalar(columns.step_time), number)
-    for place in set(critical):
-        detail = _exposed(estimator, plan, columns, both, place, rank)
+    for slowest in set(critical):
+        detail = _part_times(estimator, plan, columns, pass_times, slowest, rank)
         values = zip(*(entries(times, number) for times in detail.values()), strict=True)
         for i, times in enumerate(values):
-            if critical[i] == place:
+            if critical[i] == slowest:
                 shown = {name: 0.0 if abs(time) < 1e-13 * steps[i] else time for name, time in zip(detail, times, strict=True)}
-                found[i] = adding_up(shown, steps[i])
-    return found
+                parts[i] = adding_up(shown, steps[i])
+    return parts
 
 
-def _exposed(estimator: Estimator, plan: Plan, columns: StepColumns, both: list[Any], critical: int, rank: int | None) -> dict[str, Any]:
-    """Parts of a step whose critical rank is `critical`, by machine. both: forward and backward of a microbatch on each rank. [s]"""
+def _part_times(
+    estimator: Estimator, plan: Plan, columns: StepColumns, pass_times: list[Any], critical: int, rank: int | None
+) -> dict[str, Any]:
+    """Return the parts of a step as columns of machines. pass_times: forward and backward of a micro-batch on each rank. [s]"""
     profile = estimator.profile
-    stages, regions, micro, beside = columns.plans.stages, columns.regions, columns.plans.micro, columns.beside
+    stages, regions, micro, outside = columns.plans.stages, columns.regions, columns.plans.micro, columns.outside_pipeline
     m, p = float(plan.num_microbatches), float(plan.layout.pp)
-    weights, own = stages.runs[critical], both[critical]
+    weights, rank_time = stages.runs[critical], pass_times[critical]
     if rank is not None:
         weights = rank_runs(stages.regions, estimator.programs.stage_layers(plan), plan.layout.pp, rank)
         passes = zip(weights, regions.forward, regions.backward, strict=True)
-        own = sum(runs * scalar(forward + backward) for runs, forward, backward in passes if runs)
+        rank_time = sum(runs * scalar(forward + backward) for runs, forward, backward in passes if runs)
     detail: dict[str, Any] = dict.fromkeys(PARTS, 0.0)
-    again = recomputed_phases(plan.recompute, profile)
+    recomputed = recomputed_phases(plan.recompute, profile)
     work_times = (micro.matmul + micro.attention) + micro.streaming
     works = work_times[:, 0].tolist() if work_times.shape[1] == 1 else list(work_times)
-    shown = [exposed_communication(profile, name) for name in COMM]
-    for region, it in enumerate(columns.plans.program.regions):
+    shown = [exposed_fraction(profile, name) for name in COMM]
+    for region, graph_region in enumerate(columns.plans.program.regions):
         if not weights[region]:
             continue
         for i, phase in enumerate(PHASES):
             segment = region * len(PHASES) + i
-            times = 1.0 + (1.0 if it.is_block and phase in again else 0.0)
+            times = 1.0 + (1.0 if graph_region.is_block and phase in recomputed else 0.0)
             work = works[segment]
             detail["backward" if phase == "backward" else "forward"] += work * weights[region]
             detail["recompute"] += work * (times - 1.0) * weights[region]
             for j, name in enumerate(COMM):
-                time = scalar(shown_communication(micro, profile, segment, j)) * shown[j]
+                time = scalar(communication_time(micro, profile, segment, j)) * shown[j]
                 if name == "regather":
-                    time *= 0.0 if it.is_block and plan.recompute is Recompute.FULL else 1.0
+                    time *= 0.0 if graph_region.is_block and plan.recompute is Recompute.FULL else 1.0
                 if name in ("regather", "input_gradient"):
                     name = "tensor_parallel"
                 detail[f"{name}_communication"] += time * times * weights[region]
     total_f, total_b = scalar(total_pass(regions.forward, stages)), scalar(total_pass(regions.backward, stages))
-    steady = both[critical]
+    steady = pass_times[critical]
     if profile.timing.uneven_stage_weight != 1.0:
-        steady = scalar(pace(tuple(both), total_f + total_b, p, profile.timing.uneven_stage_weight))
+        steady = scalar(pace(tuple(pass_times), total_f + total_b, p, profile.timing.uneven_stage_weight))
     if profile.communication.hides_exchanges:
         detail[f"{EXCHANGED}_communication"] = sum(
-            weights[region] * scalar(shown_exchanges(micro, profile, plan.recompute, region))
-            for region, it in enumerate(columns.plans.program.regions)
-            if it.is_block and weights[region]
+            weights[region] * scalar(exposed_exchange_time(micro, profile, plan.recompute, region))
+            for region, graph_region in enumerate(columns.plans.program.regions)
+            if graph_region.is_block and weights[region]
         )
-    elif columns.plans.micro.beside is not None:
+    elif columns.plans.micro.concurrent is not None:
         detail[f"{EXCHANGED}_communication"] -= sum(
-            weights[region] * scalar(sum(hidden_exchanges(micro, profile, plan.recompute, region)))
-            for region, it in enumerate(columns.plans.program.regions)
-            if it.is_block and weights[region]
+            weights[region] * scalar(sum(overlapped_exchange_time(micro, profile, plan.recompute, region)))
+            for region, graph_region in enumerate(columns.plans.program.regions)
+            if graph_region.is_block and weights[region]
         )
     device = sum(detail.values())
-    detail["host"] = own - device
-    scale = m * steady / both[critical]
+    detail["host"] = rank_time - device
+    scale = m * steady / pass_times[critical]
     for name in detail:
         detail[name] *= scale
     virtual = float(plan.virtual_stages)
@@ -434,18 +434,18 @@ def _exposed(estimator: Estimator, plan: Plan, columns: StepColumns, both: list[
             profile=profile,
         )
     )
-    sends -= scalar(columns.hidden_sends)
+    sends -= scalar(columns.overlapped_sends)
     detail["pipeline_communication"] = sends
-    detail["pipeline_bubble"] = scalar(columns.pipeline) - sends - scale * own if p > 1 else 0.0
-    detail["parameter_gather"] = scalar(beside.gather)
-    detail["gradient_reduction"] = scalar(beside.reduction) + scalar(beside.tied)
-    detail["gradient_accumulation"] = scalar(beside.accumulation)
-    detail["optimizer"] = scalar(beside.optimizer)
-    detail["weight_casts"] = scalar(beside.casts)
-    detail[f"{EXCHANGED}_communication"] += scalar(beside.ends)
-    detail["host"] += beside.constant
+    detail["pipeline_bubble"] = scalar(columns.pipeline) - sends - scale * rank_time if p > 1 else 0.0
+    detail["parameter_gather"] = scalar(outside.gather)
+    detail["gradient_reduction"] = scalar(outside.reduction) + scalar(outside.tied)
+    detail["gradient_accumulation"] = scalar(outside.accumulation)
+    detail["optimizer"] = scalar(outside.optimizer)
+    detail["weight_casts"] = scalar(outside.casts)
+    detail[f"{EXCHANGED}_communication"] += scalar(outside.ends)
+    detail["host"] += outside.constant
     if plan.assignment is not None and not plan.assignment.has_named_axes:
-        # axes of no name are neither: all that operators send to each other
+        # unnamed axes are neither tp nor cp: all communication between operators is one part
         moved = detail.pop("tensor_parallel_communication") + detail.pop("context_parallel_communication")
         detail = {"redistributions": moved} | detail
     if columns.plans.terms.casts is None:
@@ -456,28 +456,28 @@ def _exposed(estimator: Estimator, plan: Plan, columns: StepColumns, both: list[
 
 
 def rank_parts(estimator: Estimator, plan: Plan, columns: StepColumns, rank: int) -> dict[str, float]:
-    """Exposed seconds of a step on a pipeline rank, by part; the critical rank has those of the prediction. [s]"""
+    """Return the exposed time of a step on a pipeline rank, by part. The critical rank has the parts of the prediction. [s]"""
     return step_parts(estimator, plan, columns, 1, rank)[0]
 
 
 def rank_times(estimator: Estimator, plan: Plan) -> tuple[float, ...]:
-    """Forward and backward of one microbatch on each pipeline rank, with collectives of activations and the host's floor. [s]"""
+    """Return the forward and backward time of one micro-batch on each pipeline rank, with activation collectives and host time. [s]"""
     regions, stages = (columns := step_columns(estimator, [plan])).regions, columns.plans.stages
-    found = []
+    rank_times = []
     for rank in range(plan.layout.pp):
         runs = rank_runs(stages.regions, estimator.programs.stage_layers(plan), plan.layout.pp, rank)
-        found.append(sum(times * scalar(f + b) for times, f, b in zip(runs, regions.forward, regions.backward, strict=True)))
-    return tuple(found)
+        rank_times.append(sum(times * scalar(f + b) for times, f, b in zip(runs, regions.forward, regions.backward, strict=True)))
+    return tuple(rank_times)
 
 
 def memory_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, str, dict[str, float]]:
-    """Memory of a pipeline rank: activations in flight when its first backward begins, the moment of its peak, and the bytes by class."""
+    """Return the memory of a pipeline rank: activations in flight at its first backward pass, the moment of its peak, bytes by class."""
     saved, holding, kept = held_on_rank(estimator, plan, rank, factor=1.0)
     return saved, *memory_by_class(holding, kept)
 
 
 def reserved_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float, str, dict[str, float]]:
-    """`memory_on_rank` with what the allocator holds beyond its tensors and what lies outside of it, as a prediction has them."""
+    """Return `memory_on_rank` with the allocator's reserve and the memory outside the allocator, as in a prediction."""
     saved, holding, kept = held_on_rank(estimator, plan, rank)
     moment, values = memory_by_class(holding, kept)
     total = most_reserved(holding, kept)
@@ -487,40 +487,40 @@ def reserved_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float
 
 
 def held_on_rank(
-    estimator: Estimator, plan: Plan, rank: int, factor: float | None = None, *, found: MemoryRow | None = None
+    estimator: Estimator, plan: Plan, rank: int, factor: float | None = None, *, row: MemoryRow | None = None
 ) -> tuple[float, RankHolding, Kept]:
-    """Activations in flight when the first backward pass begins, and what a pipeline rank holds. [byte]
+    """Return the activations in flight at the first backward pass, and the memory that a pipeline rank holds. [byte]
 
-    factor   what the allocator holds over what comes and goes; None: the profile's
-    found    `evaluate_memory` of the plan
+    factor   reserved over allocated bytes of transient memory; None: the profile's
+    row      `evaluate_memory` of the plan
     """
-    found = found or evaluate_memory(estimator, plan)
-    of, p = found.of, plan.layout.pp
+    row = row or evaluate_memory(estimator, plan)
+    of, p = row.of, plan.layout.pp
     stages = of.stages
-    place = stages.num_ranks - 1 if rank == p - 1 else 0 if rank == 0 else 1
+    position = stages.num_ranks - 1 if rank == p - 1 else 0 if rank == 0 else 1
     stage_layers = estimator.programs.stage_layers(plan)
     runs = rank_runs(stages.regions, stage_layers, p, rank)
-    stages = replace(stages, runs=(*stages.runs[:place], runs, *stages.runs[place + 1 :]))
+    stages = replace(stages, runs=(*stages.runs[:position], runs, *stages.runs[position + 1 :]))
     live = live_layers(schedule=plan.schedule, chunks=stage_layers[rank::p], rank=rank, num_ranks=p, num_microbatches=plan.num_microbatches)
     kept_of = partial(
         kept_by_moment,
         of.activations,
         stages,
-        found.pipelining,
+        row.pipelining,
         estimator.profile,
-        rank=place,
+        rank=position,
         index=float(rank),
         activation_bytes=of.activation_bytes,
     )
-    # the last rank's first backward pass is that of what follows the blocks
+    # the first backward pass of the last rank is that of the regions after the blocks
     saved = kept_of(live=replace(live, most=live.at_first, fewer_at_last=0.0))[At.BLOCKS]
     static = static_memory(of.terms, stages, of.sizes, num_replicas=of.num_replicas)
-    holding = rank_holding(replace(of, stages=stages, static=static, factor=of.factor if factor is None else factor), place, live)
+    holding = rank_holding(replace(of, stages=stages, static=static, factor=of.factor if factor is None else factor), position, live)
     return scalar(saved[0]), holding, kept_of(live=live)
 
 
 def rank_memories(estimator: Estimator, plan: Plan, columns: PlanColumns | None = None) -> tuple[RankMemory, ...]:
-    """The first, the fullest middle and the last pipeline rank; without a pipeline the one there is, three times."""
+    """Return the memory of the first, the fullest middle and the last pipeline rank. Without a pipeline: the only rank, three times."""
     row = evaluate_memory(estimator, plan, columns)
     figures = []
     for rank, kept, total in zip(row.ranks, row.kept, row.total, strict=True):
@@ -533,6 +533,7 @@ def rank_memories(estimator: Estimator, plan: Plan, columns: PlanColumns | None 
 
 
 def rests_on(machine: Machine, parts: Mapping[str, float]) -> dict[str, str]:
+    """Return the basis of each part and of the memory: data sheet, prior, calibration or profile."""
     rests = machine.rests_on
     inner, outer = rests.get(SCALE_UP) or rests[SCALE_OUT], rests.get(SCALE_OUT) or rests[SCALE_UP]  # a cluster may lack one kind of tier
     of = {

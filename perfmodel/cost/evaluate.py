@@ -1,7 +1,7 @@
-"""Rows priced on columns: the time of every piece of work and collective, added up by segment.
+"""Evaluation of rows on columns of plans: the time of every piece of work and collective, summed by segment.
 
-Reductions over rows go through reduceat, which adds row by row in a fixed order, so that one column alone and the same column among many
-give the same bits.
+Reductions over rows use reduceat, which adds row by row in a fixed order. One column alone and the same column among many give the same
+bits.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from perfmodel.parallel.grid import LayoutGrid
 Array = NDArray[np.float64]
 
 LOW_BYTES = 1.0
-"""[byte] Of an element of operands in 8 bits; in 4 bits scales and the output weigh as much again."""
+"""Bytes of an element of 8-bit operands. For 4-bit operands, the scales and the output add the same amount again. [byte]"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RowTimes:
-    """[segments, columns] seconds; convolutions count among matmul.
+    """[segments, columns] seconds; convolutions count as matmul.
 
-    experts         of fused calls of a serving step; without rows of a training step
+    experts         fused expert calls of a serving step; no rows for a training step
     communication   [traffic segments, columns]
-    between_nodes   the same, of collectives whose group leaves the innermost network tier: how long they hold the links beyond it; None
-                    where no group does
+    between_nodes   the same, for collectives whose group leaves the innermost network tier: how long they occupy the links beyond it; None:
+                    no group does
     """
 
     matmul: Array
@@ -62,9 +62,9 @@ class RowTimes:
 
 
 def amount_values(amounts: Amounts, grid: LayoutGrid, microbatch: Array | float = 1.0, seq_len: Array | float = 1.0) -> tuple[Array, Array]:
-    """[amounts, columns] values of every amount, and [masks, columns] sizes of every group of axes.
+    """Return [amounts, columns] values of every amount, and [masks, columns] sizes of every group of axes.
 
-    seq_len   tokens of a sequence; of amounts of a network, which has its sizes in itself, none
+    seq_len   tokens of a sequence; unused for amounts of a network, whose graph contains its sizes
     """
     sizes = np.array([grid.size(mask) for mask in amounts.masks])
     batch = np.where(amounts.batch[:, None] > 0, microbatch, 1.0)
@@ -72,17 +72,20 @@ def amount_values(amounts: Amounts, grid: LayoutGrid, microbatch: Array | float 
 
 
 def _powers(seq_len: Array | float, powers: NDArray[np.int64]) -> Array:
-    """[amounts, columns] powers of the length. Multiplied, not taken by `**`: whole numbers stay whole."""
+    """Return [amounts, columns] powers of the length, by repeated multiplication: unlike `**` it keeps integers exact."""
     length = np.atleast_1d(np.asarray(seq_len, dtype=np.float64))
-    found = [np.ones_like(length)]
+    powers_of_length = [np.ones_like(length)]
     for _ in range(int(powers.max(initial=0))):
-        found.append(found[-1] * length)
-    return np.array(found)[powers]
+        powers_of_length.append(powers_of_length[-1] * length)
+    return np.array(powers_of_length)[powers]
 
 
 def values_of_sizes(amounts: Amounts, sizes: Array, counted: Array) -> Array:
-    """[amounts, columns] values where the sizes of the groups, [masks, columns], and what is counted, samples and tokens of each amount,
-    [amounts, columns], are known."""
+    """Return [amounts, columns] values from group sizes and from samples and tokens.
+
+    sizes     [masks, columns] sizes of the groups of axes
+    counted   [amounts, columns] samples times tokens of each amount
+    """
     padded = np.ceil(amounts.padded_size / sizes[amounts.padded_axes])
     divisor = sizes[amounts.axes] if amounts.parts is None else sizes[amounts.axes] * amounts.parts
     values = amounts.base * counted * padded / divisor
@@ -90,7 +93,7 @@ def values_of_sizes(amounts: Amounts, sizes: Array, counted: Array) -> Array:
 
 
 def by_segment(values: Array, rows: Rows, num_segments: int, num_columns: int) -> Array:
-    """Sums over the rows of each segment."""
+    """Return the sum over the rows of each segment."""
     total = np.zeros((num_segments, num_columns))
     if rows.names:
         total[rows.present] = np.add.reduceat(values, rows.starts, axis=0)
@@ -100,14 +103,16 @@ def by_segment(values: Array, rows: Rows, num_segments: int, num_columns: int) -
 def row_times(
     rows: TimedRows, machine: Machine, inside: Sequence[Array], amount: Array, sizes: Array, step: EngineStep | None = None
 ) -> RowTimes:
-    """The time of every segment; `amount` and `sizes` as `amount_values` gives them, `inside` as `members_inside`.
+    """Return the time of every segment.
 
-    step   of a serving engine, whose kernels and host these rows run on; None: a training step
+    amount, sizes   as returned by `amount_values`
+    inside          as returned by `members_inside`
+    step            step of a serving engine whose kernels and host run these rows; None: a training step
     """
     num_columns = amount.shape[1]
     work = {kind: np.zeros((rows.num_segments, num_columns)) for kind in ("matmul", "streaming", "attention")}
-    for kind, each, time in work_times(rows, machine, amount, sizes, step):
-        work[kind] = work[kind] + summed(time, each, rows.num_segments)
+    for kind, timed, time in work_times(rows, machine, amount, sizes, step):
+        work[kind] = work[kind] + summed(time, timed, rows.num_segments)
     matmul, streaming, attention = work["matmul"], work["streaming"], work["attention"]
     communication, between_nodes = np.zeros((rows.num_traffic_segments, num_columns)), None
     if rows.traffic.names:
@@ -137,7 +142,7 @@ def row_times(
 def work_times(
     rows: TimedRows, machine: Machine, amount: Array, sizes: Array, step: EngineStep | None = None
 ) -> Iterator[tuple[str, Rows, Array]]:
-    """Rows of work by kind (matmul, streaming, attention), with the time of each row, [rows, columns]."""
+    """Yield rows of work by kind (matmul, streaming, attention), with the time of each row, [rows, columns]."""
     for products, time in product_times(rows, machine, amount, step):
         yield "matmul", products, time + _host_time(products, sizes, machine, step)
     if rows.convolution.names:
@@ -151,22 +156,22 @@ def work_times(
 
 
 def has_several(groups: NDArray[np.int64] | int, sizes: Array) -> Array:
-    """1 where the group of axes has more than one rank, else 0. `sizes`: of the groups, by mask."""
+    """Return 1 where the group of axes has more than one rank, else 0. sizes: of the groups, by mask."""
     return np.minimum(sizes[groups] - 1.0, 1.0)
 
 
 def counts_across(groups: NDArray[np.int64], sizes: Array) -> Array:
-    """[rows, columns] `has_several`, and 1 where the row has no group."""
+    """Return [rows, columns] `has_several`, and 1 where the row has no group."""
     return np.where((groups == 0)[:, None], 1.0, has_several(groups, sizes))
 
 
 def summed(time: Any, rows: Rows, num_segments: int) -> Array:
-    """By segment, each row as often as it repeats."""
+    """Return the sum by segment, each row multiplied by its repeats."""
     return by_segment(time if rows.repeats is None else time * rows.repeats, rows, num_segments, time.shape[1])
 
 
 def product_times(rows: TimedRows, machine: Machine, amount: Array, step: EngineStep | None = None) -> Iterator[tuple[Rows, Array]]:
-    """Products of each class that has any, with the time of each row, [rows, columns]."""
+    """Yield each non-empty class of products with the time of each row, [rows, columns]."""
     low = machine.low or machine
     classes: tuple[tuple[Rows, Callable[..., Any]], ...] = (
         (rows.matmul, partial(matmul_time, itemsize=rows.activation_bytes, machine=machine)),
@@ -175,19 +180,21 @@ def product_times(rows: TimedRows, machine: Machine, amount: Array, step: Engine
         (rows.low_grouped, partial(grouped_product_time, itemsize=LOW_BYTES, machine=low)),
     )
     if step is not None:
-        classes = tuple((each, partial(weight_product_time, machine=machine, **step.product(low))) for each, low in products_of(rows))
+        classes = tuple(
+            (products, partial(weight_product_time, machine=machine, **step.product(low))) for products, low in products_of(rows)
+        )
     for products, time_of in classes:
         if products.names:
             yield products, time_of(**product_sizes(products, amount))
 
 
 def products_of(rows: TimedRows) -> tuple[tuple[Rows, bool], ...]:
-    """Products of a serving step, and whether their weights are held in fewer bits."""
+    """Return the products of a serving step, and whether their weights are quantized."""
     return (rows.matmul, False), (rows.low, True)
 
 
 def product_sizes(products: Rows, amount: Array) -> dict[str, Array]:
-    """batch, m, n, k of each row, [rows, columns]; n of all products of a call."""
+    """Return batch, m, n, k of each row, [rows, columns]; n is the sum over the products of a call."""
     sizes = {name: amount[products.columns[name]] for name in ("batch", "m", "n", "k")}
     if len(products.accesses):
         sizes["n"] = np.add.reduceat(amount[products.accesses], products.access_starts, axis=0)
@@ -195,7 +202,7 @@ def product_sizes(products: Rows, amount: Array) -> dict[str, Array]:
 
 
 def _convolution(rows: TimedRows, machine: Machine, amount: Array) -> Array:
-    """[rows, columns] of convolutions."""
+    """Return [rows, columns] times of convolutions."""
     mm = rows.convolution.columns
     time = convolution_time(
         batch=amount[mm["batch"]],
@@ -210,7 +217,7 @@ def _convolution(rows: TimedRows, machine: Machine, amount: Array) -> Array:
 
 
 def _attention(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -> Array:
-    """[rows, columns] of fused attention."""
+    """Return [rows, columns] times of fused attention."""
     times = []
     at = rows.attention.columns
     for row in range(len(rows.attention.names)):
@@ -224,7 +231,7 @@ def _attention(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -
             query_length=amount[at["queries"][row]],
             key_length=amount[at["keys"][row]],
             head_dim=at["head_dim"][row],
-            causal_fraction=attention_share(rows.attention_behaviours[at["habits"][row]], chunks, amount[at["keys"][row]]),
+            causal_fraction=attention_share(rows.attention_behaviours[at["behaviour"][row]], chunks, amount[at["keys"][row]]),
             itemsize=rows.activation_bytes,
             machine=machine,
             kernel=LATENT_KERNEL if is_latent else rows.attention_kernel,
@@ -235,7 +242,7 @@ def _attention(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -
 
 
 def streaming_times(rows: TimedRows, machine: Machine, amount: Array) -> Array:
-    """[rows, columns] of passes over memory."""
+    """Return [rows, columns] times of passes over memory."""
     st = rows.streaming.columns
     time = streaming_time(
         num_bytes=np.add.reduceat(amount[rows.streaming.accesses], rows.streaming.access_starts, axis=0),
@@ -252,13 +259,13 @@ def streaming_times(rows: TimedRows, machine: Machine, amount: Array) -> Array:
 def traffic_times(
     rows: TimedRows, machine: Machine, inside: Sequence[Array], amount: Array, sizes: Array, step: EngineStep | None = None
 ) -> tuple[Array, Array, Array]:
-    """[rows, columns] of collectives: time, the part of it that holds links, and 1 where they leave the innermost network tier."""
+    """Return [rows, columns] of collectives: time, the part of it on links, and 1 where they leave the innermost network tier."""
     tr = rows.traffic.columns
     num_bytes, size = amount[tr["amount"]], sizes[tr["group"]]
     inside = [tier[tr["group"]] for tier in inside]
     if rows.has_sends:
         is_send = (tr["kind"] == COLLECTIVE_CODE[CollectiveKind.SEND_RECV])[:, None]
-        # neighbours across the outermost cut set the pace: a tier that holds the whole group holds both ends
+        # neighbours across the outermost boundary set the pace: a tier that holds the whole group holds both ends
         pair = np.minimum(size, 2.0)
         inside = [np.where(is_send, np.where(members < size, 1.0, pair), members) for members in inside]
         size = np.where(is_send, pair, size)
@@ -271,30 +278,28 @@ def traffic_times(
 
 
 def distinct_shares(kinds: Sequence[Copies], which: NDArray[np.int64], size: Array, inside: Sequence[Array]) -> list[Array]:
-    """For each tier: of its local buffer, what a chip sends there in an all-to-all; of rows in copies one for each place.
+    """Return the share of its local buffer that a chip sends through each tier in an all-to-all.
 
-    which   of each row: 0, or which of `kinds` its copies are, from 1
+    Rows that are replicated are sent once to each domain: D (1 - 1/P) of the `chosen` copies. P is the number of domains of the tier
+    inside, of which one is the chip's own.
 
-    Places are the domains of the tier inside, of which a chip has one itself: D (1 - 1/P) of the `chosen` copies.
+    which   for each row: 0, or the index of its copies in `kinds`, from 1
     """
-    found, inner = [], np.ones_like(size)
+    shares, inner = [], np.ones_like(size)
     for members in inside:
         share = (members - inner) / size
         for number, copies in enumerate(kinds, 1):
-            own = which == number
-            places = size[own] / inner[own]
+            has_copies = which == number
+            places = size[has_copies] / inner[has_copies]
             distinct = copies.distinct(places) / copies.chosen * (1.0 - 1.0 / places)
-            share[own] = np.where(members[own] > inner[own], distinct, 0.0)
-        found.append(share)
+            share[has_copies] = np.where(members[has_copies] > inner[has_copies], distinct, 0.0)
+        shares.append(share)
         inner = members
-    return found
+    return shares
 
 
 def _host_time(rows: Rows, sizes: Array, machine: Machine, step: EngineStep | None = None) -> Any:
-    """Host time of each row that nothing hides: launching it, and handling its tensors where they are distributed objects. [s]
-
-    Of a serving step the engine's host has it, for all rows together.
-    """
+    """Return the exposed host time of each row: launch and distributed-tensor handling; 0 in a serving step (its engine has it). [s]"""
     if step is not None:
         return 0.0
     distributed = machine.host_times.get("dtensor_op", 0.0)
@@ -304,7 +309,7 @@ def _host_time(rows: Rows, sizes: Array, machine: Machine, step: EngineStep | No
 
 
 def redistribution_time(num_bytes: Array, group_size: Array, machine: Machine) -> Any:
-    """Around a collective of activations: host time of its issue and wait, and copies of its buffer (2^20 bytes a MiB). [s]"""
+    """Return the overhead of an activation collective: host time of its issue and wait, and copies of its buffer (2^20 bytes a MiB). [s]"""
     once, per_mebibyte = machine.host_times.get("redistribution", 0.0), machine.host_times.get("redistribution_mebibyte", 0.0)
     if once == 0.0 and per_mebibyte == 0.0:
         return 0.0
@@ -312,7 +317,7 @@ def redistribution_time(num_bytes: Array, group_size: Array, machine: Machine) -
 
 
 def members_inside(rows: TimedRows, grid: LayoutGrid) -> list[Array]:
-    """[masks, columns] members of every group inside one domain of each tier; of rows without traffic none."""
+    """Return [masks, columns] members of every group inside one domain of each tier; none for rows without traffic."""
     masks = rows.amounts.masks
     if not rows.traffic.names:
         return []
@@ -321,7 +326,7 @@ def members_inside(rows: TimedRows, grid: LayoutGrid) -> list[Array]:
 
 
 def product_flops(rows: TimedRows, amount: Array) -> Array:
-    """[segments, columns] FLOP of products on one chip, a multiply-add counted twice; causal attention counts what it computes."""
+    """Return [segments, columns] FLOP of products on one chip, a multiply-add counted twice. Causal attention counts computed scores."""
     total = np.zeros((rows.num_segments, amount.shape[1]))
     for products in (rows.matmul, rows.grouped, rows.low, rows.low_grouped, rows.convolution):
         if products.names:
@@ -333,7 +338,7 @@ def product_flops(rows: TimedRows, amount: Array) -> Array:
         square = amount[at["batch"][row]] * amount[at["heads"][row]] * amount[at["queries"][row]] * amount[at["keys"][row]]
         calls = 10.0 if at["backward"][row] else 4.0  # five products backward (one of them recomputes the scores), two forward
         width = (backward_width if at["backward"][row] else forward_width)(at["head_dim"][row], at["value_head_dim"][row])
-        behaviours = rows.attention_behaviours[at["habits"][row]]
+        behaviours = rows.attention_behaviours[at["behaviour"][row]]
         total[segment] = total[segment] + calls * square * width * behaviours.fraction(amount[at["keys"][row]])
     return total
 

@@ -1,6 +1,6 @@
 """Host launches of a pass of a region: kernels of its operators, as a framework runs the graph, and collectives.
 
-The host runs ahead of the chip, so a pass takes what the chip needs or what its launches need, whichever is more (`cost/step.py`).
+The host runs ahead of the chip, so a pass takes the longer of its device time and its launch time (`cost/step.py`).
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ from perfmodel.workload.graph import CacheAttention, FusedAttention, Graph, Oper
 Array = NDArray[np.float64]
 
 FORWARD = 2.0
-"""Host time of a kernel that Python's modules launch in a forward pass, over that of one that autograd's engine does in a backward pass:
-22 against 11 us with torch 2.13 on tensors of no size, eight layers of GPT-2 on a core of an EPYC."""
+"""Host time of a forward kernel, launched by Python modules, over that of a backward kernel, launched by autograd's engine: 22 against
+11 us with torch 2.13 on empty tensors, eight layers of GPT-2 on a core of an EPYC.
+"""
 
 ATTENTION_BACKWARD = 3.0
-"""Kernels of a fused attention's backward pass: sums of rows, the pass itself, the gradient of the queries to its dtype (flash-attn)."""
+"""Kernels of fused attention's backward pass: row sums, the pass itself, the cast of the query gradient (flash-attn)."""
 
 
 def kernels_of(graph: Graph, profile: ExecutionProfile) -> dict[str, tuple[float, float]]:
-    """Kernels of each operator's forward and backward pass, of a graph as the framework runs it (`with_habits`); views are none.
+    """Return the kernels of each operator's forward and backward pass, for a graph as the framework runs it (`with_behaviour`).
 
-    A chain that is one kernel counts with its last operator. Each weight's gradient counts once more: a kernel adds it to those before,
-    or, where the product that makes it has done so, its hook says that it is ready.
+    Views launch no kernel. A fused chain counts with its last operator. Each weight gradient counts one more: a kernel adds it to the
+    accumulator, or, if the matrix product has accumulated it already, its hook runs.
     """
     scope = profile.kernels.graph_scope
     parts = graph_parts(graph) if scope else {}
-    found: dict[str, tuple[float, float]] = {}
+    kernels: dict[str, tuple[float, float]] = {}
     for op in graph.operators:
         if op.kind in ENTRYWISE and not graph.tensors[op.output.tensor].is_stored:
-            found[op.name] = 0.0, 0.0
+            kernels[op.name] = 0.0, 0.0
             continue
         forward, backward = (float(sum(map(_kernels, works))) for works in (op.forward, op.backward))
         backward += (ATTENTION_BACKWARD - 1.0) * sum(isinstance(work, FusedAttention) for work in op.backward)
         if op.kind in KERNELS:
-            # the profile's traffic lies between that of one kernel and that of separate ones
+            # the profile's traffic lies between that of one fused kernel and that of separate kernels
             kind = KERNELS[op.kind]
             share = max(0.0, (profile.option(kind.traffic) - 1.0) / (kind.eager_traffic - 1.0))
             forward, backward = forward * (1.0 + (kind.forward - 1) * share), backward * (1.0 + (kind.backward - 1) * share)
@@ -55,25 +56,27 @@ def kernels_of(graph: Graph, profile: ExecutionProfile) -> dict[str, tuple[float
         if parts.get(op.name) in scope:
             share = min(GRAPH_LAUNCH / profile.timing.host_launch_time, 1.0)
             forward, backward = share * forward, share * backward
-        found[op.name] = forward, backward
-    return found
+        kernels[op.name] = forward, backward
+    return kernels
 
 
 def graph_parts(graph: Graph) -> dict[str, str]:
-    """The part of Megatron-LM's --cuda-graph-scope that launches each operator: `attn` up to the norm of the feed-forward, `moe_router`
-    from there to the choice of experts, `mlp` of a dense layer. Operators outside of blocks and from the exchange of tokens on have none.
+    """Return the part of Megatron-LM's --cuda-graph-scope that launches each operator.
+
+    `attn` reaches up to the norm of the feed-forward, `moe_router` from there to the choice of experts; `mlp` is that of a dense layer.
+    Operators outside of blocks, and those from the token exchange on, have no part.
     """
-    found: dict[str, str] = {}
+    parts: dict[str, str] = {}
     for region in graph.regions:
         operators = graph.operators_of(region.name) if region.is_block else []
         has_experts, part = any(op.kind == "route" for op in operators), "attn"
         for op in operators:
             if op.name_in_layer == "mlp_norm":
                 part = "moe_router" if has_experts else "mlp"
-            found[op.name] = part
+            parts[op.name] = part
             if op.kind == "route":
                 break
-    return found
+    return parts
 
 
 def _kernels(work: Work) -> int:
@@ -86,12 +89,13 @@ def _kernels(work: Work) -> int:
 
 
 FUSED_MATRICES, BY_HAND = 4.0, 4.0
-"""Megatron's fused softmax takes a multiple of so many matrices of scores (sequences times heads of a rank). Other numbers are scaled,
-masked, and cast to float32 and back by so many kernels more, in each pass (NVIDIA/Megatron-LM, megatron/model/fused_softmax.py)."""
+"""Megatron's fused softmax requires a multiple of 4 score matrices (sequences times heads of a rank). Other numbers take 4 more kernels
+in each pass: scaling, masking, and casts to float32 and back (NVIDIA/Megatron-LM, megatron/model/fused_softmax.py).
+"""
 
 
 def score_matrices(op: Operator, sharding: Sharding, profile: ExecutionProfile) -> Amount | None:
-    """Number of score matrices, a multiple of `FUSED_MATRICES` for Megatron's fused causal softmax; None for other operators."""
+    """Return the number of score matrices of Megatron's fused causal softmax, a multiple of `FUSED_MATRICES`; None for other operators."""
     if op.kind != "softmax" or not op.settings.get("causal_queries") or profile.activations.softmax_keeps_float32:
         return None
     rows = {op.settings["over"], op.settings["causal_queries"]}
@@ -99,12 +103,12 @@ def score_matrices(op: Operator, sharding: Sharding, profile: ExecutionProfile) 
 
 
 def collective_launches(rows: TimedRows, sizes: Array) -> Any:
-    """[traffic segments, columns] collectives that are issued: those of a group of more than one. `sizes`: of the groups, by mask."""
+    """Return [traffic segments, columns] issued collectives: those of groups of more than one rank. sizes: of the groups, by mask."""
     return summed(has_several(rows.traffic.columns["group"], sizes), rows.traffic, rows.num_traffic_segments)
 
 
 def counted_launches(rows: TimedRows, sizes: Array) -> Array | None:
-    """[traffic segments, columns] those of `collective_launches` before which the host waits for their sizes; None where none is."""
+    """Return [traffic segments, columns] collectives before which the host waits for counted sizes; None: there are none."""
     counted = rows.traffic.columns["counted"]
     if not counted.any():
         return None
@@ -112,11 +116,11 @@ def counted_launches(rows: TimedRows, sizes: Array) -> Array | None:
 
 
 def graph_launches(graph: Graph, profile: ExecutionProfile) -> float:
-    """Kernels of a microbatch, of all regions together, one of a forward pass as `FORWARD`."""
+    """Return the kernels of a micro-batch over all regions; a forward kernel counts as `FORWARD`."""
     counts = {region.name: region.count for region in graph.regions}
     readers = [graph.consumers(op.output.tensor) for op in graph.operators if graph.tensors[op.output.tensor].has_gradient]
-    # gradients of several readers are added, a kernel for each reader after the first
-    total = float(sum(counts[reader.layer] for each in readers for reader, _ in each[1:]))
+    # gradients from several readers are added: one kernel for each reader after the first
+    total = float(sum(counts[reader.layer] for tensor_readers in readers for reader, _ in tensor_readers[1:]))
     kernels = kernels_of(graph, profile)
     for op in graph.operators:
         forward, backward = kernels[op.name]

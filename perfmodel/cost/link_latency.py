@@ -1,4 +1,4 @@
-"""The latency that a cluster's file states, beside collectives that were measured on the chip's usual links."""
+"""Correction of measured collectives for a latency that the cluster's file states."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from perfmodel.hardware.fabric import NetworkTier, Topology
 
 
 def stated_latency_difference(cluster: Cluster, tier: NetworkTier) -> Column:
-    """By how much a hop of `tier` takes longer than one of the links that the chip usually has there. [s]
+    """Return the extra latency of a hop of `tier` over a hop of the chip's default links there. [s]
 
-    The chip's own file says which those are; 0 where it says nothing. Negative where the cluster's links are quicker.
+    The chip's file lists the default links; without them the result is 0. It is negative if the cluster's links are faster.
     """
     is_out = cluster.is_scale_out(tier)
-    usual = [each for each in cluster.chip.default_tiers if (each.topology is Topology.FAT_TREE) == is_out]
-    inner = [each for each in cluster.tiers if cluster.is_scale_out(each) == is_out]
+    usual = [default for default in cluster.chip.default_tiers if (default.topology is Topology.FAT_TREE) == is_out]
+    inner = [other for other in cluster.tiers if cluster.is_scale_out(other) == is_out]
     if not usual:
         return 0.0
     return tier.link.latency - usual[min(inner.index(tier), len(usual) - 1)].link.latency
@@ -31,9 +31,9 @@ def stated_latency_difference(cluster: Cluster, tier: NetworkTier) -> Column:
 def with_latency(
     models: Mapping[CollectiveKind, CollectiveModel], difference: Column, passes: Mapping[CollectiveKind, float]
 ) -> Mapping[CollectiveKind, CollectiveModel]:
-    """The models of links on which each hop takes `difference` longer, or less of what was measured, down to nothing.
+    """Return the models for links on which each hop takes `difference` longer; if negative, shorter than measured, down to 0.
 
-    passes  hops of a ring that one of the model's stands for (an all-reduce goes round twice)
+    passes  ring hops for each hop of the model (an all-reduce has two ring passes)
     """
     if np.all(difference == 0.0):
         return models
@@ -46,11 +46,11 @@ def _hops(kind: CollectiveKind, passes: Mapping[CollectiveKind, float]) -> float
 
 def _with_latency(model: CollectiveModel, hop: Any, shot: Any) -> CollectiveModel:
     def longer(time: float, by: Column) -> Any:
-        return np.maximum(time + by, 1e-12) if time else 0.0  # 0 says that the library has no such algorithm
+        return np.maximum(time + by, 1e-12) if time else 0.0  # 0: the library has no such algorithm
 
     return replace(
         model,
-        hop_time=cast(float, np.maximum(model.hop_time + hop, 0.0)),  # or a column of them
+        hop_time=cast(float, np.maximum(model.hop_time + hop, 0.0)),  # or a column
         tree_hop_time=longer(model.tree_hop_time, hop),
         one_shot_time=longer(model.one_shot_time, shot),
     )

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 
 NEVER = 1e30
-"""[s] Latency of an algorithm that the library does not have: never the cheapest, and still 0 when multiplied by no hops."""
+"""Latency of an algorithm that the library does not have: never the cheapest, and still 0 when multiplied by no hops. [s]"""
 
 DEFAULT_LINK_FRACTION = 0.8
-"""Bandwidth that a collective reaches of a link without measurements: NCCL on NVLink and InfiniBand, large messages, typically .75-.9."""
+"""Share of a link's bandwidth that a collective reaches without measurements: NCCL on NVLink and InfiniBand, large messages, typically
+.75-.9.
+"""
 
 CHANNEL_BANDWIDTH = 12.5e9
 """[byte/s] Link bandwidth that one channel fills: 24 channels on an A100's NVLink of 300 GB/s, 12 on a V100's of 150, 2 on PCIe 3.0 x16."""
@@ -38,11 +40,11 @@ FEWEST_CHANNELS = 2.0
 
 
 def channels_of(bandwidth: Column) -> Any:
-    """Return the channels of a communicator over links of this bandwidth, of one chip in one direction."""
+    """Return the number of channels of a communicator. bandwidth: of one chip's links, one direction."""
     return np.minimum(np.maximum(np.ceil(bandwidth / CHANNEL_BANDWIDTH), FEWEST_CHANNELS), MOST_CHANNELS)
 
 
-# Where a collective was not measured on a tier: the one that is nearest.
+# For a collective without measurements on a tier: the nearest collectives, in order.
 _NEAREST_COLLECTIVE: Mapping[CollectiveKind, tuple[CollectiveKind, ...]] = MappingProxyType(
     {
         CollectiveKind.ALL_GATHER: (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE),
@@ -67,11 +69,11 @@ RING_PASSES: Mapping[CollectiveKind, float] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinkRates:
-    """Tables by parameter, tier and collective code, and of columns of clusters by cluster; `LINK_ROWS` names the rows of `table`.
+    """Tables by parameter, tier and collective code; for columns of clusters also by cluster. `LINK_ROWS` names the rows of `table`.
 
     mesh         for each tier, links to distinct peers that together make the bandwidth (1 on a switch)
-    torus        for each tier, (slow-down of rings, of all-to-alls) by number of members; empty arrays where it is no torus
-    has_one_shot, has_in_switch, has_ramp   some entry has a one-shot algorithm, a switch that reduces, a ramp
+    torus        for each tier, (slow-down of rings, of all-to-alls) by number of members; empty arrays if it is no torus
+    has_one_shot, has_in_switch, has_ramp   some entry has a one-shot algorithm, in-switch reduction, a ramp
     stepped      tiers with steps between protocols
     """
 
@@ -84,7 +86,7 @@ class LinkRates:
     stepped: tuple[int, ...]
 
     def of(self, code: Any) -> Array:
-        """Return [parameter, tier, *code.shape]; of columns of clusters the last dim of `code` is theirs."""
+        """Return [parameter, tier, *code.shape]. For columns of clusters, the last dim of `code` is the cluster."""
         return table_entries(self.table, code, has_columns=self.table.ndim > 3)
 
 
@@ -110,11 +112,12 @@ LINK_ROWS = (
 
 
 def tier_kind(cluster: Cluster, tier: NetworkTier) -> str:
-    """The fabric between nodes is scale-out; every tier inside it is scale-up. A cluster may lack either."""
+    """Return scale-out for the fabric between nodes, and scale-up for every tier inside it. A cluster may lack either."""
     return SCALE_OUT if cluster.is_scale_out(tier) else SCALE_UP
 
 
 def link_rates(cluster: Cluster, calibration: Calibration) -> LinkRates:
+    """Return the rates of the tiers of a cluster, from measured models or from the links of its file."""
     columns = np.broadcast_shapes(*(np.shape(x) for tier in cluster.tiers for x in (tier.link.bandwidth, tier.link.latency)))
     table = np.zeros((len(LINK_ROWS), len(cluster.tiers), len(CollectiveKind), *columns))
     mesh, torus = [], []
@@ -171,7 +174,7 @@ def _or_never(time: Column) -> Any:
 
 
 def tier_models(cluster: Cluster, tier: NetworkTier, calibration: Calibration) -> Mapping[CollectiveKind, CollectiveModel]:
-    """The measured models that hold on `tier`: figures of a switch say nothing of a relative's mesh, torus or PCIe tree."""
+    """Return the measured models that apply to `tier`. Those of a switch do not apply to a related chip's mesh, torus or PCIe tree."""
     kind = tier_kind(cluster, tier)
     if kind == SCALE_UP and cluster.chip.name not in calibration.chips and tier.topology is not Topology.SWITCH:
         return {}
@@ -181,7 +184,7 @@ def tier_models(cluster: Cluster, tier: NetworkTier, calibration: Calibration) -
 def _collective_model(
     models: Mapping[CollectiveKind, CollectiveModel], kind: CollectiveKind, latency: Any, *, is_inside: bool
 ) -> tuple[CollectiveModel, float]:
-    """The measured model of `kind`, else that of the collective nearest to it, else alpha-beta on the link; and its ring passes."""
+    """Return the measured model of `kind`, else the nearest collective's, else alpha-beta on the link; and the number of ring passes."""
     passes = RING_PASSES[kind]
     if kind in models:
         return models[kind], passes
@@ -206,12 +209,12 @@ def _collective_model(
 
 
 def _torus_slowdown(tier: NetworkTier, num_chips: int) -> tuple[Array, Array]:
-    """Slow-down over the link's whole bandwidth by number of members, for rings and for all-to-alls; empty where no torus. [-]
+    """Return the slow-down over the link's full bandwidth by number of members, of rings and of all-to-alls; empty without a torus. [-]
 
-    A group is taken to fill the dims of the job's slice one after the other. A chip has two links in each of D dims and `bandwidth`
-    is all of them together. Rings run in all the dims that the group spans at once, both ways round; a dim that does not wrap has half
-    the bandwidth, for what leaves at one end must come back through the same links. In an all-to-all over l chips of a dim, a link
-    carries l/4 times what a chip sends, over two (l/2 without the wrap, in the middle), so its time grows with the longest dim.
+    A group is assumed to fill the dims of the job's slice in order. A chip has two links in each of D dims, and `bandwidth` is all of them
+    together. Rings run in all dims that the group spans at once, in both directions. A dim that does not wrap has half the bandwidth,
+    because data that leaves at one end must return through the same links. In an all-to-all over l chips of a dim, a link carries l/4 times
+    what a chip sends, over two links (l/2 in the middle of a dim that does not wrap). Its time therefore grows with the longest dim.
 
     Source: Jouppi et al., ISCA 2023 (TPU v4); Google Cloud TPU documentation (a dim wraps when it is a multiple of 4, on v5e and
     v6e when it is 16).

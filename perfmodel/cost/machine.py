@@ -41,13 +41,15 @@ MEBIBYTE = 2.0**20
 """Unit of the host times that are counted by bytes, such as `gather_mebibyte`."""
 
 HOST_MEMORY_BANDWIDTH = 50e9
-"""[byte/s] What an optimizer on a host gets through, all chips of the host together: 10 s a step where 72e9 parameters of 28 byte lie on
-four nodes (deepspeedai/DeepSpeed issue 6834, of 2024), about 2 s of 2.4 where 3.1e9 lie on one (pull request 7474, of 2025)."""
+"""Host-memory throughput of an optimizer on the host, for all chips of the host together. [byte/s] Source: 10 s a step where 72e9
+parameters of 28 byte lie on four nodes (deepspeedai/DeepSpeed issue 6834, of 2024); about 2 s of 2.4 where 3.1e9 lie on one (pull request
+7474, of 2025).
+"""
 
 _UNMEASURED_DECODE_FLOOR = 11e-6
-"""[s] of a decode attention without measurements: fits to aiconfigurator's tables of H100, H200 and B200 (A100: 18 us)."""
+"""Floor of decode attention without measurements: fits to aiconfigurator's tables of H100, H200 and B200 (A100: 18 us). [s]"""
 
-# Where a dtype has no model of its own: the dtype whose fractions of peak are nearest, in order.
+# For a dtype without a model of its own: dtypes with the nearest fractions of peak, in order.
 _NEAREST_DTYPE: Mapping[Dtype, tuple[Dtype, ...]] = MappingProxyType(
     {
         Dtype.BF16: (Dtype.FP16, Dtype.FP32, Dtype.TF32),
@@ -61,7 +63,7 @@ _NEAREST_DTYPE: Mapping[Dtype, tuple[Dtype, ...]] = MappingProxyType(
     }
 )
 
-# Where a class of kernels was not measured: another one of its cost, before the default.
+# For a class of kernels without measurements: another class of similar cost, tried before the default.
 _NEAREST_KERNEL: Mapping[KernelClass, KernelClass] = MappingProxyType(
     {KernelClass.GELU_TANH: KernelClass.GELU, KernelClass.SILU: KernelClass.GELU, KernelClass.RMSNORM: KernelClass.LAYERNORM}
 )
@@ -71,7 +73,7 @@ _NEAREST_KERNEL: Mapping[KernelClass, KernelClass] = MappingProxyType(
 class MatmulRates:
     """`MatmulModel` in SI units. tiles: one row (1 / rows, 1 / columns, output elements x penalty) for each tile.
 
-    fills_units: a product is no slower for having fewer tiles than there are units, but for the last wave
+    fills_units: a product with fewer tiles than compute units is no slower, except for the last wave
     """
 
     flop_rate: float
@@ -102,7 +104,7 @@ class ConvolutionRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StreamingRates:
-    """Tables by kernel code, and of columns of machines by machine.
+    """Tables by kernel code; for columns of machines also by machine.
 
     table       floor [s], [s/byte] innermost, [s/element]
     caches      for each, (1 / capacity, extra [s/byte] beyond)
@@ -115,7 +117,7 @@ class StreamingRates:
     has_backward: bool
 
     def of(self, code: Any) -> tuple[Array, list[Array]]:
-        """Return (table, caches) of kernels; of columns of machines the last dim of `code` is theirs."""
+        """Return (table, caches) of kernels. For columns of machines, the last dim of `code` is the machine."""
         has_columns = self.table.ndim > 2
         caches = [table_entries(cache, code, has_columns=has_columns) for cache in self.caches]
         return table_entries(self.table, code, has_columns=has_columns), caches
@@ -123,7 +125,7 @@ class StreamingRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionRates:
-    """`AttentionModel` in SI units. long: rates over many keys, forward and backward, heads of 128 entries; None: as over few."""
+    """`AttentionModel` in SI units. long: rates over many keys, forward and backward, for heads of 128 entries; None: as over few keys."""
 
     model: AttentionModel
     flop_rate: float
@@ -156,17 +158,17 @@ class DecodeAttentionRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Machine:
-    """Rates of the hardware and its software for one compute dtype. Made by `resolve_machine`.
+    """Rates of the hardware and its software for one compute dtype, made by `resolve_machine`.
 
-    rests_on: for matmul, streaming, attention and the kinds of tier that are there (scale_up, scale_out): `spec sheet`, `prior: NAME`,
+    rests_on: basis of matmul, streaming, attention and the present kinds of tier (scale_up, scale_out): `spec sheet`, `prior: NAME`,
         `partial calibration: NAME` or `calibrated: NAME`.
-    convolution: None where a convolution takes as long as a matrix multiply of its size.
-    grouped_matmul, decode_attention: what the fused experts of a layer and a decoding step reach; no cost of a training step uses them.
+    convolution: None: a convolution takes as long as a matrix multiply of its size.
+    grouped_matmul, decode_attention: rates of a layer's fused experts and of a decode step; no cost of a training step uses them.
     errors: held-out median errors of the calibration, by part.
-    serving: kernels of serving alone; no cost of a training step uses them.
-    low: the same for products in fewer bits, of a job with a recipe for them.
+    serving: kernels of serving only; no cost of a training step uses them.
+    low: the machine for products in fewer bits, if the job has a recipe for them.
     communicator_bytes: buffers of a communicator whose ranks share a domain of each tier.
-    host_bandwidth: of a chip's link to its host's memory; host_memory_bandwidth: its share of that memory's. [byte/s]
+    host_bandwidth: of a chip's link to its host's memory; host_memory_bandwidth: a chip's share of the bandwidth of that memory. [byte/s]
     row_multiple: rows of each of several grouped products are padded to a multiple of it.
     """
 
@@ -207,7 +209,7 @@ class Machine:
 
 
 def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, dtype: Dtype = Dtype.BF16) -> Machine:
-    """The machine that `cluster` is with what `calibration` says of it, computing in `dtype`."""
+    """Return the machine of `cluster` with the rates of `calibration`, computing in `dtype`."""
     chip = cluster.chip
     peak = calibration.peaks.get(f"flop_rate.{dtype}", 0.0) or chip.flop_rate(dtype)
     memory_bandwidth = calibration.peaks.get("memory_bandwidth", chip.memory.bandwidth)
@@ -224,9 +226,9 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
         return time * calibration.exposed_floor_fraction
 
     rates = {
-        each: (calibration.peaks.get(f"flop_rate.{each}", 0.0) or peak_rate)
-        * calibration.clock_fractions.get(each, calibration.sustained_clock_fraction)
-        for each, peak_rate in chip.peak_flop_rate.items()
+        rate_dtype: (calibration.peaks.get(f"flop_rate.{rate_dtype}", 0.0) or peak_rate)
+        * calibration.clock_fractions.get(rate_dtype, calibration.sustained_clock_fraction)
+        for rate_dtype, peak_rate in chip.peak_flop_rate.items()
     }
     rests_on["matmul"] = label("matmul", calibration.matmul)
     matmul_model, is_own = _nearest_matmul(calibration.matmul or SPEC_SHEET.matmul, dtype)
@@ -286,7 +288,9 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
         links=link_rates(cluster, calibration),
         sustained_clock_fraction=clock,
         attention_generations=calibration.attention_generations,
-        long_attention={name: (peak * each.forward, peak * each.backward) for name, each in calibration.long_attention.items()},
+        long_attention={
+            name: (peak * fractions.forward, peak * fractions.backward) for name, fractions in calibration.long_attention.items()
+        },
         launch_time=calibration.launch_time * sharing,
         host_is_chip=chip.unit_kind == "core",
         host_bandwidth=chip.host_bandwidth,
@@ -313,11 +317,13 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
 def _wide_matmul(
     calibration: Calibration, dtype: Dtype, rates: Mapping[Dtype, float], memory_bandwidth: float, units: float
 ) -> tuple[MatmulRates, MatmulRates]:
-    """Products in 16 bits, plain and with the tile of grouped kernels; in `dtype` where the chip has no units for 16 bits, or where nothing
-    near them was measured."""
+    """Return rates of 16-bit products, plain and with the tile of grouped kernels.
+
+    They are those of `dtype` if the chip has no units for 16 bits, or if nothing near 16 bits was measured.
+    """
     models = calibration.matmul or SPEC_SHEET.matmul
     is_near = not models.keys().isdisjoint((Dtype.BF16, *_NEAREST_DTYPE[Dtype.BF16]))
-    wide = next((each for each in (Dtype.BF16, Dtype.FP16) if each in rates and is_near), dtype)
+    wide = next((candidate for candidate in (Dtype.BF16, Dtype.FP16) if candidate in rates and is_near), dtype)
     model, _ = _nearest_matmul(models, wide)
     floor_time = model.floor_time * calibration.exposed_floor_fraction
     plain = _matmul_rates(model, rates[wide], memory_bandwidth, units, floor_time)
@@ -341,7 +347,7 @@ def _convolution_rates(
 def _grouped_rates(
     calibration: Calibration, plain: MatmulModel, dtype: Dtype, flop_rate: float, memory_bandwidth: float, units: float, factor: float
 ) -> GroupedMatmulRates:
-    """Rates of grouped products from the dtype's model or the nearest dtype's; without one those of plain products and two floors.
+    """Return rates of grouped products by the nearest dtype's model; without a model, those of plain products with two floors.
 
     flop_rate  peak at the sustained clock    factor  slow-down by contention
     """
@@ -379,10 +385,10 @@ def _decode_rates(calibration: Calibration, memory_bandwidth: float, units: floa
 
 
 def contention_factor(contention: Mapping[str, float], part: str, num_processes: int) -> float:
-    """How much longer `part` takes where `num_processes` ranks of one machine all compute. [-]
+    """Return the factor by which `part` is slower if `num_processes` ranks of one machine all compute. [-]
 
-    contention["cores"] processes have a core each and share memory and caches only: together they take contention[part] times as long
-    as one alone, fewer proportionally less. More than that take turns. 1 on a machine whose ranks are chips of their own.
+    contention["cores"] processes have a core each and share only memory and caches. Together they take contention[part] times as long as
+    one alone, fewer processes proportionally less. More processes than cores take turns. 1 on a machine whose ranks are separate chips.
     """
     cores = contention.get("cores", 0.0)
     if cores <= 0:
@@ -400,7 +406,7 @@ def _slower_matmul(rates: MatmulRates, factor: float) -> MatmulRates:
 def _slower_streaming(rates: StreamingRates, factor: float) -> StreamingRates:
     if factor == 1.0:
         return rates
-    caches = tuple(np.stack([cache[0], cache[1] * factor]) for cache in rates.caches)  # capacities stay
+    caches = tuple(np.stack([cache[0], cache[1] * factor]) for cache in rates.caches)  # capacities do not change
     return replace(rates, table=rates.table * factor, caches=caches)
 
 
@@ -419,7 +425,7 @@ def _label(calibration: Calibration, chip: Chip, part: str) -> str:
 
 
 def _nearest_matmul(models: Mapping[Dtype, MatmulModel], dtype: Dtype) -> tuple[MatmulModel, bool]:
-    """The model of `dtype` or of the dtype nearest to it, and whether it is its own (fp16 and bf16 run on the same units)."""
+    """Return the model of `dtype` or of the nearest dtype, and whether it was measured for it (fp16 and bf16 run on the same units)."""
     if dtype in models:
         return models[dtype], True
     for near in _NEAREST_DTYPE.get(dtype, ()):
@@ -431,7 +437,7 @@ def _nearest_matmul(models: Mapping[Dtype, MatmulModel], dtype: Dtype) -> tuple[
 
 
 def _of_dtype(models: Mapping[str, AttentionModel], dtype: Dtype) -> dict[str, AttentionModel]:
-    """Kernels by their plain names: `flash.bf16` takes the place of `flash` in bf16."""
+    """Return kernels by their plain names: `flash.bf16` replaces `flash` in bf16."""
     plain = {name: model for name, model in models.items() if "." not in name}
     return plain | {name.removesuffix(f".{dtype}"): model for name, model in models.items() if name.endswith(f".{dtype}")}
 

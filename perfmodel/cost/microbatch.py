@@ -1,4 +1,4 @@
-"""Cost of one microbatch on one chip: time of operators and redistributions, and bytes saved for backward, by region."""
+"""Cost of one micro-batch on one chip, by region: time of operators and redistributions, and bytes saved for backward."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ _FINE_INNER = ("cp", "tp_kv", "tp_q")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MicrobatchCost:
-    """Columns of one microbatch.
+    """Columns of one micro-batch.
 
     matmul, attention, streaming   [segments, rows] seconds of work; segment = region * len(PHASES) + phase, both as `program.py` lists them
-    communication                  [segments * len(COMM), rows] seconds, a segment's classes of communication one after another
-    collectives                    the same rows, how many the host issues
-    waits                          the same rows, before how many it waits for their sizes; None where for none
-    launches                       [segments, rows] kernels that it launches
-    saved                          [regions * len(SAVED), rows] bytes, likewise
-    peaks                          [cases, rows] bytes over what is kept: those of `Peaks`
+    communication                  [segments * len(COMM), rows] seconds, by class of communication within a segment
+    collectives                    the same rows, number of collectives that the host issues
+    waits                          the same rows, number of collectives whose sizes the host waits for; None: there are none
+    launches                       [segments, rows] kernel launches
+    saved                          [regions * len(SAVED), rows] bytes saved for backward
+    peaks                          [cases, rows] bytes of the moments of `Peaks`, in addition to the saved bytes
     boundary, logits               bytes of a stage boundary; logit elements
     flops                          [segments, rows] FLOP of matrix products on one chip, a multiply-add counted twice
-    beside                         [segments, rows] seconds of work that may run beside exchanges; None where none does
-    weight_gradients               [2 regions, rows] seconds of those that are computed apart, as `Program` has them; None where none are
-    between_nodes                  of communication, how long it holds the links beyond the innermost network tier; None where none does
-    host_bandwidth                 of a chip's link to its host's memory, one direction [byte/s]
-    host_is_chip                   nothing hides the host's time: what computes launches
+    concurrent                     [segments, rows] seconds of work that may overlap with exchanges; None: there is none
+    weight_gradients               [2 regions, rows] seconds of separately computed weight gradients, as in `Program`; None: there are none
+    between_nodes                  as communication: seconds that it occupies links beyond the innermost network tier; None: there is none
+    host_bandwidth                 link between a chip and its host's memory, one direction [byte/s]
+    host_is_chip                   the host computes too, so launch time never overlaps
     crosses_nodes                  1 where the pipeline leaves the innermost network tier, else 0
     """
 
@@ -59,12 +59,12 @@ class MicrobatchCost:
     crosses_nodes: Array
     between_nodes: Array | None
     waits: Array | None = None
-    beside: Array | None = None
+    concurrent: Array | None = None
     weight_gradients: Array | None = None
 
 
 def microbatch_depends_on(grid: LayoutGrid, profile: ExecutionProfile) -> list[Array]:
-    """The columns of a grid on which a microbatch's cost depends: rows that agree in all of them cost the same."""
+    """Return the columns of a grid that determine a micro-batch's cost: rows that agree in all of them cost the same."""
     columns = [grid.degree["tp"], grid.degree["cp"]]
     if profile.timing.host_layer_time_per_tp_across_nodes > 0:
         columns.append(pipeline_crosses_nodes(grid))
@@ -77,8 +77,11 @@ def microbatch_depends_on(grid: LayoutGrid, profile: ExecutionProfile) -> list[A
 
 
 def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microbatch: Array, seq_len: Array | float) -> MicrobatchCost:
-    """Evaluate `program` on every row of the grid, with that row's microbatch (sequences for one data-parallel rank) and the tokens of a
-    sequence; a network has its sizes in itself."""
+    """Evaluate `program` on every row of the grid.
+
+    microbatch   sequences of one data-parallel rank, for each row
+    seq_len      tokens of a sequence; unused for a network, whose graph contains its sizes
+    """
     amount, sizes = amount_values(program.amounts, grid, microbatch, seq_len)
     times = row_times(program.rows, machine, members_inside(program.rows, grid), amount, sizes)
     saved = by_segment(amount[program.saved.columns["amount"]], program.saved, len(program.regions) * len(SAVED), amount.shape[1])
@@ -100,7 +103,7 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
         crosses_nodes=pipeline_crosses_nodes(grid),
         between_nodes=times.between_nodes,
         waits=counted_launches(program.rows, sizes),
-        beside=None if program.beside is None else _work(program.beside, machine, grid, microbatch, seq_len),
+        concurrent=None if program.concurrent is None else _work(program.concurrent, machine, grid, microbatch, seq_len),
         weight_gradients=None if program.weight_gradients is None else _work(program.weight_gradients, machine, grid, microbatch, seq_len),
     )
 
@@ -123,12 +126,12 @@ def _launches(program: Program, amount: Array, sizes: Array) -> Array:
 
 
 def _peaks(program: Program, amount: Array, sizes: Array) -> Array:
-    """The largest moment of each case. A term of a redistribution counts where its group has more than one rank."""
+    """Return the largest moment of each case. Terms of a redistribution count if its group has more than one rank."""
     peaks = program.peaks
     moments = np.add.reduceat(amount[peaks.amount] * peaks.factor * counts_across(peaks.group, sizes), peaks.starts, axis=0)
     return np.asarray(np.maximum.reduceat(moments, peaks.of, axis=0))
 
 
 def pipeline_crosses_nodes(grid: LayoutGrid) -> Array:
-    """1.0 where not all pipeline ranks of a column lie in one domain of the innermost tier."""
+    """Return 1.0 where the pipeline ranks of a column do not all lie in one domain of the innermost tier."""
     return np.where((grid.degree["pp"] > 1) & (grid.hop[0] < 2), 1.0, 0.0)

@@ -1,8 +1,8 @@
 """Plans on several kinds of chips: pipeline stages on different chips, replicas of different speed.
 
-Ranks are placed on the pools of the cluster in their order. The ranks of one tp and cp group have chips of one kind; the stages of a
-pipeline may lie on different pools, and so may the replicas of a stage. Each stage is priced with the rates of its own chips and the same
-functions as any plan; the step is that of the slowest pipeline, and what crosses pools takes the slowest of their links.
+Ranks are placed on the pools of the cluster in order. The ranks of one tp and cp group have chips of one kind. The stages of a pipeline
+may be on different pools, and so may the replicas of a stage. Each stage uses the rates of its own chips and the same functions as any
+plan. The slowest pipeline determines the step; communication across pools takes the slowest of their links.
 """
 
 from __future__ import annotations
@@ -55,28 +55,28 @@ from perfmodel.workload.job import TrainingJob
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class MixedEstimator(Estimator):
-    """Predicts plans on a cluster of several kinds of chips; `machine` is the first one's.
+    """Predicts plans on a cluster of several kinds of chips; `machine` is that of the first kind.
 
-    pools, joined   the estimator of each kind, with its own network and with the one that joins them
+    pools, joined   the estimator of each kind, with its own network and with the network that joins them
     """
 
     pools: tuple[Estimator, ...]
     joined: tuple[Estimator, ...]
 
     def for_job(self, job: TrainingJob) -> MixedEstimator:
-        """Return the estimator of a job that differs in its batch and its sequence length alone."""
-        pools, joined = (tuple(each.for_job(job) for each in of) for of in (self.pools, self.joined))
+        """Return the estimator of a job that differs only in batch and sequence length."""
+        pools, joined = (tuple(estimator.for_job(job) for estimator in of) for of in (self.pools, self.joined))
         return replace(self, job=job, programs=self.programs.for_job(job), pools=pools, joined=joined)
 
     def predict_columns(
         self, plans: Sequence[Plan], *, memory_headroom: float | None = None, risk: float | None = None
     ) -> list[Prediction]:
-        """`predict` of each."""
+        """Predict each plan."""
         return [_prediction(self, plan, memory_rule(memory_headroom, risk)) for plan in plans]
 
 
 def mixed_estimator(estimator: Estimator) -> MixedEstimator:
-    """The estimator of a cluster of several kinds of chips, as such."""
+    """Return the estimator as a `MixedEstimator`; raise `TypeError` for one kind of chips."""
     if not isinstance(estimator, MixedEstimator):
         raise TypeError("the estimator is of one kind of chips")
     return estimator
@@ -84,10 +84,10 @@ def mixed_estimator(estimator: Estimator) -> MixedEstimator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipelines:
-    """Replicas of the model whose stages lie on the same pools.
+    """Replicas of the model whose stages are on the same pools.
 
-    pools      of each pipeline rank
-    replicas   how many there are
+    pools      pool of each pipeline rank
+    replicas   number of replicas
     """
 
     pools: tuple[int, ...]
@@ -95,7 +95,7 @@ class Pipelines:
 
 
 def pipelines_of(plan: Plan, sizes: Sequence[int]) -> tuple[Pipelines, ...]:
-    """The pipelines of a plan whose ranks are placed on pools of so many chips, in their order."""
+    """Return the pipelines of a plan whose ranks are placed, in order, on pools of `sizes` chips."""
     pool = np.repeat(np.arange(len(sizes)), sizes).reshape([plan.layout.degree(axis) for axis in reversed(plan.order)])
     axes = [plan.order[::-1].index(axis) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")]
     by_rank = pool.transpose(axes).reshape(plan.layout.pp, plan.layout.data_parallel, -1)
@@ -103,26 +103,28 @@ def pipelines_of(plan: Plan, sizes: Sequence[int]) -> tuple[Pipelines, ...]:
         group = plan.layout.cp * plan.layout.tp
         rule = f"its ranks would lie on chips of two kinds, of which the cluster has {', '.join(map(str, sizes))}"
         raise bad_field("cp*tp", group, rule, "use smaller degrees, or another order of the axes")
-    found = Counter(tuple(column) for column in by_rank[:, :, 0].T.tolist())
-    return tuple(Pipelines(pools=pools, replicas=count) for pools, count in found.items())
+    counts = Counter(tuple(column) for column in by_rank[:, :, 0].T.tolist())
+    return tuple(Pipelines(pools=pools, replicas=count) for pools, count in counts.items())
 
 
 def _prediction(estimator: MixedEstimator, plan: Plan, rule: MemoryRule) -> Prediction:
-    """The step of the slowest pipeline, and the memory of the chips that are nearest to full."""
-    found = _Mixed(estimator, plan)
-    pipelines, row = max(((each, found.step(each)) for each in found.pipelines), key=lambda case: float(case[1].step_time[0]))
-    memories = [(found.own[pool], held) for pool, (_, held) in found.memories().items()]
-    fields = [memory_fields(each, plan, held, rule, each.machine.memory_usable) for each, held in memories]
+    """Return the step of the slowest pipeline, and the memory of the chips nearest to full."""
+    mixed = _Mixed(estimator, plan)
+    pipelines, row = max(
+        ((candidate, mixed.step(candidate)) for candidate in mixed.pipelines), key=lambda case: float(case[1].step_time[0])
+    )
+    memories = [(mixed.estimators[pool], held) for pool, (_, held) in mixed.memories().items()]
+    fields = [memory_fields(of_pool, plan, held, rule, of_pool.machine.memory_usable) for of_pool, held in memories]
     fullest = min(range(len(fields)), key=lambda i: (_ORDER[fields[i]["verdict"]], fields[i]["fits_probability"]))
     host, held = memories[fullest]
     columns = PlanRow(columns=row, memory_row=held)
     palm, causal = model_flops(estimator, plan)
     time = scalar(row.step_time)
-    peaks = [(each.machine.low or each.machine).peak_flop_rate for each in found.own]
+    peaks = [(of_pool.machine.low or of_pool.machine).peak_flop_rate for of_pool in mixed.estimators]
     peak = float(np.average(peaks, weights=[pool.num_chips for pool in estimator.cluster.pools]))
     per_second = plan.job.tokens_per_step / time / plan.num_chips
     (parts,) = step_parts(estimator, plan, row, 1)
-    machine = found.own[pipelines.pools[0]].machine
+    machine = mixed.estimators[pipelines.pools[0]].machine
     return Prediction(
         plan=plan,
         step_time=time,
@@ -148,35 +150,35 @@ _ORDER = {Verdict.DOES_NOT_FIT: 0, Verdict.TIGHT: 1, Verdict.FITS: 2}
 class _Mixed:
     """Terms of one plan on each pool, and the steps of its pipelines.
 
-    own, joined   the estimator of each pool, with its own network and with the one that joins the pools
+    estimators, joined   the estimator of each pool, with its own network and with the network that joins the pools
     """
 
     def __init__(self, estimator: MixedEstimator, plan: Plan) -> None:
         self.estimator, self.plan = estimator, plan
         self.pipelines = pipelines_of(plan, [pool.num_chips for pool in estimator.cluster.pools])
-        self.own, self.joined = estimator.pools, estimator.joined
-        self.columns = tuple(plan_columns(each, [plan]) for each in self.own)
-        # gradients are reduced over the network between the pools where replicas of a stage lie on several
-        spread = self.joined if len(self.pipelines) > 1 else self.own
-        self.shared = tuple(self.columns) if spread is self.own else tuple(plan_columns(each, [plan]) for each in spread)
+        self.estimators, self.joined = estimator.pools, estimator.joined
+        self.columns = tuple(plan_columns(of_pool, [plan]) for of_pool in self.estimators)
+        # if the replicas of a stage are on several pools, gradients are reduced over the network between the pools
+        spread = self.joined if len(self.pipelines) > 1 else self.estimators
+        self.shared = tuple(self.columns) if spread is self.estimators else tuple(plan_columns(of_pool, [plan]) for of_pool in spread)
         self.spread = spread
-        self.regions = [self._regions(each) for each in self.columns]
+        self.regions = [self._regions(columns) for columns in self.columns]
         self.runs = runs_of_ranks(self.columns[0].stages.regions, plan.stage_layers, plan.layout.pp)
 
     @cached_property
     def microbatches(self) -> tuple[int, ...]:
-        """Microbatches of each pipeline: the same number, or by speed where the framework distributes them so."""
+        """Micro-batches of each pipeline: equal numbers, or by speed if the framework distributes them so."""
         plan, equal = self.plan, self.plan.num_microbatches
         if not self.estimator.profile.timing.batches_by_speed or len(self.pipelines) == 1:
             return (equal,) * len(self.pipelines)
-        if any(waits_each_microbatch(each.terms) for each in self.shared):
+        if any(waits_each_microbatch(columns.terms) for columns in self.shared):
             rule = "needs replicas that exchange weights and gradients once a step: those with fewer microbatches would wait for ever"
             raise bad_field("setting batches_by_speed", "true", rule, f"use --zero 0 or 1, not {int(plan.zero)}")
-        one, two = ([float(self.step(each, m).step_time[0]) for each in self.pipelines] for m in (equal, equal + 1))
+        one, two = ([float(self.step(pipelines, m).step_time[0]) for pipelines in self.pipelines] for m in (equal, equal + 1))
         beat = [b - a for a, b in zip(one, two, strict=True)]
         counts = [0] * len(self.pipelines)
-        # the next microbatch of each replica goes where it ends first
-        heap = [(one[i] - (equal - 1) * beat[i], i, 1) for i, each in enumerate(self.pipelines) for _ in range(each.replicas)]
+        # the next micro-batch goes to the replica that finishes it first
+        heap = [(one[i] - (equal - 1) * beat[i], i, 1) for i, pipelines in enumerate(self.pipelines) for _ in range(pipelines.replicas)]
         heapq.heapify(heap)
         for _ in range(equal * plan.layout.data_parallel):
             ends, i, number = heap[0]
@@ -185,7 +187,7 @@ class _Mixed:
         return tuple(max(number, 1) for number in counts)
 
     def step(self, pipelines: Pipelines, num_microbatches: int | None = None) -> StepColumns:
-        """The step as one of the pipelines takes it."""
+        """Return the step of one of the pipelines."""
         plan, profile, sizes = self.plan, self.estimator.profile, self.estimator.programs.sizes
         if num_microbatches is None:
             num_microbatches = self.microbatches[self.pipelines.index(pipelines)]
@@ -202,7 +204,7 @@ class _Mixed:
 
         on = {pool: self._stages_on(pool, pipelines) for pool in dict.fromkeys(order)}
 
-        def beside(waits: Waits) -> OutsidePipelineTime:
+        def time_outside(waits: Waits) -> OutsidePipelineTime:
             gather, reduction = parameter_time(terms, regions, stages, waits, num_microbatches=m, profile=profile)
             shared = [(self.shared[pool], self.spread[pool].machine, stages) for pool, stages in on.items()]
             return OutsidePipelineTime(
@@ -218,10 +220,10 @@ class _Mixed:
                 constant=max(step_constant(profile, machine) for _, machine, _ in shared),
             )
 
-        return assembled_step(columns, regions, hop, beside, plan, profile, num_microbatches=m, virtual_stages=v)
+        return assembled_step(columns, regions, hop, time_outside, plan, profile, num_microbatches=m, virtual_stages=v)
 
     def _stages_on(self, pool: int, pipelines: Pipelines) -> Stages:
-        """The stages that lie on one pool, of which two are told apart at least."""
+        """Return the stages on one pool, with at least two distinct ranks."""
         runs = [runs for runs, on in zip(self.runs, pipelines.pools, strict=True) if on == pool]
         return replace(self.columns[pool].stages, runs=tuple(runs) if len(runs) > 1 else (runs[0], runs[0]))
 
@@ -236,7 +238,7 @@ class _Mixed:
         return estimator.once(of, ("hop", *columns.once.layout), lambda: make(of.boundary, tp, is_scattered=scattered))
 
     def memories(self) -> dict[int, tuple[list[int], MemoryRow]]:
-        """Pipeline ranks that lie on each pool, and their memory."""
+        """Return the pipeline ranks on each pool, and their memory."""
         ranks: dict[int, list[int]] = {}
         for pipelines in self.pipelines:
             for rank, pool in enumerate(pipelines.pools):
@@ -245,25 +247,25 @@ class _Mixed:
         return {pool: (on, self._memory(pool, on)) for pool, on in sorted(ranks.items())}
 
     def fuller_than_usable(self) -> dict[int, float]:
-        """Pipeline ranks that need more than their chips have, with needed over usable memory."""
-        found: dict[int, float] = {}
+        """Return the pipeline ranks that exceed the usable memory of their chips, with needed over usable memory."""
+        ratios: dict[int, float] = {}
         for pool, (ranks, row) in self.memories().items():
             for rank, total in zip(ranks, row.total, strict=False):
-                ratio = scalar(total) / self.own[pool].machine.memory_usable
+                ratio = scalar(total) / self.estimators[pool].machine.memory_usable
                 if ratio > 1.0:
-                    found[rank] = max(ratio, found.get(rank, 0.0))
-        return found
+                    ratios[rank] = max(ratio, ratios.get(rank, 0.0))
+        return ratios
 
     def _memory(self, pool: int, ranks: Sequence[int]) -> MemoryRow:
-        found = evaluate_memory(self.own[pool], self.plan, self.columns[pool])
+        row = evaluate_memory(self.estimators[pool], self.plan, self.columns[pool])
         if self.plan.layout.pp == 1:
-            return found
+            return row
         ranks = ranks if len(ranks) > 1 else (*ranks, *ranks)
-        held = [held_on_rank(self.own[pool], self.plan, rank, found=found) for rank in ranks]
-        stages = replace(found.of.stages, runs=tuple(self.runs[rank] for rank in ranks))
+        held = [held_on_rank(self.estimators[pool], self.plan, rank, row=row) for rank in ranks]
+        stages = replace(row.of.stages, runs=tuple(self.runs[rank] for rank in ranks))
         return replace(
-            found,
-            of=replace(found.of, stages=stages, static=[holding.static for _, holding, _ in held]),
+            row,
+            of=replace(row.of, stages=stages, static=[holding.static for _, holding, _ in held]),
             kept=[kept for *_, kept in held],
             ranks=tuple(holding for _, holding, _ in held),
             total=tuple(most_reserved(holding, kept) for _, holding, kept in held),
@@ -271,51 +273,51 @@ class _Mixed:
 
 
 def mixed_step_time(estimator: MixedEstimator, plan: Plan) -> float:
-    """The step of the slowest pipeline alone. [s]"""
-    found = _Mixed(estimator, plan)
-    return max(float(found.step(each).step_time[0]) for each in found.pipelines)
+    """Return the step time of the slowest pipeline. [s]"""
+    mixed = _Mixed(estimator, plan)
+    return max(float(mixed.step(pipelines).step_time[0]) for pipelines in mixed.pipelines)
 
 
 def placement_text(estimator: MixedEstimator, plan: Plan) -> str:
-    """Where the layers of a plan's stages lie, and how many microbatches each pipeline runs, as a sentence."""
-    found = _Mixed(estimator, plan)
+    """Return a sentence on the layers of each pipeline's stages and its micro-batches."""
+    mixed = _Mixed(estimator, plan)
     names = [pool.name for pool in estimator.cluster.pools]
     held = [sum(plan.stage_layers[rank :: plan.layout.pp]) for rank in range(plan.layout.pp)]
-    said = []
-    for pipelines, number in zip(found.pipelines, found.microbatches, strict=True):
+    sentences = []
+    for pipelines, number in zip(mixed.pipelines, mixed.microbatches, strict=True):
         layers = ", ".join(
-            f"{'+'.join(str(layers) for layers, pool in zip(held, pipelines.pools, strict=True) if pool == each)} on {names[each]}"
-            for each in dict.fromkeys(pipelines.pools)
+            f"{'+'.join(str(layers) for layers, pool in zip(held, pipelines.pools, strict=True) if pool == on)} on {names[on]}"
+            for on in dict.fromkeys(pipelines.pools)
         )
-        often = f"{pipelines.replicas} replicas" if len(found.pipelines) > 1 else "layers of the stages"
-        said.append(f"{often}: {layers}" + (f", {number} microbatches each" if len(found.pipelines) > 1 else ""))
-    return "; ".join(said)
+        often = f"{pipelines.replicas} replicas" if len(mixed.pipelines) > 1 else "layers of the stages"
+        sentences.append(f"{often}: {layers}" + (f", {number} microbatches each" if len(mixed.pipelines) > 1 else ""))
+    return "; ".join(sentences)
 
 
 def balanced_plan(estimator: MixedEstimator, plan: Plan) -> Plan:
-    """The plan with the layers of its stages distributed by the speed of their chips, as far as these have room for them."""
+    """Return the plan with its layers distributed over the stages by the speed of their chips, as far as their memory permits."""
     p = plan.layout.pp
     if p == 1:
         return plan
-    found = _Mixed(estimator, plan)
-    regions, stages = found.columns[0].stages.regions, found.columns[0].stages
+    mixed = _Mixed(estimator, plan)
+    regions, stages = mixed.columns[0].stages.regions, mixed.columns[0].stages
     layer, ends = [], []
-    for pool in range(len(found.own)):
-        times = found.regions[pool]
+    for pool in range(len(mixed.estimators)):
+        times = mixed.regions[pool]
         both = [scalar(f + b) for f, b in zip(times.forward, times.backward, strict=True)]
         layer.append(scalar(mean_block(tuple(both), regions, stages.inner, stages.total)))
         ends.append((sum(both[: stages.inner.start]), sum(both[stages.inner.stop :])))
 
     def slowest(of: Callable[[int], float], rank: int) -> float:
-        return max(of(pipelines.pools[rank]) for pipelines in found.pipelines)
+        return max(of(pipelines.pools[rank]) for pipelines in mixed.pipelines)
 
-    each = [slowest(layer.__getitem__, rank) for rank in range(p)]
-    beside = [0.0] * p
-    beside[0] += slowest(lambda pool: ends[pool][0], 0)
-    beside[-1] += slowest(lambda pool: ends[pool][1], p - 1)
+    layer_times = [slowest(layer.__getitem__, rank) for rank in range(p)]
+    end_times = [0.0] * p
+    end_times[0] += slowest(lambda pool: ends[pool][0], 0)
+    end_times[-1] += slowest(lambda pool: ends[pool][1], p - 1)
     most = [sum(plan.stage_layers)] * p
     for _ in range(8):
-        held = _layers_by_speed(sum(plan.stage_layers), each, beside, most)
+        held = _layers_by_speed(sum(plan.stage_layers), layer_times, end_times, most)
         if held is None:
             return plan
         plan = replace(plan, stage_layers=layers_of_stages(held, plan.virtual_stages))
@@ -327,17 +329,17 @@ def balanced_plan(estimator: MixedEstimator, plan: Plan) -> Plan:
     return plan
 
 
-def _layers_by_speed(number: int, each: Sequence[float], beside: Sequence[float], most: Sequence[int]) -> list[int] | None:
-    """Layers of each rank, so that the slowest is as quick as can be; None where they have no room.
+def _layers_by_speed(number: int, layer_times: Sequence[float], end_times: Sequence[float], most: Sequence[int]) -> list[int] | None:
+    """Return the layers of each rank that minimise the time of the slowest; None if `most` layers of all ranks are too few.
 
-    One after another goes to the rank that then takes least, which for equal layers gives the least largest time.
+    Each layer goes to the rank whose time is then the least. For equal layers this gives the least maximum.
     """
-    held = [0] * len(each)
+    held = [0] * len(layer_times)
     for _ in range(number):
-        free = [rank for rank in range(len(each)) if held[rank] < most[rank]]
+        free = [rank for rank in range(len(layer_times)) if held[rank] < most[rank]]
         if not free:
             return None
-        rank = min(free, key=lambda rank: beside[rank] + (held[rank] + 1) * each[rank])
+        rank = min(free, key=lambda rank: end_times[rank] + (held[rank] + 1) * layer_times[rank])
         held[rank] += 1
     return held
 
@@ -350,26 +352,26 @@ def _joined(parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
 
 
 def _micro_of(parts: Sequence[MicrobatchCost], regions: tuple[Any, ...]) -> MicrobatchCost:
-    """Columns of a microbatch that a report reads, by region."""
-    rows: dict[str, Any] = {name: np.concatenate([getattr(each, name) for each in parts]) for name in _ROWS}
+    """Return the micro-batch columns that a report reads, by region."""
+    rows: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _ROWS}
     some: dict[str, Any] = {
-        name: None if (values := [getattr(each, name) for each in parts])[0] is None else np.concatenate(values) for name in _OPTIONAL_ROWS
+        name: None if (values := [getattr(part, name) for part in parts])[0] is None else np.concatenate(values) for name in _OPTIONAL_ROWS
     }
     return replace(parts[0], program=replace(parts[0].program, regions=regions), **rows, **some)
 
 
 _ROWS = ("matmul", "attention", "streaming", "communication", "collectives", "launches", "saved", "flops")
-_OPTIONAL_ROWS = ("waits", "beside", "weight_gradients")
+_OPTIONAL_ROWS = ("waits", "concurrent", "weight_gradients")
 
 
 def _regions_of(parts: Sequence[RegionTimes]) -> RegionTimes:
-    free = any(each.free_forward for each in parts)
+    free = any(part.free_forward for part in parts)
     return RegionTimes(
-        forward=_joined([each.forward for each in parts]),
-        backward=_joined([each.backward for each in parts]),
-        free_forward=_joined([each.under_forward for each in parts]) if free else (),
-        free_backward=_joined([each.under_backward for each in parts]) if free else (),
-        ends=_joined([each.ends for each in parts]),
+        forward=_joined([part.forward for part in parts]),
+        backward=_joined([part.backward for part in parts]),
+        free_forward=_joined([part.window_forward for part in parts]) if free else (),
+        free_backward=_joined([part.window_backward for part in parts]) if free else (),
+        ends=_joined([part.ends for part in parts]),
     )
 
 
@@ -377,13 +379,13 @@ def _terms_of(parts: Sequence[ParameterTerms]) -> ParameterTerms:
     first = parts[0]
 
     def by_event(name: str) -> dict[str, tuple[Any, ...]]:
-        return {times: _joined([getattr(each, name)[times] for each in parts]) for times in getattr(first, name)}
+        return {times: _joined([getattr(part, name)[times] for part in parts]) for times in getattr(first, name)}
 
     def by_region(name: str) -> tuple[Any, ...]:
-        return _joined([getattr(each, name) for each in parts])
+        return _joined([getattr(part, name) for part in parts])
 
-    frozen = [each.frozen for each in parts if each.frozen is not None]
-    casts = [each.casts for each in parts if each.casts is not None]
+    frozen = [part.frozen for part in parts if part.frozen is not None]
+    casts = [part.casts for part in parts if part.casts is not None]
     events: dict[str, Any] = {name: by_event(name) for name in ("gather_forward", "gather_backward", "tp_sum", "reduce")}
     regions: dict[str, Any] = {name: by_region(name) for name in ("publish", "full", "shard", "padded", "summed")}
     return replace(
@@ -396,4 +398,4 @@ def _terms_of(parts: Sequence[ParameterTerms]) -> ParameterTerms:
 
 
 def _fields_of(kind: Any, parts: Sequence[Any], names: Sequence[str], **others: Any) -> Any:
-    return kind(**{name: _joined([getattr(each, name) for each in parts]) for name in names}, **others)
+    return kind(**{name: _joined([getattr(part, name) for part in parts]) for name in names}, **others)

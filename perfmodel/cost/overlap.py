@@ -1,8 +1,8 @@
-"""Exposed time of parameter gathers and gradient reductions next to a pipeline's compute, and of sends next to them.
+"""Exposed time of parameter all-gathers, gradient reductions and pipeline sends that overlap with compute.
 
-What hides under a time hides under all of it, host and waits included, and under what nothing else hides under, less the time in which
-operators' own collectives hold the links between nodes, where parameters go too: then faster hardware is never slower
-(`tests/laws/test_faster_is_never_slower.py`), and a link carries one thing at a time.
+The overlap window of a collective is the full time of a pass, host time and waits included. Other collectives that overlap with the
+pass are subtracted from it, and so is the time in which operators' own collectives occupy the inter-node links. A link therefore
+carries one collective at a time, and faster hardware is never slower (`tests/laws/test_faster_is_never_slower.py`).
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.stages import Ranks, Stages, beside, plus, slowest_stage, stage_sums, total_pass
+from perfmodel.cost.stages import Ranks, Stages, neighbour, plus, slowest_stage, stage_sums, total_pass
 from perfmodel.cost.step import ParameterTerms, RegionTimes, beat_with, exposed_sends
 from perfmodel.foundation.columns import Column
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.layout import PipelineSchedule
 
 
-def _exposed_under(communication: Column, compute: Column, *, hides: bool, share: float = 0.0) -> Any:
-    """Exposed time of communication next to compute of one unit, and a share of the hidden part: as much as it slows the compute."""
+def _exposed_time(communication: Column, compute: Column, *, hides: bool, share: float = 0.0) -> Any:
+    """Return the exposed time of communication next to compute. share: part of the overlapped time that slows down the compute."""
     if not hides:
         return communication
     exposed = np.maximum(communication - compute, 0.0)
@@ -36,12 +36,17 @@ def parameter_time(
     num_microbatches: Column,
     profile: ExecutionProfile,
 ) -> tuple[Any, Any]:
-    """Exposed parameter gathers and exposed gradient reductions (with publishing) of a step, whose microbatches each wait that much. [s]
+    """Return the exposed parameter gathers and the exposed gradient reductions (with publishing) of a step. [s]
 
-    A region's gather hides under what runs before it: of a layer under the layer before, of the first one under the embedding, of the head
-    under the last layer; gathers and reductions of backward share the wire under backward. What is reduced once a step hides under what
-    those leave of the last microbatch's backward: max(0, t - window) + s min(t, window); whole gradients that are reduced every
-    microbatch: m max(0, t - window) + s min(t, window). The first gather of a stage hides under nothing.
+    A gather overlaps with the region before it: a layer's with the previous layer, the first layer's with the embedding, the head's with
+    the last layer. The first gather of a stage is exposed. In backward, gathers and reductions share the links.
+
+        reductions once a step                    max(0, t - window) + s min(t, window)
+        unsharded gradients, every micro-batch    m max(0, t - window) + s min(t, window)
+
+    waits   exposed gathers and reductions of every micro-batch
+    window  backward of the last micro-batch, less its own gathers and reductions
+    s       share of the overlappable time that stays exposed
     """
     m = num_microbatches
     overlaps = terms.zero in profile.communication.overlaps_gradients
@@ -51,47 +56,46 @@ def parameter_time(
     if ("gather_forward", "step") in happens or ("gather_backward", "step") in happens:
         gather = gather + slowest_stage(plus(*_exposed_gathers(terms, regions, stages, "step", profile)))
     reduction = m * waits.reduction
-    windows = left = _left_by_gathers(terms, regions, profile)
-    # the share of what could hide under the last microbatch's backward that does not
+    windows = left = _backward_windows(terms, regions, profile)
+    # share of the overlap with the last micro-batch's backward that stays exposed
     share = min(profile.exposed_share(terms.zero) + slowdown, 1.0)
     if ("reduce", "microbatch") in happens:
         reduce = terms.reduce["microbatch"]
         if overlaps and terms.zero == 0 and share:
-            each = zip(stage_sums(reduce, stages), stage_sums(left, stages), strict=True)
-            reduction = reduction + share * slowest_stage(tuple(np.minimum(t, w) for t, w in each))
+            pairs = zip(stage_sums(reduce, stages), stage_sums(left, stages), strict=True)
+            reduction = reduction + share * slowest_stage(tuple(np.minimum(t, w) for t, w in pairs))
         windows = tuple(np.maximum(window - time, 0.0) for window, time in zip(left, reduce, strict=True))
     if ("reduce", "step") in happens:
         once = stage_sums(terms.reduce["step"], stages)
         if overlaps:
-            # what is reduced once a step finds the wire as the last microbatch's own gathers and reductions leave it; a rank that waits
-            # less than the beat grows by waits for the others
-            under = stage_sums(windows, stages)
+            # reductions once a step overlap with what the last micro-batch's own gathers and reductions leave of the window;
+            # a rank whose waits are below the pipeline's increase in pace gains the difference
+            rank_windows = stage_sums(windows, stages)
             if waits_each_microbatch(terms):
-                under = plus(under, tuple(np.maximum(waits.total - own, 0.0) for own in waits.own))
-            once = tuple(np.maximum(t - w, 0.0) + share * np.minimum(t, w) for t, w in zip(once, under, strict=True))
+                rank_windows = plus(rank_windows, tuple(np.maximum(waits.total - wait, 0.0) for wait in waits.per_rank))
+            once = tuple(np.maximum(t - w, 0.0) + share * np.minimum(t, w) for t, w in zip(once, rank_windows, strict=True))
         reduction = reduction + slowest_stage(once)
     if ("publish", "step") in happens:
         reduction = reduction + profile.timing.publish_factor * slowest_stage(stage_sums(terms.publish, stages))
     for times, sums in terms.tp_sum.items():
-        # nothing hides a sum over tp: the reduction over the data axes waits for it where it was computed
+        # sums over tp are exposed: the reduction over the data axes depends on them
         exposed_sums = slowest_stage(stage_sums(sums, stages))
         reduction = reduction + (m * exposed_sums if times == "microbatch" else exposed_sums)
     return gather, reduction
 
 
 def waits_each_microbatch(terms: ParameterTerms) -> bool:
-    """Whether every microbatch gathers parameters or reduces gradients."""
+    """Return whether every micro-batch gathers parameters or reduces gradients."""
     return any((what, "microbatch") in terms.program.happens for what in ("gather_forward", "gather_backward", "reduce"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
-    """Time that the gathers and reductions of every microbatch add to the pipeline's beat; `own`: of each rank, without its compute
-    between. [s]"""
+    """Time that every micro-batch's gathers and reductions add to the pipeline's pace. per_rank: exposed time of each rank alone. [s]"""
 
     gather: Column = 0.0
     reduction: Column = 0.0
-    own: Ranks = ()
+    per_rank: Ranks = ()
 
     @property
     def total(self) -> Any:
@@ -107,108 +111,111 @@ def exposed_each_microbatch(
     num_ranks: Column,
     profile: ExecutionProfile,
 ) -> Waits:
-    """Exposed time of every microbatch's gathers and reductions.
+    """Return the exposed time of every micro-batch's gathers and reductions.
 
-    A rank that computes less than the slowest may wait that much longer without being missed.
+    A rank that computes less than the slowest can wait for the difference without slowing down the pipeline.
     """
     happens, weight = terms.program.happens, profile.timing.uneven_stage_weight
     gather: Column = 0.0
     reduction: Column = 0.0
-    own: Ranks = (0.0,) * stages.num_ranks
+    per_rank: Ranks = (0.0,) * stages.num_ranks
     gathers = ("gather_forward", "microbatch") in happens or ("gather_backward", "microbatch") in happens
     if not gathers and ("reduce", "microbatch") not in happens:
         return Waits()
     f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
-    is_mean = weight != 1.0  # else the totals do not matter
+    is_mean = weight != 1.0  # otherwise the totals are unused
     totals: tuple[Any, Any] = (0.0, 0.0)
     if is_mean:
         totals = total_pass(regions.forward, stages), total_pass(regions.backward, stages)
     beat = beat_with(f, b, totals, schedule, num_ranks, weight)
     if gathers:
-        shown_f, shown_b = _exposed_gathers(terms, regions, stages, "microbatch", profile)
-        f, b, own = plus(f, shown_f), plus(b, shown_b), plus(shown_f, shown_b)
+        exposed_f, exposed_b = _exposed_gathers(terms, regions, stages, "microbatch", profile)
+        f, b, per_rank = plus(f, exposed_f), plus(b, exposed_b), plus(exposed_f, exposed_b)
         if is_mean:
-            totals = totals[0] + _over_ranks(shown_f, num_ranks), totals[1] + _over_ranks(shown_b, num_ranks)
+            totals = totals[0] + _over_ranks(exposed_f, num_ranks), totals[1] + _over_ranks(exposed_b, num_ranks)
         longer = beat_with(f, b, totals, schedule, num_ranks, weight)
         gather, beat = longer - beat, longer
     if ("reduce", "microbatch") in happens:
-        left, reduce = _left_by_gathers(terms, regions, profile), terms.reduce["microbatch"]
+        left, reduce = _backward_windows(terms, regions, profile), terms.reduce["microbatch"]
         hides, slowdown = terms.zero in profile.communication.overlaps_gradients, profile.timing.compute_slowdown_under_communication
-        shown: Ranks
+        on_ranks: Ranks
         if hides and terms.zero == 0:
-            # whole gradients leave in buckets, under the backward of any layer of their stage; the next microbatch hides their tail
+            # unsharded gradients are reduced in buckets, which overlap with backward of any layer of the stage and the next micro-batch
             pairs = zip(stage_sums(reduce, stages), stage_sums(left, stages), strict=True)
-            shown = tuple(np.maximum(t - w, 0.0) for t, w in pairs)
+            on_ranks = tuple(np.maximum(t - w, 0.0) for t, w in pairs)
         else:
             share = min(profile.late_share(terms.zero) + slowdown, 1.0)
-            by_region = tuple(_exposed_under(t, w, hides=hides, share=share) for t, w in zip(reduce, left, strict=True))
-            shown = stage_sums(by_region, stages)
+            by_region = tuple(_exposed_time(t, w, hides=hides, share=share) for t, w in zip(reduce, left, strict=True))
+            on_ranks = stage_sums(by_region, stages)
         if is_mean:
-            totals = totals[0], totals[1] + _over_ranks(shown, num_ranks)
-        reduction = beat_with(f, plus(b, shown), totals, schedule, num_ranks, weight) - beat
-        own = plus(own, shown)
-    return Waits(gather=gather, reduction=reduction, own=own)
+            totals = totals[0], totals[1] + _over_ranks(on_ranks, num_ranks)
+        reduction = beat_with(f, plus(b, on_ranks), totals, schedule, num_ranks, weight) - beat
+        per_rank = plus(per_rank, on_ranks)
+    return Waits(gather=gather, reduction=reduction, per_rank=per_rank)
 
 
 def _over_ranks(values: Ranks, num_ranks: Column) -> Any:
-    """Summed over the ranks of a pipeline, those between taken as the largest of them."""
+    """Return the sum over the ranks of a pipeline, with every middle rank as large as the largest of them."""
     return values[0] + np.where(num_ranks > 1, values[-1] + (num_ranks - 2.0) * slowest_stage(values[1:-1]), 0.0)
 
 
 def _exposed_gathers(
     terms: ParameterTerms, regions: RegionTimes, stages: Stages, times: str, profile: ExecutionProfile
 ) -> tuple[Ranks, Ranks]:
-    """Exposed time of the gathers of one microbatch, or of a step: forward and backward, with the casts of gathered weights each
-    microbatch, which nothing hides. [s]
+    """Return the exposed gathers of one micro-batch, or of one step, on each rank: forward and backward. [s]
 
-    Blocks hide theirs under what runs before them in turn, so what their first gather shows more, under what runs before them all, counts
-    with that: with the embedding; with the last region on a rank that begins with blocks.
+    Casts of gathered weights are added every micro-batch, fully exposed.
+
+    In steady state a block's gather overlaps with the block before it. The first block's gather overlaps with the region before all blocks.
+    If that exposes more, the difference counts with that region: with the embedding, or with the last region on a rank that begins with
+    blocks.
     """
     hides, slowdown = profile.communication.prefetches_parameters, profile.timing.compute_slowdown_under_communication
-    f, b, it = terms.gather_forward[times], terms.gather_backward[times], stages.regions
-    last = len(it) - 1
+    f, b, graph_regions = terms.gather_forward[times], terms.gather_backward[times], stages.regions
+    last = len(graph_regions) - 1
 
-    def under(gather: Column, compute: Column) -> Any:
-        return _exposed_under(gather, compute, hides=hides, share=slowdown)
+    def exposed(gather: Column, compute: Column) -> Any:
+        return _exposed_time(gather, compute, hides=hides, share=slowdown)
 
-    before = [beside(it, i, -1) for i in range(len(it))]
-    steady = [under(f[i], regions.under_forward[before[i]]) if before[i] >= 0 else f[i] for i in range(len(it))]
+    before = [neighbour(graph_regions, i, -1) for i in range(len(graph_regions))]
+    steady = [exposed(f[i], regions.window_forward[before[i]]) if before[i] >= 0 else f[i] for i in range(len(graph_regions))]
     forward, later = list(steady), dict[int, Any]()
-    for i in range(1, len(it)):
+    for i in range(1, len(graph_regions)):
         if before[i] != i - 1:
-            more = under(f[i], regions.under_forward[i - 1]) - steady[i]
-            if it[i - 1].is_block:
+            more = exposed(f[i], regions.window_forward[i - 1]) - steady[i]
+            if graph_regions[i - 1].is_block:
                 later[i] = more
             else:
                 forward[i - 1] = forward[i - 1] + more
-    if last and it[last - 1].is_block and not it[last].is_block:
+    if last and graph_regions[last - 1].is_block and not graph_regions[last].is_block:
         forward[last] = forward[last] + (1.0 - stages.is_single) * (f[last - 1] - steady[last - 1])
-    # backward the ends show theirs
-    after = [beside(it, i, 1) for i in range(len(it))]
+    # in backward, the gathers of both end regions are exposed
+    after = [neighbour(graph_regions, i, 1) for i in range(len(graph_regions))]
     backward = tuple(
-        b[i] if after[i] > last or (i in (0, last) and not it[i].is_block) else under(b[i], regions.under_backward[after[i]])
-        for i in range(len(it))
+        b[i] if after[i] > last or (i in (0, last) and not graph_regions[i].is_block) else exposed(b[i], regions.window_backward[after[i]])
+        for i in range(len(graph_regions))
     )
     if terms.casts is not None and times == "microbatch":
         forward, backward = list(plus(tuple(forward), terms.casts.forward)), plus(backward, terms.casts.backward)
-    shown = stage_sums(tuple(forward), stages)
+    on_ranks = stage_sums(tuple(forward), stages)
     for i, more in later.items():
-        # where a rank runs both kinds, one after the other
-        shown = tuple(
-            value + np.minimum(runs[i], 1.0) * np.minimum(runs[i - 1], 1.0) * more for value, runs in zip(shown, stages.runs, strict=True)
+        # on ranks that run both kinds, one after the other
+        on_ranks = tuple(
+            value + np.minimum(runs[i], 1.0) * np.minimum(runs[i - 1], 1.0) * more
+            for value, runs in zip(on_ranks, stages.runs, strict=True)
         )
-    return shown, stage_sums(backward, stages)
+    return on_ranks, stage_sums(backward, stages)
 
 
-def _left_by_gathers(terms: ParameterTerms, regions: RegionTimes, profile: ExecutionProfile) -> tuple[Any, ...]:
-    """Backward of each region, less the gathers that hide under it. [s]"""
+def _backward_windows(terms: ParameterTerms, regions: RegionTimes, profile: ExecutionProfile) -> tuple[Any, ...]:
+    """Return the backward time of each region, less the gathers that overlap with it. [s]"""
     if not (profile.communication.prefetches_parameters and ("gather_backward", "microbatch") in terms.program.happens):
-        return regions.under_backward
+        return regions.window_backward
     gathers = terms.gather_backward["microbatch"]
-    return tuple(np.maximum(time - gather, 0.0) for time, gather in zip(regions.under_backward, gathers, strict=True))
+    return tuple(np.maximum(time - gather, 0.0) for time, gather in zip(regions.window_backward, gathers, strict=True))
 
 
-def sends_under_parameters(
+def overlapped_send_time(
     exposed: Column,
     beat: Column,
     *,
@@ -219,13 +226,13 @@ def sends_under_parameters(
     hop: Column,
     profile: ExecutionProfile,
 ) -> Any:
-    """Time of pace-setting sends that hides under exposed gathers and reductions. [s]
+    """Return the time of pace-setting sends that overlaps with exposed gathers and reductions. [s]
 
-    A stage that waits for its parameters gives its sends that much longer: neither computes, so no compute is counted twice.
+    A stage that waits for its parameters leaves that time to its sends. Neither is compute, so no compute is counted twice.
 
     exposed  the total of `exposed_each_microbatch`    beat  `beat_of`   [s]
     """
-    alone, beside = (
+    alone, overlapped = (
         exposed_sends(
             hop,
             busy / virtual_stages,
@@ -237,4 +244,4 @@ def sends_under_parameters(
         )
         for busy in (beat, beat + exposed)
     )
-    return alone - beside
+    return alone - overlapped

@@ -1,7 +1,7 @@
-"""Cost of parameters: gathers, reductions, publishing and the optimizer step, and the elements that a chip holds.
+"""Cost of parameters: all-gathers, reductions, publishing, weight casts, and the elements that a chip holds.
 
-ZeRO is nothing but three layouts and two lifetimes of a parameter (R14 of docs/explanation/algebra.md, `parallel/algebra/parameters.py`);
-here its events become time on columns. A block counts once.
+A ZeRO stage is three layouts and two lifetimes of a parameter (R14 of docs/explanation/algebra.md, `parallel/algebra/parameters.py`).
+This module evaluates its events on columns. A block counts once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Array = NDArray[np.float64]
 
 _FLOAT32 = 4.0
 
-#: What a chip does with the parameters of a region, and how often.
+#: Events of a region's parameters, and how often they happen.
 WHAT = ("gather_forward", "gather_backward", "sum", "reduce", "publish")
 TIMES = ("microbatch", "step")
 
@@ -40,10 +40,10 @@ class ParameterProgram:
     """Events of all parameters for one ZeRO stage, as rows; `units` merges rows of one collective.
 
     members [regions]: the parameters that each region reads.
-    elements [parameters]: rows and columns of the stored matrix, and masks of the axes that cut them.
-    unit_shares [units, 1]: how many times what it gathers here a unit travels with; None: units are whole.
-    sums: (region, parameter, mask of the axes) of each gradient that is summed by itself before it is scattered.
-    bucket_scale: bytes of a gradient on the wire over those as backward makes it, in the parameter's dtype: buckets count the latter.
+    elements [parameters]: rows and columns of the stored matrix, and masks of the axes that shard them.
+    unit_shares [units, 1]: size of the unit that a parameter is gathered in, over the part that is here; None: units are complete.
+    sums: (region, parameter, mask of the axes) of each gradient that is summed separately before it is scattered.
+    bucket_scale: bytes of a gradient as reduced over those as produced, in the parameter's dtype: bucket sizes count the latter.
     """
 
     zero: int
@@ -71,35 +71,35 @@ class ParameterProgram:
     holds_sharded_weights: bool
     frees_gathered: bool
     happens: frozenset[tuple[str, str]]
-    """(what, times) that there is an event of."""
+    """(what, times) that have an event."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FrozenBytes:
-    """Weights that nothing trains, as they are stored and gathered: `full`, `shard`, `padded` and `tied` of `ParameterCost`, in bytes."""
+    """Bytes of frozen weights, as they are stored and gathered: `full`, `shard`, `padded` and `tied` of `ParameterCost`. [byte]"""
 
     full: tuple[Any, ...]
     shard: tuple[Any, ...]
     padded: tuple[Any, ...]
     tied: tuple[Any, Any]
 
-    def as_made(self, each: Callable[[Any], Any]) -> FrozenBytes:
-        """With each column as `each` makes it."""
+    def map_columns(self, function: Callable[[Any], Any]) -> FrozenBytes:
+        """Return a copy with `function` applied to each column."""
         return FrozenBytes(
-            full=tuple(each(x) for x in self.full),
-            shard=tuple(each(x) for x in self.shard),
-            padded=tuple(each(x) for x in self.padded),
-            tied=(each(self.tied[0]), each(self.tied[1])),
+            full=tuple(function(x) for x in self.full),
+            shard=tuple(function(x) for x in self.shard),
+            padded=tuple(function(x) for x in self.padded),
+            tied=(function(self.tied[0]), function(self.tied[1])),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CastTimes:
-    """Seconds of the passes that make copies of weights in fewer bits, by region; a block counts once.
+    """Time of the passes that cast weights to fewer bits, by region; a block counts once. [s]
 
-    first              of weights that stay whole: once a step, where the first microbatch's forward pass gets to them
-    forward, backward  of weights that every microbatch gathers: after each gather
-    update             after the optimizer's pass, over what it updates
+    first              unsharded weights: once a step, at the first micro-batch's forward pass
+    forward, backward  weights that every micro-batch gathers: after each all-gather
+    update             after the optimizer step, over the updated weights
     """
 
     first: tuple[Any, ...]
@@ -107,30 +107,30 @@ class CastTimes:
     backward: tuple[Any, ...]
     update: tuple[Any, ...]
 
-    def as_made(self, each: Callable[[Any], Any]) -> CastTimes:
-        """With each column as `each` makes it."""
+    def map_columns(self, function: Callable[[Any], Any]) -> CastTimes:
+        """Return a copy with `function` applied to each column."""
         return CastTimes(
-            first=tuple(each(x) for x in self.first),
-            forward=tuple(each(x) for x in self.forward),
-            backward=tuple(each(x) for x in self.backward),
-            update=tuple(each(x) for x in self.update),
+            first=tuple(function(x) for x in self.first),
+            forward=tuple(function(x) for x in self.forward),
+            backward=tuple(function(x) for x in self.backward),
+            update=tuple(function(x) for x in self.update),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ParameterCost:
-    """Columns of parameters; elements are of those that are trained.
+    """Columns of parameters. Elements are of trained parameters.
 
     time         [WHAT * TIMES * regions, rows] seconds of one occurrence
-    full, shard  [regions, rows] elements on a chip, whole and cut by ZeRO; a tied matrix counts in all its regions
-    padded       [regions, rows] elements as they are gathered and scattered: all shards, of which the last may be empty in part
-    elements     [parameters, rows] on a chip, whole
-    summed       [regions, rows] elements of the largest gradient that is summed by itself, into a copy; None where none is
-    is_reduced   [rows] 1 where axes of data reduce gradients, else 0; on a mesh that operators cut each by itself, whose axes are of both
-                 kinds, always 1
-    tied         [2, rows] of what counts more than once, whole and cut: it is there once where one stage holds all regions
-    frozen       of those that are not trained; None where all are
-    casts        of those that are multiplied in fewer bits; None where none is, or casts are all their readers' work
+    full, shard  [regions, rows] elements on a chip, unsharded and sharded by ZeRO; a tied matrix counts in all its regions
+    padded       [regions, rows] elements as they are gathered and scattered: all shards, of which the last may be partly empty
+    elements     [parameters, rows] on a chip, unsharded
+    summed       [regions, rows] elements of the largest gradient that is summed separately, into a copy; None: there is none
+    is_reduced   [rows] 1 if data axes reduce gradients, else 0; always 1 on a mesh with a sharding for each operator, whose axes are
+                 of both kinds
+    tied         [2, rows] elements that count more than once, unsharded and sharded: they are stored once if one stage holds all regions
+    frozen       frozen parameters; None: all are trained
+    casts        parameters that are multiplied in fewer bits; None: there are none, or their readers do all casts
     """
 
     time: Array
@@ -145,13 +145,13 @@ class ParameterCost:
     casts: CastTimes | None = None
 
     def of(self, what: str, times: str) -> Array:
-        """[regions, rows]"""
+        """Return [regions, rows] seconds of one event."""
         begin = cell(what, times, 0, len(self.full))
         return self.time[begin : begin + len(self.full)]
 
 
 def side_by_side(costs: Sequence[ParameterCost]) -> ParameterCost:
-    """The rows of all of these, which are of one program, one after another."""
+    """Return the rows of several costs of one program, one after another."""
     first = costs[0]
     if len(costs) == 1:
         return first
@@ -166,18 +166,18 @@ def side_by_side(costs: Sequence[ParameterCost]) -> ParameterCost:
         def columns(of: Callable[[FrozenBytes], tuple[Array, ...]]) -> tuple[Array, ...]:
             return tuple(np.concatenate(pieces) for pieces in zip(*map(of, parts), strict=True))
 
-        whole, cut = columns(lambda part: part.tied)
+        tied_full, cut = columns(lambda part: part.tied)
         frozen = FrozenBytes(
             full=columns(lambda part: part.full),
             shard=columns(lambda part: part.shard),
             padded=columns(lambda part: part.padded),
-            tied=(whole, cut),
+            tied=(tied_full, cut),
         )
     casts = None
     if first.casts is not None:
-        made = [cost.casts for cost in costs if cost.casts is not None]
+        cast_times = [cost.casts for cost in costs if cost.casts is not None]
         names = ("first", "forward", "backward", "update")
-        by_name = {name: zip(*(getattr(part, name) for part in made), strict=True) for name in names}
+        by_name = {name: zip(*(getattr(part, name) for part in cast_times), strict=True) for name in names}
         casts = CastTimes(**{name: tuple(np.concatenate(pieces) for pieces in columns) for name, columns in by_name.items()})
     return ParameterCost(
         time=joined("time"),
@@ -218,11 +218,11 @@ def compile_parameters(
     gradient_bytes: float,
     shares: Sequence[float] = (),
 ) -> ParameterProgram:
-    """The events of `zero`, in a pipeline or not; what ties its ends is the pipeline's (`cost/step.py`).
+    """Compile the events of a ZeRO stage, in a pipeline or not. Tied ends belong to the pipeline (`cost/step.py`).
 
-    shares   the parameters are each a part of a unit, which is so many times larger; none: they make units among themselves
+    shares   size of each parameter's unit over the parameter; none: the parameters form the units
     """
-    place = {region.name: i for i, region in enumerate(regions)}
+    region_index = {region.name: i for i, region in enumerate(regions)}
     keeps = pipelined and profile.stages.pipeline_keeps_parameters
     masks: dict[frozenset[str], int] = {frozenset(): 0}
 
@@ -232,17 +232,17 @@ def compile_parameters(
     joins_ends = is_one_end_unit(parameters, zero=zero, pipelined=pipelined)
     events = []
     for i, parameter in enumerate(parameters):
-        region = 0 if joins_ends and parameter.is_end else place[parameter.regions[0]]
-        found = profile_events(parameter, profile, zero=zero, pipelined=pipelined, joins_ends=joins_ends)
-        scattered = any(e.kind is CollectiveKind.REDUCE_SCATTER for e in found)
-        for event in found:
+        region = 0 if joins_ends and parameter.is_end else region_index[parameter.regions[0]]
+        parameter_events = profile_events(parameter, profile, zero=zero, pipelined=pipelined, joins_ends=joins_ends)
+        scattered = any(e.kind is CollectiveKind.REDUCE_SCATTER for e in parameter_events)
+        for event in parameter_events:
             what = _WHAT_OF[str(event.what)]
             itemsize = parameter_bytes if str(event.dtype) == "parameter" else gradient_bytes
             if parameter.is_frozen:
                 itemsize = parameter.itemsize
             elif event.kind is CollectiveKind.ALL_GATHER:
                 itemsize = parameter.gathered_bytes or itemsize
-            # after the reduce-scatter only the shard is left to reduce over the other axes
+            # after the reduce-scatter only the shard remains to be reduced over the other axes
             on_shard = scattered and event.kind is CollectiveKind.ALL_REDUCE and what != "sum"
             key = (what, str(event.times), region, event.kind, mask(event.axes))
             unit = (*key, i if shares or what == "sum" or (profile.communication.parameter_unit == "tensor" and what != "reduce") else -1)
@@ -280,7 +280,7 @@ def compile_parameters(
 
 
 def _mergeable_units(units: list[tuple[Any, ...]], masks: tuple[frozenset[str], ...]) -> tuple[tuple[int, int], ...]:
-    """(into, from): units of one cell and kind whose groups are the same where the axes that only one of them has are of size one."""
+    """Return (into, from) of mergeable units: equal cell and kind, and equal groups if the axes of only one of them are of size 1."""
     pairs = [
         (a, b)
         for a, first in enumerate(units)
@@ -291,17 +291,17 @@ def _mergeable_units(units: list[tuple[Any, ...]], masks: tuple[frozenset[str], 
 
 
 def parameters_depend_on(grid: LayoutGrid) -> list[Array]:
-    """The columns of a grid on which the cost of parameters, tied ones too, depends: rows that agree in all of them cost the same."""
+    """Return the grid columns that determine the cost of parameters, tied ones too: rows that agree in all of them cost the same."""
     columns = [grid.degree[axis] for axis in DEFAULT_ORDER[:-1]]
     for tier in grid.inside:
         columns += list(tier.values())
-    columns += list(grid.hop)  # where the ends of a pipeline meet, for tied embeddings
+    columns += list(grid.hop)  # placement of the first and last stage, for tied embeddings
     columns.append(np.minimum(grid.degree["pp"], 2.0))
     return columns
 
 
 def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine: Machine, grid: LayoutGrid) -> ParameterCost:
-    """Times and elements on every row of the grid."""
+    """Return times and elements on every row of the grid."""
     sizes = np.array([grid.size(mask) for mask in program.masks])
     rows = np.array([[float(p.num_rows)] for p in program.parameters])
     columns = np.array([[float(p.num_columns)] for p in program.parameters])
@@ -342,7 +342,7 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
         values = np.where(num_bytes > 0.0, one * num_calls / num_units + handling, 0.0)
         if program.unit_shares is not None:
             values = values / program.unit_shares
-        time = np.zeros((len(time), values.shape[1]))  # columns of machines are more than those of plans
+        time = np.zeros((len(time), values.shape[1]))  # there are more columns of machines than of plans
         for row, target in enumerate(program.unit_cell):
             time[target] = time[target] + values[row]
     full, shard, padded, tied = _added_up(program, (local, shard_elements, gathered), sizes.shape[1], is_frozen=False)
@@ -352,12 +352,12 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
             summed[region] = np.maximum(summed[region], np.where(sizes[of] > 1.0, local[i], 0.0))
     frozen = None
     if any(parameter.is_frozen or parameter.copy_bytes for parameter in program.parameters):
-        # copies in fewer bits lie beside whole weights; what is gathered layer by layer is cast as it comes
+        # unsharded weights have low-precision copies in addition; sharded weights are cast layer by layer after the gather
         copies = 0.0 if program.holds_sharded_weights else 1.0
         itemsize = np.array([[p.itemsize if p.is_frozen else copies * p.copy_bytes] for p in program.parameters])
         if profile.state.quantized_rest_float32 and any(p.is_frozen and p.itemsize < 2.0 for p in program.parameters):
             itemsize = np.where(itemsize >= 2.0, np.maximum(itemsize, _FLOAT32), itemsize)
-        # of which a cast is gathered; formats in fewer bits are stored as they are
+        # these are stored in float32 and gathered as a cast; quantized formats are stored as they are
         wide = (
             profile.state.stores_frozen_float32
             & (itemsize >= 2.0)
@@ -389,17 +389,17 @@ def _is_reduced(program: ParameterProgram, grid: LayoutGrid, num_rows: int) -> A
 
 
 def _cast_times(program: ParameterProgram, local: Array, shard: Array, machine: Machine) -> CastTimes | None:
-    """Passes over memory that cast weights, bytes by bandwidth: copies live as long as the weight that they are made of.
+    """Return the time of passes over memory that cast weights. Copies live as long as the weight that they are made of.
 
     t = V (c / B),   c of `WeightCasts`
 
-    V   elements of the weight on this chip, whole; of an update those that this chip updates     [-]
-    c   all_copies: once a step of a weight that stays whole, and after the last gather of each microbatch of one that does not, as its
-        copy for the other order may no longer be there; one_copy after a gather that is followed by another before backward
-    B   memory bandwidth                                                                          [byte/s]
+    V   elements of the weight on this chip, unsharded; for `update` those that this chip updates     [-]
+    c   all_copies: once a step for an unsharded weight, and after the last gather of each micro-batch for a sharded one, as its copy in the
+        other order may be freed; one_copy: after a gather that is followed by another before backward
+    B   memory bandwidth                                                                              [byte/s]
 
-    Source: TransformerEngine, `pytorch/module/linear.py`: a cast weight is kept for the microbatches after the first
-    (`is_first_microbatch`), and under FSDP2 is not (`cache_name`, `columnwise_usage`), but cast in both orders in backward.
+    Source: TransformerEngine, `pytorch/module/linear.py`: a cast weight is kept for the micro-batches after the first
+    (`is_first_microbatch`). Under FSDP2 it is not (`cache_name`, `columnwise_usage`), but cast in both orders in backward.
     """
     if all(parameter.casts == NO_CASTS for parameter in program.parameters):
         return None
@@ -407,26 +407,29 @@ def _cast_times(program: ParameterProgram, local: Array, shard: Array, machine: 
     casts = [parameter.casts for parameter in program.parameters]
     updated = shard if program.zero else local
     bytes_of = {
-        "first": [0.0 if gathers else each.all_copies for each in casts],
-        "forward": [each.one_copy if again else each.all_copies if gathers else 0.0 for each in casts],
-        "backward": [each.all_copies if again else 0.0 for each in casts],
-        "update": [each.update for each in casts],
+        "first": [0.0 if gathers else cast.all_copies for cast in casts],
+        "forward": [cast.one_copy if again else cast.all_copies if gathers else 0.0 for cast in casts],
+        "backward": [cast.all_copies if again else 0.0 for cast in casts],
+        "update": [cast.update for cast in casts],
     }
-    found: dict[str, tuple[Array, ...]] = {}
+    times: dict[str, tuple[Array, ...]] = {}
     for name, num_bytes in bytes_of.items():
         elements = updated if name == "update" else local
         regions = [np.zeros(local.shape[1]) for _ in program.members]
         for region, members in enumerate(program.members):
             for i in members:
                 regions[region] = regions[region] + elements[i] * (num_bytes[i] / machine.memory_bandwidth)
-        found[name] = tuple(regions)
-    return CastTimes(**found)
+        times[name] = tuple(regions)
+    return CastTimes(**times)
 
 
 def _added_up(
     program: ParameterProgram, values: tuple[Array, Array, Array], num_rows: int, *, is_frozen: bool | None = None
 ) -> tuple[Array, Array, Array, Array]:
-    """By region of the parameters that are trained, not trained, or of all (None): whole, cut, padded; and what counts more than once."""
+    """Return sums by region: unsharded, sharded, padded; and the elements that count more than once.
+
+    is_frozen   False: trained parameters; True: frozen ones; None: all
+    """
     local, cut, gathered = values
     full, shard, padded = (np.zeros((len(program.members), num_rows)) for _ in values)
     for region, members in enumerate(program.members):
@@ -445,7 +448,7 @@ def _added_up(
 
 
 def _tensors_of_units(program: ParameterProgram, sizes: Array) -> Array:
-    """How many tensors each unit holds, with those of the units that merge into it."""
+    """Return the number of tensors of each unit, with those of the units merged into it."""
     if program.unit_shares is not None:
         return np.ceil(program.unit_shares)
     tensors = np.repeat(program.unit_tensors[:, None], sizes.shape[1], axis=1)
@@ -456,9 +459,9 @@ def _tensors_of_units(program: ParameterProgram, sizes: Array) -> Array:
 
 
 def _handling_time(program: ParameterProgram, num_bytes: Array, group_size: Array, machine: Machine) -> Any:
-    """Around the collective of a unit: host time of its bookkeeping, and packing and unpacking of its buffer. [s]
+    """Return the overhead of a unit's collective: host time of its bookkeeping, and packing and unpacking of its buffer. [s]
 
-    Weights that are stored whole need neither: their gradients are reduced where they lie.
+    Unsharded weights need neither: their gradients are reduced in place.
     """
     if not program.holds_sharded_weights:
         return 0.0

@@ -1,7 +1,7 @@
-"""How long m microbatches take through a pipeline, from the forward and backward time of its stages.
+"""Time of m micro-batches through a pipeline, from the forward and backward times of its stages.
 
 Stages may be uneven: the first holds the embedding, the last the head, and layers need not divide. The closed forms are exact for
-even stages and for the slowest-stage bound of uneven ones; `tests/oracles` holds them against a simulation of the schedule tables.
+even stages and for the slowest-stage bound of uneven ones. `tests/oracles` compares them with a simulation of the schedule tables.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ def pipeline_time(
     num_ranks: Column = 1.0,
     unequal: Column = 0.0,
 ) -> Any:
-    """One step's microbatches through the pipeline, without sends. [s]
+    """Return the time of one step's micro-batches through the pipeline, without sends. [s]
 
     gpipe        F + B + (m - 1) (max f + max b)
     1f1b         F + B + (m - 1) max(f + b)
     interleaved  (F + B) / v + (m - 1/v) max(f + b) + (p - 1) e m / p
 
-    total_forward, total_backward  F, B  sums over the stages of one microbatch's time   [s]
-    slowest_*                            the largest over the stages                      [s]
-    num_microbatches m, virtual_stages v, num_ranks p                                      [-]
-    unequal  e   the longest virtual stage over the mean of those of the slowest rank      [s]
+    total_forward, total_backward  F, B  sums over the stages of one micro-batch's time   [s]
+    slowest_*                            the largest over the stages                       [s]
+    num_microbatches m, virtual_stages v, num_ranks p                                       [-]
+    unequal  e   the longest virtual stage over the mean of those of the slowest rank       [s]
 
-    Each group of p microbatches fills and drains at the pace of the longest virtual stage: unequal ones gain nothing over fewer equal
-    ones as long. Exact for one group where all ranks hold as much, else within 6 % of the simulation below (126 and 96 layers).
+    Each group of p micro-batches fills and drains at the pace of the longest virtual stage. Unequal virtual stages therefore gain nothing
+    over fewer equal ones of that length. Exact for one group if all ranks hold the same number of layers, else within 6 % of the simulated
+    schedule (126 and 96 layers).
 
     Source: Huang et al. 2019 (GPipe); Narayanan et al. 2021 (SC21), section 2.2: bubble (p - 1)/m, and (p - 1)/(v m) interleaved.
     """
@@ -60,18 +61,19 @@ def pipeline_time(
 def send_delay(
     *, schedule: PipelineSchedule, hop: Column, chunk: Column, num_ranks: Column, num_microbatches: Column, virtual_stages: Column
 ) -> Any:
-    """Time that sends between ranks add to a step although they overlap compute: a pass waits for what is in flight. [s]
+    """Return the time that overlapped sends between ranks add to a step: a pass waits for its input in flight. [s]
 
     gpipe        2 h (p - 1) + (m - 1) max(0, 2 h - c)
     1f1b         2 h ((p - 1) + (m - 1) - ceil((m - 1) / p))
     interleaved  2 h (v p - 1) + (m v - 1) max(0, h - c / 2)
 
     hop h    one send                                                                  [s]
-    chunk c  forward and backward of one microbatch through one virtual stage           [s]
+    chunk c  forward and backward of one micro-batch through one virtual stage          [s]
 
-    1f1b keeps so few microbatches under way that each round trip of p of them shows (p - 1) hops each way, however short; interleaving has
-    more under way and hides all but one pass through the virtual stages. Source: exact on a simulation of the schedule tables with even
-    stages (`tests/oracles`) while hops are short, and beyond that for 1f1b; the last terms are the pace of hops that take longer.
+    1f1b has few micro-batches in flight: each round trip of p of them exposes (p - 1) hops each way, however short. Interleaving has more
+    in flight and exposes only one pass through the virtual stages. The last terms are the pace of hops that take longer than compute.
+
+    Source: exact on a simulation of the schedule tables with even stages (`tests/oracles`) while hops are short; for 1f1b always.
     """
     h, c, p, m, v = hop, chunk, num_ranks, num_microbatches, virtual_stages
     match schedule:
@@ -86,7 +88,7 @@ def send_delay(
 def live_microbatches(
     *, schedule: PipelineSchedule, rank: Column, num_ranks: Column, num_microbatches: Column, virtual_stages: Column
 ) -> Any:
-    """Most microbatches whose activations a pipeline rank keeps at once, in units of its whole share of the layers. [-]
+    """Return the maximum of in-flight micro-batches of a pipeline rank, in units of its full share of the layers. [-]
 
     gpipe        m
     1f1b         min(m, p - i)
@@ -106,19 +108,19 @@ def live_microbatches(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveLayers:
-    """Forward passes of layers that a rank has under way, each virtual stage's passes times its own layers.
+    """In-flight layers of a rank: forward passes of each virtual stage without their backward pass, times the stage's layers.
 
     at_first  when the first backward pass begins
-    most      at most
-    present   share of the layers that have had a backward pass when as many as `most` are under way for the last time   [-]
-    first_ran, last_ran  1 where the first, the last virtual stage has had one then, else 0
-    fewer     by how many fewer than `most` are under way once all layers have had one
-    ended     1 where passes of the last virtual stage have gone by then, else 0
-    arriving  layers of the virtual stage that has its first backward pass while as many as `most` are under way for the last time, else 0
-    fewer_at_last        by how many fewer than `most` are under way, at most, while the last virtual stage turns from forward to backward
-    fewer_at_first   and when all layers of the first virtual stage have just run backward for a microbatch
-    later_at_last, later_at_first   by how many fewer again once all layers have had a backward pass before
-    over_at_first    share of the layers that have had their last backward pass when the first virtual stage has one for the second time
+    most      maximum of the step
+    present   share of the layers that have had a backward pass when `most` is reached for the last time   [-]
+    first_ran, last_ran  1 if the first, the last virtual stage has had one then, else 0
+    fewer     `most` less the maximum once all layers have had a backward pass
+    ended     1 if passes of the last virtual stage have ended by then, else 0
+    arriving  layers of the virtual stage with its first backward pass when `most` is reached for the last time, else 0
+    fewer_at_last    `most` less the maximum while the last virtual stage turns from forward to backward
+    fewer_at_first   `most` less the maximum when all layers of the first virtual stage have just run backward for a micro-batch
+    later_at_last, later_at_first   further decrease once all layers have had a backward pass before
+    over_at_first    share of the layers that have had their last backward pass when the first virtual stage has its second one
     """
 
     at_first: Column
@@ -136,12 +138,12 @@ class LiveLayers:
     over_at_first: Column
 
 
-#: Groups of pp microbatches from which on more change nothing: forward and backward passes alternate through a whole group.
+#: Groups of pp micro-batches after which further groups change nothing: forward and backward passes alternate through a full group.
 _STEADY_GROUPS = 3
 
 
 def live_layers(*, schedule: PipelineSchedule, chunks: Sequence[int], rank: int, num_ranks: int, num_microbatches: int) -> LiveLayers:
-    """Live layers of one rank, by the layers of each of its virtual stages."""
+    """Return the live layers of one rank. chunks: layers of each of its virtual stages."""
     rows = _live_rows(schedule, tuple(chunks), rank, num_ranks)
     return _columns(rows[_live_row(schedule, num_ranks, num_microbatches)], schedule, num_microbatches)
 
@@ -149,39 +151,42 @@ def live_layers(*, schedule: PipelineSchedule, chunks: Sequence[int], rank: int,
 def three_live_layers(
     table: NDArray[np.float64], *, schedule: PipelineSchedule, num_ranks: int, num_microbatches: Column, num_between: int = 1
 ) -> list[LiveLayers]:
-    """Live layers of the first, a middle (repeated) and the last rank, from a `live_table`, or from several [row, schedule, rank, field]:
-    then the last dim of `num_microbatches`, which is 1, becomes that of schedules."""
+    """Return the live layers of the first, a middle (repeated) and the last rank.
+
+    table   a `live_table`, or several as [row, schedule, rank, field]: then the last dim of `num_microbatches`, of size 1, becomes that of
+            schedules
+    """
     row = _live_row(schedule, num_ranks, num_microbatches)
-    found = table[row if table.ndim == 3 else row[..., 0]]
-    first, middle, last = (_columns(found[..., i, :], schedule, num_microbatches) for i in range(3))
+    selected = table[row if table.ndim == 3 else row[..., 0]]
+    first, middle, last = (_columns(selected[..., i, :], schedule, num_microbatches) for i in range(3))
     return [first, *[middle] * num_between, last]
 
 
 @lru_cache(maxsize=4096)
 def live_table(schedule: PipelineSchedule, stage_layers: tuple[int, ...], num_ranks: int) -> NDArray[np.float64]:
-    """[number of microbatches, rank, field of `LiveLayers`] of the first, the fullest middle (zeros without one) and the last rank.
+    """Return [number of micro-batches, rank, field of `LiveLayers`] for the first, the fullest middle and the last rank.
 
-    Rows are found by `_live_row`; what gpipe has under way is per microbatch.
+    Without a middle rank its entries are zeros. `_live_row` maps a number of micro-batches to a row. Entries of gpipe are per micro-batch.
     """
     p = num_ranks
     first, last = (_live_rows(schedule, stage_layers[rank::p], rank, p) for rank in (0, p - 1))
-    # of ranks with the same layers the first has the most under way
+    # among ranks with equal layers, the first has the most in flight
     ranks = {stage_layers[rank::p]: rank for rank in range(p - 2, 0, -1)}
     middle = np.zeros_like(first)
     if ranks:
-        each = np.array([_live_rows(schedule, chunks, rank, p) for chunks, rank in ranks.items()])
-        middle = np.take_along_axis(each, each[..., 1].argmax(axis=0)[None, :, None], axis=0)[0]
+        candidates = np.array([_live_rows(schedule, chunks, rank, p) for chunks, rank in ranks.items()])
+        middle = np.take_along_axis(candidates, candidates[..., 1].argmax(axis=0)[None, :, None], axis=0)[0]
     return np.stack([first, middle, last], axis=1)
 
 
 def live_of_table(table: NDArray[np.float64]) -> LiveLayers:
-    """All rows of a `live_table`, [number of microbatches, rank]; of gpipe for each microbatch."""
+    """Return all rows of a `live_table`, [number of micro-batches, rank]; entries of gpipe are per micro-batch."""
     return _columns(table, PipelineSchedule.ONE_F_ONE_B, 1)
 
 
-def _columns(found: NDArray[np.float64], schedule: PipelineSchedule, num_microbatches: Column) -> LiveLayers:
+def _columns(rows: NDArray[np.float64], schedule: PipelineSchedule, num_microbatches: Column) -> LiveLayers:
     columns: dict[str, Column] = {
-        each.name: found[..., i] if found.ndim > 1 else float(found[i]) for i, each in enumerate(fields(LiveLayers))
+        column.name: rows[..., i] if rows.ndim > 1 else float(rows[i]) for i, column in enumerate(fields(LiveLayers))
     }
     if schedule is PipelineSchedule.GPIPE:
         columns |= {name: num_microbatches * columns[name] for name in ("at_first", "most")}
@@ -189,7 +194,7 @@ def _columns(found: NDArray[np.float64], schedule: PipelineSchedule, num_microba
 
 
 def _live_row(schedule: PipelineSchedule, num_ranks: int, num_microbatches: Column) -> Any:
-    """Where so many microbatches are in a table: those beyond its last row change nothing."""
+    """Return the row of a table for a number of micro-batches. Numbers beyond the last row change nothing."""
     match schedule:
         case PipelineSchedule.GPIPE:
             row = np.minimum(num_microbatches, 2.0)
@@ -209,7 +214,7 @@ def _live_rows(schedule: PipelineSchedule, chunks: tuple[int, ...], rank: int, n
     rows = []
     for m in range(1, 3 if schedule is PipelineSchedule.GPIPE else p + 2):
         alive = m if schedule is PipelineSchedule.GPIPE else min(m, p - rank)
-        ends = float(m == alive)  # no forward pass after the first backward one
+        ends = float(m == alive)  # no forward pass after the first backward pass
         most = held if schedule is PipelineSchedule.GPIPE else alive * held
         ran = float(m > alive)
         rows.append((most, most, ran, ran, ran, ends * held, ends, ends * held, 0.0, held, ends * held, ends * held, 0.0))
@@ -217,28 +222,28 @@ def _live_rows(schedule: PipelineSchedule, chunks: tuple[int, ...], rank: int, n
 
 
 def _live_passes(chunks: tuple[int, ...], num_ranks: int, num_microbatches: int, ahead: int) -> tuple[float, ...]:
-    """The fields of `LiveLayers` from the order of passes: `ahead` forward ones, a forward and a backward one in turn, the other backward.
+    """Return the fields of `LiveLayers` from the order of passes.
 
-    Microbatches go in groups of pp through the virtual stages, forward from the first to the last and backward from the last to the
-    first.
+    The order is `ahead` forward passes, then one forward and one backward pass in turn, then the remaining backward passes. Groups of pp
+    micro-batches run through the virtual stages: forward from the first to the last, backward from the last to the first.
     """
     p, v = num_ranks, len(chunks)
     total = num_microbatches * v
     layers = np.repeat(np.array(chunks, dtype=np.float64), p)
     groups = -(-num_microbatches // p)
-    done = np.arange(total)  # backward passes
+    done = np.arange(total)  # finished backward passes
     begun = np.minimum(ahead + 1 + done, total)
-    forward, backward = (np.concatenate(([0.0], np.cumsum(np.tile(each, groups)))) for each in (layers, layers[::-1]))
+    forward, backward = (np.concatenate(([0.0], np.cumsum(np.tile(order, groups)))) for order in (layers, layers[::-1]))
     alive = forward[begun] - backward[done]
     most = alive.max()
     last = total - 1 - int(alive[::-1].argmax())
-    first_of_all = min(p * (v - 1) + 1, total - 1)  # passes after which the first virtual stage has had one
+    first_of_all = min(p * (v - 1) + 1, total - 1)  # backward passes until the first virtual stage has had one
     gone = max(first_of_all - last, 0)
     share = min(-(-last // p), v)
     present = sum(chunks[v - share :]) / sum(chunks) if sum(chunks) else share / v
     fewer = most - alive[first_of_all:].max() if gone else 0.0
     arriving = chunks[v - 1 - share] if last % p == 0 and share < v else 0
-    by_group = alive.reshape(groups, v, p)  # of the backward passes of the last virtual stage first
+    by_group = alive.reshape(groups, v, p)  # [group, virtual stage from the last, backward pass]
     at_last, at_first = by_group[:, 0].max(), by_group[:, -1].max() - chunks[0]
     later_at_last = by_group[1:, 0].max(initial=0.0)
     later_at_first = max(by_group[0, -1, 1:].max(initial=0.0), by_group[1:, -1].max(initial=0.0)) - chunks[0]

@@ -1,6 +1,6 @@
-"""A sharded graph compiled into arrays: one row per operator pass, redistribution, saved tensor and parameter.
+"""Compilation of a sharded graph into arrays: one row per operator pass, redistribution, saved tensor and parameter.
 
-Derived once per (graph, rule set, profile), symbolically (`cost/rows.py`); evaluated on columns of plans (`cost/microbatch.py`).
+Derived symbolically once per (graph, rule set, profile) (`cost/rows.py`); evaluated on columns of plans (`cost/microbatch.py`).
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from perfmodel.parallel.algebra.traffic_classes import COMM, comm_class
 from perfmodel.parallel.layout import Recompute
 from perfmodel.workload.graph import Operator, Pass, Product, Region, Stream, TensorRole
 
-#: Parts of one microbatch's work in a region. `core`: what selective recomputation runs again; `tail`: what torch's
-#: recomputation leaves out at the end of a layer, since no saved tensor comes after it.
+#: Phases of one micro-batch's work in a region. `core`: operators that selective recomputation repeats. `tail`: operators at the end
+#: of a layer that torch's recomputation skips, because no saved tensor follows them.
 PHASES = ("core", "rest", "tail", "backward")
-#: `entering`: what full recomputation alone keeps of a block, since nothing in it does.
+#: Classes of saved tensors. `entering`: inputs of a block that only full recomputation keeps, because no operator of the block saves them.
 SAVED = ("kept", "dropped_by_selective", "boundary", "entering")
 NOTHING = Amount(base=0.0)
 
 
 def segment(region: int, phase: str) -> int:
-    """Segment of a phase of the region at that place."""
+    """Return the segment of a phase of a region."""
     return region * len(PHASES) + PHASES.index(phase)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Peaks:
-    """Moments of passes as sparse sums: one row for each term, `starts` where a moment begins, `of` where a peak does.
+    """Memory moments of passes as sparse sums: one row a term. `starts`: first row of each moment; `of`: first moment of each peak.
 
-    value of a row: factor * amount, where its group (mask) is none or has more than one rank
-    backward  (region, recomputation) -> its peak with weight gradients that leave at once; that with those that stay is the next
-    delayed   of `backward` where weight gradients of blocks that exchange are delayed
-    forward   (region, recomputation) -> the peak of its first forward pass; of blocks. Of what comes before them: of its backward pass
-              beside a buffer (`ActivationTerms.forward`)
+    value of a row: factor * amount, if its group (mask) is empty or has more than one rank
+    backward  (region, recomputation) -> peak if weight gradients are freed at once; the next one is the peak if they are kept
+    delayed   as `backward`, with delayed weight gradients of blocks that exchange
+    forward   (region, recomputation) -> peak of a block's first forward pass; of the region before the blocks, peak of its backward pass
+              with a boundary buffer (`ActivationTerms.forward`)
     """
 
     amount: NDArray[np.int64]
@@ -65,20 +65,21 @@ class Peaks:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Program:
-    """Rows of the cost of one microbatch on one chip.
+    """Rows of the cost of one micro-batch on one chip.
 
-    beside      of operators that may run beside exchanges, the same once more; None where the framework runs none so
-    weight_gradients   of products of blocks, the same once more, where the framework computes them apart; segment = region * 2, of those
-                before dispatch (attention's), and the next, of the others (experts')
-    rows        what takes time; segment = region * len(PHASES) + phase, of traffic * len(COMM) + class
+    rows        timed rows; segment = region * len(PHASES) + phase, for traffic * len(COMM) + class
+    concurrent  timed rows of operators that may overlap with exchanges (also in `rows`); None: the framework overlaps none
+    weight_gradients   matrix products of blocks' weight gradients (also in `rows`), if the framework computes them separately.
+                segment = region * 2: operators before dispatch (attention); region * 2 + 1: the others (experts)
     saved       columns amount; segment = region * len(SAVED) + class
-    launches    [segments, 1] kernels that the host launches, of operators
-    launches_across   the same of passes that only a group of more than one rank makes: segment, group (mask), number
-    softmaxes   forward and backward segment of those that launch more where their matrices are no multiple; the amount of these
+    launches    [segments, 1] kernel launches of operators
+    launches_across   (segment, group mask, number) of launches that happen only if the group has more than one rank
+    softmaxes   (forward segment, backward segment, amount of score matrices): softmaxes with more launches if that amount is no multiple of
+                `FUSED_MATRICES`
     peaks       moments of the backward passes (`cost/memory/backward_walk.py`) and of a block's forward passes
                 (`cost/memory/forward_walk.py`)
-    boundary    amount of what blocks hand on, or of each of `handed_on`; logits: of what the loss reads at once. Of a graph without
-                them: nothing
+    boundary    amount of the boundary tensor of blocks, or of each of `boundary_tensors`
+    logits      amount that the loss reads at once; nothing without a loss
     """
 
     derivation: ShardedGraph
@@ -89,11 +90,11 @@ class Program:
     launches_across: tuple[tuple[int, int, float], ...]
     softmaxes: tuple[tuple[int, int, int], ...]
     boundary: tuple[int, ...]
-    handed_on: tuple[str, ...]
+    boundary_tensors: tuple[str, ...]
     logits: int
     peaks: Peaks
     parameters: tuple[ParameterLayout, ...]
-    beside: TimedRows | None = None
+    concurrent: TimedRows | None = None
     weight_gradients: TimedRows | None = None
 
     @property
@@ -107,25 +108,27 @@ def compile_program(
     *,
     recompute_operators: tuple[str, ...],
     attention_kernel: str,
-    handed_on: tuple[str, ...] = (),
+    boundary_tensors: tuple[str, ...] = (),
     recomputes: Collection[Recompute] = tuple(Recompute),
 ) -> Program:
-    """Arrays for `derivation` as the framework of `profile` runs it.
+    """Compile `derivation` into arrays, as the framework of `profile` runs it.
 
-    handed_on    tensors between stages; none: what blocks hand on
-    recomputes   the kinds of recomputation that it is asked for
+    boundary_tensors    boundary tensors between stages; none: the boundary of blocks
+    recomputes   kinds of recomputation to compile
     """
     run = with_behaviour(derivation, profile)
     graph, shardings = run.graph, run.shardings
-    it = _Compilation(run, profile, recompute_operators, attention_kernel)
-    amount = it.rows.amount
-    launches = it.add_operators()
-    regathers = it.add_traffic()
-    kept = kept_tensors(run, regathers, it.core, alone={op.name for op in graph.operators if op.name_in_layer in recompute_operators})
-    saved = it.saved_rows(kept)
-    peaks = it.peaks(kept, regathers, recomputes)
-    makers = [graph.producer(tensor) for tensor in handed_on or (graph.boundary,)]
-    boundary = [amount_of(op, shardings[op.name], op.output.dims, scale=graph.activation_bytes) for op in makers if op is not None]
+    compilation = _Compilation(run, profile, recompute_operators, attention_kernel)
+    amount = compilation.rows.amount
+    launches = compilation.add_operators()
+    regathers = compilation.add_traffic()
+    kept = kept_tensors(
+        run, regathers, compilation.core, alone={op.name for op in graph.operators if op.name_in_layer in recompute_operators}
+    )
+    saved = compilation.saved_rows(kept)
+    peaks = compilation.peaks(kept, regathers, recomputes)
+    producers = [graph.producer(tensor) for tensor in boundary_tensors or (graph.boundary,)]
+    boundary = [amount_of(op, shardings[op.name], op.output.dims, scale=graph.activation_bytes) for op in producers if op is not None]
     logits = NOTHING
     if graph.loss:
         loss = graph.operator(graph.loss)
@@ -133,7 +136,7 @@ def compile_program(
         tokens = tokens_at_once(loss, profile)
         logits = logits.at_once(tokens) if tokens else logits.scaled(logit_share(derivation.graph, profile))
     softmaxes = tuple(
-        (it.forward[op.name], it.backward(op), amount(matrices))
+        (compilation.forward[op.name], compilation.backward(op), amount(matrices))
         for op in graph.operators
         if (matrices := score_matrices(op, shardings[op.name], profile)) is not None
     )
@@ -141,45 +144,45 @@ def compile_program(
     return Program(
         derivation=derivation,
         regions=graph.regions,
-        rows=it.timed(it.rows),
+        rows=compilation.timed(compilation.rows),
         saved=saved,
         launches=launches,
-        launches_across=tuple(it.launches_across),
+        launches_across=tuple(compilation.launches_across),
         softmaxes=softmaxes,
         boundary=boundary_amounts,
-        handed_on=handed_on,
+        boundary_tensors=boundary_tensors,
         logits=logits_amount,
         peaks=peaks,
         parameters=run.parameters,
-        beside=it.rows_between_exchanges() if profile.communication.hides_shared_experts else None,
-        weight_gradients=it.rows_of_weight_gradients() if profile.communication.delays_weight_gradients else None,
+        concurrent=compilation.rows_between_exchanges() if profile.communication.hides_shared_experts else None,
+        weight_gradients=compilation.rows_of_weight_gradients() if profile.communication.delays_weight_gradients else None,
     )
 
 
 class _Compilation:
-    """One sharded graph as a framework runs it, and the rows gathered of it so far.
+    """Sharded graph as a framework runs it, and the rows collected from it so far.
 
-    place     of each region among the graph's
-    core      operators that selective recomputation runs again
-    forward   segment of each operator's forward pass
-    launches_across   as `Program`
+    region_index   position of each region in the graph
+    core           operators that selective recomputation repeats
+    forward        segment of each operator's forward pass
+    launches_across   as in `Program`
     """
 
     def __init__(self, run: ShardedGraph, profile: ExecutionProfile, recompute_operators: Collection[str], attention_kernel: str) -> None:
         self.run, self.graph, self.profile, self.attention_kernel = run, run.graph, profile, attention_kernel
-        self.place = {region.name: i for i, region in enumerate(run.graph.regions)}
+        self.region_index = {region.name: i for i, region in enumerate(run.graph.regions)}
         self.blocks = [run.graph.operators_of(region.name) for region in run.graph.regions if region.is_block]
         self.core = {op.name for op in run.graph.operators if {op.group, op.name_in_layer}.intersection(recompute_operators) - {""}}
         self.phases = self._forward_phases(recompute_operators)
-        self.forward = {op.name: segment(self.place[op.layer], self.phases[op.name]) for op in run.graph.operators}
+        self.forward = {op.name: segment(self.region_index[op.layer], self.phases[op.name]) for op in run.graph.operators}
         self.rows = self._row_compiler()
         self.launches_across: list[tuple[int, int, float]] = []
 
     def _forward_phases(self, recompute_operators: Collection[str]) -> dict[str, str]:
-        """core, rest or tail for each forward operator: the tail begins at the last operator of a block that saves something.
+        """Return core, rest or tail for each forward operator. The tail begins at the last operator of a block that saves a tensor.
 
-        A group of operators is recomputed as a function of its own: where recomputation stops early, its last operator is left out, if
-        that saves nothing but what it reads.
+        A group of operators is recomputed as one function. If recomputation stops early, it skips the group's last operator, provided that
+        this one saves only its inputs.
         """
         tail: set[str] = set()
         for operators in self.blocks:
@@ -199,7 +202,7 @@ class _Compilation:
         return RowCompiler(self.graph, self.profile, self.graph.activation_bytes, data_axes & BATCH_AXES | DATA_AXES)
 
     def backward(self, op: Operator) -> int:
-        return segment(self.place[op.layer], "backward")
+        return segment(self.region_index[op.layer], "backward")
 
     def timed(self, rows: RowCompiler, num_phases: int = len(PHASES)) -> TimedRows:
         num_segments = len(self.graph.regions) * num_phases
@@ -208,7 +211,7 @@ class _Compilation:
     # --- work -------------------------------------------------------------------------------------------------------------------------
 
     def add_operators(self) -> NDArray[np.float64]:
-        """Work of both passes; [segments, 1] kernels that the host launches for it."""
+        """Add the work of both passes. Return [segments, 1] kernel launches."""
         launches, added = np.zeros((2, len(self.graph.regions) * len(PHASES), 1))
         kernels = kernels_of(self.graph, self.profile)
         for op in self.graph.operators:
@@ -221,7 +224,7 @@ class _Compilation:
                 launches[self.forward[op.name]] += forward
             launches[self.backward(op)] += backward
             if self.graph.tensors[op.output.tensor].has_gradient:
-                # gradients of several readers are added: two reads and a write for each after the first
+                # gradients from several readers are added: two reads and a write for each after the first
                 for reader, i in self.graph.consumers(op.output.tensor)[1:]:
                     self.rows.added_gradient(reader, self.run.shardings[reader.name], i, segment=self.backward(reader))
                     added[self.backward(reader)] += 1.0
@@ -236,13 +239,13 @@ class _Compilation:
             rows.work(op, sharding, work, segment=backward, name=name, is_backward=True)
 
     def rows_of_weight_gradients(self) -> TimedRows:
-        """Products that make gradients of weights, in blocks that exchange."""
+        """Return the weight-gradient products of blocks that exchange."""
         rows = self._row_compiler()
         for op in self.graph.operators:
             position = self.run.exchange_position.get(op.name)
             for work in op.backward if position else ():
                 if isinstance(work, Product) and work.gradient_of is not None and self.graph.is_trained(op.inputs[work.gradient_of]):
-                    at = 2 * self.place[op.layer] + (position is not ExchangePosition.BEFORE)
+                    at = 2 * self.region_index[op.layer] + (position is not ExchangePosition.BEFORE)
                     rows.work(op, self.run.shardings[op.name], work, segment=at, name=op.name, is_backward=True)
         return self.timed(rows, num_phases=2)
 
@@ -257,9 +260,9 @@ class _Compilation:
     # --- traffic ----------------------------------------------------------------------------------------------------------------------
 
     def add_traffic(self) -> set[tuple[str, str]]:
-        """Adds redistributions; returns the (tensor, operator) pairs whose saved input is the producer's shard, gathered again (R17)."""
+        """Add redistributions. Return the (tensor, operator) pairs with a saved input shard that backward gathers again (R17)."""
         phases = self.phases
-        # what the first operator of a tail reads is still needed
+        # inputs of the first operator of a tail are still needed
         first_tails = {next((op.name for op in operators if phases[op.name] == "tail"), "") for operators in self.blocks}
         for traffic in self.run.traffic:
             phase = "backward"
@@ -287,9 +290,9 @@ class _Compilation:
                 seen.add((tensor, target))
                 for traffic in self.run.traffic_of(tensor, Pass.FORWARD):
                     if traffic.kind is CollectiveKind.ALL_GATHER:
-                        # keys and values come again before anything of attention's backward pass can run: nothing hides that
-                        again = "regather" if op.is_product else comm_class(traffic.axes)
-                        self._add_collective(op.layer, "backward", again, traffic)
+                        # attention's backward pass depends on gathered keys and values: this all-gather is exposed
+                        name = "regather" if op.is_product else comm_class(traffic.axes)
+                        self._add_collective(op.layer, "backward", name, traffic)
         return regathers
 
     def _add_collective(self, region: str, phase: str, whose: str, row: Traffic) -> None:
@@ -297,7 +300,7 @@ class _Compilation:
             row.kind,
             row.axes,
             row.amount,
-            segment=segment(self.place[region], phase) * len(COMM) + COMM.index(whose),
+            segment=segment(self.region_index[region], phase) * len(COMM) + COMM.index(whose),
             name=row.tensor,
             repeats=row.repeats,
             copies=row.copies,
@@ -305,34 +308,36 @@ class _Compilation:
         )
 
     def _is_input_gradient(self, traffic: Traffic) -> bool:
-        """A tensor-parallel reduction, in backward, of the gradient of a linear operator's input."""
+        """Return whether this is a tensor-parallel reduction of the input gradient of a linear operator."""
         if traffic.phase is not Pass.BACKWARD or traffic.kind not in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER):
             return False
         if comm_class(traffic.axes) != "tensor_parallel":
             return False
         products = [op for op, _ in self.graph.consumers(traffic.tensor) if op.is_product]
         tensors = [self.graph.tensors[operand.tensor] for op in products for operand in op.inputs]
-        # of a frozen weight no gradient is made meanwhile
+        # a frozen weight has no gradient to compute at the same time
         return bool(products) and all(tensor.has_gradient or tensor.role is not TensorRole.PARAMETER for tensor in tensors)
 
     # --- memory -----------------------------------------------------------------------------------------------------------------------
 
     def saved_rows(self, kept: list[Kept]) -> Rows:
-        """By region and by what recomputation does to it."""
+        """Return the rows of saved tensors, by region and class (`SAVED`)."""
         rows: list[tuple[int, str, dict[str, int]]] = []
 
         def add(region: str, name: str, tensor: str, amount: Amount) -> None:
-            rows.append((self.place[region] * len(SAVED) + SAVED.index(name), tensor, {"amount": self.rows.amount(amount)}))
+            rows.append((self.region_index[region] * len(SAVED) + SAVED.index(name), tensor, {"amount": self.rows.amount(amount)}))
 
         given = {region.name: self.run.entering[region.name] for region in self.graph.regions if region.is_block}
-        # what repeated layers hand on is kept, but where no gradient comes back to it
+        # tensors between repeated layers are kept already, unless they have no gradient
         carried = [region.carried for region in self.graph.regions if region.is_repeated]
         seen = {tensor for tensor in carried if self.graph.tensors[tensor].has_gradient}
-        for each in kept:
-            is_given = each.tensor in given.get(each.region, ())
-            add(each.region, "boundary" if is_given else "dropped_by_selective" if each.is_dropped else "kept", each.tensor, each.amount)
+        for entry in kept:
+            is_given = entry.tensor in given.get(entry.region, ())
+            add(
+                entry.region, "boundary" if is_given else "dropped_by_selective" if entry.is_dropped else "kept", entry.tensor, entry.amount
+            )
             if is_given:
-                seen.add(each.tensor)
+                seen.add(entry.tensor)
         for op in self.graph.operators:
             for operand in op.inputs:
                 if operand.tensor in given.get(op.layer, ()) and operand.tensor not in seen:
@@ -341,7 +346,7 @@ class _Compilation:
         return plain_rows(rows, ("amount",))
 
     def peaks(self, kept: list[Kept], regathers: set[tuple[str, str]], recomputes: Collection[Recompute]) -> Peaks:
-        """Peaks of backward passes, of a block under each recomputation, and of the forward passes of blocks."""
+        """Return the peaks of backward passes, of blocks under each recomputation, and of the forward passes of blocks."""
         run, profile, terms = self.run, self.profile, Terms(self.run)
         cases: list[list[LiveBytes]] = []
         backward: dict[tuple[int, Recompute], int] = {}

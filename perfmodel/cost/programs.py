@@ -1,4 +1,4 @@
-"""Graphs and programs of one job, compiled when first needed. They depend on the framework's options, not on the machine."""
+"""Graphs and programs of one job, compiled on demand. They depend on the framework's options, not on the machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 from weakref import WeakValueDictionary
 
-from perfmodel.cost.assigned import handed_on, priced_graph, stage_blocks
+from perfmodel.cost.assigned import boundary_tensors, priced_graph, stage_blocks
 from perfmodel.cost.parameters import ParameterProgram, compile_parameters
 from perfmodel.cost.program import Program, compile_program
 from perfmodel.cost.step import Bytes
@@ -31,15 +31,15 @@ from perfmodel.workload.routing import RankRows
 from perfmodel.workload.transformer import build_graph, graph_length
 
 _MOST_COMPILED = 16
-"""Jobs whose graphs and programs are kept for later estimators, in addition to those that an estimator still holds."""
+"""Jobs whose graphs and programs stay cached, in addition to those of live estimators."""
 
 _MOST_PROGRAMS = 64
-"""Programs that are kept of one job, 0.3 MB each."""
+"""Programs cached for one job, 0.3 MB each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Compiled:
-    """Graphs and programs of one job under profiles that compile alike, filled as they are needed."""
+    """Graphs and programs of one job under profiles that compile alike, filled on demand."""
 
     programs: dict[Any, Program] = field(default_factory=dict)
     parameter_programs: dict[tuple[RuleSet | Assignment, int, bool], ParameterProgram] = field(default_factory=dict)
@@ -51,7 +51,7 @@ _HELD: WeakValueDictionary[tuple[Any, ...], Compiled] = WeakValueDictionary()
 
 @lru_cache(maxsize=_MOST_COMPILED)
 def compiled_for(trained: tuple[Any, ...], compiled: tuple[Any, ...], any_operand_order: bool) -> Compiled:
-    """Return the programs that estimators of equal jobs share. The batch of a step is no part of them: a program is of one microbatch.
+    """Return the programs that estimators of equal jobs share. The global batch is no part of the key: a program is of one micro-batch.
 
     trained             of the job (`Programs.trained`)
     compiled            of the profile (`ExecutionProfile.compiled`)
@@ -64,12 +64,12 @@ def compiled_for(trained: tuple[Any, ...], compiled: tuple[Any, ...], any_operan
 class Programs:
     """Compiled programs of the plans of one job under one profile.
 
-    sizes              bytes of an element of weights, gradients and states
+    sizes              bytes of an element of weights, gradients and optimizer states
     any_operand_order  the chip takes 8-bit operands in either order, which decides whether the graph has transposed copies
-    network_at         of a job that trains a network: its graph at the batch of one microbatch
-    recomputes         the kinds of recomputation whose moments of memory are compiled too; none where times alone are asked for
-    rank_rows          of the one rank that is looked at; None: those that the job's routing makes the slowest and the fullest
-    compiled           so far; equal jobs and profiles share it
+    network_at         for a job that trains a network: returns its graph at the batch of one micro-batch
+    recomputes         kinds of recomputation whose memory moments are compiled; none if only times are needed
+    rank_rows          rows of one given rank; None: those of the slowest and the fullest rank under the job's routing
+    compiled           cache, shared by equal jobs and profiles
     """
 
     job: TrainingJob
@@ -82,12 +82,12 @@ class Programs:
     compiled: Compiled = field(default_factory=Compiled)
 
     def for_job(self, job: TrainingJob) -> Programs:
-        """Return the programs of a job that differs in its batch and its sequence length alone."""
+        """Return the programs of a job that differs only in batch and sequence length."""
         other = replace(self, job=job)
         return other if job.seq_len == self.job.seq_len or other.trained == self.trained else other.kept()
 
     def kept(self) -> Programs:
-        """Return these programs with those that equal jobs compiled before."""
+        """Return these programs with the cache that equal jobs share."""
         return replace(self, compiled=compiled_for(self.trained, self.profile.compiled, self.any_operand_order))
 
     def program(
@@ -97,7 +97,7 @@ class Programs:
         recompute_operators: tuple[str, ...],
         dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL,
     ) -> Program:
-        """`rules`: a rule set, or the name of a shipped one."""
+        """Return the program of a rule set, or of the name of a shipped one."""
         rules = rule_set_of(rules)
         key = (rules, attention, recompute_operators, dispatcher, self.recomputes)
         if key not in self.compiled.programs:
@@ -115,7 +115,7 @@ class Programs:
         return self.compiled.programs[key]
 
     def program_of(self, plan: Plan) -> Program:
-        """The program of a plan's shardings, by rules or one by one."""
+        """Return the program of a plan's shardings, given by rules or for each operator."""
         assignment = plan.assignment
         if assignment is None:
             return self.program(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher)
@@ -128,19 +128,19 @@ class Programs:
                 self.profile,
                 recompute_operators=plan.recompute_operators if plan.recompute is Recompute.SELECTIVE else (),
                 attention_kernel=str(plan.attention),
-                handed_on=handed_on(self.network(plan.micro_batch), assignment),
+                boundary_tensors=boundary_tensors(self.network(plan.micro_batch), assignment),
                 recomputes=(plan.recompute,),
             )
         return self.compiled.programs[key]
 
     def stage_layers(self, plan: Plan) -> tuple[int, ...]:
-        """Blocks of each virtual stage."""
+        """Return the blocks of each virtual stage."""
         if plan.assignment is None:
             return plan.stage_layers
         return stage_blocks(self.program_of(plan).derivation.graph, plan.assignment)
 
     def assigned_graph(self, plan: Plan, assignment: Assignment) -> Graph:
-        """The network at the plan's micro-batch, as it is priced."""
+        """Return the network at the plan's micro-batch, as it is priced."""
         policy = self.job.policy
         return priced_graph(
             self.network(plan.micro_batch),
@@ -150,7 +150,7 @@ class Programs:
         )
 
     def network(self, batch: int) -> Graph:
-        """The graph of a job that trains a network."""
+        """Return the graph of a job that trains a network."""
         if self.network_at is None:
             rule = "the plan gives each operator a sharding of its own, but the job has no network"
             raise bad_field("model", self.job.model.name, rule, "predict it with its network")
@@ -160,20 +160,20 @@ class Programs:
 
     @property
     def trained(self) -> tuple[Any, ...]:
-        """Fields of a decoder's job that programs depend on: neither its batch nor, where one program serves all, its length."""
+        """Job fields that the programs of a decoder depend on: not the batch, and not the length if one program serves all lengths."""
         job = self.job
         return job.model, self.graph_length, job.precision, job.optimizer, job.train, job.routing
 
     @property
     def graph_length(self) -> int:
-        """Tokens of a sequence that graphs are written for; 0: of one, for any length."""
+        """Sequence length that graphs are built for; 0: a graph of one token, valid for any length."""
         seq_len = self.job.seq_len
         return seq_len if needs_length(self.profile, seq_len) else graph_length(self.job.transformer, seq_len)
 
     def graph(
         self, attention: AttentionKernel, dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL, *, rank_rows: RankRows | None = None
     ) -> Graph:
-        """Graph of sequences of `graph_length`. rank_rows: None: of the rank that is looked at."""
+        """Return the graph of sequences of `graph_length`. rank_rows None: the given rank's, else those of the job's routing."""
         rank_rows = rank_rows or self.rank_rows or self.job.routing.rows
         key = (attention, dispatcher, rank_rows)
         if key not in self.compiled.graphs:
@@ -203,6 +203,7 @@ class Programs:
         return self.compiled.graphs[key]
 
     def parameter_program(self, program: Program, cuts: RuleSet | Assignment | str, zero: int, *, pipelined: bool) -> ParameterProgram:
+        """Return the parameter events of a program under a ZeRO stage."""
         key = (cuts if isinstance(cuts, Assignment) else rule_set_of(cuts), zero, pipelined)
         if key not in self.compiled.parameter_programs:
             self.compiled.parameter_programs[key] = compile_parameters(

@@ -1,9 +1,9 @@
-"""From names to an estimator: which calibration and which execution profile a prediction takes where none is named.
+"""Resolution of names to an estimator: the calibration and the execution profile of a prediction that names none.
 
-calibration  the user's own (`perfmodel calibrate` keeps one for each chip), else a shipped one of the chip, else of a relative of it,
-             else the prior of its maker's neighbouring generations, else typical fractions of the data sheet
-profile      `torch-gloo` for the processes of a CPU, `megatron-rocm` for AMD's accelerators, `xla` for those whose software compiles a step
-             as one program (TPUs, Trainium, Gaudi), `generic` for NVIDIA's and whatever else: nobody knows the framework
+calibration  the user's own (`perfmodel calibrate` keeps one for each chip), else a shipped one of the chip, else that of a related chip,
+             else the prior of its vendor's neighbouring generations, else typical fractions of the data sheet
+profile      `torch-gloo` for the processes of a CPU, `megatron-rocm` for AMD's accelerators, `xla` for chips whose software compiles a step
+             as one program (TPUs, Trainium, Gaudi), `generic` for NVIDIA's and all others: the framework is unknown
 """
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ from perfmodel.workload.networks import is_language_model
 
 ACCELERATOR_PROFILE, CPU_PROFILE = GENERIC, "torch-gloo"
 _MOST_ESTIMATORS = 16
-"""Estimators that are kept for later predictions, with up to 4096 costs each."""
+"""Estimators kept for later predictions, with up to 4096 costs each."""
 _PROFILE_OF_VENDOR = {"amd": "megatron-rocm", "google": "xla", "aws": "xla", "intel": "xla"}
 
 
 def choose_calibration(chip: Chip, name: str | Path = "") -> Calibration:
-    """The calibration of that name or path (`spec-sheet`: none, `prior`: of its maker's other chips); without a name, the best known."""
+    """Return the calibration of a name or path; without a name, the best available one of the chip.
+
+    `spec-sheet` is no calibration, `prior` that of the vendor's other chips.
+    """
     if str(name) == SPEC_SHEET_NAME:
         return SPEC_SHEET
     if str(name) == PRIOR_NAME:
@@ -50,14 +53,14 @@ def choose_calibration(chip: Chip, name: str | Path = "") -> Calibration:
 
 
 def calibration_reference(chosen: Calibration) -> str:
-    """Name of a calibration in plan files: its own; `prior` if it is made from other chips' ones; `spec-sheet` for none."""
+    """Return the name of a calibration in plan files: its own; `prior` if made from other chips' calibrations; `spec-sheet` for none."""
     if chosen.provenance is Provenance.PRIOR and not chosen.chips:
         return PRIOR_NAME
     return chosen.name or SPEC_SHEET_NAME
 
 
 def default_profile(chip: Chip) -> str:
-    """The execution profile that is assumed where none is named."""
+    """Return the default execution profile of a chip."""
     return CPU_PROFILE if chip.unit_kind == "core" else _PROFILE_OF_VENDOR.get(chip.vendor.lower(), ACCELERATOR_PROFILE)
 
 
@@ -83,20 +86,20 @@ def resolve_estimator(
     profile: ExecutionProfile,
     network_at: Callable[[int], Graph] | None = None,
 ) -> Estimator:
-    """Predicts plans of the job on the cluster. network_at: of a job that trains a network, its graph at a micro-batch."""
+    """Return the estimator of the job on the cluster. network_at: for a job that trains a network, returns its graph at a micro-batch."""
     if cluster.pools:
         return _mixed_estimator(job, cluster, calibration, profile, network_at)
-    if network_at is not None:  # a function may give equal jobs other graphs
+    if network_at is not None:  # the function may return other graphs for equal jobs
         return _make_estimator(job, cluster, calibration, profile, network_at)
     depends_on: tuple[Any, ...] = (job.model, job.precision, job.optimizer, job.train, job.routing)
-    if profile.release:  # whose recipes differ with the batch
+    if profile.release:  # its recipes differ with the batch
         depends_on += (job.global_batch, job.seq_len)
     return kept_estimator(_KeptJob(depends_on, job), cluster, calibration, profile).for_job(job)
 
 
 @dataclass(frozen=True, slots=True)
 class _KeptJob:
-    """A job as the key of the estimator that serves it, and others that agree in what an estimator depends on."""
+    """Job as a cache key: jobs that agree in the fields that an estimator depends on are equal."""
 
     depends_on: tuple[Any, ...]
     job: TrainingJob = field(compare=False)
@@ -109,20 +112,26 @@ def _mixed_estimator(
     profile: ExecutionProfile,
     network_at: Callable[[int], Graph] | None,
 ) -> Estimator:
-    """The estimator of several kinds of chips. calibration: of the first kind; the others take the best known, or none either."""
+    """Return the estimator of several kinds of chips. calibration: the first kind's; the others use their best one, or none likewise."""
     from perfmodel.cost.mixed import MixedEstimator
 
     if network_at is not None:
         check_equal_chips(cluster)
 
-    def each(pools: tuple[Cluster, ...]) -> tuple[Estimator, ...]:
-        found = [calibration if pool.chip.name == cluster.chip.name else _calibration_like(calibration, pool.chip) for pool in pools]
-        return tuple(resolve_estimator(job, pool, calibration=of, profile=profile) for pool, of in zip(pools, found, strict=True))
+    def estimators_of(pools: tuple[Cluster, ...]) -> tuple[Estimator, ...]:
+        calibrations = [calibration if pool.chip.name == cluster.chip.name else _calibration_like(calibration, pool.chip) for pool in pools]
+        return tuple(resolve_estimator(job, pool, calibration=of, profile=profile) for pool, of in zip(pools, calibrations, strict=True))
 
-    own = each(cluster.pools)
-    first, joined = own[0], each(joined_pools(cluster.pools))
+    pool_estimators = estimators_of(cluster.pools)
+    first, joined = pool_estimators[0], estimators_of(joined_pools(cluster.pools))
     return MixedEstimator(
-        job=job, cluster=cluster, machine=first.machine, profile=first.profile, programs=first.programs, pools=own, joined=joined
+        job=job,
+        cluster=cluster,
+        machine=first.machine,
+        profile=first.profile,
+        programs=first.programs,
+        pools=pool_estimators,
+        joined=joined,
     )
 
 
@@ -132,12 +141,12 @@ def _calibration_like(given: Calibration, chip: Chip) -> Calibration:
 
 @lru_cache(maxsize=_MOST_ESTIMATORS)
 def kept_estimator(kept: _KeptJob, cluster: Cluster, calibration: Calibration, profile: ExecutionProfile) -> Estimator:
-    """Return the estimator of equal arguments, made once; files are read before, so an edited one gives others."""
+    """Return the cached estimator of equal arguments. Files are read before: an edited file makes another estimator."""
     return fresh_estimator(kept.job, cluster, calibration, profile)
 
 
 def fresh_estimator(job: TrainingJob, cluster: Cluster, calibration: Calibration, profile: ExecutionProfile) -> Estimator:
-    """Return `kept_estimator` without keeping it: of a cluster that has columns, which equals no other."""
+    """Return `kept_estimator` without the cache, for a cluster with columns, which equals no other cluster."""
     return with_kept_programs(_make_estimator(job, cluster, calibration, profile))
 
 
@@ -160,10 +169,9 @@ def _make_estimator(
 
 
 def profile_for(job: TrainingJob, profile: ExecutionProfile) -> ExecutionProfile:
-    """Return the profile as far as it holds for the job.
+    """Return the profile as far as it applies to the job.
 
-    The constant of a step was measured in the training loops of language models; a network of another kind is charged the launches of its
-    kernels alone.
+    The constant of a step was measured in the training loops of language models. Other networks get only the launches of their kernels.
     """
     if not isinstance(job.model, NetworkModel) or (not job.model.is_imported and is_language_model(job.model.name)):
         return profile
@@ -171,7 +179,7 @@ def profile_for(job: TrainingJob, profile: ExecutionProfile) -> ExecutionProfile
 
 
 def user_folders() -> tuple[Path, ...]:
-    """Where the user's own calibrations are: one folder, or none for a user without a home."""
+    """Return the folder of the user's own calibrations; none for a user without a home."""
     try:
         return (user_calibrations_dir(),)
     except InputError:

@@ -1,8 +1,8 @@
-"""Rows: what takes time on a chip, one row for each piece of an operator's work and each collective of activations, with symbolic sizes.
+"""Timed rows: one row with symbolic sizes for each piece of an operator's work and each collective of activations.
 
-Every size is an *amount*: base * |batch dim| * seq_len ** power / parts * ceil(padded / |padded axes|) / |axes|. Nothing here knows what
-the axes are: of a layout of plans, of a free mesh, or of one operator's configurations, whose axes are its dims. `cost/evaluate.py` prices
-rows on columns.
+Every size is an *amount*: base * |batch dim| * seq_len ** power / parts * ceil(padded / |padded axes|) / |axes|. Rows are independent of
+what the axes are: those of a layout, of a free mesh, or of one operator's configurations, whose axes are its dims. `cost/evaluate.py`
+evaluates rows on columns.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from perfmodel.workload.graph import (
 
 DATA_AXES = frozenset(("dp_replicate", "dp_shard"))
 
-#: These and the part of them that experts may take: what a microbatch is counted for each rank of.
+#: Data axes and the part of them that experts may take: a micro-batch is counted for each of their ranks.
 BATCH_AXES = DATA_AXES | {"dp_ep"}
 
 _PRODUCT = ("batch", "m", "n", "k")
@@ -50,9 +50,9 @@ _ATTENTION = ("batch", "heads", "kv_heads", "queries", "keys")
 class Amounts:
     """[amounts, 1] arrays; axes as indices into `masks`, batch into `batch_dims` (0: none).
 
-    length_power   of the length of a sequence
-    parts          that a token is divided into; None where no amount divides it
-    times          axes that multiply; None where none does
+    length_power   power of the sequence length
+    parts          number of parts that a token is divided into; None: no amount divides it
+    times          axes that multiply; None: there are none
     """
 
     base: NDArray[np.float64]
@@ -69,10 +69,10 @@ class Amounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Rows:
-    """Rows of one kind, sorted by segment; `starts` and `present` are for reduceat. `repeats` [rows, 1]: how often; None: once each.
+    """Rows of one kind, sorted by segment; `starts` and `present` are for reduceat. `repeats` [rows, 1]: number of runs; None: one each.
 
-    accesses   of streaming rows: amounts that each reads or writes, from `access_starts` on; of convolutions their tensors; of products of
-               several to a call their n
+    accesses   amounts of each row, from `access_starts` on: what a streaming row reads or writes, the tensors of a convolution, n of each
+               product of a fused call
     """
 
     names: tuple[str, ...]
@@ -87,7 +87,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedRow:
-    """Attention to a cache; heads and kv_heads are amounts."""
+    """Attention to a KV cache; heads and kv_heads are amounts."""
 
     name: str
     segment: int
@@ -107,19 +107,19 @@ class ExpertsRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TimedRows:
-    """Rows that take time. A segment is whatever times are kept apart by.
+    """Rows that take time. A segment is the unit by which times are summed.
 
     matmul, grouped, low, low_grouped, convolution   columns batch, m, n, k (amounts), mesh
-    attention   columns batch, heads, kv_heads, queries, keys (amounts), head_dim, value_head_dim, habits (which of
-                `attention_habits`), backward (0/1)
+    attention   columns batch, heads, kv_heads, queries, keys (amounts), head_dim, value_head_dim, behaviour (index into
+                `attention_behaviours`), backward (0/1)
     cached, experts   rows of the operators of a serving step
-    streaming   columns kernel (code), elements (amount), mesh, backward (0/1: the class's own backward kernel), fused (0/1: its floor is a
-                neighbour's), element_flops, across (mask: the row counts only where this group has more than one rank; 0: always)
-                mesh: mask of the tensor axes over which an operator with parameters is cut; a framework that keeps such
-                tensors as distributed objects spends host time on each
-    traffic     columns kind (code), group (mask), amount, copies (0: none, else which of `copies`, from 1), counted (1: the host waits for
-                its sizes); its segments are its own
-    activation_bytes   of an element of products and of attention
+    streaming   columns kernel (code), elements (amount), mesh, backward (0/1: the class's own backward kernel), fused (0/1: a neighbour
+                has the kernel's floor), element_flops, across (mask: the row counts only if this group has more than one rank; 0: always)
+                mesh: mask of the tensor axes that shard an operator with parameters; a framework that keeps such tensors as
+                distributed objects spends host time on each
+    traffic     columns kind (code), group (mask), amount, copies (0: none, else index into `copies`, from 1), counted (1: the host waits
+                for the sizes); it has its own segments
+    activation_bytes   bytes of an element of products and of attention
     has_sends          some traffic is between neighbours only
     """
 
@@ -152,17 +152,17 @@ class _Entry:
     accesses: Sequence[int] = ()
 
     def joined(self, name: str, n: int) -> _Entry:
-        """With one product more in its call."""
+        """Return the entry with one more product in its fused call."""
         accesses = (*(self.accesses or (self.columns["n"],)), n)
         return _Entry(self.segment, f"{self.name} + {name}", self.columns, self.repeats, accesses)
 
 
 @dataclass(slots=True)
 class RowCompiler:
-    """Gathers rows of the operators of a graph.
+    """Collects rows of the operators of a graph.
 
-    activation_bytes   of an element, where neither an operator nor its tensor says it
-    data_axes          that cut the batch anywhere
+    activation_bytes   bytes of an element, if neither the operator nor its tensor sets them
+    data_axes          axes that shard the batch anywhere
     """
 
     graph: Graph
@@ -172,7 +172,7 @@ class RowCompiler:
     _masks: dict[frozenset[str], int] = field(default_factory=lambda: {frozenset(): 0})
     _amounts: dict[Amount, int] = field(default_factory=dict)
     _known: dict[Amount, int] = field(default_factory=dict)
-    """Amounts as they were asked for."""
+    """Indices of amounts as they were requested, before their data axes cancel."""
     _copies: dict[Copies, int] = field(default_factory=dict)
     _behaviours: dict[AttentionBehaviour, int] = field(default_factory=dict)
     _calls: dict[str, int] = field(default_factory=dict)
@@ -202,12 +202,12 @@ class RowCompiler:
         if amount.batch_dim:
             if not amount.axes >= DATA_AXES:
                 raise InputError("rules: batch must be cut by dp_replicate and dp_shard, both; add `batch: [dp_replicate, dp_shard]`")
-            # the microbatch is counted per data-parallel rank, so these axes cancel; what one of them does not cut is of all its ranks
+            # the micro-batch is per data-parallel rank, so these axes cancel; an axis that does not shard the tensor multiplies it
             amount = replace(amount, axes=amount.axes - self.data_axes, times=self.data_axes - amount.axes)
         return self._amounts.setdefault(amount, len(self._amounts))
 
     def data_amount(self, op: Operator, sharding: Sharding, data: Data) -> Amount:
-        """Bytes of what an operator reads, writes or keeps."""
+        """Return the bytes that an operator reads, writes or keeps."""
         itemsize = data.itemsize
         if not itemsize and data.of is not None:
             itemsize = self.graph.tensors[op.operands[data.of].tensor].itemsize
@@ -216,7 +216,7 @@ class RowCompiler:
     # --- rows -------------------------------------------------------------------------------------------------------------------------
 
     def work(self, op: Operator, sharding: Sharding, work: Work, *, segment: int, name: str, is_backward: bool) -> None:
-        """A piece of an operator's work."""
+        """Add a piece of an operator's work."""
 
         def amount(extent: Extent) -> int:
             return self.amount(extent_amount(op, sharding, extent))
@@ -243,7 +243,7 @@ class RowCompiler:
                 columns = {size: amount(getattr(work, size)) for size in _ATTENTION}
                 which = self._behaviours.setdefault(attention_behaviours(work.mask, self.profile), len(self._behaviours))
                 others = {"head_dim": work.head_dim, "value_head_dim": work.value_head_dim or work.head_dim}
-                others |= {"habits": which, "backward": int(is_backward)}
+                others |= {"behaviour": which, "backward": int(is_backward)}
                 self._attention.append(_Entry(segment, name, {**columns, **others}))
             case CacheAttention():
                 heads, kv_heads = amount(work.heads), amount(work.kv_heads)
@@ -268,10 +268,12 @@ class RowCompiler:
                 )
 
     def _adds_up(self, op: Operator, work: Product) -> bool:
-        """Whether a product of backward reads and writes the accumulators of its weights' gradients, in place of writing them once.
-        Of one weight for all rows that is next to nothing; experts have few rows each."""
-        made = None if work.gradient_of is None else self.graph.tensors[op.inputs[work.gradient_of].tensor]
-        return made is not None and made.role is TensorRole.PARAMETER and self.profile.kernels.fuses_gradient_accumulation
+        """Return whether a backward product accumulates weight gradients (read and write) instead of writing them once.
+
+        The extra traffic is negligible for one weight that all rows share; experts have few rows each.
+        """
+        target = None if work.gradient_of is None else self.graph.tensors[op.inputs[work.gradient_of].tensor]
+        return target is not None and target.role is TensorRole.PARAMETER and self.profile.kernels.fuses_gradient_accumulation
 
     def stream(
         self,
@@ -288,7 +290,7 @@ class RowCompiler:
         element_flops: float = 0.0,
         only_across: frozenset[str] = frozenset(),
     ) -> None:
-        """A pass over memory."""
+        """Add a pass over memory."""
         columns = {
             "kernel": KERNEL_CODE[KernelClass(kernel)],
             "elements": self.amount(elements),
@@ -298,12 +300,12 @@ class RowCompiler:
             "element_flops": round(element_flops),
             "across": self.mask(only_across),
         }
-        self._streaming.append(_Entry(segment, op.name, columns, repeats, [self.amount(each) for each in accesses]))
+        self._streaming.append(_Entry(segment, op.name, columns, repeats, [self.amount(access) for access in accesses]))
 
-    def added_gradient(self, reader: Operator, sharding: Sharding, place: int, *, segment: int) -> None:
-        """Adding its gradient of an input, which others read before it, to theirs: two reads and a write."""
-        gradient = amount_of(reader, sharding, reader.inputs[place].dims)
-        num_bytes = gradient.scaled(self.graph.tensors[reader.inputs[place].tensor].itemsize)
+    def added_gradient(self, reader: Operator, sharding: Sharding, position: int, *, segment: int) -> None:
+        """Add the accumulation of an input gradient to the gradients of earlier readers: two reads and a write."""
+        gradient = amount_of(reader, sharding, reader.inputs[position].dims)
+        num_bytes = gradient.scaled(self.graph.tensors[reader.inputs[position].tensor].itemsize)
         self.stream(reader, sharding, "add", gradient, [num_bytes] * 3, segment=segment, is_backward=True)
 
     def collective(
@@ -318,6 +320,7 @@ class RowCompiler:
         copies: Copies | None = None,
         is_counted: bool = False,
     ) -> None:
+        """Add a collective of activations."""
         columns = {"kind": COLLECTIVE_CODE[kind], "group": self.mask(axes), "amount": self.amount(amount)}
         columns["counted"] = int(is_counted)
         columns["copies"] = 0 if copies is None else self._copies.setdefault(copies, len(self._copies) + 1)
@@ -331,7 +334,7 @@ class RowCompiler:
     # --- arrays -----------------------------------------------------------------------------------------------------------------------
 
     def rows(self, *, attention_kernel: str, num_segments: int, num_traffic_segments: int) -> TimedRows:
-        """Everything so far as arrays: to be called when all amounts are known."""
+        """Return all rows as arrays. Call it when all amounts are registered."""
         return TimedRows(
             amounts=self._arrays(),
             matmul=_rows(_with_calls(self._matmul), (*_PRODUCT, "mesh")),
@@ -339,7 +342,7 @@ class RowCompiler:
             low=_rows(_with_calls(self._low), (*_PRODUCT, "mesh")),
             low_grouped=_rows(self._low_grouped, (*_PRODUCT, "mesh")),
             convolution=_rows(self._convolution, (*_PRODUCT, "mesh")),
-            attention=_rows(self._attention, (*_ATTENTION, "head_dim", "value_head_dim", "habits", "backward")),
+            attention=_rows(self._attention, (*_ATTENTION, "head_dim", "value_head_dim", "behaviour", "backward")),
             cached=tuple(self._cached),
             experts=tuple(self._experts),
             streaming=_rows(self._streaming, ("kernel", "elements", "mesh", "backward", "fused", "element_flops", "across")),
@@ -375,7 +378,7 @@ class RowCompiler:
 
 
 def _with_calls(entries: Sequence[_Entry]) -> Sequence[_Entry]:
-    """Products, each with the n of all its call; as they are where none has others in its call."""
+    """Return products, each with the n of all products of its call; the entries themselves if no call has several."""
     if not any(entry.accesses for entry in entries):
         return entries
     return [entry if entry.accesses else replace(entry, accesses=(entry.columns["n"],)) for entry in entries]
@@ -386,12 +389,12 @@ def _accumulator_bytes(profile: ExecutionProfile, activation_bytes: float) -> fl
 
 
 def plain_rows(entries: Sequence[tuple[int, str, dict[str, int]]], columns: Sequence[str]) -> Rows:
-    """Rows of (segment, name, columns) without repeats or accesses."""
+    """Return rows of (segment, name, columns) without repeats or accesses."""
     return _rows([_Entry(*entry) for entry in entries], columns)
 
 
 def _rows(entries: Sequence[_Entry], columns: Sequence[str]) -> Rows:
-    """Rows sorted by segment (stable)."""
+    """Return rows sorted by segment (stable)."""
     if not entries:
         return _empty(tuple(columns))
     entries = sorted(entries, key=lambda entry: entry.segment)

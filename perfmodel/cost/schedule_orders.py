@@ -1,9 +1,9 @@
-"""A pipeline as an event simulation: which rank runs which pass of which microbatch when, from the schedules' own orders.
+"""Event simulation of a pipeline: the start of each pass of each micro-batch, from the order of passes in each schedule.
 
-Each rank has a list of passes in the order in which it issues them, and a pass starts as soon as its rank is free and what it depends
-on is done: a forward pass on the forward of the virtual stage before, a backward pass on the backward of the one after (and on its own
-forward). Nothing here uses a formula of bubbles: predictions do (`cost/pipeline.py`), and a test compares both. Orders after Huang et al.
-2019 (GPipe), and Narayanan et al. 2021 (SC21), figures 3 and 4.
+Each rank has a list of passes in the order in which it issues them. A pass starts as soon as its rank is free and its inputs are ready.
+A forward pass depends on the forward of the previous virtual stage; a backward pass depends on the backward of the next one and on its
+own forward. The simulation uses no formula for bubbles: predictions do (`cost/pipeline.py`), and a test compares both. Orders after
+Huang et al. 2019 (GPipe), and Narayanan et al. 2021 (SC21), figures 3 and 4.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Pass = tuple[str, int, int]
 
 
 def gpipe_order(rank: int, num_ranks: int, num_microbatches: int) -> list[Pass]:
-    """All forwards, then all backwards."""
+    """Return all forward passes, then all backward passes."""
     forward = [(FORWARD, 0, i) for i in range(num_microbatches)]
     return forward + [(BACKWARD, 0, i) for i in range(num_microbatches)]
 
 
 def one_f_one_b_order(rank: int, num_ranks: int, num_microbatches: int) -> list[Pass]:
-    """Warm-up forwards for the ranks behind, one forward and one backward in turn, then the backwards that are left."""
+    """Return warm-up forward passes for the later ranks, one forward and one backward in turn, then the remaining backward passes."""
     warm = min(num_ranks - rank - 1, num_microbatches)
     order: list[Pass] = [(FORWARD, 0, i) for i in range(warm)]
     for i in range(num_microbatches - warm):
@@ -34,16 +34,17 @@ def one_f_one_b_order(rank: int, num_ranks: int, num_microbatches: int) -> list[
 
 
 def interleaved_order(rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> list[Pass]:
-    """Microbatches in groups of `num_ranks`, each group through all chunks; the warm-up runs ahead by 2 (p - rank - 1) + (v - 1) p passes.
+    """Return micro-batches in groups of `num_ranks`, each group through all chunks, after a warm-up of 2 (p - rank - 1) + (v - 1) p passes.
 
-    (Earlier releases of Megatron-LM ran all forwards first where there are as many microbatches as ranks; this one and torch do not.)
+    Earlier releases of Megatron-LM ran all forward passes first if the number of micro-batches is the number of ranks. This order and torch
+    do not.
     """
     total = num_microbatches * num_chunks
     forward, backward = [], []
     for i in range(total):
         group, within = divmod(i, num_ranks * num_chunks)
-        chunk, place = divmod(within, num_ranks)
-        microbatch = group * num_ranks + place
+        chunk, index = divmod(within, num_ranks)
+        microbatch = group * num_ranks + index
         forward.append((FORWARD, chunk, microbatch))
         backward.append((BACKWARD, num_chunks - 1 - chunk, microbatch))
     warm = min(2 * (num_ranks - rank - 1) + (num_chunks - 1) * num_ranks, total)
@@ -54,7 +55,7 @@ def interleaved_order(rank: int, num_ranks: int, num_microbatches: int, num_chun
 
 
 def order_of(schedule: PipelineSchedule, rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> list[Pass]:
-    """Passes of a rank in the order in which it issues them."""
+    """Return the passes of a rank in the order in which it issues them."""
     match schedule:
         case PipelineSchedule.GPIPE:
             return gpipe_order(rank, num_ranks, num_microbatches)
@@ -67,10 +68,10 @@ def order_of(schedule: PipelineSchedule, rank: int, num_ranks: int, num_microbat
 def pass_starts(
     orders: Sequence[Sequence[Pass]], forward: Sequence[float], backward: Sequence[float], *, hop: float = 0.0
 ) -> list[list[float]]:
-    """Start of each pass of each rank. [s]
+    """Return the start of each pass of each rank. [s]
 
-    forward, backward   time of each virtual stage, in model order; stage k lives on rank k % p   [s]
-    hop                 time that a tensor is under way from rank to rank, while both compute   [s]
+    forward, backward   time of each virtual stage, in model order; stage k runs on rank k % p   [s]
+    hop                 time of a send from rank to rank, while both compute   [s]
     """
     num_ranks, num_stages = len(orders), len(forward)
     done: dict[tuple[str, int, int], float] = {}
@@ -83,15 +84,15 @@ def pass_starts(
             while following[rank] < len(order):
                 kind, chunk, microbatch = order[following[rank]]
                 stage = chunk * num_ranks + rank
-                received, own = [], []
+                received, same_stage = [], []
                 if kind == FORWARD:
                     received = [(FORWARD, stage - 1, microbatch)] if stage else []
                 else:
                     received = [(BACKWARD, stage + 1, microbatch)] if stage + 1 < num_stages else []
-                    own = [(FORWARD, stage, microbatch)]
-                if not all(need in done for need in received + own):
+                    same_stage = [(FORWARD, stage, microbatch)]
+                if not all(need in done for need in received + same_stage):
                     break
-                ready = max([free[rank], *(done[need] + hop for need in received), *(done[need] for need in own)])
+                ready = max([free[rank], *(done[need] + hop for need in received), *(done[need] for need in same_stage)])
                 starts[rank].append(ready)
                 free[rank] = done[kind, stage, microbatch] = ready + (forward if kind == FORWARD else backward)[stage]
                 following[rank] += 1

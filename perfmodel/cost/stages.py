@@ -1,7 +1,7 @@
-"""Runs of each region of the graph on the ranks of a pipeline that can be the slowest or the fullest.
+"""Runs of each region of the graph on the distinct ranks of a pipeline: those that can be the slowest or the fullest.
 
-Regions lie on ranks in the order of the graph: what comes before the first block on the first rank, what follows the last on the last
-one, and blocks as a plan deals them out.
+Regions are assigned to ranks in graph order: regions before the first block to the first rank, regions after the last block to the
+last rank, and blocks as the plan assigns them.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from perfmodel.foundation.columns import Column
 from perfmodel.workload.graph import Region
 
 Regions = tuple[Region, ...]
-#: Of the first pipeline rank, of those between that `Stages` tells apart, and of the last.
+#: One value for each distinct rank: the first, the distinct middle ranks of `Stages`, the last.
 Ranks = tuple[Any, ...]
-#: Of each region.
+#: One value for each region.
 ByRegion = tuple[Any, ...]
-#: (region, how often; None: once) for each region that runs at all.
+#: (region, number of runs; None: once) for each region that runs at all.
 _Sum = tuple[tuple[int, Any], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
-    """How often pipeline ranks run each region, as columns, or numbers where all plans agree.
+    """Runs of each region on the distinct pipeline ranks, as columns, or as numbers if all plans agree.
 
-    Of the first rank, of those between that may hold most (nothing, where there are fewer than three), and of the last. With one rank
-    first and last are the same.
+    Distinct ranks are the first, the middle ranks that may hold most (none with fewer than three ranks), and the last. With one rank the
+    first and the last are the same.
 
-    inner      the regions from the first block to the last
+    inner      regions from the first block to the last
     runs       [rank][region]
-    total      [region] of all ranks
+    total      [region] over all ranks
     is_single  1 with one rank, else 0
-    unequal    blocks of the longest virtual stage over the mean of those of the largest rank
+    unequal    blocks of the longest virtual stage, less the mean of those of the largest rank
 
-    num_ranks        those told apart
-    sums, total_sum  how a quantity of each region is added up on a rank, and on all
+    num_ranks        number of distinct ranks
+    sums, total_sum  terms of the sum over regions: on each distinct rank, and over all ranks
     """
 
     regions: Regions
@@ -55,25 +55,25 @@ class Stages:
     total_sum: _Sum = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # the last rank is added up from its end, as the first is from its own
+        # the last rank is summed from its end of the graph, as the first is
         sums = [_sum(runs) for runs in self.runs[:-1]] + [_sum(self.runs[-1])[::-1]]
         for name, value in (("num_ranks", len(self.runs)), ("sums", tuple(sums)), ("total_sum", _sum(self.total))):
             object.__setattr__(self, name, value)
 
     def is_first(self, rank: int) -> Any:
-        """1 or 0."""
+        """Return 1 for the first rank, else 0."""
         return 1.0 if rank == 0 else self.is_single if rank == self.num_ranks - 1 else 0.0
 
     def is_last(self, rank: int) -> Any:
-        """1 or 0."""
+        """Return 1 for the last rank, else 0."""
         return 1.0 if rank == self.num_ranks - 1 else self.is_single if rank == 0 else 0.0
 
     def blocks(self, rank: int) -> Any:
-        """How many blocks a rank runs, of all kinds."""
+        """Return the number of blocks of all kinds that a rank runs."""
         return sum_of([runs for runs, region in zip(self.runs[rank], self.regions, strict=True) if region.is_block])
 
     def take(self, places: NDArray[np.int64]) -> Stages:
-        """The stages of some of the plans."""
+        """Return the stages of some of the plans."""
 
         def some(value: Any) -> Any:
             return value[places] if isinstance(value, np.ndarray) else value
@@ -88,7 +88,7 @@ class Stages:
         )
 
     def mean_block(self, values: ByRegion, rank: int | None = None) -> Any:
-        """`mean_block` of those of a rank, or of all."""
+        """Return `mean_block` over the blocks of a rank, or of all ranks."""
         return mean_block(values, self.regions, self.inner, self.total if rank is None else self.runs[rank])
 
 
@@ -100,53 +100,55 @@ def sum_of(values: Sequence[Any]) -> Any:
 
 
 def inner_regions(regions: Regions) -> range:
-    """The regions from the first block to the last; of a graph without blocks none, before its last region."""
+    """Return the regions from the first block to the last; without blocks, an empty range before the last region."""
     blocks = [i for i, region in enumerate(regions) if region.is_block]
     return range(blocks[0], blocks[-1] + 1) if blocks else range(len(regions) - 1, len(regions) - 1)
 
 
 def mean_block(values: ByRegion, regions: Regions, inner: range, runs: ByRegion) -> Any:
-    """Mean of a quantity of each region over the blocks, with what lies between them: the value itself for one kind, 0 for none."""
+    """Return the mean of a quantity over the blocks, with the regions between them: the value itself for one kind of block, 0 for none."""
     if len(inner) < 2:
         return values[inner.start] if inner else 0.0
     number = sum_of([runs[i] for i in inner if regions[i].is_block])
     return sum_of([runs[i] * values[i] for i in inner]) / np.maximum(number, 1.0)
 
 
-def beside(regions: Regions, region: int, step: int) -> int:
-    """Region that runs before this one in the steady state, forward (step -1) and backward (step 1): itself if it is repeated, its
-    neighbour if both alternate. Out of range if there is none."""
-    it, next_to = regions[region], region + step
-    turn = [i for i, other in enumerate(regions) if it.turn and other.turn == it.turn]
+def neighbour(regions: Regions, region: int, step: int) -> int:
+    """Return the region that runs before this one in steady state: forward (step -1) or backward (step 1).
+
+    It is the region itself if it is repeated, and its predecessor in the cycle if regions alternate. Out of range: there is none.
+    """
+    this, next_to = regions[region], region + step
+    turn = [i for i, other in enumerate(regions) if this.turn and other.turn == this.turn]
     if len(turn) > 1:
         return turn[(turn.index(region) + step) % len(turn)]
-    is_alone = it.count == 1 and 0 <= next_to < len(regions) and regions[next_to].is_block
-    return region if it.is_repeated and not is_alone else next_to
+    is_alone = this.count == 1 and 0 <= next_to < len(regions) and regions[next_to].is_block
+    return region if this.is_repeated and not is_alone else next_to
 
 
 @lru_cache(maxsize=4096)
 def stages_of(regions: Regions, stage_layers: tuple[int, ...], num_ranks: int) -> Stages:
-    """Stages of the blocks of each virtual stage, in model order: stage k lies on rank k % num_ranks."""
+    """Return the stages for the blocks of each virtual stage, in model order. Stage k runs on rank k % num_ranks."""
     return _stages(regions, runs_of_ranks(regions, stage_layers, num_ranks), stage_layers)
 
 
 @lru_cache(maxsize=4096)
 def stages_on_pools(regions: Regions, stage_layers: tuple[int, ...], pools: tuple[int, ...]) -> Stages:
-    """Stages whose ranks lie on chips of several kinds: pool `pools[i]` of each pipeline rank i.
+    """Return stages whose ranks run on chips of several kinds: pipeline rank i on pool `pools[i]`.
 
-    The regions of each run of ranks on one pool follow one another, so that a quantity of regions has other values on each pool and the
-    sums over ranks hold as they are.
+    Consecutive ranks on one pool have their own copy of the regions. A quantity of a region can then differ by pool, and the sums over
+    ranks stay valid.
     """
     copies = [0, *np.cumsum(np.diff(pools) != 0).tolist()]
     number, p = copies[-1] + 1, len(pools)
     every = tuple(replace(it, turn=f"{it.turn}/{copy}" if it.turn else "") for copy in range(number) for it in regions)
     nothing = (0.0,) * len(regions)
     runs = zip(runs_of_ranks(regions, stage_layers, p), copies, strict=True)
-    return _stages(every, [(*nothing * copy, *own, *nothing * (number - 1 - copy)) for own, copy in runs], stage_layers)
+    return _stages(every, [(*nothing * copy, *runs_of_rank, *nothing * (number - 1 - copy)) for runs_of_rank, copy in runs], stage_layers)
 
 
 def _stages(regions: Regions, per_rank: Sequence[tuple[float, ...]], stage_layers: tuple[int, ...]) -> Stages:
-    """Stages of pipeline ranks that run each region so often."""
+    """Return the stages of pipeline ranks, given how often each rank runs each region."""
     p = len(per_rank)
     blocks = [sum(stage_layers[rank::p]) for rank in range(p)]
     between = _largest(per_rank[1:-1]) or [(0.0,) * len(regions)]
@@ -161,60 +163,60 @@ def _stages(regions: Regions, per_rank: Sequence[tuple[float, ...]], stage_layer
 
 
 def _largest(ranks: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:
-    """Without those that run no region more often than another one."""
-    found: list[tuple[float, ...]] = []
+    """Return the ranks without those that run no region more often than another one."""
+    maximal: list[tuple[float, ...]] = []
     for rank in dict.fromkeys(ranks):
-        if not any(all(a >= b for a, b in zip(other, rank, strict=True)) for other in found):
-            found = [other for other in found if any(a > b for a, b in zip(other, rank, strict=True))] + [rank]
-    return found
+        if not any(all(a >= b for a, b in zip(other, rank, strict=True)) for other in maximal):
+            maximal = [other for other in maximal if any(a > b for a, b in zip(other, rank, strict=True))] + [rank]
+    return maximal
 
 
 def rank_runs(regions: Regions, stage_layers: Sequence[int], num_ranks: int, rank: int) -> tuple[float, ...]:
-    """How often that rank runs each region."""
+    """Return how often one rank runs each region."""
     return runs_of_ranks(regions, tuple(stage_layers), num_ranks)[rank]
 
 
 @lru_cache(maxsize=4096)
 def runs_of_ranks(regions: Regions, stage_layers: tuple[int, ...], num_ranks: int) -> tuple[tuple[float, ...], ...]:
-    """How often each rank runs each region."""
+    """Return how often each rank runs each region."""
     by_stage = _runs_of_stages(regions, stage_layers)
     return tuple(tuple(float(sum(runs)) for runs in zip(*by_stage[rank::num_ranks], strict=True)) for rank in range(num_ranks))
 
 
 def stage_order(regions: Regions, stage_layers: Sequence[int]) -> list[list[int]]:
-    """Regions that each virtual stage runs forward, one after another."""
+    """Return the regions of each virtual stage in forward order."""
     inner, order = inner_regions(regions), iter(_order(regions))
-    found = []
+    stage_regions = []
     for runs in _runs_of_stages(regions, stage_layers):
         before = [i for i in range(inner.start) if runs[i]]
         after = [i for i in range(inner.stop, len(regions)) if runs[i]]
-        found.append([*before, *islice(order, sum(runs[inner.start : inner.stop])), *after])
-    return found
+        stage_regions.append([*before, *islice(order, sum(runs[inner.start : inner.stop])), *after])
+    return stage_regions
 
 
 def _runs_of_stages(regions: Regions, stage_layers: Sequence[int]) -> list[list[int]]:
-    """[virtual stage][region]"""
+    """Return the number of runs as [virtual stage][region]."""
     inner = inner_regions(regions)
-    found = [[0] * len(regions) for _ in stage_layers]
+    stage_runs = [[0] * len(regions) for _ in stage_layers]
     for i in range(len(regions)):
         if i not in inner:
-            found[0 if i < inner.start else -1][i] = 1
+            stage_runs[0 if i < inner.start else -1][i] = 1
     if len(inner) == 1:
-        for runs, layers in zip(found, stage_layers, strict=True):
+        for runs, layers in zip(stage_runs, stage_layers, strict=True):
             runs[inner.start] = layers
-        return found
+        return stage_runs
     ends, done, stage = np.cumsum(stage_layers).tolist(), 0, 0
     for i in _order(regions):
-        # what is no block goes with the block after it
+        # a region that is not a block runs with the next block
         while stage < len(ends) - 1 and done >= ends[stage]:
             stage += 1
-        found[stage][i] += 1
+        stage_runs[stage][i] += 1
         done += int(regions[i].is_block)
-    return found
+    return stage_runs
 
 
 def _order(regions: Regions) -> list[int]:
-    """The inner regions as they run: those that take turns each as its share of the others has run."""
+    """Return the inner regions in execution order. Regions that alternate are interleaved in proportion to their counts."""
     inner = inner_regions(regions)
     begins: dict[str, int] = {}
     order = []
@@ -224,20 +226,20 @@ def _order(regions: Regions) -> list[int]:
     return [i for *_, i in sorted(order)]
 
 
-def stage_columns(found: Sequence[Stages]) -> Stages:
-    """Stages of several plans as one: arrays with a place for each of them."""
-    if len(found) == 1:
-        return found[0]
-    between = max(stages.num_ranks for stages in found) - 2
-    nothing = (0.0,) * len(found[0].regions)
-    ranks = [(stages.runs[0], *stages.runs[1:-1], *[nothing] * (between - stages.num_ranks + 2), stages.runs[-1]) for stages in found]
+def stage_columns(plans: Sequence[Stages]) -> Stages:
+    """Return the stages of several plans as one: arrays with one entry a plan."""
+    if len(plans) == 1:
+        return plans[0]
+    between = max(stages.num_ranks for stages in plans) - 2
+    nothing = (0.0,) * len(plans[0].regions)
+    ranks = [(stages.runs[0], *stages.runs[1:-1], *[nothing] * (between - stages.num_ranks + 2), stages.runs[-1]) for stages in plans]
     return Stages(
-        regions=found[0].regions,
-        inner=found[0].inner,
+        regions=plans[0].regions,
+        inner=plans[0].inner,
         runs=tuple(tuple(map(_column, zip(*rank, strict=True))) for rank in zip(*ranks, strict=True)),
-        total=tuple(map(_column, zip(*(stages.total for stages in found), strict=True))),
-        is_single=np.array([stages.is_single for stages in found]),
-        unequal=np.array([stages.unequal for stages in found]),
+        total=tuple(map(_column, zip(*(stages.total for stages in plans), strict=True))),
+        is_single=np.array([stages.is_single for stages in plans]),
+        unequal=np.array([stages.unequal for stages in plans]),
     )
 
 
@@ -249,12 +251,12 @@ def _column(values: tuple[float, ...]) -> Any:
 
 
 def stage_sums(values: ByRegion, stages: Stages) -> Ranks:
-    """A quantity of each region on each of the ranks that are told apart."""
+    """Return the sum of a quantity over the regions of each distinct rank."""
     return _added(values, stages.sums)
 
 
 def total_pass(values: ByRegion, stages: Stages) -> Any:
-    """A quantity of each region over all ranks."""
+    """Return the sum of a quantity over the regions of all ranks."""
     return _added(values, (stages.total_sum,))[0]
 
 
@@ -264,18 +266,18 @@ def _sum(runs: ByRegion) -> _Sum:
 
 
 def _added(values: ByRegion, sums: Sequence[_Sum]) -> Ranks:
-    found = []
+    rank_sums = []
     for terms in sums:
         total: Column | None = None
         for region, times in terms:
             more = values[region] if times is None else times * values[region]
             total = more if total is None else total + more
-        found.append(0.0 if total is None else total)
-    return tuple(found)
+        rank_sums.append(0.0 if total is None else total)
+    return tuple(rank_sums)
 
 
 def run_times(times: Column, value: Column) -> Any:
-    """A quantity of what runs so often; without a multiplication where it never does, or once."""
+    """Return `times * value`, without a multiplication for 0 and 1."""
     if isinstance(times, float) and times in (0.0, 1.0):
         return value if times else 0.0
     return times * value

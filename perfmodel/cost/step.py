@@ -1,7 +1,7 @@
-"""The time of one training step, assembled from microbatches, parameters and the pipeline.
+"""Time of one training step, assembled from micro-batches, parameters and the pipeline.
 
-Every function takes arrays of any shapes that broadcast: a single plan is an array of one, a search evaluates blocks with one
-dimension for each independent choice. The same code serves both, so their bits agree.
+Every function takes arrays of any shapes that broadcast. A single plan is an array of one; a search evaluates blocks with one
+dimension for each independent choice. The same code serves both, so the results agree to the bit.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from perfmodel.cost.pipeline import pipeline_time, send_delay
 from perfmodel.cost.program import PHASES, Program
 from perfmodel.cost.stages import Ranks, Stages, inner_regions, mean_block, plus, slowest_stage, stage_sums, sum_of, total_pass
 from perfmodel.foundation.columns import Column
+from perfmodel.foundation.dtypes import itemsize
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.parallel.algebra.sharding import TENSOR_AXES
@@ -40,20 +41,20 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bytes:
-    """Sizes of an element of each copy, for one precision policy, optimizer and profile. [byte]
+    """Bytes of an element of each copy, for one precision policy, optimizer and profile. [byte]
 
-    stored     the weights that stay; gathered: as operators read them; gradient: as accumulated; reduced: on the wire
-    produced   a gradient as backward makes it; whole_gradient, sharded_gradient: as they lie until the optimizer reads them
-    state      optimizer state and master copy of one element; step: traffic of one optimizer step for one element
-    optimizer_kernel   one that adds where the optimizer has no state, as that is a pass over weights and gradients
-    accumulate traffic of adding one microbatch's gradient to the accumulator, for one element
-    gradient_copy   whole gradients beside the accumulator
-    projection      of gradients, where they are
-    optimizer_copy  what a step of several kernels holds for itself
-    hosts_weights     weights lie in the host's memory, frozen ones too
-    frees_gradients   a gradient is gone as soon as its parameter is updated
-    passed, scaled  traffic once a step of passes over a whole gradient, and of those only over one that data axes reduce
-    hosted     of a step that the host does, what it moves in its own memory; carried: what travels between it and the chip
+    stored, gathered   weights as stored between steps, and as operators read them
+    gradient, reduced  gradients as accumulated, and as sent in a reduction
+    produced           gradients as backward outputs them; whole_gradient, sharded_gradient: as held until the optimizer step
+    gradient_copy      full gradients held in addition to the accumulator
+    state, step        optimizer state and master copy; memory traffic of one optimizer step
+    accumulate         memory traffic to add one micro-batch's gradient to the accumulator
+    optimizer_kernel   kernel class of the step; ADD without optimizer state, as the step then passes over weights and gradients only
+    optimizer_copy     temporary copy of an optimizer step that has several kernels
+    passed, scaled     traffic per step of passes over a full gradient; `scaled`: only over gradients that data axes reduce
+    frees_gradients    a gradient is freed as soon as its parameter is updated
+    hosts_weights      weights, frozen ones included, are stored in host memory
+    hosted, carried    optimizer step on the host: its host-memory traffic, and bytes between host and chip
     """
 
     stored: float
@@ -82,8 +83,7 @@ class Bytes:
 def element_bytes(
     policy: PrecisionPolicy, optimizer: Optimizer, profile: ExecutionProfile, projection: Projection = NO_PROJECTION
 ) -> Bytes:
-    from perfmodel.foundation.dtypes import itemsize
-
+    """Return the bytes of an element of each copy."""
     compute = itemsize(policy.compute)
     fp32 = 4.0
     gradient = fp32 if profile.state.accumulate_dtype == "fp32" or policy.master is policy.parameter else itemsize(policy.gradient)
@@ -95,7 +95,7 @@ def element_bytes(
     accumulates_apart = gradient > itemsize(policy.gradient)
     plain = optimizer.state_bytes(itemsize(policy.optimizer_state))
     held = plain * projection.state
-    # states of a paged optimizer are no memory of the allocator, and leave the chip where it is full
+    # paged optimizer states are not allocator memory; they are evicted from a full chip
     fewer = plain - (0.0 if optimizer.is_paged else held) - projection.matrix * itemsize(policy.gradient)
     # the update is written at full size and read again; each projection matrix is read for both products
     passes = 2 * (held - plain) + (2 * itemsize(policy.gradient) * (1 + projection.matrix) if projection.flops else 0.0)
@@ -113,7 +113,7 @@ def element_bytes(
         keeps_compute_copy=stores_master,
         gradient_copy=profile.state.gradient_copy_bytes,
         produced=itemsize(policy.gradient),
-        # where the master copy is what is stored, gradients arrive in its dtype, and wait in that of reduction
+        # if the master copy is the stored weight, gradients arrive in its dtype and are held in the reduction dtype
         whole_gradient=reduced if stores_master else gradient,
         sharded_gradient=master if stores_master else gradient,
         passed=profile.state.gradient_pass_bytes,
@@ -132,21 +132,18 @@ _NOTHING: Mapping[str, Any] = dict.fromkeys(
 
 
 def _on_host(sizes: Bytes, profile: ExecutionProfile, step: float) -> Bytes:
-    """Without what lies in the host's memory: the optimizer's state and gradients, weights.
-
-    step  traffic of the optimizer's step, which is the host's then
-    """
-    found, gone = sizes, _NOTHING
+    """Return the sizes without what is offloaded to host memory. step: traffic of the optimizer step, which then runs on the host."""
+    hosted = sizes
     if profile.state.offloads_optimizer:
-        found = replace(
-            found,
-            **gone,
+        hosted = replace(
+            hosted,
+            **_NOTHING,
             stored=min(sizes.stored, sizes.gathered),
             keeps_compute_copy=False,
             hosted=step,
             carried=hosted_bytes(sizes.produced, sizes.gathered),
         )
-    return replace(found, stored=0.0, keeps_compute_copy=False, hosts_weights=True) if profile.state.offloads_parameters else found
+    return replace(hosted, stored=0.0, keeps_compute_copy=False, hosts_weights=True) if profile.state.offloads_parameters else hosted
 
 
 # --- time -------------------------------------------------------------------------------------------------------
@@ -154,11 +151,11 @@ def _on_host(sizes: Bytes, profile: ExecutionProfile, step: float) -> Bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionTimes:
-    """Seconds of one microbatch by region, of a block once: forward and backward, recomputation in backward.
+    """Time of one micro-batch by region, a block counted once: forward, and backward with recomputation. [s]
 
-    free_forward, free_backward   the same without the time in which its own collectives hold the links between nodes: what collectives of
-                                  parameters can hide under, which want those links too; empty where none do
-    ends   how much longer both passes take alone than beside another microbatch's; empty where none run beside each other
+    free_forward, free_backward   the same, less the time in which the region's own collectives occupy inter-node links. Parameter
+                                  collectives need these links and overlap only with the rest. Empty if no collective occupies them.
+    ends   extra time of both passes without a concurrent micro-batch; empty if the schedule pairs none
     """
 
     forward: tuple[Any, ...]
@@ -168,27 +165,27 @@ class RegionTimes:
     ends: tuple[Any, ...] = ()
 
     @property
-    def under_forward(self) -> tuple[Any, ...]:
-        """Compute that collectives of parameters can overlap."""
+    def window_forward(self) -> tuple[Any, ...]:
+        """Window of each forward pass in which parameter collectives overlap with compute."""
         return self.free_forward or self.forward
 
     @property
-    def under_backward(self) -> tuple[Any, ...]:
+    def window_backward(self) -> tuple[Any, ...]:
         return self.free_backward or self.backward
 
-    def as_made(self, each: Callable[[Any], Any]) -> RegionTimes:
-        """With each column as `each` makes it."""
+    def map_columns(self, function: Callable[[Any], Any]) -> RegionTimes:
+        """Return a copy with `function` applied to each column."""
         return RegionTimes(
-            forward=tuple(each(x) for x in self.forward),
-            backward=tuple(each(x) for x in self.backward),
-            free_forward=tuple(each(x) for x in self.free_forward),
-            free_backward=tuple(each(x) for x in self.free_backward),
-            ends=tuple(each(x) for x in self.ends),
+            forward=tuple(function(x) for x in self.forward),
+            backward=tuple(function(x) for x in self.backward),
+            free_forward=tuple(function(x) for x in self.free_forward),
+            free_backward=tuple(function(x) for x in self.free_backward),
+            ends=tuple(function(x) for x in self.ends),
         )
 
 
-def exposed_communication(profile: ExecutionProfile, name: str) -> float:
-    """Share of a class of communication that does not hide under compute."""
+def exposed_fraction(profile: ExecutionProfile, name: str) -> float:
+    """Return the share of a communication class that does not overlap with compute. [-]"""
     match name:
         case "tensor_parallel":
             return 1.0 - profile.timing.tp_overlap_fraction
@@ -199,32 +196,32 @@ def exposed_communication(profile: ExecutionProfile, name: str) -> float:
     return 1.0
 
 
-def shown_communication(micro: MicrobatchCost, profile: ExecutionProfile, segment: int, which: int) -> Any:
-    """A segment's time of the `which`-th class of communication as far as attention does not hide it. [s]
+def communication_time(micro: MicrobatchCost, profile: ExecutionProfile, segment: int, which: int) -> Any:
+    """Return the time of the `which`-th communication class of a segment, less the overlap with attention. [s]
 
-    Keys and values that pass from rank to rank travel beside the products of the block before: what sticks out is max(s - a, 0).
+    Ring attention sends keys and values during the products of the previous block: max(s - a, 0) stays exposed.
     """
     sent = micro.communication[segment * len(COMM) + which]
     if profile.communication.context_form not in RINGS or COMM[which] != "context_parallel":
         return sent
     region, phase = divmod(segment, len(PHASES))
     first, backward = region * len(PHASES), PHASES.index("backward")
-    beside = micro.attention[segment] if phase == backward else sum(micro.attention[first + i] for i in range(len(PHASES)) if i != backward)
-    return np.maximum(sent - beside, 0.0)
+    hidden = micro.attention[segment] if phase == backward else sum(micro.attention[first + i] for i in range(len(PHASES)) if i != backward)
+    return np.maximum(sent - hidden, 0.0)
 
 
 def phase_times(micro: MicrobatchCost, profile: ExecutionProfile, region: int) -> dict[str, Any]:
-    """Work and exposed communication of each phase of a region; re-gathers apart."""
+    """Return compute and exposed communication of each phase of a region; `regather` is separate. [s]"""
     times: dict[str, Any] = {}
     for i, phase in enumerate(PHASES):
         segment = region * len(PHASES) + i
         total = (micro.matmul[segment] + micro.attention[segment]) + micro.streaming[segment]
         for j, name in enumerate(COMM):
             if name != "regather":
-                total = total + shown_communication(micro, profile, segment, j) * exposed_communication(profile, name)
+                total = total + communication_time(micro, profile, segment, j) * exposed_fraction(profile, name)
         times[phase] = total
     regather = (region * len(PHASES) + PHASES.index("backward")) * len(COMM) + COMM.index("regather")
-    times["regather"] = micro.communication[regather] * exposed_communication(profile, "regather")
+    times["regather"] = micro.communication[regather] * exposed_fraction(profile, "regather")
     return times
 
 
@@ -238,64 +235,63 @@ def recomputed_phases(recompute: Recompute, profile: ExecutionProfile) -> tuple[
             return ("core", "rest") if profile.activations.recompute_stops_early else ("core", "rest", "tail")
 
 
-def passes_of(phase: Mapping[str, Any], it: Region, profile: ExecutionProfile, recompute: Recompute) -> tuple[Any, Any]:
-    """Forward and backward of a region, of a quantity of each phase and of what is gathered again (`regather`); with what is recomputed, in
-    blocks, in backward."""
+def passes_of(phase: Mapping[str, Any], graph_region: Region, profile: ExecutionProfile, recompute: Recompute) -> tuple[Any, Any]:
+    """Return forward and backward sums of a quantity given by phase, recomputation in backward. `regather`: repeated all-gathers."""
     forward, backward = (phase["core"] + phase["rest"]) + phase["tail"], phase["backward"]
-    if not it.is_block or recompute is not Recompute.FULL:  # full recomputation gathers its inputs anyway
+    if not graph_region.is_block or recompute is not Recompute.FULL:  # full recomputation repeats these all-gathers anyway
         backward = backward + phase["regather"]
-    if it.is_block:
+    if graph_region.is_block:
         for name in recomputed_phases(recompute, profile):
             backward = backward + phase[name]
     return forward, backward
 
 
 def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Array) -> RegionTimes:
-    """Forward and backward of each region, with what is recomputed in blocks, and the host's floor under both, and no less than what is
-    carried to the host's memory and back takes."""
+    """Return forward and backward times of each region. Host launches and host-memory transfers are lower bounds."""
     forward, backward = [], []
-    alone: tuple[list[Any], list[Any]] = ([], [])
-    for region, it in enumerate(micro.program.regions):
-        f, b = passes_of(phase_times(micro, profile, region), it, profile, recompute)
+    unpaired: tuple[list[Any], list[Any]] = ([], [])
+    for region, graph_region in enumerate(micro.program.regions):
+        f, b = passes_of(phase_times(micro, profile, region), graph_region, profile, recompute)
         if profile.communication.hides_exchanges:
-            own = _alone_with_exchanges(micro, profile, recompute, region, f, b) if it.is_block else (f, b)
-            for passes, each in zip(alone, own, strict=True):
-                passes.append(each)
-        if profile.communication.hides_exchanges and it.is_block:
+            pair = _alone_with_exchanges(micro, profile, recompute, region, f, b) if graph_region.is_block else (f, b)
+            for passes, pass_time in zip(unpaired, pair, strict=True):
+                passes.append(pass_time)
+        if profile.communication.hides_exchanges and graph_region.is_block:
             f, b = _between_exchanges(micro, profile, recompute, region, f, b)
-        elif micro.beside is not None and it.is_block:
-            hidden = hidden_exchanges(micro, profile, recompute, region)
+        elif micro.concurrent is not None and graph_region.is_block:
+            hidden = overlapped_exchange_time(micro, profile, recompute, region)
             f, b = f - hidden[0], b - hidden[1]
         forward.append(f)
         backward.append(b)
     if profile.has_host_floor:
         host = [host_times(micro, profile, recompute, tp, region) for region in range(len(forward))]
         waits = [wait_times(micro, profile, recompute, region) for region in range(len(forward))]
-        of_pass = [([each[i] for each in host], [each[i] for each in waits]) for i in range(2)]
-        forward, backward = (_with_host(micro, times, *of_pass[i]) for i, times in enumerate((forward, backward)))
+        of_pass = [([passes[i] for passes in host], [passes[i] for passes in waits]) for i in range(2)]
+        forward, backward = (_with_host_time(micro, times, *of_pass[i]) for i, times in enumerate((forward, backward)))
         if profile.communication.hides_exchanges:
-            alone = (_with_host(micro, alone[0], *of_pass[0]), _with_host(micro, alone[1], *of_pass[1]))
+            unpaired = (_with_host_time(micro, unpaired[0], *of_pass[0]), _with_host_time(micro, unpaired[1], *of_pass[1]))
     carried = [carried_bytes(micro, profile, recompute, region) for region in range(len(forward))]
-    forward, backward = (_no_less_than(times, carried, micro.host_bandwidth) for times in (forward, backward))
+    forward, backward = (_at_least_transfers(times, carried, micro.host_bandwidth) for times in (forward, backward))
     ends: tuple[Any, ...] = ()
     if profile.communication.hides_exchanges:
-        ends = tuple(np.maximum(sum(own) - (f + b), 0.0) for own, f, b in zip(zip(*alone, strict=True), forward, backward, strict=True))
+        ends = tuple(np.maximum(sum(t) - (f + b), 0.0) for t, f, b in zip(zip(*unpaired, strict=True), forward, backward, strict=True))
     times = RegionTimes(forward=tuple(forward), backward=tuple(backward), ends=ends)
-    return times if micro.between_nodes is None else _without_links(times, micro, micro.between_nodes, profile, recompute)
+    return times if micro.between_nodes is None else _free_times(times, micro, micro.between_nodes, profile, recompute)
 
 
-def _no_less_than(times: list[Any], carried: Sequence[Any], bandwidth: float) -> list[Any]:
-    """Passes that take as long as what they carry to the host's memory, or from there; None: they carry nothing."""
+def _at_least_transfers(times: list[Any], carried: Sequence[Any], bandwidth: float) -> list[Any]:
+    """Return pass times with their host-memory transfers as lower bounds; None: the pass transfers nothing."""
     return [time if num_bytes is None else np.maximum(time, num_bytes / bandwidth) for time, num_bytes in zip(times, carried, strict=True)]
 
 
 TRANSFER_UNITS = 20.0 / 132.0
-"""Share of a chip's compute units that move what is exchanged, while another microbatch computes on the others: 20 of 132 on H800
-(DeepSeek-V3, arXiv 2412.19437, section 3.2.2; DeepEP's normal kernels)."""
+"""Share of a chip's compute units that a transfer occupies while another micro-batch computes on the others: 20 of 132 on H800
+(DeepSeek-V3, arXiv 2412.19437, section 3.2.2; DeepEP's normal kernels).
+"""
 
 
 def exchanged_passes(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> tuple[Any, Any]:
-    """Exchange time of a region in a forward and a backward pass. [s]"""
+    """Return the exchange time of a region in a forward and a backward pass. [s]"""
     segments = {phase: (region * len(PHASES) + i) * len(COMM) + COMM.index(EXCHANGED) for i, phase in enumerate(PHASES)}
     sent = {phase: micro.communication[segment] for phase, segment in segments.items()}
     return passes_of(sent | {"regather": 0.0}, micro.program.regions[region], profile, recompute)
@@ -304,18 +300,19 @@ def exchanged_passes(micro: MicrobatchCost, profile: ExecutionProfile, recompute
 def _between_exchanges(
     micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int, f: Column, b: Column
 ) -> tuple[Any, Any]:
-    """Passes of a block where one microbatch's forward pass runs beside another's backward pass, each computing while the other sends. [s]
+    """Return pass times of a block whose forward pass runs with another micro-batch's backward pass. [s]
 
-    max(f + u s_b, s_b) and max(b + u s_f, s_f); with delayed weight gradients max(f + b + u s, s), shared out as these two are
+        max(f + u s_b, s_b) and max(b + u s_f, s_f)
+        with delayed weight gradients: max(f + b + u s, s), divided in the ratio of these two
 
-    s  what is sent in both passes, s_f + s_b    u  share of the compute units that the transfer takes while it lasts
+        s  exchange time of both passes, s_f + s_b    u  share of the compute units that a transfer occupies
 
-    What backward sends travels beside the forward pass, and the other way round. Weight gradients that are apart fill either: the next
-    transfer waits for the gradient of its rows alone.
+    The exchange of backward overlaps with the forward pass and vice versa. Delayed weight gradients overlap with either exchange, because
+    the next transfer needs only the gradient of its rows.
 
-    Source: Megatron-Core, `models/common/model_chunk_schedule_plan.py` (`TransformerLayerSchedulePlan.run`: combine backward beside
-    attention forward, dispatch forward then backward beside the experts' backward, weight gradients and forward, combine forward beside
-    attention backward); DeepSeek-V3 (arXiv 2412.19437), section 3.2.1, backward for inputs and for weights apart.
+    Source: Megatron-Core, `models/common/model_chunk_schedule_plan.py` (`TransformerLayerSchedulePlan.run`: combine backward with
+    attention forward, dispatch forward then backward with the experts' backward, weight gradients and forward, combine forward with
+    attention backward); DeepSeek-V3 (arXiv 2412.19437), section 3.2.1, separate backward for inputs and for weights.
     """
     sent_f, sent_b = exchanged_passes(micro, profile, recompute, region)
     forward, backward = np.maximum(f + TRANSFER_UNITS * sent_b, sent_b), np.maximum(b + TRANSFER_UNITS * sent_f, sent_f)
@@ -323,19 +320,21 @@ def _between_exchanges(
         return forward, backward
     sent = sent_f + sent_b
     factor = np.maximum((f + b) + TRANSFER_UNITS * sent, sent) / np.maximum(forward + backward, _LEAST)
-    factor = np.minimum(factor, 1.0)  # where nothing sticks out it is one but for rounding
+    factor = np.minimum(factor, 1.0)  # without exposed exchanges the factor is 1 up to rounding
     return forward * factor, backward * factor
 
 
 def _alone_with_exchanges(
     micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int, f: Column, b: Column
 ) -> tuple[Any, Any]:
-    """Passes of a block beside which no other microbatch's runs: f + s_f and b + s_b - h. [s]
+    """Return pass times of a block without a concurrent micro-batch: f + s_f and b + s_b - h. [s]
 
-    h = (1 - u) sum over both exchanges of min(w, s_b / 2): of delayed weight gradients those of experts run beside what dispatch sends
-    back, the others beside what the combine of the layer before does; 0 where none is delayed.   w  their time
+        h = (1 - u) sum over both exchanges of min(w, s_b / 2)    w  time of the weight gradients
 
-    Source: as `_beside_exchanges`, where one of the layers is None.
+    Delayed weight gradients of experts overlap with the backward of dispatch. The others overlap with the backward of the previous
+    layer's combine. h is 0 if none is delayed.
+
+    Source: as `_between_exchanges`, where one of the layers is None.
     """
     sent_f, sent_b = exchanged_passes(micro, profile, recompute, region)
     if micro.weight_gradients is None:
@@ -347,72 +346,71 @@ def _alone_with_exchanges(
 
 
 def ends_time(regions: RegionTimes, stages: Stages) -> Any:
-    """Extra time of the first microbatch's forward passes and the last one's backward passes. The schedule counts each pass as overlapped
-    by another one, but no stage overlaps these. [s]
+    """Return the extra time of the first forward and the last backward passes: the schedule counts them as overlapped, they are not. [s]
 
     1f1b: F + B of these two, (m - 1) pairs between. Interleaved, on the last rank: w = (v - 1) p + 1 chunks forward alone, m v - w pairs, w
-    chunks back alone, and p - 1 chunks each way until it has its first and after its last: (p - 1 + w) / v = p whole passes as well.
+    chunks backward alone, and p - 1 chunks each way before its first and after its last: (p - 1 + w) / v = p full passes as well.
 
-    Source: Megatron-Core overlaps in the 1f1b phase alone (`overlap_moe_expert_parallel_comm`); the sum is `pipeline_time`'s.
+    Source: Megatron-Core overlaps only in the 1f1b phase (`overlap_moe_expert_parallel_comm`); the sum is `pipeline_time`'s.
     """
     return total_pass(regions.ends, stages) if regions.ends else 0.0
 
 
-def hidden_exchanges(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> tuple[Any, Any]:
-    """Overlapped time of exchanges, forward and backward, with independent work of the same microbatch: the shorter of both, less the
-    slow-down of that work by the compute units of the transfer. [s]"""
-    assert micro.beside is not None
-    work = {phase: micro.beside[region * len(PHASES) + i] for i, phase in enumerate(PHASES)}
+def overlapped_exchange_time(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> tuple[Any, Any]:
+    """Return the overlap of exchanges with independent work of the same micro-batch, less the slow-down of that work. [s]"""
+    assert micro.concurrent is not None
+    work = {phase: micro.concurrent[region * len(PHASES) + i] for i, phase in enumerate(PHASES)}
     passes = passes_of(work | {"regather": 0.0}, micro.program.regions[region], profile, recompute)
     sent = exchanged_passes(micro, profile, recompute, region)
     forward, backward = ((1.0 - TRANSFER_UNITS) * np.minimum(w, s) for w, s in zip(passes, sent, strict=True))
     return forward, backward
 
 
-def shown_exchanges(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> Any:
-    """How much longer passes of a block take for what is exchanged beside them. [s]"""
+def exposed_exchange_time(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> Any:
+    """Return the time that exchanges add to the passes of a block, with the overlap of another micro-batch. [s]"""
     f, b = passes_of(phase_times(micro, profile, region), micro.program.regions[region], profile, recompute)
     return sum(_between_exchanges(micro, profile, recompute, region, f, b)) - (f + b)
 
 
-def _without_links(times: RegionTimes, micro: MicrobatchCost, held: Array, profile: ExecutionProfile, recompute: Recompute) -> RegionTimes:
-    """With the time that is left where collectives of operators, hidden or not, have held the links between nodes."""
+def _free_times(times: RegionTimes, micro: MicrobatchCost, held: Array, profile: ExecutionProfile, recompute: Recompute) -> RegionTimes:
+    """Return the times with `free_forward` and `free_backward`. held: time in which collectives occupy inter-node links. [s]"""
     forward, backward = [], []
-    for region, it in enumerate(micro.program.regions):
+    for region, graph_region in enumerate(micro.program.regions):
 
         def on_links(phase: str, name: str, region: int = region) -> Any:
             return held[(region * len(PHASES) + PHASES.index(phase)) * len(COMM) + COMM.index(name)]
 
         by_phase = {phase: sum(on_links(phase, name) for name in COMM if name != "regather") for phase in PHASES}
-        f, b = passes_of(by_phase | {"regather": on_links("backward", "regather")}, it, profile, recompute)
+        f, b = passes_of(by_phase | {"regather": on_links("backward", "regather")}, graph_region, profile, recompute)
         forward.append(np.maximum(times.forward[region] - f, 0.0))
         backward.append(np.maximum(times.backward[region] - b, 0.0))
     return replace(times, free_forward=tuple(forward), free_backward=tuple(backward))
 
 
-def _with_host(micro: MicrobatchCost, device: list[Any], host: list[Any], waits: list[Any]) -> list[Any]:
-    """A pass of each region with the host's time, and with what the chip waits for it. Several kinds of blocks have one floor together, as
-    the host runs ahead from one to the next: into which of them a graph is divided makes no difference."""
+def _with_host_time(micro: MicrobatchCost, device: list[Any], host: list[Any], waits: list[Any]) -> list[Any]:
+    """Return the pass time of each region with the host's launch time, and with the chip's waits for the host.
+
+    Blocks of all kinds share one factor, as the host runs ahead from one to the next: how a graph divides them does not matter.
+    """
     if micro.host_is_chip:
         return [d + h for d, h in zip(device, host, strict=True)]
     regions, inner = micro.program.regions, inner_regions(micro.program.regions)
     factors = [host_factor(d, h) for d, h in zip(device, host, strict=True)]
     if len(inner) > 1:
-        together = (sum_of([regions[i].count * each[i] for i in inner]) for each in (device, host))
+        together = (sum_of([regions[i].count * times[i] for i in inner]) for times in (device, host))
         factors[inner.start : inner.stop] = [host_factor(*together)] * len(inner)
     return [d * factor + wait for d, factor, wait in zip(device, factors, waits, strict=True)]
 
 
 FORWARD_SHARE = 1.0 / 3.0
-"""Share of a layer's time across nodes that its forward pass waits: backward computes two gradients for each product."""
+"""Share of a layer's inter-node host time in its forward pass: backward computes two gradients for each product."""
 
 
 def host_factor(device: Array, host: Column) -> Any:
-    """How many times longer a pass of a microbatch takes since it never takes less than the host needs to launch it:
-    (d^8 + h^8)^(1/8) / d. [-]
+    """Return the factor by which host launches lengthen a pass of a micro-batch: (d^8 + h^8)^(1/8) / d. [-]
 
-    A maximum, smooth where the two are alike. Each pass has its own, so that a quicker backward pass never leaves less of the forward one,
-    nor the other way round, and with it less to hide communication under.
+    This is a smooth maximum of device time d and host time h. Each pass has its own factor: a faster backward pass never shortens the
+    forward pass, nor its window for overlapped communication, and vice versa.
     """
     ratio = host / np.maximum(device, _LEAST)
     square = ratio * ratio
@@ -421,41 +419,41 @@ def host_factor(device: Array, host: Column) -> Any:
 
 
 _LEAST = 1e-15
-"""[s] What a region without work takes, where something is divided by it."""
+"""Smallest divisor, for regions without work. [s]"""
 
 
 def phase_launches(micro: MicrobatchCost, region: int) -> dict[str, Any]:
-    """Kernels and collectives of each phase of a region; re-gathers apart."""
-    found: dict[str, Any] = {}
+    """Return the kernels and collectives of each phase of a region; `regather` is separate."""
+    launches: dict[str, Any] = {}
     for i, phase in enumerate(PHASES):
         segment = region * len(PHASES) + i
         total = micro.launches[segment]
         for j, name in enumerate(COMM):
             if name != "regather":
                 total = total + micro.collectives[segment * len(COMM) + j]
-        found[phase] = total
-    found["regather"] = micro.collectives[(region * len(PHASES) + PHASES.index("backward")) * len(COMM) + COMM.index("regather")]
-    return found
+        launches[phase] = total
+    launches["regather"] = micro.collectives[(region * len(PHASES) + PHASES.index("backward")) * len(COMM) + COMM.index("regather")]
+    return launches
 
 
 def host_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Column, region: int) -> tuple[Any, Any]:
-    """Host time to launch a region forward, and backward with recomputation. [s]"""
-    it, launches = micro.program.regions[region], phase_launches(micro, region)
+    """Return the host time to launch a region's forward pass, and its backward pass with recomputation. [s]"""
+    graph_region, launches = micro.program.regions[region], phase_launches(micro, region)
     launches |= {name: FORWARD * launches[name] for name in ("core", "rest", "tail")}
-    forward, backward = passes_of(launches, it, profile, recompute)
+    forward, backward = passes_of(launches, graph_region, profile, recompute)
     f, b = profile.timing.host_launch_time * forward, profile.timing.host_launch_time * backward
-    if profile.timing.host_layer_time_per_tp_across_nodes > 0 and it.is_block:
-        across = it.host_layers * profile.timing.host_layer_time_per_tp_across_nodes * micro.crosses_nodes * tp
-        again = FORWARD_SHARE if recompute is Recompute.FULL else 0.0
-        f, b = f + FORWARD_SHARE * across, b + (1.0 - FORWARD_SHARE + again) * across
+    if profile.timing.host_layer_time_per_tp_across_nodes > 0 and graph_region.is_block:
+        across = graph_region.host_layers * profile.timing.host_layer_time_per_tp_across_nodes * micro.crosses_nodes * tp
+        recomputed = FORWARD_SHARE if recompute is Recompute.FULL else 0.0
+        f, b = f + FORWARD_SHARE * across, b + (1.0 - FORWARD_SHARE + recomputed) * across
     return f, b
 
 
 def wait_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> tuple[Any, Any]:
-    """How long the chip waits for the host in the passes of a region: where sizes of an exchange are counted on chips, the host reads them
-    before it launches the exchange, and until it has, nothing is left for the chip to do. [s]
+    """Return the time that the chip waits for the host in the passes of a region. [s]
 
-    One launch of a forward pass for each; again where the pass is recomputed. The copy itself is not counted.
+    If the sizes of an exchange are counted on chips, the host reads them before it launches the exchange. Until then the chip has no
+    queued work. Each wait costs one launch of a forward pass, again if the pass is recomputed. The copy itself is not counted.
 
     Source: Megatron-Core, `moe/token_dispatcher.py` (`MoEAlltoAllTokenDispatcher`: counts to the host before the all-to-all); torchtitan's
     `generate_permute_indices` and DeepEP's normal mode likewise.
@@ -464,12 +462,12 @@ def wait_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Reco
         return 0.0, 0.0
     counts = {phase: micro.waits[(region * len(PHASES) + i) * len(COMM) + COMM.index(EXCHANGED)] for i, phase in enumerate(PHASES)}
     passes = passes_of(counts | {"regather": 0.0}, micro.program.regions[region], profile, recompute)
-    forward, backward = (FORWARD * profile.timing.host_launch_time * each for each in passes)
+    forward, backward = (FORWARD * profile.timing.host_launch_time * count for count in passes)
     return forward, backward
 
 
 def run_ahead_fraction(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Column) -> Any:
-    """How full the host keeps the launch queue: d / (d + h) of a block's device and host time; 0 without blocks. [-]"""
+    """Return the fill of the launch queue: d / (d + h) of a block's device and host time; 0 without blocks. [-]"""
     regions = micro.program.regions
     inner = inner_regions(regions)
     if not inner:
@@ -479,15 +477,15 @@ def run_ahead_fraction(micro: MicrobatchCost, profile: ExecutionProfile, recompu
         phase = phase_times(micro, profile, region)
         return ((phase["core"] + phase["rest"]) + phase["tail"]) + phase["backward"]
 
-    each = tuple(device_time(i) if region.is_block else 0.0 for i, region in enumerate(regions))
+    times = tuple(device_time(i) if region.is_block else 0.0 for i, region in enumerate(regions))
     counts = tuple(region.count for region in regions)
-    device = mean_block(each, regions, inner, counts)
+    device = mean_block(times, regions, inner, counts)
     launching = [host_times(micro, profile, recompute, tp, i) if region.is_block else (0.0, 0.0) for i, region in enumerate(regions)]
     return device / (device + mean_block(tuple(f + b for f, b in launching), regions, inner, counts))
 
 
 def pace(values: Ranks, total: Column, num_ranks: Column, weight: float) -> Any:
-    """Pace of a steady pipeline: the slowest stage, or a mean drawn towards it (profile.uneven_stage_weight)."""
+    """Return the steady-state time per micro-batch: the slowest stage, or a mean weighted towards it (profile.uneven_stage_weight)."""
     slowest = slowest_stage(values)
     if weight == 1.0:
         return slowest
@@ -496,7 +494,7 @@ def pace(values: Ranks, total: Column, num_ranks: Column, weight: float) -> Any:
 
 
 def beat_of(regions: RegionTimes, stages: Stages, *, schedule: PipelineSchedule, num_ranks: Column, profile: ExecutionProfile) -> Any:
-    """Time that each further microbatch adds to a full pipeline: the pace of forward and backward, with gpipe of each by itself. [s]"""
+    """Return the time that each further micro-batch adds to a full pipeline; gpipe paces forward and backward separately. [s]"""
     f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
     totals = total_pass(regions.forward, stages), total_pass(regions.backward, stages)
     return beat_with(f, b, totals, schedule, num_ranks, profile.timing.uneven_stage_weight)
@@ -509,10 +507,10 @@ def beat_with(f: Ranks, b: Ranks, totals: tuple[Any, Any], schedule: PipelineSch
 
 
 def hop_time(boundary: Column, tp: Column, profile: ExecutionProfile, machine: Machine, grid: LayoutGrid, *, is_scattered: bool) -> Any:
-    """One send of a microbatch's boundary tensor to the next pipeline rank, the mean over the pairs of ranks. [s]
+    """Return the time to send a micro-batch's boundary tensor to the next pipeline rank, averaged over the pairs of ranks. [s]
 
-    The host spends `pipeline_send` on it: the schedule's own bookkeeping, of one pass of one microbatch through one stage.
-    A tensor of which tp ranks hold equal copies is sent in tp parts and gathered (Megatron's scatter-gather), if the profile does so.
+    The host spends `pipeline_send` on the schedule's bookkeeping of one pass of one micro-batch through one stage.
+    If tp ranks hold equal copies, the profile may send the tensor in tp parts and gather it (Megatron's scatter-gather).
     """
     ranks = grid.degree["pp"]
     runtime = np.minimum(ranks - 1.0, 1.0) * machine.host_times.get("pipeline_send", 0.0)
@@ -536,7 +534,7 @@ def pipeline_step_time(
     hop: Column,
     profile: ExecutionProfile,
 ) -> Any:
-    """All microbatches through the pipeline, with the sends that do not hide. [s]"""
+    """Return the time of all micro-batches through the pipeline, with exposed sends. [s]"""
     f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
     total_f, total_b = total_pass(regions.forward, stages), total_pass(regions.backward, stages)
     weight = profile.timing.uneven_stage_weight
@@ -575,9 +573,9 @@ def exposed_sends(
     virtual_stages: Column,
     profile: ExecutionProfile,
 ) -> Any:
-    """Time that sends add to the pipeline: the exposed part if they overlap compute; else each of them, and fill and drain. [s]
+    """Return the time that sends add to the pipeline: the exposed part if they overlap with compute, else every send, fill and drain. [s]
 
-    chunk  what each further microbatch takes of one virtual stage   [s]
+    chunk  time of a further micro-batch on one virtual stage   [s]
     """
     if profile.communication.pp_overlap:
         return send_delay(
@@ -589,8 +587,10 @@ def exposed_sends(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterTerms:
-    """Columns of one ZeRO stage: seconds by region of each event, and elements held of what is trained; `frozen`: of the rest, None where
-    there is none; `casts`: None where no weight is cast. From `ParameterCost`, reshaped to broadcast."""
+    """Columns of one ZeRO stage, from `ParameterCost`, reshaped to broadcast: times of events and trained elements, by region.
+
+    frozen, casts   frozen parameters and casts of weights; None: there are none
+    """
 
     gather_forward: dict[str, tuple[Any, ...]]
     gather_backward: dict[str, tuple[Any, ...]]
@@ -601,7 +601,7 @@ class ParameterTerms:
     shard: tuple[Any, ...]
     padded: tuple[Any, ...]
     summed: tuple[Any, ...]
-    """Empty where no gradient is summed by itself."""
+    """Elements of the largest separately summed gradient, by region; empty if there is none."""
     is_reduced: Column
     tied: tuple[Any, Any]
     zero: int
@@ -635,26 +635,26 @@ def parameter_terms(program: ParameterProgram, cost: ParameterCost) -> Parameter
 
 
 def held_elements(terms: ParameterTerms, stages: Stages, *, sharded: bool) -> Ranks:
-    """Elements on each of the ranks that are told apart."""
+    """Return the trained elements on each distinct rank."""
     first, *between, last = stage_sums(terms.shard if sharded else terms.full, stages)
     twice = stages.is_single * terms.tied[int(sharded)]
     return first - twice, *between, last - twice
 
 
 def frozen_bytes(frozen: FrozenBytes, stages: Stages, *, sharded: bool) -> Ranks:
-    """Bytes of weights that are not trained on each of the ranks that are told apart."""
+    """Return the bytes of frozen weights on each distinct rank."""
     first, *between, last = stage_sums(frozen.shard if sharded else frozen.full, stages)
     twice = stages.is_single * frozen.tied[int(sharded)]
     return first - twice, *between, last - twice
 
 
 def optimizer_time(terms: ParameterTerms, stages: Stages, sizes: Bytes, machine: Machine) -> Any:
-    """The optimizer streams over its state once: the fullest rank. [s]"""
+    """Return the time of the optimizer step: one pass over the optimizer state of the fullest rank. [s]"""
     return update_time(slowest_stage(held_elements(terms, stages, sharded=terms.zero >= 1)), sizes, machine)
 
 
 def update_time(elements: Column, sizes: Bytes, machine: Machine) -> Any:
-    """The optimizer's step of so many elements: the chip's, or the host's with what travels there and back. [s]"""
+    """Return the time of an optimizer step over `elements`: on the chip, or on the host with its transfers. [s]"""
     if sizes.hosted:
         return elements * (sizes.hosted / machine.host_memory_bandwidth + sizes.carried / machine.host_bandwidth)
     low = sizes.projection
@@ -663,9 +663,9 @@ def update_time(elements: Column, sizes: Bytes, machine: Machine) -> Any:
 
 
 def tied_time(program: Program, terms: ParameterTerms, sizes: Bytes, machine: Machine, grid: LayoutGrid) -> Any:
-    """The gradient of a matrix that the first and the last stage share: all-reduced over the two, once a step (R18). [s]
+    """Return the time to all-reduce the gradient of a tied matrix over the first and the last stage, once a step (R18). [s]
 
-    With one stage the group has one member. Where gradients lie sharded, so does the reduction.
+    With one stage the group has one member. Sharded gradients are reduced as shards.
     """
     if not any(len(p.regions) > 1 and not p.is_frozen for p in program.parameters):
         return 0.0
@@ -676,7 +676,7 @@ def tied_time(program: Program, terms: ParameterTerms, sizes: Bytes, machine: Ma
 
 
 def accumulation_time(terms: ParameterTerms, stages: Stages, sizes: Bytes, machine: Machine, *, num_microbatches: Column) -> Any:
-    """Adding each microbatch's weight gradients to the accumulator. The first needs no adding where the dtypes agree. [s]"""
+    """Return the time to add each micro-batch's weight gradients to the accumulator. If the dtypes agree, the first is not added. [s]"""
     return adding_time(
         slowest_stage(held_elements(terms, stages, sharded=False)),
         sizes,
@@ -688,10 +688,10 @@ def accumulation_time(terms: ParameterTerms, stages: Stages, sizes: Bytes, machi
 
 
 def cast_time(terms: ParameterTerms, stages: Stages) -> Any:
-    """Casts of weights to fewer bits once a step. [s]
+    """Return the time of weight casts to fewer bits, once a step. [s]
 
-    Each stage casts its weights when the first microbatch gets there, and no later stage may begin before: the casts of all stages are
-    on the way of that microbatch. What follows the optimizer's pass all stages do at once: the fullest.
+    Each stage casts its weights when the first micro-batch arrives, and no later stage can begin before. The casts of all stages are
+    therefore on the critical path. Casts after the optimizer step run on all stages at once: the fullest rank counts.
     """
     if terms.casts is None:
         return 0.0
@@ -701,10 +701,10 @@ def cast_time(terms: ParameterTerms, stages: Stages) -> Any:
 def adding_time(
     elements: Column, sizes: Bytes, machine: Machine, *, num_microbatches: Column, holds_sharded_weights: bool, is_reduced: Column
 ) -> Any:
-    """`accumulation_time` of so many elements, and passes over them once a step. [s]"""
+    """Return `accumulation_time` for a number of elements, with the passes over gradients once a step. [s]"""
     times = num_microbatches if sizes.gradient > sizes.gathered else num_microbatches - 1.0
     bandwidth = machine.memory_bandwidth
-    # gradients of whole weights may be copied into one buffer of their unit, from which they leave
+    # gradients of unsharded weights may be copied into one buffer of their unit before the reduction
     copy = 0.0 if holds_sharded_weights else machine.host_times.get("gradient_mebibyte", 0.0) / MEBIBYTE
     passes = (sizes.passed + sizes.scaled * is_reduced) / bandwidth
     return times * (elements * (sizes.accumulate / bandwidth)) + elements * (sizes.gradient * copy + passes)

@@ -1,8 +1,8 @@
-"""The predicted step of a pipeline rank as a timeline: its operators and collectives one after another, with the parts of the prediction.
+"""Timeline of the predicted step of a pipeline rank: its operators and collectives in order, with the parts of the prediction.
 
-The order of passes is the schedule's (`cost/schedule_orders.py`), the time of a pass that of its operators (`cost/evaluate.py`), and the
-time of each part that of the prediction (`cost/estimate.py`): operators share the time of their part by their own times, and the idle time
-between passes is the prediction's bubble. So the spans of a rank add up to the parts, and these to the step time.
+The order of passes is the schedule's (`cost/schedule_orders.py`), and the time of a pass is that of its operators (`cost/evaluate.py`).
+The time of each part is the prediction's (`cost/estimate.py`): operators are scaled to the time of their part. Idle time between passes
+is the predicted bubble. The spans of a rank therefore sum to the parts, and the parts to the step time.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from perfmodel.cost.overlap import exposed_each_microbatch
 from perfmodel.cost.program import PHASES
 from perfmodel.cost.schedule_orders import BACKWARD, FORWARD, order_of, pass_starts
 from perfmodel.cost.stages import stage_order
-from perfmodel.cost.step import exposed_communication, recomputed_phases, shown_communication
+from perfmodel.cost.step import communication_time, exposed_fraction, recomputed_phases
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.traffic_classes import COMM, EXCHANGED
 from perfmodel.parallel.layout import Recompute
 from perfmodel.parallel.plan import Plan, place_of
 
-#: Most spans of a trace before operators of a layer, then of a pass, are drawn as one span for each part.
+#: Maximum of spans in a trace. Beyond it, one span a part is drawn for the operators of a layer, then for those of a pass.
 MOST_SPANS = 100_000
 
 
 class Detail(StrEnum):
-    """A span for each operator, or for each part of a layer, or for each part of a pass."""
+    """Level of detail: a span for each operator, for each part of a layer, or for each part of a pass."""
 
     OPERATORS = "operators"
     LAYERS = "layers"
@@ -60,11 +60,11 @@ _KIND_OF_CODE = {code: kind for kind, code in COLLECTIVE_CODE.items()}
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A piece of a rank's time.
+    """Interval of a rank's time.
 
     stream   compute, idle, or the axis of a communicator
     kind     matmul, attention, streaming, or a collective
-    hidden   communication that runs under compute: no part of the step time
+    hidden   communication that overlaps with compute: not in the step time
     """
 
     name: str
@@ -78,7 +78,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class PassSpan:
-    """A forward or backward pass of a microbatch through a virtual stage."""
+    """Forward or backward pass of a micro-batch through a virtual stage."""
 
     name: str
     start: float
@@ -87,9 +87,9 @@ class PassSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankTimeline:
-    """The step of one rank.
+    """Timeline of one rank's step.
 
-    parts    exposed seconds by part; they add up to the step time
+    parts    exposed seconds by part; they sum to the step time
     memory   (time, bytes by class), in order of time
     stretch  idle time of the prediction over that of its simulated schedule
     """
@@ -108,7 +108,7 @@ class RankTimeline:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Work of a pass before it has a place in time. hidden: time under compute. [s]"""
+    """Work of a pass that has no start time yet. hidden: time that overlaps with compute. [s]"""
 
     name: str
     part: str
@@ -119,19 +119,19 @@ class _Piece:
 
 
 def rank_timelines(estimator: Estimator, plan: Plan, ranks: Sequence[int], detail: Detail | None = None) -> list[RankTimeline]:
-    """Timelines of ranks of a plan. detail: None: the finest of which there are no more than `MOST_SPANS` spans."""
+    """Return the timelines of ranks of a plan. detail None: the finest level with at most `MOST_SPANS` spans."""
     columns = step_columns(estimator, [plan])
     step = _Step(estimator, plan, columns)
     stages = {rank: place_of(plan, rank)["pp"] if plan.layout.pp > 1 else 0 for rank in ranks}
     if detail is None:
-        fitting = (each for each in Detail if sum(step.num_spans(stage, each) for stage in stages.values()) <= MOST_SPANS)
+        fitting = (candidate for candidate in Detail if sum(step.num_spans(stage, candidate) for stage in stages.values()) <= MOST_SPANS)
         detail = next(fitting, Detail.PASSES)
     by_stage = {stage: step.timeline(stage, detail) for stage in set(stages.values())}
     return [replace(by_stage[stage], rank=rank) for rank, stage in stages.items()]
 
 
 class _Step:
-    """Passes of virtual stages, and the idle time between the passes of each rank, which all ranks of a step share."""
+    """Passes of virtual stages, and idle time between the passes of each rank: shared by all timelines of a step."""
 
     def __init__(self, estimator: Estimator, plan: Plan, columns: StepColumns) -> None:
         self.estimator, self.plan, self.columns, self.p = estimator, plan, columns, plan.layout.pp
@@ -151,10 +151,10 @@ class _Step:
 
     def num_spans(self, stage: int, detail: Detail) -> int:
         number = Counter((kind, chunk) for kind, chunk, _ in self.orders[stage])
-        return sum(times * len(self.pieces(stage, *each, detail)) for each, times in number.items())
+        return sum(times * len(self.pieces(stage, *key, detail)) for key, times in number.items())
 
     def pieces(self, stage: int, kind: str, chunk: int, detail: Detail) -> list[_Piece]:
-        """A pass of a virtual stage."""
+        """Return the pieces of a pass of a virtual stage."""
         run = self.order[chunk * self.p + stage]
         layers = [self.regions[i][0] for i in run] if kind == FORWARD else [self.regions[i][1] for i in reversed(run)]
         if detail is Detail.PASSES:
@@ -162,14 +162,15 @@ class _Step:
         return list(chain(*(layers if detail is Detail.OPERATORS else map(_by_part, layers))))
 
     def timeline(self, stage: int, detail: Detail) -> RankTimeline:
+        """Return the timeline of a pipeline stage."""
         parts = rank_parts(self.estimator, self.plan, self.columns, stage)
         passes = self.orders[stage]
         number = Counter((kind, chunk) for kind, chunk, _ in passes)
-        templates = {each: self.pieces(stage, *each, detail) for each in number}
+        templates = {key: self.pieces(stage, *key, detail) for key in number}
         others, fixed = self.other_pieces(parts)
         natural = defaultdict[str, float](float)
-        for each, times in number.items():
-            for piece in templates[each]:
+        for key, times in number.items():
+            for piece in templates[key]:
                 natural[piece.part] += times * piece.time
         factor = {part: (parts[part] - fixed.get(part, 0.0)) / time for part, time in natural.items() if time > 0}
         others["after"] += [
@@ -212,7 +213,7 @@ class _Step:
         )
 
     def other_pieces(self, parts: Mapping[str, float]) -> tuple[dict[str, list[_Piece]], dict[str, float]]:
-        """Pieces that are no operators: before the first pass, of each forward and backward pass, after the last; times by part. [s]"""
+        """Return the pieces outside operators (before all passes, in each pass, after all passes), and their times by part. [s]"""
         columns, plan = self.columns, self.plan
         waits = exposed_each_microbatch(
             columns.plans.terms,
@@ -223,26 +224,26 @@ class _Step:
             profile=self.estimator.profile,
         )
         times = {name: parts.get(name, 0.0) for name in ("weight_casts", *_DATA, "gradient_accumulation", "optimizer")}
-        times |= {f"{EXCHANGED}_communication": scalar(columns.beside.ends), "host": columns.beside.constant}
+        times |= {f"{EXCHANGED}_communication": scalar(columns.outside_pipeline.ends), "host": columns.outside_pipeline.constant}
         repeated = {name: plan.num_microbatches * scalar(wait) for name, wait in zip(_DATA, (waits.gather, waits.reduction), strict=True)}
         repeated["gradient_accumulation"] = times["gradient_accumulation"]
-        found: dict[str, list[_Piece]] = {"before": [], FORWARD: [], BACKWARD: [], "after": []}
+        pieces: dict[str, list[_Piece]] = {"before": [], FORWARD: [], BACKWARD: [], "after": []}
         for part, time in times.items():
-            each = min(repeated.get(part, 0.0), time)
+            per_pass = min(repeated.get(part, 0.0), time)
             kinds = (FORWARD, BACKWARD) if part == _DATA[0] else (BACKWARD,)
             once = "before" if part in (_DATA[0], "weight_casts", f"{EXCHANGED}_communication") else "after"
-            lengths = {once: time - each} | dict.fromkeys(kinds, each / (len(self.orders[0]) / 2 * len(kinds)))
+            lengths = {once: time - per_pass} | dict.fromkeys(kinds, per_pass / (len(self.orders[0]) / 2 * len(kinds)))
             for where, length in lengths.items():
                 if length > 0:
-                    found[where].append(_Piece(part, part, _stream_of(part), self._kind(part), length))
-        return found, times
+                    pieces[where].append(_Piece(part, part, _stream_of(part), self._kind(part), length))
+        return pieces, times
 
     def _kind(self, part: str) -> str:
         is_whole = part == "gradient_reduction" and not int(self.plan.zero)
         return CollectiveKind.ALL_REDUCE.value if is_whole else _KINDS.get(part, "streaming")
 
     def under(self, stage: int, chunk: int, kind: str, *, is_last: bool, exposed: Iterable[_Piece]) -> list[_Piece]:
-        """Collectives of parameters that run under the compute of a pass: all of their time less what is exposed. [s]"""
+        """Return the parameter collectives that overlap with the compute of a pass: their full time less the exposed part. [s]"""
         terms, run = self.columns.plans.terms, self.order[chunk * self.p + stage]
         shown = defaultdict[str, float](float)
         for piece in exposed:
@@ -260,7 +261,7 @@ class _Step:
     def memory(
         self, stage: int, passes: Sequence[PassSpan], step_time: float, saved: float, moment: str, classes: Mapping[str, float]
     ) -> Iterator[tuple[float, dict[str, float]]]:
-        """Memory by class over the step: activations of the passes in flight, and the peak in its moment. [byte]
+        """Yield memory by class over the step: activations of the passes in flight, and the peak at its moment. [byte]
 
         Temporary buffers and gathered parameters are drawn at the peak only.
         """
@@ -270,10 +271,10 @@ class _Step:
         backward = [i for i, (kind, _, _) in enumerate(order) if kind == BACKWARD]
         peak = max(backward, key=lambda i: in_flight[i])
         lasting = {name: size for name, size in classes.items() if name not in ("temporary", "gathered_parameters", "activations")}
-        room = sum(classes.values()) - sum(lasting.values())
+        transient = sum(classes.values()) - sum(lasting.values())
 
         def holding(layers: float) -> dict[str, float]:
-            return {**lasting, "activations": min(saved * layers / in_flight[backward[0]], room)}
+            return {**lasting, "activations": min(saved * layers / in_flight[backward[0]], transient)}
 
         at_optimizer = "optimizer" in moment
         yield 0.0, holding(0.0)
@@ -304,13 +305,13 @@ def _stream_of(part: str) -> str:
 
 
 def _gap(time: float, sends: float) -> list[_Piece]:
-    """Time between two passes: the bubble, then a send. sends: its share. [s]"""
+    """Return the time between two passes: the bubble, then a send. sends: share of sends. [s]"""
     both = (("pipeline_bubble", time * (1.0 - sends)), ("pipeline_communication", time * sends))
     return [_Piece(part, part, _stream_of(part), _KINDS[part], length) for part, length in both if length > 0]
 
 
 class _Drawing:
-    """Spans of a rank, one after another."""
+    """Spans of a rank, in order."""
 
     def __init__(self) -> None:
         self.now, self.spans = 0.0, list[Span]()
@@ -321,18 +322,18 @@ class _Drawing:
                 self.spans.append(Span(piece.name, piece.part, piece.stream, piece.kind, self.now, piece.time))
                 self.now += piece.time
 
-    def hidden(self, pieces: Iterable[_Piece], room: float) -> None:
-        """Communication under the pass that begins now: one span for each stream and part."""
+    def hidden(self, pieces: Iterable[_Piece], available: float) -> None:
+        """Add communication that overlaps with the pass that begins now: one span for each stream and part."""
         at: defaultdict[str, float] = defaultdict(float)
         for piece in _by_part(pieces):
-            time = min(piece.hidden, room - at[piece.stream])
+            time = min(piece.hidden, available - at[piece.stream])
             if time > 0:
                 self.spans.append(Span(piece.name, piece.part, piece.stream, piece.kind, self.now + at[piece.stream], time, hidden=True))
                 at[piece.stream] += time
 
 
 def _by_part(pieces: Iterable[_Piece]) -> list[_Piece]:
-    """One piece for each part and kind."""
+    """Return one piece for each part and kind."""
     times, hidden = defaultdict[tuple[str, str, str], float](float), defaultdict[tuple[str, str, str], float](float)
     for piece in pieces:
         key = piece.part, piece.stream, piece.kind
@@ -342,32 +343,32 @@ def _by_part(pieces: Iterable[_Piece]) -> list[_Piece]:
 
 
 def region_pieces(estimator: Estimator, plan: Plan, columns: StepColumns) -> list[tuple[list[_Piece], list[_Piece]]]:
-    """Pieces of a forward and of a backward pass of each region, recomputation in backward, in order, the host's time last. [s]"""
+    """Return the pieces of each region's forward and backward pass (with recomputation), in order, host time last. [s]"""
     program, profile, micro = columns.plans.program, estimator.profile, columns.plans.micro
     graph, rows, machine, grid = program.derivation.graph, program.rows, estimator.machine, columns.plans.grid
-    place = {op.name: i for i, op in enumerate(graph.operators)}
-    makers = {op.output.tensor: i for i, op in enumerate(graph.operators)}
+    operator_index = {op.name: i for i, op in enumerate(graph.operators)}
+    producers = {op.output.tensor: i for i, op in enumerate(graph.operators)}
     amount, sizes = amount_values(rows.amounts, grid, np.array([float(plan.micro_batch)]), float(plan.job.seq_len))
-    found: list[dict[str, list[tuple[float, _Piece]]]] = [{phase: [] for phase in PHASES} for _ in program.regions]
+    by_region: list[dict[str, list[tuple[float, _Piece]]]] = [{phase: [] for phase in PHASES} for _ in program.regions]
     named_axes = plan.assignment is None or plan.assignment.has_named_axes
-    for kind, each, times in work_times(rows, machine, amount, sizes):
-        for row, segment in enumerate(each.segments.tolist()):
+    for kind, work_rows, times in work_times(rows, machine, amount, sizes):
+        for row, segment in enumerate(work_rows.segments.tolist()):
             region, phase = divmod(segment, len(PHASES))
-            time = float(times[row][0]) * (1.0 if each.repeats is None else float(each.repeats[row][0]))
-            name = each.names[row]
+            time = float(times[row][0]) * (1.0 if work_rows.repeats is None else float(work_rows.repeats[row][0]))
+            name = work_rows.names[row]
             first = name.partition(" + ")[0].rpartition(".grad")[0] or name
             part = "backward" if PHASES[phase] == "backward" else "forward"
-            found[region][PHASES[phase]].append((float(place.get(first, 0)), _Piece(name, part, _COMPUTE, kind, time)))
+            by_region[region][PHASES[phase]].append((float(operator_index.get(first, 0)), _Piece(name, part, _COMPUTE, kind, time)))
     if rows.traffic.names:
         times, _, _ = traffic_times(rows, machine, members_inside(rows, grid), amount, sizes)
         for row, cell in enumerate(rows.traffic.segments.tolist()):
             segment, j = divmod(cell, len(COMM))
             region, phase = divmod(segment, len(PHASES))
             total = scalar(micro.communication[cell])
-            share = scalar(shown_communication(micro, profile, segment, j)) / total if total else 0.0
-            share *= exposed_communication(profile, COMM[j])
+            share = scalar(communication_time(micro, profile, segment, j)) / total if total else 0.0
+            share *= exposed_fraction(profile, COMM[j])
             if COMM[j] == EXCHANGED and profile.communication.hides_exchanges:
-                share = 1.0  # `rank_parts` has what is exposed
+                share = 1.0  # `rank_parts` contains the exposed part
             if COMM[j] == "regather" and program.regions[region].is_block and plan.recompute is Recompute.FULL:
                 continue
             time = float(times[row][0]) * (1.0 if rows.traffic.repeats is None else float(rows.traffic.repeats[row][0]))
@@ -375,14 +376,14 @@ def region_pieces(estimator: Estimator, plan: Plan, columns: StepColumns) -> lis
             part = f"{shown}_communication" if named_axes or shown == EXCHANGED else "redistributions"
             kind = _KIND_OF_CODE[int(rows.traffic.columns["kind"][row])].value
             piece = _Piece(rows.traffic.names[row], part, _STREAMS[COMM[j]], kind, time * share, time * (1.0 - share))
-            found[region][PHASES[phase]].append((makers.get(rows.traffic.names[row], -1) + 0.5, piece))
+            by_region[region][PHASES[phase]].append((producers.get(rows.traffic.names[row], -1) + 0.5, piece))
     both = []
-    for region, phases in enumerate(found):
-        forward = _ordered(each for phase in PHASES if phase != "backward" for each in phases[phase])
+    for region, phases in enumerate(by_region):
+        forward = _ordered(entry for phase in PHASES if phase != "backward" for entry in phases[phase])
         again = recomputed_phases(plan.recompute, profile) if program.regions[region].is_block else ()
         repeated = [
             replace(piece, part="recompute") if piece.part == "forward" else piece
-            for piece in _ordered(each for phase in again for each in phases[phase])
+            for piece in _ordered(entry for phase in again for entry in phases[phase])
         ]
         backward = repeated + _ordered(phases["backward"])[::-1]
         for pieces, total in ((forward, scalar(columns.regions.forward[region])), (backward, scalar(columns.regions.backward[region]))):
@@ -394,7 +395,7 @@ def region_pieces(estimator: Estimator, plan: Plan, columns: StepColumns) -> lis
 
 
 def _ordered(pieces: Iterable[tuple[float, _Piece]]) -> list[_Piece]:
-    return [piece for _, piece in sorted(pieces, key=lambda each: each[0])]
+    return [piece for _, piece in sorted(pieces, key=lambda entry: entry[0])]
 
 
 __all__ = ["Detail", "PassSpan", "RankTimeline", "Span", "rank_timelines"]

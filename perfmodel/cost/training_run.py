@@ -1,6 +1,6 @@
-"""A whole training run: failures, checkpoints, goodput, energy, carbon and cost around steps that are predicted already.
+"""A full training run: failures, checkpoints, goodput, energy, carbon and cost around predicted steps.
 
-Nothing here enters a step time. Constants are `perfmodel.hardware.assumptions`.
+No quantity here affects a step time. Constants are `perfmodel.hardware.assumptions`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.projection import NO_PROJECTION, projection_of
 from perfmodel.workload.training import Method, num_trained_parameters
 
-#: A failure rate is that of so many chips.
+#: Chips to which the failure rate refers.
 CHIPS_OF_A_NODE = 8
-#: Days without repairs that the spare nodes outlast.
+#: Days without repairs that the spare nodes must cover.
 _DAYS_OF_SPARES = 7.0
 _GIGABYTE, _JOULES_OF_A_KILOWATT_HOUR, _GRAMS_OF_A_KILOGRAM = 1e9, 3.6e6, 1e3
 
@@ -77,7 +77,7 @@ def poisson_quantile(mean: float, probability: float) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
-    """Training on some tokens, with what interrupts it.
+    """Training on a number of tokens, with its interruptions.
 
     days                 of steps alone, without a pause                          [day]
     goodput              share of the wall time that advances training            [-]
@@ -86,11 +86,11 @@ class TrainingRun:
     failures             expected unexpected interruptions                        [-]
     mtbf                 mean time between these                                  [s]
     checkpoint_bytes     weights and optimizer state, each byte once              [byte]
-    checkpoint_stall     for which training stands still                          [s]
-    checkpoint_write     until the file is complete, behind training              [s]
+    checkpoint_stall     time for which a checkpoint stops training               [s]
+    checkpoint_write     until the file is complete, in the background            [s]
     checkpoint_interval  between two checkpoints, the best one                    [s]
     restart_time         after a failure                                          [s]
-    spare_nodes          that outlast a week of failures                          [-]
+    spare_nodes          needed for a week of failures                            [-]
     energy               of the data centre; 0: the chip's power is not known     [J]
     carbon               CO2 equivalents                                          [kg]
     cost                 of the chip-hours; 0: the price is not known             [USD]
@@ -114,14 +114,14 @@ class TrainingRun:
     cost: float
 
     def to_dict(self) -> dict[str, float | None]:
-        """Return the fields as in `--json`: SI units, days and hours as their names say; None where nothing is known."""
+        """Return the fields as in `--json`: SI units, days and hours according to their names; None for unknown values."""
         content = dataclasses.asdict(self)
         return content | dict.fromkeys(name for name in ("energy", "carbon", "cost") if not content[name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunTotals:
-    """Totals of a run of steps that take some days without a pause; arrays for an array of plans on the same chips.
+    """Totals of a run whose steps take a number of days without a pause; arrays for several plans on the same chips.
 
     The names and units are those of `TrainingRun`.
     """
@@ -136,10 +136,10 @@ class RunTotals:
 def checkpoint_bytes(job: TrainingJob, *, stores_master: bool = False) -> float:
     """Return the size of a checkpoint that training can continue from: trained weights, master copy, optimizer state. [byte]
 
-    N (p + m + s): parameters, their master copy where it is one, the optimizer's states with projections of gradients. 14 byte with
+    N (p + m + s): parameters, their master copy if there is one, the optimizer's states with projections of gradients. 14 byte with
     AdamW in bf16-mixed.
 
-    stores_master  the master copy is the stored weight (FSDP2), p is no part of it: 12 byte
+    stores_master  the master copy is the stored weight (FSDP2), without p: 12 byte
     """
     policy, trained = job.policy, num_trained_parameters(job.transformer, job.train)
     master = itemsize(policy.master) if policy.has_master_copy else 0.0

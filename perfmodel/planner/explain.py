@@ -332,7 +332,7 @@ def _compared(against: _Comparison, knobs: dict[str, int | str | bool], state: S
     changed = {knob: value for knob, value in changed_knobs(own.plan, other.plan).items() if knob not in knobs}
     beside = f", with {_named(changed)}" if changed else ""
     if not other.fits:
-        lacking = other.memory["total"] - memory_rule(against.memory_headroom, against.risk).room(other.memory_usable)
+        lacking = other.memory["total"] - memory_rule(against.memory_headroom, against.risk).allowed(other.memory_usable)
         largest = other.largest_memory_class
         none = "does not fit; it" if state.num_evaluated == 1 else f"none of {state.num_evaluated:,} such plans fits; the smallest"
         much = f"{format_bytes(lacking)} too much" if lacking > 0 else f"which fits with {other.fits_probability:.0%} only"

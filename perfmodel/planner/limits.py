@@ -148,7 +148,7 @@ class Prober:
             estimator.machine.memory_usable,
         )
         ratio, ranks = rule.ratio(uncertainty), row.needs(stretched, uncertainty)
-        left = rule.room(usable) - max(rank.total for rank in ranks)
+        left = rule.allowed(usable) - max(rank.total for rank in ranks)
         return scalar(left if ratio is None else min(left, usable - max(rank.at_most(ratio) for rank in ranks)))
 
     def _stretched(self, plan: Plan, question: Question) -> tuple[Plan, MemoryRow] | None:
@@ -169,7 +169,7 @@ class Prober:
             reason = f"no plan has {what}: no degrees that were left divide it"
             return Limit(name=name, value=0, limited_by="divisibility", reason=reason)
         least = state.estimator.predict(state.plan(int(state.least.ids[0])), memory_headroom=self.headroom, risk=self.risk)
-        allowed, largest = memory_rule(self.headroom, self.risk).room(least.memory_usable), least.largest_memory_class
+        allowed, largest = memory_rule(self.headroom, self.risk).allowed(least.memory_usable), least.largest_memory_class
         lacking = least.memory["total"] - allowed
         much = f"would need {format_bytes(lacking)} more than" if lacking > 0 else f"fits with {least.fits_probability:.0%} only into"
         sentence = (
@@ -275,7 +275,7 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
         return states[chips]
 
     estimator = prober.estimator(prober.seq_len, candidates[0], prober.global_batch or micro)
-    least = _least_state(estimator) / memory_rule(prober.headroom, prober.risk).room(estimator.machine.memory_usable)
+    least = _least_state(estimator) / memory_rule(prober.headroom, prober.risk).allowed(estimator.machine.memory_usable)
     possible = [count for count in candidates if count >= least and count % given == 0]
     found = next((count for count in possible[:_MOST_PROBES] if probe(count).num_feasible), 0)
     rest = possible[_MOST_PROBES:]

@@ -222,7 +222,7 @@ def shard_network(
     memory_headroom = _headroom(asked.memory_headroom)
     check_headroom(memory_headroom)
     setting, found, treatments = network_setting(network, asked, inputs=inputs, batch=batch, sizes=sizes, microbatches=microbatches)
-    limit = memory_rule(memory_headroom).room(setting.estimator.machine.memory_usable)
+    limit = memory_rule(memory_headroom).allowed(setting.estimator.machine.memory_usable)
     searches: dict[int, NetworkSearch[Prediction]] = {}
     planners: dict[int, NetworkPlanner[Prediction]] = {}
     reasons: list[InputError] = []
@@ -380,7 +380,7 @@ def shard_pipeline(
                 setting.estimator,
                 cluster=setting.reference,
                 zero=stage,
-                memory_limit=memory_rule(memory_headroom).room(setting.estimator.machine.memory_usable),
+                memory_limit=memory_rule(memory_headroom).allowed(setting.estimator.machine.memory_usable),
                 stages=stages,
                 microbatches=microbatches,
                 beat=min((each.step_time for each in found.values()), default=math.inf),

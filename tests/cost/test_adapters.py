@@ -65,7 +65,7 @@ def test_a_frozen_base_is_gathered_and_never_reduced():
     assert len(reduced) == 28
     assert all("_lora_" in name for name in reduced)
     zero1 = terms_of("lora:4", dp_shard=4, zero=1)
-    assert float(zero1.beside.optimizer[0]) < 0.1 * float(terms_of("full", dp_shard=4, zero=1).beside.optimizer[0])
+    assert float(zero1.outside_pipeline.optimizer[0]) < 0.1 * float(terms_of("full", dp_shard=4, zero=1).outside_pipeline.optimizer[0])
 
 
 def test_the_host_launches_kernels_of_adapters_too():

@@ -172,7 +172,7 @@ def test_shared_experts_run_beside_what_is_exchanged():
     plan = make_plan(job, cluster="test", num_chips=64, ep=64, zero=1, profile="megatron")
     names = {
         name
-        for rows in (beside.programs.program_of(plan).beside.matmul, beside.programs.program_of(plan).beside.streaming)
+        for rows in (beside.programs.program_of(plan).concurrent.matmul, beside.programs.program_of(plan).concurrent.streaming)
         for name in rows.names
     }
     assert {name.partition(".")[2].partition(".")[0] for name in names} == {

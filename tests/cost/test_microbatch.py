@@ -118,7 +118,7 @@ def test_each_attention_has_a_mask_and_a_head_of_its_own():
     program = compile_program(
         changed, ESTIMATOR.profile, recompute_operators=DEFAULT_RECOMPUTE_OPERATORS, attention_kernel=AttentionKernel.FLASH
     )
-    assert program.rows.attention.columns["habits"].tolist() == [0, 1, 0, 1]
+    assert program.rows.attention.columns["behaviour"].tolist() == [0, 1, 0, 1]
     grid = grid_of({"cp": 2})
     costs = [microbatch_cost(each, ESTIMATOR.machine, grid, np.array([1.0]), SEQ_LEN) for each in (program_of(), program)]
     before, after = (cost.flops.sum() for cost in costs)

@@ -22,8 +22,8 @@ KNOWN = MemoryUncertainty(centre=0.0, scale=0.1)
 UNKNOWN = MemoryUncertainty(centre=0.0, scale=0.1, of_unseen=True)
 
 
-def told(needed, *, uncertainty=KNOWN, sure=0.0, imbalance=1.0, outside=0.0, beside=0.0, **asked):
-    rank = RankNeed(total=needed, sure=sure, outside=outside, imbalance=imbalance, beside=beside)
+def told(needed, *, uncertainty=KNOWN, sure=0.0, imbalance=1.0, outside=0.0, extra=0.0, **asked):
+    rank = RankNeed(total=needed, sure=sure, outside=outside, imbalance=imbalance, extra=extra)
     return memory_rule(**asked).verdict([rank], 100.0, uncertainty)
 
 
@@ -63,10 +63,10 @@ def test_the_outcome_of_a_run_is_judged_by_a_headroom_and_of_an_unknown_framewor
 
 
 @pytest.mark.parametrize("risk", [0.5, 0.2, DEFAULT_RISK, 0.05, 0.01])
-@pytest.mark.parametrize(("sure", "more"), [(0.0, {}), (40.0, {"outside": 6.0}), (40.0, {"outside": 6.0, "imbalance": 1.5, "beside": 9.0})])
+@pytest.mark.parametrize(("sure", "more"), [(0.0, {}), (40.0, {"outside": 6.0}), (40.0, {"outside": 6.0, "imbalance": 1.5, "extra": 9.0})])
 def test_a_risk_is_where_the_probability_is(risk, sure, more):
     uncertainty = MemoryUncertainty(centre=0.03, scale=0.08)
-    most = RankNeed(total=0.0, sure=sure, **more).room(100.0, memory_rule(risk=risk).ratio(uncertainty))
+    most = RankNeed(total=0.0, sure=sure, **more).allowed(100.0, memory_rule(risk=risk).ratio(uncertainty))
     rank = RankNeed(total=most, sure=sure, **more)
     assert fit_probability([rank], 100.0, uncertainty) == pytest.approx(1.0 - risk)
     assert rank.at_most(uncertainty.ratio_at(1.0 - risk)) == pytest.approx(100.0)

@@ -17,7 +17,7 @@ import numpy as np
 from perfmodel.cost.memory.offload import IN_FLIGHT, carries_kept, kept_bytes
 from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.parameters import ParameterProgram
-from perfmodel.cost.stages import Regions, Stages, beside, run_times, sum_of
+from perfmodel.cost.stages import Regions, Stages, neighbour, run_times, sum_of
 from perfmodel.cost.step import Bytes, ParameterTerms, exchanged_passes, held_elements, run_ahead_fraction
 from perfmodel.foundation.columns import Column
 from perfmodel.frameworks.profile import ExecutionProfile
@@ -269,7 +269,7 @@ class _Moments:
         """The buffer in which the gradients of the unit before leave, where they leave after each microbatch."""
         if not self.t.program.holds_sharded_gradients:
             return 0.0
-        before = beside(self.regions, region, 1)
+        before = neighbour(self.regions, region, 1)
         if before == len(self.regions):
             return 0.0
         return self.t.padded[before] * self.sizes.reduced
@@ -427,7 +427,7 @@ class _Sharded:
         region, at, g = self.rank.regions[i], self.rank.at(i), self.gathered[i]
         name = f"the last {region.name}" if region.is_block else f"the {region.name}"
         some, several = np.minimum(self.runs[i], 1.0), self._several(i)
-        on_its_way = self._whole(beside(self.rank.regions, i, -1))
+        on_its_way = self._whole(neighbour(self.rank.regions, i, -1))
         gathered = some * g + self.is_tied * self._of_last(self.gathered) if self.frees else self._up_to(i)
         none = self.gradients(0.0)
         return [
@@ -459,7 +459,7 @@ class _Sharded:
         g, runs, below, several = self.gathered[i], self.runs[i], self.below[i], self._several(i)
         if not self.frees:
             return runs * g + below, (runs - several) * g + below, g + below, 0.0
-        follows, before = beside(self.rank.regions, i, -1), self._of(self.gathered, i - 1)
+        follows, before = neighbour(self.rank.regions, i, -1), self._of(self.gathered, i - 1)
         on_its_way = self._whole(follows)
         last, first = (g + on_its_way) + self.lasting, g + before + self.lasting
         if follows != i:
@@ -496,7 +496,7 @@ class _Sharded:
         found = [*self._forward_of_region(i, gone), backward]
         if not region.is_block:
             return found
-        several, leaves = self._several(i), beside(rank.regions, i, 1)
+        several, leaves = self._several(i), neighbour(rank.regions, i, 1)
         leaving = (self.reduced[leaves] if leaves <= self.last else 0.0) * several
         return [
             *found,

@@ -170,7 +170,7 @@ class MemoryRow:
                 sure=entry(rank.fixed, column),
                 outside=entry(rank.outside, column),
                 imbalance=crowded,
-                beside=entry(kept, column),
+                extra=entry(kept, column),
             )
             for rank, total, crowded, kept in zip(self.ranks, self.total, more, beside, strict=True)
         )
@@ -262,7 +262,7 @@ def terms_as(columns: ParameterTerms, each: Callable[[Any], Any]) -> ParameterTe
         padded=tuple(each(x) for x in columns.padded),
         summed=tuple(each(x) for x in columns.summed),
         tied=(each(columns.tied[0]), each(columns.tied[1])),
-        frozen=None if columns.frozen is None else columns.frozen.as_made(each),
+        frozen=None if columns.frozen is None else columns.frozen.map_columns(each),
     )
 
 

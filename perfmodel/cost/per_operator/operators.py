@@ -1,9 +1,9 @@
 """Cost of an operator of a network under many configurations at once.
 
-These are rows (`cost/rows.py`) on columns, as a plan's are, but each dim is cut by an axis of its own name, and the columns say how many
-parts the dims have in each configuration. Sets of mesh axes are also bit masks (bit i is axis i of the mesh, outermost first).
+Operators compile to rows (`cost/rows.py`) on columns, as a plan does. Here each dim is sharded by an axis of its own name, and the columns
+are the parts of the dims in each configuration. Sets of mesh axes are also bit masks (bit i is axis i of the mesh, outermost first).
 
-    time of a step = work + own collectives + redistributions of activations + what shows of parameter collectives + optimizer
+    time of a step = work + own collectives + redistributions of activations + exposed parameter collectives + optimizer
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ Masks = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True)
 class StepSetting:
-    """How a network is trained, whatever the plan.
+    """Training setting of a network, independent of the plan.
 
-    zero               ZeRO stage: what lies as shards over the axes on which a parameter's gradient is partial (1 optimizer state,
+    zero               ZeRO stage: tensors that are sharded over the axes on which a parameter's gradient is partial (1 optimizer state,
                        2 gradients too, 3 weights too)
     num_microbatches   of a step; the network's batch is that of one
     attention          the calibrated kernel of fused attention
@@ -72,18 +72,18 @@ class StepSetting:
 
     @property
     def gathers(self) -> bool:
-        """Whether weights lie as shards and are gathered each microbatch."""
+        """Whether weights are sharded and gathered each micro-batch."""
         return self.zero == 3 or (self.zero == 2 and self.profile.state.zero2_stores_shards)
 
     @property
     def reduces_each_microbatch(self) -> bool:
-        """Whether each microbatch's gradients are reduced, instead of those of the whole step."""
+        """Whether gradients are reduced each micro-batch instead of once a step."""
         return self.zero >= 2 and self.profile.communication.reduces_each_microbatch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MeshPrices:
-    """Collectives on a mesh: every set of its axes as a group, priced on the machine."""
+    """Times of collectives on a mesh: every set of its axes is a group on the machine."""
 
     axes: tuple[MeshAxis, ...]
     machine: Machine
@@ -111,7 +111,7 @@ class MeshPrices:
         return axes_mask(self.axes, names)
 
     def time(self, kind: CollectiveKind, groups: Masks, num_bytes: Array) -> Array:
-        """One collective of each group alone, with what the host does around it. [s]"""
+        """Return the time of one collective of each group alone, with the host's overhead. [s]"""
         size = self.size[groups]
         time = collective_time(
             kind, num_bytes, group_size=size, inside=[inside[groups] for inside in self.inside], machine=self.machine
@@ -119,7 +119,7 @@ class MeshPrices:
         return np.asarray(np.where(size > 1, time, 0.0))
 
     def table(self, kind: CollectiveKind, total_bytes: float) -> Array:
-        """[groups, remaining]: time where the axes `remaining` cut a tensor of `total_bytes` bytes. [s]"""
+        """Return [groups, remaining]: time if the axes `remaining` shard a tensor of `total_bytes` bytes. [s]"""
         key = (kind, total_bytes)
         if key not in self._tables:
             count = len(self.size)
@@ -137,7 +137,7 @@ _FORWARD, _BACKWARD = 0, 1
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperatorRows:
-    """timed: segments forward and backward, of own traffic one; saved: rows of amount, what is kept for backward."""
+    """Rows of operators. timed: segments forward and backward, own traffic in one segment; saved: amounts saved for backward."""
 
     timed: TimedRows
     saved: Rows
@@ -145,29 +145,29 @@ class OperatorRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperatorCost:
-    """Columns: work of each pass and own collectives [s], bytes kept for backward."""
+    """Columns: work of each pass and own collectives [s], bytes saved for backward."""
 
     forward: Array
     backward: Array
-    own: Array
+    collectives: Array
     saved_bytes: Array
 
 
 def compile_operators(network: Graph, operators: Iterable[tuple[Operator, Sharding, Iterable[Data]]], setting: StepSetting) -> OperatorRows:
-    """Rows of operators under their shardings, each with what counts as saved of it."""
+    """Return the rows of operators under their shardings, each with the data that counts as saved."""
     compiler = RowCompiler(network, setting.profile, setting.activation_bytes)
     kept: list[tuple[int, str, dict[str, int]]] = []
     for operator, sharding, saved in operators:
         for segment, works in ((_FORWARD, operator.forward), (_BACKWARD, operator.backward)):
             for work in works:
                 compiler.work(operator, sharding, work, segment=segment, name=operator.name, is_backward=segment == _BACKWARD)
-        for place in adding_places(network, operator):
-            compiler.added_gradient(operator, sharding, place, segment=_BACKWARD)
-        for own in operator.traffic:
-            axes = frozenset(axis for dim in own.over for axis in sharding.get(dim, ()))
+        for position in adding_places(network, operator):
+            compiler.added_gradient(operator, sharding, position, segment=_BACKWARD)
+        for traffic in operator.traffic:
+            axes = frozenset(axis for dim in traffic.over for axis in sharding.get(dim, ()))
             if axes:
-                amount = extent_amount(operator, sharding, own.extent, scale=own.itemsize or setting.activation_bytes)
-                compiler.collective(own.kind, axes, amount, segment=0, name=operator.name, repeats=own.repeats)
+                amount = extent_amount(operator, sharding, traffic.extent, scale=traffic.itemsize or setting.activation_bytes)
+                compiler.collective(traffic.kind, axes, amount, segment=0, name=operator.name, repeats=traffic.repeats)
         amounts = [compiler.amount(compiler.data_amount(operator, sharding, data)) for data in saved]
         kept += [(0, operator.name, {"amount": amount}) for amount in amounts]
     timed = compiler.rows(attention_kernel=setting.attention, num_segments=2, num_traffic_segments=1)
@@ -175,41 +175,41 @@ def compile_operators(network: Graph, operators: Iterable[tuple[Operator, Shardi
 
 
 def adding_places(network: Graph, operator: Operator) -> list[int]:
-    """Inputs that operators before it read too: their gradients are added."""
-    found = []
-    for place, operand in enumerate(operator.inputs):
+    """Return the inputs that earlier operators read too: their gradients are added."""
+    positions = []
+    for position, operand in enumerate(operator.inputs):
         index, first = network.readers()[operand.tensor][0]
-        if operand.tensor in network.producers() and (network.operators[index].name, first) != (operator.name, place):
-            found.append(place)
-    return found
+        if operand.tensor in network.producers() and (network.operators[index].name, first) != (operator.name, position):
+            positions.append(position)
+    return positions
 
 
 def operator_cost(rows: OperatorRows, grid: LayoutGrid, machine: Machine) -> OperatorCost:
-    """All of them together, on each column."""
+    """Return the cost of all operators together, on each column."""
     amount, sizes = amount_values(rows.timed.amounts, grid)
     times = row_times(rows.timed, machine, members_inside(rows.timed, grid), amount, sizes)
     work = times.matmul + times.attention + times.streaming
     return OperatorCost(
         forward=work[_FORWARD],
         backward=work[_BACKWARD],
-        own=times.communication[0],
+        collectives=times.communication[0],
         saved_bytes=by_segment(amount[rows.saved.columns["amount"]], rows.saved, 1, amount.shape[1])[0],
     )
 
 
 def parameter_share(num_elements: int, num_parameters: int, num_chips: int) -> float:
-    """Elements of the largest unit that a parameter could travel in over its own: every parameter of the network, whole. [-]
+    """Return the elements of the largest possible unit of a parameter over its own: all parameters of the network, unsharded. [-]
 
-    A collective's time for each byte falls with its size, so the parameter's part of this one is the least that it can take in any.
+    A collective's time per byte falls with its size. The parameter's part of this unit is therefore a lower bound in any unit.
     """
     return num_chips * max(1.0, float(num_parameters)) / float(num_elements)
 
 
 def saved_inputs(operator: Operator) -> tuple[int, ...]:
-    """Which inputs an operator keeps for backward."""
+    """Return the inputs that an operator keeps for backward."""
     return tuple(sorted(data.of for data in operator.saved if data.of is not None and data.of < len(operator.inputs)))
 
 
 def saves_output(operator: Operator) -> bool:
-    """Whether it keeps its output for backward."""
+    """Return whether an operator keeps its output for backward."""
     return any(data.of == len(operator.inputs) for data in operator.saved)

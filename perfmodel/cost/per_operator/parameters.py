@@ -1,7 +1,7 @@
-"""Parameters of networks on columns: what their collectives and the optimizer's step take, and what they hold.
+"""Parameters of networks on columns: time of their collectives and of the optimizer step, and the memory that they hold.
 
-Events, elements and bytes are those of any plan (`parallel/algebra/parameters.py`, `cost/parameters.py`). A search adds operators up one by
-one, so each tensor has a unit of its own: it pays its share of the collective of its layer or bucket.
+Events, elements and bytes are those of any plan (`parallel/algebra/parameters.py`, `cost/parameters.py`). A search adds operators one by
+one. Each tensor therefore has a unit of its own, with its share of the collective of its layer or bucket.
 """
 
 from __future__ import annotations
@@ -23,16 +23,21 @@ from perfmodel.workload.graph import Region
 
 Array = NDArray[np.float64]
 
-#: Where all of them count.
+#: One region that contains all parameters.
 _ALL = Region(name="all")
-#: Elements of an optimizer's step that is one over many parameters at once: beyond all caches, without a kernel's floor.
+#: Elements of an optimizer step over many parameters at once: beyond all caches, without a kernel's floor.
 _MANY = 1e10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ParameterTimes:
-    """Columns, of a microbatch on average: collectives that may hide under compute, at full length, those that do not, and the optimizer's
-    step with the adding up of gradients [s]; what is held of weights, gradients and optimizer state [byte]."""
+    """Columns of parameters, as means over micro-batches.
+
+    reductions, gathers   collectives that may overlap with compute, at full length                [s]
+    published             collectives that do not overlap                                          [s]
+    optimizer             optimizer step and gradient accumulation                                 [s]
+    held_bytes            weights, gradients and optimizer state                                   [byte]
+    """
 
     reductions: Array
     gathers: Array
@@ -44,9 +49,9 @@ class ParameterTimes:
 def parameter_times(
     parameters: Sequence[ParameterLayout], shares: Sequence[float], setting: StepSetting, machine: Machine, grid: LayoutGrid
 ) -> ParameterTimes:
-    """All of them together, on each column.
+    """Return the times of all parameters together, on each column.
 
-    shares   elements of what is gathered and reduced in one collective over those of each parameter (`parameter_share`)
+    shares   elements that one collective gathers or reduces, over those of each parameter (`parameter_share`)
     """
     if not parameters:
         none = np.zeros(grid.num_rows)
@@ -74,7 +79,7 @@ def parameter_times(
     step = step + adding_time(full, sizes, machine, num_microbatches=m, holds_sharded_weights=program.holds_sharded_weights, is_reduced=1.0)
     weights, gradients, state, _ = held_bytes(program, sizes, full=full, shard=shard, states=updated, copy=0.0)
     if program.holds_sharded_weights:
-        gradients = shard * sizes.sharded_gradient  # they come one by one: all are there when backward ends
+        gradients = shard * sizes.sharded_gradient  # they are produced one by one: all are live when backward ends
     for parameter, elements in zip(program.parameters, cost.elements, strict=True):
         gradients = gradients + np.minimum(grid.size(parameter.gradient_axes) - 1.0, 1.0) * (sizes.gradient_copy * elements)
     return ParameterTimes(

@@ -86,7 +86,7 @@ def audit_plan(
             audited.append(
                 RankAudit(
                     rank=rank,
-                    place=place,
+                    coordinates=place,
                     rows=audit_rows(predicted, counted.counts),
                     peak_moment=predicted.peak_moment,
                     peak_by_class={name: size for name, size in predicted.peak_by_class.items() if size},

@@ -248,7 +248,7 @@ class TableMaker:
         return VertexColumns(
             forward=cost.forward,
             backward=cost.backward,
-            own=cost.own,
+            own=cost.collectives,
             reductions=held.reductions,
             gathers=held.gathers,
             published=held.published,

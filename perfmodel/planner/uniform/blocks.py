@@ -62,7 +62,7 @@ class Columns:
         return replace(
             self,
             grid=take_grid(self.grid, some),
-            regions=self.regions.as_made(pick),
+            regions=self.regions.map_columns(pick),
             activations=activations_as(self.activations, pick),
             num_microbatches=self.num_microbatches if len(self.num_microbatches) == 1 else self.num_microbatches[some],
             outside=self.outside[some],
@@ -184,8 +184,8 @@ def _surely(room: MemoryLimit, usable: float, sure: Any, outside: Any, imbalance
         return None
     if np.all(imbalance == 1.0) and isinstance(beside, float) and usable / room.ratio >= room.capacity:
         return None  # the least that may be predicted where something is sure
-    need = RankNeed(total=0.0, sure=sure, outside=outside, imbalance=imbalance, beside=beside)
-    return np.asarray(need.room(usable, room.ratio))
+    need = RankNeed(total=0.0, sure=sure, outside=outside, imbalance=imbalance, extra=beside)
+    return np.asarray(need.allowed(usable, room.ratio))
 
 
 def column_grid(grid: LayoutGrid) -> LayoutGrid:

@@ -274,7 +274,7 @@ class _Search:
             estimator,
             take_grid(tables.grid, rows[some]),
             pp=pp,
-            regions=regions.as_made(itemgetter(some)),
+            regions=regions.map_columns(itemgetter(some)),
             activations=activations_as(activations, itemgetter(some)),
             activation_bytes=table.program.rows.activation_bytes,
             num_microbatches=m[some],
@@ -292,7 +292,7 @@ class _Search:
             if not self.by_memory:
                 own = np.flatnonzero(cells.any(axis=(1, 2, 3)))
                 terms, tied = tables.parameters[rule, zero, pp > 1]().block(keys[own])
-                passes = columns.regions.as_made(itemgetter(own))
+                passes = columns.regions.map_columns(itemgetter(own))
                 cost = np.full(cells.shape, inf)
                 cost[own] = step_times(
                     estimator, pipeline[own], terms, tied, passes, pipelines, pp=pp, num_microbatches=m[own], hop=hop[own]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.assemble import outside_pipeline
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.overlap import Waits, exposed_each_microbatch, sends_under_parameters, waits_each_microbatch
+from perfmodel.cost.overlap import Waits, exposed_each_microbatch, overlapped_send_time, waits_each_microbatch
 from perfmodel.cost.step import (
     ParameterTerms,
     RegionTimes,
@@ -72,7 +72,7 @@ def _less_hidden_sends(
     m: Array,
     hop: Array,
 ) -> Array:
-    """Pipeline time less `sends_under_parameters`; as it is where no send sets the pace."""
+    """Pipeline time less `overlapped_send_time`; as it is where no send sets the pace."""
     profile, p, choices, stages = estimator.profile, float(pp), pipelines.choices, pipelines.stages
     most = max(choice.virtual_stages for choice in choices)
     shortest = beat_of(regions, stages, schedule=PipelineSchedule.ONE_F_ONE_B, num_ranks=p, profile=profile)  # gpipe's is no shorter
@@ -84,7 +84,7 @@ def _less_hidden_sends(
         if not here:
             continue
         exposed = np.asarray((gpipe_waits if schedule is PipelineSchedule.GPIPE else waits).total)
-        less[..., here] = pipeline[..., here] - sends_under_parameters(
+        less[..., here] = pipeline[..., here] - overlapped_send_time(
             pipelines.of_choices(exposed, here),
             beat_of(regions, pipelines.stages_of(here), schedule=schedule, num_ranks=p, profile=profile),
             schedule=schedule,

@@ -186,7 +186,7 @@ def check_searchable(estimator: Estimator) -> None:
 def memory_limit_of(estimator: Estimator, *, memory_headroom: float | None, risk: float | None) -> MemoryLimit:
     """Return the memory that plans may take with this headroom, or at this risk."""
     rule, uncertainty = memory_rule(memory_headroom, risk), uncertainty_of_memory(estimator.profile)
-    return MemoryLimit(uncertainty=uncertainty, ratio=rule.ratio(uncertainty), capacity=rule.room(estimator.machine.memory_usable))
+    return MemoryLimit(uncertainty=uncertainty, ratio=rule.ratio(uncertainty), capacity=rule.allowed(estimator.machine.memory_usable))
 
 
 def sweep(
@@ -482,7 +482,7 @@ def _offer_times(
     """Times of some layouts of a block, at these places of those that begin here, to all that keeps the best."""
     index = begin + place
     estimator, pp, m = state.estimator, block.rows.pp, block.columns.num_microbatches
-    regions, hop = block.columns.regions.as_made(itemgetter(index)), block.hop()[index]
+    regions, hop = block.columns.regions.map_columns(itemgetter(index)), block.hop()[index]
     pipeline = pipeline_times(estimator, regions, pipelines, pp, m, hop, memory.shape)
     step = step_times(estimator, pipeline, terms, tied, regions, pipelines, pp=pp, num_microbatches=m, hop=hop)
     flat, flat_memory = np.where(memory < inf, step, inf).reshape(-1), memory.reshape(-1)

@@ -221,8 +221,8 @@ class ParameterTable:
             tied=(pick(t.tied[0]), pick(t.tied[1])),
             zero=t.zero,
             program=t.program,
-            frozen=None if t.frozen is None else t.frozen.as_made(pick),
-            casts=None if t.casts is None else t.casts.as_made(pick),
+            frozen=None if t.frozen is None else t.frozen.map_columns(pick),
+            casts=None if t.casts is None else t.casts.map_columns(pick),
         ), pick(self.tied)
 
 

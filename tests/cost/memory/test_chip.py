@@ -251,7 +251,7 @@ def test_gradients_as_produced_may_stay_beside_accumulators_of_a_framework_that_
     estimator = estimator_of(chips=4, profile=profile)
     plan = plan_of(estimator, **knobs)
     (need, *_) = evaluate_memory(estimator, plan).needs(plan, uncertainty_of_memory(estimator.profile))
-    assert need.beside == copies * 2 * estimator.job.transformer.num_parameters
+    assert need.extra == copies * 2 * estimator.job.transformer.num_parameters
 
 
 @pytest.mark.parametrize(("zero", "kept"), [(1, 2), (2, 6), (3, 6)])
@@ -260,7 +260,7 @@ def test_a_framework_that_nobody_knows_may_keep_whole_in_a_pipeline_what_it_shar
     estimator = estimator_of(chips=4, profile="generic")
     plan = plan_of(estimator, pp=2, dp_shard=2, zero=zero)
     row = evaluate_memory(estimator, plan)
-    held = [each.beside for each in row.needs(plan, uncertainty_of_memory(estimator.profile))]
+    held = [each.extra for each in row.needs(plan, uncertainty_of_memory(estimator.profile))]
     whole = [float(elements) for elements in held_elements(row.of.terms, row.of.stages, sharded=False)]
     assert held == [kept * elements for elements in whole]
-    assert [each.beside for each in row.needs(plan, uncertainty_of_memory(profile_of("torch-fsdp2")))] == [0.0] * len(held)
+    assert [each.extra for each in row.needs(plan, uncertainty_of_memory(profile_of("torch-fsdp2")))] == [0.0] * len(held)

@@ -102,7 +102,7 @@ def test_neighbours_on_the_outermost_tier_set_the_pace_of_sends():
     graph = Graph(name="one", operators=(replace(operator, traffic=(own,)),), tensors=tensors)
     rows = compile_operators(graph, [(graph.operators[0], {dim: (dim,) for dim in operator.dims}, ())], setting())
     inner = sizes | {"h": np.array([2.0])}
-    found = operator_cost(rows, free_grid(sizes, [inner, sizes], 1), CPU).own[0]
+    found = operator_cost(rows, free_grid(sizes, [inner, sizes], 1), CPU).collectives[0]
     num_bytes = 4.0 * prod(size / (4 if dim == "h" else 1) for size, dim in own.extent)
     pair = collective_time(
         CollectiveKind.SEND_RECV, num_bytes, group_size=np.array([2.0]), inside=[np.ones(1), np.full(1, 2.0)], machine=CPU
