@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from perfmodel.cost.memory.forward_walk import walk_forward
-from perfmodel.cost.memory.live import Kept, LiveBytes, Term, Terms
+from perfmodel.cost.memory.live import LiveBytes, SavedTensor, Term, Terms
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.algebra.derive import ExchangePosition, ShardedGraph, extent_amount
@@ -51,7 +51,7 @@ class _Backward:
     region: Region
     operators: Sequence[Operator]
     terms: Terms
-    held: Sequence[Kept]
+    held: Sequence[SavedTensor]
     core: Collection[str]
     recompute: Recompute
     regathers: Collection[tuple[str, str]]
@@ -280,7 +280,7 @@ class _Backward:
 def backward_moments(
     sharded: ShardedGraph,
     profile: ExecutionProfile,
-    kept: Iterable[Kept],
+    kept: Iterable[SavedTensor],
     *,
     region: Region,
     recompute: Recompute,

@@ -90,7 +90,7 @@ def held_bytes(
 
 
 #: Bytes by what runs: (activations, receive buffers).
-Kept = dict[At, tuple[Any, Any]]
+ActivationBytes = dict[At, tuple[Any, Any]]
 
 
 def runs_at(rank: int, stages: Stages) -> tuple[At, ...]:
@@ -118,7 +118,7 @@ class Pipelining:
 
 def kept_memory(
     activations: ActivationTerms, stages: Stages, pipelining: Pipelining, profile: ExecutionProfile, *, activation_bytes: float
-) -> list[Kept]:
+) -> list[ActivationBytes]:
     """(activations, receive buffers) of each of the ranks told apart, as `kept_on_rank`. [byte]"""
     return [
         kept_by_moment(
@@ -145,7 +145,7 @@ def kept_by_moment(
     index: Column,
     live: LiveLayers,
     activation_bytes: float,
-) -> Kept:
+) -> ActivationBytes:
     """`kept_on_rank` with the blocks that are under way while each part of the rank runs."""
     # what comes before the blocks takes those of the rank for gone already
     alive = {
@@ -222,7 +222,7 @@ def kept_on_rank(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unreduced:
+class UnreducedGradients:
     """Gradients that wait, whole, for the last microbatch. [byte], with the allocator's share
 
     early    those that are there while most activations are
@@ -267,13 +267,13 @@ def unreduced_gradients(
     profile: ExecutionProfile,
     activation_bytes: float,
     factor: float = 1.0,
-) -> Unreduced:
-    """Unreduced gradients of one of the distinct ranks, if weights stay gathered; else none. `factor`: the allocator's.
+) -> UnreducedGradients:
+    """UnreducedGradients gradients of one of the distinct ranks, if weights stay gathered; else none. `factor`: the allocator's.
 
     They come to lie beside activations: a rank runs its virtual stages' backward passes from the last to the first.
     """
     if not keeps_gathered(terms.program):
-        return Unreduced()
+        return UnreducedGradients()
     size = sizes.whole_gradient * factor
     gradients = held_elements(terms, stages, sharded=False)[rank] * size
     keeps_sent = float(profile.stages.pipeline_keeps_boundaries)
@@ -298,7 +298,7 @@ def unreduced_gradients(
     is_converted = float(sizes.produced != sizes.whole_gradient)
     staying = stages.mean_block(tuple(stays - leaves for leaves, stays in activations.peaks), rank)
     own = (1.0 - is_converted) * (np.minimum(live.arriving, 1.0) * staying) * factor
-    return Unreduced(
+    return UnreducedGradients(
         early=early,
         later={At.BLOCKS: (gradients - reduced) + unsent, At.LAST: gradients + unsent, At.FIRST: (gradients - reduced) + unsent},
         freed=freed,

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from perfmodel.cost.memory.live import Kept, LiveBytes, Term, Terms
+from perfmodel.cost.memory.live import LiveBytes, SavedTensor, Term, Terms
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.algebra.derive import Amount, ShardedGraph
@@ -65,7 +65,7 @@ class _Forward:
     def reach(self, place: float) -> None:
         self.awaited = [(comes, term) for comes, term in self.awaited if comes > place]
 
-    def await_all(self, stays: Sequence[Kept]) -> None:
+    def await_all(self, stays: Sequence[SavedTensor]) -> None:
         """Set when gathered tensors and copies are ready: before their first reader runs."""
         made = {op.output.tensor: place for place, op in enumerate(self.operators)}
         places = {op.name: place for place, op in enumerate(self.operators)}
@@ -95,7 +95,7 @@ class _Forward:
             first = inputs[0].tensor if op.passes_gradient and len(inputs) == 1 else op.output.tensor
             self.storage[op.output.tensor] = self.storage.get(first, first)
 
-    def set_aside(self, stays: Sequence[Kept], *, keeps_handed: bool) -> None:
+    def set_aside(self, stays: Sequence[SavedTensor], *, keeps_handed: bool) -> None:
         twice = set() if keeps_handed else {each.tensor for each in stays if each.is_made_twice} & self.storage.keys()
         copies = {each.tensor for each in stays if each.is_dropped}
         for op in self.operators:
@@ -109,7 +109,7 @@ class _Forward:
                     # copies for each query head, which nothing keeps
                     beside.append(self.terms.number(read))
 
-    def run(self, stays: Sequence[Kept], *, keeps_handed: bool) -> None:
+    def run(self, stays: Sequence[SavedTensor], *, keeps_handed: bool) -> None:
         self.set_edges()
         self.await_all(stays)
         self.set_aside(stays, keeps_handed=keeps_handed)
@@ -151,7 +151,7 @@ def walk_forward(
     sharded: ShardedGraph,
     profile: ExecutionProfile,
     operators: Sequence[Operator],
-    stays: Sequence[Kept],
+    stays: Sequence[SavedTensor],
     *,
     keeps_handed: bool,
     terms: Terms,
@@ -167,7 +167,7 @@ def walk_forward(
 
 
 def forward_moments(
-    sharded: ShardedGraph, profile: ExecutionProfile, kept: Iterable[Kept], *, region: Region, recompute: Recompute, terms: Terms
+    sharded: ShardedGraph, profile: ExecutionProfile, kept: Iterable[SavedTensor], *, region: Region, recompute: Recompute, terms: Terms
 ) -> list[LiveBytes]:
     """Bytes that live while each operator of `region` runs forward for the first time, over what is kept of it."""
     stays = [each for each in kept if each.region == region.name]

@@ -6,22 +6,22 @@ from collections.abc import Set
 from dataclasses import replace
 from functools import partial
 
-from perfmodel.cost.memory.live import Kept
+from perfmodel.cost.memory.live import SavedTensor
 from perfmodel.parallel.algebra.derive import ShardedGraph, amount_of, extent_amount
 from perfmodel.parallel.algebra.sharding import gradient_layout
 
 
-def kept_tensors(sharded: ShardedGraph, regathers: Set[tuple[str, str]], core: Set[str], *, alone: Set[str]) -> list[Kept]:
+def kept_tensors(sharded: ShardedGraph, regathers: Set[tuple[str, str]], core: Set[str], *, alone: Set[str]) -> list[SavedTensor]:
     """Saved tensors, each once in each layout.
 
     A recomputed group is a function under a checkpoint: what leaves it is kept, for it is read outside. Operators recomputed one by one
     (`alone`: those named by themselves, torch's selective checkpointing) are run again for whoever needs what they make.
     """
     graph, shardings = sharded.graph, sharded.shardings
-    found: dict[tuple[str, object], Kept] = {}
+    found: dict[tuple[str, object], SavedTensor] = {}
     for op, number, saved in ((each, number, saved) for each in graph.operators for number, saved in enumerate(each.saved)):
         in_core, itemsize = op.name in core, graph.itemsize(op, saved)
-        new = partial(Kept, region=op.layer, holders=(op.name,))
+        new = partial(SavedTensor, region=op.layer, holders=(op.name,))
         if saved.of is None:
             amount = extent_amount(op, shardings[op.name], saved.extent, scale=itemsize)
             found[op.name, number] = new(tensor=op.name, amount=amount, is_dropped=in_core, is_made_twice=False)

@@ -20,7 +20,7 @@ BLOCKS = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class SavedTensor:
     """A tensor that autograd keeps from forward to backward, in one layout.
 
     holders         operators whose backward reads it

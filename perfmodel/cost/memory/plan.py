@@ -11,9 +11,9 @@ import numpy as np
 
 from perfmodel.cost.memory.chip import (
     MEMORY,
-    Kept,
+    ActivationBytes,
     Pipelining,
-    Unreduced,
+    UnreducedGradients,
     base_memory,
     fixed_memory,
     kept_memory,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Holding:
+class MemoryTerms:
     """Terms of the memory of pipeline ranks, as numbers or as columns.
 
     static         (weights, gradients, optimizer, gathered parameters) of each of the ranks that `Stages` tells apart
@@ -70,13 +70,13 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RankHolding:
+class RankMemoryTerms:
     """Memory of one rank: static memory, moments, gradients that wait, and memory that always waits."""
 
     static: tuple[Any, Any, Any, Any]
     fixed: Column
     moments: list[Moment]
-    unreduced: Unreduced
+    unreduced: UnreducedGradients
     waiting: Column
     factor: float
     outside: Column
@@ -87,7 +87,7 @@ class RankHolding:
         return base_memory(most, self.fixed, self.waiting, factor=self.factor, outside=self.outside)
 
 
-def rank_holding(of: Holding, rank: int, live: LiveLayers, *, of_live: Stages | None = None) -> RankHolding:
+def rank_memory_terms(of: MemoryTerms, rank: int, live: LiveLayers, *, of_live: Stages | None = None) -> RankMemoryTerms:
     """Memory of one of the distinct ranks, with these blocks in flight.
 
     of_live   stages with an entry for each of `live`, where these are more than those of `of`
@@ -103,7 +103,7 @@ def rank_holding(of: Holding, rank: int, live: LiveLayers, *, of_live: Stages | 
         profile=profile,
         activation_bytes=of.activation_bytes,
     )
-    unreduced = Unreduced()
+    unreduced = UnreducedGradients()
     if keeps_gathered(terms.program):
         unreduced = unreduced_gradients(
             activations,
@@ -128,7 +128,7 @@ def rank_holding(of: Holding, rank: int, live: LiveLayers, *, of_live: Stages | 
         is_scattered=of.is_scattered,
         profile=profile,
     )
-    return RankHolding(
+    return RankMemoryTerms(
         static=of.static[rank],
         fixed=fixed_memory(of.static[rank]),
         moments=moments,
@@ -146,10 +146,10 @@ class MemoryRow:
     total   of each rank   [byte]
     """
 
-    of: Holding
+    of: MemoryTerms
     pipelining: Pipelining
-    kept: list[Kept]
-    ranks: tuple[RankHolding, ...]
+    kept: list[ActivationBytes]
+    ranks: tuple[RankMemoryTerms, ...]
     total: tuple[Any, ...]
     _peaks: dict[int, Peak] = field(default_factory=dict, repr=False)
 
@@ -163,7 +163,7 @@ class MemoryRow:
         """Memory needs of the ranks, by which the plan fits or not."""
         num_ranks = plan.layout.pp if plan.assignment is None else 1  # such a plan says what lies where
         more = imbalance_of(plan.job.model, num_ranks, self.of.stages, uncertainty)
-        beside = besides_of(self.of, uncertainty)
+        beside = extra_memory(self.of, uncertainty)
         return tuple(
             RankNeed(
                 total=entry(total, column),
@@ -189,7 +189,7 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
         num_between=stages.num_ranks - 2,
     )
     num_replicas = scalar(replicas(columns.grid))
-    of = Holding(
+    of = MemoryTerms(
         activations=once(activations, ("scalars",), lambda: activations_as(activations, scalar)),
         terms=terms,
         stages=stages,
@@ -212,7 +212,7 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
         live=live,
     )
     kept = kept_memory(of.activations, stages, pipelining, profile, activation_bytes=of.activation_bytes)
-    ranks = tuple(rank_holding(of, rank, live[rank]) for rank in range(stages.num_ranks))
+    ranks = tuple(rank_memory_terms(of, rank, live[rank]) for rank in range(stages.num_ranks))
     return MemoryRow(of=of, pipelining=pipelining, kept=kept, ranks=ranks, total=tuple(map(most_reserved, ranks, kept)))
 
 
@@ -225,14 +225,14 @@ def imbalance_of(
     return (1.0,) * stages.num_ranks
 
 
-def besides_of(of: Holding, uncertainty: MemoryUncertainty) -> Sequence[Any]:
+def extra_memory(of: MemoryTerms, uncertainty: MemoryUncertainty) -> Sequence[Any]:
     """Memory that may be needed in addition to the prediction, on each of the distinct ranks. [byte]"""
     if not uncertainty.of_unseen:
         return (0.0,) * of.stages.num_ranks
     return outside_memory(of.terms, of.stages, of.sizes, num_replicas=of.num_replicas)
 
 
-def most_reserved(rank: RankHolding, kept: Kept) -> Any:
+def most_reserved(rank: RankMemoryTerms, kept: ActivationBytes) -> Any:
     """Peak memory of a rank. [byte]"""
     found = (
         reserved_memory((activations + received) * rank.factor, rank.base(at, kept), rank.unreduced.at(at))
@@ -309,7 +309,7 @@ class Peak:
     largest: Sequence[int]
 
 
-def peak_of(rank: RankHolding, kept: Kept) -> Peak:
+def peak_of(rank: RankMemoryTerms, kept: ActivationBytes) -> Peak:
     cases: list[tuple[Moment, At, Any, Any]] = []
     totals: list[Column] = []
     for moment in rank.moments:
@@ -328,7 +328,9 @@ def peak_of(rank: RankHolding, kept: Kept) -> Peak:
     return Peak(cases=cases, largest=table.argmax(axis=0).tolist())
 
 
-def memory_by_class(rank: RankHolding, kept: Kept, peak: Peak | None = None, column: int = 0) -> tuple[str, dict[str, float]]:
+def memory_by_class(
+    rank: RankMemoryTerms, kept: ActivationBytes, peak: Peak | None = None, column: int = 0
+) -> tuple[str, dict[str, float]]:
     """The moment of the peak, and the bytes that live then by class: what is allocated, without what the allocator holds beyond.
 
     peak   `peak_of` the rank

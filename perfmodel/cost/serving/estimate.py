@@ -298,7 +298,7 @@ def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
     notes += _copies_notes(estimator, plan)
     cached = memory.sequence_bytes * min(running, float(served.capacity[at])) / plan.attention_dp
     if float(served.capacity[at]) > _at(memory.sequences, at):  # the engine takes what has room at present, until there is none
-        cached = np.minimum(cached, np.maximum(memory.room, 0.0))
+        cached = np.minimum(cached, np.maximum(memory.cache_capacity, 0.0))
     held = {
         "weights": memory.weights, "cache": cached,
         "activations": memory.activations, "graphs": memory.graphs, "context": memory.context, "reserve": memory.reserve,
@@ -385,7 +385,7 @@ def _wanted(job: ServingJob, plan: ServingPlan) -> float:
 def _does_not_fit(memory: ServingMemory, at: int) -> str:
     from perfmodel.foundation.units import format_bytes
 
-    weights, usable, room = (_at(each, at) for each in (memory.weights, memory.usable, memory.room))
+    weights, usable, room = (_at(each, at) for each in (memory.weights, memory.usable, memory.cache_capacity))
     if room > 0:
         return f"does not fit: no request of full length has room in the {format_bytes(room)} that weights leave on each chip"
     beside = sum(_at(each, at) for each in (memory.activations, memory.graphs, memory.context, memory.reserve))

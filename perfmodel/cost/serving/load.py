@@ -54,7 +54,7 @@ class ServedLoad:
     is_saturated: Array
 
 
-def marching(requests: Requests, scheduling: Scheduling) -> Array:
+def lockstep_share(requests: Requests, scheduling: Scheduling) -> Array:
     """Share s of clients of a closed loop that run in lockstep: the engine's only if all answers have one length.
 
     Prefill first, answers of one length: who was prefilled together ends together, wave after wave. Answers of n lengths, each as likely:
@@ -76,7 +76,7 @@ def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling,
         X    = b / E2E                                      requests a second (Little's law)
         over capacity: TTFT += (c - K) / X
 
-    h0 `first_token_time`, m `border_steps`, s `marching`, q prompts that share a step (1 but under heavy load). The latency without
+    h0 `first_token_time`, m `border_steps`, s `lockstep_share`, q prompts that share a step (1 but under heavy load). The latency without
     its queue does not depend on s: marching in step moves time from the decode steps to the first token. Chunked, a decode step takes
     no longer than one with prompts, so that TPOT <= D t_mixed / (O - 1): where answers are short the rest is a wait of prompts for one
     another, before the first token.
@@ -89,7 +89,7 @@ def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling,
     b = np.minimum(c, K)
     served = fill_steps(times, requests, scheduling, b)
     D, tokens_after = decode_steps(requests, scheduling), np.maximum(requests.output.mean - 1, 1.0)
-    s, others = marching(requests, scheduling), np.maximum(b - served.together, 0.0)
+    s, others = lockstep_share(requests, scheduling), np.maximum(b - served.together, 0.0)
 
     front = scheduling.first_token_time + served.prompt + scheduling.border_steps * served.decode
     wave = s * others * served.alongside

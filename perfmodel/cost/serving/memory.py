@@ -101,7 +101,7 @@ def cache_shape(model: TransformerConfig) -> CacheShape:
 class ServingMemory:
     """[byte] of the fullest chip, columns over plans; sequences and tokens of one replica.
 
-    room            for the cache
+    cache_capacity  free for the cache
     tokens          that fit, of sequences of mean length
     sequences       of mean length that fit at once
     usable          by the cache and all that lies beside it
@@ -112,7 +112,7 @@ class ServingMemory:
     graphs: Column
     context: Column
     reserve: Column
-    room: Column
+    cache_capacity: Column
     sequence_bytes: Column
     sequences: Column
     usable: Column
@@ -164,8 +164,8 @@ def serving_memory(
     reserve = engine_reserve(engine, chips=of_stage * pp, attention_dp=attention_dp, max_tokens=max_tokens)
     beside = weights + activations + graphs + context + reserve
     fraction = engine.memory.memory_fraction
-    room = fraction * (capacity - beside) if engine.memory.fraction_of_free else fraction * capacity - beside
-    usable = np.minimum(beside + room, capacity) if engine.memory.fraction_of_free else fraction * capacity
+    cache_capacity = fraction * (capacity - beside) if engine.memory.fraction_of_free else fraction * capacity - beside
+    usable = np.minimum(beside + cache_capacity, capacity) if engine.memory.fraction_of_free else fraction * capacity
     block = engine.memory.block_tokens * dcp  # of each chip that shares the tokens a block
     whole = np.ceil(np.asarray(tokens_of_sequence, dtype=float) / block) * block
     cached = cache_shape(model).tokens_bytes(whole, tp=tp, kv_heads=model.num_key_value_heads, cache_bytes=itemsize(cache), dcp=dcp)
@@ -177,9 +177,9 @@ def serving_memory(
         graphs=graphs,
         context=context,
         reserve=reserve,
-        room=room,
+        cache_capacity=cache_capacity,
         sequence_bytes=sequence_bytes,
-        sequences=np.maximum(room, 0.0) / sequence_bytes * attention_dp,
+        sequences=np.maximum(cache_capacity, 0.0) / sequence_bytes * attention_dp,
         usable=usable,
     )
 

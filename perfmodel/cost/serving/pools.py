@@ -31,7 +31,7 @@ class ServedPools:
     prefill_fits    weights and one prompt have room on a prefill worker
     """
 
-    found: DisaggregatedLoad
+    disaggregated: DisaggregatedLoad
     prefill_memory: ServingMemory
     decode_memory: ServingMemory
     capacity: Array
@@ -87,7 +87,7 @@ def serve_pools(
     """The load of `job` on every pair of pools; `concurrency`: that of each, in place of the job's."""
     of = pools_inputs(estimator, job, pools, distinct_experts=distinct_experts)
     clients = concurrency if concurrency is not None else None if job.concurrency is None else float(job.concurrency)
-    found = disaggregated(
+    pooled = disaggregated(
         of.prefill_times,
         of.decode_times,
         Requests.of_job(job),
@@ -100,7 +100,7 @@ def serve_pools(
         rate=None if clients is not None else job.rate,
     )
     return ServedPools(
-        found=found,
+        disaggregated=pooled,
         prefill_memory=of.prefill_memory,
         decode_memory=of.decode_memory,
         capacity=of.capacity,
@@ -151,9 +151,9 @@ def predict_pools(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
     assert pools is not None
     notes = _check_workers(estimator, pools)
     served = serve_pools(estimator, job, [pools], distinct_experts=distinct_experts)
-    found, workers = served.found, float(pools.decode_workers)
+    pooled, workers = served.disaggregated, float(pools.decode_workers)
     shared = ("running", "queue", "requests_per_second", "tokens_per_second")
-    load = replace(found.load, **{name: getattr(found.load, name) / workers for name in shared})
+    load = replace(pooled.load, **{name: getattr(pooled.load, name) / workers for name in shared})
     columns = ServedPlans(
         load=load,
         memory=served.decode_memory,
@@ -165,8 +165,8 @@ def predict_pools(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
     answering = replace(pools.decode, replicas=pools.decode_workers)
     prediction = prediction_of(estimator, job, answering, columns, 0)
     notes.append(
-        f"prefill workers do {float(found.prefill_use[0]):.0%} of what they can, decode workers {float(found.decode_use[0]):.0%}; "
-        f"{float(found.matched_ratio[0]):.2g} prefill workers a decode worker would match"
+        f"prefill workers do {float(pooled.prefill_use[0]):.0%} of what they can, decode workers {float(pooled.decode_use[0]):.0%}; "
+        f"{float(pooled.matched_ratio[0]):.2g} prefill workers a decode worker would match"
     )
     if not served.prefill_fits[0]:
         notes.append("does not fit: the weights leave no room for a prompt on a prefill worker")

@@ -111,7 +111,7 @@ class GoodputLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class BatchLimits:
     """Limits of the sequences that run at once.
 
     max_sequences    by the engine's own limit
@@ -181,7 +181,7 @@ def simulate(
     times: ServingTimes | StepTable,
     requests: Requests,
     scheduling: Scheduling,
-    places: Places,
+    places: BatchLimits,
     *,
     concurrency: int | None = None,
     rate: float | None = None,
@@ -208,7 +208,7 @@ def run_engine(
     times: ServingTimes | StepTable,
     requests: Requests,
     scheduling: Scheduling,
-    places: Places,
+    places: BatchLimits,
     *,
     concurrency: int | None = None,
     rate: float | None = None,
@@ -238,7 +238,7 @@ def run_engine(
     return engine.run(before, wanted, stopping)
 
 
-def table_of(times: ServingTimes, requests: Requests, scheduling: Scheduling, places: Places, concurrency: int | None) -> StepTable:
+def table_of(times: ServingTimes, requests: Requests, scheduling: Scheduling, places: BatchLimits, concurrency: int | None) -> StepTable:
     """The step times that a run looks up."""
     most = places.max_sequences if concurrency is None else min(places.max_sequences, concurrency)
     longest = float(requests.prompt.most + requests.output.most)
@@ -260,7 +260,7 @@ class _Engine:
         table: StepTable,
         requests: Requests,
         scheduling: Scheduling,
-        places: Places,
+        places: BatchLimits,
         concurrency: int | None,
         rate: float | None,
         seed: int,

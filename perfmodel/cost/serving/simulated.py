@@ -17,8 +17,8 @@ from perfmodel.cost.serving.pools import pools_inputs, predict_plan
 from perfmodel.cost.serving.requests import Requests
 from perfmodel.cost.serving.simulate import (
     ROUNDS,
+    BatchLimits,
     GoodputLimits,
-    Places,
     RunRecord,
     SimulatedLoad,
     StoppingRule,
@@ -183,7 +183,7 @@ def simulate_replicas(
     shares = [(clients + 1, more), (clients, plan.replicas - more)] if job.concurrency is not None else [(0, plan.replicas)]
     requests, places = (
         Requests.of_job(job),
-        Places(
+        BatchLimits(
             max_sequences=(plan.max_batch or estimator.engine.scheduling.max_batch) * plan.attention_dp,
             cache_tokens=prediction.max_sequences * tokens,
             block_tokens=estimator.engine.memory.block_tokens,
