@@ -89,8 +89,8 @@ def fit_host_times(
     counts = np.where(counts < 1e-6, 0.0, counts)
     scaled = counts / measured[:, None]
     norms = np.maximum(np.linalg.norm(scaled, axis=0), 1e-300)
-    found, _ = nnls(scaled / norms, (measured - without) / measured)
-    times = {event: rounded(float(time)) for event, time in zip(EVENTS, found / norms, strict=True)}
+    solution, _ = nnls(scaled / norms, (measured - without) / measured)
+    times = {event: rounded(float(time)) for event, time in zip(EVENTS, solution / norms, strict=True)}
     result = replace(bare, launch_time=times.pop(LAUNCH), host_times={event: time for event, time in times.items() if time > 0})
     errors = np.abs(processor_times(plans, cluster, result, profile) / measured - 1.0)
     return replace(

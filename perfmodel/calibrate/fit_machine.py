@@ -338,7 +338,7 @@ def _fit_one_attention(
 
 def _fit_weights(samples: Sequence[WeightSample], peaks: Mapping[str, float], record: _Record) -> dict[str, float]:
     """Bandwidth at which weights come from memory: of a matrix times a vector, and t - 2 m n k / R = V / B of a few rows."""
-    found = {}
+    bandwidths = {}
     for name, is_vector in ((VECTOR_BANDWIDTH, True), (WEIGHT_BANDWIDTH, False)):
         chosen = [sample for sample in samples if (sample.rows == 1) == is_vector]
         if chosen:
@@ -350,10 +350,10 @@ def _fit_weights(samples: Sequence[WeightSample], peaks: Mapping[str, float], re
             num_bytes = elements * _array(itemsize(sample.dtype) for sample in chosen)
             per_byte = float(np.median((time - computed) / num_bytes))
             if per_byte > 0:
-                found[name] = rounded(1.0 / per_byte, 6)
+                bandwidths[name] = rounded(1.0 / per_byte, 6)
                 record.points[name] = len(chosen)
                 record.errors[name] = round(float(np.median(relative_errors(computed + num_bytes * per_byte, time))), 4)
-    return found
+    return bandwidths
 
 
 def _fit_decoding(samples: Sequence[DecodeSample], peaks: dict[str, float], record: _Record) -> dict[str, DecodeAttentionModel]:

@@ -125,7 +125,7 @@ def fit_logarithm(
 
     logarithm = np.log(time)
     scale = np.maximum(np.abs(np.array(start)), 0.05 * (np.array(upper) - np.array(lower)))
-    found = least_squares(
+    result = least_squares(
         lambda parameters: (np.log(predict(parameters)) - logarithm) * weight,
         start,
         bounds=(lower, upper),
@@ -134,7 +134,7 @@ def fit_logarithm(
         f_scale=OUTLIER,
         diff_step=1e-3,
     )
-    return np.asarray(found.x)
+    return np.asarray(result.x)
 
 
 def fit_linear(columns: Array, time: Array) -> Array:
@@ -207,7 +207,7 @@ def fit_matmul(table: MatmulTable, cluster: Cluster, dtype: Dtype, *, tiles: Til
             tiles=tiles,
         )
 
-    found = fit_logarithm(
+    parameters = fit_logarithm(
         lambda x: predict_matmul(model(x), table, cluster, dtype),
         table.time,
         start=(0.8, 80, 0.2, 0.9, 3, 3, 0.1, 0.6, 8),
@@ -215,7 +215,7 @@ def fit_matmul(table: MatmulTable, cluster: Cluster, dtype: Dtype, *, tiles: Til
         upper=(1.2, 600, 1, 1.2, 20, 8, 1, 2, 11.5),
         weight=weight / weight.mean(),
     )
-    return model(found)
+    return model(parameters)
 
 
 def predict_attention(model: AttentionModel, table: AttentionTable, cluster: Cluster, dtype: Dtype) -> Array:
@@ -251,14 +251,14 @@ def fit_attention(
             backward_rate=backward_rate,
         )
 
-    found = fit_logarithm(
+    parameters = fit_logarithm(
         lambda x: predict_attention(model(x), table, cluster, dtype),
         table.time,
         start=(0.6, 20, 3, 14, 0.3, 0.5),
         lower=(0.1, 0, 0, 1, 0, 0.05),
         upper=(0.9, 200, 40, 60, 1, 2),
     )
-    return model(found)
+    return model(parameters)
 
 
 def predict_collective(model: CollectiveModel, kind: CollectiveKind, table: CollectiveTable, cluster: Cluster) -> Array:
@@ -287,7 +287,7 @@ def fit_collective(table: CollectiveTable, kind: CollectiveKind, cluster: Cluste
             ramp_exponent=REDUCE_RAMP_EXPONENT,
         )
 
-    found = fit_logarithm(
+    parameters = fit_logarithm(
         lambda x: predict_collective(model(x), kind, table, cluster),
         table.time,
         start=(8, 1, 0.8, 0.4, 0.3, 10, 0.6, 2),
@@ -295,4 +295,4 @@ def fit_collective(table: CollectiveTable, kind: CollectiveKind, cluster: Cluste
         upper=(60, 30, 1.0, 1.5, 3, 100, 1.0, 60),
         weight=np.sqrt(table.ranks / table.ranks.mean()),
     )
-    return model(found)
+    return model(parameters)

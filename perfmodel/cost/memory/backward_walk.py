@@ -29,7 +29,7 @@ class _Storage:
     """
 
     terms: tuple[Term, ...]
-    whole: tuple[Term, ...] = ()
+    full_gradient: tuple[Term, ...] = ()
     is_arrived: bool = False
     references: int = 1
 
@@ -41,7 +41,7 @@ class _Backward:
     held, core   what is kept of the region, and the operators that selective recomputation runs again
     lives        what is kept or made again, with the operators whose backward passes it lives for
     remaining    operators whose backward passes have not run
-    is_made      recomputation has run, or there is none
+    is_recomputed      recomputation has run, or there is none
     waiting      products whose weight gradients are delayed, with these and the gradient of their output
     live         what lives now; gradients: those of tensors that have arrived
     """
@@ -51,7 +51,7 @@ class _Backward:
     region: Region
     operators: Sequence[Operator]
     terms: Terms
-    held: Sequence[SavedTensor]
+    saved: Sequence[SavedTensor]
     core: Collection[str]
     recompute: Recompute
     regathers: Collection[tuple[str, str]]
@@ -60,8 +60,8 @@ class _Backward:
     delays_weight_gradients: bool
     lives: list[tuple[Term, set[str]]] = field(default_factory=list)
     remaining: set[str] = field(default_factory=set)
-    is_made: bool = False
-    waiting: list[tuple[Operator, list[Term], _Storage | None]] = field(default_factory=list)
+    is_recomputed: bool = False
+    delayed: list[tuple[Operator, list[Term], _Storage | None]] = field(default_factory=list)
     live: LiveBytes = field(default_factory=dict)
     moments: list[LiveBytes] = field(default_factory=list)
     gradients: dict[str, _Storage] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class _Backward:
     def run(self) -> None:
         graph, operators = self.sharded.graph, self.operators
         self.remaining = {op.name for op in operators}
-        self.is_made = self.recompute is Recompute.NONE
+        self.is_recomputed = self.recompute is Recompute.NONE
         self.set_lives(self.core if self.recompute is Recompute.SELECTIVE else ())
         for op in operators:
             is_read_later = any(reader.layer != self.region.name for reader, _ in graph.consumers(op.output.tensor))
@@ -116,7 +116,7 @@ class _Backward:
                 is_past_experts = True
                 self.make_weight_gradients()
             incoming = self.arrived(op) if lazily else None
-            if not self.is_made:
+            if not self.is_recomputed:
                 self.run_again_for(op, lazily=lazily)
             self.step(op, incoming if lazily else self.arrived(op))
         self.make_weight_gradients()
@@ -125,14 +125,14 @@ class _Backward:
         """Set how long saved tensors live. The output of a recomputed function lives for its readers, what it saves for the function, and
         its inputs for all of it, in addition to copies that it makes."""
         inside = [op for op in self.operators if op.name in core]
-        made = {op.output.tensor for op in inside}
-        for kept in self.held:
+        outputs = {op.output.tensor for op in inside}
+        for kept in self.saved:
             term, holders = self.terms.number(kept.amount), set(kept.holders)
             within = holders.intersection(core)
             if kept.is_made_twice and core:
                 self.lives.append((term, within))
                 holders -= within
-            if within and not kept.is_dropped and kept.tensor not in made and self.sharded.graph.producer(kept.tensor) is not None:
+            if within and not kept.is_dropped and kept.tensor not in outputs and self.sharded.graph.producer(kept.tensor) is not None:
                 holders |= {inside[0].name}
             self.lives.append((term, holders))
 
@@ -140,27 +140,27 @@ class _Backward:
         """Forward again, if the operator is the first in backward that needs what recomputation makes."""
         if self.recompute is Recompute.FULL and not (lazily and op.passes_gradient):
             given = self.sharded.entering[self.region.name]
-            lives, made, operators = [kept for kept in self.held if kept.tensor not in given], self.held, self.operators
+            lives, recomputed, operators = [kept for kept in self.saved if kept.tensor not in given], self.saved, self.operators
             keeps_handed = False
-        elif op.name in self.core or any(kept.is_dropped and op.name in kept.holders for kept in self.held):
-            lives = made = [kept for kept in self.held if kept.is_dropped or kept.is_made_twice]
-            operators = [each for each in self.operators if each.name in self.core]
+        elif op.name in self.core or any(kept.is_dropped and op.name in kept.holders for kept in self.saved):
+            lives = recomputed = [kept for kept in self.saved if kept.is_dropped or kept.is_made_twice]
+            operators = [operator for operator in self.operators if operator.name in self.core]
             keeps_handed = True
         else:
             return
-        self.is_made = True
+        self.is_recomputed = True
         self.add(self.terms.number(kept.amount) for kept in lives)
         if lazily:
-            last = max((place for place, each in enumerate(operators) if each.saved), default=-1)
+            last = max((index for index, operator in enumerate(operators) if operator.saved), default=-1)
             # what keeps nothing but its inputs need not run for them
             runs = last >= 0 and any(saved.of is None or saved.of == len(operators[last].inputs) for saved in operators[last].saved)
             operators = operators[: last + runs]
-        for moment in walk_forward(self.sharded, self.profile, operators, made, keeps_handed=keeps_handed, terms=self.terms):
+        for moment in walk_forward(self.sharded, self.profile, operators, recomputed, keeps_handed=keeps_handed, terms=self.terms):
             self.moments.append({term: self.live.get(term, 0.0) + moment.get(term, 0.0) for term in {**self.live, **moment}})
 
     def make_weight_gradients(self) -> None:
         """Delayed weight gradients, one after another: until its turn each keeps its input and the gradient of its output."""
-        for op, weight_terms, incoming in self.waiting:
+        for op, weight_terms, incoming in self.delayed:
             self.note(weight_terms)
             self.add(weight_terms)
             if incoming is not None:
@@ -168,7 +168,7 @@ class _Backward:
             self.add(self.freed_after(op), -1.0)
             if not self.keeps_weight_gradients:
                 self.add(weight_terms, -1.0)
-        self.waiting.clear()
+        self.delayed.clear()
 
     def step(self, op: Operator, incoming: _Storage | None) -> None:
         """An operator's backward pass, from the gradient of its output to those of its inputs."""
@@ -181,52 +181,57 @@ class _Backward:
             return
         weight_terms = [terms.operand(op, operand) for operand in weights] if op.makes_weight_gradients else []
         if is_delayed:
-            self.waiting.append((op, weight_terms, incoming))
+            self.delayed.append((op, weight_terms, incoming))
             weight_terms = []
         inputs = [operand for operand in op.inputs if graph.makes_gradient(operand)]
-        made: list[tuple[Operand, _Storage]] = []
+        input_gradients: list[tuple[Operand, _Storage]] = []
         if op.passes_gradient:
             if incoming is not None:
                 incoming.references += len(inputs)
-                made = [(operand, incoming) for operand in inputs]
+                input_gradients = [(operand, incoming) for operand in inputs]
         else:
             for operand in inputs:
                 is_stored = graph.tensors[operand.tensor].is_stored
-                made.append((operand, _Storage((terms.operand(op, operand),) if is_stored else (), whole=self.whole(op, operand))))
+                input_gradients.append(
+                    (
+                        operand,
+                        _Storage((terms.operand(op, operand),) if is_stored else (), full_gradient=self.full_gradient_of(op, operand)),
+                    )
+                )
             if op.name != graph.loss:  # the loss is a moment of its own: the execution profile knows its copies
-                self.note(weight_terms, self.beside(op), *(storage.terms for _, storage in made))
-            for _, storage in made:
+                self.note(weight_terms, self.temporary_terms(op), *(storage.terms for _, storage in input_gradients))
+            for _, storage in input_gradients:
                 self.add(storage.terms)
         self.add(weight_terms)
         if incoming is not None and not is_delayed:
             self.free(incoming)
         self.add(freed, -1.0)
-        for operand, storage in made:
+        for operand, storage in input_gradients:
             self.arrive(operand, storage)
         if not self.keeps_weight_gradients:
             self.add(weight_terms, -1.0)
 
-    def whole(self, op: Operator, operand: Operand) -> tuple[Term, ...]:
+    def full_gradient_of(self, op: Operator, operand: Operand) -> tuple[Term, ...]:
         """The gradient of a tensor of which the operator reads a piece."""
         if operand.tensor not in op.parts:
             return ()
         itemsize = self.sharded.graph.tensors[operand.tensor].itemsize * op.parts[operand.tensor]
         return (self.terms.number(self.sharded.operand_bytes(op, operand, itemsize=itemsize, is_expanded=False)),)
 
-    def beside(self, op: Operator) -> list[Term]:
+    def temporary_terms(self, op: Operator) -> list[Term]:
         """Terms of an operator alone while its backward pass runs: inputs gathered again, and workspaces."""
         sharded, number = self.sharded, self.terms.number
-        found = [
+        terms = [
             number(self.terms.size(op, operand), sharded.axes_of(operand.tensor, Pass.FORWARD))
             for operand in op.inputs
             if (operand.tensor, op.name) in self.regathers
         ]
         sharding = sharded.shardings[op.name]
-        found += [number(extent_amount(op, sharding, data.extent, scale=sharded.graph.itemsize(op, data))) for data in op.scratch]
+        terms += [number(extent_amount(op, sharding, data.extent, scale=sharded.graph.itemsize(op, data))) for data in op.scratch]
         if op.kind == "embedding":
             # of tokens whose rows other ranks hold the gradient is masked, in a copy
-            found.append(number(self.terms.size(op, op.output), sharded.left[op.output.tensor].partial))
-        return [*found, *2 * self.terms.streamed(op)]  # keys and values, and their gradients
+            terms.append(number(self.terms.size(op, op.output), sharded.left[op.output.tensor].partial))
+        return [*terms, *2 * self.terms.streamed(op)]  # keys and values, and their gradients
 
     def arrive(self, operand: Operand, storage: _Storage) -> None:
         """A gradient of a tensor: added to what other readers of it have sent."""
@@ -234,7 +239,7 @@ class _Backward:
         if before is None:
             self.gradients[operand.tensor] = storage
             return
-        total = _Storage(storage.terms or before.terms, whole=storage.whole)
+        total = _Storage(storage.terms or before.terms, full_gradient=storage.full_gradient)
         self.add(total.terms)
         self.note()
         self.free(before)
@@ -247,26 +252,26 @@ class _Backward:
         storage = self.gradients.pop(tensor, None)
         if storage is None:
             return None
-        if storage.whole:
-            whole = _Storage(storage.whole)
-            self.add(whole.terms)
+        if storage.full_gradient:
+            full = _Storage(storage.full_gradient)
+            self.add(full.terms)
             self.note()
             self.free(storage)
-            storage = whole
+            storage = full
         # tensors that are added up before they are reduced have one gradient
         first = sharded.joined.get(tensor, tensor)
         together = [first, *(other for other, lead in sharded.joined.items() if lead == first)]
-        traffic = [t for each in together for t in sharded.traffic_of(each, Pass.BACKWARD)]
+        traffic = [t for name in together for t in sharded.traffic_of(name, Pass.BACKWARD)]
         if storage.is_arrived or not traffic or not sharded.graph.tensors[tensor].is_stored:
             return storage
-        own = self.terms.size(op, op.output)
-        result = _Storage((number(own),), is_arrived=True)
+        size = self.terms.size(op, op.output)
+        result = _Storage((number(size),), is_arrived=True)
         copies: list[Term] = []
         is_streamed = any(i in reader.streamed for reader, i in sharded.graph.consumers(tensor))
         if self.profile.kernels.redistribution_copies and not is_streamed:
             copies = [number(t.amount, t.axes) for t in traffic if t.kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER)]
         # one copy of it where no axis has more than one rank: then nothing is redistributed
-        self.note([number(own, frozenset(axis for t in traffic for axis in t.axes))], copies)
+        self.note([number(size, frozenset(axis for t in traffic for axis in t.axes))], copies)
         self.add(result.terms)
         self.free(storage)
         for other in together:
@@ -306,7 +311,7 @@ def backward_moments(
         region=region,
         operators=sharded.graph.operators_of(region.name),
         terms=terms,
-        held=[each for each in kept if each.region == region.name],
+        saved=[tensor for tensor in kept if tensor.region == region.name],
         core=core,
         recompute=recompute,
         regathers=regathers,

@@ -57,10 +57,10 @@ def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_re
     stored = [
         on_chip * (not sizes.hosts_weights) for on_chip in frozen_bytes(terms.frozen, stages, sharded=terms.program.holds_sharded_weights)
     ]
-    whole = frozen_bytes(terms.frozen, stages, sharded=False)
+    gathered_frozen = frozen_bytes(terms.frozen, stages, sharded=False)
     stays = float(keeps_gathered(terms.program))
     return [
-        (weights + stored[i], gradients, optimizer, gathered + stays * whole[i])
+        (weights + stored[i], gradients, optimizer, gathered + stays * gathered_frozen[i])
         for i, (weights, gradients, optimizer, gathered) in enumerate(held)
     ]
 
@@ -156,19 +156,19 @@ def kept_by_moment(
     # no logits where the most blocks are under way while another virtual stage runs
     has_output = 1.0 - np.minimum(live.fewer_at_last, 1.0)
     return {
-        each: kept_on_rank(
+        at: kept_on_rank(
             activations,
             stages,
             pipelining,
             profile,
             rank=rank,
             index=index,
-            live_blocks=alive[each],
+            live_blocks=alive[at],
             none_left=none_left_before(live, rank, pipelining.num_microbatches),
-            has_output=1.0 if each is At.LAST else has_output,
+            has_output=1.0 if at is At.LAST else has_output,
             activation_bytes=activation_bytes,
         )
-        for each in runs_at(rank, stages)
+        for at in runs_at(rank, stages)
     }
 
 
@@ -297,12 +297,12 @@ def unreduced_gradients(
     above = np.maximum(live.arriving - 1.0, 0.0)
     is_converted = float(sizes.produced != sizes.whole_gradient)
     staying = stages.mean_block(tuple(stays - leaves for leaves, stays in activations.peaks), rank)
-    own = (1.0 - is_converted) * (np.minimum(live.arriving, 1.0) * staying) * factor
+    of_block = (1.0 - is_converted) * (np.minimum(live.arriving, 1.0) * staying) * factor
     return UnreducedGradients(
         early=early,
         later={At.BLOCKS: (gradients - reduced) + unsent, At.LAST: gradients + unsent, At.FIRST: (gradients - reduced) + unsent},
         freed=freed,
-        coming=(ends + own, (ends + own) + above * (full * size)),
+        coming=(ends + of_block, (ends + of_block) + above * (full * size)),
         passed=above * (kept * factor),
         below=gradients - reduced - (stages.is_first(rank) * (1.0 - is_converted)) * (terms.full[0] * size),
     )
@@ -367,8 +367,8 @@ def waiting_memory(
     passes = 2.0 * num_microbatches - 1.0  # forward and backward up to the last forward, whose end is the peak
     collectives = np.minimum(profile.allocator.delayed_collectives, 2.0 * stages.blocks(rank) * passes)
     part = activations.boundary * float(is_scattered)
-    whole = activations.boundary * (tp if is_scattered else 1.0)
-    delayed = ((np.minimum(tp - 1.0, 1.0) * collectives) * activations.run_ahead) * (whole + part)
+    full = activations.boundary * (tp if is_scattered else 1.0)
+    delayed = ((np.minimum(tp - 1.0, 1.0) * collectives) * activations.run_ahead) * (full + part)
     later = np.minimum(num_microbatches - 1.0, 1.0)
     waiting = held_elements(terms, stages, sharded=False)[rank] * (sizes.produced * profile.allocator.waiting_gradient_fraction)
     return (delayed + later * waiting) + profile.allocator.workspace_bytes

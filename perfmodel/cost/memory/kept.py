@@ -18,13 +18,13 @@ def kept_tensors(sharded: ShardedGraph, regathers: Set[tuple[str, str]], core: S
     (`alone`: those named by themselves, torch's selective checkpointing) are run again for whoever needs what they make.
     """
     graph, shardings = sharded.graph, sharded.shardings
-    found: dict[tuple[str, object], SavedTensor] = {}
-    for op, number, saved in ((each, number, saved) for each in graph.operators for number, saved in enumerate(each.saved)):
+    saved_tensors: dict[tuple[str, object], SavedTensor] = {}
+    for op, number, saved in ((operator, number, saved) for operator in graph.operators for number, saved in enumerate(operator.saved)):
         in_core, itemsize = op.name in core, graph.itemsize(op, saved)
         new = partial(SavedTensor, region=op.layer, holders=(op.name,))
         if saved.of is None:
             amount = extent_amount(op, shardings[op.name], saved.extent, scale=itemsize)
-            found[op.name, number] = new(tensor=op.name, amount=amount, is_dropped=in_core, is_made_twice=False)
+            saved_tensors[op.name, number] = new(tensor=op.name, amount=amount, is_dropped=in_core, is_made_twice=False)
             continue
         operand = op.operands[saved.of]
         tensor, maker = operand.tensor, graph.producer(operand.tensor)
@@ -37,12 +37,12 @@ def kept_tensors(sharded: ShardedGraph, regathers: Set[tuple[str, str]], core: S
             layout = gradient_layout(shardings[op.name], operand).cuts
         made_in_core = maker is not None and maker.name in core
         is_dropped = made_in_core and (in_core or (maker is not None and maker.name in alone))
-        before = found.get((tensor, layout))
+        before = saved_tensors.get((tensor, layout))
         if before is not None:
             is_dropped = before.is_dropped and is_dropped
             is_made_twice = made_in_core and not is_dropped and (in_core or not core.isdisjoint(before.holders))
             holders, is_made_twice = (*before.holders, op.name), before.is_made_twice or is_made_twice
-            found[tensor, layout] = replace(before, holders=holders, is_dropped=is_dropped, is_made_twice=is_made_twice)
+            saved_tensors[tensor, layout] = replace(before, holders=holders, is_dropped=is_dropped, is_made_twice=is_made_twice)
             continue
         is_made_twice = made_in_core and in_core and not is_dropped
         if in_core and not made_in_core and op.is_product:
@@ -50,8 +50,8 @@ def kept_tensors(sharded: ShardedGraph, regathers: Set[tuple[str, str]], core: S
             single = sharded.operand_bytes(op, operand, itemsize=itemsize, is_expanded=False)
             if single.base < amount.base:
                 more = amount.scaled((amount.base - single.base) / amount.base)
-                found[tensor, layout] = new(tensor=tensor, amount=single, is_dropped=is_dropped, is_made_twice=True)
-                found[op.name, number] = new(tensor=tensor, amount=more, is_dropped=True, is_made_twice=False)
+                saved_tensors[tensor, layout] = new(tensor=tensor, amount=single, is_dropped=is_dropped, is_made_twice=True)
+                saved_tensors[op.name, number] = new(tensor=tensor, amount=more, is_dropped=True, is_made_twice=False)
                 continue
-        found[tensor, layout] = new(tensor=tensor, amount=amount, is_dropped=is_dropped, is_made_twice=is_made_twice)
-    return list(found.values())
+        saved_tensors[tensor, layout] = new(tensor=tensor, amount=amount, is_dropped=is_dropped, is_made_twice=is_made_twice)
+    return list(saved_tensors.values())

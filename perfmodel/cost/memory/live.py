@@ -72,22 +72,22 @@ class Terms:
 
     def streamed(self, op: Operator) -> list[Term]:
         """Blocks of other ranks that an operator holds while it runs."""
-        found = []
-        for operand in (op.inputs[place] for place in op.streamed):
+        terms = []
+        for operand in (op.inputs[index] for index in op.streamed):
             axes = self.sharded.axes_of(operand.tensor, Pass.FORWARD)
             if axes:
-                found.append(self.number(self.size(op, operand).scaled(BLOCKS), axes))
-        return found
+                terms.append(self.number(self.size(op, operand).scaled(BLOCKS), axes))
+        return terms
 
     def undominated(self, moments: Iterable[LiveBytes]) -> list[LiveBytes]:
         """Moments that no other one covers term by term, with one term for all amounts that differ in their base only: its factor is in
         bytes."""
-        found: list[LiveBytes] = []
+        remaining: list[LiveBytes] = []
         for moment in map(self._added_up, moments):
-            if any(_covers(other, moment) for other in found):
+            if any(_covers(other, moment) for other in remaining):
                 continue
-            found = [other for other in found if not _covers(moment, other)] + [moment]
-        return found
+            remaining = [other for other in remaining if not _covers(moment, other)] + [moment]
+        return remaining
 
     def _added_up(self, moment: LiveBytes) -> LiveBytes:
         total: LiveBytes = {}

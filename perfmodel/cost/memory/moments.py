@@ -65,8 +65,8 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: Execu
                 if (region, again) in program.peaks.delayed:
                     late = program.peaks.delayed[region, again]
                     leaving, staying = micro.peaks[late], micro.peaks[late + 1]
-                beside, exchanges = forward[-1] + kept[-1], sum(exchanged_passes(micro, profile, recompute, region)) > 0.0
-                leaving, staying = (np.where(exchanges, x + beside, y) for x, y in zip((leaving, staying), alone, strict=True))
+                overlapped, exchanges = forward[-1] + kept[-1], sum(exchanged_passes(micro, profile, recompute, region)) > 0.0
+                leaving, staying = (np.where(exchanges, x + overlapped, y) for x, y in zip((leaving, staying), alone, strict=True))
             else:
                 leaving, staying = alone
         elif (region, again) in program.peaks.forward:
@@ -75,8 +75,8 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: Execu
             forward.append(0.0 * micro.boundary)
         if it.is_block and carries_kept(profile, recompute):
             # what waits in the host's memory is here when its layer runs, and that of the next layer is on its way
-            here = IN_FLIGHT * kept[-1]
-            leaving, staying, forward[-1], kept[-1] = leaving + here, staying + here, forward[-1] + here, 0.0 * kept[-1]
+            in_flight = IN_FLIGHT * kept[-1]
+            leaving, staying, forward[-1], kept[-1] = leaving + in_flight, staying + in_flight, forward[-1] + in_flight, 0.0 * kept[-1]
         peaks.append((leaving, staying))
     return ActivationTerms(
         kept=tuple(kept),
@@ -153,8 +153,8 @@ def rank_moments(
         activation_bytes=activation_bytes,
     )
     program = terms.program
-    found = walk.sharded() if program.holds_sharded_weights and program.holds_sharded_gradients else walk.whole()
-    return [*found, walk.optimizer_step()] if sizes.optimizer_copy else found
+    moments = walk.sharded() if program.holds_sharded_weights and program.holds_sharded_gradients else walk.unsharded()
+    return [*moments, walk.optimizer_step()] if sizes.optimizer_copy else moments
 
 
 @dataclass(slots=True, kw_only=True)
@@ -208,13 +208,13 @@ class _Moments:
 
     def logits(self) -> Any:
         """The logits themselves, or their gradient, and what the loss works with."""
-        own: Column = self.activation_bytes
+        itemsize: Column = self.activation_bytes
         if self.profile.stages.pipeline_keeps_boundaries and self.activation_bytes >= FLOAT32_BYTES:
             # counted with what the schedule keeps, and the gradient is made in place of the softmax
-            own = self.stages.is_single * own
-        return self.a.logits * (self.profile.activations.loss_peak_bytes + own)
+            itemsize = self.stages.is_single * itemsize
+        return self.a.logits * (self.profile.activations.loss_peak_bytes + itemsize)
 
-    def whole(self) -> list[Moment]:
+    def unsharded(self) -> list[Moment]:
         """Weights and gradients stay whole all through the step, or weights stay gathered."""
         a, runs, sizes, regions = self.a, self.runs, self.sizes, self.regions
         # unreduced gradients that wait in the dtype in which they are made are added to at once, others at the end of their unit
@@ -343,11 +343,11 @@ class _Sharded:
 
     def _below(self) -> list[Any]:
         """Gathered weights of all regions before each, with the unit that lasts."""
-        found: list[Any] = [self.lasting]
+        below: list[Any] = [self.lasting]
         for i in range(self.last):
-            own = self._of(self.gathered, i)
-            found.append(own + found[-1] if i == 0 and self.has_first else self.runs[i] * own + found[-1])
-        return found
+            weights = self._of(self.gathered, i)
+            below.append(weights + below[-1] if i == 0 and self.has_first else self.runs[i] * weights + below[-1])
+        return below
 
     def _up_to(self, region: int, total: Column | None = None) -> Any:
         """Gathered weights of a region and of those before it, as they lie in forward, beside `total`."""
@@ -360,19 +360,19 @@ class _Sharded:
         return self.later_microbatch * self.total + (1.0 - self.later_microbatch) * so_far
 
     def moments(self) -> list[Moment]:
-        found: list[Moment] = []
+        moments: list[Moment] = []
         freed: Column = 0.0
         reduced: Column = 0.0
         for i in range(self.last, -1, -1):
             if i == self.last and self.has_last:
-                found += self._of_last_region(i)
+                moments += self._of_last_region(i)
             elif i == 0 and self.has_first:
-                found += self._of_first_region(freed, reduced)
+                moments += self._of_first_region(freed, reduced)
             else:
-                found += self._of_region(i, freed, reduced)
+                moments += self._of_region(i, freed, reduced)
             freed = freed - self.runs[i] * self.a.kept[i]
             reduced = reduced + (self.runs[i] * self.held[i] if self.rank.regions[i].is_block else self.held[i])
-        return found
+        return moments
 
     def _of_last_region(self, i: int) -> list[Moment]:
         """Its forward pass, the loss and its backward pass."""
@@ -388,7 +388,7 @@ class _Sharded:
             at_reduction = self.below[i]
         # of what the last region keeps the probabilities come after the logits
         before_loss = 0.0 if rank.profile.kernels.fused_cross_entropy else a.logits * (rank.activation_bytes - FLOAT32_BYTES)
-        own = -(has * a.kept[i])
+        freed = -(has * a.kept[i])
         none = self.gradients(0.0)
         return [
             Moment(
@@ -401,7 +401,7 @@ class _Sharded:
             Moment(
                 name=f"gathering of the {name}",
                 at=At.LAST,
-                freed=own,
+                freed=freed,
                 gathered=at_loss + untied * (has * (g + g_before)),
                 gradients=none,
             ),
@@ -410,7 +410,7 @@ class _Sharded:
             Moment(
                 name=f"reduction of the {name}'s gradients",
                 at=At.LAST,
-                freed=own,
+                freed=freed,
                 gathered=at_reduction,
                 temporary=a.boundary + untied * (self.full[i] * self.sizes.produced),
                 buffers=self.reduced[i] + self.later_microbatch * self.held[i],
@@ -427,7 +427,7 @@ class _Sharded:
         region, at, g = self.rank.regions[i], self.rank.at(i), self.gathered[i]
         name = f"the last {region.name}" if region.is_block else f"the {region.name}"
         some, several = np.minimum(self.runs[i], 1.0), self._several(i)
-        on_its_way = self._whole(beside(self.rank.regions, i, -1))
+        on_its_way = self._gathered_unit(beside(self.rank.regions, i, -1))
         gathered = some * g + self.is_tied * self._of_last(self.gathered) if self.frees else self._up_to(i)
         none = self.gradients(0.0)
         return [
@@ -435,7 +435,7 @@ class _Sharded:
                 name=f"gathering of {name}",
                 at=at,
                 freed=freed - some * self.a.kept[i],
-                gathered=gathered + (some * g + several * on_its_way) + (some - several) * self._whole(i - 1),
+                gathered=gathered + (some * g + several * on_its_way) + (some - several) * self._gathered_unit(i - 1),
                 gradients=none,
             ),
             Moment(
@@ -460,7 +460,7 @@ class _Sharded:
         if not self.frees:
             return runs * g + below, (runs - several) * g + below, g + below, 0.0
         follows, before = beside(self.rank.regions, i, -1), self._of(self.gathered, i - 1)
-        on_its_way = self._whole(follows)
+        on_its_way = self._gathered_unit(follows)
         last, first = (g + on_its_way) + self.lasting, g + before + self.lasting
         if follows != i:
             return last, last, first, 0.0
@@ -482,7 +482,7 @@ class _Sharded:
             kept, held = rank.of_round(i, a.kept), rank.of_round(i, self.held)
         at_last, at_previous, at_first, in_buffer = self._gathered_backward(i)
         after = self.reduced[i + 1] if i < self.last else 0.0
-        if region.is_block and sum(each.is_block for each in rank.regions) > 1:
+        if region.is_block and sum(other.is_block for other in rank.regions) > 1:
             peak = np.minimum(runs, 1.0) * peak
         backward = Moment(
             name=f"backward of the last {name}" if region.is_block else f"backward of the {name}",
@@ -493,13 +493,13 @@ class _Sharded:
             buffers=after,
             gradients=self.gradients(so_far),
         )
-        found = [*self._forward_of_region(i, gone), backward]
+        moments = [*self._forward_of_region(i, gone), backward]
         if not region.is_block:
-            return found
+            return moments
         several, leaves = self._several(i), beside(rank.regions, i, 1)
         leaving = (self.reduced[leaves] if leaves <= self.last else 0.0) * several
         return [
-            *found,
+            *moments,
             Moment(
                 name=f"backward of the {name} before the last",
                 at=at,
@@ -520,7 +520,7 @@ class _Sharded:
             ),
         ]
 
-    def _whole(self, region: int) -> Any:
+    def _gathered_unit(self, region: int) -> Any:
         """Gathered weights of a region with all that is in its unit."""
         return self.gathered[region] if region >= 0 else 0.0
 
@@ -563,7 +563,7 @@ class _Sharded:
 
 
 def largest(moments: list[Moment]) -> Any:
-    found = moments[0].total
+    most = moments[0].total
     for moment in moments[1:]:
-        found = np.maximum(found, moment.total)
-    return found
+        most = np.maximum(most, moment.total)
+    return most

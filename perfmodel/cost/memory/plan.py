@@ -163,16 +163,16 @@ class MemoryRow:
         """Memory needs of the ranks, by which the plan fits or not."""
         num_ranks = plan.layout.pp if plan.assignment is None else 1  # such a plan says what lies where
         more = imbalance_of(plan.job.model, num_ranks, self.of.stages, uncertainty)
-        beside = extra_memory(self.of, uncertainty)
+        extra = extra_memory(self.of, uncertainty)
         return tuple(
             RankNeed(
                 total=entry(total, column),
                 sure=entry(rank.fixed, column),
                 outside=entry(rank.outside, column),
-                imbalance=crowded,
+                imbalance=ratio,
                 beside=entry(kept, column),
             )
-            for rank, total, crowded, kept in zip(self.ranks, self.total, more, beside, strict=True)
+            for rank, total, ratio, kept in zip(self.ranks, self.total, more, extra, strict=True)
         )
 
 
@@ -234,35 +234,35 @@ def extra_memory(of: MemoryTerms, uncertainty: MemoryUncertainty) -> Sequence[An
 
 def most_reserved(rank: RankMemoryTerms, kept: ActivationBytes) -> Any:
     """Peak memory of a rank. [byte]"""
-    found = (
+    totals = (
         reserved_memory((activations + received) * rank.factor, rank.base(at, kept), rank.unreduced.at(at))
         for at, (activations, received) in kept.items()
     )
-    return scalar(slowest_stage(tuple(found)))
+    return scalar(slowest_stage(tuple(totals)))
 
 
-def activations_as(columns: ActivationTerms, each: Callable[[Any], Any]) -> ActivationTerms:
+def activations_as(columns: ActivationTerms, convert: Callable[[Any], Any]) -> ActivationTerms:
     """With each column as `each` makes it."""
     return ActivationTerms(
-        kept=tuple(each(x) for x in columns.kept),
-        peaks=tuple((each(a), each(b)) for a, b in columns.peaks),
-        forward=tuple(each(x) for x in columns.forward),
-        boundary=each(columns.boundary),
-        logits=each(columns.logits),
-        run_ahead=each(columns.run_ahead),
+        kept=tuple(convert(x) for x in columns.kept),
+        peaks=tuple((convert(a), convert(b)) for a, b in columns.peaks),
+        forward=tuple(convert(x) for x in columns.forward),
+        boundary=convert(columns.boundary),
+        logits=convert(columns.logits),
+        run_ahead=convert(columns.run_ahead),
     )
 
 
-def terms_as(columns: ParameterTerms, each: Callable[[Any], Any]) -> ParameterTerms:
+def terms_as(columns: ParameterTerms, convert: Callable[[Any], Any]) -> ParameterTerms:
     """With each column of elements as `each` makes it."""
     return replace(
         columns,
-        full=tuple(each(x) for x in columns.full),
-        shard=tuple(each(x) for x in columns.shard),
-        padded=tuple(each(x) for x in columns.padded),
-        summed=tuple(each(x) for x in columns.summed),
-        tied=(each(columns.tied[0]), each(columns.tied[1])),
-        frozen=None if columns.frozen is None else columns.frozen.as_made(each),
+        full=tuple(convert(x) for x in columns.full),
+        shard=tuple(convert(x) for x in columns.shard),
+        padded=tuple(convert(x) for x in columns.padded),
+        summed=tuple(convert(x) for x in columns.summed),
+        tied=(convert(columns.tied[0]), convert(columns.tied[1])),
+        frozen=None if columns.frozen is None else columns.frozen.as_made(convert),
     )
 
 
@@ -315,8 +315,8 @@ def peak_of(rank: RankMemoryTerms, kept: ActivationBytes) -> Peak:
     for moment in rank.moments:
         at = moment.at if moment.at in kept else At.BLOCKS
         activations, received = kept[at]
-        for each in rank.unreduced.cases(at):
-            waits, gone = (x / rank.factor for x in each)
+        for case in rank.unreduced.cases(at):
+            waits, gone = (x / rank.factor for x in case)
             cases.append((moment, at, waits, gone))
             totals.append((activations + received) + moment.total + (waits - gone))
     columns = max(map(np.size, totals))
@@ -336,12 +336,12 @@ def memory_by_class(
     peak   `peak_of` the rank
     """
     peak = peak or peak_of(rank, kept)
-    moment, at, *beside = peak.cases[peak.largest[column if len(peak.largest) > 1 else 0]]
+    moment, at, *adjustments = peak.cases[peak.largest[column if len(peak.largest) > 1 else 0]]
 
     def value(of: Column) -> float:
         return entry(of, column)
 
-    waits, gone = map(value, beside)
+    waits, gone = map(value, adjustments)
     kept_activations, received = map(value, kept[at])
     # activations of the chunks that were reduced may be more than those still kept: the rest is taken from the gradients
     left = kept_activations + value(moment.freed) - gone

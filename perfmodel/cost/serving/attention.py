@@ -62,9 +62,9 @@ def _prompts(work: CacheAttention, heads: Array, kv_heads: Array, seen: Array, s
     """
     q = np.maximum(step.prompt_tokens, 1.0)
     keys = np.maximum(seen, 1.0)
-    whole = step.prompt_tokens + step.prompt_cached
+    context = step.prompt_tokens + step.prompt_cached
     unseen = 1.0 - ALL_BEFORE.seen_by_slowest(step.sharing, head_tail=True)
-    share = np.where(seen < whole, 1.0, (keys - unseen * (np.minimum(q, keys) - 1.0)) / keys)
+    share = np.where(seen < context, 1.0, (keys - unseen * (np.minimum(q, keys) - 1.0)) / keys)
     time = attention_time(
         batch=step.prompts,
         heads=heads,
@@ -112,7 +112,7 @@ def pass_time(num_bytes: Array, machine: Machine) -> Array:
 
 def cached_attention_work(work: CacheAttention, heads: Array, kv_heads: Array, step: EngineStep) -> tuple[Array, Array]:
     """FLOP of one layer's attention, and bytes that it must move: keys that a query sees, once for all queries of a sequence."""
-    b, own, cut = step.decoding, step.own_prompt_rows, step.dcp * step.cut
+    b, prompt_rows, cut = step.decoding, step.own_prompt_rows, step.dcp * step.cut
     seen = keys_seen(work, 1.0, step.cached - 1.0) / cut
     key_dim, width = work.cached_dims[0], float(sum(work.cached_dims))
     of_cache = key_dim if work.latent[0] else kv_heads * width  # heads share a latent, of which a value is a part
@@ -121,15 +121,15 @@ def cached_attention_work(work: CacheAttention, heads: Array, kv_heads: Array, s
     if work.takes_prompts:
         width = float(work.head_dim + work.value_head_dim)
         tokens = step.prompts * (step.prompt_tokens + step.prompt_cached)
-        flops = flops + 2.0 * heads * own * keys_seen(work, np.maximum(step.prompt_tokens, 1.0), step.prompt_cached) * width
-        moved = moved + step.element_bytes * (heads * own * width + kv_heads * tokens * width)
+        flops = flops + 2.0 * heads * prompt_rows * keys_seen(work, np.maximum(step.prompt_tokens, 1.0), step.prompt_cached) * width
+        moved = moved + step.element_bytes * (heads * prompt_rows * width + kv_heads * tokens * width)
     return flops, moved
 
 
 def keys_seen(work: CacheAttention, queries: Column, before: Column) -> Any:
     """Keys that each of the new tokens sees after `before` others, on average over them and over layers with a window and without."""
-    whole = before + 0.5 * (queries + 1.0)
-    return work.windowed * keys_within(work.window, queries, before) + (1.0 - work.windowed) * whole if work.windowed else whole
+    unwindowed = before + 0.5 * (queries + 1.0)
+    return work.windowed * keys_within(work.window, queries, before) + (1.0 - work.windowed) * unwindowed if work.windowed else unwindowed
 
 
 def keys_within(most: Column, queries: Column, before: Column) -> Any:
@@ -157,6 +157,6 @@ def _sharing(axes: frozenset[str], step: EngineStep) -> Group:
     inside: list[Array] = []
     for axis, members, of in ((DCP, step.dcp, "tp"), (PCP, step.cut, "pcp")):
         if axis in axes:
-            near = [np.minimum(each, members) for each in step.groups[of][1]]
+            near = [np.minimum(tier, members) for tier in step.groups[of][1]]
             size, inside = size * members, [one * other for one, other in zip(inside, near, strict=True)] if inside else near
     return size, inside

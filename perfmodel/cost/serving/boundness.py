@@ -65,7 +65,7 @@ def operator_rows(costs: StepCosts, *, phase: Phase, sequences: float = 0.0, cac
     is_prompt = phase == "prefill"
     program = costs.prompt_program if is_prompt else costs.decode_program
     columns = (0.0, 0.0, 1.0, 1.0, tokens, cached) if is_prompt else (max(sequences, 1.0), cached, 1.0, 1.0, 0.0, 0.0)
-    step = costs.step(program, *(np.array([each]) for each in columns))
+    step = costs.step(program, *(np.array([value]) for value in columns))
     amount, _, _ = costs.amounts(program, step, step.rows)
     rows = [*_products(costs.machine, program, step, amount), *_attention(costs.machine, program, step, amount)]
     if not is_prompt:
@@ -118,7 +118,7 @@ def _row(
 def _products(machine: Machine, program: ServingProgram, step: EngineStep, amount: Array) -> list[OperatorRow]:
     """Products of the layers, those in 16 bits first, and then of the head."""
     formats = {id(products): step.format_of(is_low) for products, is_low in products_of(program.rows)}
-    found: list[OperatorRow] = []
+    rows: list[OperatorRow] = []
     of_head: list[OperatorRow] = []
     for products, times in product_times(program.rows, machine, amount, step):
         sizes, quantization = product_sizes(products, amount), formats[id(products)]
@@ -126,7 +126,7 @@ def _products(machine: Machine, program: ServingProgram, step: EngineStep, amoun
         for at, (name, segment) in enumerate(zip(products.names, products.segments, strict=True)):
             batch, m, n, k = (float(sizes[size][at][0]) for size in ("batch", "m", "n", "k"))
             shape = f"[{m:,.1f}, {k:,g}] [{k:,g}, {n:,g}]".replace(".0, ", ", ")
-            (of_head if segment == len(program.regions) - 1 else found).append(
+            (of_head if segment == len(program.regions) - 1 else rows).append(
                 _row(
                     machine,
                     step,
@@ -141,7 +141,7 @@ def _products(machine: Machine, program: ServingProgram, step: EngineStep, amoun
                     crossover=crossover_rows(n, k, w, a, _ridge(machine, quantization)),
                 )
             )
-    return found + of_head
+    return rows + of_head
 
 
 def _ridge(machine: Machine, quantization: Quantization) -> float:
@@ -169,12 +169,12 @@ def _attention(machine: Machine, program: ServingProgram, step: EngineStep, amou
         flops, num_bytes = cached_attention_work(cached.work, heads, kv_heads, step)
         cut = step.dcp * step.cut
         tokens = step.prompt_tokens + step.prompt_cached if step.takes_prompts else step.cached / cut
-        here = heads if step.takes_prompts else heads * step.dcp
+        local_heads = heads if step.takes_prompts else heads * step.dcp
         yield _row(
             machine,
             step,
             cached.name,
-            f"{float(here[0]):g} heads over {float(kv_heads[0]):g}, {float(tokens[0]):,.0f} tokens",
+            f"{float(local_heads[0]):g} heads over {float(kv_heads[0]):g}, {float(tokens[0]):,.0f} tokens",
             count=program.regions[cached.segment - program.of_mixers].count,
             flops=float(flops[0]),
             num_bytes=float(num_bytes[0]),
@@ -211,7 +211,7 @@ def _experts(machine: Machine, program: ServingProgram, step: EngineStep, time: 
         return []
     work = program.rows.experts[0].work
     num = sum(program.regions[routed.segment].count for routed in program.rows.experts)
-    flops, num_bytes, met, rows = (float(each[0]) for each in routed_experts_work(work, step))
+    flops, num_bytes, met, rows = (float(column[0]) for column in routed_experts_work(work, step))
     width = work.width / float(step.chips[0] / step.expert_parts[0])
     return [
         _row(

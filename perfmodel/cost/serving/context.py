@@ -84,9 +84,9 @@ def why_not_shared(model: TransformerConfig, engine: Engine, *, pp: int, attenti
         return f"{engine.name} shares prompts of models with latent attention only, which {model.name} has not"
     if any(kind.mixer not in ("attention", "latent") for kind in model.layer_kinds):
         return f"{model.name} has recurrent layers, whose tokens follow one another"
-    beside = {"pp": pp, "attention_dp": attention_dp}
-    alone = [name for name, size in beside.items() if size > 1 and name not in engine.runs.prefill_context_beside]
-    return f"{engine.name} does not share prompts together with {' and '.join(alone)}" if alone else ""
+    degrees = {"pp": pp, "attention_dp": attention_dp}
+    unsupported = [name for name, size in degrees.items() if size > 1 and name not in engine.runs.prefill_context_beside]
+    return f"{engine.name} does not share prompts together with {' and '.join(unsupported)}" if unsupported else ""
 
 
 def cache_cuts(model: TransformerConfig, *, tp: Any, dcp: Any, pcp: Any) -> tuple[Any, Any]:
@@ -129,5 +129,5 @@ def decode_exchange(
         yield step.kind, step.axes, itemsize * gathered * key_dim
     yield CollectiveKind.ALL_GATHER, frozenset([DCP, PCP]), _SUM_BYTES * gathered * (dcp * cut)
     for step in redistribute(_PARTIAL, _CUT):
-        whole = gathered if step.kind is CollectiveKind.REDUCE_SCATTER else rows * heads
-        yield step.kind, step.axes, itemsize * whole * value_dim
+        elements = gathered if step.kind is CollectiveKind.REDUCE_SCATTER else rows * heads
+        yield step.kind, step.axes, itemsize * elements * value_dim

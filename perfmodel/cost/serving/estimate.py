@@ -173,7 +173,7 @@ class ServingEstimator:
         if job.is_static and clients is not None:
             load = static_batch(times, requests, scheduling, batch=clients / replicas, capacity=capacity)
         elif clients is not None:
-            capacity = self.crowded(plans, memory, requests, job.speculation)
+            capacity = self.saturated_capacity(plans, memory, requests, job.speculation)
             load = closed_loop(times, requests, scheduling, concurrency=clients / replicas, capacity=capacity)
         elif job.rate is not None:
             load = open_loop(times, requests, scheduling, rate=job.rate / replicas, capacity=capacity)
@@ -188,7 +188,7 @@ class ServingEstimator:
         limit = self._max_batch(rows) * rows.attention_dp
         return np.where(memory.fits, np.minimum(memory.sequences, limit), limit)
 
-    def crowded(self, plans: Plans, memory: ServingMemory, requests: Requests, speculation: Speculation | None = None) -> Array:
+    def saturated_capacity(self, plans: Plans, memory: ServingMemory, requests: Requests, speculation: Speculation | None = None) -> Array:
         """Sequences of a replica that run at once, on average, where more requests wait than it has room for.
 
             K = (N - I / 2) / z     of an engine that admits what has room at present
@@ -196,12 +196,12 @@ class ServingEstimator:
         N tokens of the cache, z `mean_cached` of a sequence, I / 2 what lies idle on average as the next prompt does not fit. An engine
         that keeps room for whole answers runs what `capacity` says.
         """
-        whole = self.capacity(plans, memory)
+        capacity = self.capacity(plans, memory)
         if self.engine.memory.reserves_answers:
-            return whole
+            return capacity
         rows, held = columns_of(plans), self.memory(plans, float(requests.mean_cached), speculation)
         some = held.sequences - float(requests.prompt.mean / requests.mean_cached) / 2
-        return np.where(memory.fits, np.maximum(np.minimum(some, self._max_batch(rows) * rows.attention_dp), whole), whole)
+        return np.where(memory.fits, np.maximum(np.minimum(some, self._max_batch(rows) * rows.attention_dp), capacity), capacity)
 
     def scheduling(self, plans: Plans, speculation: Speculation | None = None) -> Scheduling:
         """How the engine fills its steps; tokens of a step are those of all attention ranks."""
@@ -271,7 +271,7 @@ def check_context(model: TransformerConfig, plan: ServingPlan, engine: Engine) -
 
 
 def _divisors(number: int) -> str:
-    return ", ".join(str(each) for each in (1, 2, 4, 8, 16, 32, 64, 128) if number % each == 0)
+    return ", ".join(str(divisor) for divisor in (1, 2, 4, 8, 16, 32, 64, 128) if number % divisor == 0)
 
 
 def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPlan, served: ServedPlans, at: int) -> ServingPrediction:
@@ -343,9 +343,9 @@ def _copies_notes(estimator: ServingEstimator, plan: ServingPlan) -> list[str]:
     model, copies = estimator.model, int(cache_copies(estimator.model, plan.tp)) * plan.pcp // plan.dcp
     if copies == 1:
         return []
-    has_dcp, beside = estimator.engine.runs.has_decode_context and not why_no_context(model), f"pcp {plan.pcp} of " if plan.pcp > 1 else ""
+    has_dcp, prefix = estimator.engine.runs.has_decode_context and not why_no_context(model), f"pcp {plan.pcp} of " if plan.pcp > 1 else ""
     if model.latent is None:
-        kept, cures = f"{beside}tp {plan.tp} over {model.num_key_value_heads} key-value heads keeps {copies} copies of the cache", []
+        kept, cures = f"{prefix}tp {plan.tp} over {model.num_key_value_heads} key-value heads keeps {copies} copies of the cache", []
     else:
         kept, cures = f"the latent cache is whole on each of {copies} chips", ["attention dp"] if plan.pcp == 1 else []
     cures += ["dcp"] if has_dcp else []
@@ -385,11 +385,11 @@ def _wanted(job: ServingJob, plan: ServingPlan) -> float:
 def _does_not_fit(memory: ServingMemory, at: int) -> str:
     from perfmodel.foundation.units import format_bytes
 
-    weights, usable, room = (_at(each, at) for each in (memory.weights, memory.usable, memory.cache_capacity))
-    if room > 0:
-        return f"does not fit: no request of full length has room in the {format_bytes(room)} that weights leave on each chip"
-    beside = sum(_at(each, at) for each in (memory.activations, memory.graphs, memory.context, memory.reserve))
-    taken = f"weights take {format_bytes(weights)} and the engine {format_bytes(beside)}"
+    weights, usable, free = (_at(column, at) for column in (memory.weights, memory.usable, memory.cache_capacity))
+    if free > 0:
+        return f"does not fit: no request of full length has room in the {format_bytes(free)} that weights leave on each chip"
+    engine_bytes = sum(_at(column, at) for column in (memory.activations, memory.graphs, memory.context, memory.reserve))
+    taken = f"weights take {format_bytes(weights)} and the engine {format_bytes(engine_bytes)}"
     return f"does not fit: {taken} of {format_bytes(usable)} usable on each chip"
 
 

@@ -58,13 +58,13 @@ def routed_experts_time(work: RoutedExperts, step: EngineStep, machine: Machine)
     T tokens of all attention ranks meet; of the experts that they choose (`share_met`) the fullest rank sets the pace.
     """
     ep, total, k = step.expert_parts, float(work.num_experts), float(work.top_k)
-    tokens, computed = (each * _padding(step) for each in (step.tokens, step.tokens + step.copies))
+    tokens, computed = (count * _padding(step) for count in (step.tokens, step.tokens + step.copies))
     share = np.full_like(tokens, step.distinct_experts / total) if step.distinct_experts else share_met(tokens, total, k)
     more_met, more_rows = fullest_rank(share, tokens, total, k, ep)
-    here = np.maximum(np.minimum(total * share * more_met, total) / ep, np.clip(tokens * k, 1e-9, 1.0))
+    local_experts = np.maximum(np.minimum(total * share * more_met, total) / ep, np.clip(tokens * k, 1e-9, 1.0))
     time = grouped_weight_time(
-        experts=here,
-        rows=np.maximum(np.minimum(computed * k * more_rows / ep, computed * k), here),
+        experts=local_experts,
+        rows=np.maximum(np.minimum(computed * k * more_rows / ep, computed * k), local_experts),
         tokens=computed,
         hidden_size=float(work.hidden_size),
         intermediate_size=work.width / (step.chips / ep),
@@ -105,5 +105,5 @@ def exchange_time(work: RoutedExperts, step: EngineStep, machine: Machine) -> Ar
         return engine_collective_time(COLLECTIVE_CODE[kind], num_bytes, step.groups[group], machine, step.kernels)
 
     gathered = sends(CollectiveKind.ALL_GATHER, everywhere, "tokens") + sends(CollectiveKind.REDUCE_SCATTER, everywhere, "tokens")
-    each = 2.0 * sends(CollectiveKind.ALL_TO_ALL, sent, "tokens")
-    return sends(CollectiveKind.ALL_REDUCE, step.padded * hidden, "tp") + np.minimum(gathered, each)
+    exchanged = 2.0 * sends(CollectiveKind.ALL_TO_ALL, sent, "tokens")
+    return sends(CollectiveKind.ALL_REDUCE, step.padded * hidden, "tp") + np.minimum(gathered, exchanged)

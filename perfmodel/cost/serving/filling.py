@@ -20,7 +20,7 @@ class Filling:
     prompt      t_p     a prompt's own prefill, from its first step to its first token      [s]
     alongside   t_p'    what it adds to the steps of the others                             [s]
     together    q       prompts that share a step                                           [-]
-    room                prompts that one step could take                                    [-]
+    max_prompts              prompts that one step could take                                    [-]
     steps       n       that a prompt is cut to                                             [-]
     """
 
@@ -29,7 +29,7 @@ class Filling:
     prompt: Array
     alongside: Array
     together: Array
-    room: Array
+    max_prompts: Array
     steps: Array
 
 
@@ -59,17 +59,17 @@ def fill_steps(times: ServingTimes, requests: Requests, scheduling: Scheduling, 
     b = np.maximum(np.asarray(running, dtype=float), 1.0)
     chunked = np.asarray(scheduling.chunked)
     D, z = decode_steps(requests, scheduling), requests.mean_cached
-    new, found, rows = requests.new_tokens, requests.found_tokens, scheduling.rows_per_step
+    new, cached, rows = requests.new_tokens, requests.found_tokens, scheduling.rows_per_step
 
     step_tokens = np.asarray(scheduling.step_tokens, dtype=float)
     left = np.maximum(step_tokens - b * rows, step_tokens * (new / (new + D * rows)))
     free_tokens = np.where(chunked, left, step_tokens)
     n = np.maximum(np.ceil(new / free_tokens), 1.0)
     piece = new / n
-    offset = found + (new - piece) / 2
-    room = np.maximum(free_tokens / new, 1.0)
+    offset = cached + (new - piece) / 2
+    max_prompts = np.maximum(free_tokens / new, 1.0)
     together = np.maximum(b * n / np.maximum(D + n, 1.0), scheduling.prompts_together)
-    q = np.clip(together, 1.0, np.minimum(np.floor(room), b))
+    q = np.clip(together, 1.0, np.minimum(np.floor(max_prompts), b))
 
     with_prompts = b * n / q
     decoding = np.where(with_prompts > D + n, b * D / with_prompts, np.maximum(b - q, 0.0))
@@ -83,6 +83,6 @@ def fill_steps(times: ServingTimes, requests: Requests, scheduling: Scheduling, 
         prompt=np.asarray(first),
         alongside=np.asarray(np.where(chunked, in_chunks, first / q)),
         together=np.asarray(q + 0 * first),
-        room=np.asarray(room + 0 * first),
+        max_prompts=np.asarray(max_prompts + 0 * first),
         steps=np.asarray(n + 0 * first),
     )

@@ -40,11 +40,11 @@ def small_all_reduce_time(num_bytes: Column, group_size: Column, machine: Machin
     rates = machine.serving.all_reduce
     n = group_size
     peers = n - 1.0
-    base, each, seconds = rates.one_shot
+    base, per_peer, seconds = rates.one_shot
     slowdown = np.maximum(rates.mesh / np.maximum(peers, 1.0), 1.0)
-    one_shot = base + each * peers + num_bytes * peers * (seconds * slowdown)
-    base, each, seconds = rates.two_shot
-    two_shot = base + each * peers + 2.0 * num_bytes * (peers / n) * (seconds * slowdown)
+    one_shot = base + per_peer * peers + num_bytes * peers * (seconds * slowdown)
+    base, per_peer, seconds = rates.two_shot
+    two_shot = base + per_peer * peers + 2.0 * num_bytes * (peers / n) * (seconds * slowdown)
     time = np.minimum(one_shot, two_shot) * np.minimum(peers, 1.0)
     return np.where(n <= rates.most_ranks, time, np.where(n > 1, NEVER, 0.0))
 
@@ -152,8 +152,10 @@ def grouped_weight_time(
 
     def kernel_time(model: GroupedWeightModel) -> Any:
         rates = serving.grouped_rates(model, quantization.product)
-        each = r / np.maximum(e, 1e-9)  # a step without rows meets no expert
-        products = _narrow_product(e, each, u * i, h, quantization, rates) + _narrow_product(e, each, h, i, quantization, rates)
+        rows_per_expert = r / np.maximum(e, 1e-9)  # a step without rows meets no expert
+        products = _narrow_product(e, rows_per_expert, u * i, h, quantization, rates) + _narrow_product(
+            e, rows_per_expert, h, i, quantization, rates
+        )
         return model.floor_time + model.expert_time * e + products + passes / model.row_fraction
 
     time = kernel_time(serving.grouped_weight[quantization.kernel])

@@ -14,7 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.serving.filling import Filling, decode_steps, fill_steps
-from perfmodel.cost.serving.percentiles import NORMAL_99, RARE, chunked_gap, count_99, longer_99, met_variance, short_of, wait_tail_99
+from perfmodel.cost.serving.percentiles import (
+    NORMAL_99,
+    RARE,
+    chunked_gap,
+    completions_variance,
+    count_99,
+    relative_excess_99,
+    tenth_percentile,
+    wait_tail_99,
+)
 from perfmodel.cost.serving.requests import Requests, Scheduling, squared_variation
 from perfmodel.cost.serving.stationary import stationary_running
 from perfmodel.cost.serving.times import Array, ServingTimes
@@ -104,8 +113,8 @@ def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling,
     answering = np.minimum(behind, longest)
     ttft = front + wave / 2 + (behind - answering) + wait
     tpot = answering / tokens_after
-    short = np.maximum(short_of(requests.output) - 1, 1.0)
-    strays = NORMAL_99 * np.sqrt(others * met_variance(requests.output)) * served.alongside / short
+    short = np.maximum(tenth_percentile(requests.output) - 1, 1.0)
+    strays = NORMAL_99 * np.sqrt(others * completions_variance(requests.output)) * served.alongside / short
 
     share = others * served.steps / np.maximum(D, 1.0)
     step_time = decode_time / np.maximum(D, 1.0)
@@ -115,7 +124,7 @@ def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling,
     gap = np.where(np.asarray(scheduling.chunked), in_chunks, (1 - s) * spread + s * in_wave)
     return load_of(
         ttft=ttft,
-        ttft_p99=ttft + np.hypot(0.49 * wave, served.prompt * longer_99(requests.prompt)),
+        ttft_p99=ttft + np.hypot(0.49 * wave, served.prompt * relative_excess_99(requests.prompt)),
         tpot=tpot,
         tpot_p99=np.minimum(tpot + 0.49 * wave / tokens_after + strays, np.maximum(longest / tokens_after, tpot)),
         inter_token_p99=gap,
@@ -133,7 +142,7 @@ def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling,
 
 def longest_answer(filled: Filling, scheduling: Scheduling, steps: Array) -> Array:
     """Time of so many decode steps of which each has as many prompts as it has room for; no limit where prompts run by themselves. [s]"""
-    full = filled.stalled + np.maximum(filled.room - filled.together, 0.0) * filled.alongside
+    full = filled.stalled + np.maximum(filled.max_prompts - filled.together, 0.0) * filled.alongside
     return np.where(np.asarray(scheduling.chunked) | (steps <= 0), steps * full, np.inf)
 
 
@@ -213,19 +222,19 @@ def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *
     """
     r, K = np.asarray(rate, dtype=float), np.asarray(capacity, dtype=float)
     D, tokens_after = decode_steps(requests, scheduling), np.maximum(requests.output.mean - 1, 1.0)
-    places = np.maximum(K, 1.0)
-    full = fill_steps(times, requests, scheduling, places)
-    full_latency = full.prompt + np.maximum(places - full.together, 0.0) * full.alongside + D * full.decode
-    highest = np.where(np.greater_equal(K, 1.0), places / full_latency, 0.0)
+    slots = np.maximum(K, 1.0)
+    full = fill_steps(times, requests, scheduling, slots)
+    full_latency = full.prompt + np.maximum(slots - full.together, 0.0) * full.alongside + D * full.decode
+    highest = np.where(np.greater_equal(K, 1.0), slots / full_latency, 0.0)
     saturated = r >= highest
 
     def of_running(count: Array) -> tuple[Array, Array]:
         some = fill_steps(times, requests, scheduling, count)
         return some.decode, some.alongside
 
-    found, slope = stationary_running(of_running, rate=r + 0 * highest, steps=D + 0 * highest, places=places + 0 * r)
-    b = np.where(saturated, places, found)
-    at = fill_steps(times, requests, scheduling, np.minimum(b + 1, places))
+    running, slope = stationary_running(of_running, rate=r + 0 * highest, steps=D + 0 * highest, slots=slots + 0 * r)
+    b = np.where(saturated, slots, running)
+    at = fill_steps(times, requests, scheduling, np.minimum(b + 1, slots))
     stable, answered = np.where(saturated, 0.0, r), np.where(saturated, highest, r)
     used = np.minimum(answered * at.alongside, 1 - 1e-9)
     decode_time = np.minimum(D * at.decode / (1 - used), longest_answer(at, scheduling, D))
@@ -234,36 +243,36 @@ def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *
     chunked = np.asarray(scheduling.chunked)
     in_prompts = np.where(chunked, np.minimum(stable * at.prompt / at.together, 1.0), 0.0)
     step = in_prompts * at.stalled + (1 - in_prompts) * at.decode
-    room = np.maximum(at.room - at.together, 0.0)
-    beside = np.where(chunked, np.minimum(stable * step, room) * at.alongside, 0.0)
+    spare = np.maximum(at.max_prompts - at.together, 0.0)
+    shared = np.where(chunked, np.minimum(stable * step, spare) * at.alongside, 0.0)
     residual = step / 2 * (1 - np.exp(-b))
 
-    leaving = np.where(chunked, at.prompt / at.room, at.prompt)
+    leaving = np.where(chunked, at.prompt / at.max_prompts, at.prompt)
     busy_prompts = np.minimum(stable * leaving, 1 - 1e-9)
     wait_prompts = stable * leaving**2 * (1 + squared_variation(requests.prompt)) / (2 * (1 - busy_prompts))
     with np.errstate(divide="ignore", invalid="ignore"):
         rho = np.where(saturated, 0.0, np.minimum(r / highest, 1 - 1e-9))
     varied = (1 + squared_variation(requests.output)) / 2
-    wait_place = rho ** (np.sqrt(2 * (places + 1)) - 1) / (places * (1 - rho)) * full_latency * varied
-    ttft = scheduling.first_token_time + residual + at.prompt + beside + wait_prompts + wait_place + scheduling.border_steps * at.decode
-    crowded = np.where(chunked, np.minimum(count_99(stable * step), room) * at.alongside - beside, 0.0)
-    tail = wait_tail_99(wait_prompts, busy_prompts) + wait_tail_99(wait_place, rho) + residual + np.maximum(crowded, 0.0)
-    tail = np.hypot(tail, at.prompt * longer_99(requests.prompt))
+    wait_slot = rho ** (np.sqrt(2 * (slots + 1)) - 1) / (slots * (1 - rho)) * full_latency * varied
+    ttft = scheduling.first_token_time + residual + at.prompt + shared + wait_prompts + wait_slot + scheduling.border_steps * at.decode
+    burst = np.where(chunked, np.minimum(count_99(stable * step), spare) * at.alongside - shared, 0.0)
+    tail = wait_tail_99(wait_prompts, busy_prompts) + wait_tail_99(wait_slot, rho) + residual + np.maximum(burst, 0.0)
+    tail = np.hypot(tail, at.prompt * relative_excess_99(requests.prompt))
 
-    crowd = np.sqrt(b / np.maximum(1 - stable * D * slope / (1 - used), 0.05))
-    crowd = NORMAL_99 * np.minimum(crowd, np.maximum(places - b, 0.0) / NORMAL_99)
-    short = np.maximum(short_of(requests.output) - 1, 1.0)
+    excess_running = np.sqrt(b / np.maximum(1 - stable * D * slope / (1 - used), 0.05))
+    excess_running = NORMAL_99 * np.minimum(excess_running, np.maximum(slots - b, 0.0) / NORMAL_99)
+    short = np.maximum(tenth_percentile(requests.output) - 1, 1.0)
     met = np.sqrt(answered * decode_time * short / tokens_after) * at.alongside / short
-    tpot_p99 = tpot + (np.sqrt(2 / 3) * slope * crowd * D / tokens_after + NORMAL_99 * met) / (1 - used)
-    strays = NORMAL_99 * np.sqrt(places * met_variance(requests.output)) * full.alongside / short
+    tpot_p99 = tpot + (np.sqrt(2 / 3) * slope * excess_running * D / tokens_after + NORMAL_99 * met) / (1 - used)
+    strays = NORMAL_99 * np.sqrt(slots * completions_variance(requests.output)) * full.alongside / short
     at_most = (full_latency - full.prompt) / tokens_after + strays
     tpot_p99 = np.where(D > 0, np.maximum(np.minimum(tpot_p99, at_most), tpot), 0.0)
     in_chunks = chunked_gap(at, share=np.minimum(answered * decode_time * at.steps / np.maximum(D, 1.0), 1.0), arriving=answered * step)
     first = at.decode + count_99(answered * at.decode, answered * at.alongside) * at.alongside
-    gaps = np.where(chunked, in_chunks, first) + slope * crowd
+    gaps = np.where(chunked, in_chunks, first) + slope * excess_running
 
     endless = np.where(saturated, np.inf, 0.0)
-    waiting = wait_prompts + wait_place
+    waiting = wait_prompts + wait_slot
     return load_of(
         ttft=ttft + endless,
         ttft_p99=ttft + tail + endless,
@@ -271,7 +280,7 @@ def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *
         tpot_p99=tpot_p99,
         inter_token_p99=gaps,
         request_latency=ttft + decode_time + endless,
-        running=np.where(saturated, np.where(np.greater_equal(K, 1.0), places, 0.0), answered * (at.prompt + decode_time)),
+        running=np.where(saturated, np.where(np.greater_equal(K, 1.0), slots, 0.0), answered * (at.prompt + decode_time)),
         queue=np.where(saturated, np.inf, r * waiting),
         requests_per_second=answered,
         tokens_per_second=answered * requests.output.mean,

@@ -27,7 +27,7 @@ def serving_machine(cluster: Cluster, calibration: Calibration, engine: Engine, 
     """
     chip = cluster.chip
     if not has_units(quantization, chip.peak_flop_rate):
-        runs = ", ".join(name for name, each in QUANTIZATIONS.items() if has_units(each, chip.peak_flop_rate))
+        runs = ", ".join(name for name, other in QUANTIZATIONS.items() if has_units(other, chip.peak_flop_rate))
         rule = f"{chip.name} has no units for it ({quantization.needs})"
         raise bad_field("quantization", quantization.name, rule, f"use {runs} or another chip")
     calm = replace(

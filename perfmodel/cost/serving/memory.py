@@ -31,14 +31,14 @@ def weight_bytes(program: ServingProgram, quantization: Quantization, *, tp: Col
     layers: Column = 0.0
     ends: dict[str, Any] = {}
     for weight in program.weights:
-        each = quantization.weight_bytes if weight.part in narrow else weight.itemsize
+        element_bytes = quantization.weight_bytes if weight.part in narrow else weight.itemsize
         parts: Column = expert_cut if weight.is_expert else 1.0
         if not weight.is_expert:
             if any(axis.startswith("tp_kv") for axis in weight.axes):
                 parts = parts * kv
             if any(axis.startswith("tp_q") for axis in weight.axes):
                 parts = parts * (np.asarray(tp) / kv)
-        held = weight.elements * each / parts
+        held = weight.elements * element_bytes / parts
         region = program.regions[weight.region]
         if region.is_block:
             layers = layers + held * region.count
@@ -148,7 +148,7 @@ def serving_memory(
     Source: vLLM's, SGLang's and TensorRT-LLM's memory rules as `Engine` has them; the factor of A is fitted by aiconfigurator.
     """
     model = program.model
-    tp, pp, dcp = (each.astype(float) for each in (plans.tp, plans.pp, plans.dcp))
+    tp, pp, dcp = (degree.astype(float) for degree in (plans.tp, plans.pp, plans.dcp))
     attention_dp, of_stage = plans.attention_dp.astype(float), plans.chips_of_stage.astype(float)
     weights = weight_bytes(program, quantization, tp=tp, pp=pp, expert_cut=of_stage) + draft_bytes
     factors = engine.memory.expert_activation_factor if model.experts is not None else engine.memory.activation_factor
@@ -162,13 +162,15 @@ def serving_memory(
     links = np.where(of_stage * pp > 1, engine.memory.link_bytes, 0.0)
     context, graphs = engine.memory.context_bytes + links, engine.memory.graph_bytes
     reserve = engine_reserve(engine, chips=of_stage * pp, attention_dp=attention_dp, max_tokens=max_tokens)
-    beside = weights + activations + graphs + context + reserve
+    occupied = weights + activations + graphs + context + reserve
     fraction = engine.memory.memory_fraction
-    cache_capacity = fraction * (capacity - beside) if engine.memory.fraction_of_free else fraction * capacity - beside
-    usable = np.minimum(beside + cache_capacity, capacity) if engine.memory.fraction_of_free else fraction * capacity
+    cache_capacity = fraction * (capacity - occupied) if engine.memory.fraction_of_free else fraction * capacity - occupied
+    usable = np.minimum(occupied + cache_capacity, capacity) if engine.memory.fraction_of_free else fraction * capacity
     block = engine.memory.block_tokens * dcp  # of each chip that shares the tokens a block
-    whole = np.ceil(np.asarray(tokens_of_sequence, dtype=float) / block) * block
-    cached = cache_shape(model).tokens_bytes(whole, tp=tp, kv_heads=model.num_key_value_heads, cache_bytes=itemsize(cache), dcp=dcp)
+    rounded_tokens = np.ceil(np.asarray(tokens_of_sequence, dtype=float) / block) * block
+    cached = cache_shape(model).tokens_bytes(
+        rounded_tokens, tp=tp, kv_heads=model.num_key_value_heads, cache_bytes=itemsize(cache), dcp=dcp
+    )
     layers = np.ceil(model.num_hidden_layers / pp) / model.num_hidden_layers
     sequence_bytes = cached * layers
     return ServingMemory(

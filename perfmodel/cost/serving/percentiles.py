@@ -51,17 +51,17 @@ def wait_tail_99(wait: Array, busy: Array) -> Array:
     return np.asarray(np.maximum(wait / rho * np.log(np.maximum(rho / RARE, 1.0)) - wait, 0.0))
 
 
-def short_of(lengths: Lengths) -> float:
+def tenth_percentile(lengths: Lengths) -> float:
     """The length that a tenth of the answers are below: a mean over few steps is the one that strays. [token]"""
     return lengths.least + 0.1 * (lengths.most - lengths.least)
 
 
-def longer_99(lengths: Lengths) -> float:
+def relative_excess_99(lengths: Lengths) -> float:
     """By what share of the mean the 99th percentile of even draws is above it. [-]"""
     return (0.5 - RARE) * (lengths.most - lengths.least) / lengths.mean
 
 
-def met_variance(lengths: Lengths) -> float:
+def completions_variance(lengths: Lengths) -> float:
     """Variance of the number of other sequences that end during one answer, per running sequence. [-]
 
     Of answers that last 1 +- w, evenly, one that lasts 1 sees of each other sequence none or two ends with probability w / 4 each: w / 2.
@@ -78,6 +78,6 @@ def chunked_gap(filled: Filling, *, share: Array, arriving: Array) -> Array:
     The largest number k of prompts for which share P(k - 1 more) is over one in a hundred, as far as a step has room.
     """
     more = np.minimum(
-        count_99(arriving, rare=np.minimum(RARE / np.maximum(share, 1e-12), 1.0)), np.maximum(filled.room - filled.together, 0.0)
+        count_99(arriving, rare=np.minimum(RARE / np.maximum(share, 1e-12), 1.0)), np.maximum(filled.max_prompts - filled.together, 0.0)
     )
     return np.where(share > RARE, filled.stalled + more * filled.alongside, filled.decode)

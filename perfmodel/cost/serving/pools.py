@@ -70,8 +70,8 @@ def handover(estimator: ServingEstimator, pools: Sequence[Pools], tokens: float)
     shape, kv_heads = cache_shape(estimator.model), estimator.model.num_key_value_heads
     one_copy = float(shape.tokens_bytes(tokens, tp=1, kv_heads=kv_heads, cache_bytes=itemsize(estimator.cache)))
     inner = cluster.tiers if estimator.prefill is None else ()
-    tiers = [next((tier for tier in inner if tier.size >= each.num_chips), cluster.tiers[-1]) for each in pools]
-    links = np.array([float(min(each.prefill.chips_per_replica, each.decode.chips_per_replica)) for each in pools])
+    tiers = [next((tier for tier in inner if tier.size >= pair.num_chips), cluster.tiers[-1]) for pair in pools]
+    links = np.array([float(min(pair.prefill.chips_per_replica, pair.decode.chips_per_replica)) for pair in pools])
     reached = np.array([tier.link.bandwidth / tier.oversubscription * DEFAULT_LINK_FRACTION for tier in tiers])
     return Handover(token_bytes=one_copy / tokens, bandwidth=links * reached, latency=np.array([tier.link.latency for tier in tiers]))
 
@@ -112,7 +112,7 @@ def serve_pools(
 
 def pools_inputs(estimator: ServingEstimator, job: ServingJob, pools: Sequence[Pools], *, distinct_experts: float = 0.0) -> PoolsInputs:
     """Inputs of the load of two pools, for the closed form and the simulation."""
-    prefill_plans, decode_plans = ServingColumns.of([each.prefill for each in pools]), ServingColumns.of([each.decode for each in pools])
+    prefill_plans, decode_plans = ServingColumns.of([pair.prefill for pair in pools]), ServingColumns.of([pair.decode for pair in pools])
     prefill = estimator.prefill or estimator
     prefill_costs = prefill.times(prefill_plans, distinct_experts=distinct_experts)
     decode_costs = estimator.times(decode_plans, distinct_experts=distinct_experts)
@@ -127,8 +127,8 @@ def pools_inputs(estimator: ServingEstimator, job: ServingJob, pools: Sequence[P
         scheduling=estimator.scheduling(decode_plans, job.speculation),
         prefill_scheduling=replace(prefill.scheduling(prefill_plans), prompts_together=ranks),
         workers=Workers(
-            prefill=np.array([float(each.prefill_workers) for each in pools]),
-            decode=np.array([float(each.decode_workers) for each in pools]),
+            prefill=np.array([float(pair.prefill_workers) for pair in pools]),
+            decode=np.array([float(pair.decode_workers) for pair in pools]),
             prefill_chips=prefill_plans.chips_per_replica.astype(float),
             decode_chips=decode_plans.chips_per_replica.astype(float),
         ),
@@ -172,7 +172,7 @@ def predict_pools(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
         notes.append("does not fit: the weights leave no room for a prompt on a prefill worker")
     if estimator.prefill is not None:
         both = (estimator.prefill, estimator)
-        prediction = replace(prediction, cluster="+".join(f"{each.cluster.num_chips}@{each.cluster.name}" for each in both))
+        prediction = replace(prediction, cluster="+".join(f"{side.cluster.num_chips}@{side.cluster.name}" for side in both))
         based = ", ".join(dict.fromkeys(rests_on(estimator.prefill).values()))
         notes.append(f"prefill workers are {estimator.prefill.cluster.chip.name}, based on {based}; memory and parts are of decode workers")
     fits = prediction.fits and bool(served.prefill_fits[0])

@@ -115,18 +115,18 @@ def serving_program(
     sharded = _sharded(replace(model, num_mtp_layers=0), is_prompt=is_prompt, element_bytes=element_bytes)
     derivation = with_engine(sharded, fuses=fuses, low_parts=low_parts)
     graph = derivation.graph
-    place = {region.name: i for i, region in enumerate(graph.regions)}
+    region_index = {region.name: i for i, region in enumerate(graph.regions)}
     compiler = RowCompiler(graph, load_profile("generic"), graph.activation_bytes)
     groups = {name: compiler.mask(axes) for name, axes in GROUPS.items()}
     for op in graph.operators:
-        segment = place[op.layer] + (len(place) if op.group == "attention_core" else 0)
+        segment = region_index[op.layer] + (len(region_index) if op.group == "attention_core" else 0)
         for work in op.forward:
             compiler.work(op, derivation.shardings[op.name], work, segment=segment, name=op.name, is_backward=False)
     routed = _after_routing(graph)
     for traffic in derivation.traffic:
         if traffic.phase is Pass.FORWARD and traffic.kind is not CollectiveKind.SEND_RECV and traffic.operator not in routed:
-            compiler.collective(traffic.kind, traffic.axes, traffic.amount, segment=place[traffic.region], name=traffic.tensor)
-    segments = 2 * len(place)
+            compiler.collective(traffic.kind, traffic.axes, traffic.amount, segment=region_index[traffic.region], name=traffic.tensor)
+    segments = 2 * len(region_index)
     return ServingProgram(
         model=model,
         is_prompt=is_prompt,
@@ -134,7 +134,7 @@ def serving_program(
         rows=compiler.rows(attention_kernel="flash", num_segments=segments, num_traffic_segments=segments),
         regions=graph.regions,
         groups=groups,
-        weights=_weights(derivation, place),
+        weights=_weights(derivation, region_index),
     )
 
 
@@ -142,8 +142,8 @@ def serving_program(
 def _sharded(model: TransformerConfig, *, is_prompt: bool, element_bytes: float) -> ShardedGraph:
     """Rows of prompts are cut over `CONTEXT_AXIS`; those that decode are the same on all its ranks."""
     graph = step_graph(model, takes_prompts=is_prompt, element_bytes=element_bytes)
-    whole: dict[str, tuple[str, ...]] = {"s": ()}
-    expands = dict.fromkeys(_EXPANDS, whole) if model.latent is not None and is_prompt else {}
+    unsharded: dict[str, tuple[str, ...]] = {"s": ()}
+    expands = dict.fromkeys(_EXPANDS, unsharded) if model.latent is not None and is_prompt else {}
     shardings = apply_rules(graph, replace(rule_set_of("megatron"), operators=expands))
     if not is_prompt:
         shardings = {
@@ -155,25 +155,25 @@ def _sharded(model: TransformerConfig, *, is_prompt: bool, element_bytes: float)
 
 def _after_routing(graph: Graph) -> Set[str]:
     """Operators between a router and the residual stream: what they send each other is the engine's to decide."""
-    found: set[str] = set()
+    names: set[str] = set()
     layers: set[str] = set()
     for op in graph.operators:
         if op.kind == "route":
             layers.add(op.layer)
         if op.layer in layers:
-            found.add(op.name)
-    return found
+            names.add(op.name)
+    return names
 
 
-def _weights(derivation: ShardedGraph, place: Mapping[str, int]) -> tuple[HeldWeight, ...]:
+def _weights(derivation: ShardedGraph, region_index: Mapping[str, int]) -> tuple[HeldWeight, ...]:
     graph = derivation.graph
-    found = []
+    weights = []
     for parameter in derivation.parameters:
         readers = [op for op, _ in graph.consumers(parameter.name)]
-        found.append(
+        weights.append(
             HeldWeight(
                 name=parameter.name,
-                region=place[parameter.regions[0]],
+                region=region_index[parameter.regions[0]],
                 elements=float(parameter.num_elements),
                 axes=parameter.elements.axes | parameter.elements.padded_axes,
                 part=graph.tensors[parameter.name].part,
@@ -181,4 +181,4 @@ def _weights(derivation: ShardedGraph, place: Mapping[str, int]) -> tuple[HeldWe
                 is_expert=any(isinstance(work, RoutedExperts) for op in readers for work in op.forward),
             )
         )
-    return tuple(found)
+    return tuple(weights)

@@ -104,15 +104,15 @@ def serving_rates(
 
     rates  peak FLOP rates at their clocks, by dtype
     """
-    whole = next(rates[dtype] for dtype in (Dtype.BF16, Dtype.FP16, *rates) if dtype in rates)
+    base_rate = next(rates[dtype] for dtype in (Dtype.BF16, Dtype.FP16, *rates) if dtype in rates)
     return ServingRates(
         all_reduce=_all_reduce_rates(cluster, calibration, calibration.serving),
         plain=plain,
         grouped=grouped,
-        relative_rate=MappingProxyType({dtype: rate / whole for dtype, rate in rates.items()}),
+        relative_rate=MappingProxyType({dtype: rate / base_rate for dtype, rate in rates.items()}),
         memory_bandwidth=memory_bandwidth,
         exposed_floor=calibration.exposed_floor_fraction,
-        peak_flop_rate=whole / calibration.sustained_clock_fraction * calibration.attention_clock_fraction,
+        peak_flop_rate=base_rate / calibration.sustained_clock_fraction * calibration.attention_clock_fraction,
         compute_units=float(max(cluster.chip.compute_units, 1)),
         weight_product={**TYPICAL.weight_product, **calibration.serving.weight_product},
         grouped_weight={**TYPICAL.grouped_weight, **calibration.serving.grouped_weight},

@@ -165,13 +165,13 @@ class DrawnRequest:
     """One request on its way: lengths in tokens, times in seconds."""
 
     __slots__ = (
-        "due", "emitted", "first", "found", "growth", "held", "joined", "last", "left", "luck", "number", "output", "reserved",
+        "cached", "due", "emitted", "first", "growth", "held", "joined", "last", "left", "rounding", "number", "output", "reserved",
         "sent", "steps",
     )  # fmt: skip
 
-    def __init__(self, number: int, sent: float, due: float, found: float, new: float, output: int, luck: float) -> None:
+    def __init__(self, number: int, sent: float, due: float, cached: float, new: float, output: int, rounding: float) -> None:
         self.number, self.sent, self.due = number, sent, due
-        self.found, self.left, self.output, self.luck = found, new, output, luck
+        self.cached, self.left, self.output, self.rounding = cached, new, output, rounding
         self.steps = self.joined = self.emitted = 0
         self.first = self.last = -1.0
         self.held = self.growth = self.reserved = 0.0
@@ -181,7 +181,7 @@ def simulate(
     times: ServingTimes | StepTable,
     requests: Requests,
     scheduling: Scheduling,
-    places: BatchLimits,
+    batch_limits: BatchLimits,
     *,
     concurrency: int | None = None,
     rate: float | None = None,
@@ -199,16 +199,16 @@ def simulate(
     before any decode, as many in a step as it has room for. How far requests march in step follows, and is not an input.
     """
     record = run_engine(
-        times, requests, scheduling, places, concurrency=concurrency, rate=rate, answered=answered, warm_up=warm_up, seed=seed
+        times, requests, scheduling, batch_limits, concurrency=concurrency, rate=rate, answered=answered, warm_up=warm_up, seed=seed
     )
-    return what_was_seen([(record, 1)], limits or GoodputLimits())
+    return summarize_runs([(record, 1)], limits or GoodputLimits())
 
 
 def run_engine(
     times: ServingTimes | StepTable,
     requests: Requests,
     scheduling: Scheduling,
-    places: BatchLimits,
+    batch_limits: BatchLimits,
     *,
     concurrency: int | None = None,
     rate: float | None = None,
@@ -223,24 +223,28 @@ def run_engine(
     """
     if (concurrency is None) == (rate is None):
         raise bad_field("concurrency", concurrency, "one of concurrency and rate must be given", "give one of them")
-    if places.max_sequences < 1:
-        raise bad_field("max_sequences", places.max_sequences, "must be at least 1")
+    if batch_limits.max_sequences < 1:
+        raise bad_field("max_sequences", batch_limits.max_sequences, "must be at least 1")
     longest = requests.prompt.most + requests.output.most
-    if places.cache_tokens < np.ceil(longest / places.block_tokens) * places.block_tokens:
-        raise bad_field("cache_tokens", places.cache_tokens, f"must hold one request of {longest} tokens", "use a plan with more room")
-    most = places.max_sequences if concurrency is None else min(places.max_sequences, concurrency)
+    if batch_limits.cache_tokens < np.ceil(longest / batch_limits.block_tokens) * batch_limits.block_tokens:
+        raise bad_field(
+            "cache_tokens", batch_limits.cache_tokens, f"must hold one request of {longest} tokens", "use a plan with more room"
+        )
+    most = batch_limits.max_sequences if concurrency is None else min(batch_limits.max_sequences, concurrency)
     if not isinstance(times, StepTable):
-        times = table_of(times, requests, scheduling, places, concurrency)
+        times = table_of(times, requests, scheduling, batch_limits, concurrency)
     wanted = answered if answered is not None else (ROUNDS * concurrency if concurrency is not None else 1000)
     before = warm_up if warm_up is not None else (0 if concurrency is not None else 200)
     block = 0 if stopping is None else max(before + wanted, LEAST_BLOCK)
-    engine = _Engine(times, requests, scheduling, replace(places, max_sequences=most), concurrency, rate, seed, block)
+    engine = _Engine(times, requests, scheduling, replace(batch_limits, max_sequences=most), concurrency, rate, seed, block)
     return engine.run(before, wanted, stopping)
 
 
-def table_of(times: ServingTimes, requests: Requests, scheduling: Scheduling, places: BatchLimits, concurrency: int | None) -> StepTable:
+def table_of(
+    times: ServingTimes, requests: Requests, scheduling: Scheduling, batch_limits: BatchLimits, concurrency: int | None
+) -> StepTable:
     """The step times that a run looks up."""
-    most = places.max_sequences if concurrency is None else min(places.max_sequences, concurrency)
+    most = batch_limits.max_sequences if concurrency is None else min(batch_limits.max_sequences, concurrency)
     longest = float(requests.prompt.most + requests.output.most)
     return tabulate(
         times,
@@ -260,14 +264,14 @@ class _Engine:
         table: StepTable,
         requests: Requests,
         scheduling: Scheduling,
-        places: BatchLimits,
+        batch_limits: BatchLimits,
         concurrency: int | None,
         rate: float | None,
         seed: int,
         block: int,
     ) -> None:
-        self.table, self.places, self.cache_tokens = table, places.max_sequences, places.cache_tokens
-        self.block, self.reserves = places.block_tokens, places.reserves_output
+        self.table, self.slots, self.cache_tokens = table, batch_limits.max_sequences, batch_limits.cache_tokens
+        self.block, self.reserves = batch_limits.block_tokens, batch_limits.reserves_output
         self.chunked = bool(scheduling.chunked)
         self.step_tokens = min(float(scheduling.step_tokens), MOST_TOKENS)
         self.rows, self.per_step = float(scheduling.rows_per_step), float(scheduling.tokens_per_step)
@@ -323,10 +327,10 @@ class _Engine:
 
         In a closed loop that takes a random time of the front's mean; clients see the mean, so that few requests have no noise of it.
         """
-        found, new, output, luck, later, share = next(self.draws)
+        cached, new, output, rounding, later, share = next(self.draws)
         sent = at if self.is_closed else at + later
         due = sent + share * self.front
-        heappush(self.coming, (due, self.sent, DrawnRequest(self.sent, due - self.front, due, found, new, output, luck)))
+        heappush(self.coming, (due, self.sent, DrawnRequest(self.sent, due - self.front, due, cached, new, output, rounding)))
         self.sent += 1
 
     def _arrive(self) -> None:
@@ -393,30 +397,30 @@ class _Engine:
 
     def _prompts(self) -> tuple[list[DrawnRequest], float, float]:
         """The prompts of a step: those under way, then as many of the queue as tokens, places and the cache allow."""
-        room = self.step_tokens - (self.rows * len(self.running) if self.chunked else 0.0)
+        budget = self.step_tokens - (self.rows * len(self.running) if self.chunked else 0.0)
         pieces: list[DrawnRequest] = []
         tokens = reads = 0.0
         index = 0
-        while room > 0:
+        while budget > 0:
             if index == len(self.prefilling) and not self._admit():
                 break
             request = self.prefilling[index]
             index += 1
-            piece = min(request.left, room)
+            piece = min(request.left, budget)
             request.left -= piece
-            reads += piece * (request.found + piece / 2)
-            request.found += piece
+            reads += piece * (request.cached + piece / 2)
+            request.cached += piece
             tokens += piece
-            room -= piece
+            budget -= piece
             pieces.append(request)
         return pieces, tokens, reads
 
     def _admit(self) -> bool:
         """Whether the head of the queue gets a place."""
-        if not self.waiting or len(self.running) + len(self.prefilling) >= self.places:
+        if not self.waiting or len(self.running) + len(self.prefilling) >= self.slots:
             return False
         request = self.waiting[0]
-        length = request.found + request.left
+        length = request.cached + request.left
         if self.reserves:
             need = -(-(length + request.output) // self.block) * self.block
         else:
@@ -473,9 +477,9 @@ class _Engine:
             self._answered(request)
             return
         steps = left / self.per_step
-        request.steps = max(int(steps + request.luck), 1)
+        request.steps = max(int(steps + request.rounding), 1)
         request.growth = left / request.steps
-        request.held, request.joined = request.found, self.decoded
+        request.held, request.joined = request.cached, self.decoded
         self.running[request.number] = request
         self.cached += request.held
         self.growth += request.growth
@@ -498,10 +502,10 @@ class _Engine:
         """The cache is full: those admitted last go back to the head of the queue, and will be computed again with what they answered."""
         while len(self.running) > 1 and self.used + self.growth > self.cache_tokens:
             request = next(reversed(self.running.values()))
-            made = (self.decoded - request.joined) * request.growth
+            generated = (self.decoded - request.joined) * request.growth
             self._leave(request)
-            request.emitted += round(made)
-            request.left, request.found = request.held + made, 0.0
+            request.emitted += round(generated)
+            request.left, request.cached = request.held + generated, 0.0
             request.last = self.now
             self.waiting.appendleft(request)
             self.preemptions += 1
@@ -517,7 +521,7 @@ def draws(
     varies_front: bool = False,
     block: int = 0,
 ) -> Iterator[tuple[float, float, int, float, float, float]]:
-    """Requests without end: tokens found, to compute and to answer, luck in rounding steps, seconds after the one before, share of the
+    """Requests without end: tokens found, to compute and to answer, rounding in rounding steps, seconds after the one before, share of the
     front's mean time.
 
     spread        answers are at least so much shorter and longer than their mean
@@ -531,17 +535,17 @@ def draws(
     least = max(min(requests.output.least, int(np.ceil(requests.output.mean)) - wide), 1)
     most = max(requests.output.most, int(requests.output.mean) + wide)
     number = block or _DRAWS
-    whole = _even if block else _random
+    draw = _even if block else _random
     while True:
-        prompts = whole(random, requests.prompt.least, requests.prompt.most, number)
-        outputs = whole(random, least, most, number)
+        prompts = draw(random, requests.prompt.least, requests.prompt.most, number)
+        outputs = draw(random, least, most, number)
         gaps = random.exponential(1 / rate, number) if rate is not None else np.zeros(number)
         if block and rate is not None:
             gaps *= number / rate / gaps.sum()
-        luck = random.random(number) if speculates else np.zeros(number)
+        rounding = random.random(number) if speculates else np.zeros(number)
         fronts = random.exponential(1.0, number) if varies_front else np.ones(number)
         new = np.maximum(prompts * (1 - found_fraction), 1.0)
-        columns = (prompts - new, new, outputs, luck, gaps, fronts)
+        columns = (prompts - new, new, outputs, rounding, gaps, fronts)
         yield from zip(*(column.tolist() for column in columns), strict=True)
 
 
@@ -555,7 +559,7 @@ def _even(random: np.random.Generator, least: int, most: int, number: int) -> ND
     return np.asarray(least + (random.permutation(number) + random.random(number)) * ((most - least + 1) / number), dtype=np.int64)
 
 
-def what_was_seen(records: Sequence[tuple[RunRecord, float]], limits: GoodputLimits) -> SimulatedLoad:
+def summarize_runs(records: Sequence[tuple[RunRecord, float]], limits: GoodputLimits) -> SimulatedLoad:
     """Metrics of the requests of engines, averaged over engines: records, each with its number of engines."""
     copies = np.array([count for _, count in records], dtype=float)
     paces = np.array([record.pace for record, _ in records])

@@ -26,7 +26,7 @@ from perfmodel.cost.serving.simulate import (
     SimulatedLoad,
     StoppingRule,
     draws,
-    what_was_seen,
+    summarize_runs,
 )
 from perfmodel.cost.serving.table import tabulate
 from perfmodel.cost.serving.times import ServingTimes
@@ -114,8 +114,8 @@ class _Run:
         longest = float(requests.prompt.most + requests.output.most)
         cached = (float(requests.prompt.least), longest)
         self.step_tokens = min(_one(of_prompts.step_tokens), MOST_TOKENS)
-        self.together, self.places = int(_one(of_prompts.prompts_together)), pools.capacity
-        most = self.places if concurrency is None else min(self.places, concurrency)
+        self.together, self.slots = int(_one(of_prompts.prompts_together)), pools.capacity
+        most = self.slots if concurrency is None else min(self.slots, concurrency)
         tokens, rows = max(self.step_tokens, float(self.together * requests.prompt.most)), float(scheduling.rows_per_step)
         self.prompts = tabulate(pools.prefill, sequences=1, cached=cached, tokens=tokens, keys=longest)
         self.steps_of_answers = tabulate(pools.decode, sequences=most, cached=cached, tokens=2.0, keys=longest, rows_per_step=rows)
@@ -125,7 +125,7 @@ class _Run:
         self.is_closed = rate is None
         self.draws = draws(requests, rate, seed, speculates=self.per_step > 1, block=block)
         self.token_bytes, self.bandwidth, self.latency, self.layers = (
-            _one(each) for each in (handover.token_bytes, handover.bandwidth, handover.latency, handover.layers)
+            _one(column) for column in (handover.token_bytes, handover.bandwidth, handover.latency, handover.layers)
         )
         self.events: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self.planned = self.sent = self.steps = 0
@@ -161,7 +161,7 @@ class _Run:
             steps=self.steps,
             clients=0 if not self.is_closed else self.clients,
         )
-        return what_was_seen([(record, 1)], limits)
+        return summarize_runs([(record, 1)], limits)
 
     def _until(self, answered: int) -> None:
         while len(self.answers) < answered:
@@ -177,9 +177,9 @@ class _Run:
         heappush(self.events, (time, self.planned, action, argument))
 
     def _send(self, at: float) -> None:
-        found, new, output, luck, later, _ = next(self.draws)
+        cached, new, output, rounding, later, _ = next(self.draws)
         sent = at if self.is_closed else at + later
-        self._at(sent + self.front, self._arrive, DrawnRequest(self.sent, sent, sent + self.front, found, new, output, luck))
+        self._at(sent + self.front, self._arrive, DrawnRequest(self.sent, sent, sent + self.front, cached, new, output, rounding))
         self.sent += 1
 
     # --- prompts ----------------------------------------------------------------------------------------------------------------------
@@ -205,18 +205,18 @@ class _Run:
     def _prompt_time(self, batch: list[DrawnRequest], tokens: float) -> float:
         """One step, or, of a prompt that is longer than a step, as many equal pieces as it takes. [s]"""
         if len(batch) > 1 or tokens <= self.step_tokens:
-            reads = sum(each.left * (each.found + each.left / 2) for each in batch)
+            reads = sum(request.left * (request.cached + request.left / 2) for request in batch)
             return self.prompts.step(0, 0.0, tokens, reads / tokens)
         pieces = int(-(-tokens // self.step_tokens))
         piece = tokens / pieces
-        return sum(self.prompts.step(0, 0.0, piece, batch[0].found + (at + 0.5) * piece) for at in range(pieces))
+        return sum(self.prompts.step(0, 0.0, piece, batch[0].cached + (at + 0.5) * piece) for at in range(pieces))
 
     def _prefilled(self, done: tuple[int, list[DrawnRequest], float]) -> None:
         """Their caches leave one after the other; layers that were sent before are on their way already."""
         worker, batch, taken = done
         for request in batch:
-            request.found, request.left = request.found + request.left, 0.0
-            sending = self.token_bytes * request.found / self.bandwidth
+            request.cached, request.left = request.cached + request.left, 0.0
+            sending = self.token_bytes * request.cached / self.bandwidth
             begun = max(self.link_free[worker], self.now - (1 - 1 / self.layers) * taken)
             self.link_free[worker] = max(begun + sending, self.now + sending / self.layers)
             self._at(self.link_free[worker] + self.latency, self._land, request)
@@ -227,12 +227,12 @@ class _Run:
 
     def _land(self, request: DrawnRequest) -> None:
         self.landed.append(request)
-        self._place()
+        self._assign()
 
-    def _place(self) -> None:
+    def _assign(self) -> None:
         while self.landed:
-            worker = min(self.workers, key=lambda each: each.taken)
-            if worker.taken >= self.places:
+            worker = min(self.workers, key=lambda candidate: candidate.taken)
+            if worker.taken >= self.slots:
                 return
             request = self.landed.popleft()
             request.first = self.now
@@ -248,8 +248,8 @@ class _Run:
         """The next step, with those that joined."""
         for request in worker.joining:
             left = request.output - 1
-            request.steps = max(int(left / self.per_step + request.luck), 1)
-            request.growth, request.held, request.joined = left / request.steps, request.found, worker.decoded
+            request.steps = max(int(left / self.per_step + request.rounding), 1)
+            request.growth, request.held, request.joined = left / request.steps, request.cached, worker.decoded
             worker.ending.setdefault(worker.decoded + request.steps, []).append(request)
             worker.cached += request.held
             worker.growth += request.growth
@@ -276,7 +276,7 @@ class _Run:
             worker.growth -= request.growth
             self._answered(request, worker)
         worker.is_stepping = False
-        self._place()
+        self._assign()
         if not worker.is_stepping and (worker.num_running or worker.joining):
             self._begin(worker)
         elif not worker.num_running and not worker.joining:

@@ -23,8 +23,8 @@ from perfmodel.cost.serving.simulate import (
     SimulatedLoad,
     StoppingRule,
     run_engine,
+    summarize_runs,
     table_of,
-    what_was_seen,
 )
 from perfmodel.cost.serving.simulate_pools import TwoPools, simulate_pools
 from perfmodel.foundation.errors import bad_field
@@ -60,23 +60,23 @@ def predict_served(
     return with_simulation(estimator, prediction, limits=limits, distinct_experts=distinct_experts)
 
 
-def _waves_notes(estimator: ServingEstimator, found: ServingPrediction) -> list[str]:
+def _waves_notes(estimator: ServingEstimator, prediction: ServingPrediction) -> list[str]:
     """Why the first token takes long where all answers have one length."""
-    length = found.job.output_len
-    if found.job.rate is not None or found.plan.pools is not None:
+    length = prediction.job.output_len
+    if prediction.job.rate is not None or prediction.plan.pools is not None:
         return []
-    if estimator.engine.scheduling.has_chunks or length.least != length.most or length.most < _LONG_ANSWER or found.running <= 1:
+    if estimator.engine.scheduling.has_chunks or length.least != length.most or length.most < _LONG_ANSWER or prediction.running <= 1:
         return []
     varied = f"{round(0.9 * length.mean)}:{round(1.1 * length.mean)}"
     rule = f"answers of one length end together, and {estimator.engine.name} runs prompts before any decode step"
     return [f"requests come in waves: {rule}; with --output-len {varied} the first token comes sooner"]
 
 
-def _error_notes(job: ServingJob, found: SimulatedLoad) -> list[str]:
+def _error_notes(job: ServingJob, load: SimulatedLoad) -> list[str]:
     """Near saturation, where more requests than are simulated would be needed."""
-    if job.rate is None or found.ttft_error <= STOPPING_RULE.error:
+    if job.rate is None or load.ttft_error <= STOPPING_RULE.error:
         return []
-    return [f"near saturation waits vary widely: the mean time to the first token is known to {2 * found.ttft_error:.0%} only"]
+    return [f"near saturation waits vary widely: the mean time to the first token is known to {2 * load.ttft_error:.0%} only"]
 
 
 def is_simulated(prediction: ServingPrediction) -> bool:
@@ -115,34 +115,34 @@ def with_simulation(
         return replace(prediction, notes=(*prediction.notes, note), goodput=none, kept_fraction=none)
     pools, parts = plan.pools, dict(prediction.parts)
     if pools is not None:
-        found, copies, running_in = _of_pools(estimator, prediction, limits, seed), 1, pools.decode_workers
+        load, copies, running_in = _of_pools(estimator, prediction, limits, seed), 1, pools.decode_workers
     else:
-        found, copies, running_in = _of_replicas(estimator, prediction, limits, seed, distinct_experts), plan.replicas, 1
+        load, copies, running_in = _of_replicas(estimator, prediction, limits, seed, distinct_experts), plan.replicas, 1
         working = min(plan.replicas, job.concurrency or plan.replicas)
         times = estimator.times([plan], distinct_experts=distinct_experts)
-        parts = step_parts(times, job, found.running * plan.replicas / working)
+        parts = step_parts(times, job, load.running * plan.replicas / working)
     if job.rate is not None:  # what comes is answered, but for chance
         answered, per_chip = prediction.requests_per_second, prediction.tokens_per_second_per_chip
     else:
-        answered, per_chip = found.requests_per_second * copies, found.tokens_per_second * copies / plan.num_chips
-    means = {"ttft": found.ttft.mean, "tpot": found.tpot.mean, "request_latency": found.request_latency.mean}
+        answered, per_chip = load.requests_per_second * copies, load.tokens_per_second * copies / plan.num_chips
+    means = {"ttft": load.ttft.mean, "tpot": load.tpot.mean, "request_latency": load.request_latency.mean}
     done = replace(
         prediction,
-        ttft=found.ttft,
-        tpot=found.tpot,
-        request_latency=found.request_latency,
-        inter_token=found.inter_token,
+        ttft=load.ttft,
+        tpot=load.tpot,
+        request_latency=load.request_latency,
+        inter_token=load.inter_token,
         decode_step=sum(parts.values()),
         parts=parts,
-        running=found.running / running_in,
-        queued=found.queue / running_in,
+        running=load.running / running_in,
+        queued=load.queue / running_in,
         tokens_per_second_per_chip=per_chip,
         requests_per_second=answered,
-        goodput=found.kept_fraction * answered if limits.are_given else None,
-        kept_fraction=found.kept_fraction if limits.are_given else None,
+        goodput=load.kept_fraction * answered if limits.are_given else None,
+        kept_fraction=load.kept_fraction if limits.are_given else None,
         intervals=_about(prediction, {**means, "tokens_per_second": per_chip}),
     )
-    notes = (*prediction.notes, *_waves_notes(estimator, done), *_error_notes(job, found))
+    notes = (*prediction.notes, *_waves_notes(estimator, done), *_error_notes(job, load))
     return replace(done, notes=tuple(dict.fromkeys(notes)))
 
 
@@ -150,12 +150,12 @@ def _about(prediction: ServingPrediction, values: Mapping[str, float]) -> dict[s
     """The prediction's intervals, each as far from the new value as it was from the old one, as factors."""
     old = {name: getattr(prediction, name).mean for name in ("ttft", "tpot", "request_latency")}
     old["tokens_per_second"] = prediction.tokens_per_second_per_chip
-    found = {}
+    scaled = {}
     for name, (low, high) in prediction.intervals.items():
         scale = values[name] / old[name] if 0 < old[name] < math.inf else math.nan
         if math.isfinite(scale):
-            found[name] = (low * scale, high * scale)
-    return found
+            scaled[name] = (low * scale, high * scale)
+    return scaled
 
 
 def simulate_replicas(
@@ -181,7 +181,7 @@ def simulate_replicas(
     scheduling = replace(scheduling, step_tokens=float(np.ravel(scheduling.step_tokens)[0]))
     clients, more = divmod(job.concurrency or 0, plan.replicas)
     shares = [(clients + 1, more), (clients, plan.replicas - more)] if job.concurrency is not None else [(0, plan.replicas)]
-    requests, places = (
+    requests, batch_limits = (
         Requests.of_job(job),
         BatchLimits(
             max_sequences=(plan.max_batch or estimator.engine.scheduling.max_batch) * plan.attention_dp,
@@ -195,13 +195,13 @@ def simulate_replicas(
         if not copies or (job.concurrency is not None and not share):
             continue
         runs = 1 if not share or answered is not None else max(-(-_LEAST_REQUESTS // (ROUNDS * share)), 1)
-        table = table_of(costs, requests, scheduling, places, share or None)
+        table = table_of(costs, requests, scheduling, batch_limits, share or None)
         for at in range(runs):
             record = run_engine(
                 table,
                 requests,
                 scheduling,
-                places,
+                batch_limits,
                 concurrency=share or None,
                 rate=None if job.rate is None else job.rate / plan.replicas,
                 answered=answered,
@@ -210,7 +210,7 @@ def simulate_replicas(
                 seed=seed + at,
             )
             records.append((record, copies / runs))
-    seen = what_was_seen(records, limits or GoodputLimits())
+    seen = summarize_runs(records, limits or GoodputLimits())
     working = sum(copies for _, copies in records) / plan.replicas
     shared = ("running", "queue", "requests_per_second", "tokens_per_second", "goodput")
     return replace(seen, **{name: getattr(seen, name) * working for name in shared})

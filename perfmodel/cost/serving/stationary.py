@@ -14,10 +14,10 @@ _HALVINGS = 40
 _CORRECTIONS = 2
 
 
-def stationary_running(filled: Callable[[Array], tuple[Array, Array]], *, rate: Array, steps: Array, places: Array) -> tuple[Array, Array]:
+def stationary_running(filled: Callable[[Array], tuple[Array, Array]], *, rate: Array, steps: Array, slots: Array) -> tuple[Array, Array]:
     """Sequences beside one's own at which as many end as come, and how t_d grows there. [-], [s]
 
-        m - 1 = r D t_d(m) / (1 - r t_p'(m)),   1 <= m <= places,   the least such m
+        m - 1 = r D t_d(m) / (1 - r t_p'(m)),   1 <= m <= slots,   the least such m
 
     filled  (t_d, t_p') of m sequences   [s]
     rate    r  requests a second         [1/s]
@@ -26,7 +26,7 @@ def stationary_running(filled: Callable[[Array], tuple[Array, Array]], *, rate: 
     t_d and t_p' are straight between points (the equation is then one of second degree, halved until it is met), and steps
     of Newton's with the true times mend what that leaves.
     """
-    r, D, top = np.broadcast_arrays(*(np.asarray(each, dtype=float) for each in (rate, steps, places)))
+    r, D, top = np.broadcast_arrays(*(np.asarray(column, dtype=float) for column in (rate, steps, slots)))
     count = np.stack([np.maximum(top, 1.0) ** (k / (_POINTS - 1)) for k in range(_POINTS)])
     decode, alongside, _ = np.broadcast_arrays(*filled(count), count)
     enough = (count - 1) * (1 - r * alongside) - r * D * decode >= 0
@@ -59,7 +59,7 @@ def stationary_running(filled: Callable[[Array], tuple[Array, Array]], *, rate: 
     return m - 1, np.maximum(d_slope, 0.0)
 
 
-def straight_lines(function: Callable[[Array], Array], top: Array) -> Callable[[Array], Array]:
+def piecewise_linear(function: Callable[[Array], Array], top: Array) -> Callable[[Array], Array]:
     """A function of a number from 1 to `top`, straight between a few points in equal ratios; constant below 1."""
     top = np.maximum(np.asarray(top, dtype=float), 1.0)
     ratio = np.maximum(np.log(top), 1e-9) / (_POINTS - 1)
@@ -70,7 +70,7 @@ def straight_lines(function: Callable[[Array], Array], top: Array) -> Callable[[
         index = np.clip(np.floor(np.log(inside) / ratio), 0, _POINTS - 2).astype(int)
         index, inside, steps = np.broadcast_arrays(index, inside, ratio)
         every = np.broadcast_to(values, (_POINTS, *np.broadcast_shapes(values.shape[1:], inside.shape)))
-        left, right = (np.take_along_axis(every, np.broadcast_to(each, every.shape[1:])[None], axis=0)[0] for each in (index, index + 1))
+        left, right = (np.take_along_axis(every, np.broadcast_to(point, every.shape[1:])[None], axis=0)[0] for point in (index, index + 1))
         low, high = np.exp(steps * index), np.exp(steps * (index + 1))
         return np.asarray(left + (right - left) * (inside - low) / np.maximum(high - low, 1e-12))
 

@@ -109,14 +109,14 @@ class StepCosts:
     ) -> dict[str, Array]:
         """Seconds of each of `PARTS`; they add up to the step."""
         given = (sequences, cached, new_tokens, prompts, prompt_tokens, prompt_cached)
-        shape = np.broadcast_shapes(*(np.shape(each) for each in given), (len(self.tp),))
-        flat = [np.broadcast_to(np.asarray(each, dtype=float), shape).reshape(-1) for each in given]
+        shape = np.broadcast_shapes(*(np.shape(column) for column in given), (len(self.tp),))
+        flat = [np.broadcast_to(np.asarray(column, dtype=float), shape).reshape(-1) for column in given]
         has_prompt = flat[4] > 0
         programs = [program for program, runs in ((self.prompt_program, has_prompt), (self.decode_program, ~has_prompt)) if runs.any()]
-        found = [self._evaluate(program, self.step(program, *flat)) for program in programs]
-        if len(found) > 1:
-            found = [{name: np.where(has_prompt, found[0][name], found[1][name]) for name in PARTS}]
-        return {name: time.reshape(shape) for name, time in found[0].items()}
+        evaluated = [self._evaluate(program, self.step(program, *flat)) for program in programs]
+        if len(evaluated) > 1:
+            evaluated = [{name: np.where(has_prompt, evaluated[0][name], evaluated[1][name]) for name in PARTS}]
+        return {name: time.reshape(shape) for name, time in evaluated[0].items()}
 
     def step(
         self,
@@ -131,16 +131,16 @@ class StepCosts:
         """Columns of a step on one rank of attention, of the replica's sequences and prompts."""
         repeats = sequences.size // len(self.tp)
         tp, pp, dp, pcp, dcp, cut, ep = (
-            np.tile(each, repeats) for each in (self.tp, self.pp, self.dp, self.pcp, self.dcp, self.pcp_cut, self.expert_parts)
+            np.tile(degree, repeats) for degree in (self.tp, self.pp, self.dp, self.pcp, self.dcp, self.pcp_cut, self.expert_parts)
         )
         has_prompt, ranks = prompt_tokens > 0, dp * pp
         q = np.where(has_prompt, prompt_tokens, 0.0)
-        own, of_rank = _at_once(sequences, ranks), np.where(has_prompt, _at_once(prompts, ranks), 0.0)
+        decoding, of_rank = _at_once(sequences, ranks), np.where(has_prompt, _at_once(prompts, ranks), 0.0)
         verified = _at_once(sequences, pp) * new
-        rows = own * new + of_rank * q / pcp
+        rows = decoding * new + of_rank * q / pcp
         sizes, inside = self._axes_of(program, repeats)
         return EngineStep(
-            decoding=own,
+            decoding=decoding,
             cached=np.maximum(cached, 1.0),
             new_tokens=new,
             prompts=of_rank,
@@ -178,7 +178,7 @@ class StepCosts:
         counts = program.counts
         layers = counts[:last]
         sent, gathered = self._around(program, step)
-        found = {
+        parts = {
             "products": _in_order(layers, times.matmul[:last]),
             "experts": _in_order(layers, times.experts[:last]) if len(times.experts) else np.zeros_like(step.rows),
             "attention": _in_order(counts[mixers:], times.attention[mixers:] + times.streaming[mixers:]),
@@ -187,16 +187,16 @@ class StepCosts:
             "logits": times.matmul[last] + times.streaming[last] + times.communication[last] + gathered,
             "pipeline_sends": sent,
         }
-        device = sum(found.values(), np.zeros(()))
-        found["host"] = self._host(program, device, step)
-        return found
+        device = sum(parts.values(), np.zeros(()))
+        parts["host"] = self._host(program, device, step)
+        return parts
 
     def _axes_of(self, program: ServingProgram, repeats: int) -> tuple[Array, list[Array]]:
         """Sizes of the groups of axes, and members inside tiers."""
         key = (repeats, program.is_prompt)
         if key not in self._axes:
             sizes = np.array([self.grid.size(mask) for mask in program.rows.amounts.masks])
-            tiers = [np.tile(each, (1, repeats)) for each in members_inside(program.rows, self.grid)]
+            tiers = [np.tile(tier, (1, repeats)) for tier in members_inside(program.rows, self.grid)]
             if len(self._axes) > 64:
                 self._axes.clear()
             self._axes[key] = np.tile(sizes, (1, repeats)), tiers
@@ -206,9 +206,9 @@ class StepCosts:
         """Rows of a step as captured graphs have them; a mean between two whole numbers of rows is as far between theirs."""
         known = np.array((*self.engine.scheduling.graph_sizes, np.inf)) if self.engine.host.has_graphs else np.array([np.inf])
 
-        def captured(whole: Array) -> Array:
-            above = known[np.searchsorted(known, whole)]
-            return np.where(np.isfinite(above), np.maximum(above, whole), whole)
+        def captured(count: Array) -> Array:
+            above = known[np.searchsorted(known, count)]
+            return np.where(np.isfinite(above), np.maximum(above, count), count)
 
         low = np.maximum(np.floor(rows + 1e-9), 1.0)
         least = captured(low)
@@ -231,7 +231,7 @@ class StepCosts:
         """Exposed host time: launches without CUDA graphs, and the engine's own time of a step and of each sequence."""
         host, rows = self.engine.host, program.rows
         sequences = (step.decoding + step.prompts) * np.tile(self.pp, device.size // len(self.pp))
-        own = host.step_time + host.sequence_time * sequences
+        engine_time = host.step_time + host.sequence_time * sequences
         launched = np.zeros_like(device)
         if program.is_prompt:
             launched = np.full_like(device, program.model.num_hidden_layers * host.layer_prefill_time)
@@ -240,9 +240,9 @@ class StepCosts:
             blocks = max(sum(1 for region in program.regions if region.is_block), 1)
             launched = np.maximum(launched, kernels / blocks * program.model.num_hidden_layers * host.launch_time)
         if self.machine.host_is_chip:
-            return launched + own  # nothing runs beside it
+            return launched + engine_time  # nothing runs beside it
         waits = np.maximum(launched - device, 0.0)
-        return waits + (host.step_time if program.is_prompt and host.overlaps_host else own)
+        return waits + (host.step_time if program.is_prompt and host.overlaps_host else engine_time)
 
 
 def _in_order(counts: Array, times: Array) -> Array:
@@ -254,9 +254,9 @@ def _in_order(counts: Array, times: Array) -> Array:
     return np.asarray(total)
 
 
-def _at_once(number: Array, places: Array) -> Array:
-    """Number in the fullest of several places: an equal share, but at least 1 if there is any."""
-    return np.maximum(number / places, np.minimum(number, 1.0))
+def _at_once(number: Array, groups: Array) -> Array:
+    """Number in the fullest of several groups: an equal share, but at least 1 if there is any."""
+    return np.maximum(number / groups, np.minimum(number, 1.0))
 
 
 __all__ = ["PARTS", "StepCosts"]

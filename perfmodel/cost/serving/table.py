@@ -36,10 +36,10 @@ class StepTable:
     def decode(self, sequences: int, cached: float) -> float:
         """A step without prompts. [s]"""
         low, width = self.cached
-        place = (cached - low) / width
-        index = min(max(int(place), 0), _CACHED_POINTS - 2)
+        position = (cached - low) / width
+        index = min(max(int(position), 0), _CACHED_POINTS - 2)
         row = self.decode_rows[sequences]
-        return row[index] + (place - index) * (row[index + 1] - row[index])
+        return row[index] + (position - index) * (row[index + 1] - row[index])
 
     def straight(self, cached: float, growth: float) -> int:
         """Decode steps from `cached` on, each of which reads `growth` more, that lie between two points of the table. [-]"""
@@ -53,10 +53,10 @@ class StepTable:
         """Any step; `keys` are those that a token of the prompts reads. [s]"""
         if tokens <= 0:
             return self.decode(sequences, cached)
-        index, share = _place(self.tokens, tokens)
+        index, share = _position(self.tokens, tokens)
         row = self.mixed_rows[sequences]
         time = row[index] + share * (row[index + 1] - row[index])
-        column, part = _place(self.keys, keys)
+        column, part = _position(self.keys, keys)
         near, far = self.prompt_rows[index], self.prompt_rows[index + 1]
         time += (1 - share) * (near[column] + part * (near[column + 1] - near[column]))
         time += share * (far[column] + part * (far[column + 1] - far[column]))
@@ -65,7 +65,7 @@ class StepTable:
         return time
 
 
-def _place(points: list[float], value: float) -> tuple[int, float]:
+def _position(points: list[float], value: float) -> tuple[int, float]:
     index = min(max(bisect_right(points, value) - 1, 0), len(points) - 2)
     return index, (value - points[index]) / (points[index + 1] - points[index])
 

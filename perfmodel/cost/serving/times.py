@@ -71,8 +71,8 @@ class SpeculativeTimes:
 
     def prefill(self, tokens: Column, cached: Column = 0.0, prompts: Column = 1.0) -> Array:
         """A prompt through the target and the draft."""
-        own = self.target.prefill(tokens, cached, prompts)
-        return own if self.draft is None else own + self.draft.prefill(tokens, cached, prompts)
+        time = self.target.prefill(tokens, cached, prompts)
+        return time if self.draft is None else time + self.draft.prefill(tokens, cached, prompts)
 
     def mixed(
         self,
@@ -84,8 +84,8 @@ class SpeculativeTimes:
         new_tokens: Column = 1.0,
     ) -> Array:
         """Both in one step: the draft takes the prompt with its first step of decode."""
-        own = self.target.mixed(sequences, cached, prompt_tokens, prompt_cached, prompts, new_tokens)
+        time = self.target.mixed(sequences, cached, prompt_tokens, prompt_cached, prompts, new_tokens)
         if self.draft is None:
-            return own
+            return time
         first = self.draft.mixed(sequences, cached, prompt_tokens, prompt_cached, prompts)
-        return own + first + np.where(np.greater(sequences, 0), self.drafted - 1, 0) * self.draft.decode(sequences, cached)
+        return time + first + np.where(np.greater(sequences, 0), self.drafted - 1, 0) * self.draft.decode(sequences, cached)
