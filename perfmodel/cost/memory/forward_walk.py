@@ -1,11 +1,13 @@
-"""Forward walk: moments at which memory may peak in a forward pass, from its operators.
+"""Forward walk: candidate memory peaks of a forward pass, from its operators.
 
-A tensor lives from the operator that makes it to the last that reads it; what is kept for backward stays. A *moment* is what lives while
-one of the operators runs, over all that is kept in the end: of what is kept, less is there while it is still being made.
+A tensor is alive from the operator that produces it to its last consumer; saved tensors stay for backward. A *moment* is the set of tensors
+alive while one operator runs, relative to all saved tensors at the end of the pass. Saved tensors that are not yet produced count negative.
 
-Backward passes mostly need more. But where a unit's weights lie in the buffer in which they came, beside their copy, as long as it runs
-forward, or where keys of other ranks and scores live together only forward, the peak is here; so it is where a layer runs forward
-again, with the gradient of its output beside it.
+The peak is usually in the backward pass. It is in the forward pass in three cases:
+
+- The weights of a unit stay in the all-gather buffer in addition to their copy as long as the unit runs.
+- Keys of other ranks and attention scores are alive together in forward only.
+- A layer is recomputed while the gradient of its output is alive.
 """
 
 from __future__ import annotations
@@ -23,15 +25,15 @@ from perfmodel.workload.graph import Operator, Pass, Region
 
 @dataclass(slots=True, kw_only=True)
 class _Forward:
-    """Walks operators forward and notes their moments.
+    """Walks operators forward and records their moments.
 
-    summed, gathered   axes of the sum of a tensor; the buffer of an input that an operator gathers
-    apart     partial sums that wait to be added up before they are reduced
-    storage   tensors that share a storage, by the name of the first
-    readers   each tensor as its readers hold it
-    live      tensors that do not stay, and how many reads are left
-    awaited   what stays and is not there yet, with the place of the operator that it comes with, or before
-    beside    what a group of operators is handed and neither keeps nor frees before it ends
+    summed, gathered   reduction axes of a tensor; the all-gather buffer of an operator's input
+    partial_sums  partial sums that are added to others before they are reduced
+    storage       tensors that share a storage, by the name of the first
+    readers       each tensor in the layouts of its consumers
+    live          tensors that are not saved, with the number of reads that remain
+    awaited       saved tensors not yet produced, with the position at which they are
+    group_terms   tensors alive throughout a group of operators that neither saves nor frees them
     """
 
     sharded: ShardedGraph
@@ -49,7 +51,7 @@ class _Forward:
     moments: list[LiveBytes] = field(default_factory=list)
 
     def as_made(self, tensor: str) -> Amount:
-        """A tensor as its maker leaves it."""
+        """Return the amount of a tensor in the layout of its producer."""
         maker = self.sharded.graph.producer(tensor)
         assert maker is not None
         return self.terms.size(maker, maker.output)
@@ -66,7 +68,7 @@ class _Forward:
         self.awaited = [(comes, term) for comes, term in self.awaited if comes > position]
 
     def schedule_saved(self, stays: Sequence[SavedTensor]) -> None:
-        """Set when gathered tensors and copies are ready: before their first reader runs."""
+        """Set when gathered tensors and copies are ready: before their first consumer runs."""
         output_positions = {op.output.tensor: position for position, op in enumerate(self.operators)}
         positions = {op.name: position for position, op in enumerate(self.operators)}
         for saved in stays:
@@ -76,7 +78,7 @@ class _Forward:
             self.awaited.append((comes, self.terms.number(saved.amount)))
 
     def set_edges(self) -> None:
-        """Set the sums and gathers of each tensor, the storages that tensors share, and the layout of each reader."""
+        """Set the reductions and gathers of each tensor, the storages that tensors share, and the layout of each consumer."""
         sharded, number = self.sharded, self.terms.number
         self.partial_sums = {*sharded.joined, *sharded.joined.values()}
         for tensor in dict.fromkeys(operand.tensor for op in self.operators for operand in op.operands):
@@ -103,10 +105,10 @@ class _Forward:
             for operand in self.sharded.handed[op.name]:
                 single, read = self.terms.size(op, operand, is_expanded=False), self.terms.size(op, operand)
                 if operand.tensor in twice:
-                    # copies are kept, beside which lies what they are made of
+                    # copies are saved, and the originals are alive with them
                     group_terms.append(self.terms.number(single))
                 elif op.is_product and read.base > single.base and copies.isdisjoint((op.name, operand.tensor)):
-                    # copies for each query head, which nothing keeps
+                    # copies for each query head, which are not saved
                     group_terms.append(self.terms.number(read))
 
     def run(self, stays: Sequence[SavedTensor], *, keeps_handed: bool) -> None:
@@ -132,7 +134,7 @@ class _Forward:
                 if operand.tensor in sharded.joined:
                     self.note(number(self.as_made(operand.tensor), self.summed[sharded.joined[operand.tensor]]))
             if source not in staying:
-                # a view takes the place of what it views
+                # a view replaces the tensor that it views
                 times = len(reading) + (self.live[source][1] - 1 if source in self.live else 0)
                 self.live[source] = reading[0] if reading else number(size), times
             self.note(*self.group_terms[op.group], *self.terms.streamed(op))
@@ -156,10 +158,10 @@ def walk_forward(
     keeps_handed: bool,
     terms: Terms,
 ) -> list[LiveBytes]:
-    """Bytes that live while each of the operators runs forward, over `stays`, which they make or get, when all of it is there.
+    """Return the live bytes while each operator runs forward, relative to all of `stays`, the saved tensors that they produce or receive.
 
-    keeps_handed   of what a group of operators is handed the tensors themselves are kept, not copies that it makes of them
-    terms          of all walks over one graph
+    keeps_handed   of the inputs of a group of operators the tensors themselves are saved, not the copies that the group makes of them
+    terms          shared by all walks over one graph
     """
     walk = _Forward(sharded=sharded, profile=profile, operators=operators, terms=terms)
     walk.run(stays, keeps_handed=keeps_handed)
@@ -169,7 +171,7 @@ def walk_forward(
 def forward_moments(
     sharded: ShardedGraph, profile: ExecutionProfile, kept: Iterable[SavedTensor], *, region: Region, recompute: Recompute, terms: Terms
 ) -> list[LiveBytes]:
-    """Bytes that live while each operator of `region` runs forward for the first time, over what is kept of it."""
+    """Return the live bytes while each operator of `region` runs forward for the first time, relative to its saved tensors."""
     stays = [tensor for tensor in kept if tensor.region == region.name]
     match recompute:
         case Recompute.SELECTIVE:

@@ -12,10 +12,10 @@ from perfmodel.parallel.algebra.sharding import gradient_layout
 
 
 def kept_tensors(sharded: ShardedGraph, regathers: Set[tuple[str, str]], core: Set[str], *, alone: Set[str]) -> list[SavedTensor]:
-    """Saved tensors, each once in each layout.
+    """Return the saved tensors, each once in each layout.
 
-    A recomputed group is a function under a checkpoint: what leaves it is kept, for it is read outside. Operators recomputed one by one
-    (`alone`: those named by themselves, torch's selective checkpointing) are run again for whoever needs what they make.
+    A recomputed group is a function under a checkpoint: its outputs are saved, because they are read outside. Operators that are recomputed
+    one by one (`alone`, by name: torch's selective checkpointing) run again for every consumer of their outputs.
     """
     graph, shardings = sharded.graph, sharded.shardings
     saved_tensors: dict[tuple[str, object], SavedTensor] = {}
@@ -46,7 +46,7 @@ def kept_tensors(sharded: ShardedGraph, regathers: Set[tuple[str, str]], core: S
             continue
         is_made_twice = made_in_core and in_core and not is_dropped
         if in_core and not made_in_core and op.is_product:
-            # a copy for each query head is made within the recomputed set, from the one for each key-value head, which stays
+            # the copy for each query head is recomputed from the one for each key-value head, which stays saved
             single = sharded.operand_bytes(op, operand, itemsize=itemsize, is_expanded=False)
             if single.base < amount.base:
                 more = amount.scaled((amount.base - single.base) / amount.base)

@@ -1,4 +1,4 @@
-"""One plan's memory as numbers: of the pipeline ranks that may be the fullest, and by class at its peak."""
+"""Memory of one plan as numbers: of the pipeline ranks that may be the fullest, and by class at the peak."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 class MemoryTerms:
     """Terms of the memory of pipeline ranks, as numbers or as columns.
 
-    static         (weights, gradients, optimizer, gathered parameters) of each of the ranks that `Stages` tells apart
+    static         (weights, gradients, optimizer, gathered parameters) of each distinct rank (`Stages`)
     num_replicas   ranks that the gradient of a weight is reduced over
     is_scattered   whether the residual stream is cut over tp
-    factor         what the allocator holds over what comes and goes   [-]
-    outside        what lies outside the allocator   [byte]
+    factor         ratio of reserved to allocated bytes of temporary tensors   [-]
+    outside        memory outside the allocator   [byte]
     """
 
     activations: ActivationTerms
@@ -71,7 +71,7 @@ class MemoryTerms:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankMemoryTerms:
-    """Memory of one rank: static memory, moments, gradients that wait, and memory that always waits."""
+    """Memory of one rank: static memory, moments, unreduced gradients, and memory that always waits for reuse."""
 
     static: tuple[Any, Any, Any, Any]
     fixed: Column
@@ -82,15 +82,15 @@ class RankMemoryTerms:
     outside: Column
 
     def base(self, at: At, times: Container[At]) -> Any:
-        """Memory while this part runs, without passes in flight. times: parts with passes of their own in flight. [byte]"""
+        """Return the memory while this part runs, without passes in flight. times: parts with their own passes in flight. [byte]"""
         most = largest(moments_at(self.moments, at, times))
         return base_memory(most, self.fixed, self.waiting, factor=self.factor, outside=self.outside)
 
 
 def rank_memory_terms(of: MemoryTerms, rank: int, live: LiveLayers, *, of_live: Stages | None = None) -> RankMemoryTerms:
-    """Memory of one of the distinct ranks, with these blocks in flight.
+    """Return the memory terms of a distinct rank, with these blocks in flight.
 
-    of_live   stages with an entry for each of `live`, where these are more than those of `of`
+    of_live   stages with an entry for each of `live`, if there are more than in `of`
     """
     activations, terms, sizes, profile = of.activations, of.terms, of.sizes, of.profile
     moments = rank_moments(
@@ -141,7 +141,7 @@ def rank_memory_terms(of: MemoryTerms, rank: int, live: LiveLayers, *, of_live: 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryRow:
-    """One plan's memory: of the ranks that `Stages` tells apart. Numbers, or columns of several machines or sequence lengths.
+    """Memory of one plan on its distinct ranks (`Stages`). Numbers, or columns of several machines or sequence lengths.
 
     total   of each rank   [byte]
     """
@@ -154,14 +154,14 @@ class MemoryRow:
     _peaks: dict[int, Peak] = field(default_factory=dict, repr=False)
 
     def peak(self, rank: int) -> Peak:
-        """The peak of a rank, found once."""
+        """Return the peak of a rank, computed once."""
         if rank not in self._peaks:
             self._peaks[rank] = peak_of(self.ranks[rank], self.kept[rank])
         return self._peaks[rank]
 
     def needs(self, plan: Plan, uncertainty: MemoryUncertainty, column: int = 0) -> tuple[RankNeed, ...]:
-        """Memory needs of the ranks, by which the plan fits or not."""
-        num_ranks = plan.layout.pp if plan.assignment is None else 1  # such a plan says what lies where
+        """Return the memory needs of the ranks, which decide whether the plan fits."""
+        num_ranks = plan.layout.pp if plan.assignment is None else 1  # such a plan defines the placement of layers
         more = imbalance_of(plan.job.model, num_ranks, self.of.stages, uncertainty)
         extra = extra_memory(self.of, uncertainty)
         return tuple(
@@ -177,7 +177,7 @@ class MemoryRow:
 
 
 def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *, estimator: Estimator) -> MemoryRow:
-    """The formulas of a search on numbers instead of columns of one, which is the same arithmetic in less time."""
+    """Evaluate the formulas of a search on numbers instead of columns of one entry: the same arithmetic in less time."""
     profile, machine, sizes = estimator.profile, estimator.machine, estimator.programs.sizes
     once, stages = columns.once, columns.stages
     terms = once(columns.terms, ("scalars",), lambda: terms_as(columns.terms, scalar))
@@ -219,21 +219,21 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
 def imbalance_of(
     model: TransformerConfig | NetworkModel, num_ranks: int, stages: Stages, uncertainty: MemoryUncertainty
 ) -> tuple[Column, ...]:
-    """Ratio of the layers that each distinct rank may hold to those that it is predicted with."""
+    """Return the ratio of the layers that each distinct rank may hold to those in its prediction."""
     if uncertainty.of_unseen and num_ranks > 1 and isinstance(model, TransformerConfig):
         return imbalance(model, num_ranks, [stages.blocks(rank) for rank in range(stages.num_ranks)])
     return (1.0,) * stages.num_ranks
 
 
 def extra_memory(of: MemoryTerms, uncertainty: MemoryUncertainty) -> Sequence[Any]:
-    """Memory that may be needed in addition to the prediction, on each of the distinct ranks. [byte]"""
+    """Return the memory that may be needed in addition to the prediction, on each distinct rank. [byte]"""
     if not uncertainty.of_unseen:
         return (0.0,) * of.stages.num_ranks
     return outside_memory(of.terms, of.stages, of.sizes, num_replicas=of.num_replicas)
 
 
 def most_reserved(rank: RankMemoryTerms, kept: ActivationBytes) -> Any:
-    """Peak memory of a rank. [byte]"""
+    """Return the peak memory of a rank. [byte]"""
     totals = (
         reserved_memory((activations + received) * rank.factor, rank.base(at, kept), rank.unreduced.at(at))
         for at, (activations, received) in kept.items()
@@ -242,7 +242,7 @@ def most_reserved(rank: RankMemoryTerms, kept: ActivationBytes) -> Any:
 
 
 def activations_as(columns: ActivationTerms, convert: Callable[[Any], Any]) -> ActivationTerms:
-    """With each column as `each` makes it."""
+    """Return the terms with each column converted."""
     return ActivationTerms(
         kept=tuple(convert(x) for x in columns.kept),
         peaks=tuple((convert(a), convert(b)) for a, b in columns.peaks),
@@ -254,7 +254,7 @@ def activations_as(columns: ActivationTerms, convert: Callable[[Any], Any]) -> A
 
 
 def terms_as(columns: ParameterTerms, convert: Callable[[Any], Any]) -> ParameterTerms:
-    """With each column of elements as `each` makes it."""
+    """Return the terms with each column of elements converted."""
     return replace(
         columns,
         full=tuple(convert(x) for x in columns.full),
@@ -267,9 +267,9 @@ def terms_as(columns: ParameterTerms, convert: Callable[[Any], Any]) -> Paramete
 
 
 def adding_up(parts: Mapping[str, float], total: float) -> dict[str, float]:
-    """The parts on the grid of the total's last binary digit, the largest of them taking the rest.
+    """Round the parts to the grid of the total's last binary digit; the largest of them absorbs the rest.
 
-    They differ from what was given by rounding only, and add up to the total exactly, in any order: no sum of them rounds.
+    They differ from the given values by rounding only, and add up to the total exactly, in any order: no partial sum rounds.
     """
     grid = math.ulp(total)
     rounded = {name: round(value / grid) * grid for name, value in parts.items()}
@@ -279,7 +279,7 @@ def adding_up(parts: Mapping[str, float], total: float) -> dict[str, float]:
 
 
 def scalar(value: Column) -> Any:
-    """The value of a column of one plan; a column of several machines or lengths as it is."""
+    """Return the value of a column of one plan; a column of several machines or lengths is returned unchanged."""
     if isinstance(value, float):
         return float(value)
     column = np.asarray(value)
@@ -287,12 +287,12 @@ def scalar(value: Column) -> Any:
 
 
 def entries(value: Column, number: int) -> list[float]:
-    """The values of a column with so many entries, or of what is the same in all of them."""
+    """Return the `number` values of a column, or repeat a constant."""
     return [value] * number if isinstance(value, float) else np.broadcast_to(value, number).tolist()
 
 
 def entry(value: Column, column: int) -> float:
-    """One of the values of a column, or what is the same in all of them."""
+    """Return one value of a column, or the constant."""
     if isinstance(value, (float, int)):
         return float(value)
     return float(value[column] if value.size > 1 else value.reshape(-1)[0])
@@ -300,9 +300,9 @@ def entry(value: Column, column: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Peak:
-    """Moments that may be the peak of a rank, and which is, by column.
+    """Moments that may be the peak of a rank, and the largest by column.
 
-    cases   moment, what runs then, gradients that wait and activations that are gone
+    cases   moment, part that runs, unreduced gradients and freed activations
     """
 
     cases: list[tuple[Moment, At, Any, Any]]
@@ -310,6 +310,7 @@ class Peak:
 
 
 def peak_of(rank: RankMemoryTerms, kept: ActivationBytes) -> Peak:
+    """Return the candidate peaks of a rank, and the largest by column."""
     cases: list[tuple[Moment, At, Any, Any]] = []
     totals: list[Column] = []
     for moment in rank.moments:
@@ -331,7 +332,7 @@ def peak_of(rank: RankMemoryTerms, kept: ActivationBytes) -> Peak:
 def memory_by_class(
     rank: RankMemoryTerms, kept: ActivationBytes, peak: Peak | None = None, column: int = 0
 ) -> tuple[str, dict[str, float]]:
-    """The moment of the peak, and the bytes that live then by class: what is allocated, without what the allocator holds beyond.
+    """Return the moment of the peak, and the live bytes by class: allocated bytes, without what the allocator reserves beyond them.
 
     peak   `peak_of` the rank
     """
@@ -343,7 +344,7 @@ def memory_by_class(
 
     waits, gone = map(value, adjustments)
     kept_activations, received = map(value, kept[at])
-    # activations of the chunks that were reduced may be more than those still kept: the rest is taken from the gradients
+    # activations of reduced chunks may exceed those still saved: the excess is subtracted from the gradients
     left = kept_activations + value(moment.freed) - gone
     excess = max(-left, 0.0)
     weights, gradients, states, copies = map(value, rank.static)
@@ -363,14 +364,14 @@ def memory_by_class(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Bytes of one pipeline rank as its allocator counts them: in tensors at the peak, and held."""
+    """Bytes of one pipeline rank as its allocator counts them: allocated to tensors at the peak, and reserved."""
 
     allocated: float
     reserved: float
 
 
 def fullest_by_class(row: MemoryRow, column: int) -> tuple[dict[str, float], float, str]:
-    """Bytes of the fullest chip by class, their sum, and when in the step that is."""
+    """Return the bytes of the fullest chip by class, their sum, and the moment of the step at the peak."""
     totals = [entry(total, column) for total in row.total]
     rank = int(np.argmax(totals))
     moment, values = memory_by_class(row.ranks[rank], row.kept[rank], row.peak(rank), column)
@@ -381,5 +382,5 @@ def fullest_by_class(row: MemoryRow, column: int) -> tuple[dict[str, float], flo
 
 
 def replicas(grid: LayoutGrid) -> Any:
-    """Ranks that the gradient of a weight is reduced over."""
+    """Return the number of ranks that the gradient of a weight is reduced over."""
     return (grid.degree["dp_replicate"] * grid.degree["dp_shard"]) * grid.degree["cp"]
