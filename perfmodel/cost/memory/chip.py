@@ -229,7 +229,7 @@ class UnreducedGradients:
     """Unsharded gradients that wait for the last micro-batch. [byte], multiplied by the allocator's factor
 
     early    gradients present while most activations are
-    later    all gradients after some activations were freed (`freed`), by the part that runs. Without those of virtual stages reduced before
+    later    all gradients after some activations were freed (`freed`), by the part that runs; without virtual stages reduced before
     coming   added to the early ones: gradients of the units above the block that runs the first backward pass of its virtual stage. For the
              last block and for the first, before which the activations of the units above were freed (`passed`). Gradients of the block
              itself if there are none to which they could be added
@@ -317,7 +317,7 @@ def fixed_memory(static: tuple[Any, Any, Any, Any]) -> Any:
 
 
 def outside_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_replicas: Column) -> Sequence[Any]:
-    """Return the memory that a framework may keep on each distinct rank although its options are not known to. [byte]
+    """Return the memory that a framework may keep on each distinct rank, although the profile does not include it. [byte]
 
     In a pipeline, the unsharded tensors of its shards: weights that stay gathered, gradients unreduced until the last micro-batch (torch).
     Gradients as produced, in addition to accumulators of another dtype, until replicas have reduced them (nanotron, bf16 optimizer of
