@@ -1,7 +1,7 @@
-"""Every operator of a step with its work and what bounds it: compute, memory, latency, links or the host (Kundu et al. 2024, section 5).
+"""Every operator of a step with its work and its bottleneck: compute, memory, latency, links or the host (Kundu et al. 2024, section 5).
 
-Intensity is FLOP over bytes that must move; the ridge of a chip is its FLOP rate over its memory bandwidth. An operator whose fixed time is
-over half of what it takes is bound by latency, whatever its intensity.
+Arithmetic intensity is FLOPs over memory traffic; the ridge of a chip is its FLOP rate over its memory bandwidth. An operator is
+latency-bound at any intensity if its fixed time is over half of its time.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Phase = Literal["decode", "prefill"]
 class OperatorRow:
     """One operator of one step on one chip, all layers of its kind together.
 
-    shape       [m, n, k] of a product on this chip; of others what they have
+    shape       [m, n, k] of a product on this chip; a description of other operators
     flops, bytes, time   of all its calls   [FLOP, byte, s]
-    calls       how often a step runs it
-    intensity   flops / bytes      ridge: the intensity from which computing takes longer than memory   [FLOP/byte]
+    calls       calls per step
+    intensity   flops / bytes      ridge: the intensity above which the operator is compute-bound   [FLOP/byte]
     bandwidth   of the chip's memory [byte/s]
-    crossover   rows of a step from which the product is bound by compute; 0: there is none
+    crossover   rows of a step from which the product is compute-bound; 0: never
     """
 
     name: str
@@ -56,12 +56,15 @@ class OperatorRow:
         return self.flops / self.bytes if self.bytes else 0.0
 
 
-#: What bounds the parts of a step that are shown as one row each.
+#: Bottleneck of the parts of a step that are shown as one row each.
 _BOUNDS: dict[str, Bound] = {"passes": "memory", "communication": "link", "pipeline_sends": "link", "host": "host"}
 
 
 def operator_rows(costs: StepCosts, *, phase: Phase, sequences: float = 0.0, cached: float = 0.0, tokens: float = 0.0) -> list[OperatorRow]:
-    """Operators of a step that decodes `sequences` over `cached` tokens, or of a prompt of `tokens` after `cached`, for the first plan."""
+    """Return the operators of a step of the first plan.
+
+    Decode of `sequences` over `cached` tokens, or prefill of `tokens` after `cached`.
+    """
     is_prompt = phase == "prefill"
     program = costs.prompt_program if is_prompt else costs.decode_program
     columns = (0.0, 0.0, 1.0, 1.0, tokens, cached) if is_prompt else (max(sequences, 1.0), cached, 1.0, 1.0, 0.0, 0.0)
@@ -98,7 +101,7 @@ def _row(
     quantization: Quantization = QUANTIZATIONS["bf16"],
     crossover: float = 0.0,
 ) -> OperatorRow:
-    """An operator of `count` calls; work and times are those of one call."""
+    """Return an operator of `count` calls; work and times are those of one call."""
     ridge = _ridge(machine, quantization)
     return OperatorRow(
         name=name,
@@ -116,7 +119,7 @@ def _row(
 
 
 def _products(machine: Machine, program: ServingProgram, step: EngineStep, amount: Array) -> list[OperatorRow]:
-    """Products of the layers, those in 16 bits first, and then of the head."""
+    """Return the products of the layers, those in 16 bits first, and then those of the head."""
     formats = {id(products): step.format_of(is_low) for products, is_low in products_of(program.rows)}
     rows: list[OperatorRow] = []
     of_head: list[OperatorRow] = []
@@ -145,20 +148,23 @@ def _products(machine: Machine, program: ServingProgram, step: EngineStep, amoun
 
 
 def _ridge(machine: Machine, quantization: Quantization) -> float:
-    """[FLOP/byte] Of products of weights in that format."""
+    """Return the ridge of products with weights in that format. [FLOP/byte]"""
     rate = machine.peak_flop_rate * machine.serving.relative_rate.get(quantization.product, 1.0)
     return rate / machine.memory_bandwidth
 
 
 def bound_of(flops: float, num_bytes: float, time: float, *, floor: float, ridge: float) -> Bound:
-    """Bottleneck of an operator: latency, compute or memory."""
+    """Return the bottleneck of an operator: latency, compute or memory."""
     if floor > 0.5 * time:
         return "latency"
     return "compute" if num_bytes and flops / num_bytes > ridge else "memory"
 
 
 def crossover_rows(n: float, k: float, weight_bytes: float, activation_bytes: float, ridge: float) -> float:
-    """Rows m* at which 2 m n k / (w n k + a m k + 2 m n) is the ridge R / B: w n k r / (2 n k - r (a k + 2 n)); 0 where none is enough."""
+    """Return the rows m* from which a product is compute-bound; 0 if there are none.
+
+    2 m n k / (w n k + a m k + 2 m n) = R / B = r:   m* = w n k r / (2 n k - r (a k + 2 n))
+    """
     left = 2.0 * n * k - ridge * (activation_bytes * k + 2.0 * n)
     return weight_bytes * n * k * ridge / left if left > 0 else 0.0
 
@@ -184,7 +190,7 @@ def _attention(machine: Machine, program: ServingProgram, step: EngineStep, amou
 
 
 def _states(machine: Machine, program: ServingProgram, step: EngineStep, amount: Array) -> Iterator[OperatorRow]:
-    """State updates of sequences that decode; in prompts the products of a scan are rows of their own."""
+    """Return the state updates of decoding sequences; in prompts the products of a scan are separate rows."""
     rows = program.rows.streaming
     if not rows.names:
         return
@@ -206,7 +212,7 @@ def _states(machine: Machine, program: ServingProgram, step: EngineStep, amount:
 
 
 def _experts(machine: Machine, program: ServingProgram, step: EngineStep, time: float) -> list[OperatorRow]:
-    """Experts of all layers, of a chip of mean load. time: of all of them"""
+    """Return the experts of all layers on a chip of mean load. time: of all layers"""
     if not program.rows.experts or not time:
         return []
     work = program.rows.experts[0].work

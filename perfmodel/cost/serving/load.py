@@ -1,8 +1,8 @@
-"""From times of steps to a served load, elementwise over plans: clients in a closed loop, arrivals at a rate, a static batch.
+"""Served load from step times, elementwise over plans: clients in a closed loop, Poisson arrivals at a rate, a static batch.
 
-Letters: I and O tokens in and out, E tokens a step, D = (O - 1) / E decode steps, b sequences that run, K how many the cache (or
-the engine's limit) allows, t_d a decode step, t_p a prompt's own prefill, t_p' what it adds to the others' steps. All times in seconds.
-All counts are those of one replica: c clients of R replicas are c / R here, r requests a second r / R.
+Letters: I and O input and output tokens, E tokens per step, D = (O - 1) / E decode steps, b running sequences, K the limit of running
+sequences by cache and engine, t_d a decode step, t_p a prompt's own prefill, t_p' the time that it adds to the steps of the others. All
+times in seconds. All counts are those of one replica: c clients of R replicas are c / R here, r requests a second r / R.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from perfmodel.cost.serving.stationary import stationary_running
 from perfmodel.cost.serving.times import Array, ServingTimes
 from perfmodel.foundation.columns import Column
 
-#: Of a run of ten requests a client, that of the first, which all clients send at once: the share of a closed loop that marches anyway.
+#: Least share of lockstep in a closed loop: the first of ten requests per client, which all clients send at once.
 BURST = 0.1
 
 
@@ -37,14 +37,14 @@ BURST = 0.1
 class ServedLoad:
     """Metrics of one replica under a load, arrays over plans.
 
-    ttft, ttft_p99         send to first token, its mean and 99th percentile over requests; infinite where the queue only grows   [s]
+    ttft, ttft_p99         send to first token, its mean and 99th percentile over requests; infinite if the queue only grows      [s]
     tpot, tpot_p99         (latency - ttft) / (O - 1) of a request                                                                 [s]
-    inter_token_p99        of all gaps between steps that a client sees                                                            [s]
+    inter_token_p99        of all gaps between steps that a client observes                                                        [s]
     request_latency        ttft + (O - 1) tpot                                                                                     [s]
-    running, queue         sequences that run and requests that wait for a place, on average                                       [-]
-    requests_per_second, tokens_per_second   answered; tokens are those of answers                                                 [1/s]
-    decode_time, prefill_time, prompt_share  t_d, t_p, and the share of a request's decode time that goes to others' prompts       [s, s, -]
-    is_saturated           more clients, or a higher rate, than there is room for
+    running, queue         running sequences and requests that wait for a slot, on average                                         [-]
+    requests_per_second, tokens_per_second   completed requests; output tokens                                                     [1/s]
+    decode_time, prefill_time, prompt_share  t_d, t_p, and the share of a request's decode time spent on others' prompts       [s, s, -]
+    is_saturated           more clients than slots, or a higher rate than the throughput
     """
 
     ttft: Array
@@ -64,11 +64,11 @@ class ServedLoad:
 
 
 def lockstep_share(requests: Requests, scheduling: Scheduling) -> Array:
-    """Share s of clients of a closed loop that run in lockstep: the engine's only if all answers have one length.
+    """Return the share s of clients of a closed loop that run in lockstep: the engine's only if all answers have one length.
 
-    Prefill first, answers of one length: who was prefilled together ends together, wave after wave. Answers of n lengths, each as likely:
-    of a wave one in n ends in a step, and what comes next is prefilled at once; the burst with which a run begins is left.
-    Chunked: who was prefilled before the others ends before them, and the wave dissolves whatever the lengths; s is the engine's.
+    Prefill first, answers of one length: requests that are prefilled together end together, wave after wave. With answers of n equally
+    likely lengths, one in n requests of a wave ends in a step, and its successor is prefilled at once; only the initial burst remains.
+    Chunked: requests that are prefilled earlier end earlier, so waves dissolve for any lengths; s is the engine's.
     """
     n = requests.output.most - requests.output.least + 1
     s = np.asarray(scheduling.lockstep, dtype=float)
@@ -76,7 +76,7 @@ def lockstep_share(requests: Requests, scheduling: Scheduling) -> Array:
 
 
 def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, concurrency: Column, capacity: Column) -> ServedLoad:
-    """c clients, each of which sends its next request when the last is answered.
+    """Return the load of c clients, each of which sends its next request when the previous one is answered.
 
         b = min(c, K)
         E2E  = h0 + t_p + (b - q) t_p' + (D + m) t_d
@@ -85,14 +85,14 @@ def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling,
         X    = b / E2E                                      requests a second (Little's law)
         over capacity: TTFT += (c - K) / X
 
-    h0 `first_token_time`, m `border_steps`, s `lockstep_share`, q prompts that share a step (1 but under heavy load). The latency without
-    its queue does not depend on s: marching in step moves time from the decode steps to the first token. Chunked, a decode step takes
-    no longer than one with prompts, so that TPOT <= D t_mixed / (O - 1): where answers are short the rest is a wait of prompts for one
-    another, before the first token.
+    h0 `first_token_time`, m `border_steps`, s `lockstep_share`, q prompts that share a step (1 except under heavy load). The latency
+    without queueing does not depend on s: lockstep moves time from the decode steps to the first token. Chunked, a decode step takes no
+    longer than one with prompts, so that TPOT <= D t_mixed / (O - 1). With short answers the rest is a wait of prompts for one another,
+    before the first token.
 
-    99th percentiles: of TTFT over the places of a wave and the lengths of prompts; of TPOT over the places, and by how many prompts
-    fall into a short answer; of gaps: chunked the largest step that comes once in a hundred; prefill first the prompts that fall into
-    one gap, spread (Poisson) or, of a wave, into the first gap of each request, evenly from none to all, which is seen where D < 100.
+    99th percentiles. TTFT: over positions in a wave and lengths of prompts. TPOT: over positions, and the number of prompts during a short
+    answer. Gaps, chunked: the largest step that occurs once in a hundred. Gaps, prefill first: the prompts in one gap, spread (Poisson) or,
+    in a wave, in the first gap of each request, uniformly from none to all, which is visible if D < 100.
     """
     c, K = np.asarray(concurrency, dtype=float), np.asarray(capacity, dtype=float)
     b = np.minimum(c, K)
@@ -141,24 +141,25 @@ def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling,
 
 
 def longest_answer(filled: Filling, scheduling: Scheduling, steps: Array) -> Array:
-    """Time of so many decode steps of which each has as many prompts as it has room for; no limit where prompts run by themselves. [s]"""
+    """Return the time of `steps` decode steps that are all filled with prompts; no limit if prompts run by themselves. [s]"""
     full = filled.stalled + np.maximum(filled.max_prompts - filled.together, 0.0) * filled.alongside
     return np.where(np.asarray(scheduling.chunked) | (steps <= 0), steps * full, np.inf)
 
 
 def maximum_load(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, capacity: Column) -> ServedLoad:
-    """As many clients as there are places, so that none is empty and none waits: the highest throughput, and the latency at it."""
+    """Return the load of K clients, so that no slot is empty and no request waits: the highest throughput, and the latency at it."""
     return closed_loop(times, requests, scheduling, concurrency=capacity, capacity=capacity)
 
 
 def static_batch(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, batch: Column, capacity: Column) -> ServedLoad:
-    """B requests that start together and none after them: prefill of all, then decode steps over a cache that grows.
+    """Return the load of B requests that start together, with none after them: prefill of all, then decode steps over a growing cache.
 
         t(B) = h0 + (B / q) n t_p(q) + sum over j = 1 .. D of t_d(B, I + j E)      q = clip(T / I', 1, B) prompts a step
         over capacity: waves, t = (B / K) t(K)
 
-    The sum by two points of Gauss, exact for a step time that is a cubic in the cache's length. The waves are not rounded up: an
-    engine refills places as they empty. TTFT is when the last of the batch has its first token, as benchmarks of static batches time it.
+    The sum uses two Gauss points, exact if the step time is cubic in the cached length. The number of waves is not rounded up: an
+    engine refills slots as they empty. TTFT is the time at which the last request of the batch has its first token, as in benchmarks of
+    static batches.
     """
     B, K = np.asarray(batch, dtype=float), np.asarray(capacity, dtype=float)
     b, waves = np.minimum(B, K), np.maximum(B / np.maximum(K, 1e-12), 1.0)
@@ -196,29 +197,29 @@ def static_batch(times: ServingTimes, requests: Requests, scheduling: Scheduling
 
 
 def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, rate: Column, capacity: Column) -> ServedLoad:
-    """r requests a second that arrive at random (Poisson), whatever is answered.
+    """Return the load of r requests a second with Poisson arrivals, independent of the answers.
 
-    Decode shares its steps among all that run: a queue with processor sharing whose speed depends on how many there are, in which the
-    mean number is the same whatever the distribution of the work. For t_d affine in b it is exactly
+    Decode shares its steps among all running sequences: a processor-sharing queue with a state-dependent speed, whose mean number is
+    insensitive to the distribution of the work. For t_d affine in b it is exactly
 
         b = r D t_d(b + 1) / (1 - r t_p'),   TPOT = b / (r (O - 1))
 
-    (a request finds b others), solved elementwise (`stationary.py`). Saturated where b would pass K, or r t_p' reach 1:
-    r >= r_max = K / (t_p + (K - q) t_p' + D t_d), the throughput of as many clients as places.
+    (an arriving request finds b others), solved elementwise (`stationary.py`). Saturated if b exceeds K, or r t_p' reaches 1:
+    r >= r_max = K / (t_p + (K - q) t_p' + D t_d), the throughput of K clients.
 
         TTFT = h0 + (half a step) P(busy) + t_p + r L t_p' + W_p + W_K + m t_d
-        W_p = r S^2 (1 + cv^2) / (2 (1 - r S))     M/G/1 of prompts, S the time in which one leaves the queue of prompts
-        W_K = rho^(sqrt(2 (K + 1)) - 1) / (K (1 - rho)) E2E(K) (1 + cv_O^2) / 2,  rho = r / r_max     places in the cache
+        W_p = r S^2 (1 + cv^2) / (2 (1 - r S))     M/G/1 of prompts, S the service time of the prompt queue
+        W_K = rho^(sqrt(2 (K + 1)) - 1) / (K (1 - rho)) E2E(K) (1 + cv_O^2) / 2,  rho = r / r_max     slots in the cache
 
-    S is t_p, of chunked prompts that fit into one step over how many of them do. Half a step is half of that which runs when a request
-    comes, of length L on average over time; chunked prompts then share their step with those that came in the same L.
+    S is t_p, for chunked prompts that fit into one step divided by the number that fit. Half a step is the residual time of the step that
+    runs on arrival, of time-averaged length L; chunked prompts then share their step with those that arrived in the same L.
 
-    99th percentiles: of waits by an exponential tail (and of prompts by their lengths); of b by a normal law of variance
-    b / (1 - r D dt_d/db), of which 2 / 3 are left in the average over a request's own time; of the prompts that a short answer meets,
-    and of those in one gap (`percentiles.py`).
+    99th percentiles. Waits: by an exponential tail (and of prompts by their lengths). b: by a normal distribution of variance
+    b / (1 - r D dt_d/db), of which 2 / 3 remain in the average over a request's own time. Prompts during a short answer, and in one
+    gap: `percentiles.py`.
 
     Sources: Pollaczek-Khinchine; Sakasegawa, Ann. Inst. Stat. Math. 29, 1977 (M/G/K); Bonald & Proutiere, Queueing Systems 44, 2003
-    (insensitivity of processor sharing with a speed that depends on the state).
+    (insensitivity of processor sharing with a state-dependent speed).
     """
     r, K = np.asarray(rate, dtype=float), np.asarray(capacity, dtype=float)
     D, tokens_after = decode_steps(requests, scheduling), np.maximum(requests.output.mean - 1, 1.0)
@@ -292,5 +293,5 @@ def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *
 
 
 def load_of(**columns: NDArray[Any] | float) -> ServedLoad:
-    """The record of columns that broadcast with one another."""
+    """Return the record of columns that broadcast with one another."""
     return ServedLoad(**dict(zip(columns, (np.array(column) for column in np.broadcast_arrays(*columns.values())), strict=True)))

@@ -1,4 +1,4 @@
-"""Plans of two pools, prompts on one kind of worker and answers on another, as an estimator prices them (`disaggregated.py`)."""
+"""Plans of two pools, prefill workers and decode workers, evaluated by an estimator (`disaggregated.py`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ServedPools:
     """Columns of plans of two pools under one load.
 
     capacity        sequences that one decode worker runs at once
-    prefill_fits    weights and one prompt have room on a prefill worker
+    prefill_fits    weights and one prompt fit on a prefill worker
     """
 
     disaggregated: DisaggregatedLoad
@@ -42,7 +42,7 @@ class ServedPools:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PoolsInputs:
-    """Inputs of columns of two pools: steps of both kinds of workers (`_times` with drafts), scheduling, and the handover.
+    """Inputs of columns of two pools: steps of both kinds of workers (`_times` with drafts), scheduling, and the cache transfer.
 
     capacity   sequences that one decode worker runs at once
     """
@@ -61,10 +61,10 @@ class PoolsInputs:
 
 
 def handover(estimator: ServingEstimator, pools: Sequence[Pools], tokens: float) -> Handover:
-    """Handover of prompts of so many tokens: one copy of their cache, over the links of as many chips as the smaller worker has.
+    """Return the transfer of prompts of `tokens` tokens: one copy of their cache, over the links of the chips of the smaller worker.
 
-    The links are those of the innermost tier that holds all workers, of two kinds of chips those between nodes, at the rate that
-    collectives reach of links nobody measured.
+    The links are those of the innermost tier that contains all workers; for two kinds of chips, those between nodes. They reach the same
+    fraction of their bandwidth as collectives on unmeasured links.
     """
     cluster = estimator.cluster
     shape, kv_heads = cache_shape(estimator.model), estimator.model.num_key_value_heads
@@ -84,7 +84,7 @@ def serve_pools(
     distinct_experts: float = 0.0,
     concurrency: NDArray[np.int64] | None = None,
 ) -> ServedPools:
-    """The load of `job` on every pair of pools; `concurrency`: that of each, in place of the job's."""
+    """Return the load of `job` on every pair of pools; `concurrency`: clients of each pair, instead of the job's."""
     of = pools_inputs(estimator, job, pools, distinct_experts=distinct_experts)
     clients = concurrency if concurrency is not None else None if job.concurrency is None else float(job.concurrency)
     pooled = disaggregated(
@@ -111,7 +111,7 @@ def serve_pools(
 
 
 def pools_inputs(estimator: ServingEstimator, job: ServingJob, pools: Sequence[Pools], *, distinct_experts: float = 0.0) -> PoolsInputs:
-    """Inputs of the load of two pools, for the closed form and the simulation."""
+    """Return the inputs of the load of two pools, for the closed form and the simulation."""
     prefill_plans, decode_plans = ServingColumns.of([pair.prefill for pair in pools]), ServingColumns.of([pair.decode for pair in pools])
     prefill = estimator.prefill or estimator
     prefill_costs = prefill.times(prefill_plans, distinct_experts=distinct_experts)
@@ -140,13 +140,16 @@ def pools_inputs(estimator: ServingEstimator, job: ServingJob, pools: Sequence[P
 
 
 def predict_plan(estimator: ServingEstimator, job: ServingJob, plan: ServingPlan, *, distinct_experts: float = 0.0) -> ServingPrediction:
-    """Any plan under one load, of two pools or not. Raises InputError where it cannot be."""
+    """Predict any plan under one load, with two pools or without. Raises InputError if the plan is not possible."""
     predict = estimator.predict if plan.pools is None else partial(predict_pools, estimator)
     return predict(job, plan, distinct_experts=distinct_experts)
 
 
 def predict_pools(estimator: ServingEstimator, job: ServingJob, plan: ServingPlan, *, distinct_experts: float = 0.0) -> ServingPrediction:
-    """One plan of two pools. Memory and parts of a step are those of a decode worker. Raises InputError where a worker cannot be."""
+    """Predict one plan of two pools. Raises InputError if a worker is not possible.
+
+    Memory and parts of a step are those of a decode worker.
+    """
     pools = plan.pools
     assert pools is not None
     notes = _check_workers(estimator, pools)
@@ -180,7 +183,9 @@ def predict_pools(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
 
 
 def _check_workers(estimator: ServingEstimator, pools: Pools) -> list[str]:
-    """As any plan; but experts over a whole worker may be dealt over chips that do not divide them: copies of some fill the places."""
+    """Check the workers as plans, and return notes. Experts over a whole worker may be sharded over chips that do not divide their number:
+    some experts are then replicated.
+    """
     notes, model = [], estimator.model
     for worker in (pools.prefill, pools.decode):
         experts = model.experts

@@ -1,7 +1,7 @@
-"""The forward pass of a serving step, compiled once: the rows of its graph as an engine runs it.
+"""The forward pass of a serving step, compiled once: the rows of its graph under an engine.
 
-What tokens send to their experts and back is the engine's (`experts.py`), and what their ranks add up besides: shared experts with them.
-Ranks that share the tokens of a prompt gather its latents, and each expands them to the heads that it has.
+Communication of tokens with their experts is the engine's (`experts.py`), including reductions over the experts' ranks, also of shared
+experts. Ranks that share the tokens of a prompt gather its latents, and each rank expands them to its heads.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from perfmodel.workload.step_graph import LAST, step_graph, step_length
 
 Array = NDArray[np.float64]
 
-#: From latents to keys and values of heads: of all tokens wherever their queries lie.
+#: Operators that expand latents to keys and values of heads, for the tokens of all ranks.
 _EXPANDS = ("kv_b_proj", "nope_key", "keys", "value", "values")
-#: Groups of ranks that are told apart: of tensor parallelism, those that share prompts, and all those that have tokens of their own.
+#: Distinct groups of ranks: tensor parallelism, ranks that share prompts, and all ranks with different tokens.
 GROUPS: Mapping[str, frozenset[str]] = {
     "tp": frozenset(("tp_kv", "tp_q")),
     "pcp": frozenset((CONTEXT_AXIS,)),
@@ -41,10 +41,10 @@ GROUPS: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldWeight:
-    """A parameter as a chip holds it: elements over the axes that cut it, in how many layers of which region.
+    """A parameter as stored on a chip: elements, the axes that cut it, and its region.
 
-    is_expert   it lies with the routed experts, biases included
-    itemsize    of an element in no format of fewer bits   [byte]
+    is_expert   stored with the routed experts, biases included
+    itemsize    of an unquantized element   [byte]
     """
 
     name: str
@@ -58,9 +58,9 @@ class HeldWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServingProgram:
-    """Rows of one step. Segments are places of regions, and behind them those of what their mixers do with a cache.
+    """Rows of one step. Segments are indices of regions, followed by the same for the cache operators of their mixers.
 
-    groups   places of `GROUPS` among the masks of amounts
+    groups   indices of `GROUPS` among the masks of amounts
     """
 
     model: TransformerConfig
@@ -72,9 +72,12 @@ class ServingProgram:
     weights: tuple[HeldWeight, ...]
 
     def amounts(self, sizes: Array, *, rows: Array, outputs: Array, sequences: Array) -> Array:
-        """[amounts, columns] of steps of so many rows, rows with logits, and sequences that decode, of all ranks that share them.
+        """Return the [amounts, columns] of steps.
 
-        sizes   of the groups of axes, as `amount_values` has them
+        sizes      of the groups of axes, as in `amount_values`
+        rows       of all ranks that share them
+        outputs    rows with logits
+        sequences  that decode
         """
         length = step_length(takes_prompts=self.is_prompt)
         counted = {"": np.ones_like(rows), "b": rows / length, LAST: outputs / length, SEQUENCES: sequences}
@@ -83,17 +86,17 @@ class ServingProgram:
 
     @property
     def counts(self) -> Array:
-        """How often each segment runs."""
+        """Number of times that each segment runs."""
         return np.array([float(region.count) for region in self.regions] * 2)
 
     @property
     def of_mixers(self) -> int:
-        """The first segment of what mixers do with a cache."""
+        """First segment of the cache operators of mixers."""
         return len(self.regions)
 
     @property
     def num_passes(self) -> int:
-        """Kernels that pass over memory, beside states."""
+        """Kernels that pass over memory, without those of states."""
         return int(np.sum(self.rows.streaming.segments < self.of_mixers))
 
 
@@ -106,10 +109,10 @@ def serving_program(
     low_parts: frozenset[WeightPart] = frozenset(),
     element_bytes: float = 2.0,
 ) -> ServingProgram:
-    """The program of decode steps, or of prompts.
+    """Return the program of decode steps, or of prompts.
 
-    fuses      kernels are fused as engines do it, else every operator is one
-    low_parts  of which the weights are held in fewer bits
+    fuses      kernels are fused as engines do it; otherwise each operator is a kernel
+    low_parts  parts with quantized weights
     element_bytes   of all other tensors
     """
     sharded = _sharded(replace(model, num_mtp_layers=0), is_prompt=is_prompt, element_bytes=element_bytes)
@@ -140,7 +143,7 @@ def serving_program(
 
 @lru_cache(maxsize=64)
 def _sharded(model: TransformerConfig, *, is_prompt: bool, element_bytes: float) -> ShardedGraph:
-    """Rows of prompts are cut over `CONTEXT_AXIS`; those that decode are the same on all its ranks."""
+    """Return the sharded graph. Rows of prompts are cut over `CONTEXT_AXIS`; decode rows are replicated on it."""
     graph = step_graph(model, takes_prompts=is_prompt, element_bytes=element_bytes)
     unsharded: dict[str, tuple[str, ...]] = {"s": ()}
     expands = dict.fromkeys(_EXPANDS, unsharded) if model.latent is not None and is_prompt else {}
@@ -154,7 +157,7 @@ def _sharded(model: TransformerConfig, *, is_prompt: bool, element_bytes: float)
 
 
 def _after_routing(graph: Graph) -> Set[str]:
-    """Operators between a router and the residual stream: what they send each other is the engine's to decide."""
+    """Return the operators between a router and the residual stream, whose communication is the engine's."""
     names: set[str] = set()
     layers: set[str] = set()
     for op in graph.operators:
@@ -166,6 +169,7 @@ def _after_routing(graph: Graph) -> Set[str]:
 
 
 def _weights(derivation: ShardedGraph, region_index: Mapping[str, int]) -> tuple[HeldWeight, ...]:
+    """Return the parameters as stored on a chip."""
     graph = derivation.graph
     weights = []
     for parameter in derivation.parameters:

@@ -1,4 +1,4 @@
-"""An engine step by step: continuous batching of requests whose lengths and arrivals differ, for what closed forms cannot say.
+"""Step-by-step simulation of an engine: continuous batching of requests with different lengths and arrivals, beyond the closed forms.
 
 One pass of the loop is one step of the engine; its time comes from a table. Deterministic: the same seed gives the same run.
 """
@@ -20,37 +20,37 @@ from perfmodel.cost.serving.times import Array, ServingTimes
 from perfmodel.foundation.errors import bad_field
 from perfmodel.parallel.serving.prediction import Spread
 
-#: TTFT, TPOT, latency [s] and tokens of an answered request.
+#: TTFT, TPOT, latency [s] and tokens of a completed request.
 Answer: TypeAlias = tuple[float, float, float, int]
-#: Draws are made this many at a time.
+#: Random numbers drawn at a time.
 _DRAWS = 1024
-#: Requests of a run with a stopping rule that have the load that is asked for at least.
+#: Least number of requests in a stratified block of a run with a stopping rule.
 LEAST_BLOCK = 1024
-#: Tokens of a step where the engine sets no limit: the table has to end somewhere.
+#: Token budget of a step if the engine has none: the end of the table.
 MOST_TOKENS = 131_072.0
-#: Requests of each client in a closed loop from a standing start, as benchmarks run (InferenceMAX: --num-prompts=$((CONC * 10))).
+#: Requests of each client in a closed loop from an idle engine, as in benchmarks (InferenceMAX: --num-prompts=$((CONC * 10))).
 ROUNDS = 10
-#: Share by which answers of one length end earlier or later where prompts are chunked. Published runs of vLLM and TensorRT-LLM with one
-#: length do not march in waves: with this spread their TTFT is met without bias, without it predicted twice too long. Engines that run
-#: prompts first march (SGLang's runs), and have none.
+#: Share by which answers of one length end earlier or later with chunked prompts. Published runs of vLLM and TensorRT-LLM with one length
+#: show no waves: with this spread their TTFT is predicted without bias, without it twice too long. Engines that run prompts first have
+#: waves (SGLang's runs), and no spread.
 SPREAD_OF_ENDS = 0.05
 #: Batches of a run whose means are compared.
 _BATCHES = 20
-#: A run whose mean is not known well enough goes on by this share of its requests at least.
+#: Least growth of a run whose mean is too uncertain.
 _LEAST_GROWTH = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedLoad:
-    """Metrics of the requests that were answered after the warm-up.
+    """Metrics of the requests that completed after the warm-up.
 
     ttft, tpot, inter_token, request_latency   over requests (inter_token: over all gaps between a sequence's steps) [s]
-    running, queue         sequences with a place and requests without, on average over time [-]
-    requests_per_second, tokens_per_second     answered, and tokens of answers [1/s]
-    goodput                requests a second that kept all limits [1/s]
-    kept_fraction          of the requests, those that did [-]
-    preemptions, steps     in the whole run
-    ttft_error             standard error of the mean TTFT at a rate, as a share of it; 0: of clients, whose runs are as benchmarks' [-]
+    running, queue         sequences with a slot and requests without, time average [-]
+    requests_per_second, tokens_per_second     completed requests, and output tokens [1/s]
+    goodput                requests a second that met all limits [1/s]
+    kept_fraction          of the requests that met all limits [-]
+    preemptions, steps     in the complete run
+    ttft_error             relative standard error of the mean TTFT at a rate; 0 for clients, whose runs match benchmarks [-]
     """
 
     ttft: Spread
@@ -70,13 +70,13 @@ class SimulatedLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoppingRule:
-    """When a run at a rate ends: once the standard errors of mean TTFT and TPOT are at most `error` of them, or after `most` requests."""
+    """End of a run at a rate: when the relative standard errors of mean TTFT and TPOT are at most `error`, or after `most` requests."""
 
     error: float
     most: int
 
     def missing(self, answers: Sequence[Answer]) -> int:
-        """Requests that are still to be answered. [-]"""
+        """Return the number of requests that must still complete. [-]"""
         error, number = max(mean_error([answer[at] for answer in answers]) for at in (0, 1)), len(answers)
         if error <= self.error or number >= self.most:
             return 0
@@ -84,7 +84,7 @@ class StoppingRule:
 
 
 def mean_error(values: Sequence[float]) -> float:
-    """Standard error of the mean of a stationary series, as a share of it, by means of batches, as neighbours are alike. [-]
+    """Return the relative standard error of the mean of a stationary series, by batch means, as neighbours are correlated. [-]
 
     Source: Law, Simulation Modeling and Analysis, section 9.5.3 (batch means).
     """
@@ -99,7 +99,7 @@ def mean_error(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoodputLimits:
-    """Limits that a request must keep to count as goodput. [s]"""
+    """Limits that a request must meet to count as goodput. [s]"""
 
     ttft: float = float("inf")
     tpot: float = float("inf")
@@ -116,8 +116,8 @@ class BatchLimits:
 
     max_sequences    by the engine's own limit
     cache_tokens     of the cache, counted in blocks of `block_tokens`
-    reserves_output  a request is admitted when its whole answer fits; else when its prompt does, and the one admitted last is thrown out
-                     (and computed again, with what it has answered) when the cache is full
+    reserves_output  a request is admitted if the cache has space for its whole answer. Otherwise if it has space for its prompt; when the
+                     cache is full, the request admitted last is preempted and its prompt and answer are recomputed
     """
 
     max_sequences: int
@@ -131,10 +131,10 @@ class RunRecord:
     """A run of one engine after its warm-up.
 
     answers                    TTFT, TPOT, latency [s] and tokens of each request
-    gaps, weights              times between steps [s], and the sequences that saw each
+    gaps, weights              times between steps [s], and the number of sequences with that gap
     elapsed                    [s]
     area_running, area_queue   sequences times seconds
-    preemptions, steps         in the whole run
+    preemptions, steps         in the complete run
     clients                    of a closed loop; 0: of an open one
     """
 
@@ -150,19 +150,19 @@ class RunRecord:
 
     @property
     def pace(self) -> float:
-        """Requests answered a second: c / E2E of clients that are never idle (the end of a run leaves requests half answered). [1/s]"""
+        """Requests completed a second: c / E2E of clients that are never idle, as the end of a run leaves partial answers. [1/s]"""
         if not self.clients:
             return len(self.answers) / self.elapsed
         return self.clients * len(self.answers) / sum(latency for _, _, latency, _ in self.answers)
 
     @property
     def ttft_error(self) -> float:
-        """Standard error of the mean TTFT of an open load, as a share of it. [-]"""
+        """Relative standard error of the mean TTFT of an open load. [-]"""
         return 0.0 if self.clients else mean_error([answer[0] for answer in self.answers])
 
 
 class DrawnRequest:
-    """One request on its way: lengths in tokens, times in seconds."""
+    """State of one request: lengths in tokens, times in seconds."""
 
     __slots__ = (
         "cached", "due", "emitted", "first", "growth", "held", "joined", "last", "left", "rounding", "number", "output", "reserved",
@@ -190,13 +190,13 @@ def simulate(
     limits: GoodputLimits | None = None,
     seed: int = 0,
 ) -> SimulatedLoad:
-    """Run an engine until so many requests are `answered` after the first `warm_up` (`ROUNDS` of the clients and none; 1000 and 200).
+    """Run an engine until `answered` requests complete after the first `warm_up` (clients: `ROUNDS` per client and 0; rate: 1000 and 200).
 
-    concurrency     clients, each of which sends its next request when the last is answered; all start at once
-    rate            requests a second at random (Poisson) instead
+    concurrency     clients, each of which sends its next request when the previous one is answered; all start at once
+    rate            requests a second with Poisson arrivals instead
 
-    The queue is first come, first served. Chunked: a step holds all that decode and fills up with prompts. Prefill first: prompts run
-    before any decode, as many in a step as it has room for. How far requests march in step follows, and is not an input.
+    The queue is first come, first served. Chunked: a step contains all decoding sequences and is filled with prompts. Prefill first:
+    prompts run before any decode step, up to the token budget. The share of requests in lockstep is a result, not an input.
     """
     record = run_engine(
         times, requests, scheduling, batch_limits, concurrency=concurrency, rate=rate, answered=answered, warm_up=warm_up, seed=seed
@@ -217,9 +217,9 @@ def run_engine(
     stopping: StoppingRule | None = None,
     seed: int = 0,
 ) -> RunRecord:
-    """The run that `simulate` summarises; with a `stopping` rule (of a rate) it goes on from `answered` requests until that holds.
+    """Return the run that `simulate` summarises. Raises InputError.
 
-    Raises InputError.
+    With a `stopping` rule (at a rate) it continues after `answered` requests until the rule holds.
     """
     if (concurrency is None) == (rate is None):
         raise bad_field("concurrency", concurrency, "one of concurrency and rate must be given", "give one of them")
@@ -243,7 +243,7 @@ def run_engine(
 def table_of(
     times: ServingTimes, requests: Requests, scheduling: Scheduling, batch_limits: BatchLimits, concurrency: int | None
 ) -> StepTable:
-    """The step times that a run looks up."""
+    """Return the step times that a run looks up."""
     most = batch_limits.max_sequences if concurrency is None else min(batch_limits.max_sequences, concurrency)
     longest = float(requests.prompt.most + requests.output.most)
     return tabulate(
@@ -323,9 +323,9 @@ class _Engine:
             self._step()
 
     def _send(self, at: float) -> None:
-        """The next request leaves its client; it reaches the queue once the engine's front is through with it.
+        """Send a client's next request; it reaches the queue after the engine's API server has processed it.
 
-        In a closed loop that takes a random time of the front's mean; clients see the mean, so that few requests have no noise of it.
+        In a closed loop that takes a random time with the given mean. Clients observe the mean, which avoids noise in short runs.
         """
         cached, new, output, rounding, later, share = next(self.draws)
         sent = at if self.is_closed else at + later
@@ -371,9 +371,9 @@ class _Engine:
                 self._prefilled(request)
 
     def _alike(self, sequences: int) -> tuple[int, float]:
-        """Decode steps until something happens (an answer ends, a request comes, the cache is full), and how long they take together. [s]
+        """Return the decode steps until the next event (an answer ends, a request arrives, the cache is full), and their total time. [s]
 
-        Their times lie on one straight line of the table: t, t + d, t + 2 d ...
+        Their times are linear in the table: t, t + d, t + 2 d ...
         """
         if not self.chunked and (self.fresh or self.last_decode < self.now):
             return 1, 0.0
@@ -396,7 +396,7 @@ class _Engine:
         return most, most * t + d * most * (most - 1) / 2
 
     def _prompts(self) -> tuple[list[DrawnRequest], float, float]:
-        """The prompts of a step: those under way, then as many of the queue as tokens, places and the cache allow."""
+        """Return the prompts of a step: those in prefill, then those of the queue, up to the limits of tokens, slots and cache."""
         budget = self.step_tokens - (self.rows * len(self.running) if self.chunked else 0.0)
         pieces: list[DrawnRequest] = []
         tokens = reads = 0.0
@@ -416,7 +416,7 @@ class _Engine:
         return pieces, tokens, reads
 
     def _admit(self) -> bool:
-        """Whether the head of the queue gets a place."""
+        """Admit the head of the queue if there is a slot and cache for it; return whether it was admitted."""
         if not self.waiting or len(self.running) + len(self.prefilling) >= self.slots:
             return False
         request = self.waiting[0]
@@ -433,7 +433,7 @@ class _Engine:
         return True
 
     def _decoded(self, sequences: int, taken: float, many: int) -> None:
-        """All that run have the tokens of `many` steps more; some are answered in the last."""
+        """Add the tokens of `many` steps to all running sequences; some complete in the last step."""
         self.decoded += many
         if self.chunked or many > 1:
             self.gaps.append(taken / many)
@@ -454,7 +454,7 @@ class _Engine:
                 self._answered(request)
 
     def _leave(self, request: DrawnRequest) -> None:
-        """Out of the running ones, with its cache."""
+        """Remove a running request, with its cache."""
         del self.running[request.number]
         grown = (self.decoded - request.joined) * request.growth
         self.cached -= request.held + grown
@@ -464,7 +464,7 @@ class _Engine:
             self.cached = self.growth = 0.0
 
     def _prefilled(self, request: DrawnRequest) -> None:
-        """Its prompt is through: it has a token, and runs on unless that was all."""
+        """End the prefill of a request: it has its first token, and decodes if more are to come."""
         if request.first < 0:
             request.first = self.now
         else:
@@ -490,16 +490,20 @@ class _Engine:
             self.fresh.append(self.now)
 
     def _answered(self, request: DrawnRequest) -> None:
+        """Record a completed request, and send the client's next one."""
         late = self.border * self.table.decode(max(len(self.running), 1), self.table.cached[0]) if self.border else 0.0
         ttft = request.first - request.sent + late
         tpot = (self.now - request.first) / max(request.output - 1, 1)
-        wanted = min(max(request.output, self.lengths.least), self.lengths.most)  # of one length: what spreads the ends is none of it
+        wanted = min(max(request.output, self.lengths.least), self.lengths.most)  # the spread of ends does not change the answer's length
         self.answers.append((ttft, tpot, ttft + (wanted - 1) * tpot, wanted))
         if self.is_closed:
             self._send(self.now + late)
 
     def _evict(self) -> None:
-        """The cache is full: those admitted last go back to the head of the queue, and will be computed again with what they answered."""
+        """Preempt the requests admitted last while the cache is full.
+
+        They return to the head of the queue and are recomputed with their answers.
+        """
         while len(self.running) > 1 and self.used + self.growth > self.cache_tokens:
             request = next(reversed(self.running.values()))
             generated = (self.decoded - request.joined) * request.growth
@@ -521,13 +525,13 @@ def draws(
     varies_front: bool = False,
     block: int = 0,
 ) -> Iterator[tuple[float, float, int, float, float, float]]:
-    """Requests without end: tokens found, to compute and to answer, rounding in rounding steps, seconds after the one before, share of the
-    front's mean time.
+    """Yield requests without end: cached prompt tokens, new prompt tokens, output tokens, a random number that rounds the decode steps, the
+    delay after the previous request, and the ratio of the API server's time to its mean.
 
-    spread        answers are at least so much shorter and longer than their mean
-    varies_front  that share is exponential; else 1
-    block         of so many requests at a rate the last comes when it should, as vLLM's benchmark rescales its delays, and lengths are
-                  spread evenly (Latin hypercube), so that the load is the one that is asked for; 0: all is left to chance   [-]
+    spread        answers are shorter and longer than their mean by at least this share
+    varies_front  that ratio is exponentially distributed; otherwise 1
+    block         at a rate, the last of each `block` requests arrives on time, as vLLM's benchmark rescales its delays, and lengths are
+                  stratified (Latin hypercube), so that the load is the requested one; 0: independent draws   [-]
     """
     random = np.random.default_rng(seed)
     found_fraction = float(requests.found_fraction)
@@ -550,17 +554,17 @@ def draws(
 
 
 def _random(random: np.random.Generator, least: int, most: int, number: int) -> NDArray[np.int64]:
-    """Whole numbers from `least` to `most`, each as likely."""
+    """Draw whole numbers from `least` to `most`, each equally likely."""
     return random.integers(least, most + 1, number)
 
 
 def _even(random: np.random.Generator, least: int, most: int, number: int) -> NDArray[np.int64]:
-    """The same in random order, one of each of `number` equal parts of that range."""
+    """Draw stratified whole numbers in random order: one from each of `number` equal parts of the range."""
     return np.asarray(least + (random.permutation(number) + random.random(number)) * ((most - least + 1) / number), dtype=np.int64)
 
 
 def summarize_runs(records: Sequence[tuple[RunRecord, float]], limits: GoodputLimits) -> SimulatedLoad:
-    """Metrics of the requests of engines, averaged over engines: records, each with its number of engines."""
+    """Return the metrics of the requests of engines, averaged over engines: records, each with its number of engines."""
     copies = np.array([count for _, count in records], dtype=float)
     paces = np.array([record.pace for record, _ in records])
     weights = np.concatenate([np.full(len(record.answers), count * record.pace / len(record.answers)) for record, count in records])
@@ -592,7 +596,7 @@ def summarize_runs(records: Sequence[tuple[RunRecord, float]], limits: GoodputLi
 
 
 def _spread(values: Array, weights: Array) -> Spread:
-    """Mean and percentiles of values that count as much as their weights."""
+    """Return the weighted mean and percentiles of values."""
     if not len(values):
         return Spread(mean=0.0, p50=0.0, p90=0.0, p99=0.0)
     order = np.argsort(values)

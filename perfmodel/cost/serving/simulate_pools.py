@@ -1,7 +1,7 @@
-"""Workers for prompts and workers for answers, event by event: what the closed form of two pools (`disaggregated.py`) cannot say.
+"""Discrete-event simulation of prefill and decode workers, beyond the closed form of two pools (`disaggregated.py`).
 
-A prompt waits for a prefill worker, is computed with those that wait beside it, travels over the worker's links, waits for a place, and
-decodes with all that run on its worker. Deterministic: the same seed gives the same run.
+A prompt waits for a prefill worker, is computed in a batch with other waiting prompts, is transferred over the worker's links, waits for a
+slot, and decodes with all sequences on its worker. Deterministic: the same seed gives the same run.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from perfmodel.foundation.errors import bad_field
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TwoPools:
-    """Simulated pools: workers of one plan each, as the closed form takes them.
+    """Simulated pools: workers of one plan each, as in the closed form.
 
     prefill, decode      steps of a worker of each kind
-    scheduling           of decode workers; prefill_scheduling: of the others (tokens and prompts of a step)
-    capacity        K    sequences that a decode worker runs at once: places, whatever the lengths of those in them
+    scheduling           of decode workers; prefill_scheduling: of prefill workers (tokens and prompts of a step)
+    capacity        K    slots of a decode worker, independent of the lengths of their sequences
     """
 
     prefill: ServingTimes
@@ -64,15 +64,15 @@ def simulate_pools(
     limits: GoodputLimits | None = None,
     seed: int = 0,
 ) -> SimulatedLoad:
-    """Run both pools until so many requests are `answered` after the first `warm_up` (10 and 2 rounds of the clients, or 1000 and 200),
-    and on until the `stopping` rule holds.
+    """Run both pools until `answered` requests complete after the first `warm_up`, and on until the `stopping` rule holds.
 
-    concurrency  clients of all workers, each of which sends its next request when the last is answered; all start at once
-    rate         requests a second at random (Poisson) instead
+    answered, warm_up  by default 10 and 2 rounds of the clients, or 1000 and 200 at a rate
+    concurrency  clients of all workers, each of which sends its next request when the previous one is answered; all start at once
+    rate         requests a second with Poisson arrivals instead
 
-    One queue for all prefill workers, first come, first served: an idle one takes as many as a step has tokens for (or as many as
-    `prompts_together`). A prompt's cache takes V / B of its worker's links, one after the other. It joins the decode worker that runs
-    fewest at the border of a step. The first token is seen when the prompt has its place, as in `disaggregated`.
+    One queue for all prefill workers, first come, first served: an idle worker takes the prompts that fit into the tokens of a step, and at
+    least `prompts_together` if they wait. Caches are sent one after another over a worker's links, V / B each. A request joins the
+    decode worker with the fewest sequences, at the border of a step. Its first token is observed when it has a slot, as in `disaggregated`.
     """
     if (concurrency is None) == (rate is None):
         raise bad_field("concurrency", concurrency, "one of concurrency and rate must be given", "give one of them")
@@ -85,12 +85,12 @@ def simulate_pools(
 
 
 def _one(value: Column) -> float:
-    """The value of the one plan that is simulated."""
+    """Return the value of the simulated plan."""
     return float(np.ravel(value)[0])
 
 
 class _DecodeWorker:
-    """Sequences of one worker; those that join do so when its next step begins."""
+    """Sequences of one worker; new ones join when its next step begins."""
 
     __slots__ = ("cached", "decoded", "ending", "growth", "is_stepping", "joining", "num_running")
 
@@ -188,7 +188,7 @@ class _Run:
         self.queue.append(request)
         if not self.is_closed:
             self._send(request.sent)
-        # those that come at the same moment share a step: a worker looks at its queue when all of them are in it
+        # requests that arrive at the same time share a step: a worker reads its queue after all of them are in it
         self._at(self.now, self._prefill, None)
 
     def _prefill(self, _: None) -> None:
@@ -203,7 +203,7 @@ class _Run:
             self._at(self.now + taken, self._prefilled, (worker, batch, taken))
 
     def _prompt_time(self, batch: list[DrawnRequest], tokens: float) -> float:
-        """One step, or, of a prompt that is longer than a step, as many equal pieces as it takes. [s]"""
+        """Return the time of one step, or of the equal pieces of a prompt that is longer than a step. [s]"""
         if len(batch) > 1 or tokens <= self.step_tokens:
             reads = sum(request.left * (request.cached + request.left / 2) for request in batch)
             return self.prompts.step(0, 0.0, tokens, reads / tokens)
@@ -212,7 +212,7 @@ class _Run:
         return sum(self.prompts.step(0, 0.0, piece, batch[0].cached + (at + 0.5) * piece) for at in range(pieces))
 
     def _prefilled(self, done: tuple[int, list[DrawnRequest], float]) -> None:
-        """Their caches leave one after the other; layers that were sent before are on their way already."""
+        """Send the caches of a batch one after another; all layers but the last may be sent during the prefill."""
         worker, batch, taken = done
         for request in batch:
             request.cached, request.left = request.cached + request.left, 0.0
@@ -245,7 +245,7 @@ class _Run:
                 self._begin(worker)
 
     def _begin(self, worker: _DecodeWorker) -> None:
-        """The next step, with those that joined."""
+        """Start the next step, with the requests that joined."""
         for request in worker.joining:
             left = request.output - 1
             request.steps = max(int(left / self.per_step + request.rounding), 1)

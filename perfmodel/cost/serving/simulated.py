@@ -1,7 +1,7 @@
-"""A plan of serving as a simulation has it: times over requests, their percentiles, and how many kept their limits.
+"""Simulated prediction of a serving plan: times over requests, their percentiles, and the requests that met their limits.
 
-A load is predicted so by default (`predict_served`): how far requests of a closed loop march in step, and how many that come at random meet
-in one step, decides TTFT, which formulas meet on average alone. A search ranks by the formulas (`load.py`, `disaggregated.py`).
+A load is simulated by default (`predict_served`). TTFT depends on the share of a closed loop in lockstep, and on the number of Poisson
+arrivals in one step. The formulas are right on average only. A search ranks by formulas (`load.py`, `disaggregated.py`).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.workload.serving import ServingJob
 
-#: Requests of a replica that are simulated at least; of few clients in several runs of different seeds.
+#: Least number of simulated requests of a replica; with few clients in several runs of different seeds.
 _LEAST_REQUESTS = 500
-#: Tokens of an answer from which a tenth more or less is more than a step or two.
+#: Output tokens above which a tenth of them is more than a step or two.
 _LONG_ANSWER = 32
-#: Requests that run in a replica, or clients, up to which a load is simulated by default: a second.
+#: Largest number of running requests or clients of a replica for which a load is simulated by default. It takes a second.
 MOST_CLIENTS = 2048
-#: Of a rate, those before the first that counts.
+#: Least number of warm-up requests at a rate.
 _LEAST_WARM_UP = 100
-#: A rate is simulated until TTFT and TPOT are known to 3 % with 95 % confidence, or so many requests are answered, which loads near
-#: saturation need more of.
+#: A rate is simulated until TTFT and TPOT have an error of 3 % with 95 % confidence, or up to a number of requests. Loads near saturation
+#: would need more.
 STOPPING_RULE = StoppingRule(error=0.015, most=4000)
 
 
@@ -53,7 +53,7 @@ def predict_served(
     distinct_experts: float = 0.0,
     limits: GoodputLimits | None = None,
 ) -> ServingPrediction:
-    """A plan under a load as it is printed: clients and rates are simulated, all else is by the formulas."""
+    """Predict a plan under a load as it is printed: clients and rates are simulated, other loads use formulas."""
     prediction = predict_plan(estimator, job, plan, distinct_experts=distinct_experts)
     if not is_simulated(prediction):
         return prediction
@@ -61,7 +61,7 @@ def predict_served(
 
 
 def _waves_notes(estimator: ServingEstimator, prediction: ServingPrediction) -> list[str]:
-    """Why the first token takes long where all answers have one length."""
+    """Return a note if the first token takes long because all answers have one length."""
     length = prediction.job.output_len
     if prediction.job.rate is not None or prediction.plan.pools is not None:
         return []
@@ -73,14 +73,14 @@ def _waves_notes(estimator: ServingEstimator, prediction: ServingPrediction) -> 
 
 
 def _error_notes(job: ServingJob, load: SimulatedLoad) -> list[str]:
-    """Near saturation, where more requests than are simulated would be needed."""
+    """Return a note near saturation, where more requests than are simulated would be needed."""
     if job.rate is None or load.ttft_error <= STOPPING_RULE.error:
         return []
     return [f"near saturation waits vary widely: the mean time to the first token is known to {2 * load.ttft_error:.0%} only"]
 
 
 def is_simulated(prediction: ServingPrediction) -> bool:
-    """Whether `predict_served` simulates such a plan and load. A queue that only grows is not simulated."""
+    """Return whether `predict_served` simulates this plan and load. A queue that only grows is not simulated."""
     job, plan = prediction.job, prediction.plan
     if not prediction.fits or job.is_static or (job.concurrency is None and job.rate is None):
         return False
@@ -97,10 +97,10 @@ def with_simulation(
     seed: int = 0,
     distinct_experts: float = 0.0,
 ) -> ServingPrediction:
-    """The same plan and load with times over requests as engines that run step by step have them: the replicas (`simulate.py`), or all
-    workers of two pools (`simulate_pools.py`). Intervals are about the simulated means.
+    """Return the prediction with simulated times over requests: of the replicas (`simulate.py`), or of all workers of two pools
+    (`simulate_pools.py`). Intervals are centred on the simulated means.
 
-    The limits are those that `goodput` counts. A saturated rate is not simulated, as its queue only grows. Raises InputError for a plan
+    `goodput` counts requests that meet the limits. A saturated rate is not simulated, as its queue only grows. Raises InputError for a plan
     that does not fit, or for a batch that is not refilled.
     """
     job, plan = prediction.job, prediction.plan
@@ -121,7 +121,7 @@ def with_simulation(
         working = min(plan.replicas, job.concurrency or plan.replicas)
         times = estimator.times([plan], distinct_experts=distinct_experts)
         parts = step_parts(times, job, load.running * plan.replicas / working)
-    if job.rate is not None:  # what comes is answered, but for chance
+    if job.rate is not None:  # all arrivals are answered, except for random fluctuations
         answered, per_chip = prediction.requests_per_second, prediction.tokens_per_second_per_chip
     else:
         answered, per_chip = load.requests_per_second * copies, load.tokens_per_second * copies / plan.num_chips
@@ -147,7 +147,7 @@ def with_simulation(
 
 
 def _about(prediction: ServingPrediction, values: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-    """The prediction's intervals, each as far from the new value as it was from the old one, as factors."""
+    """Return the prediction's intervals, scaled by the ratio of each new value to the old one."""
     old = {name: getattr(prediction, name).mean for name in ("ttft", "tpot", "request_latency")}
     old["tokens_per_second"] = prediction.tokens_per_second_per_chip
     scaled = {}
@@ -169,10 +169,10 @@ def simulate_replicas(
     stopping: StoppingRule | None = None,
     distinct_experts: float = 0.0,
 ) -> SimulatedLoad:
-    """Replicas of the plan, each under its share of the load, on average over all of them; those without a request are idle.
+    """Return the average over the replicas of the plan, each under its share of the load; replicas without a request are idle.
 
-    Where replicas do not divide the clients, some have one client more than others. `answered`, `warm_up` and `stopping` of each as
-    `run_engine` has them.
+    If replicas do not divide the clients, some have one client more than others. `answered`, `warm_up` and `stopping` of each replica as in
+    `run_engine`.
     """
     job, plan = prediction.job, prediction.plan
     costs = estimator.with_drafts(estimator.times([plan], distinct_experts=distinct_experts), [plan], job.speculation)
@@ -219,7 +219,7 @@ def simulate_replicas(
 def _of_replicas(
     estimator: ServingEstimator, prediction: ServingPrediction, limits: GoodputLimits, seed: int, distinct_experts: float
 ) -> SimulatedLoad:
-    """At a rate until the stopping rule holds."""
+    """Simulate the replicas; at a rate until the stopping rule holds."""
     if prediction.job.rate is None:
         return simulate_replicas(estimator, prediction, limits=limits, seed=seed, distinct_experts=distinct_experts)
     return simulate_replicas(
@@ -234,13 +234,13 @@ def _of_replicas(
 
 
 def _run_length(running: float) -> dict[str, int]:
-    """Requests of a run at a rate with so many under way: twice as many before it counts, and at least twice as many after."""
+    """Return the requests of a run at a rate with `running` in flight: a warm-up of twice that number, and at least as many after it."""
     full = round(2 * running)
     return {"warm_up": max(_LEAST_WARM_UP, full), "answered": max(_LEAST_REQUESTS, full)}
 
 
 def _of_pools(estimator: ServingEstimator, prediction: ServingPrediction, limits: GoodputLimits, seed: int) -> SimulatedLoad:
-    """Clients from a standing start, as `simulate_replicas` has them; a rate until the stopping rule holds."""
+    """Simulate two pools: clients from an idle start, as in `simulate_replicas`; a rate until the stopping rule holds."""
     job, pools = prediction.job, prediction.plan.pools
     assert pools is not None
     of = pools_inputs(estimator, job, [pools])

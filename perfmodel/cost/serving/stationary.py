@@ -1,4 +1,4 @@
-"""How many sequences run where requests come at a rate: a fixed point, elementwise, with few evaluations of step times."""
+"""Mean number of running sequences at a request rate: a fixed point, elementwise, with few evaluations of step times."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 from perfmodel.cost.serving.times import Array
 
-#: Points of the number that runs, in equal ratios from 1 to all places, between which times are straight lines.
+#: Interpolation points of the number of running sequences, in equal ratios from 1 to all slots.
 _POINTS = 5
 _HALVINGS = 40
 _CORRECTIONS = 2
 
 
 def stationary_running(filled: Callable[[Array], tuple[Array, Array]], *, rate: Array, steps: Array, slots: Array) -> tuple[Array, Array]:
-    """Sequences beside one's own at which as many end as come, and how t_d grows there. [-], [s]
+    """Return the sequences that run in addition to an arriving one in equilibrium, and the slope of t_d there. [-], [s]
 
         m - 1 = r D t_d(m) / (1 - r t_p'(m)),   1 <= m <= slots,   the least such m
 
@@ -23,8 +23,8 @@ def stationary_running(filled: Callable[[Array], tuple[Array, Array]], *, rate: 
     rate    r  requests a second         [1/s]
     steps   D  decode steps of each      [-]
 
-    t_d and t_p' are straight between points (the equation is then one of second degree, halved until it is met), and steps
-    of Newton's with the true times mend what that leaves.
+    t_d and t_p' are interpolated linearly between points, which makes the equation quadratic; it is solved by bisection. Newton steps with
+    the exact times correct the remaining error.
     """
     r, D, top = np.broadcast_arrays(*(np.asarray(column, dtype=float) for column in (rate, steps, slots)))
     count = np.stack([np.maximum(top, 1.0) ** (k / (_POINTS - 1)) for k in range(_POINTS)])
@@ -60,7 +60,7 @@ def stationary_running(filled: Callable[[Array], tuple[Array, Array]], *, rate: 
 
 
 def piecewise_linear(function: Callable[[Array], Array], top: Array) -> Callable[[Array], Array]:
-    """A function of a number from 1 to `top`, straight between a few points in equal ratios; constant below 1."""
+    """Return a function of a number from 1 to `top`, interpolated between a few points in equal ratios; constant below 1."""
     top = np.maximum(np.asarray(top, dtype=float), 1.0)
     ratio = np.maximum(np.log(top), 1e-9) / (_POINTS - 1)
     values = np.stack(np.broadcast_arrays(*(function(np.exp(ratio * k)) for k in range(_POINTS))))
