@@ -1,8 +1,8 @@
 """Moments of a step at which memory may peak, and the memory at each in addition to static memory.
 
-The candidates: the loss; the backward pass of a region, of blocks the last or the first; the reduction of a unit's gradients. Which moments
-exist depends on the regions of the graph, on the ZeRO stage and on how the execution profile treats weights and gradients, never on the
-numbers. Every formula takes arrays of any shapes that broadcast.
+The candidates: the loss; the backward pass of a region, of blocks the last or the first; the reduction of a unit's gradients. They depend
+on the regions of the graph, the ZeRO stage and the execution profile's treatment of weights and gradients, never on the numbers. Every
+formula takes arrays of any shapes that broadcast.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def rank_moments(
         activation_bytes=activation_bytes,
     )
     program = terms.program
-    moments = walk.sharded() if program.holds_sharded_weights and program.holds_sharded_gradients else walk.unsharded()
+    moments = _Sharded(walk).moments() if program.holds_sharded_weights and program.holds_sharded_gradients else walk.unsharded()
     return [*moments, walk.optimizer_step()] if sizes.optimizer_copy else moments
 
 
@@ -208,7 +208,7 @@ class _Moments:
         return sum_of([np.maximum(self.runs[i] - 1.0, 0.0) * values[i] for i in others])
 
     def of_round(self, region: int, values: Sequence[Any]) -> Any:
-        """Return the sum over this region and those that alternate with it, once each."""
+        """Return the sum over this region and the regions that alternate with it, once each."""
         turn = self.regions[region].turn
         return sum_of([values[i] for i, it in enumerate(self.regions) if it.turn == turn])
 
@@ -280,19 +280,13 @@ class _Moments:
             return 0.0
         return self.t.padded[before] * self.sizes.reduced
 
-    def sharded(self) -> list[Moment]:
-        """Return the moments if units of weights are gathered and freed, and their gradients reduced at once (fully_shard).
-
-        Alive with the current unit (its gathered weights, its gradients as produced) are the prefetched weights of the next unit and the
-        reduce-scatter buffer of the previous unit's gradients.
-        """
-        return _Sharded(self).moments()
-
 
 class _Sharded:
-    """The moments of a rank that gathers and frees units of weights: a unit for each region, and for each block.
+    """Moments of a rank that gathers and frees units of weights, and reduces their gradients at once (fully_shard).
 
-    A matrix shared by both ends joins them in one unit, which stays gathered and is reduced last.
+    Each region is a unit, and each block. In addition to the gathered weights and the gradients of the current unit, two buffers are alive:
+    the prefetched weights of the next unit, and the reduce-scatter buffer of the previous unit's gradients. A matrix shared by both ends
+    joins them in one unit, which stays gathered and is reduced last.
     """
 
     def __init__(self, rank: _Moments) -> None:

@@ -332,7 +332,7 @@ def peak_of(rank: RankMemoryTerms, kept: ActivationBytes) -> Peak:
 def memory_by_class(
     rank: RankMemoryTerms, kept: ActivationBytes, peak: Peak | None = None, column: int = 0
 ) -> tuple[str, dict[str, float]]:
-    """Return the moment of the peak, and the live bytes by class: allocated bytes, without what the allocator reserves beyond them.
+    """Return the moment of the peak, and the live bytes by class: allocated bytes, without further reserved bytes.
 
     peak   `peak_of` the rank
     """

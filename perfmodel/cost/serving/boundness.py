@@ -19,7 +19,7 @@ from perfmodel.cost.serving.attention import cached_attention_time, cached_atten
 from perfmodel.cost.serving.engine_step import EngineStep
 from perfmodel.cost.serving.experts import routed_experts_work
 from perfmodel.cost.serving.program import ServingProgram
-from perfmodel.cost.serving.step import PARTS, StepCosts
+from perfmodel.cost.serving.step import StepCosts
 from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
 
 Array = NDArray[np.float64]
@@ -235,4 +235,4 @@ def _experts(machine: Machine, program: ServingProgram, step: EngineStep, time: 
     ]
 
 
-__all__ = ["PARTS", "OperatorRow", "bound_of", "crossover_rows", "operator_rows"]
+__all__ = ["OperatorRow", "bound_of", "crossover_rows", "operator_rows"]

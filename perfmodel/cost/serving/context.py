@@ -42,7 +42,7 @@ _SUM_BYTES = 4.0
 CONTEXT_AXIS = "cp"
 """Axis of rule sets that cuts the tokens of a prompt."""
 DCP, PCP = "dcp", "pcp"
-"""Axes of ranks that share a cache: those inside tp, and those that share prompts."""
+"""Axes of ranks that share a cache: inside tp, and the axis of ranks that share prompts."""
 _TP = "tp"
 _CUT, _WHOLE = Layout(cuts=((), (_TP, DCP))), Layout(cuts=((), (_TP,)))
 _PARTIAL = Layout(cuts=((), (_TP,)), partial=frozenset([DCP, PCP]))

@@ -176,7 +176,7 @@ def disaggregated(
 
     rate         W_P waits for x workers with service time t_p (M/D/x, longer if prompts differ), W_D for y K slots; b = r D t_d(b + 1) / y
     concurrency  the r at which all clients are accounted for, c = r (TTFT + D t_d(b)), b = r D t_d(b) / y. Waits as of Poisson arrivals,
-                 excluding the client itself. A share s of requests comes in waves (a burst of all clients takes c / (x mu_P)):
+                 excluding the client itself. A share s of requests arrives in waves (a burst of all clients takes c / (x mu_P)):
                  W_P (1 - 1 / c) + s (c - x q) / (2 x mu_P). Requests beyond y K wait for a slot
     neither      the throughput at which one kind is always busy; no request queues
 

@@ -86,15 +86,15 @@ class ServingEstimator:
 
     def times(self, plans: Plans, *, model: TransformerConfig | None = None, distinct_experts: float = 0.0) -> StepCosts:
         """Return the step times of columns of plans; `model`: another model on the same chips, such as a draft model."""
-        of, rows = model or self.model, columns_of(plans)
+        config, rows = model or self.model, columns_of(plans)
         degrees = {"tp": rows.tp, "pp": rows.pp, "dp_replicate": rows.attention_dp}
         degrees |= {"dp_shard": np.ones_like(rows.tp), CONTEXT_AXIS: rows.pcp}
         tiers = self.machine.tier_sizes
-        grid = make_grid(degrees, [DEFAULT_ORDER], tier_sizes=tiers, num_key_value_heads=of.num_key_value_heads)
-        of_tp, of_pcp = cache_cuts(of, tp=rows.tp, dcp=rows.dcp, pcp=rows.pcp)
+        grid = make_grid(degrees, [DEFAULT_ORDER], tier_sizes=tiers, num_key_value_heads=config.num_key_value_heads)
+        of_tp, of_pcp = cache_cuts(config, tp=rows.tp, dcp=rows.dcp, pcp=rows.pcp)
         return StepCosts(
-            decode_program=self.program(of, is_prompt=False),
-            prompt_program=self.program(of, is_prompt=True),
+            decode_program=self.program(config, is_prompt=False),
+            prompt_program=self.program(config, is_prompt=True),
             machine=self.machine,
             engine=self.engine,
             quantization=self.quantization,
@@ -283,7 +283,7 @@ def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
     fits = bool(_at(memory.sequences, at) * (job.input_len.mean + job.output_len.mean) >= full)
     running, working = float(load.running[at]), _at(served.replicas, at)
     parts = step_parts(served.times, job, running, at)
-    wanted = _wanted(job, plan)
+    wanted = 0.0 if job.concurrency is None else job.concurrency / plan.replicas
     notes = []
     if not fits:
         notes.append(_does_not_fit(memory, at))
@@ -336,7 +336,8 @@ def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
 
 def step_parts(times: StepCosts, job: ServingJob, running: float, at: int = 0) -> dict[str, float]:
     """Return the parts of a decode step of `running` sequences at mean context. [s]"""
-    parts = times.parts(max(running, 1.0), job.mean_context, new_tokens=_rows(job))
+    new_tokens = 1.0 if job.speculation is None else 1.0 + job.speculation.draft_tokens
+    parts = times.parts(max(running, 1.0), job.mean_context, new_tokens=new_tokens)
     return {name: _at(parts[name], at) for name in PARTS}
 
 
@@ -374,14 +375,6 @@ def rests_on(estimator: ServingEstimator) -> dict[str, str]:
     of = dict.fromkeys(("products", "experts", "logits"), rests["matmul"])
     of |= {"attention": rests["attention"], "passes": rests["streaming"], "communication": links, "pipeline_sends": links}
     return of | {"host": engine, "memory": f"derived from the model and the plan; {engine}"}
-
-
-def _rows(job: ServingJob) -> float:
-    return 1.0 if job.speculation is None else 1.0 + job.speculation.draft_tokens
-
-
-def _wanted(job: ServingJob, plan: ServingPlan) -> float:
-    return 0.0 if job.concurrency is None else job.concurrency / plan.replicas
 
 
 def _does_not_fit(memory: ServingMemory, at: int) -> str:

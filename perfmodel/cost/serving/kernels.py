@@ -13,7 +13,6 @@ from perfmodel.hardware.serving_kernels import FEW, FP8_CACHE, LATENT_CACHE, LAT
 
 if TYPE_CHECKING:
     from perfmodel.cost.machine import Machine, MatmulRates
-    from perfmodel.foundation.columns import Column
     from perfmodel.hardware.serving_kernels import GroupedWeightModel
     from perfmodel.workload.quantization import Quantization
 

@@ -1,8 +1,11 @@
 """Served load from step times, elementwise over plans: clients in a closed loop, Poisson arrivals at a rate, a static batch.
 
-Letters: I and O input and output tokens, E tokens per step, D = (O - 1) / E decode steps, b running sequences, K the limit of running
-sequences by cache and engine, t_d a decode step, t_p a prompt's own prefill, t_p' the time that it adds to the steps of the others. All
-times in seconds. All counts are those of one replica: c clients of R replicas are c / R here, r requests a second r / R.
+I, O  input and output tokens              E     tokens per step
+D     decode steps, (O - 1) / E            b     running sequences
+K     limit of b by cache and engine       t_d   a decode step
+t_p   a prompt's own prefill               t_p'  time that it adds to the steps of the others
+
+All times in seconds. All counts are those of one replica: c clients of R replicas are c / R here, r requests a second r / R.
 """
 
 from __future__ import annotations

@@ -85,28 +85,28 @@ def serve_pools(
     concurrency: NDArray[np.int64] | None = None,
 ) -> ServedPools:
     """Return the load of `job` on every pair of pools; `concurrency`: clients of each pair, instead of the job's."""
-    of = pools_inputs(estimator, job, pools, distinct_experts=distinct_experts)
+    inputs = pools_inputs(estimator, job, pools, distinct_experts=distinct_experts)
     clients = concurrency if concurrency is not None else None if job.concurrency is None else float(job.concurrency)
     pooled = disaggregated(
-        of.prefill_times,
-        of.decode_times,
+        inputs.prefill_times,
+        inputs.decode_times,
         Requests.of_job(job),
-        of.scheduling,
-        of.workers,
-        prefill_scheduling=of.prefill_scheduling,
-        capacity=of.capacity,
-        handover=of.handover,
+        inputs.scheduling,
+        inputs.workers,
+        prefill_scheduling=inputs.prefill_scheduling,
+        capacity=inputs.capacity,
+        handover=inputs.handover,
         concurrency=clients,
         rate=None if clients is not None else job.rate,
     )
     return ServedPools(
         disaggregated=pooled,
-        prefill_memory=of.prefill_memory,
-        decode_memory=of.decode_memory,
-        capacity=of.capacity,
-        prefill_fits=np.asarray(of.prefill_memory.fits),
-        decode_times=of.decode_costs,
-        prefill_times=of.prefill_costs,
+        prefill_memory=inputs.prefill_memory,
+        decode_memory=inputs.decode_memory,
+        capacity=inputs.capacity,
+        prefill_fits=np.asarray(inputs.prefill_memory.fits),
+        decode_times=inputs.decode_costs,
+        prefill_times=inputs.prefill_costs,
     )
 
 

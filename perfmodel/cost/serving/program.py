@@ -157,7 +157,7 @@ def _sharded(model: TransformerConfig, *, is_prompt: bool, element_bytes: float)
 
 
 def _after_routing(graph: Graph) -> Set[str]:
-    """Return the operators between a router and the residual stream, whose communication is the engine's."""
+    """Return the operators between a router and the residual stream; the engine defines their communication."""
     names: set[str] = set()
     layers: set[str] = set()
     for op in graph.operators:

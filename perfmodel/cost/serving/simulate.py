@@ -281,7 +281,7 @@ class _Engine:
         self.draws = draws(requests, rate, seed, speculates=self.per_step > 1, spread=spread, varies_front=self.is_closed, block=block)
         self.now, self.decoded, self.preemptions, self.steps = 0.0, 0, 0, 0
         self.sent = 0
-        self.coming: list[tuple[float, int, DrawnRequest]] = []
+        self.arrivals: list[tuple[float, int, DrawnRequest]] = []
         self.waiting: deque[DrawnRequest] = deque()
         self.prefilling: deque[DrawnRequest] = deque()
         self.running: dict[int, DrawnRequest] = {}
@@ -327,15 +327,15 @@ class _Engine:
 
         In a closed loop that takes a random time with the given mean. Clients observe the mean, which avoids noise in short runs.
         """
-        cached, new, output, rounding, later, share = next(self.draws)
-        sent = at if self.is_closed else at + later
+        cached, new, output, rounding, delay, share = next(self.draws)
+        sent = at if self.is_closed else at + delay
         due = sent + share * self.front
-        heappush(self.coming, (due, self.sent, DrawnRequest(self.sent, due - self.front, due, cached, new, output, rounding)))
+        heappush(self.arrivals, (due, self.sent, DrawnRequest(self.sent, due - self.front, due, cached, new, output, rounding)))
         self.sent += 1
 
     def _arrive(self) -> None:
-        while self.coming and self.coming[0][0] <= self.now:
-            request = heappop(self.coming)[2]
+        while self.arrivals and self.arrivals[0][0] <= self.now:
+            request = heappop(self.arrivals)[2]
             self.waiting.append(request)
             if not self.is_closed:
                 self._send(request.sent)
@@ -343,7 +343,7 @@ class _Engine:
     def _step(self) -> None:
         self._arrive()
         if not (self.waiting or self.prefilling or self.running):
-            passed = max(self.coming[0][0] - self.now, 0.0)
+            passed = max(self.arrivals[0][0] - self.now, 0.0)
             self.now = self.last_decode = self.now + passed
             self._arrive()
         pieces, tokens, reads = self._prompts()
@@ -353,7 +353,7 @@ class _Engine:
         sequences = len(self.running) if decodes else 0
         many, taken = 1, 0.0
         if decodes and not pieces:
-            many, taken = self._alike(sequences)
+            many, taken = self._steps_to_next_event(sequences)
         if decodes:
             self.cached += many * self.growth
             self.used += 0.0 if self.reserves else many * self.growth
@@ -370,7 +370,7 @@ class _Engine:
                 self.prefilling.popleft()
                 self._prefilled(request)
 
-    def _alike(self, sequences: int) -> tuple[int, float]:
+    def _steps_to_next_event(self, sequences: int) -> tuple[int, float]:
         """Return the decode steps until the next event (an answer ends, a request arrives, the cache is full), and their total time. [s]
 
         Their times are linear in the table: t, t + d, t + 2 d ...
@@ -388,7 +388,7 @@ class _Engine:
             return 1, 0.0
         t = self.table.decode(sequences, first)
         d = self.table.decode(sequences, first + growth) - t
-        left = self.coming[0][0] - self.now if self.coming else float("inf")
+        left = self.arrivals[0][0] - self.now if self.arrivals else float("inf")
         if most * t + d * most * (most - 1) / 2 > left:
             half = t - d / 2
             root = 2 * left / (half + (half * half + 2 * d * left) ** 0.5) if half > 0 else 1.0
@@ -525,13 +525,15 @@ def draws(
     varies_front: bool = False,
     block: int = 0,
 ) -> Iterator[tuple[float, float, int, float, float, float]]:
-    """Yield requests without end: cached prompt tokens, new prompt tokens, output tokens, a random number that rounds the decode steps, the
-    delay after the previous request, and the ratio of the API server's time to its mean.
+    """Yield random requests without end.
+
+    Each is (cached prompt tokens, new prompt tokens, output tokens, a number in 0..1 that rounds its decode steps, the delay after the
+    previous request, the ratio of the API server's time to its mean).
 
     spread        answers are shorter and longer than their mean by at least this share
     varies_front  that ratio is exponentially distributed; otherwise 1
-    block         at a rate, the last of each `block` requests arrives on time, as vLLM's benchmark rescales its delays, and lengths are
-                  stratified (Latin hypercube), so that the load is the requested one; 0: independent draws   [-]
+    block         requests at a rate that are stratified together, so that the load is the requested one; 0: independent draws   [-]
+                  The last one arrives on time, as vLLM's benchmark rescales its delays. Lengths are a Latin hypercube
     """
     random = np.random.default_rng(seed)
     found_fraction = float(requests.found_fraction)

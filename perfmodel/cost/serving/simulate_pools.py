@@ -1,7 +1,7 @@
 """Discrete-event simulation of prefill and decode workers, beyond the closed form of two pools (`disaggregated.py`).
 
-A prompt waits for a prefill worker, is computed in a batch with other waiting prompts, is transferred over the worker's links, waits for a
-slot, and decodes with all sequences on its worker. Deterministic: the same seed gives the same run.
+A prompt waits for a prefill worker and is computed in a batch with other waiting prompts. Its cache is sent over the worker's links. It
+then waits for a slot, and decodes with all sequences on its worker. Deterministic: the same seed gives the same run.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _DecodeWorker:
         self.is_stepping = False
 
     @property
-    def taken(self) -> int:
+    def used_slots(self) -> int:
         return self.num_running + len(self.joining)
 
 
@@ -128,10 +128,10 @@ class _Run:
             _one(column) for column in (handover.token_bytes, handover.bandwidth, handover.latency, handover.layers)
         )
         self.events: list[tuple[float, int, Callable[[Any], None], Any]] = []
-        self.planned = self.sent = self.steps = 0
+        self.scheduled = self.sent = self.steps = 0
         self.now = self.area_running = self.area_queue = 0.0
         self.queue: deque[DrawnRequest] = deque()
-        self.landed: deque[DrawnRequest] = deque()
+        self.transferred: deque[DrawnRequest] = deque()
         self.idle = list(range(int(_one(workers.prefill))))
         self.link_free = [0.0] * len(self.idle)
         self.workers = [_DecodeWorker() for _ in range(int(_one(workers.decode)))]
@@ -168,17 +168,17 @@ class _Run:
             at, _, action, argument = heappop(self.events)
             passed = at - self.now
             self.area_running += passed * self.num_running
-            self.area_queue += passed * (len(self.queue) + len(self.landed))
+            self.area_queue += passed * (len(self.queue) + len(self.transferred))
             self.now = at
             action(argument)
 
     def _at(self, time: float, action: Callable[[Any], None], argument: Any) -> None:
-        self.planned += 1
-        heappush(self.events, (time, self.planned, action, argument))
+        self.scheduled += 1
+        heappush(self.events, (time, self.scheduled, action, argument))
 
     def _send(self, at: float) -> None:
-        cached, new, output, rounding, later, _ = next(self.draws)
-        sent = at if self.is_closed else at + later
+        cached, new, output, rounding, delay, _ = next(self.draws)
+        sent = at if self.is_closed else at + delay
         self._at(sent + self.front, self._arrive, DrawnRequest(self.sent, sent, sent + self.front, cached, new, output, rounding))
         self.sent += 1
 
@@ -219,22 +219,22 @@ class _Run:
             sending = self.token_bytes * request.cached / self.bandwidth
             begun = max(self.link_free[worker], self.now - (1 - 1 / self.layers) * taken)
             self.link_free[worker] = max(begun + sending, self.now + sending / self.layers)
-            self._at(self.link_free[worker] + self.latency, self._land, request)
+            self._at(self.link_free[worker] + self.latency, self._receive, request)
         self.idle.append(worker)
         self._prefill(None)
 
     # --- answers ----------------------------------------------------------------------------------------------------------------------
 
-    def _land(self, request: DrawnRequest) -> None:
-        self.landed.append(request)
+    def _receive(self, request: DrawnRequest) -> None:
+        self.transferred.append(request)
         self._assign()
 
     def _assign(self) -> None:
-        while self.landed:
-            worker = min(self.workers, key=lambda candidate: candidate.taken)
-            if worker.taken >= self.slots:
+        while self.transferred:
+            worker = min(self.workers, key=lambda candidate: candidate.used_slots)
+            if worker.used_slots >= self.slots:
                 return
-            request = self.landed.popleft()
+            request = self.transferred.popleft()
             request.first = self.now
             if request.output <= 1:
                 self._answered(request, worker)

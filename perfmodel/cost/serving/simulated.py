@@ -115,9 +115,9 @@ def with_simulation(
         return replace(prediction, notes=(*prediction.notes, note), goodput=none, kept_fraction=none)
     pools, parts = plan.pools, dict(prediction.parts)
     if pools is not None:
-        load, copies, running_in = _of_pools(estimator, prediction, limits, seed), 1, pools.decode_workers
+        load, copies, running_in = _pool_load(estimator, prediction, limits, seed), 1, pools.decode_workers
     else:
-        load, copies, running_in = _of_replicas(estimator, prediction, limits, seed, distinct_experts), plan.replicas, 1
+        load, copies, running_in = _replica_load(estimator, prediction, limits, seed, distinct_experts), plan.replicas, 1
         working = min(plan.replicas, job.concurrency or plan.replicas)
         times = estimator.times([plan], distinct_experts=distinct_experts)
         parts = step_parts(times, job, load.running * plan.replicas / working)
@@ -140,13 +140,13 @@ def with_simulation(
         requests_per_second=answered,
         goodput=load.kept_fraction * answered if limits.are_given else None,
         kept_fraction=load.kept_fraction if limits.are_given else None,
-        intervals=_about(prediction, {**means, "tokens_per_second": per_chip}),
+        intervals=_rescaled_intervals(prediction, {**means, "tokens_per_second": per_chip}),
     )
     notes = (*prediction.notes, *_waves_notes(estimator, done), *_error_notes(job, load))
     return replace(done, notes=tuple(dict.fromkeys(notes)))
 
 
-def _about(prediction: ServingPrediction, values: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+def _rescaled_intervals(prediction: ServingPrediction, values: Mapping[str, float]) -> dict[str, tuple[float, float]]:
     """Return the prediction's intervals, scaled by the ratio of each new value to the old one."""
     old = {name: getattr(prediction, name).mean for name in ("ttft", "tpot", "request_latency")}
     old["tokens_per_second"] = prediction.tokens_per_second_per_chip
@@ -216,7 +216,7 @@ def simulate_replicas(
     return replace(seen, **{name: getattr(seen, name) * working for name in shared})
 
 
-def _of_replicas(
+def _replica_load(
     estimator: ServingEstimator, prediction: ServingPrediction, limits: GoodputLimits, seed: int, distinct_experts: float
 ) -> SimulatedLoad:
     """Simulate the replicas; at a rate until the stopping rule holds."""
@@ -234,29 +234,29 @@ def _of_replicas(
 
 
 def _run_length(running: float) -> dict[str, int]:
-    """Return the requests of a run at a rate with `running` in flight: a warm-up of twice that number, and at least as many after it."""
+    """Return the requests of a run at a rate with `running` in flight: twice that number as warm-up, at least that number after it."""
     full = round(2 * running)
     return {"warm_up": max(_LEAST_WARM_UP, full), "answered": max(_LEAST_REQUESTS, full)}
 
 
-def _of_pools(estimator: ServingEstimator, prediction: ServingPrediction, limits: GoodputLimits, seed: int) -> SimulatedLoad:
+def _pool_load(estimator: ServingEstimator, prediction: ServingPrediction, limits: GoodputLimits, seed: int) -> SimulatedLoad:
     """Simulate two pools: clients from an idle start, as in `simulate_replicas`; a rate until the stopping rule holds."""
     job, pools = prediction.job, prediction.plan.pools
     assert pools is not None
-    of = pools_inputs(estimator, job, [pools])
+    inputs = pools_inputs(estimator, job, [pools])
     if job.rate is None:
         length, stopping = {"answered": max(_LEAST_REQUESTS, ROUNDS * (job.concurrency or 1)), "warm_up": 0}, None
     else:
         length, stopping = _run_length(prediction.running * pools.decode_workers), STOPPING_RULE
     return simulate_pools(
         TwoPools(
-            prefill=of.prefill_times,
-            decode=of.decode_times,
-            scheduling=of.scheduling,
-            prefill_scheduling=of.prefill_scheduling,
-            workers=of.workers,
-            capacity=int(of.capacity[0]),
-            handover=of.handover,
+            prefill=inputs.prefill_times,
+            decode=inputs.decode_times,
+            scheduling=inputs.scheduling,
+            prefill_scheduling=inputs.prefill_scheduling,
+            workers=inputs.workers,
+            capacity=int(inputs.capacity[0]),
+            handover=inputs.handover,
         ),
         Requests.of_job(job),
         concurrency=job.concurrency,

@@ -55,7 +55,7 @@ def test_steps_taken_together_are_those_taken_one_by_one(how, load, reserves, mo
     how = replace(how, first_token_time=0.05, border_steps=0.5)
     job, places = requests((200, 2000), (50, 400)), BatchLimits(max_sequences=60, cache_tokens=64_000, reserves_output=reserves)
     together = simulate(TOY, job, how, places, **load)
-    monkeypatch.setattr(_Engine, "_alike", lambda self, sequences: (1, 0.0))
+    monkeypatch.setattr(_Engine, "_steps_to_next_event", lambda self, sequences: (1, 0.0))
     one_by_one = simulate(TOY, job, how, places, **load)
     for name in ("ttft", "tpot", "request_latency", "inter_token"):
         assert getattr(together, name).mean == pytest.approx(getattr(one_by_one, name).mean, rel=0.01), name
