@@ -234,7 +234,7 @@ def _replica_load(
 
 
 def _run_length(running: float) -> dict[str, int]:
-    """Return the requests of a run at a rate with `running` in flight: twice that number as warm-up, at least that number after it."""
+    """Return the requests of a run at a rate with `running` in flight: at least twice that number as warm-up, and after it."""
     full = round(2 * running)
     return {"warm_up": max(_LEAST_WARM_UP, full), "answered": max(_LEAST_REQUESTS, full)}
 
