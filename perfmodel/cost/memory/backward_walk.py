@@ -315,7 +315,7 @@ def backward_moments(
         region=region,
         operators=sharded.graph.operators_of(region.name),
         terms=terms,
-        saved=[tensor for tensor in kept if tensor.region == region.name],
+        saved=[saved for saved in kept if saved.region == region.name],
         core=core,
         recompute=recompute,
         regathers=regathers,

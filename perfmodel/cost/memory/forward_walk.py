@@ -65,7 +65,7 @@ class _Forward:
         self.moments.append(moment)
 
     def advance(self, position: float) -> None:
-        self.awaited = [(comes, term) for comes, term in self.awaited if comes > position]
+        self.awaited = [(available_at, term) for available_at, term in self.awaited if available_at > position]
 
     def schedule_saved(self, stays: Sequence[SavedTensor]) -> None:
         """Set when gathered tensors and copies are ready: before their first consumer runs."""
@@ -74,8 +74,8 @@ class _Forward:
         for saved in stays:
             before_first = min((positions[name] for name in saved.holders if name in positions), default=0) - 0.5
             is_gathered = any((name, saved.tensor) in self.gathered for name in saved.holders)
-            comes = before_first if is_gathered else output_positions.get(saved.tensor, positions.get(saved.tensor, before_first))
-            self.awaited.append((comes, self.terms.number(saved.amount)))
+            available_at = before_first if is_gathered else output_positions.get(saved.tensor, positions.get(saved.tensor, before_first))
+            self.awaited.append((available_at, self.terms.number(saved.amount)))
 
     def set_edges(self) -> None:
         """Set the reductions and gathers of each tensor, the storages that tensors share, and the layout of each consumer."""
@@ -172,12 +172,12 @@ def forward_moments(
     sharded: ShardedGraph, profile: ExecutionProfile, kept: Iterable[SavedTensor], *, region: Region, recompute: Recompute, terms: Terms
 ) -> list[LiveBytes]:
     """Return the live bytes while each operator of `region` runs forward for the first time, relative to its saved tensors."""
-    stays = [tensor for tensor in kept if tensor.region == region.name]
+    stays = [saved for saved in kept if saved.region == region.name]
     match recompute:
         case Recompute.SELECTIVE:
-            stays = [tensor for tensor in stays if not tensor.is_dropped]
+            stays = [saved for saved in stays if not saved.is_dropped]
         case Recompute.FULL:
-            stays = [tensor for tensor in stays if tensor.tensor in sharded.entering[region.name]]
+            stays = [saved for saved in stays if saved.tensor in sharded.entering[region.name]]
     operators = sharded.graph.operators_of(region.name)
     is_selective = recompute is Recompute.SELECTIVE
     return terms.undominated(walk_forward(sharded, profile, operators, stays, keeps_handed=is_selective, terms=terms))
