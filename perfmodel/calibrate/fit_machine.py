@@ -337,8 +337,8 @@ def _fit_one_attention(
     )
     compute = columns[:, 1:4] @ np.array([per_flop, per_score, per_query])
     left = backward_time - floor_time - 2.0 * num_bytes * per_byte
-    asked = model.backward_flops * compute[left > 0] / left[left > 0]
-    return replace(model, backward_rate=rounded(float(np.median(asked)))) if len(asked) else model
+    ratios = model.backward_flops * compute[left > 0] / left[left > 0]
+    return replace(model, backward_rate=rounded(float(np.median(ratios)))) if len(ratios) else model
 
 
 def _fit_weights(samples: Sequence[WeightSample], peaks: Mapping[str, float], record: _Record) -> dict[str, float]:

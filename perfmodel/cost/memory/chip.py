@@ -168,7 +168,7 @@ def kept_by_moment(
             rank=rank,
             index=index,
             live_blocks=alive[at],
-            none_left=none_left_before(live, rank, pipelining.num_microbatches),
+            none_left=no_gradient_sent(live, rank, pipelining.num_microbatches),
             has_output=1.0 if at is At.LAST else has_output,
             activation_bytes=activation_bytes,
         )
@@ -176,7 +176,7 @@ def kept_by_moment(
     }
 
 
-def none_left_before(live: LiveLayers, rank: int, num_microbatches: Column) -> Any:
+def no_gradient_sent(live: LiveLayers, rank: int, num_microbatches: Column) -> Any:
     """Return 1 if no gradient has been sent to the previous stage when the most passes are in flight (gpipe), although one will be."""
     return (1.0 - live.last_ran) * (float(rank > 0) * np.minimum(num_microbatches - 1.0, 1.0))
 
@@ -199,7 +199,7 @@ def kept_on_rank(
     rank, index   which of the distinct ranks, and its index in the pipeline
     live_blocks   passes of blocks in flight
     has_output    0 if no pass of the last virtual stage is in flight
-    none_left     `none_left_before`: the moments of a rank count one gradient that is sent
+    none_left     `no_gradient_sent`: the moments of a rank count one gradient that is sent
 
     At most one pass in flight has run the last virtual stage (gpipe: all have). torch's schedules keep a stage's outputs, including logits,
     until the backward of the micro-batch has ended. They have a buffer for each receive of a step. It stores the input of the first layer.
@@ -292,7 +292,7 @@ def unreduced_gradients(
     first = stages.is_first(rank) * (sum_of(terms.full[:before]) * size)
     ends = (np.minimum(live.arriving, 1.0) * (1.0 - live.last_ran)) * last
     early = live.present * (gradients - (first + last)) + (live.first_ran * first + live.last_ran * last)
-    unsent = none_left_before(live, rank, num_microbatches) * activations.boundary * (keeps_sent * (1.0 - stages.is_single) * factor)
+    unsent = no_gradient_sent(live, rank, num_microbatches) * activations.boundary * (keeps_sent * (1.0 - stages.is_single) * factor)
     # a virtual stage is reduced, and its weights are freed, after its backward of the last micro-batch
     over = live.over_at_first * (gradients - (first + last)) + np.ceil(live.over_at_first) * last
     # gradients in host memory need no bytes here, and no weights are freed with them

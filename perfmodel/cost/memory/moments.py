@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.memory.offload import IN_FLIGHT, carries_kept, kept_bytes
+from perfmodel.cost.memory.offload import IN_FLIGHT, kept_bytes, offloads_saved
 from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.parameters import ParameterProgram
 from perfmodel.cost.stages import Regions, Stages, beside, run_times, sum_of
@@ -74,7 +74,7 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: Execu
             forward.append(micro.peaks[program.peaks.forward[region, again]])
         else:
             forward.append(0.0 * micro.boundary)
-        if it.is_block and carries_kept(profile, recompute):
+        if it.is_block and offloads_saved(profile, recompute):
             # offloaded activations are on the chip when their layer runs, and those of the next layer are in transfer
             in_flight = IN_FLIGHT * kept[-1]
             leaving, staying, forward[-1], kept[-1] = leaving + in_flight, staying + in_flight, forward[-1] + in_flight, 0.0 * kept[-1]
@@ -196,7 +196,7 @@ class _Moments:
         inner = self.stages.inner
         return At.FIRST if region < inner.start else At.LAST if region >= inner.stop else At.BLOCKS
 
-    def which(self, region: int) -> str:
+    def label(self, region: int) -> str:
         """Return the name of a region with its article: one of the blocks, or the region."""
         name = self.regions[region].name or "network"
         return f"a {name}" if self.regions[region].is_block else f"the {name}"
@@ -248,7 +248,7 @@ class _Moments:
             if temporary is not None:
                 gone = freed + self.of_turn(i, a.kept) if regions[i].turn else freed
                 moments.append(
-                    Moment(name=f"backward of {self.which(i)}", at=at, freed=gone, temporary=temporary, buffers=self.reduced_before(i))
+                    Moment(name=f"backward of {self.label(i)}", at=at, freed=gone, temporary=temporary, buffers=self.reduced_before(i))
                 )
         return moments
 

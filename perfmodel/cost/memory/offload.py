@@ -24,14 +24,14 @@ def on_chip(profile: ExecutionProfile) -> ExecutionProfile:
     return profile.having(offloads_checkpoints=False, offloads_activations=False, offloads_optimizer=False, offloads_parameters=False)
 
 
-def carries_kept(profile: ExecutionProfile, recompute: Recompute) -> bool:
+def offloads_saved(profile: ExecutionProfile, recompute: Recompute) -> bool:
     """Return whether saved activations of layers are offloaded to host memory."""
     return profile.activations.offloads_activations or (profile.activations.offloads_checkpoints and recompute is Recompute.FULL)
 
 
 def carried_bytes(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> Any:
     """Return the bytes that a region offloads in a forward pass and fetches in a backward pass; None if it offloads nothing."""
-    if not micro.program.regions[region].is_block or not carries_kept(profile, recompute):
+    if not micro.program.regions[region].is_block or not offloads_saved(profile, recompute):
         return None
     return kept_bytes(micro, recompute, region)
 

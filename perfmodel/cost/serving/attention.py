@@ -29,7 +29,7 @@ def cached_attention_time(work: CacheAttention, heads: Array, kv_heads: Array, s
         seen = step.prompt_tokens + step.prompt_cached
         time = _over_windows(lambda tokens: _prompts(work, heads, kv_heads, tokens, step, machine), seen, work)
         if work.index[0]:
-            time = np.where(seen > work.window, np.maximum(time, _chosen(work, heads, step, machine)), time)
+            time = np.where(seen > work.window, np.maximum(time, _selected(work, heads, step, machine)), time)
         total = total + np.where(step.prompts > 0, time, 0.0)
     return total + _indexing(work, step, machine) + step.kernels.sparse_attention_time if work.index[0] else total
 
@@ -83,7 +83,7 @@ def _prompts(work: CacheAttention, heads: Array, kv_heads: Array, seen: Array, s
     return np.asarray(time)
 
 
-def _chosen(work: CacheAttention, heads: Array, step: EngineStep, machine: Machine) -> Array:
+def _selected(work: CacheAttention, heads: Array, step: EngineStep, machine: Machine) -> Array:
     """Return the sparse attention time of prompts longer than the selection: every new token reads its selected latents, as in decode."""
     new = np.maximum(step.prompt_tokens, 1.0)
     time = latent_decode_time(

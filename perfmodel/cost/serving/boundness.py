@@ -217,14 +217,14 @@ def _experts(machine: Machine, program: ServingProgram, step: EngineStep, time: 
         return []
     work = program.rows.experts[0].work
     num = sum(program.regions[routed.segment].count for routed in program.rows.experts)
-    flops, num_bytes, met, rows = (float(column[0]) for column in routed_experts_work(work, step))
+    flops, num_bytes, activated, rows = (float(column[0]) for column in routed_experts_work(work, step))
     width = work.width / float(step.chips[0] / step.expert_parts[0])
     return [
         _row(
             machine,
             step,
             "experts",
-            f"{met:,.1f} experts, {rows / max(met, 1e-9):,.1f} rows each, width {width:g}",
+            f"{activated:,.1f} experts, {rows / max(activated, 1e-9):,.1f} rows each, width {width:g}",
             count=num,
             flops=flops,
             num_bytes=num_bytes,

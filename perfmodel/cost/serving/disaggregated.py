@@ -102,7 +102,7 @@ def queue_wait(rate: Column, service_time: Column, servers: Column, *, squared_v
     return np.where(rho < 1, wait, np.inf)
 
 
-def waits_at_all(used: Column, servers: Column) -> Array:
+def busy_probability(used: Column, servers: Column) -> Array:
     """Return the share of Poisson arrivals that find x servers busy. [-]
 
     rho^(sqrt(2 (x + 1)) - 1), rho for x = 1.   Source: as `queue_wait`.
@@ -251,9 +251,9 @@ def disaggregated(
 
     ttft = fixed + wait + slot_wait + scheduling.border_steps * t_d
     queueing = np.where(np.isfinite(wait), np.maximum(wait - wave, 0.0), 0.0)  # positions in a wave are uniform
-    late = wait_tail_99(queueing, waits_at_all(r / most_p, x))
+    late = wait_tail_99(queueing, busy_probability(r / most_p, x))
     if rate is not None:
-        late = late + wait_tail_99(np.where(np.isfinite(slot_wait), slot_wait, 0.0), waits_at_all(r / most_d, y * K))
+        late = late + wait_tail_99(np.where(np.isfinite(slot_wait), slot_wait, 0.0), busy_probability(r / most_d, y * K))
     elif concurrency is not None:
         waiting = np.clip(queueing / (ttft + D * t_d), 0.0, 1.0)
         late = np.minimum(late, NORMAL_99 * np.sqrt(c * waiting * (1 - waiting)) / np.maximum(r, 1e-12))

@@ -26,7 +26,7 @@ static batches of Mixtral (8 experts) give 1.4 to 2."""
 _LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.070, 2.344, 2.594, 2.827, 3.045, 3.251)
 
 
-def share_met(tokens: Any, num_experts: float, top_k: float) -> NDArray[Any]:
+def activated_share(tokens: Any, num_experts: float, top_k: float) -> NDArray[Any]:
     """Return m, the share of a layer's experts that `tokens` of k choices each activate, on average. [-]
 
     m = 1 - (1 + v u)^(-1/v),   u = -T ln(1 - k / E)
@@ -37,31 +37,31 @@ def share_met(tokens: Any, num_experts: float, top_k: float) -> NDArray[Any]:
     return np.asarray(1.0 - (1.0 + POPULARITY_VARIANCE * u) ** (-1.0 / POPULARITY_VARIANCE))
 
 
-def fullest_rank(met: Any, tokens: Any, num_experts: float, top_k: float, ranks: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+def fullest_rank(activated: Any, tokens: Any, num_experts: float, top_k: float, ranks: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the ratios of activated experts and of rows of the fullest of n ranks to those of the mean rank. [-]
 
     1 + z(n) sqrt((1 - m) n / (m E)),   1 + z(n) sqrt((1 / l + v) n / E),   l = T k / E
 
-    z   the largest of n normal numbers; m (`share_met`) is that of each expert by itself, l mean rows of an expert. One rank: 1, 1.
+    z   the largest of n normal numbers; m (`activated_share`) is that of each expert by itself, l mean rows of an expert. One rank: 1, 1.
     """
     n = np.asarray(ranks, dtype=float)
     largest = np.interp(np.log2(n), np.arange(len(_LARGEST)), _LARGEST)
     rows = np.maximum(np.asarray(tokens, dtype=float) * (top_k / num_experts), 1e-9)
-    met = np.maximum(met, 1e-9)
-    more_met = 1.0 + largest * np.sqrt(np.maximum(1.0 - met, 0.0) / met * (n / num_experts))
-    return more_met, 1.0 + largest * np.sqrt((1.0 / rows + POPULARITY_VARIANCE) * (n / num_experts))
+    activated = np.maximum(activated, 1e-9)
+    more_activated = 1.0 + largest * np.sqrt(np.maximum(1.0 - activated, 0.0) / activated * (n / num_experts))
+    return more_activated, 1.0 + largest * np.sqrt((1.0 / rows + POPULARITY_VARIANCE) * (n / num_experts))
 
 
 def routed_experts_time(work: RoutedExperts, step: EngineStep, machine: Machine) -> Array:
     """Return the time of the experts of one layer. [s]
 
-    T tokens of all attention ranks are routed; the rank with the most activated experts (`share_met`) determines the time.
+    T tokens of all attention ranks are routed; the rank with the most activated experts (`activated_share`) determines the time.
     """
     ep, total, k = step.expert_parts, float(work.num_experts), float(work.top_k)
     tokens, computed = (count * _padding(step) for count in (step.tokens, step.tokens + step.copies))
-    share = np.full_like(tokens, step.distinct_experts / total) if step.distinct_experts else share_met(tokens, total, k)
-    more_met, more_rows = fullest_rank(share, tokens, total, k, ep)
-    local_experts = np.maximum(np.minimum(total * share * more_met, total) / ep, np.clip(tokens * k, 1e-9, 1.0))
+    share = np.full_like(tokens, step.distinct_experts / total) if step.distinct_experts else activated_share(tokens, total, k)
+    more_activated, more_rows = fullest_rank(share, tokens, total, k, ep)
+    local_experts = np.maximum(np.minimum(total * share * more_activated, total) / ep, np.clip(tokens * k, 1e-9, 1.0))
     time = grouped_weight_time(
         experts=local_experts,
         rows=np.maximum(np.minimum(computed * k * more_rows / ep, computed * k), local_experts),
@@ -84,11 +84,11 @@ def _padding(step: EngineStep) -> Array:
 def routed_experts_work(work: RoutedExperts, step: EngineStep) -> tuple[Array, Array, Array, Array]:
     """Return FLOPs of one layer's experts on a chip of mean load, least memory traffic, activated experts, and their rows."""
     ep, total = step.expert_parts, work.num_experts
-    met = total * share_met(step.tokens, total, work.top_k) / ep
+    activated = total * activated_share(step.tokens, total, work.top_k) / ep
     entries = (work.matrices + 1.0) * (work.width / (step.chips / ep)) * work.hidden_size
     rows = (step.tokens + step.copies) * work.top_k / ep
-    moved = met * entries * step.product_bytes(step.quantization)[0] + 2.0 * step.element_bytes * rows * work.hidden_size
-    return 2.0 * rows * entries, moved, met, rows
+    moved = activated * entries * step.product_bytes(step.quantization)[0] + 2.0 * step.element_bytes * rows * work.hidden_size
+    return 2.0 * rows * entries, moved, activated, rows
 
 
 def exchange_time(work: RoutedExperts, step: EngineStep, machine: Machine) -> Array:

@@ -266,8 +266,8 @@ def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *
     excess_running = np.sqrt(b / np.maximum(1 - stable * D * slope / (1 - used), 0.05))
     excess_running = NORMAL_99 * np.minimum(excess_running, np.maximum(slots - b, 0.0) / NORMAL_99)
     short = np.maximum(tenth_percentile(requests.output) - 1, 1.0)
-    met = np.sqrt(answered * decode_time * short / tokens_after) * at.alongside / short
-    tpot_p99 = tpot + (np.sqrt(2 / 3) * slope * excess_running * D / tokens_after + NORMAL_99 * met) / (1 - used)
+    deviation = np.sqrt(answered * decode_time * short / tokens_after) * at.alongside / short
+    tpot_p99 = tpot + (np.sqrt(2 / 3) * slope * excess_running * D / tokens_after + NORMAL_99 * deviation) / (1 - used)
     strays = NORMAL_99 * np.sqrt(slots * completions_variance(requests.output)) * full.alongside / short
     at_most = (full_latency - full.prompt) / tokens_after + strays
     tpot_p99 = np.where(D > 0, np.maximum(np.minimum(tpot_p99, at_most), tpot), 0.0)

@@ -351,20 +351,20 @@ class _Engine:
         if decodes and not self.reserves and self.used + self.growth > self.cache_tokens:
             self._evict()
         sequences = len(self.running) if decodes else 0
-        many, taken = 1, 0.0
+        num_steps, taken = 1, 0.0
         if decodes and not pieces:
-            many, taken = self._steps_to_next_event(sequences)
+            num_steps, taken = self._steps_to_next_event(sequences)
         if decodes:
-            self.cached += many * self.growth
-            self.used += 0.0 if self.reserves else many * self.growth
-        if many == 1:
+            self.cached += num_steps * self.growth
+            self.used += 0.0 if self.reserves else num_steps * self.growth
+        if num_steps == 1:
             taken = self.table.step(sequences, self.cached / sequences if sequences else 0.0, tokens, reads / tokens if tokens else 0.0)
         self.now += taken
-        self.steps += many
+        self.steps += num_steps
         self.area_running += taken * (len(self.running) + len(self.prefilling))
         self.area_queue += taken * len(self.waiting)
         if decodes:
-            self._decoded(sequences, taken, many)
+            self._decoded(sequences, taken, num_steps)
         for request in pieces:
             if request.left <= 0:
                 self.prefilling.popleft()
@@ -381,7 +381,7 @@ class _Engine:
             heappop(self.ends)
         growth = self.growth / sequences
         first = (self.cached + self.growth) / sequences
-        most = min(self.ends[0] - self.decoded, self.table.straight(first, growth))
+        most = min(self.ends[0] - self.decoded, self.table.linear_steps(first, growth))
         if not self.reserves and self.growth > 0:
             most = int(min(most, (self.cache_tokens - self.used) / self.growth))
         if most < 2:
@@ -432,12 +432,12 @@ class _Engine:
         self.prefilling.append(self.waiting.popleft())
         return True
 
-    def _decoded(self, sequences: int, taken: float, many: int) -> None:
-        """Add the tokens of `many` steps to all running sequences; some complete in the last step."""
-        self.decoded += many
-        if self.chunked or many > 1:
-            self.gaps.append(taken / many)
-            self.weights.append(sequences * many)
+    def _decoded(self, sequences: int, taken: float, num_steps: int) -> None:
+        """Add the tokens of `num_steps` steps to all running sequences; some complete in the last step."""
+        self.decoded += num_steps
+        if self.chunked or num_steps > 1:
+            self.gaps.append(taken / num_steps)
+            self.weights.append(sequences * num_steps)
         else:
             old = sequences - len(self.fresh)
             if old > 0:
@@ -450,10 +450,10 @@ class _Engine:
         self.last_decode = self.now
         for request in self.ending.pop(self.decoded, ()):
             if self.running.get(request.number) is request and request.joined + request.steps == self.decoded:
-                self._leave(request)
+                self._release(request)
                 self._answered(request)
 
-    def _leave(self, request: DrawnRequest) -> None:
+    def _release(self, request: DrawnRequest) -> None:
         """Remove a running request, with its cache."""
         del self.running[request.number]
         grown = (self.decoded - request.joined) * request.growth
@@ -507,7 +507,7 @@ class _Engine:
         while len(self.running) > 1 and self.used + self.growth > self.cache_tokens:
             request = next(reversed(self.running.values()))
             generated = (self.decoded - request.joined) * request.growth
-            self._leave(request)
+            self._release(request)
             request.emitted += round(generated)
             request.left, request.cached = request.held + generated, 0.0
             request.last = self.now

@@ -135,8 +135,8 @@ class StepCosts:
         )
         has_prompt, ranks = prompt_tokens > 0, dp * pp
         q = np.where(has_prompt, prompt_tokens, 0.0)
-        decoding, of_rank = _at_once(sequences, ranks), np.where(has_prompt, _at_once(prompts, ranks), 0.0)
-        verified = _at_once(sequences, pp) * new
+        decoding, of_rank = _fullest_share(sequences, ranks), np.where(has_prompt, _fullest_share(prompts, ranks), 0.0)
+        verified = _fullest_share(sequences, pp) * new
         rows = decoding * new + of_rank * q / pcp
         sizes, inside = self._axes_of(program, repeats)
         return EngineStep(
@@ -146,7 +146,7 @@ class StepCosts:
             prompts=of_rank,
             prompt_tokens=q,
             prompt_cached=prompt_cached,
-            tokens=verified + np.where(has_prompt, _at_once(prompts, pp) * q, 0.0),
+            tokens=verified + np.where(has_prompt, _fullest_share(prompts, pp) * q, 0.0),
             copies=(pcp - 1.0) * verified,
             sharing=pcp,
             padded=rows if program.is_prompt else self._padded(rows),
@@ -179,13 +179,13 @@ class StepCosts:
         mixers, last = program.of_mixers, program.of_mixers - 1
         counts = program.counts
         layers = counts[:last]
-        sent, gathered = self._around(program, step)
+        sent, gathered = self._boundary_times(program, step)
         parts = {
-            "products": _in_order(layers, times.matmul[:last]),
-            "experts": _in_order(layers, times.experts[:last]) if len(times.experts) else np.zeros_like(step.rows),
-            "attention": _in_order(counts[mixers:], times.attention[mixers:] + times.streaming[mixers:]),
-            "passes": _in_order(layers, times.streaming[:last]),
-            "communication": _in_order(layers, times.communication[:last] + times.communication[mixers:-1]),
+            "products": _ordered_sum(layers, times.matmul[:last]),
+            "experts": _ordered_sum(layers, times.experts[:last]) if len(times.experts) else np.zeros_like(step.rows),
+            "attention": _ordered_sum(counts[mixers:], times.attention[mixers:] + times.streaming[mixers:]),
+            "passes": _ordered_sum(layers, times.streaming[:last]),
+            "communication": _ordered_sum(layers, times.communication[:last] + times.communication[mixers:-1]),
             "logits": times.matmul[last] + times.streaming[last] + times.communication[last] + gathered,
             "pipeline_sends": sent,
         }
@@ -216,7 +216,7 @@ class StepCosts:
         least = captured(low)
         return np.asarray(least + np.maximum(rows - low, 0.0) * (captured(low + 1.0) - least))
 
-    def _around(self, program: ServingProgram, step: EngineStep) -> tuple[Array, Array]:
+    def _boundary_times(self, program: ServingProgram, step: EngineStep) -> tuple[Array, Array]:
         """Return the times of sends between stages, and of the gather before the head by ranks that share prompts."""
         hidden = step.element_bytes * program.model.hidden_size
         rows, of_pcp = step.padded, step.groups["pcp"]
@@ -247,7 +247,7 @@ class StepCosts:
         return waits + (host.step_time if program.is_prompt and host.overlaps_host else engine_time)
 
 
-def _in_order(counts: Array, times: Array) -> Array:
+def _ordered_sum(counts: Array, times: Array) -> Array:
     """Return the sum over regions, in order.
 
     A matrix product would order its terms by the number of columns, so a column's result would depend on the others.
@@ -258,7 +258,7 @@ def _in_order(counts: Array, times: Array) -> Array:
     return np.asarray(total)
 
 
-def _at_once(number: Array, groups: Array) -> Array:
+def _fullest_share(number: Array, groups: Array) -> Array:
     """Return the number in the fullest of several groups: an equal share, but at least 1 if there is any."""
     return np.maximum(number / groups, np.minimum(number, 1.0))
 

@@ -41,7 +41,7 @@ class StepTable:
         row = self.decode_rows[sequences]
         return row[index] + (position - index) * (row[index + 1] - row[index])
 
-    def straight(self, cached: float, growth: float) -> int:
+    def linear_steps(self, cached: float, growth: float) -> int:
         """Return the decode steps from `cached` on, each of which reads `growth` more, up to the next point of the table. [-]"""
         low, width = self.cached
         index = int((cached - low) / width)
