@@ -196,12 +196,8 @@ class _Backward:
         else:
             for operand in inputs:
                 is_stored = graph.tensors[operand.tensor].is_stored
-                input_gradients.append(
-                    (
-                        operand,
-                        _Storage((terms.operand(op, operand),) if is_stored else (), full_gradient=self.full_gradient_of(op, operand)),
-                    )
-                )
+                stored = (terms.operand(op, operand),) if is_stored else ()
+                input_gradients.append((operand, _Storage(stored, full_gradient=self.full_gradient_of(op, operand))))
             if op.name != graph.loss:  # the loss is a moment of its own: its copies are in the execution profile
                 self.note(weight_terms, self.temporary_terms(op), *(storage.terms for _, storage in input_gradients))
             for _, storage in input_gradients:
