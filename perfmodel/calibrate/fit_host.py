@@ -1,13 +1,13 @@
-"""Host times of a machine whose host nothing hides (the processes of a CPU), from tiny training programs of every form.
+"""Host times of a machine that does not overlap its host with compute (processes of a CPU), from tiny training programs of every form.
 
-A step of a model of a few thousand weights is hardly anything but dispatch, bookkeeping and waiting. What the calibrated kernels do not
-explain of the processor time of a rank's main thread is shared out among the events that the cost model counts: operators launched,
-operators on distributed tensors, redistributions, parameter units gathered and reduced, bytes copied for them, passes through a pipeline
-stage, steps. Waiting is no processor time: collectives are taken to be free, and bubbles are left out.
+A step of a model with a few thousand weights consists of dispatch, bookkeeping and waiting. The calibrated kernels explain part of the
+processor time of a rank's main thread. The rest is attributed to the events that the cost model counts: operators launched, operators on
+distributed tensors, redistributions, parameter units gathered and reduced, bytes copied for them, passes through a pipeline stage, steps.
+Waiting needs no processor time: collectives are assumed to be free, and bubbles are excluded.
 
     measured - predicted without host times = sum over events of count * time,  time >= 0, least squares of relative errors
 
-The counts are the derivatives of the prediction, so they are what the cost model will multiply the times with.
+The counts are derivatives of the prediction, so they equal the factors by which the cost model multiplies the times.
 """
 
 from collections.abc import Sequence
@@ -40,20 +40,20 @@ EVENTS = (
     "gradient_mebibyte",
     "pipeline_send",
 )
-"""Host times that are fitted: the launch of an operator, and those that `Calibration.host_times` explains."""
+"""Fitted host times: the launch of an operator, and those described in `Calibration.host_times`."""
 
 _FREE = 1e9
-"""Fraction of a link's bandwidth at which a transfer takes no time."""
+"""Bandwidth fraction of a link at which a transfer takes no time."""
 
 _STEP = 1e-6
-"""[s] Change of a host time from which the prediction's derivative is taken; the prediction is linear in it."""
+"""Step of the finite difference of the prediction by a host time, in which it is linear. [s]"""
 
 
 _NOT_COMPUTED = ("pipeline_bubble",)
 
 
 def processor_times(plans: Sequence[Plan], cluster: Cluster, calibration: Calibration, profile: ExecutionProfile) -> Array:
-    """Predicted processor time of a step in the busiest rank's main thread. [s]"""
+    """Return the predicted processor time of a step in the busiest rank's main thread. [s]"""
     free = CollectiveModel(bandwidth_fraction=_FREE)
     calibration = replace(calibration, collectives={SCALE_UP: dict.fromkeys(CollectiveKind, free)})
     estimators = {}
@@ -68,6 +68,7 @@ def processor_times(plans: Sequence[Plan], cluster: Cluster, calibration: Calibr
 
 
 def with_host_time(calibration: Calibration, event: str, time: float) -> Calibration:
+    """Return the calibration with one host time replaced."""
     if event == LAUNCH:
         return replace(calibration, launch_time=time)
     return replace(calibration, host_times={**calibration.host_times, event: time})
@@ -76,7 +77,7 @@ def with_host_time(calibration: Calibration, event: str, time: float) -> Calibra
 def fit_host_times(
     runs: Sequence[tuple[Plan, float]], cluster: Cluster, calibration: Calibration, profile: ExecutionProfile
 ) -> Calibration:
-    """The calibration with the host times that explain the runs best, each a plan and the processor time of its step [s]."""
+    """Return the calibration with the host times that fit the runs best. A run is a plan and the processor time of its step [s]."""
     from scipy.optimize import nnls
 
     plans = [plan for plan, _ in runs]
@@ -89,8 +90,8 @@ def fit_host_times(
     counts = np.where(counts < 1e-6, 0.0, counts)
     scaled = counts / measured[:, None]
     norms = np.maximum(np.linalg.norm(scaled, axis=0), 1e-300)
-    found, _ = nnls(scaled / norms, (measured - without) / measured)
-    times = {event: rounded(float(time)) for event, time in zip(EVENTS, found / norms, strict=True)}
+    solution, _ = nnls(scaled / norms, (measured - without) / measured)
+    times = {event: rounded(float(time)) for event, time in zip(EVENTS, solution / norms, strict=True)}
     result = replace(bare, launch_time=times.pop(LAUNCH), host_times={event: time for event, time in times.items() if time > 0})
     errors = np.abs(processor_times(plans, cluster, result, profile) / measured - 1.0)
     return replace(
@@ -101,7 +102,7 @@ def fit_host_times(
 
 
 def fit_measurement(measured: MachineMeasurement) -> Calibration:
-    """The calibration of a machine from its microbenchmarks: kernels and collectives first, then the host times that are left over."""
+    """Return the calibration of a machine from its microbenchmarks: kernels and collectives first, then the remaining host times."""
     cluster = measured.cluster
     calibration = fit_machine(measured.samples, name=f"local-{cluster.chip.name}", chip=cluster.chip.name, software=measured.software)
     calibration = replace(calibration, notes=measured.notes, busy_fraction=round(measured.busy_fraction, 3))

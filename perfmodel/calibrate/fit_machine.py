@@ -1,8 +1,8 @@
 """Fits a calibration to microbenchmarks of one machine (`perfmodel.hardware.samples`): a pure function, no torch.
 
-Every part is linear in its parameters here, so a few dozen samples are enough and the fit cannot wander off: no tiles and no waves, one
-cache after the other, an additive floor. What a class of kernels or a collective was not measured for is left out, and the cost model
-falls back as it does for any calibration.
+Every part is linear in its parameters, so a few dozen samples are enough and the fit is stable: no tiles and no waves, one cache level
+after another, an additive floor. Kernel classes and collectives without samples are omitted, and the cost model falls back as for any
+calibration.
 """
 
 import datetime
@@ -50,11 +50,11 @@ LAUNCH = "launch"
 """Name of the host sample that becomes `launch_time`."""
 
 CACHE_STEPS = tuple(2.0**exponent for exponent in range(15, 31))
-"""Candidate capacities of caches: 32 KiB to 1 GiB of the bytes that a kernel touches."""
+"""Candidate cache capacities: working sets of 32 KiB to 1 GiB."""
 
 MAX_CACHES = 2
 MOST_OF_PEAK = 1.2
-"""Share of its peak that a fitted rate may have: a `MatmulModel` takes no more than 1.25."""
+"""Largest ratio of a fitted rate to its peak: a `MatmulModel` accepts at most 1.25."""
 
 Item = TypeVar("Item")
 
@@ -67,7 +67,7 @@ class _Record:
     errors: dict[str, float] = field(default_factory=dict)
 
     def add(self, part: str, columns: Array, time: Array) -> Array:
-        """Fit `columns`, note how well it does on points that it did not see, return the coefficients."""
+        """Fit `columns`, record the error on held-out points, and return the coefficients."""
 
         def refit(chosen: Indices) -> Callable[[Indices], Array]:
             coefficients = fit_linear(columns[chosen], time[chosen])
@@ -84,9 +84,9 @@ class _Record:
 def fit_machine(
     samples: Sequence[Sample], *, name: str, chip: str, software: str, source: str = "perfmodel calibrate, microbenchmarks of this machine"
 ) -> Calibration:
-    """The calibration that the samples support.
+    """Return the calibration that the samples support.
 
-    name, chip, software   as in `Calibration`; chip is the name of the one chip that was measured
+    name, chip, software   as in `Calibration`; chip is the name of the measured chip
     """
     if any(not np.isfinite(_time_of(sample)) or _time_of(sample) <= 0 for sample in samples):
         raise InputError("samples: a time is not a positive number; measure again")
@@ -159,13 +159,15 @@ def _array(values: Iterable[float]) -> Array:
 
 
 def _inverse(coefficient: float, most: float) -> float:
-    """1 / coefficient, at most `most` where the coefficient vanished."""
+    """Return 1 / coefficient, at most `most` if the coefficient vanished."""
     return float(min(1.0 / coefficient, most)) if coefficient > 1.0 / most else most
 
 
 def _fit_matmul(samples: Sequence[MatmulSample], dtype: str, peaks: dict[str, float], record: _Record) -> tuple[float, MatmulModel]:
-    """Peak rate [FLOP/s] and model: t = t0 + 2 b m n (k + k0) / R + bytes / B, the best rate that was seen being the peak, or a little
-    less than R where everything was seen with more around it (on a busy machine)."""
+    """Fit the peak rate [FLOP/s] and the model: t = t0 + 2 b m n (k + k0) / R + bytes / B.
+
+    The peak is the best observed rate, or slightly below R if every observed rate includes overhead (on a busy machine).
+    """
     m, n, k, batch, time = (_array(getattr(sample, name) for sample in samples) for name in ("m", "n", "k", "batch", "time"))
     flops = 2 * batch * m * n * k
     num_bytes = batch * (m * k + k * n + m * n) * itemsize(Dtype(dtype))
@@ -188,7 +190,7 @@ def _fit_matmul(samples: Sequence[MatmulSample], dtype: str, peaks: dict[str, fl
 
 
 def _fit_convolution(samples: Sequence[ConvolutionSample], dtype: str, peaks: dict[str, float], record: _Record) -> ConvolutionModel:
-    """t = t0 + 2 b m n (k + k0) / R + bytes / B, all three passes together."""
+    """Fit t = t0 + 2 b m n (k + k0) / R + bytes / B, all three passes together."""
     names = ("m", "n", "k", "batch", "num_bytes", "time")
     m, n, k, batch, num_bytes, time = (_array(getattr(sample, name) for sample in samples) for name in names)
     flops = 2 * batch * m * n * k
@@ -209,8 +211,11 @@ def _fit_convolution(samples: Sequence[ConvolutionSample], dtype: str, peaks: di
 
 
 def _fit_streaming(samples: Sequence[StreamingSample], record: _Record) -> tuple[float, dict[KernelClass, StreamingModel]]:
-    """Memory bandwidth [byte/s] and models. The default class gives the curve from cache to memory; the others are it, scaled, plus a
-    time for each element, whichever their samples ask for."""
+    """Fit the memory bandwidth [byte/s] and the models.
+
+    The default class gives the curve from cache to memory. Other classes scale that curve and add a time per element, if their samples
+    support it.
+    """
     by_class = _grouped(samples, lambda sample: sample.kernel_class)
     if not by_class:
         return 0.0, {}
@@ -238,7 +243,7 @@ def _fit_streaming(samples: Sequence[StreamingSample], record: _Record) -> tuple
             backward_factor = 1.0
             if len(group) < len(of_class):
                 matrix, time = columns([sample for sample in of_class if sample.is_backward])
-                # large kernels weigh most: what the small ones cost is the host's
+                # large kernels weigh most: small ones are dominated by the host
                 backward_factor = rounded(float(time.sum() / (matrix @ np.array([floor, scale, element_time])).sum()))
             models[KernelClass(kernel)] = StreamingModel(
                 bandwidth_fraction=rounded(1.0 / scale),
@@ -251,7 +256,7 @@ def _fit_streaming(samples: Sequence[StreamingSample], record: _Record) -> tuple
 
 
 LEAST_CURVE = 0.01
-"""Share of the plain bandwidth curve that a compute-bound class keeps: its bytes are hidden, but not free."""
+"""Least share of the default bandwidth curve in a compute-bound class: its memory traffic is overlapped, but not free."""
 
 
 def _stream_arrays(samples: Sequence[StreamingSample]) -> tuple[Array, Array, Array]:
@@ -260,14 +265,14 @@ def _stream_arrays(samples: Sequence[StreamingSample]) -> tuple[Array, Array, Ar
 
 
 def _step(x: Array) -> Array:
-    """The smooth step of `streaming_time`."""
+    """Return the smooth step of `streaming_time`."""
     return x * x / (1.0 + x * x)
 
 
 def _fit_caches(samples: Sequence[StreamingSample], record: _Record) -> tuple[float, float, list[tuple[float, float]]]:
-    """Floor [s], [s/byte] of the innermost level and, for each cache, its capacity and the [s/byte] beyond it: the best of all choices.
+    """Fit the floor [s], the [s/byte] of the innermost level and, for each cache, its capacity and the [s/byte] beyond it.
 
-    A cache more must earn its place: it has to lower the squared relative error by a fifth.
+    The best of all choices of capacities. Another cache is accepted only if it lowers the squared relative error by a fifth.
     """
     num_bytes, _, time = _stream_arrays(samples)
 
@@ -308,7 +313,7 @@ def _fit_attention(samples: Sequence[AttentionSample], peaks: dict[str, float], 
 def _fit_one_attention(
     samples: Sequence[AttentionSample], part: str, dtype: Dtype, peaks: dict[str, float], record: _Record
 ) -> AttentionModel:
-    """t = t0 + 4 b h q f (z (d + d0) + s1) / R + bytes / B; the rate of backward is the median of what its samples ask for."""
+    """Fit t = t0 + 4 b h q f (z (d + d0) + s1) / R + bytes / B; the backward rate is the median over the samples."""
     names = ("batch", "heads", "kv_heads", "query_length", "key_length", "head_dim", "causal_fraction", "time", "backward_time")
     b, h, g, q, z, d, f, time, backward_time = (_array(getattr(sample, name) for sample in samples) for name in names)
     queries = 4 * b * h * q * f
@@ -332,13 +337,13 @@ def _fit_one_attention(
     )
     compute = columns[:, 1:4] @ np.array([per_flop, per_score, per_query])
     left = backward_time - floor_time - 2.0 * num_bytes * per_byte
-    asked = model.backward_flops * compute[left > 0] / left[left > 0]
-    return replace(model, backward_rate=rounded(float(np.median(asked)))) if len(asked) else model
+    ratios = model.backward_flops * compute[left > 0] / left[left > 0]
+    return replace(model, backward_rate=rounded(float(np.median(ratios)))) if len(ratios) else model
 
 
 def _fit_weights(samples: Sequence[WeightSample], peaks: Mapping[str, float], record: _Record) -> dict[str, float]:
-    """Bandwidth at which weights come from memory: of a matrix times a vector, and t - 2 m n k / R = V / B of a few rows."""
-    found = {}
+    """Fit the bandwidth of weights from memory: of a matrix-vector product, and t - 2 m n k / R = V / B of a few rows."""
+    bandwidths = {}
     for name, is_vector in ((VECTOR_BANDWIDTH, True), (WEIGHT_BANDWIDTH, False)):
         chosen = [sample for sample in samples if (sample.rows == 1) == is_vector]
         if chosen:
@@ -350,14 +355,14 @@ def _fit_weights(samples: Sequence[WeightSample], peaks: Mapping[str, float], re
             num_bytes = elements * _array(itemsize(sample.dtype) for sample in chosen)
             per_byte = float(np.median((time - computed) / num_bytes))
             if per_byte > 0:
-                found[name] = rounded(1.0 / per_byte, 6)
+                bandwidths[name] = rounded(1.0 / per_byte, 6)
                 record.points[name] = len(chosen)
                 record.errors[name] = round(float(np.median(relative_errors(computed + num_bytes * per_byte, time))), 4)
-    return found
+    return bandwidths
 
 
 def _fit_decoding(samples: Sequence[DecodeSample], peaks: dict[str, float], record: _Record) -> dict[str, DecodeAttentionModel]:
-    """t = t0 + V / B, V the bytes of the cache, of queries and of outputs."""
+    """Fit t = t0 + V / B, V the bytes of the cache, of queries and of outputs."""
     if not samples:
         return {}
     names = ("batch", "heads", "kv_heads", "key_length", "head_dim", "time")
@@ -370,7 +375,7 @@ def _fit_decoding(samples: Sequence[DecodeSample], peaks: dict[str, float], reco
 
 
 def _fit_collectives(samples: Sequence[CollectiveSample], record: _Record) -> tuple[float, dict[CollectiveKind, CollectiveModel]]:
-    """Link bandwidth [byte/s] (the best of all kinds) and models: t = a + a1 (n - 1) + wire / B + c sqrt(wire)."""
+    """Fit the link bandwidth [byte/s] (the best of all kinds) and the models: t = a + a1 (n - 1) + wire / B + c sqrt(wire)."""
     fitted = {}
     for name, group in _grouped((sample for sample in samples if sample.group_size > 1), lambda sample: sample.kind).items():
         kind = CollectiveKind(name)
@@ -401,4 +406,4 @@ def _fit_collectives(samples: Sequence[CollectiveSample], record: _Record) -> tu
 
 
 LEAST_RAMP_SIZES = 6
-"""Message sizes from which a ramp differs from noise."""
+"""Least number of message sizes from which a ramp differs from noise."""

@@ -1,7 +1,7 @@
-"""Fits of the parameters of `perfmodel.hardware.calibration` to measured times, through the very formulas that predict with them.
+"""Fits of the parameters of `perfmodel.hardware.calibration` to measured times, with the formulas used for prediction.
 
-Two ways: non-linear least squares on the logarithm of the time (GPU kernels: thousands of shapes), and non-negative linear least squares
-on relative errors where the formula is linear in its parameters (a handful of microbenchmarks of this machine).
+Two methods. GPU kernels (thousands of shapes): non-linear least squares on the logarithm of the time. Microbenchmarks of this machine (a
+handful), whose formula is linear in its parameters: non-negative linear least squares on relative errors.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,35 +24,35 @@ Indices = NDArray[np.integer]
 Tiles = tuple[tuple[float, float, float], ...]
 
 OUTLIER = 0.1
-"""Relative error from which a point counts less than its square (soft L1): tables hold kernels that the library chose badly."""
+"""Relative error from which a point counts less than its square (soft L1): tables contain badly selected kernels."""
 
 NUM_FOLDS = 5
 
 REDUCE_RAMP_EXPONENT = 0.7
-"""An all-reduce changes its algorithm as well (tree, ring, in the switch): in addition to the steps of the protocol a slow rise remains."""
+"""Exponent of the ramp of an all-reduce, which also changes its algorithm (tree, ring, in the switch), not only its protocol."""
 
 RING_STEP_BYTES, EXCHANGE_STEP_BYTES, BULK_BYTES = 2.0**12, 2.0**14.5, 2.0**20
-"""Chunks at which NCCL's latency steps up, of rings and of all-to-alls, and from which it moves data in bulk: much the same on A100, H100
-and B200 with 2, 4 and 8 ranks, so they are not fitted to each."""
+"""Chunk sizes at which NCCL's latency steps up (rings, all-to-alls) and from which transfers are bandwidth-bound. They are similar on A100,
+H100 and B200 with 2, 4 and 8 ranks, so they are not fitted for each."""
 
 NO_SOFTNESS = 1e-3
-"""A share of the last wave below it is 0, which costs less to evaluate."""
+"""Wave softness below which it is set to 0, which costs less to evaluate."""
 
 NEGLIGIBLE = 1e-12
-"""Parameters (s, fractions) below it are 0: a bound at which a fit ended."""
+"""Value below which a parameter (s, fraction) is set to 0: the fit ended at its bound."""
 
 
 _Table = TypeVar("_Table", bound=Any)
 
 
 def chosen_rows(table: _Table, chosen: Any) -> _Table:
-    """The rows of a table that `chosen` indexes; its fields are columns of one length."""
+    """Return the rows of a table that `chosen` indexes; its fields are columns of equal length."""
     return replace(table, **{column.name: getattr(table, column.name)[chosen] for column in fields(table)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MatmulTable:
-    """Measured matrix multiplies: columns of one length; time [s]."""
+    """Measured matrix multiplies: columns of equal length; time [s]."""
 
     m: Array
     n: Array
@@ -80,7 +80,7 @@ class AttentionTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CollectiveTable:
-    """Measured collectives of one kind; ranks_per_node = ranks where all are in one node; time [s].
+    """Measured collectives of one kind; ranks_per_node = ranks if all are in one node; time [s].
 
     link_scale  bandwidth of its links over those of the cluster that the table is fitted for  [-]
     """
@@ -96,17 +96,17 @@ class CollectiveTable:
 
     @property
     def link_scales(self) -> Array:
-        """The link scale of every row."""
+        """Link scale of every row."""
         return np.broadcast_to(self.link_scale, self.time.shape)
 
 
 def rounded(value: float, digits: int = 4) -> float:
-    """A parameter with as many digits as a fit supports."""
+    """Round a parameter to the digits that a fit supports."""
     return float(f"{value:.{digits}g}") if abs(value) > NEGLIGIBLE else 0.0
 
 
 def bare_machine(cluster: Cluster, dtype: Dtype, **parts: Any) -> Machine:
-    """The machine with nothing but these parts calibrated: no clock factor, floors shown in full, as a benchmark sees it."""
+    """Return the machine with only these parts calibrated: no clock factor and fully exposed floors, as in a benchmark."""
     blank: dict[str, Any] = {"name": "fit", "chips": (cluster.chip.name,), "software": "", "source": "", "date": ""}
     return resolve_machine(cluster, Calibration(**(blank | parts)), dtype=dtype)
 
@@ -120,12 +120,12 @@ def fit_logarithm(
     upper: Sequence[float],
     weight: Any = 1.0,
 ) -> Array:
-    """Parameters within their bounds for which the logarithm of the prediction is nearest to that of the time."""
+    """Return the parameters within their bounds that minimise the error of the logarithm of the time."""
     from scipy.optimize import least_squares
 
     logarithm = np.log(time)
     scale = np.maximum(np.abs(np.array(start)), 0.05 * (np.array(upper) - np.array(lower)))
-    found = least_squares(
+    result = least_squares(
         lambda parameters: (np.log(predict(parameters)) - logarithm) * weight,
         start,
         bounds=(lower, upper),
@@ -134,11 +134,11 @@ def fit_logarithm(
         f_scale=OUTLIER,
         diff_step=1e-3,
     )
-    return np.asarray(found.x)
+    return np.asarray(result.x)
 
 
 def fit_linear(columns: Array, time: Array) -> Array:
-    """Non-negative coefficients of the columns for which the relative errors of their sum are least in square."""
+    """Return the non-negative coefficients of the columns that minimise the squared relative errors of their sum."""
     from scipy.optimize import nnls
 
     scaled = columns / time[:, None]
@@ -148,16 +148,16 @@ def fit_linear(columns: Array, time: Array) -> Array:
 
 
 def relative_errors(predicted: Array, time: Array) -> Array:
-    """|predicted / measured - 1|. [-]"""
+    """Return |predicted / measured - 1|. [-]"""
     return np.abs(predicted / time - 1.0)
 
 
 def held_out_errors(
     group: NDArray[Any], time: Array, refit: Callable[[Indices], Callable[[Indices], Array]], *, num_folds: int = NUM_FOLDS
 ) -> Array:
-    """Relative errors where each group of shapes is predicted by a fit to the others. [-]
+    """Return the relative errors if each group of shapes is predicted by a fit to the others (cross-validation). [-]
 
-    group  an integer for each point; whole groups go into one of `num_folds` folds, at random (seed 0)
+    group  an integer for each point; complete groups are assigned to one of `num_folds` folds, at random (seed 0)
     refit  (indices to fit) -> (indices to predict -> predicted times)
     """
     names = np.unique(group)
@@ -172,11 +172,12 @@ def held_out_errors(
 
 
 LARGE_TIME = 1e-4
-"""[s] at peak: products of this size count twice as much in a fit as small ones, larger ones up to three times. A step is made of them."""
+"""Time at peak rate of a large product. [s] In a fit it counts twice as much as a small one, larger ones up to three times, as they
+dominate a step."""
 
 
 def octave_weight(*columns: Array) -> Array:
-    """Weights that count each octave of the shapes once, however densely it was measured; mean 1."""
+    """Return weights that count each octave of the shapes once, at any density of measurements; mean 1."""
     octaves = np.stack([np.round(np.log2(column)) for column in columns])
     _, inverse, counts = np.unique(octaves, axis=1, return_inverse=True, return_counts=True)
     weight = 1.0 / np.sqrt(counts[inverse.ravel()])
@@ -184,12 +185,13 @@ def octave_weight(*columns: Array) -> Array:
 
 
 def predict_matmul(model: MatmulModel, table: MatmulTable, cluster: Cluster, dtype: Dtype) -> Array:
+    """Return the predicted times of a table of matrix multiplies. [s]"""
     machine = bare_machine(cluster, dtype, matmul={dtype: model})
     return np.asarray(matmul_time(batch=1.0, m=table.m, n=table.n, k=table.k, itemsize=itemsize(dtype), machine=machine))
 
 
 def fit_matmul(table: MatmulTable, cluster: Cluster, dtype: Dtype, *, tiles: Tiles = GPU_TILES) -> MatmulModel:
-    """The model of a GPU's matrix multiplies. Starts from, and stays around, what the tables of four chips gave."""
+    """Fit the model of a GPU's matrix multiplies, starting from the parameters of four chips and bounded around them."""
     size = 2 * table.m * table.n * table.k / (cluster.chip.flop_rate(dtype) * LARGE_TIME)
     weight = octave_weight(table.m, table.n, table.k) * (1.0 + 2.0 * size / (1.0 + size))
 
@@ -207,7 +209,7 @@ def fit_matmul(table: MatmulTable, cluster: Cluster, dtype: Dtype, *, tiles: Til
             tiles=tiles,
         )
 
-    found = fit_logarithm(
+    parameters = fit_logarithm(
         lambda x: predict_matmul(model(x), table, cluster, dtype),
         table.time,
         start=(0.8, 80, 0.2, 0.9, 3, 3, 0.1, 0.6, 8),
@@ -215,10 +217,11 @@ def fit_matmul(table: MatmulTable, cluster: Cluster, dtype: Dtype, *, tiles: Til
         upper=(1.2, 600, 1, 1.2, 20, 8, 1, 2, 11.5),
         weight=weight / weight.mean(),
     )
-    return model(found)
+    return model(parameters)
 
 
 def predict_attention(model: AttentionModel, table: AttentionTable, cluster: Cluster, dtype: Dtype) -> Array:
+    """Return the predicted forward times of a table of causal attention. [s]"""
     machine = bare_machine(cluster, dtype, attention={"flash": model})
     time = attention_time(
         batch=table.batch,
@@ -237,8 +240,10 @@ def predict_attention(model: AttentionModel, table: AttentionTable, cluster: Clu
 def fit_attention(
     table: AttentionTable, cluster: Cluster, dtype: Dtype, *, backward_rate: float, head_dim_offset: float | None = None
 ) -> AttentionModel:
-    """The model of a causal flash kernel, forward. Where a table has one head dim only, its offset cannot be told from the peak: give
-    `head_dim_offset`."""
+    """Fit the forward model of a causal flash kernel.
+
+    With a single head dim in the table, its offset cannot be separated from the peak: pass `head_dim_offset`.
+    """
 
     def model(x: Array) -> AttentionModel:
         return AttentionModel(
@@ -251,25 +256,25 @@ def fit_attention(
             backward_rate=backward_rate,
         )
 
-    found = fit_logarithm(
+    parameters = fit_logarithm(
         lambda x: predict_attention(model(x), table, cluster, dtype),
         table.time,
         start=(0.6, 20, 3, 14, 0.3, 0.5),
         lower=(0.1, 0, 0, 1, 0, 0.05),
         upper=(0.9, 200, 40, 60, 1, 2),
     )
-    return model(found)
+    return model(parameters)
 
 
 def predict_collective(model: CollectiveModel, kind: CollectiveKind, table: CollectiveTable, cluster: Cluster) -> Array:
-    """On the innermost tier alone."""
+    """Return the predicted times of a table on the innermost tier alone. [s]"""
     machine = bare_machine(cluster, next(iter(cluster.chip.peak_flop_rate)), collectives={SCALE_UP: {kind: model}})
     inside = [table.ranks] * len(cluster.tiers)
     return np.asarray(collective_time(kind, table.num_bytes, group_size=table.ranks, inside=inside, machine=machine))
 
 
 def fit_collective(table: CollectiveTable, kind: CollectiveKind, cluster: Cluster, *, reduces_in_switch: bool = False) -> CollectiveModel:
-    """The model of a collective inside a node; `reduces_in_switch`: the switch can add, so that all-reduce has a second bound."""
+    """Fit the model of a collective inside a node; `reduces_in_switch`: the switch can add, so that all-reduce has a second bound."""
     step_bytes = EXCHANGE_STEP_BYTES if kind is CollectiveKind.ALL_TO_ALL else RING_STEP_BYTES
 
     def model(x: Array) -> CollectiveModel:
@@ -287,7 +292,7 @@ def fit_collective(table: CollectiveTable, kind: CollectiveKind, cluster: Cluste
             ramp_exponent=REDUCE_RAMP_EXPONENT,
         )
 
-    found = fit_logarithm(
+    parameters = fit_logarithm(
         lambda x: predict_collective(model(x), kind, table, cluster),
         table.time,
         start=(8, 1, 0.8, 0.4, 0.3, 10, 0.6, 2),
@@ -295,4 +300,4 @@ def fit_collective(table: CollectiveTable, kind: CollectiveKind, cluster: Cluste
         upper=(60, 30, 1.0, 1.5, 3, 100, 1.0, 60),
         weight=np.sqrt(table.ranks / table.ranks.mean()),
     )
-    return model(found)
+    return model(parameters)

@@ -11,20 +11,20 @@ import numpy as np
 
 from perfmodel.cost.assemble import PlanColumns, StepColumns, plan_columns, step_columns
 from perfmodel.cost.machine import Machine
-from perfmodel.cost.memory.chip import Kept, kept_by_moment, static_memory
+from perfmodel.cost.memory.chip import ActivationBytes, kept_by_moment, static_memory
 from perfmodel.cost.memory.moments import At, activation_terms
 from perfmodel.cost.memory.offload import on_chip
 from perfmodel.cost.memory.plan import (
     MemoryRow,
-    RankHolding,
     RankMemory,
+    RankMemoryTerms,
     adding_up,
     entries,
     fullest_by_class,
     memory_by_class,
     memory_row,
     most_reserved,
-    rank_holding,
+    rank_memory_terms,
     scalar,
 )
 from perfmodel.cost.pipeline import live_layers
@@ -488,7 +488,7 @@ def reserved_on_rank(estimator: Estimator, plan: Plan, rank: int) -> tuple[float
 
 def held_on_rank(
     estimator: Estimator, plan: Plan, rank: int, factor: float | None = None, *, row: MemoryRow | None = None
-) -> tuple[float, RankHolding, Kept]:
+) -> tuple[float, RankMemoryTerms, ActivationBytes]:
     """Return the activations in flight at the first backward pass, and the memory that a pipeline rank holds. [byte]
 
     factor   reserved over allocated bytes of transient memory; None: the profile's
@@ -515,7 +515,7 @@ def held_on_rank(
     # the first backward pass of the last rank is that of the regions after the blocks
     saved = kept_of(live=replace(live, most=live.at_first, fewer_at_last=0.0))[At.BLOCKS]
     static = static_memory(of.terms, stages, of.sizes, num_replicas=of.num_replicas)
-    holding = rank_holding(replace(of, stages=stages, static=static, factor=of.factor if factor is None else factor), position, live)
+    holding = rank_memory_terms(replace(of, stages=stages, static=static, factor=of.factor if factor is None else factor), position, live)
     return scalar(saved[0]), holding, kept_of(live=live)
 
 

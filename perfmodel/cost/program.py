@@ -17,7 +17,7 @@ from perfmodel.cost.launches import kernels_of, score_matrices
 from perfmodel.cost.memory.backward_walk import backward_moments
 from perfmodel.cost.memory.forward_walk import forward_moments
 from perfmodel.cost.memory.kept import kept_tensors
-from perfmodel.cost.memory.live import Kept, LiveBytes, Terms
+from perfmodel.cost.memory.live import LiveBytes, SavedTensor, Terms
 from perfmodel.cost.rows import BATCH_AXES, DATA_AXES, Amounts, RowCompiler, Rows, TimedRows, plain_rows
 from perfmodel.cost.stages import inner_regions
 from perfmodel.foundation.collectives import CollectiveKind
@@ -320,7 +320,7 @@ class _Compilation:
 
     # --- memory -----------------------------------------------------------------------------------------------------------------------
 
-    def saved_rows(self, kept: list[Kept]) -> Rows:
+    def saved_rows(self, kept: list[SavedTensor]) -> Rows:
         """Return the rows of saved tensors, by region and class (`SAVED`)."""
         rows: list[tuple[int, str, dict[str, int]]] = []
 
@@ -345,7 +345,7 @@ class _Compilation:
                     add(op.layer, "entering", operand.tensor, self.run.operand_bytes(op, operand))
         return plain_rows(rows, ("amount",))
 
-    def peaks(self, kept: list[Kept], regathers: set[tuple[str, str]], recomputes: Collection[Recompute]) -> Peaks:
+    def peaks(self, kept: list[SavedTensor], regathers: set[tuple[str, str]], recomputes: Collection[Recompute]) -> Peaks:
         """Return the peaks of backward passes, of blocks under each recomputation, and of the forward passes of blocks."""
         run, profile, terms = self.run, self.profile, Terms(self.run)
         cases: list[list[LiveBytes]] = []

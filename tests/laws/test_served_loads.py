@@ -9,7 +9,7 @@ import pytest
 import perfmodel
 from perfmodel.cost.serving.load import closed_loop, maximum_load, open_loop, static_batch
 from perfmodel.cost.serving.requests import Requests
-from perfmodel.cost.serving.simulate import Places, simulate
+from perfmodel.cost.serving.simulate import BatchLimits, simulate
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.workload.serving import Lengths, constant
@@ -100,7 +100,7 @@ def test_a_simulated_engine_answers_as_fast_as_the_form_says(name, chunked):
     how = replace(how, chunked=chunked, first_token_time=0.0, border_steps=0.0)
     some = Requests(prompt=Lengths(least=800, most=1000), output=Lengths(least=160, most=200))
     form = closed_loop(times, some, how, concurrency=24, capacity=24)
-    run = simulate(times, some, how, Places(max_sequences=24), concurrency=24)
+    run = simulate(times, some, how, BatchLimits(max_sequences=24), concurrency=24)
     assert run.request_latency.mean == pytest.approx(float(form.request_latency[0]), rel=0.08)
     assert run.tokens_per_second == pytest.approx(float(form.tokens_per_second[0]), rel=0.08)
 

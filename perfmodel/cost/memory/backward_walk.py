@@ -1,9 +1,10 @@
-"""Backward walk: moments at which memory may peak in the backward pass of a region, from its operators.
+"""Backward walk: candidate memory peaks of the backward pass of a region, from its operators.
 
-The backward pass runs the operators in reverse. Each needs the gradient of its output and what autograd kept for it, and makes the
-gradients of its inputs; then what it needed is freed, unless an operator before it needs the same. A *moment* is what lives while
-one of them runs, relative to what the region keeps when its backward begins. Every moment is a sum of amounts (`LiveBytes`), evaluated
-on columns of plans like any other row of a program; the largest of them is the region's peak.
+The backward pass runs the operators in reverse. Each reads the gradient of its output and its saved tensors, and writes the gradients of
+its inputs. Its saved tensors are then freed, unless an operator that runs later in backward reads them too.
+
+A *moment* is the set of tensors alive while one operator runs, relative to the saved tensors of the region when its backward begins. Every
+moment is a sum of amounts (`LiveBytes`), evaluated on columns of plans like any other row of a program. The largest is the region's peak.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from perfmodel.cost.memory.forward_walk import walk_forward
-from perfmodel.cost.memory.live import Kept, LiveBytes, Term, Terms
+from perfmodel.cost.memory.live import LiveBytes, SavedTensor, Term, Terms
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.algebra.derive import ExchangePosition, ShardedGraph, extent_amount
@@ -22,28 +23,28 @@ from perfmodel.workload.graph import Operand, Operator, Pass, Region
 
 @dataclass(slots=True)
 class _Storage:
-    """Bytes that several gradients may share: an addition hands its output's gradient to all its inputs.
+    """Bytes that several gradients may share: the backward of an addition passes the gradient of its output to all inputs.
 
-    whole        what the gradient of a piece of a tensor is made into before anything else reads it
-    is_arrived   it lies in the layout of the maker of its tensor
+    full_gradient   full-size gradient to which the gradient of a slice is padded before it is read
+    is_arrived      it has the layout in which the tensor's producer left it
     """
 
     terms: tuple[Term, ...]
-    whole: tuple[Term, ...] = ()
+    full_gradient: tuple[Term, ...] = ()
     is_arrived: bool = False
     references: int = 1
 
 
 @dataclass(slots=True, kw_only=True)
 class _Backward:
-    """Walks one region backward and notes its moments.
+    """Walks one region backward and records its moments.
 
-    held, core   what is kept of the region, and the operators that selective recomputation runs again
-    lives        what is kept or made again, with the operators whose backward passes it lives for
-    remaining    operators whose backward passes have not run
-    is_made      recomputation has run, or there is none
-    waiting      products whose weight gradients are delayed, with these and the gradient of their output
-    live         what lives now; gradients: those of tensors that have arrived
+    saved, core    saved tensors of the region, and the operators that selective recomputation runs again
+    lives          saved or recomputed tensors, with the operators in whose backward passes they are read
+    remaining      operators whose backward passes have not run
+    is_recomputed  recomputation has run, or there is none
+    delayed        products whose weight gradients are delayed, with their weight gradients and output gradients
+    live           tensors alive now; gradients: those of tensors whose gradient has been produced
     """
 
     sharded: ShardedGraph
@@ -51,7 +52,7 @@ class _Backward:
     region: Region
     operators: Sequence[Operator]
     terms: Terms
-    held: Sequence[Kept]
+    saved: Sequence[SavedTensor]
     core: Collection[str]
     recompute: Recompute
     regathers: Collection[tuple[str, str]]
@@ -60,8 +61,8 @@ class _Backward:
     delays_weight_gradients: bool
     lives: list[tuple[Term, set[str]]] = field(default_factory=list)
     remaining: set[str] = field(default_factory=set)
-    is_made: bool = False
-    waiting: list[tuple[Operator, list[Term], _Storage | None]] = field(default_factory=list)
+    is_recomputed: bool = False
+    delayed: list[tuple[Operator, list[Term], _Storage | None]] = field(default_factory=list)
     live: LiveBytes = field(default_factory=dict)
     moments: list[LiveBytes] = field(default_factory=list)
     gradients: dict[str, _Storage] = field(default_factory=dict)
@@ -87,7 +88,7 @@ class _Backward:
             self.add(storage.terms, -1.0)
 
     def freed_after(self, op: Operator) -> list[Term]:
-        """Terms that no later backward pass needs."""
+        """Return the terms that no later backward pass reads."""
         freed = [term for term, holders in self.lives if op.name in holders and holders & self.remaining == {op.name}]
         self.remaining.discard(op.name)
         return freed
@@ -97,18 +98,18 @@ class _Backward:
     def run(self) -> None:
         graph, operators = self.sharded.graph, self.operators
         self.remaining = {op.name for op in operators}
-        self.is_made = self.recompute is Recompute.NONE
+        self.is_recomputed = self.recompute is Recompute.NONE
         self.set_lives(self.core if self.recompute is Recompute.SELECTIVE else ())
         for op in operators:
             is_read_later = any(reader.layer != self.region.name for reader, _ in graph.consumers(op.output.tensor))
             if graph.tensors[op.output.tensor].has_gradient and (is_read_later or (op is operators[-1] and op.name != graph.loss)):
-                # what later regions read has its gradient when the region's backward begins
+                # the gradient of a tensor that later regions read exists when the region's backward begins
                 storage = _Storage(() if self.is_in_buffer else (self.terms.operand(op, op.output),))
                 self.gradients[op.output.tensor] = storage
                 self.add(storage.terms)
                 self.note()
         position = self.sharded.exchange_position
-        # torch runs forward again when backward first asks for what it saved, others before backward begins
+        # torch recomputes when backward first reads a saved tensor, other frameworks before backward begins
         lazily = self.profile.activations.recompute_stops_early
         is_past_experts = not self.delays_weight_gradients
         for op in reversed(operators):
@@ -116,51 +117,54 @@ class _Backward:
                 is_past_experts = True
                 self.make_weight_gradients()
             incoming = self.arrived(op) if lazily else None
-            if not self.is_made:
+            if not self.is_recomputed:
                 self.run_again_for(op, lazily=lazily)
             self.step(op, incoming if lazily else self.arrived(op))
         self.make_weight_gradients()
 
     def set_lives(self, core: Collection[str]) -> None:
-        """Set how long saved tensors live. The output of a recomputed function lives for its readers, what it saves for the function, and
-        its inputs for all of it, in addition to copies that it makes."""
+        """Set the lifetimes of saved tensors.
+
+        The output of a recomputed function is read by its consumers, and its saved tensors by its own operators. Its inputs stay alive for
+        all of it, in addition to any copies that it makes.
+        """
         inside = [op for op in self.operators if op.name in core]
-        made = {op.output.tensor for op in inside}
-        for kept in self.held:
+        outputs = {op.output.tensor for op in inside}
+        for kept in self.saved:
             term, holders = self.terms.number(kept.amount), set(kept.holders)
             within = holders.intersection(core)
             if kept.is_made_twice and core:
                 self.lives.append((term, within))
                 holders -= within
-            if within and not kept.is_dropped and kept.tensor not in made and self.sharded.graph.producer(kept.tensor) is not None:
+            if within and not kept.is_dropped and kept.tensor not in outputs and self.sharded.graph.producer(kept.tensor) is not None:
                 holders |= {inside[0].name}
             self.lives.append((term, holders))
 
     def run_again_for(self, op: Operator, *, lazily: bool) -> None:
-        """Forward again, if the operator is the first in backward that needs what recomputation makes."""
+        """Run the recomputation, if the operator is the first in backward that reads a recomputed tensor."""
         if self.recompute is Recompute.FULL and not (lazily and op.passes_gradient):
             given = self.sharded.entering[self.region.name]
-            lives, made, operators = [kept for kept in self.held if kept.tensor not in given], self.held, self.operators
+            lives, recomputed, operators = [kept for kept in self.saved if kept.tensor not in given], self.saved, self.operators
             keeps_handed = False
-        elif op.name in self.core or any(kept.is_dropped and op.name in kept.holders for kept in self.held):
-            lives = made = [kept for kept in self.held if kept.is_dropped or kept.is_made_twice]
-            operators = [each for each in self.operators if each.name in self.core]
+        elif op.name in self.core or any(kept.is_dropped and op.name in kept.holders for kept in self.saved):
+            lives = recomputed = [kept for kept in self.saved if kept.is_dropped or kept.is_made_twice]
+            operators = [operator for operator in self.operators if operator.name in self.core]
             keeps_handed = True
         else:
             return
-        self.is_made = True
+        self.is_recomputed = True
         self.add(self.terms.number(kept.amount) for kept in lives)
         if lazily:
-            last = max((place for place, each in enumerate(operators) if each.saved), default=-1)
-            # what keeps nothing but its inputs need not run for them
+            last = max((index for index, operator in enumerate(operators) if operator.saved), default=-1)
+            # an operator that saves only its inputs need not run again
             runs = last >= 0 and any(saved.of is None or saved.of == len(operators[last].inputs) for saved in operators[last].saved)
             operators = operators[: last + runs]
-        for moment in walk_forward(self.sharded, self.profile, operators, made, keeps_handed=keeps_handed, terms=self.terms):
+        for moment in walk_forward(self.sharded, self.profile, operators, recomputed, keeps_handed=keeps_handed, terms=self.terms):
             self.moments.append({term: self.live.get(term, 0.0) + moment.get(term, 0.0) for term in {**self.live, **moment}})
 
     def make_weight_gradients(self) -> None:
-        """Delayed weight gradients, one after another: until its turn each keeps its input and the gradient of its output."""
-        for op, weight_terms, incoming in self.waiting:
+        """Compute delayed weight gradients one after another. Each keeps its input and the gradient of its output until then."""
+        for op, weight_terms, incoming in self.delayed:
             self.note(weight_terms)
             self.add(weight_terms)
             if incoming is not None:
@@ -168,10 +172,10 @@ class _Backward:
             self.add(self.freed_after(op), -1.0)
             if not self.keeps_weight_gradients:
                 self.add(weight_terms, -1.0)
-        self.waiting.clear()
+        self.delayed.clear()
 
     def step(self, op: Operator, incoming: _Storage | None) -> None:
-        """An operator's backward pass, from the gradient of its output to those of its inputs."""
+        """Run the backward pass of an operator, from the gradient of its output to those of its inputs."""
         graph, terms = self.sharded.graph, self.terms
         weights = [operand for operand in op.inputs if graph.is_trained(operand)]
         is_delayed = self.delays_weight_gradients and op.is_product and bool(weights)
@@ -181,60 +185,61 @@ class _Backward:
             return
         weight_terms = [terms.operand(op, operand) for operand in weights] if op.makes_weight_gradients else []
         if is_delayed:
-            self.waiting.append((op, weight_terms, incoming))
+            self.delayed.append((op, weight_terms, incoming))
             weight_terms = []
         inputs = [operand for operand in op.inputs if graph.makes_gradient(operand)]
-        made: list[tuple[Operand, _Storage]] = []
+        input_gradients: list[tuple[Operand, _Storage]] = []
         if op.passes_gradient:
             if incoming is not None:
                 incoming.references += len(inputs)
-                made = [(operand, incoming) for operand in inputs]
+                input_gradients = [(operand, incoming) for operand in inputs]
         else:
             for operand in inputs:
                 is_stored = graph.tensors[operand.tensor].is_stored
-                made.append((operand, _Storage((terms.operand(op, operand),) if is_stored else (), whole=self.whole(op, operand))))
-            if op.name != graph.loss:  # the loss is a moment of its own: the execution profile knows its copies
-                self.note(weight_terms, self.beside(op), *(storage.terms for _, storage in made))
-            for _, storage in made:
+                stored = (terms.operand(op, operand),) if is_stored else ()
+                input_gradients.append((operand, _Storage(stored, full_gradient=self.full_gradient_of(op, operand))))
+            if op.name != graph.loss:  # the loss is a moment of its own: its copies are in the execution profile
+                self.note(weight_terms, self.temporary_terms(op), *(storage.terms for _, storage in input_gradients))
+            for _, storage in input_gradients:
                 self.add(storage.terms)
         self.add(weight_terms)
         if incoming is not None and not is_delayed:
             self.free(incoming)
         self.add(freed, -1.0)
-        for operand, storage in made:
+        for operand, storage in input_gradients:
             self.arrive(operand, storage)
         if not self.keeps_weight_gradients:
             self.add(weight_terms, -1.0)
 
-    def whole(self, op: Operator, operand: Operand) -> tuple[Term, ...]:
-        """The gradient of a tensor of which the operator reads a piece."""
+    def full_gradient_of(self, op: Operator, operand: Operand) -> tuple[Term, ...]:
+        """Return the full-size gradient of a tensor of which the operator reads a slice."""
         if operand.tensor not in op.parts:
             return ()
         itemsize = self.sharded.graph.tensors[operand.tensor].itemsize * op.parts[operand.tensor]
         return (self.terms.number(self.sharded.operand_bytes(op, operand, itemsize=itemsize, is_expanded=False)),)
 
-    def beside(self, op: Operator) -> list[Term]:
-        """Terms of an operator alone while its backward pass runs: inputs gathered again, and workspaces."""
+    def temporary_terms(self, op: Operator) -> list[Term]:
+        """Return the terms that are alive only during the operator's backward pass: inputs gathered again, and workspaces."""
         sharded, number = self.sharded, self.terms.number
-        found = [
+        terms = [
             number(self.terms.size(op, operand), sharded.axes_of(operand.tensor, Pass.FORWARD))
             for operand in op.inputs
             if (operand.tensor, op.name) in self.regathers
         ]
         sharding = sharded.shardings[op.name]
-        found += [number(extent_amount(op, sharding, data.extent, scale=sharded.graph.itemsize(op, data))) for data in op.scratch]
+        terms += [number(extent_amount(op, sharding, data.extent, scale=sharded.graph.itemsize(op, data))) for data in op.scratch]
         if op.kind == "embedding":
-            # of tokens whose rows other ranks hold the gradient is masked, in a copy
-            found.append(number(self.terms.size(op, op.output), sharded.left[op.output.tensor].partial))
-        return [*found, *2 * self.terms.streamed(op)]  # keys and values, and their gradients
+            # the gradient of tokens whose rows are on other ranks is masked, in a copy
+            terms.append(number(self.terms.size(op, op.output), sharded.left[op.output.tensor].partial))
+        return [*terms, *2 * self.terms.streamed(op)]  # keys and values, and their gradients
 
     def arrive(self, operand: Operand, storage: _Storage) -> None:
-        """A gradient of a tensor: added to what other readers of it have sent."""
+        """Accumulate a gradient of a tensor into those of its other consumers."""
         before = self.gradients.get(operand.tensor)
         if before is None:
             self.gradients[operand.tensor] = storage
             return
-        total = _Storage(storage.terms or before.terms, whole=storage.whole)
+        total = _Storage(storage.terms or before.terms, full_gradient=storage.full_gradient)
         self.add(total.terms)
         self.note()
         self.free(before)
@@ -242,31 +247,31 @@ class _Backward:
         self.gradients[operand.tensor] = total
 
     def arrived(self, op: Operator) -> _Storage | None:
-        """The gradient of the operator's output, in the layout that the operator left it in."""
+        """Return the gradient of the operator's output, in the layout in which the operator left the output."""
         sharded, number, tensor = self.sharded, self.terms.number, op.output.tensor
         storage = self.gradients.pop(tensor, None)
         if storage is None:
             return None
-        if storage.whole:
-            whole = _Storage(storage.whole)
-            self.add(whole.terms)
+        if storage.full_gradient:
+            full = _Storage(storage.full_gradient)
+            self.add(full.terms)
             self.note()
             self.free(storage)
-            storage = whole
-        # tensors that are added up before they are reduced have one gradient
+            storage = full
+        # tensors that are added before they are reduced share one gradient
         first = sharded.joined.get(tensor, tensor)
         together = [first, *(other for other, lead in sharded.joined.items() if lead == first)]
-        traffic = [t for each in together for t in sharded.traffic_of(each, Pass.BACKWARD)]
+        traffic = [t for name in together for t in sharded.traffic_of(name, Pass.BACKWARD)]
         if storage.is_arrived or not traffic or not sharded.graph.tensors[tensor].is_stored:
             return storage
-        own = self.terms.size(op, op.output)
-        result = _Storage((number(own),), is_arrived=True)
+        size = self.terms.size(op, op.output)
+        result = _Storage((number(size),), is_arrived=True)
         copies: list[Term] = []
         is_streamed = any(i in reader.streamed for reader, i in sharded.graph.consumers(tensor))
         if self.profile.kernels.redistribution_copies and not is_streamed:
             copies = [number(t.amount, t.axes) for t in traffic if t.kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER)]
-        # one copy of it where no axis has more than one rank: then nothing is redistributed
-        self.note([number(own, frozenset(axis for t in traffic for axis in t.axes))], copies)
+        # a single copy if no axis has more than one rank: then nothing is redistributed
+        self.note([number(size, frozenset(axis for t in traffic for axis in t.axes))], copies)
         self.add(result.terms)
         self.free(storage)
         for other in together:
@@ -280,7 +285,7 @@ class _Backward:
 def backward_moments(
     sharded: ShardedGraph,
     profile: ExecutionProfile,
-    kept: Iterable[Kept],
+    kept: Iterable[SavedTensor],
     *,
     region: Region,
     recompute: Recompute,
@@ -291,14 +296,14 @@ def backward_moments(
     is_in_buffer: bool = False,
     delays_weight_gradients: bool = False,
 ) -> list[LiveBytes]:
-    """Bytes that live while each operator of `region` runs backward, over what the region keeps of a microbatch.
+    """Return the live bytes while each operator of `region` runs backward, relative to the region's saved tensors of one micro-batch.
 
-    keeps_weight_gradients   they stay until the unit is reduced (fully_shard), else each leaves for its accumulator at once
-    terms                    of all walks over one graph
-    is_in_buffer             the gradient of what the region hands on is counted elsewhere
-    delays_weight_gradients  of products: until the turn of the operators that lead to what is exchanged, and theirs until the region's end
-                             (Megatron-Core, `TransformerLayerSchedulePlan.run`; TransformerEngine's WeightGradStore keeps inputs and
-                             gradients of outputs)
+    keeps_weight_gradients   they stay until the unit is reduced (fully_shard); otherwise each is accumulated at once
+    terms                    shared by all walks over one graph
+    is_in_buffer             the gradient of the region's output is counted elsewhere
+    delays_weight_gradients  of products: until the backward of the operators before the exchange, and of those operators until the region's
+                             end (Megatron-Core, `TransformerLayerSchedulePlan.run`; TransformerEngine's WeightGradStore keeps inputs and
+                             output gradients)
     """
     walk = _Backward(
         sharded=sharded,
@@ -306,7 +311,7 @@ def backward_moments(
         region=region,
         operators=sharded.graph.operators_of(region.name),
         terms=terms,
-        held=[each for each in kept if each.region == region.name],
+        saved=[saved for saved in kept if saved.region == region.name],
         core=core,
         recompute=recompute,
         regathers=regathers,

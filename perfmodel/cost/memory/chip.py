@@ -1,10 +1,10 @@
-"""Bytes on a chip: what stays for the whole step, what microbatches keep, and the moment of the step at which most of it lives.
+"""Bytes on a chip: static memory, saved activations of micro-batches in flight, and the moment of the step with the peak.
 
-A step's memory is largest at one of few moments (`cost/memory/moments.py`). Each is a sum of what lives then, by class; the peak is the
-largest. Every formula takes arrays of any shapes that broadcast.
+A step's memory peaks at one of few moments (`cost/memory/moments.py`). Each is a sum of live bytes by class; the peak is the largest. Every
+formula takes arrays of any shapes that broadcast.
 
-A chip's allocator holds more than that: what comes and goes leaves gaps, and memory of tensors that a collective may still read is not
-used again before the chip has caught up with the host. Both are measured, and belong to the execution profile.
+The allocator of a chip reserves more than that. Freed tensors leave gaps (fragmentation). Tensors that a collective may still read are not
+reused until the chip has caught up with the host. Both are measured and belong to the execution profile.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ MEMORY = (
 
 
 def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_replicas: Column) -> list[tuple[Any, Any, Any, Any]]:
-    """(weights, gradients, optimizer, gathered parameters) that each of the ranks told apart holds all through a step. [byte]
+    """Return (weights, gradients, optimizer, gathered parameters) of each distinct rank, resident throughout the step. [byte]
 
-    Where weights are stored as shards, gradients come with the first backward pass: they belong to the moments. `num_replicas`: ranks that
-    a gradient is reduced over; with one there are no buckets.
+    Where weights are stored as shards, gradients appear with the first backward pass: they belong to the moments.
+
+    num_replicas   ranks that a gradient is reduced over; with one there are no buckets
     """
     copy = np.minimum(num_replicas - 1.0, 1.0) * sizes.gradient_copy
     states = held_elements(terms, stages, sharded=terms.zero >= 1)
@@ -57,10 +58,10 @@ def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_re
     stored = [
         on_chip * (not sizes.hosts_weights) for on_chip in frozen_bytes(terms.frozen, stages, sharded=terms.program.holds_sharded_weights)
     ]
-    whole = frozen_bytes(terms.frozen, stages, sharded=False)
+    gathered_frozen = frozen_bytes(terms.frozen, stages, sharded=False)
     stays = float(keeps_gathered(terms.program))
     return [
-        (weights + stored[i], gradients, optimizer, gathered + stays * whole[i])
+        (weights + stored[i], gradients, optimizer, gathered + stays * gathered_frozen[i])
         for i, (weights, gradients, optimizer, gathered) in enumerate(held)
     ]
 
@@ -68,9 +69,12 @@ def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_re
 def held_bytes(
     program: ParameterProgram, sizes: Bytes, *, full: Column, shard: Column, states: Column, copy: Column
 ) -> tuple[Any, Any, Any, Any]:
-    """(weights, gradients, optimizer, gathered parameters) of so many elements, whole, cut by ZeRO, and as the optimizer has them. [byte]
+    """Return (weights, gradients, optimizer, gathered parameters) of numbers of elements. [byte]
 
-    copy  of whole gradients, for each element
+    full    elements before ZeRO shards them
+    shard   elements of a ZeRO shard
+    states  elements for which the rank holds optimizer state
+    copy    bytes of a copy of unsharded gradients, for each element
     """
     gathered: Column = 0.0
     gradients: Column = 0.0
@@ -79,7 +83,7 @@ def held_bytes(
         if keeps_gathered(program):
             gathered = full * sizes.gathered
     elif sizes.keeps_compute_copy:
-        # the copy that operators read; the master copy lies with the optimizer's state
+        # the copy that operators read; the master copy is part of the optimizer state
         weights, optimizer = full * sizes.gathered, states * (sizes.state + sizes.stored)
     else:
         weights, optimizer = full * sizes.stored, states * sizes.state
@@ -89,12 +93,12 @@ def held_bytes(
     return weights, gradients, optimizer, gathered
 
 
-#: Bytes by what runs: (activations, receive buffers).
-Kept = dict[At, tuple[Any, Any]]
+#: Bytes by the part that runs: (saved activations, receive buffers).
+ActivationBytes = dict[At, tuple[Any, Any]]
 
 
 def runs_at(rank: int, stages: Stages) -> tuple[At, ...]:
-    """Parts with passes of their own in flight on one of the distinct ranks: blocks, and what comes before or after them."""
+    """Return the parts with their own passes in flight on a distinct rank: blocks, and regions before or after them."""
     first, last = stages.regions[0], stages.regions[-1]
     if rank == 0:
         return (At.BLOCKS,) if first.is_block else (At.BLOCKS, At.FIRST)
@@ -103,7 +107,7 @@ def runs_at(rank: int, stages: Stages) -> tuple[At, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipelining:
-    """Schedule of microbatches, as columns. live: passes of blocks in flight on each of the distinct ranks."""
+    """Pipeline schedule, as columns. live: passes of blocks in flight on each distinct rank."""
 
     schedule: PipelineSchedule
     num_ranks: Column
@@ -112,14 +116,14 @@ class Pipelining:
     live: Sequence[LiveLayers]
 
     def index(self, rank: int) -> Any:
-        """In the pipeline, of one of the ranks that are told apart."""
+        """Return the index in the pipeline of one of the distinct ranks."""
         return 0.0 if rank == 0 else self.num_ranks - 1.0 if rank == len(self.live) - 1 else np.minimum(1.0, self.num_ranks - 1.0)
 
 
 def kept_memory(
     activations: ActivationTerms, stages: Stages, pipelining: Pipelining, profile: ExecutionProfile, *, activation_bytes: float
-) -> list[Kept]:
-    """(activations, receive buffers) of each of the ranks told apart, as `kept_on_rank`. [byte]"""
+) -> list[ActivationBytes]:
+    """Return (saved activations, receive buffers) of each distinct rank, as `kept_on_rank`. [byte]"""
     return [
         kept_by_moment(
             activations,
@@ -145,35 +149,35 @@ def kept_by_moment(
     index: Column,
     live: LiveLayers,
     activation_bytes: float,
-) -> Kept:
-    """`kept_on_rank` with the blocks that are under way while each part of the rank runs."""
-    # what comes before the blocks takes those of the rank for gone already
+) -> ActivationBytes:
+    """Return `kept_on_rank` with the blocks in flight while each part of the rank runs."""
+    # before the backward of the first region, the blocks of this rank are assumed to be freed
     alive = {
         At.BLOCKS: live.most,
         At.LAST: live.most - live.fewer_at_last,
         At.FIRST: live.most + (stages.blocks(rank) - live.fewer_at_first),
     }
-    # no logits where the most blocks are under way while another virtual stage runs
+    # no logits if the most blocks are in flight while another virtual stage runs
     has_output = 1.0 - np.minimum(live.fewer_at_last, 1.0)
     return {
-        each: kept_on_rank(
+        at: kept_on_rank(
             activations,
             stages,
             pipelining,
             profile,
             rank=rank,
             index=index,
-            live_blocks=alive[each],
-            none_left=none_left_before(live, rank, pipelining.num_microbatches),
-            has_output=1.0 if each is At.LAST else has_output,
+            live_blocks=alive[at],
+            none_left=no_gradient_sent(live, rank, pipelining.num_microbatches),
+            has_output=1.0 if at is At.LAST else has_output,
             activation_bytes=activation_bytes,
         )
-        for each in runs_at(rank, stages)
+        for at in runs_at(rank, stages)
     }
 
 
-def none_left_before(live: LiveLayers, rank: int, num_microbatches: Column) -> Any:
-    """1 where no gradient has left for the stage before when as many passes as at most are under way (gpipe), though one will have."""
+def no_gradient_sent(live: LiveLayers, rank: int, num_microbatches: Column) -> Any:
+    """Return 1 if no gradient has been sent to the previous stage when the most passes are in flight (gpipe), although one will be."""
     return (1.0 - live.last_ran) * (float(rank > 0) * np.minimum(num_microbatches - 1.0, 1.0))
 
 
@@ -190,16 +194,15 @@ def kept_on_rank(
     has_output: Column = 1.0,
     none_left: Column = 0.0,
 ) -> tuple[Any, Any]:
-    """Activations of all microbatches that a pipeline rank has under way at most, and its buffers for what it receives and sends. [byte]
+    """Return the saved activations of the micro-batches in flight on a pipeline rank, and its send and receive buffers. [byte]
 
-    rank, index   which of those told apart, and its index in the pipeline
-    live_blocks   the passes of blocks that it has under way
-    has_output    0 where no pass of the last virtual stage is under way
-    none_left     `none_left_before` that: moments of a rank count one
+    rank, index   which of the distinct ranks, and its index in the pipeline
+    live_blocks   passes of blocks in flight
+    has_output    0 if no pass of the last virtual stage is in flight
+    none_left     `no_gradient_sent`: the moments of a rank count one gradient that is sent
 
-    Of the passes under way at most one has run the last virtual stage (gpipe: all have). torch's schedules keep what a stage has sent
-    until its microbatch's backward has ended, logits too, and have a buffer for each receive of a step, in which its first layer's input
-    stays.
+    At most one pass in flight has run the last virtual stage (gpipe: all have). torch's schedules keep a stage's outputs, including logits,
+    until the backward of the micro-batch has ended. They have a buffer for each receive of a step. It stores the input of the first layer.
     """
     p, m, v = pipelining.num_ranks, pipelining.num_microbatches, pipelining.virtual_stages
     is_first, is_last = stages.is_first(rank), stages.is_last(rank)
@@ -207,14 +210,14 @@ def kept_on_rank(
     ended = is_last * (m if pipelining.schedule is PipelineSchedule.GPIPE else 1.0)
     begun = alive
     if pipelining.schedule is PipelineSchedule.INTERLEAVED:
-        begun = np.minimum(m, 2.0 * p - 1.0)  # pp first passes, then the others of these microbatches, then pp - 1 first passes more
+        begun = np.minimum(m, 2.0 * p - 1.0)  # pp first passes, then the other passes of these micro-batches, then pp - 1 first passes
     begun = is_first * begun
     of_blocks = live_blocks * stages.mean_block(activations.kept, rank)
     of_ends = begun * sum_of(activations.kept[: stages.inner.start]) + ended * sum_of(activations.kept[stages.inner.stop :])
     is_pipelined = np.minimum(p - 1.0, 1.0)
     if not profile.stages.pipeline_keeps_boundaries:
         return of_blocks + of_ends, is_pipelined * (2.0 * activations.boundary)
-    # what a pass has received lies in its buffer already
+    # the input of a pass is already in its receive buffer
     ended = ended * has_output
     sent = (begun - ended) * activations.boundary + ended * (activations.logits * activation_bytes)
     receives = m * ((2.0 * v - is_first) - is_last)
@@ -222,16 +225,16 @@ def kept_on_rank(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unreduced:
-    """Gradients that wait, whole, for the last microbatch. [byte], with the allocator's share
+class UnreducedGradients:
+    """Unsharded gradients that wait for the last micro-batch. [byte], multiplied by the allocator's factor
 
-    early    those that are there while most activations are
-    later    all of them, when some activations have gone (`freed`), by what runs; but for those of virtual stages that are reduced by then
-    coming   beside the early ones: of the units above the block that runs the first backward pass of its virtual stage, for the last
-             block and for the first, before which the activations of those above it have gone (`passed`); and of the block itself, where
-             nothing is there that its gradients could be added to
-    below    beside the first region's own as they are made, when it runs backward for the first time: all others, or all where waiting
-             ones have another dtype and are made of them
+    early    gradients present while most activations are
+    later    all gradients after some activations were freed (`freed`), by the part that runs; without virtual stages reduced before
+    coming   added to the early ones: gradients of the units above the block that runs the first backward pass of its virtual stage. For the
+             last block and for the first, before which the activations of the units above were freed (`passed`). Gradients of the block
+             itself if there are none to which they could be added
+    below    added to the gradients of the first region as they are produced, in its first backward pass: all others, or all if the waiting
+             gradients have another dtype and are converted from them
     """
 
     early: Column = 0.0
@@ -242,7 +245,7 @@ class Unreduced:
     below: Column = 0.0
 
     def cases(self, at: At) -> tuple[tuple[Any, Any], ...]:
-        """(gradients, activations gone) that may be what is largest while this runs."""
+        """Return the (gradients, freed activations) that may give the peak while this part runs."""
         cases = ((self.early, 0.0), (self.later.get(at, 0.0), self.freed.get(at, 0.0)))
         if at is At.BLOCKS:
             return *cases, (self.early + self.coming[0], 0.0), (self.early + self.coming[1], self.passed)
@@ -267,42 +270,42 @@ def unreduced_gradients(
     profile: ExecutionProfile,
     activation_bytes: float,
     factor: float = 1.0,
-) -> Unreduced:
-    """Unreduced gradients of one of the distinct ranks, if weights stay gathered; else none. `factor`: the allocator's.
+) -> UnreducedGradients:
+    """Return the unreduced gradients of a distinct rank if weights stay gathered; otherwise none. `factor`: the allocator's.
 
-    They come to lie beside activations: a rank runs its virtual stages' backward passes from the last to the first.
+    They accumulate while activations are alive: a rank runs the backward passes of its virtual stages from the last to the first.
     """
     if not keeps_gathered(terms.program):
-        return Unreduced()
+        return UnreducedGradients()
     size = sizes.whole_gradient * factor
     gradients = held_elements(terms, stages, sharded=False)[rank] * size
     keeps_sent = float(profile.stages.pipeline_keeps_boundaries)
     before, after = stages.inner.start, stages.inner.stop
     kept, full = stages.mean_block(activations.kept, rank), stages.mean_block(terms.full, rank)
-    # of what follows the blocks, and of what comes before them, with what a stage has sent
+    # of the regions after the blocks and of those before them, with the outputs that a stage has sent
     of_last = stages.is_last(rank) * (sum_of(activations.kept[after:]) + activations.logits * (activation_bytes * keeps_sent))
     of_first = stages.is_first(rank) * (sum_of(activations.kept[:before]) + activations.boundary * keeps_sent)
     fewer = {At.BLOCKS: live.fewer, At.LAST: live.later_at_last, At.FIRST: live.later_at_first}
     freed = {at: (layers * kept + live.ended * (of_last + of_first)) * factor for at, layers in fewer.items()}
-    # what follows the blocks runs backward with the first pass of the last virtual stage
+    # the regions after the blocks run backward with the first pass of the last virtual stage
     last = stages.is_last(rank) * (sum_of(terms.full[after:]) * size)
     first = stages.is_first(rank) * (sum_of(terms.full[:before]) * size)
     ends = (np.minimum(live.arriving, 1.0) * (1.0 - live.last_ran)) * last
     early = live.present * (gradients - (first + last)) + (live.first_ran * first + live.last_ran * last)
-    unsent = none_left_before(live, rank, num_microbatches) * activations.boundary * (keeps_sent * (1.0 - stages.is_single) * factor)
-    # a virtual stage is reduced, and its weights are freed, when it has run backward for the last microbatch
+    unsent = no_gradient_sent(live, rank, num_microbatches) * activations.boundary * (keeps_sent * (1.0 - stages.is_single) * factor)
+    # a virtual stage is reduced, and its weights are freed, after its backward of the last micro-batch
     over = live.over_at_first * (gradients - (first + last)) + np.ceil(live.over_at_first) * last
-    # gradients that the host keeps take nothing here, and nothing is freed with them
+    # gradients in host memory need no bytes here, and no weights are freed with them
     reduced = over * (1.0 + (sizes.gathered / sizes.whole_gradient if sizes.whole_gradient else 0.0))
     above = np.maximum(live.arriving - 1.0, 0.0)
     is_converted = float(sizes.produced != sizes.whole_gradient)
     staying = stages.mean_block(tuple(stays - leaves for leaves, stays in activations.peaks), rank)
-    own = (1.0 - is_converted) * (np.minimum(live.arriving, 1.0) * staying) * factor
-    return Unreduced(
+    of_block = (1.0 - is_converted) * (np.minimum(live.arriving, 1.0) * staying) * factor
+    return UnreducedGradients(
         early=early,
         later={At.BLOCKS: (gradients - reduced) + unsent, At.LAST: gradients + unsent, At.FIRST: (gradients - reduced) + unsent},
         freed=freed,
-        coming=(ends + own, (ends + own) + above * (full * size)),
+        coming=(ends + of_block, (ends + of_block) + above * (full * size)),
         passed=above * (kept * factor),
         below=gradients - reduced - (stages.is_first(rank) * (1.0 - is_converted)) * (terms.full[0] * size),
     )
@@ -314,10 +317,11 @@ def fixed_memory(static: tuple[Any, Any, Any, Any]) -> Any:
 
 
 def outside_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_replicas: Column) -> Sequence[Any]:
-    """On each of the ranks told apart, what a framework may keep and this one is not said to. [byte]
+    """Return the memory that a framework may keep on each distinct rank, although the profile does not include it. [byte]
 
-    In a pipeline what its shards are of: weights that stay gathered, gradients unreduced until the last microbatch (torch). Gradients as
-    they are produced beside accumulators of another dtype, until replicas have reduced them (nanotron, DeepSpeed's bf16 optimizer).
+    In a pipeline, the unsharded tensors of its shards: weights that stay gathered, gradients unreduced until the last micro-batch (torch).
+    Gradients as produced, in addition to accumulators of another dtype, until replicas have reduced them (nanotron, bf16 optimizer of
+    DeepSpeed).
     """
     program = terms.program
     if program.holds_sharded_gradients and np.any(stages.is_single != 1.0):
@@ -330,17 +334,17 @@ def outside_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_r
 
 
 def reserve_factor(profile: ExecutionProfile, machine: Machine) -> float:
-    """Memory that the allocator holds over what is in tensors, of what comes and goes."""
+    """Return the ratio of reserved to allocated bytes of temporary tensors."""
     return profile.allocator.reserve_factor * machine.allocator_factor
 
 
 def outside_bytes(profile: ExecutionProfile, machine: Machine, grid: LayoutGrid) -> Any:
-    """Return what a run needs in addition to its allocator: context, communicators of its process groups, the framework's own. [byte]"""
+    """Return the memory of a run outside its allocator: context, communicators of its process groups, the framework's own. [byte]"""
     return (machine.context_bytes + profile.allocator.framework_bytes) + communicator_bytes(machine, grid)
 
 
 def sole_outside_bytes(profile: ExecutionProfile, machine: Machine, num_chips: int) -> float:
-    """Return the same where one process group has all ranks. [byte]"""
+    """Return `outside_bytes` for a single process group of all ranks. [byte]"""
     return (machine.context_bytes + profile.allocator.framework_bytes) + world_communicator_bytes(machine, num_chips)
 
 
@@ -356,29 +360,34 @@ def waiting_memory(
     is_scattered: bool,
     profile: ExecutionProfile,
 ) -> Any:
-    """Bytes that the allocator holds beside the peak of one of the ranks told apart, and cannot give to it.
+    """Return the bytes that the allocator reserves in addition to the peak of a distinct rank, and cannot reuse for it.
 
-    Of the tensor-parallel collectives that the chip has not come to yet (two a layer in forward and in backward, as many as the launch
-    queue holds and the host has run ahead) the whole tensor, and where the residual stream is cut over tp (`is_scattered`) its part.
-    Gradients as produced, where they wait for the end of their microbatch. The libraries' workspaces.
+    Tensor-parallel collectives not yet executed on the chip: two per layer in forward and in backward, up to the capacity of the launch
+    queue, as far as the host runs ahead. Each holds the full tensor, and its shard if the residual stream is cut over tp (`is_scattered`).
+    Gradients as produced, if they wait for the end of their micro-batch. Workspaces of the libraries.
     """
     if profile.allocator.delayed_collectives == 0.0 and profile.allocator.waiting_gradient_fraction == 0.0:
         return profile.allocator.workspace_bytes
     passes = 2.0 * num_microbatches - 1.0  # forward and backward up to the last forward, whose end is the peak
     collectives = np.minimum(profile.allocator.delayed_collectives, 2.0 * stages.blocks(rank) * passes)
     part = activations.boundary * float(is_scattered)
-    whole = activations.boundary * (tp if is_scattered else 1.0)
-    delayed = ((np.minimum(tp - 1.0, 1.0) * collectives) * activations.run_ahead) * (whole + part)
+    full = activations.boundary * (tp if is_scattered else 1.0)
+    delayed = ((np.minimum(tp - 1.0, 1.0) * collectives) * activations.run_ahead) * (full + part)
     later = np.minimum(num_microbatches - 1.0, 1.0)
     waiting = held_elements(terms, stages, sharded=False)[rank] * (sizes.produced * profile.allocator.waiting_gradient_fraction)
     return (delayed + later * waiting) + profile.allocator.workspace_bytes
 
 
 def reserved_memory(kept: Column, base: Column, unreduced: Column) -> Any:
-    """Bytes that a rank needs. kept: activations under way, times the allocator's factor; base: `base_memory`; unreduced gradients."""
+    """Return the bytes that a rank needs.
+
+    kept       saved activations in flight, multiplied by the allocator's factor
+    base       `base_memory`
+    unreduced  unreduced gradients
+    """
     return kept + (base + unreduced)
 
 
 def base_memory(moment: Column, fixed: Column, waiting: Column, *, factor: float, outside: Column) -> Any:
-    """Memory that does not depend on the schedule: the largest moment with the allocator's gaps, static, waiting and outside memory."""
+    """Return the memory that does not depend on the schedule: the largest moment with fragmentation, static, waiting and outside memory."""
     return ((moment * factor + fixed) + waiting) + outside

@@ -1,11 +1,13 @@
-"""Forward walk: moments at which memory may peak in a forward pass, from its operators.
+"""Forward walk: candidate memory peaks of a forward pass, from its operators.
 
-A tensor lives from the operator that makes it to the last that reads it; what is kept for backward stays. A *moment* is what lives while
-one of the operators runs, over all that is kept in the end: of what is kept, less is there while it is still being made.
+A tensor is alive from the operator that produces it to its last consumer; saved tensors stay for backward. A *moment* is the set of tensors
+alive while one operator runs, relative to all saved tensors at the end of the pass. Saved tensors that are not yet produced count negative.
 
-Backward passes mostly need more. But where a unit's weights lie in the buffer in which they came, beside their copy, as long as it runs
-forward, or where keys of other ranks and scores live together only forward, the peak is here; so it is where a layer runs forward
-again, with the gradient of its output beside it.
+The peak is usually in the backward pass. It is in the forward pass in three cases:
+
+- The weights of a unit stay in the all-gather buffer in addition to their copy as long as the unit runs.
+- Keys of other ranks and attention scores are alive together in forward only.
+- A layer is recomputed while the gradient of its output is alive.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from perfmodel.cost.memory.live import Kept, LiveBytes, Term, Terms
+from perfmodel.cost.memory.live import LiveBytes, SavedTensor, Term, Terms
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.algebra.derive import Amount, ShardedGraph
@@ -23,15 +25,15 @@ from perfmodel.workload.graph import Operator, Pass, Region
 
 @dataclass(slots=True, kw_only=True)
 class _Forward:
-    """Walks operators forward and notes their moments.
+    """Walks operators forward and records their moments.
 
-    summed, gathered   axes of the sum of a tensor; the buffer of an input that an operator gathers
-    apart     partial sums that wait to be added up before they are reduced
-    storage   tensors that share a storage, by the name of the first
-    readers   each tensor as its readers hold it
-    live      tensors that do not stay, and how many reads are left
-    awaited   what stays and is not there yet, with the place of the operator that it comes with, or before
-    beside    what a group of operators is handed and neither keeps nor frees before it ends
+    summed, gathered   reduction axes of a tensor; the all-gather buffer of an operator's input
+    partial_sums  partial sums that are added to others before they are reduced
+    storage       tensors that share a storage, by the name of the first
+    readers       each tensor in the layouts of its consumers
+    live          tensors that are not saved, with the number of reads that remain
+    awaited       saved tensors not yet produced, with the position at which they are
+    group_terms   tensors alive throughout a group of operators that neither saves nor frees them
     """
 
     sharded: ShardedGraph
@@ -40,16 +42,16 @@ class _Forward:
     terms: Terms
     summed: dict[str, frozenset[str]] = field(default_factory=dict)
     gathered: dict[tuple[str, str], Term] = field(default_factory=dict)
-    apart: set[str] = field(default_factory=set)
+    partial_sums: set[str] = field(default_factory=set)
     storage: dict[str, str] = field(default_factory=dict)
     readers: dict[str, list[Term]] = field(default_factory=dict)
     live: dict[str, tuple[Term, int]] = field(default_factory=dict)
     awaited: list[tuple[float, Term]] = field(default_factory=list)
-    beside: dict[str, list[Term]] = field(default_factory=dict)
+    group_terms: dict[str, list[Term]] = field(default_factory=dict)
     moments: list[LiveBytes] = field(default_factory=list)
 
     def as_made(self, tensor: str) -> Amount:
-        """A tensor as its maker leaves it."""
+        """Return the amount of a tensor in the layout of its producer."""
         maker = self.sharded.graph.producer(tensor)
         assert maker is not None
         return self.terms.size(maker, maker.output)
@@ -62,23 +64,23 @@ class _Forward:
             moment[term] = moment.get(term, 0.0) - 1.0
         self.moments.append(moment)
 
-    def reach(self, place: float) -> None:
-        self.awaited = [(comes, term) for comes, term in self.awaited if comes > place]
+    def advance(self, position: float) -> None:
+        self.awaited = [(available_at, term) for available_at, term in self.awaited if available_at > position]
 
-    def await_all(self, stays: Sequence[Kept]) -> None:
-        """Set when gathered tensors and copies are ready: before their first reader runs."""
-        made = {op.output.tensor: place for place, op in enumerate(self.operators)}
-        places = {op.name: place for place, op in enumerate(self.operators)}
-        for each in stays:
-            before_first = min((places[name] for name in each.holders if name in places), default=0) - 0.5
-            is_gathered = any((name, each.tensor) in self.gathered for name in each.holders)
-            comes = before_first if is_gathered else made.get(each.tensor, places.get(each.tensor, before_first))
-            self.awaited.append((comes, self.terms.number(each.amount)))
+    def schedule_saved(self, stays: Sequence[SavedTensor]) -> None:
+        """Set when gathered tensors and copies are ready: before their first consumer runs."""
+        output_positions = {op.output.tensor: position for position, op in enumerate(self.operators)}
+        positions = {op.name: position for position, op in enumerate(self.operators)}
+        for saved in stays:
+            before_first = min((positions[name] for name in saved.holders if name in positions), default=0) - 0.5
+            is_gathered = any((name, saved.tensor) in self.gathered for name in saved.holders)
+            available_at = before_first if is_gathered else output_positions.get(saved.tensor, positions.get(saved.tensor, before_first))
+            self.awaited.append((available_at, self.terms.number(saved.amount)))
 
     def set_edges(self) -> None:
-        """Set the sums and gathers of each tensor, the storages that tensors share, and the layout of each reader."""
+        """Set the reductions and gathers of each tensor, the storages that tensors share, and the layout of each consumer."""
         sharded, number = self.sharded, self.terms.number
-        self.apart = {*sharded.joined, *sharded.joined.values()}
+        self.partial_sums = {*sharded.joined, *sharded.joined.values()}
         for tensor in dict.fromkeys(operand.tensor for op in self.operators for operand in op.operands):
             for row in sharded.traffic_of(tensor, Pass.FORWARD):
                 if row.kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.REDUCE_SCATTER):
@@ -88,59 +90,59 @@ class _Forward:
         for op in self.operators:
             inputs, handed = sharded.activations[op.name], sharded.handed[op.name]
             for operand in inputs:
-                read = self.as_made(operand.tensor) if operand.tensor in self.apart else self.terms.size(op, operand)
+                read = self.as_made(operand.tensor) if operand.tensor in self.partial_sums else self.terms.size(op, operand)
                 if operand in handed:
                     read = self.terms.size(op, operand, is_expanded=False)
                 self.readers.setdefault(operand.tensor, []).append(number(read.scaled(op.parts.get(operand.tensor, 1.0))))
             first = inputs[0].tensor if op.passes_gradient and len(inputs) == 1 else op.output.tensor
             self.storage[op.output.tensor] = self.storage.get(first, first)
 
-    def set_aside(self, stays: Sequence[Kept], *, keeps_handed: bool) -> None:
-        twice = set() if keeps_handed else {each.tensor for each in stays if each.is_made_twice} & self.storage.keys()
-        copies = {each.tensor for each in stays if each.is_dropped}
+    def set_group_terms(self, stays: Sequence[SavedTensor], *, keeps_handed: bool) -> None:
+        twice = set() if keeps_handed else {saved.tensor for saved in stays if saved.is_made_twice} & self.storage.keys()
+        copies = {saved.tensor for saved in stays if saved.is_dropped}
         for op in self.operators:
-            beside = self.beside.setdefault(op.group, [])
+            group_terms = self.group_terms.setdefault(op.group, [])
             for operand in self.sharded.handed[op.name]:
                 single, read = self.terms.size(op, operand, is_expanded=False), self.terms.size(op, operand)
                 if operand.tensor in twice:
-                    # copies are kept, beside which lies what they are made of
-                    beside.append(self.terms.number(single))
+                    # copies are saved, and the originals are alive with them
+                    group_terms.append(self.terms.number(single))
                 elif op.is_product and read.base > single.base and copies.isdisjoint((op.name, operand.tensor)):
-                    # copies for each query head, which nothing keeps
-                    beside.append(self.terms.number(read))
+                    # copies for each query head, which are not saved
+                    group_terms.append(self.terms.number(read))
 
-    def run(self, stays: Sequence[Kept], *, keeps_handed: bool) -> None:
+    def run(self, stays: Sequence[SavedTensor], *, keeps_handed: bool) -> None:
         self.set_edges()
-        self.await_all(stays)
-        self.set_aside(stays, keeps_handed=keeps_handed)
+        self.schedule_saved(stays)
+        self.set_group_terms(stays, keeps_handed=keeps_handed)
         sharded, number, storage = self.sharded, self.terms.number, self.storage
-        staying = {storage.get(each.tensor, each.tensor) for each in stays}
-        ends = {op.group: place for place, op in enumerate(self.operators) if op.group}
+        staying = {storage.get(saved.tensor, saved.tensor) for saved in stays}
+        ends = {op.group: position for position, op in enumerate(self.operators) if op.group}
         ending: dict[int, list[str]] = {}
-        for place, op in enumerate(self.operators):
+        for position, op in enumerate(self.operators):
             tensor, inputs, handed = op.output.tensor, sharded.activations[op.name], sharded.handed[op.name]
-            source, reading, own = storage[tensor], self.readers.get(tensor, []), self.terms.size(op, op.output)
-            self.reach(place - 0.5)
+            source, reading, size = storage[tensor], self.readers.get(tensor, []), self.terms.size(op, op.output)
+            self.advance(position - 0.5)
             if self.profile.kernels.redistribution_copies:
                 for operand in inputs:
                     if (op.name, operand.tensor) in self.gathered and not op.streams(operand):
                         self.note(self.gathered[op.name, operand.tensor])
-            self.reach(place)
-            if tensor in self.summed and tensor not in self.apart:
-                self.note(number(own), number(own, self.summed[tensor]))
+            self.advance(position)
+            if tensor in self.summed and tensor not in self.partial_sums:
+                self.note(number(size), number(size, self.summed[tensor]))
             for operand in inputs:
                 if operand.tensor in sharded.joined:
                     self.note(number(self.as_made(operand.tensor), self.summed[sharded.joined[operand.tensor]]))
             if source not in staying:
-                # a view takes the place of what it views
+                # a view replaces the tensor that it views
                 times = len(reading) + (self.live[source][1] - 1 if source in self.live else 0)
-                self.live[source] = reading[0] if reading else number(own), times
-            self.note(*self.beside[op.group], *self.terms.streamed(op))
+                self.live[source] = reading[0] if reading else number(size), times
+            self.note(*self.group_terms[op.group], *self.terms.streamed(op))
             for operand in inputs:
                 name = storage.get(operand.tensor, operand.tensor)
                 if name != source:
-                    ending.setdefault(ends[op.group] if operand in handed else place, []).append(name)
-            for name in ending.pop(place, []):
+                    ending.setdefault(ends[op.group] if operand in handed else position, []).append(name)
+            for name in ending.pop(position, []):
                 if name in self.live:
                     term, left = self.live.pop(name)
                     if left > 1:
@@ -151,15 +153,15 @@ def walk_forward(
     sharded: ShardedGraph,
     profile: ExecutionProfile,
     operators: Sequence[Operator],
-    stays: Sequence[Kept],
+    stays: Sequence[SavedTensor],
     *,
     keeps_handed: bool,
     terms: Terms,
 ) -> list[LiveBytes]:
-    """Bytes that live while each of the operators runs forward, over `stays`, which they make or get, when all of it is there.
+    """Return the live bytes while each operator runs forward, relative to all of `stays`, the saved tensors that they produce or receive.
 
-    keeps_handed   of what a group of operators is handed the tensors themselves are kept, not copies that it makes of them
-    terms          of all walks over one graph
+    keeps_handed   of the inputs of a group of operators the tensors themselves are saved, not the copies that the group makes of them
+    terms          shared by all walks over one graph
     """
     walk = _Forward(sharded=sharded, profile=profile, operators=operators, terms=terms)
     walk.run(stays, keeps_handed=keeps_handed)
@@ -167,15 +169,15 @@ def walk_forward(
 
 
 def forward_moments(
-    sharded: ShardedGraph, profile: ExecutionProfile, kept: Iterable[Kept], *, region: Region, recompute: Recompute, terms: Terms
+    sharded: ShardedGraph, profile: ExecutionProfile, kept: Iterable[SavedTensor], *, region: Region, recompute: Recompute, terms: Terms
 ) -> list[LiveBytes]:
-    """Bytes that live while each operator of `region` runs forward for the first time, over what is kept of it."""
-    stays = [each for each in kept if each.region == region.name]
+    """Return the live bytes while each operator of `region` runs forward for the first time, relative to its saved tensors."""
+    stays = [saved for saved in kept if saved.region == region.name]
     match recompute:
         case Recompute.SELECTIVE:
-            stays = [each for each in stays if not each.is_dropped]
+            stays = [saved for saved in stays if not saved.is_dropped]
         case Recompute.FULL:
-            stays = [each for each in stays if each.tensor in sharded.entering[region.name]]
+            stays = [saved for saved in stays if saved.tensor in sharded.entering[region.name]]
     operators = sharded.graph.operators_of(region.name)
     is_selective = recompute is Recompute.SELECTIVE
     return terms.undominated(walk_forward(sharded, profile, operators, stays, keeps_handed=is_selective, terms=terms))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from perfmodel.parallel.algebra.derive import Amount, ShardedGraph
 from perfmodel.workload.graph import Operand, Operator, Pass
 
-#: The number of an amount in bytes that counts where one of some axes has more than one rank (no axes: always), in `Terms`.
+#: Number in `Terms` of an amount in bytes. It counts if one of its axes has more than one rank, or if it has no axes.
 Term = int
 #: A sum of terms with factors.
 LiveBytes = dict[Term, float]
@@ -16,16 +16,16 @@ LiveBytes = dict[Term, float]
 NO_AXES = frozenset[str]()
 
 BLOCKS = 2.0
-"""Of keys, and of values, that a rank of a ring has in addition to its own: the one at work and the one that arrives."""
+"""Blocks of keys, and of values, that a rank of a ring holds in addition to its own: the one in use and the one being received."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """A tensor that autograd keeps from forward to backward, in one layout.
+class SavedTensor:
+    """A tensor that autograd saves in forward for backward, in one layout.
 
     holders         operators whose backward reads it
-    is_dropped      made again by selective recomputation, from within the recomputed set
-    is_made_twice   kept, and made a second time by selective recomputation
+    is_dropped      recomputed by selective recomputation, from within the recomputed set
+    is_made_twice   saved, and computed a second time by selective recomputation
     """
 
     tensor: str
@@ -38,10 +38,10 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Numbers of the terms of a sharded graph: walks add and compare these in place of formulas.
+    """Numbered terms of a sharded graph: walks add and compare the numbers instead of formulas.
 
     amounts   (amount, axes) of each term
-    units     of each term the one of the same form with a base of 1, and its own base   [byte]
+    units     for each term, the term of the same form with base 1, and its own base   [byte]
     """
 
     sharded: ShardedGraph
@@ -61,7 +61,7 @@ class Terms:
         return term
 
     def size(self, op: Operator, operand: Operand, *, is_expanded: bool = True) -> Amount:
-        """`ShardedGraph.operand_bytes`, once for all walks."""
+        """Return `ShardedGraph.operand_bytes`, computed once for all walks."""
         key = op.name, operand, is_expanded
         if key not in self._operands:
             self._operands[key] = self.sharded.operand_bytes(op, operand, is_expanded=is_expanded)
@@ -71,23 +71,25 @@ class Terms:
         return self.number(self.size(op, operand, is_expanded=is_expanded))
 
     def streamed(self, op: Operator) -> list[Term]:
-        """Blocks of other ranks that an operator holds while it runs."""
-        found = []
-        for operand in (op.inputs[place] for place in op.streamed):
+        """Return the blocks of other ranks that an operator holds while it runs."""
+        terms = []
+        for operand in (op.inputs[index] for index in op.streamed):
             axes = self.sharded.axes_of(operand.tensor, Pass.FORWARD)
             if axes:
-                found.append(self.number(self.size(op, operand).scaled(BLOCKS), axes))
-        return found
+                terms.append(self.number(self.size(op, operand).scaled(BLOCKS), axes))
+        return terms
 
     def undominated(self, moments: Iterable[LiveBytes]) -> list[LiveBytes]:
-        """Moments that no other one covers term by term, with one term for all amounts that differ in their base only: its factor is in
-        bytes."""
-        found: list[LiveBytes] = []
+        """Return the moments that no other moment covers term by term.
+
+        Amounts that differ in their base only are one term, whose factor is in bytes.
+        """
+        remaining: list[LiveBytes] = []
         for moment in map(self._added_up, moments):
-            if any(_covers(other, moment) for other in found):
+            if any(_covers(other, moment) for other in remaining):
                 continue
-            found = [other for other in found if not _covers(moment, other)] + [moment]
-        return found
+            remaining = [other for other in remaining if not _covers(moment, other)] + [moment]
+        return remaining
 
     def _added_up(self, moment: LiveBytes) -> LiveBytes:
         total: LiveBytes = {}
@@ -98,7 +100,7 @@ class Terms:
 
 
 def _covers(more: LiveBytes, less: LiveBytes) -> bool:
-    """Whether a moment is at least as large as another in every term."""
+    """Return whether a moment is at least as large as another in every term."""
     for term, factor in less.items():
         if more.get(term, 0.0) < factor:
             return False

@@ -1,8 +1,8 @@
-"""The moments of a step at which most memory may live, and what lives then beside what lives all through it.
+"""Moments of a step at which memory may peak, and the memory at each in addition to static memory.
 
-When the loss is computed, while a region runs backward, of blocks the last or the first, or while a unit's gradients are reduced.
-Which moments there are depends on the regions of the graph, on the ZeRO stage and on what the execution profile does with weights and
-gradients, never on the numbers: every formula takes arrays of any shapes that broadcast.
+The candidates: the loss; the backward pass of a region, of blocks the last or the first; the reduction of a unit's gradients. They depend
+on the regions of the graph, the ZeRO stage and the execution profile's treatment of weights and gradients, never on the numbers. Every
+formula takes arrays of any shapes that broadcast.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.memory.offload import IN_FLIGHT, carries_kept, kept_bytes
+from perfmodel.cost.memory.offload import IN_FLIGHT, kept_bytes, offloads_saved
 from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.parameters import ParameterProgram
 from perfmodel.cost.stages import Regions, Stages, neighbour, run_times, sum_of
@@ -27,13 +27,13 @@ from perfmodel.parallel.layout import Recompute
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationTerms:
-    """Bytes of one microbatch under one kind of recomputation.
+    """Bytes of one micro-batch under one kind of recomputation.
 
-    kept            by region, of a block once, from forward to backward
-    peaks           by region: over what the region keeps, at the largest moment of its backward; a pair, for weight gradients
-                    that leave at once and for those that stay until their unit is reduced; of a block of its forward where that is more
-    forward         by region, of blocks: over what it keeps, at the largest moment of its forward; of what comes before them: of its
-                    backward, where the gradient that it is handed lies in a buffer
+    kept            by region, of a block once: saved activations
+    peaks           by region: the largest moment of its backward, relative to its saved activations. A pair: for weight gradients that are
+                    accumulated at once, and for those that stay until their unit is reduced. Of a block: of its forward if that is larger
+    forward         by region, of blocks: the largest moment of its forward, relative to its saved activations. Of regions before blocks:
+                    of its backward if the gradient that it receives is in a buffer
     boundary        a stage boundary
     logits          elements, not bytes
     run_ahead       how full the host keeps the chip's launch queue   [-]
@@ -48,6 +48,7 @@ class ActivationTerms:
 
 
 def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: ExecutionProfile, tp: Column) -> ActivationTerms:
+    """Return the activation memory of a micro-batch, by region."""
     kept: list[Any] = []
     peaks: list[tuple[Any, Any]] = []
     forward: list[Any] = []
@@ -61,22 +62,22 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: Execu
             forward.append(micro.peaks[program.peaks.forward[region, again]])
             alone = np.maximum(leaving, forward[-1]), np.maximum(staying, forward[-1])
             if profile.communication.hides_exchanges:
-                # another microbatch's block runs forward beside it, and is kept before this one's is gone
+                # another micro-batch's block runs forward concurrently, and is saved before this one is freed
                 if (region, again) in program.peaks.delayed:
                     late = program.peaks.delayed[region, again]
                     leaving, staying = micro.peaks[late], micro.peaks[late + 1]
-                beside, exchanges = forward[-1] + kept[-1], sum(exchanged_passes(micro, profile, recompute, region)) > 0.0
-                leaving, staying = (np.where(exchanges, x + beside, y) for x, y in zip((leaving, staying), alone, strict=True))
+                overlapped, exchanges = forward[-1] + kept[-1], sum(exchanged_passes(micro, profile, recompute, region)) > 0.0
+                leaving, staying = (np.where(exchanges, x + overlapped, y) for x, y in zip((leaving, staying), alone, strict=True))
             else:
                 leaving, staying = alone
         elif (region, again) in program.peaks.forward:
             forward.append(micro.peaks[program.peaks.forward[region, again]])
         else:
             forward.append(0.0 * micro.boundary)
-        if it.is_block and carries_kept(profile, recompute):
-            # what waits in the host's memory is here when its layer runs, and that of the next layer is on its way
-            here = IN_FLIGHT * kept[-1]
-            leaving, staying, forward[-1], kept[-1] = leaving + here, staying + here, forward[-1] + here, 0.0 * kept[-1]
+        if it.is_block and offloads_saved(profile, recompute):
+            # offloaded activations are on the chip when their layer runs, and those of the next layer are in transfer
+            in_flight = IN_FLIGHT * kept[-1]
+            leaving, staying, forward[-1], kept[-1] = leaving + in_flight, staying + in_flight, forward[-1] + in_flight, 0.0 * kept[-1]
         peaks.append((leaving, staying))
     return ActivationTerms(
         kept=tuple(kept),
@@ -89,13 +90,15 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: Execu
 
 
 def keeps_gathered(program: ParameterProgram) -> bool:
-    """Whether weights that are stored as shards stay gathered, and gradients unreduced, for all microbatches (torch's pipelines)."""
+    """Return whether sharded weights stay gathered, and gradients unreduced, for all micro-batches (torch's pipelines)."""
     return program.holds_sharded_weights and not program.holds_sharded_gradients
 
 
 class At(StrEnum):
-    """Part of the model that runs at a moment: before the blocks, the blocks, or after them. If virtual stages differ in their blocks, a
-    schedule has other passes in flight while the ends run."""
+    """Part of the model that runs at a moment: before the blocks, the blocks, or after them.
+
+    If virtual stages differ in their number of blocks, a schedule has other passes in flight while the ends run.
+    """
 
     BLOCKS = "blocks"
     LAST = "last"
@@ -106,8 +109,8 @@ class At(StrEnum):
 class Moment:
     """Memory at one moment of a step, in addition to static memory.
 
-    at        what runs
-    freed     of the kept activations of all microbatches under way, what is gone already   (not positive)
+    at        part that runs
+    freed     saved activations of micro-batches in flight that are already freed   (not positive)
     the others are classes of memory
     """
 
@@ -121,12 +124,12 @@ class Moment:
 
     @property
     def total(self) -> Any:
-        # what depends on fewer choices first: its sum is a smaller array
+        # terms that depend on fewer choices first: their sum is a smaller array
         return (self.temporary + self.freed) + ((self.gathered + self.gradients) + self.buffers)
 
 
 def moments_at(moments: list[Moment], at: At, kept: Container[At]) -> list[Moment]:
-    """Moments with the passes in flight that `kept` has for `at`; by default those of blocks."""
+    """Return the moments with the passes in flight that `kept` has for `at`; by default those of blocks."""
     return [moment for moment in moments if (moment.at if moment.at in kept else At.BLOCKS) is at]
 
 
@@ -141,7 +144,7 @@ def rank_moments(
     profile: ExecutionProfile,
     activation_bytes: float,
 ) -> list[Moment]:
-    """The moments of one of the ranks that `Stages` tells apart. [byte]"""
+    """Return the moments of a distinct rank (`Stages`). [byte]"""
     walk = _Moments(
         a=activations,
         t=terms,
@@ -153,12 +156,14 @@ def rank_moments(
         activation_bytes=activation_bytes,
     )
     program = terms.program
-    found = walk.sharded() if program.holds_sharded_weights and program.holds_sharded_gradients else walk.whole()
-    return [*found, walk.optimizer_step()] if sizes.optimizer_copy else found
+    moments = _Sharded(walk).moments() if program.holds_sharded_weights and program.holds_sharded_gradients else walk.unsharded()
+    return [*moments, walk.optimizer_step()] if sizes.optimizer_copy else moments
 
 
 @dataclass(slots=True, kw_only=True)
 class _Moments:
+    """Moments of a distinct rank. Units of weights that are gathered and freed are in `_Sharded`."""
+
     a: ActivationTerms
     t: ParameterTerms
     stages: Stages
@@ -174,7 +179,7 @@ class _Moments:
 
     @property
     def runs(self) -> tuple[Any, ...]:
-        """How often this rank runs each region."""
+        """Number of times that this rank runs each region."""
         return self.stages.runs[self.rank]
 
     @property
@@ -187,37 +192,38 @@ class _Moments:
         return self.stages.is_single * self.t.tied[0]
 
     def at(self, region: int) -> At:
+        """Return the part of the model to which a region belongs."""
         inner = self.stages.inner
         return At.FIRST if region < inner.start else At.LAST if region >= inner.stop else At.BLOCKS
 
-    def which(self, region: int) -> str:
-        """It, or one of them."""
+    def label(self, region: int) -> str:
+        """Return the name of a region with its article: one of the blocks, or the region."""
         name = self.regions[region].name or "network"
         return f"a {name}" if self.regions[region].is_block else f"the {name}"
 
     def of_turn(self, region: int, values: Sequence[Any]) -> Any:
-        """Sum over the regions that alternate with this one and follow it, without the one that runs backward before it."""
+        """Return the sum over the regions that alternate with this one and follow it, without the one that runs backward before it."""
         turn = self.regions[region].turn
         others = [i for i in range(region + 1, len(self.regions)) if self.regions[i].turn == turn]
         return sum_of([np.maximum(self.runs[i] - 1.0, 0.0) * values[i] for i in others])
 
     def of_round(self, region: int, values: Sequence[Any]) -> Any:
-        """Sum over this region and those that alternate with it, once each."""
+        """Return the sum over this region and the regions that alternate with it, once each."""
         turn = self.regions[region].turn
         return sum_of([values[i] for i, it in enumerate(self.regions) if it.turn == turn])
 
     def logits(self) -> Any:
-        """The logits themselves, or their gradient, and what the loss works with."""
-        own: Column = self.activation_bytes
+        """Return the bytes of the logits or of their gradient, and of the workspace of the loss."""
+        itemsize: Column = self.activation_bytes
         if self.profile.stages.pipeline_keeps_boundaries and self.activation_bytes >= FLOAT32_BYTES:
-            # counted with what the schedule keeps, and the gradient is made in place of the softmax
-            own = self.stages.is_single * own
-        return self.a.logits * (self.profile.activations.loss_peak_bytes + own)
+            # counted with the outputs that the schedule keeps; the gradient overwrites the softmax
+            itemsize = self.stages.is_single * itemsize
+        return self.a.logits * (self.profile.activations.loss_peak_bytes + itemsize)
 
-    def whole(self) -> list[Moment]:
-        """Weights and gradients stay whole all through the step, or weights stay gathered."""
+    def unsharded(self) -> list[Moment]:
+        """Return the moments if weights and gradients are unsharded throughout the step, or if weights stay gathered."""
         a, runs, sizes, regions = self.a, self.runs, self.sizes, self.regions
-        # unreduced gradients that wait in the dtype in which they are made are added to at once, others at the end of their unit
+        # gradients are accumulated at once in the dtype in which they are produced, and in another at the end of their unit
         stays = int(self.profile.state.steps_in_backward or (keeps_gathered(self.t.program) and sizes.produced != sizes.whole_gradient))
         gradient = 0.0 if self.profile.kernels.fuses_gradient_accumulation else self.tied * sizes.produced
         exchanged = self.exchanged()
@@ -236,18 +242,18 @@ class _Moments:
                 temporary = peak + exchanged
             elif at is At.FIRST and (self.rank == 0 or self.is_last_rank):
                 if i == self.stages.inner.start - 1 and self.profile.stages.pipeline_keeps_boundaries:
-                    # the gradient that a first stage without blocks is sent lies in its buffer
+                    # the gradient received by a first stage without blocks is in its buffer
                     peak = np.where((1.0 - self.stages.is_single) * (1.0 - self.stages.blocks(0)) > 0.0, a.forward[i], peak)
                 temporary = run_times(runs[i], peak + (2.0 if i == 0 else 1.0) * gradient)
             if temporary is not None:
                 gone = freed + self.of_turn(i, a.kept) if regions[i].turn else freed
                 moments.append(
-                    Moment(name=f"backward of {self.which(i)}", at=at, freed=gone, temporary=temporary, buffers=self.reduced_before(i))
+                    Moment(name=f"backward of {self.label(i)}", at=at, freed=gone, temporary=temporary, buffers=self.reduced_before(i))
                 )
         return moments
 
     def optimizer_step(self) -> Moment:
-        """All gradients, no activations, and a tensor as large as a state of all parameters."""
+        """Return the optimizer step: all gradients, no activations, and a temporary as large as one state of all parameters."""
         is_sharded = self.t.program.holds_sharded_weights and self.t.program.holds_sharded_gradients
         elements = held_elements(self.t, self.stages, sharded=self.t.zero >= 1)[self.rank]
         freed = sum_of([run_times(runs, kept) for runs, kept in zip(self.runs, self.a.kept, strict=True)])
@@ -259,14 +265,14 @@ class _Moments:
         )
 
     def exchanged(self) -> Any:
-        """Gradients of boundaries under torch's schedules: one that leaves stays for a while; one that has come lies in its buffer."""
+        """Return the boundary gradients under torch's schedules: a sent one stays for a while; a received one is in its buffer."""
         if not self.profile.stages.pipeline_keeps_boundaries:
             return 0.0
         leaves = (0.0 if self.rank == 0 else 1.0) * np.minimum(self.m - 1.0, 1.0)
         return (1.0 - self.stages.is_single) * ((leaves - (0.0 if self.is_last_rank else 1.0)) * self.a.boundary)
 
     def reduced_before(self, region: int) -> Any:
-        """The buffer in which the gradients of the unit before leave, where they leave after each microbatch."""
+        """Return the reduce-scatter buffer of the previous unit's gradients, if gradients are reduced after each micro-batch."""
         if not self.t.program.holds_sharded_gradients:
             return 0.0
         before = neighbour(self.regions, region, 1)
@@ -274,29 +280,23 @@ class _Moments:
             return 0.0
         return self.t.padded[before] * self.sizes.reduced
 
-    def sharded(self) -> list[Moment]:
-        """Units of weights are gathered and freed, their gradients reduced as they come (fully_shard).
-
-        Beside the unit at work (its gathered weights, its gradients as they are produced) live the next one's weights on their way, and
-        the buffer in which the gradients of the unit before leave.
-        """
-        return _Sharded(self).moments()
-
 
 class _Sharded:
-    """The moments of a rank whose units of weights are gathered and freed: each region one, each block by itself.
+    """Moments of a rank that gathers and frees units of weights, and reduces their gradients at once (fully_shard).
 
-    A matrix that the ends share joins both in one unit, which is gathered throughout and reduced last.
+    Each region is a unit, and each block. In addition to the gathered weights and the gradients of the current unit, two buffers are alive:
+    the prefetched weights of the next unit, and the reduce-scatter buffer of the previous unit's gradients. A matrix shared by both ends
+    joins them in one unit, which stays gathered and is reduced last.
     """
 
     def __init__(self, rank: _Moments) -> None:
         self.rank, self.a, self.t, self.sizes, self.runs = rank, rank.a, rank.t, rank.sizes, rank.runs
         regions, sizes = rank.regions, rank.sizes
         self.last = len(regions) - 1
-        #: the unrepeated ends
+        #: whether there are regions before and after the blocks
         self.has_first, self.has_last = self.last > 0 and not regions[0].is_block, not regions[self.last].is_block
         self.frees = self.t.program.frees_gathered
-        self.later_microbatch = np.minimum(rank.m - 1.0, 1.0)  # 1 where an earlier microbatch has left gradients
+        self.later_microbatch = np.minimum(rank.m - 1.0, 1.0)  # 1 if an earlier micro-batch has left gradients
         self.twice = rank.tied
         frozen = self.t.frozen
         #: bytes of a frozen matrix that both ends read
@@ -315,7 +315,7 @@ class _Sharded:
             more = runs * held if region.is_block else held
             total = more if total is None else total + more
         self.total = total - rank.stages.is_single * self.t.tied[1] * sizes.sharded_gradient
-        #: the shared unit as long as it waits
+        #: the unit of the shared matrix, until it is reduced
         self.lasting = self.is_tied * (self._of_last(self.gathered) + self.twice * sizes.produced)
         if self.has_last:
             self.reduced[self.last] = self.untied * self.reduced[self.last]
@@ -323,7 +323,7 @@ class _Sharded:
         self.below = self._below()
 
     def _units(self, elements: tuple[Any, ...], twice: Column) -> list[Any]:
-        """Sizes of a unit of each region on this rank; `twice`: elements that both ends hold."""
+        """Return the sizes of a unit of each region on this rank; `twice`: elements that both ends hold."""
         units = list(elements)
         ends = {0, self.last} if self.has_first and self.has_last else set[int]()
         for i, region in enumerate(self.rank.regions):
@@ -333,49 +333,51 @@ class _Sharded:
         return units
 
     def _of_last(self, values: list[Any]) -> Any:
+        """Return the value of the last region; 0 if the last region is a block."""
         return values[self.last] if self.has_last else 0.0
 
     def _of(self, values: list[Any], region: int) -> Any:
-        """Value of the region before this one; the first region's own if it is no part of a unit that stays."""
+        """Return the value of a region; of the first region only if it is not part of the unit that stays gathered."""
         if region < 0:
             return 0.0
         return self.untied * values[0] if region == 0 and self.has_first else values[region]
 
     def _below(self) -> list[Any]:
-        """Gathered weights of all regions before each, with the unit that lasts."""
-        found: list[Any] = [self.lasting]
+        """Return the gathered weights of all regions before each, with the unit that stays gathered."""
+        below: list[Any] = [self.lasting]
         for i in range(self.last):
-            own = self._of(self.gathered, i)
-            found.append(own + found[-1] if i == 0 and self.has_first else self.runs[i] * own + found[-1])
-        return found
+            weights = self._of(self.gathered, i)
+            below.append(weights + below[-1] if i == 0 and self.has_first else self.runs[i] * weights + below[-1])
+        return below
 
     def _up_to(self, region: int, total: Column | None = None) -> Any:
-        """Gathered weights of a region and of those before it, as they lie in forward, beside `total`."""
+        """Return the gathered weights of a region and of those before it, as in forward, plus `total`."""
         for i in range(region, -1, -1):
             more = self.gathered[0] if i == 0 and self.has_first else self.runs[i] * self.gathered[i]
             total = more if total is None else total + more
         return total
 
     def gradients(self, so_far: Column) -> Any:
+        """Return the gradient bytes: all if an earlier micro-batch has left gradients, otherwise those `so_far`."""
         return self.later_microbatch * self.total + (1.0 - self.later_microbatch) * so_far
 
     def moments(self) -> list[Moment]:
-        found: list[Moment] = []
+        moments: list[Moment] = []
         freed: Column = 0.0
         reduced: Column = 0.0
         for i in range(self.last, -1, -1):
             if i == self.last and self.has_last:
-                found += self._of_last_region(i)
+                moments += self._of_last_region(i)
             elif i == 0 and self.has_first:
-                found += self._of_first_region(freed, reduced)
+                moments += self._of_first_region(freed, reduced)
             else:
-                found += self._of_region(i, freed, reduced)
+                moments += self._of_region(i, freed, reduced)
             freed = freed - self.runs[i] * self.a.kept[i]
             reduced = reduced + (self.runs[i] * self.held[i] if self.rank.regions[i].is_block else self.held[i])
-        return found
+        return moments
 
     def _of_last_region(self, i: int) -> list[Moment]:
-        """Its forward pass, the loss and its backward pass."""
+        """Return the moments of the last region's forward pass, the loss and its backward pass."""
         a, rank, has, g, untied = self.a, self.rank, self.runs[i], self.gathered[i], self.untied
         name, before = rank.regions[i].name or "network", i - 1
         g_before = self._of(self.gathered, before)
@@ -383,12 +385,12 @@ class _Sharded:
         if self.frees:
             at_loss, at_backward, at_reduction = g, g + g_before, g_before + self.lasting
         else:
-            # all those whose backward has not ended
+            # all units whose backward has not ended
             at_loss = at_backward = self._up_to(before, untied * g)
             at_reduction = self.below[i]
-        # of what the last region keeps the probabilities come after the logits
+        # the probabilities that the last region saves are computed after the logits
         before_loss = 0.0 if rank.profile.kernels.fused_cross_entropy else a.logits * (rank.activation_bytes - FLOAT32_BYTES)
-        own = -(has * a.kept[i])
+        freed = -(has * a.kept[i])
         none = self.gradients(0.0)
         return [
             Moment(
@@ -401,7 +403,7 @@ class _Sharded:
             Moment(
                 name=f"gathering of the {name}",
                 at=At.LAST,
-                freed=own,
+                freed=freed,
                 gathered=at_loss + untied * (has * (g + g_before)),
                 gradients=none,
             ),
@@ -410,7 +412,7 @@ class _Sharded:
             Moment(
                 name=f"reduction of the {name}'s gradients",
                 at=At.LAST,
-                freed=own,
+                freed=freed,
                 gathered=at_reduction,
                 temporary=a.boundary + untied * (self.full[i] * self.sizes.produced),
                 buffers=self.reduced[i] + self.later_microbatch * self.held[i],
@@ -419,15 +421,18 @@ class _Sharded:
         ]
 
     def _several(self, i: int) -> Any:
-        """1 where the rank runs a region more than once."""
+        """Return 1 if the rank runs a region more than once."""
         return np.minimum(np.maximum(self.runs[i] - 1.0, 0.0), 1.0)
 
     def _forward_of_region(self, i: int, freed: Column) -> list[Moment]:
-        """Weights are copied out of the buffer in which they came, which lives until those of the next unit are, or to forward's end."""
+        """Return the moments of a region's forward pass.
+
+        Weights are copied out of the all-gather buffer, which stays until the next unit's weights are copied, or until the end of forward.
+        """
         region, at, g = self.rank.regions[i], self.rank.at(i), self.gathered[i]
         name = f"the last {region.name}" if region.is_block else f"the {region.name}"
         some, several = np.minimum(self.runs[i], 1.0), self._several(i)
-        on_its_way = self._whole(neighbour(self.rank.regions, i, -1))
+        on_its_way = self._gathered_unit(neighbour(self.rank.regions, i, -1))
         gathered = some * g + self.is_tied * self._of_last(self.gathered) if self.frees else self._up_to(i)
         none = self.gradients(0.0)
         return [
@@ -435,7 +440,7 @@ class _Sharded:
                 name=f"gathering of {name}",
                 at=at,
                 freed=freed - some * self.a.kept[i],
-                gathered=gathered + (some * g + several * on_its_way) + (some - several) * self._whole(i - 1),
+                gathered=gathered + (some * g + several * on_its_way) + (some - several) * self._gathered_unit(i - 1),
                 gradients=none,
             ),
             Moment(
@@ -449,10 +454,11 @@ class _Sharded:
         ]
 
     def _gathered_backward(self, i: int) -> tuple[Any, Any, Any, Any]:
-        """Gathered weights while the last block of a region, the one before it and the first run backward, and weights that lie in their
-        buffer by then.
+        """Return the gathered weights during the backward of the last block of a region, of the one before it and of the first.
 
-                    unit at work   on its way          all through
+        The fourth value is the weights that are in their all-gather buffer by then.
+
+                    current unit   prefetched          throughout
             last    g              the one before it   the shared unit
             first   g              the region before   the shared unit
         """
@@ -460,19 +466,19 @@ class _Sharded:
         if not self.frees:
             return runs * g + below, (runs - several) * g + below, g + below, 0.0
         follows, before = neighbour(self.rank.regions, i, -1), self._of(self.gathered, i - 1)
-        on_its_way = self._whole(follows)
+        on_its_way = self._gathered_unit(follows)
         last, first = (g + on_its_way) + self.lasting, g + before + self.lasting
         if follows != i:
             return last, last, first, 0.0
-        # of two blocks the one before the last is the first: once its own weights are there, those of the region before are on their way
+        # of two blocks the one before the last is the first: after its own weights, those of the previous region are prefetched
         is_first = several - np.minimum(np.maximum(runs - 2.0, 0.0), 1.0)
         in_buffer = is_first * (on_its_way - before)
         return last, last - in_buffer, first, in_buffer
 
     def _of_region(self, i: int, freed: Column, reduced: Column) -> list[Moment]:
-        """Forward and backward of a region between the ends, of a block that of the last, of the one before it and of the first.
+        """Return the moments of forward and backward of a region between the ends: of the last block, the one before it and the first.
 
-        freed, reduced   of the regions after it: what they kept, and their gradients
+        freed, reduced   of the regions after it: their saved activations, and their gradients
         """
         a, rank, runs, region = self.a, self.rank, self.runs[i], self.rank.regions[i]
         name, at, peak = region.name, rank.at(i), a.peaks[i][1]
@@ -482,7 +488,7 @@ class _Sharded:
             kept, held = rank.of_round(i, a.kept), rank.of_round(i, self.held)
         at_last, at_previous, at_first, in_buffer = self._gathered_backward(i)
         after = self.reduced[i + 1] if i < self.last else 0.0
-        if region.is_block and sum(each.is_block for each in rank.regions) > 1:
+        if region.is_block and sum(other.is_block for other in rank.regions) > 1:
             peak = np.minimum(runs, 1.0) * peak
         backward = Moment(
             name=f"backward of the last {name}" if region.is_block else f"backward of the {name}",
@@ -493,13 +499,13 @@ class _Sharded:
             buffers=after,
             gradients=self.gradients(so_far),
         )
-        found = [*self._forward_of_region(i, gone), backward]
+        moments = [*self._forward_of_region(i, gone), backward]
         if not region.is_block:
-            return found
+            return moments
         several, leaves = self._several(i), neighbour(rank.regions, i, 1)
         leaving = (self.reduced[leaves] if leaves <= self.last else 0.0) * several
         return [
-            *found,
+            *moments,
             Moment(
                 name=f"backward of the {name} before the last",
                 at=at,
@@ -520,16 +526,16 @@ class _Sharded:
             ),
         ]
 
-    def _whole(self, region: int) -> Any:
-        """Gathered weights of a region with all that is in its unit."""
+    def _gathered_unit(self, region: int) -> Any:
+        """Return the gathered weights of a region's unit."""
         return self.gathered[region] if region >= 0 else 0.0
 
     def _of_first_region(self, freed: Column, reduced: Column) -> list[Moment]:
-        """Its backward pass, the sum over tp that some of its gradients need and the reduction that ends the step."""
+        """Return the moments of its backward pass, of the sum over tp that some of its gradients need, and of the last reduction."""
         a, has, name, sizes = self.a, self.runs[0], self.rank.regions[0].name, self.sizes
         sums: list[Moment] = []
         if self.t.summed:
-            # one after another into a copy, beside all gradients of the unit, before its weights are freed
+            # one after another into a copy, with all gradients of the unit alive, before its weights are freed
             summed = Moment(
                 name=f"sum of the {name}'s gradients",
                 at=At.FIRST,
@@ -563,7 +569,8 @@ class _Sharded:
 
 
 def largest(moments: list[Moment]) -> Any:
-    found = moments[0].total
+    """Return the largest total of the moments."""
+    most = moments[0].total
     for moment in moments[1:]:
-        found = np.maximum(found, moment.total)
-    return found
+        most = np.maximum(most, moment.total)
+    return most

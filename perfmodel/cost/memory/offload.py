@@ -1,7 +1,7 @@
-"""Offload to host memory: transfers there and back, and what a chip holds meanwhile.
+"""Offload to host memory: transfers, and the bytes that a chip holds during them.
 
-Transfers run beside compute (pinned buffers, a stream of their own): a layer's pass takes no less than they do. Conditions and figures:
-Rajbhandari et al. 2021 (ZeRO-Infinity, arXiv 2104.07857), section 4.
+Transfers overlap with compute (pinned buffers, a separate stream): a layer's pass takes at least as long as its transfers. Conditions and
+figures: Rajbhandari et al. 2021 (ZeRO-Infinity, arXiv 2104.07857), section 4.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.layout import Recompute
 
 IN_FLIGHT = 2.0
-"""Layers whose kept activations a chip holds: those at work, and those that are on their way."""
+"""Layers whose saved activations are on the chip: the one that runs, and the one in transfer."""
 
 
 @lru_cache(maxsize=64)
 def on_chip(profile: ExecutionProfile) -> ExecutionProfile:
-    """The profile with everything in the chips' own memory."""
+    """Return the profile without offloading."""
     return profile.having(offloads_checkpoints=False, offloads_activations=False, offloads_optimizer=False, offloads_parameters=False)
 
 
-def carries_kept(profile: ExecutionProfile, recompute: Recompute) -> bool:
-    """Whether what layers keep for backward waits in the host's memory."""
+def offloads_saved(profile: ExecutionProfile, recompute: Recompute) -> bool:
+    """Return whether saved activations of layers are offloaded to host memory."""
     return profile.activations.offloads_activations or (profile.activations.offloads_checkpoints and recompute is Recompute.FULL)
 
 
 def carried_bytes(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> Any:
-    """Bytes that a region sends to the host's memory in a forward pass and fetches in a backward pass; None where it sends nothing."""
-    if not micro.program.regions[region].is_block or not carries_kept(profile, recompute):
+    """Return the bytes that a region offloads in a forward pass and fetches in a backward pass; None if it offloads nothing."""
+    if not micro.program.regions[region].is_block or not offloads_saved(profile, recompute):
         return None
     return kept_bytes(micro, recompute, region)
 
 
 def kept_bytes(micro: MicrobatchCost, recompute: Recompute, region: int) -> Any:
-    """Bytes that one pass of a region keeps for backward. [byte]"""
+    """Return the saved activation memory of one pass of a region. [byte]"""
     rows = len(SAVED)
     keep, dropped, boundary, entering = (micro.saved[region * rows + i] for i in range(rows))
     match recompute:
@@ -50,5 +50,5 @@ def kept_bytes(micro: MicrobatchCost, recompute: Recompute, region: int) -> Any:
 
 
 def hosted_bytes(gradient: float, weight: float) -> float:
-    """Bytes of a parameter that travel once a step where the host runs the optimizer: its gradient there, the new weight back."""
+    """Return the bytes of a parameter transferred per step if the host runs the optimizer: gradient to the host, new weight back."""
     return gradient + weight

@@ -1,4 +1,4 @@
-"""One plan's memory as numbers: of the pipeline ranks that may be the fullest, and by class at its peak."""
+"""Memory of one plan as numbers: of the pipeline ranks that may be the fullest, and by class at the peak."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 
 from perfmodel.cost.memory.chip import (
     MEMORY,
-    Kept,
+    ActivationBytes,
     Pipelining,
-    Unreduced,
+    UnreducedGradients,
     base_memory,
     fixed_memory,
     kept_memory,
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Holding:
+class MemoryTerms:
     """Terms of the memory of pipeline ranks, as numbers or as columns.
 
-    static         (weights, gradients, optimizer, gathered parameters) of each of the ranks that `Stages` tells apart
+    static         (weights, gradients, optimizer, gathered parameters) of each distinct rank (`Stages`)
     num_replicas   ranks that the gradient of a weight is reduced over
     is_scattered   whether the residual stream is cut over tp
-    factor         what the allocator holds over what comes and goes   [-]
-    outside        what lies outside the allocator   [byte]
+    factor         ratio of reserved to allocated bytes of temporary tensors   [-]
+    outside        memory outside the allocator   [byte]
     """
 
     activations: ActivationTerms
@@ -70,27 +70,27 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RankHolding:
-    """Memory of one rank: static memory, moments, gradients that wait, and memory that always waits."""
+class RankMemoryTerms:
+    """Memory of one rank: static memory, moments, unreduced gradients, and memory that always waits for reuse."""
 
     static: tuple[Any, Any, Any, Any]
     fixed: Column
     moments: list[Moment]
-    unreduced: Unreduced
+    unreduced: UnreducedGradients
     waiting: Column
     factor: float
     outside: Column
 
     def base(self, at: At, times: Container[At]) -> Any:
-        """Memory while this part runs, without passes in flight. times: parts with passes of their own in flight. [byte]"""
+        """Return the memory while this part runs, without passes in flight. times: parts with their own passes in flight. [byte]"""
         most = largest(moments_at(self.moments, at, times))
         return base_memory(most, self.fixed, self.waiting, factor=self.factor, outside=self.outside)
 
 
-def rank_holding(of: Holding, rank: int, live: LiveLayers, *, of_live: Stages | None = None) -> RankHolding:
-    """Memory of one of the distinct ranks, with these blocks in flight.
+def rank_memory_terms(of: MemoryTerms, rank: int, live: LiveLayers, *, of_live: Stages | None = None) -> RankMemoryTerms:
+    """Return the memory terms of a distinct rank, with these blocks in flight.
 
-    of_live   stages with an entry for each of `live`, where these are more than those of `of`
+    of_live   stages with an entry for each of `live`, if there are more than in `of`
     """
     activations, terms, sizes, profile = of.activations, of.terms, of.sizes, of.profile
     moments = rank_moments(
@@ -103,7 +103,7 @@ def rank_holding(of: Holding, rank: int, live: LiveLayers, *, of_live: Stages | 
         profile=profile,
         activation_bytes=of.activation_bytes,
     )
-    unreduced = Unreduced()
+    unreduced = UnreducedGradients()
     if keeps_gathered(terms.program):
         unreduced = unreduced_gradients(
             activations,
@@ -128,7 +128,7 @@ def rank_holding(of: Holding, rank: int, live: LiveLayers, *, of_live: Stages | 
         is_scattered=of.is_scattered,
         profile=profile,
     )
-    return RankHolding(
+    return RankMemoryTerms(
         static=of.static[rank],
         fixed=fixed_memory(of.static[rank]),
         moments=moments,
@@ -141,43 +141,43 @@ def rank_holding(of: Holding, rank: int, live: LiveLayers, *, of_live: Stages | 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryRow:
-    """One plan's memory: of the ranks that `Stages` tells apart. Numbers, or columns of several machines or sequence lengths.
+    """Memory of one plan on its distinct ranks (`Stages`). Numbers, or columns of several machines or sequence lengths.
 
     total   of each rank   [byte]
     """
 
-    of: Holding
+    of: MemoryTerms
     pipelining: Pipelining
-    kept: list[Kept]
-    ranks: tuple[RankHolding, ...]
+    kept: list[ActivationBytes]
+    ranks: tuple[RankMemoryTerms, ...]
     total: tuple[Any, ...]
     _peaks: dict[int, Peak] = field(default_factory=dict, repr=False)
 
     def peak(self, rank: int) -> Peak:
-        """The peak of a rank, found once."""
+        """Return the peak of a rank, computed once."""
         if rank not in self._peaks:
             self._peaks[rank] = peak_of(self.ranks[rank], self.kept[rank])
         return self._peaks[rank]
 
     def needs(self, plan: Plan, uncertainty: MemoryUncertainty, column: int = 0) -> tuple[RankNeed, ...]:
-        """Memory needs of the ranks, by which the plan fits or not."""
-        num_ranks = plan.layout.pp if plan.assignment is None else 1  # such a plan says what lies where
+        """Return the memory needs of the ranks, which decide whether the plan fits."""
+        num_ranks = plan.layout.pp if plan.assignment is None else 1  # such a plan defines the placement of layers
         more = imbalance_of(plan.job.model, num_ranks, self.of.stages, uncertainty)
-        beside = besides_of(self.of, uncertainty)
+        extra = extra_memory(self.of, uncertainty)
         return tuple(
             RankNeed(
                 total=entry(total, column),
                 sure=entry(rank.fixed, column),
                 outside=entry(rank.outside, column),
-                imbalance=crowded,
+                imbalance=ratio,
                 extra=entry(kept, column),
             )
-            for rank, total, crowded, kept in zip(self.ranks, self.total, more, beside, strict=True)
+            for rank, total, ratio, kept in zip(self.ranks, self.total, more, extra, strict=True)
         )
 
 
 def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *, estimator: Estimator) -> MemoryRow:
-    """The formulas of a search on numbers instead of columns of one, which is the same arithmetic in less time."""
+    """Evaluate the formulas of a search on numbers instead of columns of one entry: the same arithmetic in less time."""
     profile, machine, sizes = estimator.profile, estimator.machine, estimator.programs.sizes
     once, stages = columns.once, columns.stages
     terms = once(columns.terms, ("scalars",), lambda: terms_as(columns.terms, scalar))
@@ -189,7 +189,7 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
         num_between=stages.num_ranks - 2,
     )
     num_replicas = scalar(replicas(columns.grid))
-    of = Holding(
+    of = MemoryTerms(
         activations=once(activations, ("scalars",), lambda: activations_as(activations, scalar)),
         terms=terms,
         stages=stages,
@@ -212,64 +212,64 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
         live=live,
     )
     kept = kept_memory(of.activations, stages, pipelining, profile, activation_bytes=of.activation_bytes)
-    ranks = tuple(rank_holding(of, rank, live[rank]) for rank in range(stages.num_ranks))
+    ranks = tuple(rank_memory_terms(of, rank, live[rank]) for rank in range(stages.num_ranks))
     return MemoryRow(of=of, pipelining=pipelining, kept=kept, ranks=ranks, total=tuple(map(most_reserved, ranks, kept)))
 
 
 def imbalance_of(
     model: TransformerConfig | NetworkModel, num_ranks: int, stages: Stages, uncertainty: MemoryUncertainty
 ) -> tuple[Column, ...]:
-    """Ratio of the layers that each distinct rank may hold to those that it is predicted with."""
+    """Return the ratio of the layers that each distinct rank may hold to those in its prediction."""
     if uncertainty.of_unseen and num_ranks > 1 and isinstance(model, TransformerConfig):
         return imbalance(model, num_ranks, [stages.blocks(rank) for rank in range(stages.num_ranks)])
     return (1.0,) * stages.num_ranks
 
 
-def besides_of(of: Holding, uncertainty: MemoryUncertainty) -> Sequence[Any]:
-    """Memory that may be needed in addition to the prediction, on each of the distinct ranks. [byte]"""
+def extra_memory(of: MemoryTerms, uncertainty: MemoryUncertainty) -> Sequence[Any]:
+    """Return the memory that may be needed in addition to the prediction, on each distinct rank. [byte]"""
     if not uncertainty.of_unseen:
         return (0.0,) * of.stages.num_ranks
     return outside_memory(of.terms, of.stages, of.sizes, num_replicas=of.num_replicas)
 
 
-def most_reserved(rank: RankHolding, kept: Kept) -> Any:
-    """Peak memory of a rank. [byte]"""
-    found = (
+def most_reserved(rank: RankMemoryTerms, kept: ActivationBytes) -> Any:
+    """Return the peak memory of a rank. [byte]"""
+    totals = (
         reserved_memory((activations + received) * rank.factor, rank.base(at, kept), rank.unreduced.at(at))
         for at, (activations, received) in kept.items()
     )
-    return scalar(slowest_stage(tuple(found)))
+    return scalar(slowest_stage(tuple(totals)))
 
 
-def activations_as(columns: ActivationTerms, each: Callable[[Any], Any]) -> ActivationTerms:
-    """With each column as `each` makes it."""
+def activations_as(columns: ActivationTerms, convert: Callable[[Any], Any]) -> ActivationTerms:
+    """Return the terms with each column converted."""
     return ActivationTerms(
-        kept=tuple(each(x) for x in columns.kept),
-        peaks=tuple((each(a), each(b)) for a, b in columns.peaks),
-        forward=tuple(each(x) for x in columns.forward),
-        boundary=each(columns.boundary),
-        logits=each(columns.logits),
-        run_ahead=each(columns.run_ahead),
+        kept=tuple(convert(x) for x in columns.kept),
+        peaks=tuple((convert(a), convert(b)) for a, b in columns.peaks),
+        forward=tuple(convert(x) for x in columns.forward),
+        boundary=convert(columns.boundary),
+        logits=convert(columns.logits),
+        run_ahead=convert(columns.run_ahead),
     )
 
 
-def terms_as(columns: ParameterTerms, each: Callable[[Any], Any]) -> ParameterTerms:
-    """With each column of elements as `each` makes it."""
+def terms_as(columns: ParameterTerms, convert: Callable[[Any], Any]) -> ParameterTerms:
+    """Return the terms with each column of elements converted."""
     return replace(
         columns,
-        full=tuple(each(x) for x in columns.full),
-        shard=tuple(each(x) for x in columns.shard),
-        padded=tuple(each(x) for x in columns.padded),
-        summed=tuple(each(x) for x in columns.summed),
-        tied=(each(columns.tied[0]), each(columns.tied[1])),
-        frozen=None if columns.frozen is None else columns.frozen.map_columns(each),
+        full=tuple(convert(x) for x in columns.full),
+        shard=tuple(convert(x) for x in columns.shard),
+        padded=tuple(convert(x) for x in columns.padded),
+        summed=tuple(convert(x) for x in columns.summed),
+        tied=(convert(columns.tied[0]), convert(columns.tied[1])),
+        frozen=None if columns.frozen is None else columns.frozen.map_columns(convert),
     )
 
 
 def adding_up(parts: Mapping[str, float], total: float) -> dict[str, float]:
-    """The parts on the grid of the total's last binary digit, the largest of them taking the rest.
+    """Round the parts to the grid of the total's last binary digit; the largest of them absorbs the rest.
 
-    They differ from what was given by rounding only, and add up to the total exactly, in any order: no sum of them rounds.
+    They differ from the given values by rounding only, and add up to the total exactly, in any order: no partial sum rounds.
     """
     grid = math.ulp(total)
     rounded = {name: round(value / grid) * grid for name, value in parts.items()}
@@ -279,7 +279,7 @@ def adding_up(parts: Mapping[str, float], total: float) -> dict[str, float]:
 
 
 def scalar(value: Column) -> Any:
-    """The value of a column of one plan; a column of several machines or lengths as it is."""
+    """Return the value of a column of one plan; a column of several machines or lengths is returned unchanged."""
     if isinstance(value, float):
         return float(value)
     column = np.asarray(value)
@@ -287,12 +287,12 @@ def scalar(value: Column) -> Any:
 
 
 def entries(value: Column, number: int) -> list[float]:
-    """The values of a column with so many entries, or of what is the same in all of them."""
+    """Return the `number` values of a column, or repeat a constant."""
     return [value] * number if isinstance(value, float) else np.broadcast_to(value, number).tolist()
 
 
 def entry(value: Column, column: int) -> float:
-    """One of the values of a column, or what is the same in all of them."""
+    """Return one value of a column, or the constant."""
     if isinstance(value, (float, int)):
         return float(value)
     return float(value[column] if value.size > 1 else value.reshape(-1)[0])
@@ -300,23 +300,24 @@ def entry(value: Column, column: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Peak:
-    """Moments that may be the peak of a rank, and which is, by column.
+    """Moments that may be the peak of a rank, and the largest by column.
 
-    cases   moment, what runs then, gradients that wait and activations that are gone
+    cases   moment, part that runs, unreduced gradients and freed activations
     """
 
     cases: list[tuple[Moment, At, Any, Any]]
     largest: Sequence[int]
 
 
-def peak_of(rank: RankHolding, kept: Kept) -> Peak:
+def peak_of(rank: RankMemoryTerms, kept: ActivationBytes) -> Peak:
+    """Return the candidate peaks of a rank, and the largest by column."""
     cases: list[tuple[Moment, At, Any, Any]] = []
     totals: list[Column] = []
     for moment in rank.moments:
         at = moment.at if moment.at in kept else At.BLOCKS
         activations, received = kept[at]
-        for each in rank.unreduced.cases(at):
-            waits, gone = (x / rank.factor for x in each)
+        for case in rank.unreduced.cases(at):
+            waits, gone = (x / rank.factor for x in case)
             cases.append((moment, at, waits, gone))
             totals.append((activations + received) + moment.total + (waits - gone))
     columns = max(map(np.size, totals))
@@ -328,20 +329,22 @@ def peak_of(rank: RankHolding, kept: Kept) -> Peak:
     return Peak(cases=cases, largest=table.argmax(axis=0).tolist())
 
 
-def memory_by_class(rank: RankHolding, kept: Kept, peak: Peak | None = None, column: int = 0) -> tuple[str, dict[str, float]]:
-    """The moment of the peak, and the bytes that live then by class: what is allocated, without what the allocator holds beyond.
+def memory_by_class(
+    rank: RankMemoryTerms, kept: ActivationBytes, peak: Peak | None = None, column: int = 0
+) -> tuple[str, dict[str, float]]:
+    """Return the moment of the peak, and the live bytes by class: allocated bytes, without further reserved bytes.
 
     peak   `peak_of` the rank
     """
     peak = peak or peak_of(rank, kept)
-    moment, at, *beside = peak.cases[peak.largest[column if len(peak.largest) > 1 else 0]]
+    moment, at, *adjustments = peak.cases[peak.largest[column if len(peak.largest) > 1 else 0]]
 
     def value(of: Column) -> float:
         return entry(of, column)
 
-    waits, gone = map(value, beside)
+    waits, gone = map(value, adjustments)
     kept_activations, received = map(value, kept[at])
-    # activations of the chunks that were reduced may be more than those still kept: the rest is taken from the gradients
+    # activations of reduced chunks may exceed those still saved: the excess is subtracted from the gradients
     left = kept_activations + value(moment.freed) - gone
     excess = max(-left, 0.0)
     weights, gradients, states, copies = map(value, rank.static)
@@ -361,14 +364,14 @@ def memory_by_class(rank: RankHolding, kept: Kept, peak: Peak | None = None, col
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
-    """Bytes of one pipeline rank as its allocator counts them: in tensors at the peak, and held."""
+    """Bytes of one pipeline rank as its allocator counts them: allocated to tensors at the peak, and reserved."""
 
     allocated: float
     reserved: float
 
 
 def fullest_by_class(row: MemoryRow, column: int) -> tuple[dict[str, float], float, str]:
-    """Bytes of the fullest chip by class, their sum, and when in the step that is."""
+    """Return the bytes of the fullest chip by class, their sum, and the moment of the step at the peak."""
     totals = [entry(total, column) for total in row.total]
     rank = int(np.argmax(totals))
     moment, values = memory_by_class(row.ranks[rank], row.kept[rank], row.peak(rank), column)
@@ -379,5 +382,5 @@ def fullest_by_class(row: MemoryRow, column: int) -> tuple[dict[str, float], flo
 
 
 def replicas(grid: LayoutGrid) -> Any:
-    """Ranks that the gradient of a weight is reduced over."""
+    """Return the number of ranks that the gradient of a weight is reduced over."""
     return (grid.degree["dp_replicate"] * grid.degree["dp_shard"]) * grid.degree["cp"]

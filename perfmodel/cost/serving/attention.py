@@ -1,4 +1,4 @@
-"""Attention of a serving step: of sequences that decode, of prompts, and the collectives of ranks that share a cache."""
+"""Attention of a serving step: of decoding sequences, of prompts, and the collectives of ranks that share a cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from perfmodel.workload.graph import CacheAttention
 
 
 def cached_attention_time(work: CacheAttention, heads: Array, kv_heads: Array, step: EngineStep, machine: Machine) -> Array:
-    """Attention of one layer, the mean of those with a window and those without. [s]"""
+    """Return the attention time of one layer, averaged over layers with and without a window. [s]"""
     total = np.zeros_like(step.cached)
     if step.decoding.any():
         time = _over_windows(lambda tokens: _decoding(work, heads, kv_heads, tokens, step, machine), step.cached, work)
@@ -29,13 +29,13 @@ def cached_attention_time(work: CacheAttention, heads: Array, kv_heads: Array, s
         seen = step.prompt_tokens + step.prompt_cached
         time = _over_windows(lambda tokens: _prompts(work, heads, kv_heads, tokens, step, machine), seen, work)
         if work.index[0]:
-            time = np.where(seen > work.window, np.maximum(time, _chosen(work, heads, step, machine)), time)
+            time = np.where(seen > work.window, np.maximum(time, _selected(work, heads, step, machine)), time)
         total = total + np.where(step.prompts > 0, time, 0.0)
     return total + _indexing(work, step, machine) + step.kernels.sparse_attention_time if work.index[0] else total
 
 
 def _over_windows(time: Callable[[Array], Array], tokens: Array, work: CacheAttention) -> Array:
-    """Layers that see all tokens and those that see a window of them."""
+    """Average a time over layers that attend to all tokens and layers that attend to a window of them."""
     if not work.windowed:
         return time(tokens)
     cut = time(np.minimum(tokens, float(work.window)))
@@ -43,6 +43,7 @@ def _over_windows(time: Callable[[Array], Array], tokens: Array, work: CacheAtte
 
 
 def _decoding(work: CacheAttention, heads: Array, kv_heads: Array, cached: Array, step: EngineStep, machine: Machine) -> Array:
+    """Return the attention time of decoding sequences."""
     heads, cached = heads * step.dcp, np.maximum(cached / (step.dcp * step.cut), 1.0)
     of_step: dict[str, Any] = {"batch": step.decoding, "queries": step.new_tokens, "machine": machine}
     of_step |= {"cache_itemsize": step.cache_bytes, "itemsize": step.element_bytes}
@@ -56,15 +57,16 @@ def _decoding(work: CacheAttention, heads: Array, kv_heads: Array, cached: Array
 
 
 def _prompts(work: CacheAttention, heads: Array, kv_heads: Array, seen: Array, step: EngineStep, machine: Machine) -> Array:
-    """Causal only among the new tokens: z - (q - 1) / 2 of z keys on average, and of a window no more than it holds.
+    """Return the attention time of prompts, causal among the new tokens only.
 
-    Of a prompt that ranks share each has q / pcp queries, a piece of either end, and all of them as many keys.
+    A token attends to z - (q - 1) / 2 of z keys on average, at most to those of a window. Under prefill context parallelism each rank has
+    q / pcp queries of a prompt, a piece from either end. All ranks attend to the same number of keys.
     """
     q = np.maximum(step.prompt_tokens, 1.0)
     keys = np.maximum(seen, 1.0)
-    whole = step.prompt_tokens + step.prompt_cached
+    context = step.prompt_tokens + step.prompt_cached
     unseen = 1.0 - ALL_BEFORE.seen_by_slowest(step.sharing, head_tail=True)
-    share = np.where(seen < whole, 1.0, (keys - unseen * (np.minimum(q, keys) - 1.0)) / keys)
+    share = np.where(seen < context, 1.0, (keys - unseen * (np.minimum(q, keys) - 1.0)) / keys)
     time = attention_time(
         batch=step.prompts,
         heads=heads,
@@ -81,8 +83,8 @@ def _prompts(work: CacheAttention, heads: Array, kv_heads: Array, seen: Array, s
     return np.asarray(time)
 
 
-def _chosen(work: CacheAttention, heads: Array, step: EngineStep, machine: Machine) -> Array:
-    """Prompts longer than what is chosen: every new token reads latents of its own choice, as a sequence that decodes does."""
+def _selected(work: CacheAttention, heads: Array, step: EngineStep, machine: Machine) -> Array:
+    """Return the sparse attention time of prompts longer than the selection: every new token reads its selected latents, as in decode."""
     new = np.maximum(step.prompt_tokens, 1.0)
     time = latent_decode_time(
         batch=step.prompts * new / step.sharing,
@@ -98,7 +100,7 @@ def _chosen(work: CacheAttention, heads: Array, step: EngineStep, machine: Machi
 
 
 def _indexing(work: CacheAttention, step: EngineStep, machine: Machine) -> Array:
-    """A sparse indexer's scores: its keys, a byte each, read once for a sequence; a few heads' products in 8 bits."""
+    """Return the time of a sparse indexer: one byte per key element, read once per sequence, and 8-bit products of a few heads."""
     heads, width = work.index
     queries = step.decoding * step.new_tokens * step.cached + step.own_prompt_rows * step.prompt_tokens * 0.5
     read = (step.decoding * step.cached + step.prompts * step.prompt_tokens) * width
@@ -106,40 +108,40 @@ def _indexing(work: CacheAttention, step: EngineStep, machine: Machine) -> Array
 
 
 def pass_time(num_bytes: Array, machine: Machine) -> Array:
-    """A pass over memory by an elementwise kernel. [s]"""
+    """Return the time of a pass over memory by an elementwise kernel. [s]"""
     return np.asarray(streaming_time(num_bytes=num_bytes, num_elements=0.0, kernel_class=KernelClass.DEFAULT, machine=machine))
 
 
 def cached_attention_work(work: CacheAttention, heads: Array, kv_heads: Array, step: EngineStep) -> tuple[Array, Array]:
-    """FLOP of one layer's attention, and bytes that it must move: keys that a query sees, once for all queries of a sequence."""
-    b, own, cut = step.decoding, step.own_prompt_rows, step.dcp * step.cut
+    """Return the FLOPs of one layer's attention, and its least memory traffic: visible keys, read once for all queries of a sequence."""
+    b, prompt_rows, cut = step.decoding, step.own_prompt_rows, step.dcp * step.cut
     seen = keys_seen(work, 1.0, step.cached - 1.0) / cut
     key_dim, width = work.cached_dims[0], float(sum(work.cached_dims))
-    of_cache = key_dim if work.latent[0] else kv_heads * width  # heads share a latent, of which a value is a part
+    of_cache = key_dim if work.latent[0] else kv_heads * width  # heads share a latent, which contains the value
     flops = 2.0 * b * (heads * step.dcp) * seen * width
     moved = b * (seen * of_cache * step.cache_bytes + step.element_bytes * (heads * step.dcp) * width)
     if work.takes_prompts:
         width = float(work.head_dim + work.value_head_dim)
         tokens = step.prompts * (step.prompt_tokens + step.prompt_cached)
-        flops = flops + 2.0 * heads * own * keys_seen(work, np.maximum(step.prompt_tokens, 1.0), step.prompt_cached) * width
-        moved = moved + step.element_bytes * (heads * own * width + kv_heads * tokens * width)
+        flops = flops + 2.0 * heads * prompt_rows * keys_seen(work, np.maximum(step.prompt_tokens, 1.0), step.prompt_cached) * width
+        moved = moved + step.element_bytes * (heads * prompt_rows * width + kv_heads * tokens * width)
     return flops, moved
 
 
 def keys_seen(work: CacheAttention, queries: Column, before: Column) -> Any:
-    """Keys that each of the new tokens sees after `before` others, on average over them and over layers with a window and without."""
-    whole = before + 0.5 * (queries + 1.0)
-    return work.windowed * keys_within(work.window, queries, before) + (1.0 - work.windowed) * whole if work.windowed else whole
+    """Return the keys to which a new token attends after `before` others, averaged over tokens and layers, with and without a window."""
+    unwindowed = before + 0.5 * (queries + 1.0)
+    return work.windowed * keys_within(work.window, queries, before) + (1.0 - work.windowed) * unwindowed if work.windowed else unwindowed
 
 
 def keys_within(most: Column, queries: Column, before: Column) -> Any:
-    """Keys that each of the new tokens sees after `before` others where it sees at most so many, on average over them. [-]"""
-    growing = np.clip(np.asarray(most, dtype=float) - before, 0.0, queries)  # those that see all before them
+    """Return the keys to which a new token attends after `before` others, if it attends to `most` at most: mean over the tokens. [-]"""
+    growing = np.clip(np.asarray(most, dtype=float) - before, 0.0, queries)  # tokens that attend to all tokens before them
     return (growing * (before + 0.5 * (growing + 1.0)) + (queries - growing) * most) / queries
 
 
 def shared_cache_time(work: CacheAttention, heads: Array, kv_heads: Array, step: EngineStep, machine: Machine) -> Array:
-    """Communication in one layer of ranks that share the tokens of a cache. [s]"""
+    """Return the communication time in one layer of ranks that share the tokens of a cache. [s]"""
     ranks = step.dcp * step.cut
     if np.max(ranks) <= 1:
         return np.zeros_like(step.cached)
@@ -152,11 +154,11 @@ def shared_cache_time(work: CacheAttention, heads: Array, kv_heads: Array, step:
 
 
 def _sharing(axes: frozenset[str], step: EngineStep) -> Group:
-    """Ranks that share the tokens of a cache: those of tp, those of pcp, or both; and how many lie inside a domain of each tier."""
+    """Return the group of ranks that share the tokens of a cache (tp, pcp or both), and its members inside a domain of each tier."""
     size: Array = np.ones(1)
     inside: list[Array] = []
     for axis, members, of in ((DCP, step.dcp, "tp"), (PCP, step.cut, "pcp")):
         if axis in axes:
-            near = [np.minimum(each, members) for each in step.groups[of][1]]
+            near = [np.minimum(tier, members) for tier in step.groups[of][1]]
             size, inside = size * members, [one * other for one, other in zip(inside, near, strict=True)] if inside else near
     return size, inside

@@ -1,7 +1,7 @@
-"""Every operator of a step with its work and what bounds it: compute, memory, latency, links or the host (Kundu et al. 2024, section 5).
+"""Every operator of a step with its work and its bottleneck: compute, memory, latency, links or the host (Kundu et al. 2024, section 5).
 
-Intensity is FLOP over bytes that must move; the ridge of a chip is its FLOP rate over its memory bandwidth. An operator whose fixed time is
-over half of what it takes is bound by latency, whatever its intensity.
+Arithmetic intensity is FLOPs over memory traffic; the ridge of a chip is its FLOP rate over its memory bandwidth. An operator is
+latency-bound at any intensity if its fixed time is over half of its time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perfmodel.cost.serving.attention import cached_attention_time, cached_atten
 from perfmodel.cost.serving.engine_step import EngineStep
 from perfmodel.cost.serving.experts import routed_experts_work
 from perfmodel.cost.serving.program import ServingProgram
-from perfmodel.cost.serving.step import PARTS, StepCosts
+from perfmodel.cost.serving.step import StepCosts
 from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
 
 Array = NDArray[np.float64]
@@ -31,12 +31,12 @@ Phase = Literal["decode", "prefill"]
 class OperatorRow:
     """One operator of one step on one chip, all layers of its kind together.
 
-    shape       [m, n, k] of a product on this chip; of others what they have
+    shape       [m, n, k] of a product on this chip; a description of other operators
     flops, bytes, time   of all its calls   [FLOP, byte, s]
-    calls       how often a step runs it
-    intensity   flops / bytes      ridge: the intensity from which computing takes longer than memory   [FLOP/byte]
+    calls       calls per step
+    intensity   flops / bytes      ridge: the intensity above which the operator is compute-bound   [FLOP/byte]
     bandwidth   of the chip's memory [byte/s]
-    crossover   rows of a step from which the product is bound by compute; 0: there is none
+    crossover   rows of a step from which the product is compute-bound; 0: never
     """
 
     name: str
@@ -56,16 +56,19 @@ class OperatorRow:
         return self.flops / self.bytes if self.bytes else 0.0
 
 
-#: What bounds the parts of a step that are shown as one row each.
+#: Bottleneck of the parts of a step that are shown as one row each.
 _BOUNDS: dict[str, Bound] = {"passes": "memory", "communication": "link", "pipeline_sends": "link", "host": "host"}
 
 
 def operator_rows(costs: StepCosts, *, phase: Phase, sequences: float = 0.0, cached: float = 0.0, tokens: float = 0.0) -> list[OperatorRow]:
-    """Operators of a step that decodes `sequences` over `cached` tokens, or of a prompt of `tokens` after `cached`, for the first plan."""
+    """Return the operators of a step of the first plan.
+
+    Decode of `sequences` over `cached` tokens, or prefill of `tokens` after `cached`.
+    """
     is_prompt = phase == "prefill"
     program = costs.prompt_program if is_prompt else costs.decode_program
     columns = (0.0, 0.0, 1.0, 1.0, tokens, cached) if is_prompt else (max(sequences, 1.0), cached, 1.0, 1.0, 0.0, 0.0)
-    step = costs.step(program, *(np.array([each]) for each in columns))
+    step = costs.step(program, *(np.array([value]) for value in columns))
     amount, _, _ = costs.amounts(program, step, step.rows)
     rows = [*_products(costs.machine, program, step, amount), *_attention(costs.machine, program, step, amount)]
     if not is_prompt:
@@ -98,7 +101,7 @@ def _row(
     quantization: Quantization = QUANTIZATIONS["bf16"],
     crossover: float = 0.0,
 ) -> OperatorRow:
-    """An operator of `count` calls; work and times are those of one call."""
+    """Return an operator of `count` calls; work and times are those of one call."""
     ridge = _ridge(machine, quantization)
     return OperatorRow(
         name=name,
@@ -116,9 +119,9 @@ def _row(
 
 
 def _products(machine: Machine, program: ServingProgram, step: EngineStep, amount: Array) -> list[OperatorRow]:
-    """Products of the layers, those in 16 bits first, and then of the head."""
+    """Return the products of the layers, those in 16 bits first, and then those of the head."""
     formats = {id(products): step.format_of(is_low) for products, is_low in products_of(program.rows)}
-    found: list[OperatorRow] = []
+    rows: list[OperatorRow] = []
     of_head: list[OperatorRow] = []
     for products, times in product_times(program.rows, machine, amount, step):
         sizes, quantization = product_sizes(products, amount), formats[id(products)]
@@ -126,7 +129,7 @@ def _products(machine: Machine, program: ServingProgram, step: EngineStep, amoun
         for at, (name, segment) in enumerate(zip(products.names, products.segments, strict=True)):
             batch, m, n, k = (float(sizes[size][at][0]) for size in ("batch", "m", "n", "k"))
             shape = f"[{m:,.1f}, {k:,g}] [{k:,g}, {n:,g}]".replace(".0, ", ", ")
-            (of_head if segment == len(program.regions) - 1 else found).append(
+            (of_head if segment == len(program.regions) - 1 else rows).append(
                 _row(
                     machine,
                     step,
@@ -141,24 +144,27 @@ def _products(machine: Machine, program: ServingProgram, step: EngineStep, amoun
                     crossover=crossover_rows(n, k, w, a, _ridge(machine, quantization)),
                 )
             )
-    return found + of_head
+    return rows + of_head
 
 
 def _ridge(machine: Machine, quantization: Quantization) -> float:
-    """[FLOP/byte] Of products of weights in that format."""
+    """Return the ridge of products with weights in that format. [FLOP/byte]"""
     rate = machine.peak_flop_rate * machine.serving.relative_rate.get(quantization.product, 1.0)
     return rate / machine.memory_bandwidth
 
 
 def bound_of(flops: float, num_bytes: float, time: float, *, floor: float, ridge: float) -> Bound:
-    """Bottleneck of an operator: latency, compute or memory."""
+    """Return the bottleneck of an operator: latency, compute or memory."""
     if floor > 0.5 * time:
         return "latency"
     return "compute" if num_bytes and flops / num_bytes > ridge else "memory"
 
 
 def crossover_rows(n: float, k: float, weight_bytes: float, activation_bytes: float, ridge: float) -> float:
-    """Rows m* at which 2 m n k / (w n k + a m k + 2 m n) is the ridge R / B: w n k r / (2 n k - r (a k + 2 n)); 0 where none is enough."""
+    """Return the rows m* from which a product is compute-bound; 0 if there are none.
+
+    2 m n k / (w n k + a m k + 2 m n) = R / B = r:   m* = w n k r / (2 n k - r (a k + 2 n))
+    """
     left = 2.0 * n * k - ridge * (activation_bytes * k + 2.0 * n)
     return weight_bytes * n * k * ridge / left if left > 0 else 0.0
 
@@ -169,12 +175,12 @@ def _attention(machine: Machine, program: ServingProgram, step: EngineStep, amou
         flops, num_bytes = cached_attention_work(cached.work, heads, kv_heads, step)
         cut = step.dcp * step.cut
         tokens = step.prompt_tokens + step.prompt_cached if step.takes_prompts else step.cached / cut
-        here = heads if step.takes_prompts else heads * step.dcp
+        local_heads = heads if step.takes_prompts else heads * step.dcp
         yield _row(
             machine,
             step,
             cached.name,
-            f"{float(here[0]):g} heads over {float(kv_heads[0]):g}, {float(tokens[0]):,.0f} tokens",
+            f"{float(local_heads[0]):g} heads over {float(kv_heads[0]):g}, {float(tokens[0]):,.0f} tokens",
             count=program.regions[cached.segment - program.of_mixers].count,
             flops=float(flops[0]),
             num_bytes=float(num_bytes[0]),
@@ -184,7 +190,7 @@ def _attention(machine: Machine, program: ServingProgram, step: EngineStep, amou
 
 
 def _states(machine: Machine, program: ServingProgram, step: EngineStep, amount: Array) -> Iterator[OperatorRow]:
-    """State updates of sequences that decode; in prompts the products of a scan are rows of their own."""
+    """Return the state updates of decoding sequences; in prompts the products of a scan are separate rows."""
     rows = program.rows.streaming
     if not rows.names:
         return
@@ -206,19 +212,19 @@ def _states(machine: Machine, program: ServingProgram, step: EngineStep, amount:
 
 
 def _experts(machine: Machine, program: ServingProgram, step: EngineStep, time: float) -> list[OperatorRow]:
-    """Experts of all layers, of a chip of mean load. time: of all of them"""
+    """Return the experts of all layers on a chip of mean load. time: of all layers"""
     if not program.rows.experts or not time:
         return []
     work = program.rows.experts[0].work
     num = sum(program.regions[routed.segment].count for routed in program.rows.experts)
-    flops, num_bytes, met, rows = (float(each[0]) for each in routed_experts_work(work, step))
+    flops, num_bytes, activated, rows = (float(column[0]) for column in routed_experts_work(work, step))
     width = work.width / float(step.chips[0] / step.expert_parts[0])
     return [
         _row(
             machine,
             step,
             "experts",
-            f"{met:,.1f} experts, {rows / max(met, 1e-9):,.1f} rows each, width {width:g}",
+            f"{activated:,.1f} experts, {rows / max(activated, 1e-9):,.1f} rows each, width {width:g}",
             count=num,
             flops=flops,
             num_bytes=num_bytes,
@@ -229,4 +235,4 @@ def _experts(machine: Machine, program: ServingProgram, step: EngineStep, time: 
     ]
 
 
-__all__ = ["PARTS", "OperatorRow", "bound_of", "crossover_rows", "operator_rows"]
+__all__ = ["OperatorRow", "bound_of", "crossover_rows", "operator_rows"]

@@ -1,25 +1,25 @@
-"""Ranks that share the tokens of a sequence: of its cache while it decodes, of its prompt before that.
+"""Context parallelism in serving: ranks that share the tokens of a sequence, of its cache in decode and of its prompt in prefill.
 
-*Decode context parallelism.* By the algebra: the cache's token dim lies on `dcp`, an axis inside tp on which the cache would be replicated,
-and the queries' heads leave that axis for the time of attention. The softmax over a cut dim leaves its output partial on `dcp`, to be
-weighted by what each rank summed (its log-sum-exp), so
+*Decode context parallelism.* In the algebra, the token dim of the cache is cut over `dcp`, an axis inside tp on which the cache would be
+replicated. The heads of the queries leave that axis during attention. The softmax over a cut dim leaves its output partial on `dcp`; each
+rank's part is weighted by its log-sum-exp. Hence
 
     queries [rows, n]: heads on (tp / dcp) * dcp -> on tp / dcp              an all-gather
     outputs [rows, n]: heads on tp / dcp, partial on dcp -> on both          a reduce-scatter, after the log-sum-exps are gathered
 
-Each rank attends with dcp times its heads to 1 / dcp of the tokens: the same products, 1 / dcp of the cache's bytes.
+Each rank attends with dcp times its heads to 1 / dcp of the tokens: the same FLOPs, 1 / dcp of the cache traffic.
 
-*Prefill context parallelism.* `pcp` is the axis cp of training: ranks, each with all weights of its place in tp, that cut the tokens of a
-prompt. What they send follows from the graph of prompts under its rule set (`program.py`): keys and values are gathered; of latent
-attention latents, which each rank expands to its heads. Rank r has the r-th piece of 2 pcp from either end, so that all attend to as many
-keys (`workload/causal.py`). Sequences that decode have nothing to cut: all ranks compute them, over a cache that each keeps; or that is
-cut over pcp too, for which no heads need move:
+*Prefill context parallelism.* `pcp` is the axis cp of training: ranks with the same weights of tp that share the tokens of a prompt. Their
+communication follows from the graph of prompts under its rule set (`program.py`). Keys and values are gathered; for latent attention the
+latents are, and each rank expands them to its heads. Rank r has the r-th piece of 2 pcp from either end, so that all ranks attend to the
+same number of keys (`workload/causal.py`). Decoding sequences are not split: all ranks compute them, over a cache that each rank stores.
+The cache may also be cut over pcp, which moves no heads:
 
     outputs [rows, n]: partial on pcp -> replicated                          an all-reduce
 
 Sources: vLLM, docs/serving/context_parallel_deployment.md (at most tp / kv heads), vllm/v1/attention/ops/common.py (`cp_lse_ag_out_rs`),
-vllm/config/parallel.py (beside pcp dcp is 1, pcp or tp * pcp), vllm/v1/worker/gpu/pcp_manager.py (DualChunkSwap; rows that decode are
-replicated, what lies behind the last layer is gathered), vllm-project/vllm#46570; Bhatia et al., Helix Parallelism, arXiv:2507.07120, 2025.
+vllm/config/parallel.py (with pcp, dcp is 1, pcp or tp * pcp), vllm/v1/worker/gpu/pcp_manager.py (DualChunkSwap; decode rows are
+replicated, the output of the last layer is gathered), vllm-project/vllm#46570; Bhatia et al., Helix Parallelism, arXiv:2507.07120, 2025.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.graph import CacheAttention
 
 _SUM_BYTES = 4.0
-"""[byte] Of a log-sum-exp, which is kept in float32."""
+"""Size of a log-sum-exp, which is stored in float32. [byte]"""
 CONTEXT_AXIS = "cp"
-"""The axis of rule sets that cuts the tokens of a prompt."""
+"""Axis of rule sets that cuts the tokens of a prompt."""
 DCP, PCP = "dcp", "pcp"
-"""Of ranks that share a cache: those inside tp, and those that share prompts."""
+"""Axes of ranks that share a cache: inside tp, and the axis of ranks that share prompts."""
 _TP = "tp"
 _CUT, _WHOLE = Layout(cuts=((), (_TP, DCP))), Layout(cuts=((), (_TP,)))
 _PARTIAL = Layout(cuts=((), (_TP,)), partial=frozenset([DCP, PCP]))
@@ -53,20 +53,20 @@ Exchange = tuple[CollectiveKind, frozenset[str], Array]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ContextTraffic:
-    """Traffic of one layer: collectives of ranks that share a cache, and bytes of the pass that weighs their outputs."""
+    """Traffic of one layer: collectives of ranks that share a cache, and bytes of the pass that weights their outputs."""
 
     collectives: tuple[Exchange, ...]
     weighted: Array
 
 
 def cache_copies(model: TransformerConfig, tp: Any) -> Any:
-    """Chips of tensor parallelism that hold the same part of a sequence's cache: tp / gcd(tp, key-value heads), tp of a latent. [-]"""
+    """Return the chips of tensor parallelism with the same part of the cache: tp / gcd(tp, key-value heads), tp for a latent. [-]"""
     tp = np.asarray(tp, dtype=np.int64)
     return tp if model.latent is not None else tp // np.gcd(tp, model.num_key_value_heads)
 
 
 def why_no_context(model: TransformerConfig) -> str:
-    """Why the tokens of the model's cache are not cut; empty where they can be."""
+    """Return why the cached tokens of the model cannot be cut; empty if they can."""
     if any(kind.mixer not in ("attention", "latent") for kind in model.layer_kinds):
         return f"{model.name} has recurrent layers, whose states have no tokens"
     if model.sliding_layer_fraction and (model.sliding_window or model.attention_chunk):
@@ -77,28 +77,28 @@ def why_no_context(model: TransformerConfig) -> str:
 
 
 def why_not_shared(model: TransformerConfig, engine: Engine, *, pp: int, attention_dp: int) -> str:
-    """Why chips do not share the tokens of the model's prompts under an engine; empty where they can."""
+    """Return why chips do not share the tokens of the model's prompts under an engine; empty if they can."""
     if engine.runs.prefill_context == "none":
         return f"{engine.name} {engine.version} has no prefill context parallelism"
     if engine.runs.prefill_context == "latent" and model.latent is None:
         return f"{engine.name} shares prompts of models with latent attention only, which {model.name} has not"
     if any(kind.mixer not in ("attention", "latent") for kind in model.layer_kinds):
         return f"{model.name} has recurrent layers, whose tokens follow one another"
-    beside = {"pp": pp, "attention_dp": attention_dp}
-    alone = [name for name, size in beside.items() if size > 1 and name not in engine.runs.prefill_context_beside]
-    return f"{engine.name} does not share prompts together with {' and '.join(alone)}" if alone else ""
+    degrees = {"pp": pp, "attention_dp": attention_dp}
+    unsupported = [name for name, size in degrees.items() if size > 1 and name not in engine.runs.prefill_context_beside]
+    return f"{engine.name} does not share prompts together with {' and '.join(unsupported)}" if unsupported else ""
 
 
 def cache_cuts(model: TransformerConfig, *, tp: Any, dcp: Any, pcp: Any) -> tuple[Any, Any]:
-    """Ranks of `dcp` inside tp, and those of pcp, which come first. [-]"""
+    """Return the ranks of `dcp` inside tp, and those of pcp, which are used first. [-]"""
     of_pcp = np.gcd(dcp, pcp)
     return np.gcd(dcp // of_pcp, cache_copies(model, tp)), of_pcp
 
 
 def context_traffic(work: CacheAttention, heads: Array, kv_heads: Array, step: EngineStep) -> ContextTraffic:
-    """Traffic in one layer of ranks that share the tokens of a cache, for sequences that decode and prompts whose beginning is cached.
+    """Return the traffic in one layer of ranks that share the cached tokens, for decoding sequences and prompts with a cached prefix.
 
-    Queries and outputs travel; for prompts latents, and where the ranks share prompts keys and values too, are gathered.
+    Queries and outputs are exchanged. For prompts, latents are gathered; if the ranks share prompts, keys and values are gathered too.
     """
     rows, widths = step.decoding * step.new_tokens, work.cached_dims
     continued = np.where(step.prompt_cached > 0, step.own_prompt_rows, 0.0)
@@ -108,7 +108,7 @@ def context_traffic(work: CacheAttention, heads: Array, kv_heads: Array, step: E
         rows = rows + np.where(step.cut > 1, 0.0, continued)
         of_cache = np.where(step.cut > 1, cached * kv_heads * (sum(widths) * step.cache_bytes), 0.0)
         gathered = (CollectiveKind.ALL_GATHER, frozenset([PCP]), of_cache)
-    else:  # prompts have keys and values of each head, to which gathered latents are expanded
+    else:  # gathered latents are expanded to keys and values of each head of a prompt
         gathered = (CollectiveKind.ALL_GATHER, frozenset([DCP, PCP]), cached * (widths[0] * step.cache_bytes))
     element = step.element_bytes
     exchange = decode_exchange(rows=rows, heads=heads, key_dim=widths[0], value_dim=widths[1], dcp=step.dcp, cut=step.cut, itemsize=element)
@@ -118,7 +118,7 @@ def context_traffic(work: CacheAttention, heads: Array, kv_heads: Array, step: E
 def decode_exchange(
     *, rows: Array, heads: Array, key_dim: float, value_dim: float, dcp: Array, cut: Array | float = 1.0, itemsize: float = 2.0
 ) -> Iterator[Exchange]:
-    """Collectives of one layer, with the bytes of each full buffer. [byte]
+    """Yield the collectives of one layer, with the bytes of each full buffer. [byte]
 
     rows    tokens that attend
     heads   of a rank before the gather: n / tp
@@ -129,5 +129,5 @@ def decode_exchange(
         yield step.kind, step.axes, itemsize * gathered * key_dim
     yield CollectiveKind.ALL_GATHER, frozenset([DCP, PCP]), _SUM_BYTES * gathered * (dcp * cut)
     for step in redistribute(_PARTIAL, _CUT):
-        whole = gathered if step.kind is CollectiveKind.REDUCE_SCATTER else rows * heads
-        yield step.kind, step.axes, itemsize * whole * value_dim
+        elements = gathered if step.kind is CollectiveKind.REDUCE_SCATTER else rows * heads
+        yield step.kind, step.axes, itemsize * elements * value_dim

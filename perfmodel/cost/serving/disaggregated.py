@@ -1,7 +1,7 @@
-"""Prompts on some workers, answers on others: rates that match, queues, the transfer of the cache, and how many workers of each.
+"""Disaggregated serving: rates of prefill and decode workers, queues, the cache transfer, and the numbers of workers.
 
-x prefill workers of g_P chips, y decode workers of g_D chips. No prompt stalls a decode step: that is the gain. Workers that wait for the
-other kind and the transfer are the price.
+x prefill workers of g_P chips, y decode workers of g_D chips. The gain: no prompt delays a decode step. The costs: workers that idle while
+they wait for the other kind, and the transfer.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 
 from perfmodel.cost.serving.filling import decode_steps, fill_steps
 from perfmodel.cost.serving.load import ServedLoad, load_of
-from perfmodel.cost.serving.percentiles import NORMAL_99, longer_99, wait_tail_99
+from perfmodel.cost.serving.percentiles import NORMAL_99, relative_excess_99, wait_tail_99
 from perfmodel.cost.serving.requests import Requests, Scheduling, squared_variation
-from perfmodel.cost.serving.stationary import stationary_running, straight_lines
+from perfmodel.cost.serving.stationary import piecewise_linear, stationary_running
 from perfmodel.cost.serving.times import Array, ServingTimes
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.errors import bad_field
@@ -27,12 +27,12 @@ _CORRECTIONS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Handover:
-    """How a prompt's cache gets from the worker that computed it to the one that answers.
+    """Transfer of a prompt's cache from its prefill worker to its decode worker.
 
-    token_bytes   of the cache of a token, one copy of all layers (however many chips hold copies of it)  [byte]
+    token_bytes   cache of a token, one copy of all layers (for any number of chips with copies)             [byte]
     bandwidth     one direction, of all links of a prefill worker together                                [byte/s]
     latency       of a transfer                                                                           [s]
-    layers        that are sent one by one, each when it is computed; 1: all when the prompt is through   [-]
+    layers        that are sent one by one, each after it is computed; 1: all after the prefill           [-]
     """
 
     token_bytes: Column
@@ -53,14 +53,14 @@ class Workers:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DisaggregatedLoad:
-    """Load that all workers serve together, arrays over plans.
+    """Load on all workers, arrays over plans.
 
-    load                         of all workers; `running` are those being answered
-    prefill_use, decode_use      share of what each kind could do at most [-]
-    transfer_time                of a prompt's cache, and how much of it shows [s]
+    load                         of all workers; `running` counts decoding requests
+    prefill_use, decode_use      utilisation of the workers of each kind [-]
+    transfer_time                of a prompt's cache, and its exposed part [s]
     exposed_transfer_time
-    tokens_per_second_per_chip   of answers, over the chips of both kinds [1/s]
-    matched_ratio                prefill workers a decode worker, at which neither waits for the other [-]
+    tokens_per_second_per_chip   output tokens, over the chips of both kinds [1/s]
+    matched_ratio                prefill workers per decode worker at which neither kind waits for the other [-]
     """
 
     load: ServedLoad
@@ -73,27 +73,27 @@ class DisaggregatedLoad:
 
 
 def transfer_time(num_bytes: Column, *, bandwidth: Column, latency: Column) -> Array:
-    """A prompt's cache over the links. [s]   t = a + V / B"""
+    """Return the transfer time of a prompt's cache. [s]   t = a + V / B"""
     return np.asarray(latency + np.asarray(num_bytes, dtype=float) / bandwidth)
 
 
 def exposed_transfer_time(num_bytes: Column, prefill_time: Column, *, bandwidth: Column, latency: Column, layers: Column = 1.0) -> Array:
-    """Exposed time of a transfer whose layers are sent while later ones are computed. [s]
+    """Return the exposed time of a transfer whose layers are sent while later ones are computed. [s]
 
     t = a + max(V / (L B), V / B - (L - 1) / L t_p)
 
-    The last layer's part is never hidden; all of it shows with L = 1.
+    The last layer is always exposed; with L = 1 the whole transfer is.
     """
     V, B, L = np.asarray(num_bytes, dtype=float), np.asarray(bandwidth), np.asarray(layers)
     return np.asarray(latency + np.maximum(V / (L * B), V / B - (L - 1) / L * prefill_time))
 
 
 def queue_wait(rate: Column, service_time: Column, servers: Column, *, squared_variation: Column = 0.0) -> Array:
-    """Wait for one of x servers that all take t, arrivals at random (M/G/x; M/D/x where no service differs). [s]
+    """Return the wait for one of x servers with service time t and Poisson arrivals (M/G/x; M/D/x if all services are equal). [s]
 
     W = (1 + cv^2) / 2  rho^(sqrt(2 (x + 1)) - 1) / (x (1 - rho)) t,   rho = r t / x;   infinite from rho = 1 on
 
-    Source: Sakasegawa, Ann. Inst. Stat. Math. 29, 1977; for x = 1 it is Pollaczek's and Khinchine's.
+    Source: Sakasegawa, Ann. Inst. Stat. Math. 29, 1977; for x = 1 it is the Pollaczek-Khinchine formula.
     """
     t, x = np.asarray(service_time, dtype=float), np.asarray(servers, dtype=float)
     rho = np.asarray(rate) * t / x
@@ -102,44 +102,50 @@ def queue_wait(rate: Column, service_time: Column, servers: Column, *, squared_v
     return np.where(rho < 1, wait, np.inf)
 
 
-def waits_at_all(used: Column, servers: Column) -> Array:
-    """Share of arrivals that find x servers busy, at random.   rho^(sqrt(2 (x + 1)) - 1), rho for x = 1. [-]   Source: as `queue_wait`."""
+def busy_probability(used: Column, servers: Column) -> Array:
+    """Return the share of Poisson arrivals that find x servers busy. [-]
+
+    rho^(sqrt(2 (x + 1)) - 1), rho for x = 1.   Source: as `queue_wait`.
+    """
     return np.asarray(np.clip(used, 0.0, 1.0) ** (np.sqrt(2 * (np.asarray(servers, dtype=float) + 1)) - 1))
 
 
 def prefill_rate(times: ServingTimes, requests: Requests, scheduling: Scheduling, handover: Handover) -> tuple[Array, Array]:
-    """Prompts a second of one prefill worker that is never idle, and the time of one prompt. [1/s], [s]
+    """Return the largest prompt rate of one prefill worker, and the time of one prompt. [1/s], [s]
 
-    mu_P = min(q / t_p(q), B / V): as many in a step as it has tokens for, and no more than its links can send. A prompt's own time is
-    that of `prompts_together`, as many as attention ranks have one each.
+    mu_P = min(q / t_p(q), B / V): q prompts that fit into the tokens of a step, limited by the links. The time of one prompt is that of a
+    batch of `prompts_together`, one for each attention rank.
     """
     alone = replace(scheduling, chunked=False, rows_per_step=1.0, tokens_per_step=1.0)
-    own = fill_steps(times, requests, alone, scheduling.prompts_together)
+    base = fill_steps(times, requests, alone, scheduling.prompts_together)
     tokens = np.asarray(scheduling.step_tokens, dtype=float)
-    room = np.where(np.isfinite(tokens), np.floor(tokens / requests.new_tokens), 1.0)
-    many = np.maximum(room, scheduling.prompts_together)
-    full = fill_steps(times, requests, replace(alone, prompts_together=many), many)
+    most_prompts = np.where(np.isfinite(tokens), np.floor(tokens / requests.new_tokens), 1.0)
+    full_batch = np.maximum(most_prompts, scheduling.prompts_together)
+    full = fill_steps(times, requests, replace(alone, prompts_together=full_batch), full_batch)
     num_bytes = requests.prompt.mean * np.asarray(handover.token_bytes, dtype=float)
     with np.errstate(divide="ignore"):
         links = np.asarray(handover.bandwidth, dtype=float) / num_bytes
-    most = np.maximum(own.together / own.prompt, full.together / full.prompt)
-    return np.minimum(most, links), own.prompt
+    most = np.maximum(base.together / base.prompt, full.together / full.prompt)
+    return np.minimum(most, links), base.prompt
 
 
 def decode_rate(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, batch: Column) -> tuple[Array, Array]:
-    """Requests a second of one decode worker that always runs so many, and the time of its steps. [1/s], [s]   mu_D = b / (D t_d(b))"""
+    """Return the request rate of one decode worker with a constant batch, and its step time. [1/s], [s]
+
+    mu_D = b / (D t_d(b))
+    """
     step = times.decode(batch, requests.mean_cached, scheduling.rows_per_step)
     return np.asarray(np.asarray(batch) / np.maximum(decode_steps(requests, scheduling) * step, 1e-12)), np.asarray(step)
 
 
 def decode_tpot(times: ServingTimes, requests: Requests, scheduling: Scheduling, batch: Column) -> Array:
-    """TPOT of so many sequences of a decode worker. [s]   D t_d(b) / (O - 1)"""
+    """Return the TPOT of a decode worker with a batch of sequences. [s]   D t_d(b) / (O - 1)"""
     step = times.decode(batch, requests.mean_cached, scheduling.rows_per_step)
     return np.asarray(step * decode_steps(requests, scheduling) / max(requests.output.mean - 1, 1.0))
 
 
 def largest_batch(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, tpot_limit: Column, capacity: Column) -> Array:
-    """The most sequences of a decode worker whose TPOT keeps a limit; 0 where one alone does not. [-]"""
+    """Return the largest batch of a decode worker that meets a TPOT limit; 0 if a single sequence does not. [-]"""
     tpot = partial(decode_tpot, times, requests, scheduling)
     top, limit, _ = np.broadcast_arrays(np.floor(np.maximum(np.asarray(capacity, dtype=float), 1.0)), tpot_limit, tpot(np.asarray(1.0)))
     low, high = np.ones_like(top), top
@@ -163,28 +169,28 @@ def disaggregated(
     concurrency: Column | None = None,
     rate: Column | None = None,
 ) -> DisaggregatedLoad:
-    """Clients or arrivals on x prefill and y decode workers; with neither, as much as the slower kind can do.
+    """Return the load of clients or arrivals on x prefill and y decode workers; with neither, the maximum throughput of the slower kind.
 
         TTFT = h0 + W_P + W_D + t_p + transfer + m t_d,   TPOT = D t_d(b) / (O - 1)
         at most r = min(x mu_P, y mu_D(K)),   mu_P = q / t_p(q),  mu_D(K) = K / (D t_d(K))
 
-    rate         W_P waits for x workers that take t_p (M/D/x, longer where prompts differ), W_D for y K places; b = r D t_d(b + 1) / y
-    concurrency  the r at which as many are somewhere as there are clients, c = r (TTFT + D t_d(b)), b = r D t_d(b) / y; waits as of
-                 random arrivals, without the client itself, and of the share s of requests that come in waves (a burst of all
-                 clients takes c / (x mu_P)): W_P (1 - 1 / c) + s (c - x q) / (2 x mu_P); what is over y K waits for a place
-    neither      the throughput at which one kind is always busy; nobody queues
+    rate         W_P waits for x workers with service time t_p (M/D/x, longer if prompts differ), W_D for y K slots; b = r D t_d(b + 1) / y
+    concurrency  the r at which all clients are accounted for, c = r (TTFT + D t_d(b)), b = r D t_d(b) / y. Waits as of Poisson arrivals,
+                 excluding the client itself. A share s of requests arrives in waves (a burst of all clients takes c / (x mu_P)):
+                 W_P (1 - 1 / c) + s (c - x q) / (2 x mu_P). Requests beyond y K wait for a slot
+    neither      the throughput at which one kind is always busy; no request queues
 
-    99th percentiles: of waits by an exponential tail of those that wait at all; but of c clients no more wait than the others leave: where
-    each is in the queue a share p = W_P / E2E of its time they are binomial, and 2.3 sqrt(c p (1 - p)) / r bounds the tail.
+    99th percentiles: of waits by an exponential tail of the requests that wait. With c clients, at most the others can wait. If each is in
+    the queue for a share p = W_P / E2E of its time, their number is binomial, and 2.3 sqrt(c p (1 - p)) / r bounds the tail.
 
     capacity         K  sequences of one decode worker
-    prefill_scheduling  of prefill workers, where theirs is another (tokens and prompts of a step)
+    prefill_scheduling  of prefill workers, if it differs (tokens and prompts of a step)
 
     Source of the form: DistServe, Zhong et al., OSDI 2024, section 3 (M/D/1 for prefill instances).
     """
     if concurrency is not None and rate is not None:
         raise bad_field("rate", rate, "only one of concurrency and rate can be given", "leave one of them out")
-    x, y, K = (np.asarray(each, dtype=float) for each in (workers.prefill, workers.decode, np.maximum(capacity, 1.0)))
+    x, y, K = (np.asarray(column, dtype=float) for column in (workers.prefill, workers.decode, np.maximum(capacity, 1.0)))
     mu_p, prompt = prefill_rate(prefill, requests, prefill_scheduling or scheduling, handover)
     mu_d, full_step = decode_rate(decode, requests, scheduling, batch=K)
     D, after = decode_steps(requests, scheduling), max(requests.output.mean - 1, 1.0)
@@ -201,25 +207,25 @@ def disaggregated(
         return np.asarray(decode.decode(np.maximum(batch, 1.0), requests.mean_cached, scheduling.rows_per_step))
 
     def alone(batch: Array) -> tuple[Array, Array]:
-        """Steps of workers that no prompt holds up."""
+        """Return the step time of a decode worker, whose steps include no prompts."""
         time = step(batch)
         return time, 0 * time
 
     def wait_for_prefill(r: Array) -> Array:
         return queue_wait(r, 1 / mu_p, x, squared_variation=varied)
 
-    crowd: Column = 0.0
-    place: Column = 0.0
+    excess_time: Column = 0.0
+    slot_wait: Column = 0.0
     wave: Column = 0.0
     if rate is not None:
         r = np.minimum(rate, highest)
         saturated = np.asarray(rate) >= highest
-        beside, slope = stationary_running(alone, rate=r / y, steps=D + 0 * highest, places=K)
-        b = np.where(saturated & (most_d <= most_p), K, beside)
+        running, slope = stationary_running(alone, rate=r / y, steps=D + 0 * highest, slots=K)
+        b = np.where(saturated & (most_d <= most_p), K, running)
         t_d = np.where(saturated & (most_d <= most_p), full_step, step(np.minimum(b + 1, K)))
-        crowd = slope * NORMAL_99 * np.sqrt(b)
+        excess_time = slope * NORMAL_99 * np.sqrt(b)
         wait = np.where(saturated, np.inf, wait_for_prefill(r))
-        place = np.where(saturated, np.inf, queue_wait(r, D * full_step, y * K, squared_variation=squared_variation(requests.output)))
+        slot_wait = np.where(saturated, np.inf, queue_wait(r, D * full_step, y * K, squared_variation=squared_variation(requests.output)))
     elif concurrency is not None:
         c = np.asarray(concurrency, dtype=float)
 
@@ -229,39 +235,39 @@ def disaggregated(
         def with_decode(r: Array) -> Array:
             return np.asarray(fixed + wave + np.where(c > 1, wait_for_prefill(r) * np.maximum(1 - 1 / c, 1e-9), 0.0))
 
-        b, t_d, r = _settled(step, with_decode, scheduling.border_steps, clients=c, workers=y, steps=D, places=K)
+        b, t_d, r = _closed_loop_balance(step, with_decode, scheduling.border_steps, clients=c, workers=y, steps=D, slots=K)
         r = np.minimum(np.minimum(r, highest), c / (fixed + (D + scheduling.border_steps) * t_d))
         with np.errstate(divide="ignore", invalid="ignore"):
             queued = np.maximum(np.where(r > 0, c / r, np.inf) - fixed - (D + scheduling.border_steps) * t_d, 0.0)
         wait = np.minimum(with_decode(r) - fixed, queued)
-        place = np.where(np.isfinite(queued), queued - wait, np.inf)
+        slot_wait = np.where(np.isfinite(queued), queued - wait, np.inf)
         saturated = np.asarray(b >= K * (1 - 1e-9))
     else:
         r, wait = highest, np.asarray(0.0)
-        beside, _ = stationary_running(alone, rate=r / y, steps=D + 0 * highest, places=K)
-        b = np.where(most_d <= most_p, K, beside)
+        running, _ = stationary_running(alone, rate=r / y, steps=D + 0 * highest, slots=K)
+        b = np.where(most_d <= most_p, K, running)
         t_d = step(b)
         saturated = np.zeros(np.shape(r), dtype=bool)
 
-    ttft = fixed + wait + place + scheduling.border_steps * t_d
-    queueing = np.where(np.isfinite(wait), np.maximum(wait - wave, 0.0), 0.0)  # the places in a wave are even from its first to its last
-    late = wait_tail_99(queueing, waits_at_all(r / most_p, x))
+    ttft = fixed + wait + slot_wait + scheduling.border_steps * t_d
+    queueing = np.where(np.isfinite(wait), np.maximum(wait - wave, 0.0), 0.0)  # positions in a wave are uniform
+    late = wait_tail_99(queueing, busy_probability(r / most_p, x))
     if rate is not None:
-        late = late + wait_tail_99(np.where(np.isfinite(place), place, 0.0), waits_at_all(r / most_d, y * K))
+        late = late + wait_tail_99(np.where(np.isfinite(slot_wait), slot_wait, 0.0), busy_probability(r / most_d, y * K))
     elif concurrency is not None:
         waiting = np.clip(queueing / (ttft + D * t_d), 0.0, 1.0)
         late = np.minimum(late, NORMAL_99 * np.sqrt(c * waiting * (1 - waiting)) / np.maximum(r, 1e-12))
-    tail = np.hypot(late, prompt * longer_99(requests.prompt)) + 0.98 * np.minimum(wave, wait)
+    tail = np.hypot(late, prompt * relative_excess_99(requests.prompt)) + 0.98 * np.minimum(wave, wait)
     tpot = D * t_d / after
     load = load_of(
         ttft=ttft,
         ttft_p99=ttft + tail,
         tpot=tpot,
-        tpot_p99=tpot + np.sqrt(2 / 3) * crowd * D / after,
-        inter_token_p99=t_d + crowd,
+        tpot_p99=tpot + np.sqrt(2 / 3) * excess_time * D / after,
+        inter_token_p99=t_d + excess_time,
         request_latency=ttft + D * t_d,
         running=y * np.minimum(r * D * t_d / y, K),
-        queue=np.where(r > 0, r * (wait + place), np.inf),
+        queue=np.where(r > 0, r * (wait + slot_wait), np.inf),
         requests_per_second=r,
         tokens_per_second=r * requests.output.mean,
         decode_time=t_d,
@@ -281,30 +287,34 @@ def disaggregated(
     )
 
 
-def _settled(
+def _closed_loop_balance(
     step: Callable[[Array], Array],
-    beside: Callable[[Array], Array],
+    outside_decode: Callable[[Array], Array],
     border: Column,
     *,
     clients: Array,
     workers: Array,
     steps: Array,
-    places: Array,
+    slots: Array,
 ) -> tuple[Array, Array, Array]:
-    """Sequences of a decode worker, its step, and requests a second with which all clients are somewhere: r (beside + (D + m) t_d) = c."""
-    between = straight_lines(step, places)
+    """Return the batch of a decode worker, its step time, and the request rate at which r (outside + (D + m) t_d) = c.
+
+    outside_decode   time of a request outside decode at a rate   [s]
+    border           m, steps between prefill and the first decode step   [-]
+    """
+    between = piecewise_linear(step, slots)
     offset: Array = np.asarray(0.0)
-    b = r = places
-    t_d = step(places)
+    b = r = slots
+    t_d = step(slots)
     for _ in range(_CORRECTIONS):
-        low, high = 0 * t_d + 0 * clients + 0 * workers, places + 0 * t_d + 0 * clients + 0 * workers
+        low, high = 0 * t_d + 0 * clients + 0 * workers, slots + 0 * t_d + 0 * clients + 0 * workers
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             t = between(middle) + offset
             r = workers * middle / np.maximum(steps * t, 1e-12)
-            few = r * (beside(r) + (steps + border) * t) < clients
+            few = r * (outside_decode(r) + (steps + border) * t) < clients
             low, high = np.where(few, middle, low), np.where(few, high, middle)
-        b = np.where(high >= places * (1 - 1e-9), places, (low + high) / 2)
+        b = np.where(high >= slots * (1 - 1e-9), slots, (low + high) / 2)
         r = workers * b / np.maximum(steps * (between(b) + offset), 1e-12)
         t_d = step(b)
         offset = t_d - between(b)

@@ -1,4 +1,4 @@
-"""A serving step as what prices its rows: how many sequences, prompts and tokens it has, and by which kernels an engine runs it."""
+"""One engine step: its sequences, prompts and tokens, and the engine's kernels. Its rows are priced from this."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _ALL_REDUCE = COLLECTIVE_CODE[CollectiveKind.ALL_REDUCE]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EngineStep:
-    """One step on one rank of attention, as flat columns.
+    """One step on one attention rank, as flat columns.
 
-    decoding     sequences with `new_tokens` rows each over `cached` tokens, the new ones included
+    decoding     sequences with `new_tokens` rows each over `cached` tokens, including the new ones
     prompts      of `prompt_tokens` new tokens each after `prompt_cached`
-    tokens       rows of all attention ranks together: those that meet at the experts (one prompt keeps one rank busy, not all)
-    copies       of those that decode, rows that further ranks of pcp compute too: they come to the experts as well
+    tokens       rows of all attention ranks together, routed to the experts (a single prompt occupies one rank, not all)
+    copies       decode rows that further ranks of pcp compute too: they are routed to the experts as well
     sharing      pcp: ranks that share the tokens of each prompt
-    padded       rows of this rank as captured graphs have them
-    dcp, cut     ranks inside tp that share the tokens of a cache, and those of pcp (1: each has all of it)
-    chips        of a stage; expert_parts: ranks that experts are dealt over
-    groups       of ranks: tp; pcp, which share prompts; tokens, which have tokens of their own
-    cache_bytes, element_bytes   of an element of the cache; of activations, and of weights in no format of fewer bits   [byte]
-    distinct_experts   that the tokens meet, where all requests are one prompt; 0: as routing has it
-    takes_prompts      its graph is one of prompts
+    padded       rows of this rank, padded to captured graphs
+    dcp, cut     ranks inside tp that share the tokens of a cache, and those of pcp (1: each stores all of it)
+    chips        of a stage; expert_parts: ranks that experts are sharded over
+    groups       of ranks: tp; pcp, which share prompts; tokens, which have different tokens
+    cache_bytes, element_bytes   of an element of the cache; of activations and unquantized weights   [byte]
+    distinct_experts   activated by the tokens if all requests are one prompt; 0: by even routing
+    takes_prompts      its graph is that of prompts
     """
 
     decoding: Array
@@ -70,33 +70,33 @@ class EngineStep:
 
     @property
     def own_prompt_rows(self) -> Array:
-        """This rank's rows of prompts."""
+        """Rows of prompts on this rank."""
         return self.prompts * self.prompt_tokens / self.sharing
 
     @property
     def outputs(self) -> Array:
-        """Rows that have logits."""
+        """Rows with logits."""
         return self.decoding * self.new_tokens + self.prompts
 
     def format_of(self, is_low: bool) -> Quantization:
-        """Format of weights that are held in fewer bits, and of others."""
+        """Return the format of quantized weights, or of others."""
         return self.quantization if is_low else QUANTIZATIONS["bf16"]
 
     def product(self, is_low: bool) -> dict[str, Any]:
-        """Arguments of `weight_product_time` that are the engine's."""
+        """Return the arguments of `weight_product_time` that the engine defines."""
         untuned = 1.0 if self.takes_prompts else self.kernels.few_rows_fraction
         shown = {"casts": self.kernels.casts, "untuned": untuned}
         return {"quantization": self.format_of(is_low), "itemsize": self.element_bytes, **shown}
 
     def product_bytes(self, quantization: Quantization) -> tuple[float, float]:
-        """Bytes of an element of the weights and of the activations of a product."""
+        """Return the bytes per element of the weights and of the activations of a product."""
         if quantization.is_plain:
             return self.element_bytes, self.element_bytes
         return quantization.weight_bytes, quantization.activation_bytes
 
 
 def engine_collective_time(code: Any, num_bytes: Array, group: Group, machine: Machine, kernels: EngineKernels) -> Array:
-    """By the library, or by the engine's own kernels where these are quicker; of one member nothing. [s]"""
+    """Return the time of a collective by the library, or by the engine's custom kernels if they are faster; 0 for one member. [s]"""
     size, inside = group
     if np.max(size) <= 1:
         return np.zeros(np.broadcast_shapes(np.shape(num_bytes), np.shape(size)))

@@ -40,10 +40,10 @@ Plans = Sequence[ServingPlan] | ServingColumns
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServedPlans:
-    """Columns of plans under one load; figures of a replica, but where they say otherwise.
+    """Columns of plans under one load; values of a replica unless noted.
 
-    capacity   sequences that a replica runs at once: by its memory and by the engine's limit
-    replicas   that have requests: all, or as many as there are requests in flight
+    capacity   sequences that a replica runs at once: limited by its memory and by the engine
+    replicas   with requests: all, or the number of requests in flight if that is smaller
     """
 
     load: ServedLoad
@@ -63,10 +63,10 @@ class ServedPlans:
 class ServingEstimator:
     """Predicts plans of one model in its formats on one cluster under one engine.
 
-    element_bytes   of activations, and of weights in no format of fewer bits
-    prefill         the estimator of prefill workers on chips of another kind; None: on these
+    element_bytes   of activations and of unquantized weights
+    prefill         the estimator of prefill workers on other chips; None: on the same
 
-    `distinct_experts` of its methods: experts that the tokens of a step meet, where all requests are one prompt; 0: as even routing has it
+    `distinct_experts` of its methods: experts activated by the tokens of a step if all requests are one prompt; 0: by even routing
     """
 
     model: TransformerConfig
@@ -85,16 +85,16 @@ class ServingEstimator:
     # --- pieces -------------------------------------------------------------------------------------------------------------------
 
     def times(self, plans: Plans, *, model: TransformerConfig | None = None, distinct_experts: float = 0.0) -> StepCosts:
-        """Times of steps of columns of plans; of another model on the same chips, one that drafts."""
-        of, rows = model or self.model, columns_of(plans)
+        """Return the step times of columns of plans; `model`: another model on the same chips, such as a draft model."""
+        config, rows = model or self.model, columns_of(plans)
         degrees = {"tp": rows.tp, "pp": rows.pp, "dp_replicate": rows.attention_dp}
         degrees |= {"dp_shard": np.ones_like(rows.tp), CONTEXT_AXIS: rows.pcp}
         tiers = self.machine.tier_sizes
-        grid = make_grid(degrees, [DEFAULT_ORDER], tier_sizes=tiers, num_key_value_heads=of.num_key_value_heads)
-        of_tp, of_pcp = cache_cuts(of, tp=rows.tp, dcp=rows.dcp, pcp=rows.pcp)
+        grid = make_grid(degrees, [DEFAULT_ORDER], tier_sizes=tiers, num_key_value_heads=config.num_key_value_heads)
+        of_tp, of_pcp = cache_cuts(config, tp=rows.tp, dcp=rows.dcp, pcp=rows.pcp)
         return StepCosts(
-            decode_program=self.program(of, is_prompt=False),
-            prompt_program=self.program(of, is_prompt=True),
+            decode_program=self.program(config, is_prompt=False),
+            prompt_program=self.program(config, is_prompt=True),
             machine=self.machine,
             engine=self.engine,
             quantization=self.quantization,
@@ -111,13 +111,13 @@ class ServingEstimator:
         )
 
     def program(self, model: TransformerConfig, *, is_prompt: bool) -> ServingProgram:
-        """The compiled step of a model under the engine, with the weights in their formats."""
+        """Return the compiled step of a model under the engine, with the weights in their formats."""
         low_parts = self.quantization.parts(with_experts=model.experts is not None)
         fuses, element_bytes = self.engine.kernels.fuses_kernels, self.element_bytes
         return serving_program(model, is_prompt=is_prompt, fuses=fuses, low_parts=low_parts, element_bytes=element_bytes)
 
     def memory(self, plans: Plans, tokens: float, speculation: Speculation | None = None) -> ServingMemory:
-        """Where sequences hold so many tokens each."""
+        """Return the memory of the plans with `tokens` per sequence."""
         rows = columns_of(plans)
         draft: Any = 0.0
         if speculation is not None:
@@ -130,7 +130,7 @@ class ServingEstimator:
             self.engine,
             self.quantization,
             self.cache,
-            capacity=self.cluster.chip.memory.usable_capacity,  # what cudaMemGetInfo reports is what engines take their share of
+            capacity=self.cluster.chip.memory.usable_capacity,  # engines apply their memory fraction to what cudaMemGetInfo reports
             tokens_of_sequence=tokens,
             plans=rows,
             max_tokens=self._max_tokens(rows),
@@ -139,14 +139,14 @@ class ServingEstimator:
         )
 
     def drafting(self, speculation: Speculation) -> TransformerConfig:
-        """The drafting model: a model of its own, or one layer of this model with its head."""
+        """Return the draft model: a separate model, or one layer of this model with its head."""
         if speculation.draft is not None:
             return speculation.draft
         kind = replace(self.model.main_kind, count=1, turn="")
         return replace(self.model, num_hidden_layers=1, kinds=(kind,), num_mtp_layers=0)
 
     def with_drafts(self, costs: ServingTimes, plans: Plans, speculation: Speculation | None) -> ServingTimes:
-        """Steps that verify, with those that draft: the host's own time is spent once. Without speculation what was given."""
+        """Return the times of verify and draft steps, with the engine's host time counted once; `costs` without speculation."""
         if speculation is None:
             return costs
         draft = self.times(plans, model=self.drafting(speculation))
@@ -158,7 +158,7 @@ class ServingEstimator:
     def serve(
         self, job: ServingJob, plans: Plans, *, distinct_experts: float = 0.0, concurrency: NDArray[np.int64] | None = None
     ) -> ServedPlans:
-        """The load of `job` on every plan; `concurrency`: that of each plan, in place of the job's."""
+        """Return the load of `job` on every plan; `concurrency`: clients of each plan, instead of the job's."""
         plans = columns_of(plans)
         costs = self.times(plans, distinct_experts=distinct_experts)
         times = self.with_drafts(costs, plans, job.speculation)
@@ -173,7 +173,7 @@ class ServingEstimator:
         if job.is_static and clients is not None:
             load = static_batch(times, requests, scheduling, batch=clients / replicas, capacity=capacity)
         elif clients is not None:
-            capacity = self.crowded(plans, memory, requests, job.speculation)
+            capacity = self.saturated_capacity(plans, memory, requests, job.speculation)
             load = closed_loop(times, requests, scheduling, concurrency=clients / replicas, capacity=capacity)
         elif job.rate is not None:
             load = open_loop(times, requests, scheduling, rate=job.rate / replicas, capacity=capacity)
@@ -183,28 +183,28 @@ class ServingEstimator:
         return ServedPlans(load=load, memory=memory, capacity=capacity, num_chips=chips, replicas=replicas, times=costs)
 
     def capacity(self, plans: Plans, memory: ServingMemory) -> Array:
-        """Sequences of a replica that run at once: by its memory and by the engine's limit. One that does not fit is timed as if it did."""
+        """Return the sequences of a replica that run at once, limited by memory and engine. If none fits, return the engine's limit."""
         rows = columns_of(plans)
         limit = self._max_batch(rows) * rows.attention_dp
         return np.where(memory.fits, np.minimum(memory.sequences, limit), limit)
 
-    def crowded(self, plans: Plans, memory: ServingMemory, requests: Requests, speculation: Speculation | None = None) -> Array:
-        """Sequences of a replica that run at once, on average, where more requests wait than it has room for.
+    def saturated_capacity(self, plans: Plans, memory: ServingMemory, requests: Requests, speculation: Speculation | None = None) -> Array:
+        """Return the mean number of running sequences of a replica while more requests wait than fit.
 
-            K = (N - I / 2) / z     of an engine that admits what has room at present
+            K = (N - I / 2) / z     of an engine that admits requests by present free cache
 
-        N tokens of the cache, z `mean_cached` of a sequence, I / 2 what lies idle on average as the next prompt does not fit. An engine
-        that keeps room for whole answers runs what `capacity` says.
+        N tokens of the cache, z `mean_cached` of a sequence, I / 2 the mean idle cache, as the next prompt does not fit. An engine that
+        reserves cache for whole answers runs `capacity` sequences.
         """
-        whole = self.capacity(plans, memory)
+        capacity = self.capacity(plans, memory)
         if self.engine.memory.reserves_answers:
-            return whole
+            return capacity
         rows, held = columns_of(plans), self.memory(plans, float(requests.mean_cached), speculation)
         some = held.sequences - float(requests.prompt.mean / requests.mean_cached) / 2
-        return np.where(memory.fits, np.maximum(np.minimum(some, self._max_batch(rows) * rows.attention_dp), whole), whole)
+        return np.where(memory.fits, np.maximum(np.minimum(some, self._max_batch(rows) * rows.attention_dp), capacity), capacity)
 
     def scheduling(self, plans: Plans, speculation: Speculation | None = None) -> Scheduling:
-        """How the engine fills its steps; tokens of a step are those of all attention ranks."""
+        """Return the engine's scheduling rules; tokens of a step are those of all attention ranks."""
         rows = columns_of(plans)
         tokens = self._max_tokens(rows) * rows.attention_dp
         return Scheduling.of_engine(self.engine, step_tokens=tokens, ranks=rows.attention_dp.astype(float), speculation=speculation)
@@ -218,7 +218,7 @@ class ServingEstimator:
     # --- one plan -----------------------------------------------------------------------------------------------------------------
 
     def predict(self, job: ServingJob, plan: ServingPlan, *, distinct_experts: float = 0.0) -> ServingPrediction:
-        """One plan under one load. Raises InputError where the plan cannot be."""
+        """Predict one plan under one load. Raises InputError if the plan is not possible."""
         check_plan(self.model, plan)
         check_context(self.model, plan, self.engine)
         if plan.pools is not None:
@@ -232,7 +232,7 @@ def columns_of(plans: Plans) -> ServingColumns:
 
 
 def check_plan(model: TransformerConfig, plan: ServingPlan) -> None:
-    """Degrees that cut what the model has. Raises InputError."""
+    """Check that the degrees divide the dims of the model. Raises InputError."""
     if model.num_attention_heads % plan.tp:
         rule = f"must divide the {model.num_attention_heads} attention heads of {model.name}"
         raise bad_field("tp", plan.tp, rule, f"use {_divisors(model.num_attention_heads)}")
@@ -251,8 +251,10 @@ def check_plan(model: TransformerConfig, plan: ServingPlan) -> None:
 
 
 def check_context(model: TransformerConfig, plan: ServingPlan, engine: Engine) -> None:
-    """Ranks that share the tokens of a cache are those that would each keep it, those of a prompt share no state, and the engine has them.
-    Raises InputError."""
+    """Check context parallelism. Raises InputError.
+
+    Ranks that share the tokens of a cache would otherwise each store it; ranks of a prompt share no state; and the engine supports both.
+    """
     reason = why_not_shared(model, engine, pp=plan.pp, attention_dp=plan.attention_dp) if plan.pcp > 1 else ""
     if reason:
         raise bad_field("pcp", plan.pcp, reason, "use pcp=1" + (" or engine vllm" if engine.runs.prefill_context == "none" else ""))
@@ -271,17 +273,17 @@ def check_context(model: TransformerConfig, plan: ServingPlan, engine: Engine) -
 
 
 def _divisors(number: int) -> str:
-    return ", ".join(str(each) for each in (1, 2, 4, 8, 16, 32, 64, 128) if number % each == 0)
+    return ", ".join(str(divisor) for divisor in (1, 2, 4, 8, 16, 32, 64, 128) if number % divisor == 0)
 
 
 def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPlan, served: ServedPlans, at: int) -> ServingPrediction:
-    """Prediction of the column `at`."""
+    """Return the prediction of column `at`."""
     load, memory = served.load, served.memory
     full = float(job.input_len.most + job.output_len.most)
     fits = bool(_at(memory.sequences, at) * (job.input_len.mean + job.output_len.mean) >= full)
     running, working = float(load.running[at]), _at(served.replicas, at)
     parts = step_parts(served.times, job, running, at)
-    wanted = _wanted(job, plan)
+    wanted = 0.0 if job.concurrency is None else job.concurrency / plan.replicas
     notes = []
     if not fits:
         notes.append(_does_not_fit(memory, at))
@@ -297,8 +299,8 @@ def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
         )
     notes += _copies_notes(estimator, plan)
     cached = memory.sequence_bytes * min(running, float(served.capacity[at])) / plan.attention_dp
-    if float(served.capacity[at]) > _at(memory.sequences, at):  # the engine takes what has room at present, until there is none
-        cached = np.minimum(cached, np.maximum(memory.room, 0.0))
+    if float(served.capacity[at]) > _at(memory.sequences, at):  # the engine admits requests until the cache is full
+        cached = np.minimum(cached, np.maximum(memory.cache_capacity, 0.0))
     held = {
         "weights": memory.weights, "cache": cached,
         "activations": memory.activations, "graphs": memory.graphs, "context": memory.context, "reserve": memory.reserve,
@@ -333,19 +335,20 @@ def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
 
 
 def step_parts(times: StepCosts, job: ServingJob, running: float, at: int = 0) -> dict[str, float]:
-    """Parts of a decode step of so many sequences, half answered. [s]"""
-    parts = times.parts(max(running, 1.0), job.mean_context, new_tokens=_rows(job))
+    """Return the parts of a decode step of `running` sequences at mean context. [s]"""
+    new_tokens = 1.0 if job.speculation is None else 1.0 + job.speculation.draft_tokens
+    parts = times.parts(max(running, 1.0), job.mean_context, new_tokens=new_tokens)
     return {name: _at(parts[name], at) for name in PARTS}
 
 
 def _copies_notes(estimator: ServingEstimator, plan: ServingPlan) -> list[str]:
-    """Where chips keep the same cache: how many, and what would cut it."""
+    """Return a note if chips store copies of the cache: their number, and the knobs that would reduce it."""
     model, copies = estimator.model, int(cache_copies(estimator.model, plan.tp)) * plan.pcp // plan.dcp
     if copies == 1:
         return []
-    has_dcp, beside = estimator.engine.runs.has_decode_context and not why_no_context(model), f"pcp {plan.pcp} of " if plan.pcp > 1 else ""
+    has_dcp, prefix = estimator.engine.runs.has_decode_context and not why_no_context(model), f"pcp {plan.pcp} of " if plan.pcp > 1 else ""
     if model.latent is None:
-        kept, cures = f"{beside}tp {plan.tp} over {model.num_key_value_heads} key-value heads keeps {copies} copies of the cache", []
+        kept, cures = f"{prefix}tp {plan.tp} over {model.num_key_value_heads} key-value heads keeps {copies} copies of the cache", []
     else:
         kept, cures = f"the latent cache is whole on each of {copies} chips", ["attention dp"] if plan.pcp == 1 else []
     cures += ["dcp"] if has_dcp else []
@@ -353,7 +356,7 @@ def _copies_notes(estimator: ServingEstimator, plan: ServingPlan) -> list[str]:
 
 
 def _intervals(estimator: ServingEstimator, served: ServedPlans, at: int) -> dict[str, tuple[float, float]]:
-    """As far as published runs on such a footing were from their predictions; an engine of one's own is as one that nobody knows."""
+    """Return intervals from the errors of published runs on the same basis; a user's engine has those of an unseen engine."""
     basis = ServingBasis(
         engine_known=estimator.engine.name in fitted_numbers(),
         chip_measured=is_calibrated(estimator.machine),
@@ -365,7 +368,7 @@ def _intervals(estimator: ServingEstimator, served: ServedPlans, at: int) -> dic
 
 
 def rests_on(estimator: ServingEstimator) -> dict[str, str]:
-    """Part -> what its numbers come from."""
+    """Return part -> source of its numbers."""
     rests = estimator.machine.rests_on
     links = rests.get(SCALE_UP) or rests.get(SCALE_OUT) or "spec sheet"
     engine = f"engine: {estimator.engine.name}"
@@ -374,22 +377,14 @@ def rests_on(estimator: ServingEstimator) -> dict[str, str]:
     return of | {"host": engine, "memory": f"derived from the model and the plan; {engine}"}
 
 
-def _rows(job: ServingJob) -> float:
-    return 1.0 if job.speculation is None else 1.0 + job.speculation.draft_tokens
-
-
-def _wanted(job: ServingJob, plan: ServingPlan) -> float:
-    return 0.0 if job.concurrency is None else job.concurrency / plan.replicas
-
-
 def _does_not_fit(memory: ServingMemory, at: int) -> str:
     from perfmodel.foundation.units import format_bytes
 
-    weights, usable, room = (_at(each, at) for each in (memory.weights, memory.usable, memory.room))
-    if room > 0:
-        return f"does not fit: no request of full length has room in the {format_bytes(room)} that weights leave on each chip"
-    beside = sum(_at(each, at) for each in (memory.activations, memory.graphs, memory.context, memory.reserve))
-    taken = f"weights take {format_bytes(weights)} and the engine {format_bytes(beside)}"
+    weights, usable, free = (_at(column, at) for column in (memory.weights, memory.usable, memory.cache_capacity))
+    if free > 0:
+        return f"does not fit: no request of full length has room in the {format_bytes(free)} that weights leave on each chip"
+    engine_bytes = sum(_at(column, at) for column in (memory.activations, memory.graphs, memory.context, memory.reserve))
+    taken = f"weights take {format_bytes(weights)} and the engine {format_bytes(engine_bytes)}"
     return f"does not fit: {taken} of {format_bytes(usable)} usable on each chip"
 
 

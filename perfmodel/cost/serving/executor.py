@@ -1,4 +1,4 @@
-"""Steps of the serving executor of this package (`execute/serving/`): the engine that it is, on a machine that computes in 32 bits."""
+"""Steps of the serving executor of this package (`execute/serving/`): its engine, on a machine that computes in 32 bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import QUANTIZATIONS
 from perfmodel.workload.states import UPDATE_KERNELS
 
-#: No graphs, nothing fused, no time but its kernels' and their launches'.
+#: No graphs, no fused kernels, no host time but kernel launches.
 EXECUTOR = Engine(
     name="executor",
     version="of this package",
@@ -39,17 +39,17 @@ EXECUTOR = Engine(
 
 
 def lacks_states(model: TransformerConfig, calibration: Calibration) -> bool:
-    """Whether the model has layers with a state, of which the calibration has measured nothing."""
+    """Return whether the model has layers with a state that the calibration has not measured."""
     return any(kind.mixer in UPDATE_KERNELS and UPDATE_KERNELS[kind.mixer] not in calibration.streaming for kind in model.layer_kinds)
 
 
 def executor_times(
     model: TransformerConfig, cluster: Cluster, calibration: Calibration, *, rows: int, dtype: Dtype = Dtype.FP32
 ) -> StepCosts:
-    """Times of steps of so many rows of the executor on one chip of the cluster, all weights and the cache in `dtype`.
+    """Return step times of the executor with `rows` rows on one chip of the cluster, with weights and cache in `dtype`.
 
-    A model's weights come from memory, whatever caches hold of a single product's: where that was measured, it counts. Raises InputError
-    where layers with a state have not been measured.
+    A model's weights are read from memory, even if a single product's fit into a cache: the measured bandwidth of weights counts, if there
+    is one. Raises InputError if layers with a state have not been measured.
     """
     if lacks_states(model, calibration):
         rule = f"has measured no layers with a state, which {model.name} has"
@@ -71,7 +71,7 @@ def executor_times(
 
 
 def anchor_time(cluster: Cluster, calibration: Calibration, *, dtype: Dtype = Dtype.FP32) -> float:
-    """Time of the anchor product by the calibration, against which the machine's present speed is measured. [s]"""
+    """Return the calibrated time of the anchor product, the reference for the machine's present speed. [s]"""
     rows, outputs, inputs = ANCHOR
     machine = resolve_machine(replace(cluster, num_chips=1), calibration, dtype=dtype)
     bandwidth = calibration.peaks.get(WEIGHT_BANDWIDTH, machine.matmul.bandwidth)
@@ -82,7 +82,7 @@ def anchor_time(cluster: Cluster, calibration: Calibration, *, dtype: Dtype = Dt
 def predicted_parts(
     model: TransformerConfig, cluster: Cluster, calibration: Calibration, shape: StepShape, *, dtype: Dtype = Dtype.FP32
 ) -> dict[str, float]:
-    """Seconds of each part of a step of that shape; they add up to it."""
+    """Return the seconds of each part of a step of that shape; they add up to the step."""
     costs = executor_times(model, cluster, calibration, rows=shape.rows, dtype=dtype)
     if shape.is_decode:
         parts = costs.parts(float(shape.sequences), float(shape.cached + 1))

@@ -1,6 +1,6 @@
-"""Routed experts of a serving step: one fused call on each chip, and what tokens send to their experts and back.
+"""Routed experts of a serving step: one fused call on each chip, and the communication of tokens with their experts.
 
-Routers prefer some experts to others, and the fullest of the ranks that share them sets the pace.
+Routers prefer some experts to others, and the expert rank with the highest load determines the time.
 """
 
 from __future__ import annotations
@@ -18,53 +18,53 @@ from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.workload.graph import RoutedExperts
 
 POPULARITY_VARIANCE = 2.0
-"""v, of how often a router chooses each expert of a layer, over the square of its mean; 0: every one as often. Heard from served runs of
-seven models with 128 to 512 experts (docs/accuracy-serving.md) among 1, 1.4, 2, 2.8 and 4: each of them left out, the others say 2 to 2.8;
-static batches of Mixtral (8 experts), which were not asked, 1.4 to 2."""
+"""v, relative variance of how often a router chooses each expert of a layer; 0: all equally often. Fitted among 1, 1.4, 2, 2.8 and 4 to
+served runs of seven models with 128 to 512 experts (docs/accuracy-serving.md). With any one of them left out, the fit is 2 to 2.8; held-out
+static batches of Mixtral (8 experts) give 1.4 to 2."""
 
-#: Of n numbers that are normally distributed the largest one's expectation, n = 1, 2, 4, ... (Harter 1961). [standard deviations]
+#: Expectation of the largest of n normally distributed numbers, n = 1, 2, 4, ... (Harter 1961). [standard deviations]
 _LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.070, 2.344, 2.594, 2.827, 3.045, 3.251)
 
 
-def share_met(tokens: Any, num_experts: float, top_k: float) -> NDArray[Any]:
-    """m: of the experts of a layer those that `tokens` of k choices each meet, on average. [-]
+def activated_share(tokens: Any, num_experts: float, top_k: float) -> NDArray[Any]:
+    """Return m, the share of a layer's experts that `tokens` of k choices each activate, on average. [-]
 
     m = 1 - (1 + v u)^(-1/v),   u = -T ln(1 - k / E)
 
-    Of choices that are even (v = 0): 1 - (1 - k / E)^T; of popularities that follow a gamma distribution with variance v its mean.
+    For even choices (v = 0): 1 - (1 - k / E)^T; otherwise its mean over popularities with a gamma distribution of variance v.
     """
     u = -np.asarray(tokens, dtype=float) * np.log1p(-min(top_k / num_experts, 1.0 - 1e-12))
     return np.asarray(1.0 - (1.0 + POPULARITY_VARIANCE * u) ** (-1.0 / POPULARITY_VARIANCE))
 
 
-def fullest_rank(met: Any, tokens: Any, num_experts: float, top_k: float, ranks: Any) -> tuple[NDArray[Any], NDArray[Any]]:
-    """How many more experts that are met, and rows, the fullest of n ranks has than the mean one. [-]
+def fullest_rank(activated: Any, tokens: Any, num_experts: float, top_k: float, ranks: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the ratios of activated experts and of rows of the fullest of n ranks to those of the mean rank. [-]
 
     1 + z(n) sqrt((1 - m) n / (m E)),   1 + z(n) sqrt((1 / l + v) n / E),   l = T k / E
 
-    z   the largest of n normal numbers; m (`share_met`) is that of each expert by itself, l rows of one on average. One rank: 1, 1.
+    z   the largest of n normal numbers; m (`activated_share`) is that of each expert by itself, l mean rows of an expert. One rank: 1, 1.
     """
     n = np.asarray(ranks, dtype=float)
     largest = np.interp(np.log2(n), np.arange(len(_LARGEST)), _LARGEST)
     rows = np.maximum(np.asarray(tokens, dtype=float) * (top_k / num_experts), 1e-9)
-    met = np.maximum(met, 1e-9)
-    more_met = 1.0 + largest * np.sqrt(np.maximum(1.0 - met, 0.0) / met * (n / num_experts))
-    return more_met, 1.0 + largest * np.sqrt((1.0 / rows + POPULARITY_VARIANCE) * (n / num_experts))
+    activated = np.maximum(activated, 1e-9)
+    more_activated = 1.0 + largest * np.sqrt(np.maximum(1.0 - activated, 0.0) / activated * (n / num_experts))
+    return more_activated, 1.0 + largest * np.sqrt((1.0 / rows + POPULARITY_VARIANCE) * (n / num_experts))
 
 
 def routed_experts_time(work: RoutedExperts, step: EngineStep, machine: Machine) -> Array:
-    """The experts of one layer. [s]
+    """Return the time of the experts of one layer. [s]
 
-    T tokens of all attention ranks meet; of the experts that they choose (`share_met`) the fullest rank sets the pace.
+    T tokens of all attention ranks are routed; the rank with the most activated experts (`activated_share`) determines the time.
     """
     ep, total, k = step.expert_parts, float(work.num_experts), float(work.top_k)
-    tokens, computed = (each * _padding(step) for each in (step.tokens, step.tokens + step.copies))
-    share = np.full_like(tokens, step.distinct_experts / total) if step.distinct_experts else share_met(tokens, total, k)
-    more_met, more_rows = fullest_rank(share, tokens, total, k, ep)
-    here = np.maximum(np.minimum(total * share * more_met, total) / ep, np.clip(tokens * k, 1e-9, 1.0))
+    tokens, computed = (count * _padding(step) for count in (step.tokens, step.tokens + step.copies))
+    share = np.full_like(tokens, step.distinct_experts / total) if step.distinct_experts else activated_share(tokens, total, k)
+    more_activated, more_rows = fullest_rank(share, tokens, total, k, ep)
+    local_experts = np.maximum(np.minimum(total * share * more_activated, total) / ep, np.clip(tokens * k, 1e-9, 1.0))
     time = grouped_weight_time(
-        experts=here,
-        rows=np.maximum(np.minimum(computed * k * more_rows / ep, computed * k), here),
+        experts=local_experts,
+        rows=np.maximum(np.minimum(computed * k * more_rows / ep, computed * k), local_experts),
         tokens=computed,
         hidden_size=float(work.hidden_size),
         intermediate_size=work.width / (step.chips / ep),
@@ -77,26 +77,27 @@ def routed_experts_time(work: RoutedExperts, step: EngineStep, machine: Machine)
 
 
 def _padding(step: EngineStep) -> Array:
-    """Rows of captured graphs over those of the step."""
+    """Return the ratio of rows in captured graphs to those of the step."""
     return step.padded / np.maximum(step.rows, 1e-12)
 
 
 def routed_experts_work(work: RoutedExperts, step: EngineStep) -> tuple[Array, Array, Array, Array]:
-    """FLOP of one layer's experts on a chip of mean load, bytes that it must move, experts that its tokens meet, and their rows."""
+    """Return FLOPs of one layer's experts on a chip of mean load, least memory traffic, activated experts, and their rows."""
     ep, total = step.expert_parts, work.num_experts
-    met = total * share_met(step.tokens, total, work.top_k) / ep
+    activated = total * activated_share(step.tokens, total, work.top_k) / ep
     entries = (work.matrices + 1.0) * (work.width / (step.chips / ep)) * work.hidden_size
     rows = (step.tokens + step.copies) * work.top_k / ep
-    moved = met * entries * step.product_bytes(step.quantization)[0] + 2.0 * step.element_bytes * rows * work.hidden_size
-    return 2.0 * rows * entries, moved, met, rows
+    moved = activated * entries * step.product_bytes(step.quantization)[0] + 2.0 * step.element_bytes * rows * work.hidden_size
+    return 2.0 * rows * entries, moved, activated, rows
 
 
 def exchange_time(work: RoutedExperts, step: EngineStep, machine: Machine) -> Array:
-    """Dispatch and combine of one layer. [s]
+    """Return the time of dispatch and combine of one layer. [s]
 
-    Tokens are gathered from the attention ranks and their sums scattered to them, and reduced over the ranks that share them (tp); or each
-    row travels to its expert and back, whichever is quicker. By the library: with DeepEP's kernels of low latency, which tables have as
-    quicker, published runs come out worse (20 of TensorRT-LLM's: TPOT 9.4 -> 10.2 % off; 20 of SGLang's on GB200: 27 -> 30 %).
+    The faster of two: tokens are all-gathered from the attention ranks and their sums reduce-scattered; or each row is sent to its expert
+    and back (all-to-all). Sums are all-reduced over the ranks that share tokens (tp). The times are those of the library. DeepEP's
+    low-latency kernels are faster in tables, but published runs are predicted worse with them (20 of TensorRT-LLM's: TPOT error
+    9.4 -> 10.2 %; 20 of SGLang's on GB200: 27 -> 30 %).
     """
     hidden = step.element_bytes * work.hidden_size
     everywhere, sent = (step.tokens + step.copies) * _padding(step) * hidden, step.padded * work.top_k * hidden
@@ -105,5 +106,5 @@ def exchange_time(work: RoutedExperts, step: EngineStep, machine: Machine) -> Ar
         return engine_collective_time(COLLECTIVE_CODE[kind], num_bytes, step.groups[group], machine, step.kernels)
 
     gathered = sends(CollectiveKind.ALL_GATHER, everywhere, "tokens") + sends(CollectiveKind.REDUCE_SCATTER, everywhere, "tokens")
-    each = 2.0 * sends(CollectiveKind.ALL_TO_ALL, sent, "tokens")
-    return sends(CollectiveKind.ALL_REDUCE, step.padded * hidden, "tp") + np.minimum(gathered, each)
+    exchanged = 2.0 * sends(CollectiveKind.ALL_TO_ALL, sent, "tokens")
+    return sends(CollectiveKind.ALL_REDUCE, step.padded * hidden, "tp") + np.minimum(gathered, exchanged)

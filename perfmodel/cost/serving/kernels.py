@@ -1,4 +1,4 @@
-"""How long the kernels take that serving runs and training does not. Elementwise on broadcast arrays, as `perfmodel.cost.compute`."""
+"""Times of kernels that serving runs and training does not. Elementwise on broadcast arrays, as `perfmodel.cost.compute`."""
 
 from __future__ import annotations
 
@@ -13,38 +13,37 @@ from perfmodel.hardware.serving_kernels import FEW, FP8_CACHE, LATENT_CACHE, LAT
 
 if TYPE_CHECKING:
     from perfmodel.cost.machine import Machine, MatmulRates
-    from perfmodel.foundation.columns import Column
     from perfmodel.hardware.serving_kernels import GroupedWeightModel
     from perfmodel.workload.quantization import Quantization
 
 WIDE_ITEMSIZE = 2.0
-"""Bytes of an element of what products read before it is narrowed, and of what they write."""
+"""Bytes of an unquantized element, as products read it before quantization and write it."""
 
 
 def small_all_reduce_time(num_bytes: Column, group_size: Column, machine: Machine) -> Any:
-    """An all-reduce by the kernels that serving engines bring along, of ranks that read each other's memory (one node, NVLink). [s]
+    """Return the time of a custom all-reduce of serving engines, for ranks that read each other's memory (one node, NVLink). [s]
 
     t = min(a1 + c1 (n - 1) + V (n - 1) / B1,  a2 + c2 (n - 1) + 2 V (n - 1) / n / B2)
 
     num_bytes   V    the buffer of each rank    [byte]
     group_size  n    ranks                      [-]
-    a, c, B     of `SmallAllReduceModel`, one-shot and two-shot: each rank reads all of V from every peer; or its share of it, and then the
-                others' sums. On a full mesh few peers leave links idle, as in `collective_time`.
+    a, c, B     of `SmallAllReduceModel`, one-shot and two-shot. One-shot: each rank reads all of V from every peer. Two-shot: it reads its
+                share of V, and then the sums of the others. On a full mesh few peers leave links idle, as in `collective_time`.
 
-    0 for one rank; never the cheapest (1e30) for ranks of several nodes, or that cannot read each other's memory. It is small messages'
-    time alone: the caller takes the least of it and `collective_time`. Where both start together: engines see ranks arrive one after
-    the other, which this does not hold.
+    0 for one rank; never the cheapest (1e30) for ranks of several nodes, or ranks that cannot read each other's memory. The formula holds
+    for small messages alone: the caller takes the minimum with `collective_time`. All ranks are assumed to start together; in engines they
+    arrive one after another.
     Source: the form is that of the custom all-reduce of TensorRT-LLM and vLLM; fitted by `lab.kernels.serving` to
-    aiconfigurator's tables of it (2, 4 and 8 ranks) where it beats NCCL. Median error on decades of sizes that no fit saw: docs/kernels.md.
+    aiconfigurator's tables of it (2, 4 and 8 ranks) where it beats NCCL. Median error on held-out decades of sizes: docs/kernels.md.
     """
     rates = machine.serving.all_reduce
     n = group_size
     peers = n - 1.0
-    base, each, seconds = rates.one_shot
+    base, per_peer, seconds = rates.one_shot
     slowdown = np.maximum(rates.mesh / np.maximum(peers, 1.0), 1.0)
-    one_shot = base + each * peers + num_bytes * peers * (seconds * slowdown)
-    base, each, seconds = rates.two_shot
-    two_shot = base + each * peers + 2.0 * num_bytes * (peers / n) * (seconds * slowdown)
+    one_shot = base + per_peer * peers + num_bytes * peers * (seconds * slowdown)
+    base, per_peer, seconds = rates.two_shot
+    two_shot = base + per_peer * peers + 2.0 * num_bytes * (peers / n) * (seconds * slowdown)
     time = np.minimum(one_shot, two_shot) * np.minimum(peers, 1.0)
     return np.where(n <= rates.most_ranks, time, np.where(n > 1, NEVER, 0.0))
 
@@ -61,44 +60,44 @@ def weight_product_time(
     untuned: float = 1.0,
     itemsize: float = WIDE_ITEMSIZE,
 ) -> Any:
-    """A batch of products of activations [m, k] with weights [k, n] held in `quantization`. [s]
+    """Return the time of a batch of products of activations [m, k] with weights [k, n] stored in `quantization`. [s]
 
     t = t0 + (C^p + M^p)^(1/p) + x (y t1 + batch m k (2 + a) / (q B0))
     M = batch (w k n + a m k + 2 m n) / B
 
     w, a    bytes of an element of the weights and of the activations, scales included (`Quantization`)       [byte]
-    casts   x  share that shows of a pass before the product which narrows the activations: 0 where a norm, an activation function or a
-               collective before writes them narrow, 1 where the pass is a kernel of its own. It has no part in formats with a = 2.
-    untuned u  share of the rate of large products that a library reaches which has no kernels for few rows: no less than
-               t0 + (C'^p + M^p)^(1/p), C' = 2 batch m n k / (u R); 1: it has
-    y       share of a kernel's floor that shows
-    itemsize   of an element of products in no format of fewer bits
-    C       of `matmul_time`, at the rate of what the products are computed in; t0 the floor of products in 16 bits
+    casts   x  exposed share of a quantization pass over the activations before the product: 0 if a preceding norm, activation function or
+               collective writes them quantized, 1 if the pass is a separate kernel. Unused in formats with a = 2.
+    untuned u  share of the rate of large products reached by a library without kernels for few rows; 1: it has them. The time is at least
+               t0 + (C'^p + M^p)^(1/p), C' = 2 batch m n k / (u R)
+    y       exposed share of a kernel's floor
+    itemsize   of an element of unquantized products
+    C       of `matmul_time`, at the rate of the compute dtype; t0 the floor of products in 16 bits
     B0      memory bandwidth; the rest of `WeightProductModel`
 
-    In 16 bits it is `matmul_time`. Where the chip has no units for the format's products they are computed in 16 bits.
-    The tables' floors of 6-15 us in 8 and 4 bits are those of the pass before the product: with it the fp8 tables of H100, H200 and B200
-    are 3-5 % off, without it 7-9 % and one shape in ten by more than 30 %.
-    Source: fitted by `lab.kernels.serving` to aiconfigurator's products; formats that a chip's tables lack: the shares
-    of the plain products' rates that another chip reaches. Errors on weights that no fit saw: docs/kernels.md.
+    In 16 bits it is `matmul_time`. If the chip has no units for the format's products, they are computed in 16 bits.
+    The tables' floors of 6-15 us in 8 and 4 bits are those of the quantization pass. With it the fp8 tables of H100, H200 and B200
+    are 3-5 % off; without it 7-9 %, and one shape in ten by more than 30 %.
+    Source: fitted by `lab.kernels.serving` to aiconfigurator's products. For formats that a chip's tables lack: the fractions
+    of the unquantized rates that another chip reaches. Errors on held-out weights: docs/kernels.md.
     """
     if quantization.is_plain:
         tuned = matmul_time(batch=batch, m=m, n=n, k=k, itemsize=itemsize, machine=machine)
     else:
-        tuned = _narrow_product_time(batch, m, n, k, quantization, machine, casts)
+        tuned = _quantized_product_time(batch, m, n, k, quantization, machine, casts)
     if untuned >= 1.0:
         return tuned
     return np.maximum(tuned, _untuned_product_time(batch, m, n, k, quantization, machine.matmul, untuned))
 
 
-def _narrow_product_time(
+def _quantized_product_time(
     batch: Column, m: Column, n: Column, k: Column, quantization: Quantization, machine: Machine, casts: Column
 ) -> Any:
     serving = machine.serving
     model = serving.weight_product[quantization.kernel]
     rates = serving.product_rates(quantization.kernel, quantization.product)
     a = quantization.activation_bytes
-    time = rates.floor_time + _narrow_product(batch, m, n, k, quantization, rates)
+    time = rates.floor_time + _quantized_product(batch, m, n, k, quantization, rates)
     if a >= WIDE_ITEMSIZE:
         return time
     cast = model.cast_time * serving.exposed_floor + batch * m * k * (WIDE_ITEMSIZE + a) / (model.cast_fraction * serving.memory_bandwidth)
@@ -129,17 +128,17 @@ def grouped_weight_time(
     up_projections: Column = 2,
     itemsize: float = WIDE_ITEMSIZE,
 ) -> Any:
-    """The experts of a layer on one chip, forward, as one fused call, with weights held in `quantization`. [s]
+    """Return the forward time of the experts of a layer on one chip, as one fused call, with weights stored in `quantization`. [s]
 
     t = t0 + t1 e + P(e, r / e, u i, h) + P(e, r / e, h, i) + 2 (r (3 h + (u + 1) i) + T h) / (b B0)
-    P(batch, m, n, k) = (C^p + M^p)^(1/p) of `weight_product_time`, with the tile of 16 rows besides
+    P(batch, m, n, k) = (C^p + M^p)^(1/p) of `weight_product_time`, with an additional tile of 16 rows
 
-    Arguments as of `grouped_matmul_time`, which this is without a format of fewer bits; parameters of `GroupedWeightModel`, which narrows
-    rows too.
-    The call is a row of kernels that wait for one another (choices sorted, rows copied, two products, sums): its floor shows whole.
-    Source: fitted by `lab.kernels.serving` to aiconfigurator's fused layers, routed evenly, of several kernels the
-    quickest (on Blackwell mxfp4 is multiplied with mxfp8). In 4 bits one kernel for experts of few rows and one for those of many: the
-    quicker counts. Median error of layers that no fit saw: fp8 4-7 %; 4 bits, whose kernels leap from tile to tile, 18-22 %.
+    Arguments as of `grouped_matmul_time`, to which it is equal without quantization; parameters of `GroupedWeightModel`, which includes
+    the quantization of rows.
+    The call is a sequence of dependent kernels (choices sorted, rows copied, two products, sums): its floor is fully exposed.
+    Source: fitted by `lab.kernels.serving` to aiconfigurator's fused layers with even routing, the fastest of several kernels (on Blackwell
+    mxfp4 is multiplied with mxfp8). In 4 bits there is one kernel for experts of few rows and one for those of many: the faster counts.
+    Median error of held-out layers: fp8 4-7 %; 4 bits, whose kernels jump from tile to tile, 18-22 %.
     """
     e, r, h, i, u = experts, rows, hidden_size, intermediate_size, up_projections
     serving = machine.serving
@@ -152,8 +151,10 @@ def grouped_weight_time(
 
     def kernel_time(model: GroupedWeightModel) -> Any:
         rates = serving.grouped_rates(model, quantization.product)
-        each = r / np.maximum(e, 1e-9)  # a step without rows meets no expert
-        products = _narrow_product(e, each, u * i, h, quantization, rates) + _narrow_product(e, each, h, i, quantization, rates)
+        rows_per_expert = r / np.maximum(e, 1e-9)  # a step without rows activates no expert
+        products = _quantized_product(e, rows_per_expert, u * i, h, quantization, rates) + _quantized_product(
+            e, rows_per_expert, h, i, quantization, rates
+        )
         return model.floor_time + model.expert_time * e + products + passes / model.row_fraction
 
     time = kernel_time(serving.grouped_weight[quantization.kernel])
@@ -161,8 +162,8 @@ def grouped_weight_time(
     return time if few is None else np.minimum(time, kernel_time(few))
 
 
-def _narrow_product(batch: Column, m: Column, n: Column, k: Column, quantization: Quantization, rates: MatmulRates) -> Any:
-    """(C^p + M^p)^(1/p) of `weight_product_time`. [s]"""
+def _quantized_product(batch: Column, m: Column, n: Column, k: Column, quantization: Quantization, rates: MatmulRates) -> Any:
+    """Return (C^p + M^p)^(1/p) of `weight_product_time`. [s]"""
     memory = _product_bytes(batch, m, n, k, quantization) / rates.bandwidth
     return smooth_maximum(compute_part(batch, m, n, k, rates), memory, rates.sharpness)
 
@@ -179,21 +180,21 @@ def cached_attention_time(
     queries: Column = 1.0,
     itemsize: float = WIDE_ITEMSIZE,
 ) -> Any:
-    """Attention of a few new tokens a sequence with its cache of keys and values, in 16 or in 8 bits. [s]
+    """Return the attention time of a few new tokens per sequence over a cache of keys and values, in 16 or in 8 bits. [s]
 
     t = t0 + (W^p + C^p + M^p)^(1/p) + Q / (bq B0),   p = 4
     M = V / (b B0) + t1 s(V / V1),   s(x) = x^2 / (1 + x^2),   V = 2 c b d g z,   Q = 4 b d h q
     C = 4 b h q z d / (e R0),   W = w b g / S
 
     key_length      z  tokens in the cache, the new ones included     kv_heads  g     heads  h     head_dim  d     batch  b
-    queries         q  new tokens a sequence, more than 1 where drafted ones are verified
+    queries         q  new tokens per sequence, more than 1 if drafted tokens are verified
     cache_itemsize  c  that of queries, or 1                                        [byte]
     itemsize           of an element of queries and outputs                         [byte]
     B0, R0, S       memory bandwidth, FLOP rate in 16 bits, compute units of the chip; the rest of `CachedAttentionModel`
 
     With a cache in the dtype of the queries it is `attention_decode_time`.
     Source: as that function; fitted by `lab.kernels.serving` to aiconfigurator's generation attention with an fp8 cache (lengths
-    from 128, up to 16 query heads to a key-value head, head dims 64 and 128). Errors on heads that no fit saw: docs/kernels.md.
+    from 128, up to 16 query heads per key-value head, head dims 64 and 128). Errors on held-out heads: docs/kernels.md.
     """
     if cache_itemsize == itemsize:
         return attention_decode_time(
@@ -223,15 +224,15 @@ def latent_decode_time(
     queries: Column = 1.0,
     itemsize: float = WIDE_ITEMSIZE,
 ) -> Any:
-    """Attention of a few new tokens a sequence with its latent cache, its projections absorbed into query and output (MLA). [s]
+    """Return the attention time of a few new tokens per sequence over a latent cache, with absorbed projections (MLA). [s]
 
-    As `cached_attention_time`, with one vector a token for all heads, which is key and value at once:
+    As `cached_attention_time`, with one vector per token for all heads, which is both key and value:
     V = c b z (l + r),   Q = 2 b h q (2 l + r),   C = 2 b h q z (2 l + r) / (e R0),   W = w b / S
 
-    heads  h  of this chip: all where attention runs data parallel, and then computing is the limit; a share with tensor parallelism, and
-              then every chip reads the whole cache      latent_dim  l     rotary_dim  r
+    heads  h  of this chip: all heads with data parallel attention, which is then compute-bound; a share with tensor parallelism, where
+              every chip reads the full cache      latent_dim  l     rotary_dim  r
 
-    The two small products with the absorbed weights are others' (`weight_product_time`, a batch of heads).
+    The two small products with the absorbed weights are not included (`weight_product_time`, a batch of heads).
     Source: DeepSeek-V2 (arXiv 2405.04434), section 2.1, absorbed; fitted to aiconfigurator's generation MLA of DeepSeek's dims, 1 to 128
     heads, lengths from 128. The A100's table, of a kernel that reaches a quarter of its memory bandwidth, is not fitted.
     """
@@ -243,7 +244,12 @@ def latent_decode_time(
 
 
 def _cached_time(kernel: str, flops: Column, cache: Column, others: Column, sequences: Column, machine: Machine) -> Any:
-    """flops: of both products; cache, others: bytes of the cache, of queries and outputs; sequences: with their key-value heads. [s]"""
+    """Return the time of a cached attention kernel. [s]
+
+    flops          of both products
+    cache, others  bytes of the cache; of queries and outputs
+    sequences      multiplied by their key-value heads
+    """
     serving = machine.serving
     model, bandwidth = serving.cached_attention[kernel], serving.memory_bandwidth
     outgrown = cache * (1.0 / model.ramp_bytes)

@@ -1,8 +1,11 @@
-"""From times of steps to a served load, elementwise over plans: clients in a closed loop, arrivals at a rate, a static batch.
+"""Served load from step times, elementwise over plans: clients in a closed loop, Poisson arrivals at a rate, a static batch.
 
-Letters: I and O tokens in and out, E tokens a step, D = (O - 1) / E decode steps, b sequences that run, K how many the cache (or
-the engine's limit) allows, t_d a decode step, t_p a prompt's own prefill, t_p' what it adds to the others' steps. All times in seconds.
-All counts are those of one replica: c clients of R replicas are c / R here, r requests a second r / R.
+I, O  input and output tokens              E     tokens per step
+D     decode steps, (O - 1) / E            b     running sequences
+K     limit of b by cache and engine       t_d   a decode step
+t_p   a prompt's own prefill               t_p'  time that it adds to the steps of the others
+
+All times in seconds. All counts are those of one replica: c clients of R replicas are c / R here, r requests a second r / R.
 """
 
 from __future__ import annotations
@@ -14,13 +17,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.serving.filling import Filling, decode_steps, fill_steps
-from perfmodel.cost.serving.percentiles import NORMAL_99, RARE, chunked_gap, count_99, longer_99, met_variance, short_of, wait_tail_99
+from perfmodel.cost.serving.percentiles import (
+    NORMAL_99,
+    RARE,
+    chunked_gap,
+    completions_variance,
+    count_99,
+    relative_excess_99,
+    tenth_percentile,
+    wait_tail_99,
+)
 from perfmodel.cost.serving.requests import Requests, Scheduling, squared_variation
 from perfmodel.cost.serving.stationary import stationary_running
 from perfmodel.cost.serving.times import Array, ServingTimes
 from perfmodel.foundation.columns import Column
 
-#: Of a run of ten requests a client, that of the first, which all clients send at once: the share of a closed loop that marches anyway.
+#: Least share of lockstep in a closed loop: the first of ten requests per client, which all clients send at once.
 BURST = 0.1
 
 
@@ -28,14 +40,14 @@ BURST = 0.1
 class ServedLoad:
     """Metrics of one replica under a load, arrays over plans.
 
-    ttft, ttft_p99         send to first token, its mean and 99th percentile over requests; infinite where the queue only grows   [s]
+    ttft, ttft_p99         send to first token, its mean and 99th percentile over requests; infinite if the queue only grows      [s]
     tpot, tpot_p99         (latency - ttft) / (O - 1) of a request                                                                 [s]
-    inter_token_p99        of all gaps between steps that a client sees                                                            [s]
+    inter_token_p99        of all gaps between steps that a client observes                                                        [s]
     request_latency        ttft + (O - 1) tpot                                                                                     [s]
-    running, queue         sequences that run and requests that wait for a place, on average                                       [-]
-    requests_per_second, tokens_per_second   answered; tokens are those of answers                                                 [1/s]
-    decode_time, prefill_time, prompt_share  t_d, t_p, and the share of a request's decode time that goes to others' prompts       [s, s, -]
-    is_saturated           more clients, or a higher rate, than there is room for
+    running, queue         running sequences and requests that wait for a slot, on average                                         [-]
+    requests_per_second, tokens_per_second   completed requests; output tokens                                                     [1/s]
+    decode_time, prefill_time, prompt_share  t_d, t_p, and the share of a request's decode time spent on others' prompts       [s, s, -]
+    is_saturated           more clients than slots, or a higher rate than the throughput
     """
 
     ttft: Array
@@ -54,12 +66,12 @@ class ServedLoad:
     is_saturated: Array
 
 
-def marching(requests: Requests, scheduling: Scheduling) -> Array:
-    """Share s of clients of a closed loop that run in lockstep: the engine's only if all answers have one length.
+def lockstep_share(requests: Requests, scheduling: Scheduling) -> Array:
+    """Return the share s of clients of a closed loop that run in lockstep: the engine's only if all answers have one length.
 
-    Prefill first, answers of one length: who was prefilled together ends together, wave after wave. Answers of n lengths, each as likely:
-    of a wave one in n ends in a step, and what comes next is prefilled at once; the burst with which a run begins is left.
-    Chunked: who was prefilled before the others ends before them, and the wave dissolves whatever the lengths; s is the engine's.
+    Prefill first, answers of one length: requests that are prefilled together end together, wave after wave. With answers of n equally
+    likely lengths, one in n requests of a wave ends in a step, and its successor is prefilled at once; only the initial burst remains.
+    Chunked: requests that are prefilled earlier end earlier, so waves dissolve for any lengths; s is the engine's.
     """
     n = requests.output.most - requests.output.least + 1
     s = np.asarray(scheduling.lockstep, dtype=float)
@@ -67,7 +79,7 @@ def marching(requests: Requests, scheduling: Scheduling) -> Array:
 
 
 def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, concurrency: Column, capacity: Column) -> ServedLoad:
-    """c clients, each of which sends its next request when the last is answered.
+    """Return the load of c clients, each of which sends its next request when the previous one is answered.
 
         b = min(c, K)
         E2E  = h0 + t_p + (b - q) t_p' + (D + m) t_d
@@ -76,20 +88,20 @@ def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling,
         X    = b / E2E                                      requests a second (Little's law)
         over capacity: TTFT += (c - K) / X
 
-    h0 `first_token_time`, m `border_steps`, s `marching`, q prompts that share a step (1 but under heavy load). The latency without
-    its queue does not depend on s: marching in step moves time from the decode steps to the first token. Chunked, a decode step takes
-    no longer than one with prompts, so that TPOT <= D t_mixed / (O - 1): where answers are short the rest is a wait of prompts for one
-    another, before the first token.
+    h0 `first_token_time`, m `border_steps`, s `lockstep_share`, q prompts that share a step (1 except under heavy load). The latency
+    without queueing does not depend on s: lockstep moves time from the decode steps to the first token. Chunked, a decode step takes no
+    longer than one with prompts, so that TPOT <= D t_mixed / (O - 1). With short answers the rest is a wait of prompts for one another,
+    before the first token.
 
-    99th percentiles: of TTFT over the places of a wave and the lengths of prompts; of TPOT over the places, and by how many prompts
-    fall into a short answer; of gaps: chunked the largest step that comes once in a hundred; prefill first the prompts that fall into
-    one gap, spread (Poisson) or, of a wave, into the first gap of each request, evenly from none to all, which is seen where D < 100.
+    99th percentiles. TTFT: over positions in a wave and lengths of prompts. TPOT: over positions, and the number of prompts during a short
+    answer. Gaps, chunked: the largest step that occurs once in a hundred. Gaps, prefill first: the prompts in one gap, spread (Poisson) or,
+    in a wave, in the first gap of each request, uniformly from none to all, which is visible if D < 100.
     """
     c, K = np.asarray(concurrency, dtype=float), np.asarray(capacity, dtype=float)
     b = np.minimum(c, K)
     served = fill_steps(times, requests, scheduling, b)
     D, tokens_after = decode_steps(requests, scheduling), np.maximum(requests.output.mean - 1, 1.0)
-    s, others = marching(requests, scheduling), np.maximum(b - served.together, 0.0)
+    s, others = lockstep_share(requests, scheduling), np.maximum(b - served.together, 0.0)
 
     front = scheduling.first_token_time + served.prompt + scheduling.border_steps * served.decode
     wave = s * others * served.alongside
@@ -104,8 +116,8 @@ def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling,
     answering = np.minimum(behind, longest)
     ttft = front + wave / 2 + (behind - answering) + wait
     tpot = answering / tokens_after
-    short = np.maximum(short_of(requests.output) - 1, 1.0)
-    strays = NORMAL_99 * np.sqrt(others * met_variance(requests.output)) * served.alongside / short
+    short = np.maximum(tenth_percentile(requests.output) - 1, 1.0)
+    strays = NORMAL_99 * np.sqrt(others * completions_variance(requests.output)) * served.alongside / short
 
     share = others * served.steps / np.maximum(D, 1.0)
     step_time = decode_time / np.maximum(D, 1.0)
@@ -115,7 +127,7 @@ def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling,
     gap = np.where(np.asarray(scheduling.chunked), in_chunks, (1 - s) * spread + s * in_wave)
     return load_of(
         ttft=ttft,
-        ttft_p99=ttft + np.hypot(0.49 * wave, served.prompt * longer_99(requests.prompt)),
+        ttft_p99=ttft + np.hypot(0.49 * wave, served.prompt * relative_excess_99(requests.prompt)),
         tpot=tpot,
         tpot_p99=np.minimum(tpot + 0.49 * wave / tokens_after + strays, np.maximum(longest / tokens_after, tpot)),
         inter_token_p99=gap,
@@ -132,24 +144,25 @@ def closed_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling,
 
 
 def longest_answer(filled: Filling, scheduling: Scheduling, steps: Array) -> Array:
-    """Time of so many decode steps of which each has as many prompts as it has room for; no limit where prompts run by themselves. [s]"""
-    full = filled.stalled + np.maximum(filled.room - filled.together, 0.0) * filled.alongside
+    """Return the time of `steps` decode steps that are all filled with prompts; no limit if prompts run by themselves. [s]"""
+    full = filled.stalled + np.maximum(filled.max_prompts - filled.together, 0.0) * filled.alongside
     return np.where(np.asarray(scheduling.chunked) | (steps <= 0), steps * full, np.inf)
 
 
 def maximum_load(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, capacity: Column) -> ServedLoad:
-    """As many clients as there are places, so that none is empty and none waits: the highest throughput, and the latency at it."""
+    """Return the load of K clients, so that no slot is empty and no request waits: the highest throughput, and the latency at it."""
     return closed_loop(times, requests, scheduling, concurrency=capacity, capacity=capacity)
 
 
 def static_batch(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, batch: Column, capacity: Column) -> ServedLoad:
-    """B requests that start together and none after them: prefill of all, then decode steps over a cache that grows.
+    """Return the load of B requests that start together, with none after them: prefill of all, then decode steps over a growing cache.
 
         t(B) = h0 + (B / q) n t_p(q) + sum over j = 1 .. D of t_d(B, I + j E)      q = clip(T / I', 1, B) prompts a step
         over capacity: waves, t = (B / K) t(K)
 
-    The sum by two points of Gauss, exact for a step time that is a cubic in the cache's length. The waves are not rounded up: an
-    engine refills places as they empty. TTFT is when the last of the batch has its first token, as benchmarks of static batches time it.
+    The sum uses two Gauss points, exact if the step time is cubic in the cached length. The number of waves is not rounded up: an
+    engine refills slots as they empty. TTFT is the time at which the last request of the batch has its first token, as in benchmarks of
+    static batches.
     """
     B, K = np.asarray(batch, dtype=float), np.asarray(capacity, dtype=float)
     b, waves = np.minimum(B, K), np.maximum(B / np.maximum(K, 1e-12), 1.0)
@@ -187,45 +200,45 @@ def static_batch(times: ServingTimes, requests: Requests, scheduling: Scheduling
 
 
 def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *, rate: Column, capacity: Column) -> ServedLoad:
-    """r requests a second that arrive at random (Poisson), whatever is answered.
+    """Return the load of r requests a second with Poisson arrivals, independent of the answers.
 
-    Decode shares its steps among all that run: a queue with processor sharing whose speed depends on how many there are, in which the
-    mean number is the same whatever the distribution of the work. For t_d affine in b it is exactly
+    Decode shares its steps among all running sequences: a processor-sharing queue with a state-dependent speed, whose mean number is
+    insensitive to the distribution of the work. For t_d affine in b it is exactly
 
         b = r D t_d(b + 1) / (1 - r t_p'),   TPOT = b / (r (O - 1))
 
-    (a request finds b others), solved elementwise (`stationary.py`). Saturated where b would pass K, or r t_p' reach 1:
-    r >= r_max = K / (t_p + (K - q) t_p' + D t_d), the throughput of as many clients as places.
+    (an arriving request finds b others), solved elementwise (`stationary.py`). Saturated if b exceeds K, or r t_p' reaches 1:
+    r >= r_max = K / (t_p + (K - q) t_p' + D t_d), the throughput of K clients.
 
         TTFT = h0 + (half a step) P(busy) + t_p + r L t_p' + W_p + W_K + m t_d
-        W_p = r S^2 (1 + cv^2) / (2 (1 - r S))     M/G/1 of prompts, S the time in which one leaves the queue of prompts
-        W_K = rho^(sqrt(2 (K + 1)) - 1) / (K (1 - rho)) E2E(K) (1 + cv_O^2) / 2,  rho = r / r_max     places in the cache
+        W_p = r S^2 (1 + cv^2) / (2 (1 - r S))     M/G/1 of prompts, S the service time of the prompt queue
+        W_K = rho^(sqrt(2 (K + 1)) - 1) / (K (1 - rho)) E2E(K) (1 + cv_O^2) / 2,  rho = r / r_max     slots in the cache
 
-    S is t_p, of chunked prompts that fit into one step over how many of them do. Half a step is half of that which runs when a request
-    comes, of length L on average over time; chunked prompts then share their step with those that came in the same L.
+    S is t_p, for chunked prompts that fit into one step divided by the number that fit. Half a step is the residual time of the step that
+    runs on arrival, of time-averaged length L; chunked prompts then share their step with those that arrived in the same L.
 
-    99th percentiles: of waits by an exponential tail (and of prompts by their lengths); of b by a normal law of variance
-    b / (1 - r D dt_d/db), of which 2 / 3 are left in the average over a request's own time; of the prompts that a short answer meets,
-    and of those in one gap (`percentiles.py`).
+    99th percentiles. Waits: by an exponential tail (and of prompts by their lengths). b: by a normal distribution of variance
+    b / (1 - r D dt_d/db), of which 2 / 3 remain in the average over a request's own time. Prompts during a short answer, and in one
+    gap: `percentiles.py`.
 
     Sources: Pollaczek-Khinchine; Sakasegawa, Ann. Inst. Stat. Math. 29, 1977 (M/G/K); Bonald & Proutiere, Queueing Systems 44, 2003
-    (insensitivity of processor sharing with a speed that depends on the state).
+    (insensitivity of processor sharing with a state-dependent speed).
     """
     r, K = np.asarray(rate, dtype=float), np.asarray(capacity, dtype=float)
     D, tokens_after = decode_steps(requests, scheduling), np.maximum(requests.output.mean - 1, 1.0)
-    places = np.maximum(K, 1.0)
-    full = fill_steps(times, requests, scheduling, places)
-    full_latency = full.prompt + np.maximum(places - full.together, 0.0) * full.alongside + D * full.decode
-    highest = np.where(np.greater_equal(K, 1.0), places / full_latency, 0.0)
+    slots = np.maximum(K, 1.0)
+    full = fill_steps(times, requests, scheduling, slots)
+    full_latency = full.prompt + np.maximum(slots - full.together, 0.0) * full.alongside + D * full.decode
+    highest = np.where(np.greater_equal(K, 1.0), slots / full_latency, 0.0)
     saturated = r >= highest
 
     def of_running(count: Array) -> tuple[Array, Array]:
         some = fill_steps(times, requests, scheduling, count)
         return some.decode, some.alongside
 
-    found, slope = stationary_running(of_running, rate=r + 0 * highest, steps=D + 0 * highest, places=places + 0 * r)
-    b = np.where(saturated, places, found)
-    at = fill_steps(times, requests, scheduling, np.minimum(b + 1, places))
+    running, slope = stationary_running(of_running, rate=r + 0 * highest, steps=D + 0 * highest, slots=slots + 0 * r)
+    b = np.where(saturated, slots, running)
+    at = fill_steps(times, requests, scheduling, np.minimum(b + 1, slots))
     stable, answered = np.where(saturated, 0.0, r), np.where(saturated, highest, r)
     used = np.minimum(answered * at.alongside, 1 - 1e-9)
     decode_time = np.minimum(D * at.decode / (1 - used), longest_answer(at, scheduling, D))
@@ -234,36 +247,36 @@ def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *
     chunked = np.asarray(scheduling.chunked)
     in_prompts = np.where(chunked, np.minimum(stable * at.prompt / at.together, 1.0), 0.0)
     step = in_prompts * at.stalled + (1 - in_prompts) * at.decode
-    room = np.maximum(at.room - at.together, 0.0)
-    beside = np.where(chunked, np.minimum(stable * step, room) * at.alongside, 0.0)
+    spare = np.maximum(at.max_prompts - at.together, 0.0)
+    shared = np.where(chunked, np.minimum(stable * step, spare) * at.alongside, 0.0)
     residual = step / 2 * (1 - np.exp(-b))
 
-    leaving = np.where(chunked, at.prompt / at.room, at.prompt)
+    leaving = np.where(chunked, at.prompt / at.max_prompts, at.prompt)
     busy_prompts = np.minimum(stable * leaving, 1 - 1e-9)
     wait_prompts = stable * leaving**2 * (1 + squared_variation(requests.prompt)) / (2 * (1 - busy_prompts))
     with np.errstate(divide="ignore", invalid="ignore"):
         rho = np.where(saturated, 0.0, np.minimum(r / highest, 1 - 1e-9))
     varied = (1 + squared_variation(requests.output)) / 2
-    wait_place = rho ** (np.sqrt(2 * (places + 1)) - 1) / (places * (1 - rho)) * full_latency * varied
-    ttft = scheduling.first_token_time + residual + at.prompt + beside + wait_prompts + wait_place + scheduling.border_steps * at.decode
-    crowded = np.where(chunked, np.minimum(count_99(stable * step), room) * at.alongside - beside, 0.0)
-    tail = wait_tail_99(wait_prompts, busy_prompts) + wait_tail_99(wait_place, rho) + residual + np.maximum(crowded, 0.0)
-    tail = np.hypot(tail, at.prompt * longer_99(requests.prompt))
+    wait_slot = rho ** (np.sqrt(2 * (slots + 1)) - 1) / (slots * (1 - rho)) * full_latency * varied
+    ttft = scheduling.first_token_time + residual + at.prompt + shared + wait_prompts + wait_slot + scheduling.border_steps * at.decode
+    burst = np.where(chunked, np.minimum(count_99(stable * step), spare) * at.alongside - shared, 0.0)
+    tail = wait_tail_99(wait_prompts, busy_prompts) + wait_tail_99(wait_slot, rho) + residual + np.maximum(burst, 0.0)
+    tail = np.hypot(tail, at.prompt * relative_excess_99(requests.prompt))
 
-    crowd = np.sqrt(b / np.maximum(1 - stable * D * slope / (1 - used), 0.05))
-    crowd = NORMAL_99 * np.minimum(crowd, np.maximum(places - b, 0.0) / NORMAL_99)
-    short = np.maximum(short_of(requests.output) - 1, 1.0)
-    met = np.sqrt(answered * decode_time * short / tokens_after) * at.alongside / short
-    tpot_p99 = tpot + (np.sqrt(2 / 3) * slope * crowd * D / tokens_after + NORMAL_99 * met) / (1 - used)
-    strays = NORMAL_99 * np.sqrt(places * met_variance(requests.output)) * full.alongside / short
+    excess_running = np.sqrt(b / np.maximum(1 - stable * D * slope / (1 - used), 0.05))
+    excess_running = NORMAL_99 * np.minimum(excess_running, np.maximum(slots - b, 0.0) / NORMAL_99)
+    short = np.maximum(tenth_percentile(requests.output) - 1, 1.0)
+    deviation = np.sqrt(answered * decode_time * short / tokens_after) * at.alongside / short
+    tpot_p99 = tpot + (np.sqrt(2 / 3) * slope * excess_running * D / tokens_after + NORMAL_99 * deviation) / (1 - used)
+    strays = NORMAL_99 * np.sqrt(slots * completions_variance(requests.output)) * full.alongside / short
     at_most = (full_latency - full.prompt) / tokens_after + strays
     tpot_p99 = np.where(D > 0, np.maximum(np.minimum(tpot_p99, at_most), tpot), 0.0)
     in_chunks = chunked_gap(at, share=np.minimum(answered * decode_time * at.steps / np.maximum(D, 1.0), 1.0), arriving=answered * step)
     first = at.decode + count_99(answered * at.decode, answered * at.alongside) * at.alongside
-    gaps = np.where(chunked, in_chunks, first) + slope * crowd
+    gaps = np.where(chunked, in_chunks, first) + slope * excess_running
 
     endless = np.where(saturated, np.inf, 0.0)
-    waiting = wait_prompts + wait_place
+    waiting = wait_prompts + wait_slot
     return load_of(
         ttft=ttft + endless,
         ttft_p99=ttft + tail + endless,
@@ -271,7 +284,7 @@ def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *
         tpot_p99=tpot_p99,
         inter_token_p99=gaps,
         request_latency=ttft + decode_time + endless,
-        running=np.where(saturated, np.where(np.greater_equal(K, 1.0), places, 0.0), answered * (at.prompt + decode_time)),
+        running=np.where(saturated, np.where(np.greater_equal(K, 1.0), slots, 0.0), answered * (at.prompt + decode_time)),
         queue=np.where(saturated, np.inf, r * waiting),
         requests_per_second=answered,
         tokens_per_second=answered * requests.output.mean,
@@ -283,5 +296,5 @@ def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *
 
 
 def load_of(**columns: NDArray[Any] | float) -> ServedLoad:
-    """The record of columns that broadcast with one another."""
+    """Return the record of columns that broadcast with one another."""
     return ServedLoad(**dict(zip(columns, (np.array(column) for column in np.broadcast_arrays(*columns.values())), strict=True)))

@@ -1,4 +1,4 @@
-"""The machine as a serving engine finds it: short bursts at full clock, floors half hidden by graphs, products in each format."""
+"""Machine of a serving engine: full clock, kernel floors partly overlapped by graphs, products in each format."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from perfmodel.workload.quantization import QUANTIZATIONS, Quantization, has_uni
 LEAST_TILE_ROWS = 64.0
 """Rows of the smallest tile of shipped calibrations."""
 LEAST_MEASURED_RIDGE = 312e12 / 2.039e12
-"""FLOP for each byte of the A100, data sheet: the least of the chips with measured kernels. [FLOP/byte]"""
+"""FLOPs per byte of the A100, data sheet: the least of the chips with measured kernels. [FLOP/byte]"""
 
 
 def serving_machine(cluster: Cluster, calibration: Calibration, engine: Engine, quantization: Quantization) -> Machine:
-    """Rates of a chip under an engine, in 16 bits and, in `serving`, in each format. Raises InputError where the chip has no units for
-    `quantization`.
+    """Return the rates of a chip under an engine, in 16 bits and, in `serving`, in each format. Raises InputError if the chip has no units
+    for `quantization`.
 
-    Decoding waits for memory and does not throttle: clocks are the data sheet's. A replayed graph hides part of each kernel's floor.
+    Decode is memory-bound and does not throttle: clocks are those of the data sheet. A replayed graph overlaps part of each kernel's floor.
     """
     chip = cluster.chip
     if not has_units(quantization, chip.peak_flop_rate):
-        runs = ", ".join(name for name, each in QUANTIZATIONS.items() if has_units(each, chip.peak_flop_rate))
+        runs = ", ".join(name for name, other in QUANTIZATIONS.items() if has_units(other, chip.peak_flop_rate))
         rule = f"{chip.name} has no units for it ({quantization.needs})"
         raise bad_field("quantization", quantization.name, rule, f"use {runs} or another chip")
     calm = replace(
@@ -42,14 +42,14 @@ def serving_machine(cluster: Cluster, calibration: Calibration, engine: Engine, 
 
 
 def with_few_rows(calibration: Calibration, chip: Chip) -> Calibration:
-    """The calibration with a kernel for products of few rows, where it was measured on another chip with more FLOP for each byte.
+    """Return the calibration with a kernel for products of few rows, if it was measured on a chip with more FLOPs per byte.
 
         mu = r0 rho / rho0 for rho < rho0     rho  FLOP rate over memory bandwidth [FLOP/byte]
 
-    Fits have tiles of r0 = 64 rows at least: on every measured chip a product of one row waits for memory all the same. Where a chip
-    computes less for each byte (H20, GeForce, Apple's), a padded tile would take longer than the weights take to be read, which
-    libraries avoid (GEMV and split-k kernels). There few rows pay for as many as keep compute and memory in the proportion of the
-    measured chip with the least rho, the A100. Elsewhere nothing changes.
+    Fits have tiles of at least r0 = 64 rows; still, a product of one row is memory-bound on every measured chip. On a chip with fewer FLOPs
+    per byte (H20, GeForce, Apple's), a padded tile would take longer than reading the weights. Libraries avoid that (GEMV and split-k
+    kernels). On such chips few rows are padded to the number that keeps the ratio of compute to memory of the measured chip with the least
+    rho, the A100. Other chips are unchanged.
     """
     rate = chip.peak_flop_rate.get(Dtype.BF16) or chip.peak_flop_rate.get(Dtype.FP16) or max(chip.peak_flop_rate.values())
     share = rate / chip.memory.bandwidth / LEAST_MEASURED_RIDGE

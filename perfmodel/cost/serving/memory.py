@@ -1,4 +1,4 @@
-"""Memory of a serving chip: weights, what engines hold back, and how many tokens of cache fit in the rest."""
+"""Memory of a serving chip: weights, memory reserved by engines, and the tokens of KV cache that fit in the rest."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ _PLAIN_BYTES = 2.0
 
 
 def weight_bytes(program: ServingProgram, quantization: Quantization, *, tp: Column, pp: Column, expert_cut: Column) -> Any:
-    """Weights of the fullest stage's chips. [byte]
+    """Return the weights of a chip of the fullest stage. [byte]
 
-    Every weight over the axes that cut it; experts over all `expert_cut` chips of a stage. Layers are even over stages, of which the last
-    also has the output matrix and the first the table, whichever is more.
+    Each weight is divided over the axes that cut it; experts over all `expert_cut` chips of a stage. Layers are spread evenly over stages.
+    The last stage also has the output matrix and the first the embedding table, whichever is larger.
     """
     model = program.model
-    narrow = quantization.parts(with_experts=model.experts is not None)
+    quantized_parts = quantization.parts(with_experts=model.experts is not None)
     kv = np.gcd(np.asarray(tp, dtype=np.int64), model.num_key_value_heads).astype(float)
     layers: Column = 0.0
     ends: dict[str, Any] = {}
     for weight in program.weights:
-        each = quantization.weight_bytes if weight.part in narrow else weight.itemsize
+        element_bytes = quantization.weight_bytes if weight.part in quantized_parts else weight.itemsize
         parts: Column = expert_cut if weight.is_expert else 1.0
         if not weight.is_expert:
             if any(axis.startswith("tp_kv") for axis in weight.axes):
                 parts = parts * kv
             if any(axis.startswith("tp_q") for axis in weight.axes):
                 parts = parts * (np.asarray(tp) / kv)
-        held = weight.elements * each / parts
+        held = weight.elements * element_bytes / parts
         region = program.regions[weight.region]
         if region.is_block:
             layers = layers + held * region.count
@@ -53,13 +53,13 @@ def weight_bytes(program: ServingProgram, quantization: Quantization, *, tp: Col
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShape:
-    """Cache of a sequence in elements of all layers, before any cut.
+    """Cache of a sequence in elements of all layers, before any sharding.
 
-    growing       of each token, of layers that see all of them; heads are cut by tp as far as there are key-value heads
-    windowed      of each token, of layers with a window; of which `window` tokens stay
-    latent        of each token, of latent attention: whole on every chip
-    index         bytes of each token, of a sparse indexer: whole on every chip
-    state         bytes of a sequence, of recurrent layers, cut by tp (`states.py`)
+    growing       per token, of layers with full attention; heads are cut by tp up to the number of key-value heads
+    windowed      per token, of layers with a window, which keep `window` tokens
+    latent        per token, of latent attention: replicated on every chip
+    index         bytes per token, of a sparse indexer: replicated on every chip
+    state         bytes per sequence, of recurrent layers, cut by tp (`states.py`)
     """
 
     growing: float
@@ -70,9 +70,9 @@ class CacheShape:
     state: float
 
     def tokens_bytes(self, tokens: Column, *, tp: Column, kv_heads: int, cache_bytes: float, dcp: Column = 1.0) -> Any:
-        """[byte] Of a sequence with so many tokens, on each chip of a stage with all layers.
+        """Return the cache of a sequence with this number of tokens, on each chip of a stage with all layers. [byte]
 
-        dcp   chips that share the tokens of what each of them would keep whole, but for windows and an indexer's keys
+        dcp   chips that share tokens which each would otherwise store, except for windows and an indexer's keys
         """
         kv = np.gcd(np.asarray(tp, dtype=np.int64), kv_heads).astype(float)
         seen = np.minimum(tokens, self.window) if self.window else tokens
@@ -81,7 +81,7 @@ class CacheShape:
 
 
 def cache_shape(model: TransformerConfig) -> CacheShape:
-    """Cache shape over all layers. A window's share of the layers is the model's."""
+    """Return the cache shape over all layers. The share of layers with a window is the model's."""
     growing = windowed = latent = index = state = 0.0
     for kind in model.layer_kinds:
         if kind.mixer == "attention":
@@ -99,12 +99,11 @@ def cache_shape(model: TransformerConfig) -> CacheShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServingMemory:
-    """[byte] of the fullest chip, columns over plans; sequences and tokens of one replica.
+    """Memory of the fullest chip [byte], columns over plans; sequences of one replica.
 
-    room            for the cache
-    tokens          that fit, of sequences of mean length
+    cache_capacity  free for the cache
     sequences       of mean length that fit at once
-    usable          by the cache and all that lies beside it
+    usable          by the cache and all other classes together
     """
 
     weights: Column
@@ -112,7 +111,7 @@ class ServingMemory:
     graphs: Column
     context: Column
     reserve: Column
-    room: Column
+    cache_capacity: Column
     sequence_bytes: Column
     sequences: Column
     usable: Column
@@ -135,20 +134,20 @@ def serving_memory(
     max_batch: Column,
     draft_bytes: Column = 0.0,
 ) -> ServingMemory:
-    """How much lies where, and how many sequences of `tokens_of_sequence` tokens fit in a replica.
+    """Return the memory by class, and the sequences of `tokens_of_sequence` tokens that fit in a replica.
 
-    M = u C - W - A - G - N - R,   or u (C - W - A - G - N - R) for an engine whose fraction is of what is free
+    M = u C - W - A - G - N - R,   or u (C - W - A - G - N - R) for an engine whose fraction applies to free memory
     R: `engine_reserve`
     sequences = attention_dp * M / bytes of a sequence on a chip (whole blocks)
 
     A = max(2 T min(n d, 2 h) x factor, W + min(B, T) V s)     s `sampler_bytes`, V the vocabulary, W `expert_workspace`
 
-    max_tokens, max_batch   T, B of each plan's steps, the engine's where it leaves them open
+    max_tokens, max_batch   T, B of each plan's steps, by default the engine's
 
-    Source: vLLM's, SGLang's and TensorRT-LLM's memory rules as `Engine` has them; the factor of A is fitted by aiconfigurator.
+    Source: vLLM's, SGLang's and TensorRT-LLM's memory rules as in `Engine`; the factor of A is fitted by aiconfigurator.
     """
     model = program.model
-    tp, pp, dcp = (each.astype(float) for each in (plans.tp, plans.pp, plans.dcp))
+    tp, pp, dcp = (degree.astype(float) for degree in (plans.tp, plans.pp, plans.dcp))
     attention_dp, of_stage = plans.attention_dp.astype(float), plans.chips_of_stage.astype(float)
     weights = weight_bytes(program, quantization, tp=tp, pp=pp, expert_cut=of_stage) + draft_bytes
     factors = engine.memory.expert_activation_factor if model.experts is not None else engine.memory.activation_factor
@@ -162,13 +161,15 @@ def serving_memory(
     links = np.where(of_stage * pp > 1, engine.memory.link_bytes, 0.0)
     context, graphs = engine.memory.context_bytes + links, engine.memory.graph_bytes
     reserve = engine_reserve(engine, chips=of_stage * pp, attention_dp=attention_dp, max_tokens=max_tokens)
-    beside = weights + activations + graphs + context + reserve
+    occupied = weights + activations + graphs + context + reserve
     fraction = engine.memory.memory_fraction
-    room = fraction * (capacity - beside) if engine.memory.fraction_of_free else fraction * capacity - beside
-    usable = np.minimum(beside + room, capacity) if engine.memory.fraction_of_free else fraction * capacity
-    block = engine.memory.block_tokens * dcp  # of each chip that shares the tokens a block
-    whole = np.ceil(np.asarray(tokens_of_sequence, dtype=float) / block) * block
-    cached = cache_shape(model).tokens_bytes(whole, tp=tp, kv_heads=model.num_key_value_heads, cache_bytes=itemsize(cache), dcp=dcp)
+    cache_capacity = fraction * (capacity - occupied) if engine.memory.fraction_of_free else fraction * capacity - occupied
+    usable = np.minimum(occupied + cache_capacity, capacity) if engine.memory.fraction_of_free else fraction * capacity
+    block = engine.memory.block_tokens * dcp  # one block on each chip that shares the tokens
+    rounded_tokens = np.ceil(np.asarray(tokens_of_sequence, dtype=float) / block) * block
+    cached = cache_shape(model).tokens_bytes(
+        rounded_tokens, tp=tp, kv_heads=model.num_key_value_heads, cache_bytes=itemsize(cache), dcp=dcp
+    )
     layers = np.ceil(model.num_hidden_layers / pp) / model.num_hidden_layers
     sequence_bytes = cached * layers
     return ServingMemory(
@@ -177,15 +178,15 @@ def serving_memory(
         graphs=graphs,
         context=context,
         reserve=reserve,
-        room=room,
+        cache_capacity=cache_capacity,
         sequence_bytes=sequence_bytes,
-        sequences=np.maximum(room, 0.0) / sequence_bytes * attention_dp,
+        sequences=np.maximum(cache_capacity, 0.0) / sequence_bytes * attention_dp,
         usable=usable,
     )
 
 
 def expert_workspace(model: TransformerConfig, max_tokens: Column, *, expert_tp: Column) -> Any:
-    """Workspace of the experts' products of a step, in 16 bits: one buffer for their inputs and outputs, one between them. [byte]
+    """Return the workspace of the experts' products of a step, in 16 bits: a buffer for inputs and outputs, one for intermediates. [byte]
 
     W = 2 T k (max(f, h) + max(2 f, h))     f the width of an expert on a chip
 
@@ -199,13 +200,13 @@ def expert_workspace(model: TransformerConfig, max_tokens: Column, *, expert_tp:
 
 
 def engine_reserve(engine: Engine, *, chips: Column, attention_dp: Column, max_tokens: Column) -> Any:
-    """Memory that an engine reserves on each chip. [byte]
+    """Return the memory that an engine reserves on each chip. [byte]
 
     R = max(r0 + r_T T + r_g chips + r_a dp [dp > 1], R_least)
 
     chips   of a replica
-    Source: SGLang 0.5, server_args.py: 512 MiB + 1.5 MiB a token of a chunk + 1 GiB for eight chips + 2 MiB a captured sequence (3 MiB more
-    for each attention rank; 256 are captured), at least 10 GiB on chips of over 60 GB; what it calls mem_fraction_static is the rest.
+    Source: SGLang 0.5, server_args.py: 512 MiB + 1.5 MiB per token of a chunk + 1 GiB for eight chips + 2 MiB per captured sequence (3 MiB
+    more for each attention rank; 256 are captured), at least 10 GiB on chips of over 60 GB. The rest is its mem_fraction_static.
     """
     ranks = np.where(np.asarray(attention_dp) > 1, attention_dp, 0.0)
     by_rank = engine.memory.reserve_chip_bytes * chips + engine.memory.reserve_rank_bytes * ranks

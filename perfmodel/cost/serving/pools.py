@@ -1,4 +1,4 @@
-"""Plans of two pools, prompts on one kind of worker and answers on another, as an estimator prices them (`disaggregated.py`)."""
+"""Plans of two pools, prefill workers and decode workers, evaluated by an estimator (`disaggregated.py`)."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class ServedPools:
     """Columns of plans of two pools under one load.
 
     capacity        sequences that one decode worker runs at once
-    prefill_fits    weights and one prompt have room on a prefill worker
+    prefill_fits    weights and one prompt fit on a prefill worker
     """
 
-    found: DisaggregatedLoad
+    disaggregated: DisaggregatedLoad
     prefill_memory: ServingMemory
     decode_memory: ServingMemory
     capacity: Array
@@ -42,7 +42,7 @@ class ServedPools:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PoolsInputs:
-    """Inputs of columns of two pools: steps of both kinds of workers (`_times` with drafts), scheduling, and the handover.
+    """Inputs of columns of two pools: steps of both kinds of workers (`_times` with drafts), scheduling, and the cache transfer.
 
     capacity   sequences that one decode worker runs at once
     """
@@ -61,17 +61,17 @@ class PoolsInputs:
 
 
 def handover(estimator: ServingEstimator, pools: Sequence[Pools], tokens: float) -> Handover:
-    """Handover of prompts of so many tokens: one copy of their cache, over the links of as many chips as the smaller worker has.
+    """Return the transfer of prompts of `tokens` tokens: one copy of their cache, over the links of the chips of the smaller worker.
 
-    The links are those of the innermost tier that holds all workers, of two kinds of chips those between nodes, at the rate that
-    collectives reach of links nobody measured.
+    The links are those of the innermost tier that contains all workers; for two kinds of chips, those between nodes. They reach the same
+    fraction of their bandwidth as collectives on unmeasured links.
     """
     cluster = estimator.cluster
     shape, kv_heads = cache_shape(estimator.model), estimator.model.num_key_value_heads
     one_copy = float(shape.tokens_bytes(tokens, tp=1, kv_heads=kv_heads, cache_bytes=itemsize(estimator.cache)))
     inner = cluster.tiers if estimator.prefill is None else ()
-    tiers = [next((tier for tier in inner if tier.size >= each.num_chips), cluster.tiers[-1]) for each in pools]
-    links = np.array([float(min(each.prefill.chips_per_replica, each.decode.chips_per_replica)) for each in pools])
+    tiers = [next((tier for tier in inner if tier.size >= pair.num_chips), cluster.tiers[-1]) for pair in pools]
+    links = np.array([float(min(pair.prefill.chips_per_replica, pair.decode.chips_per_replica)) for pair in pools])
     reached = np.array([tier.link.bandwidth / tier.oversubscription * DEFAULT_LINK_FRACTION for tier in tiers])
     return Handover(token_bytes=one_copy / tokens, bandwidth=links * reached, latency=np.array([tier.link.latency for tier in tiers]))
 
@@ -84,35 +84,35 @@ def serve_pools(
     distinct_experts: float = 0.0,
     concurrency: NDArray[np.int64] | None = None,
 ) -> ServedPools:
-    """The load of `job` on every pair of pools; `concurrency`: that of each, in place of the job's."""
-    of = pools_inputs(estimator, job, pools, distinct_experts=distinct_experts)
+    """Return the load of `job` on every pair of pools; `concurrency`: clients of each pair, instead of the job's."""
+    inputs = pools_inputs(estimator, job, pools, distinct_experts=distinct_experts)
     clients = concurrency if concurrency is not None else None if job.concurrency is None else float(job.concurrency)
-    found = disaggregated(
-        of.prefill_times,
-        of.decode_times,
+    pooled = disaggregated(
+        inputs.prefill_times,
+        inputs.decode_times,
         Requests.of_job(job),
-        of.scheduling,
-        of.workers,
-        prefill_scheduling=of.prefill_scheduling,
-        capacity=of.capacity,
-        handover=of.handover,
+        inputs.scheduling,
+        inputs.workers,
+        prefill_scheduling=inputs.prefill_scheduling,
+        capacity=inputs.capacity,
+        handover=inputs.handover,
         concurrency=clients,
         rate=None if clients is not None else job.rate,
     )
     return ServedPools(
-        found=found,
-        prefill_memory=of.prefill_memory,
-        decode_memory=of.decode_memory,
-        capacity=of.capacity,
-        prefill_fits=np.asarray(of.prefill_memory.fits),
-        decode_times=of.decode_costs,
-        prefill_times=of.prefill_costs,
+        disaggregated=pooled,
+        prefill_memory=inputs.prefill_memory,
+        decode_memory=inputs.decode_memory,
+        capacity=inputs.capacity,
+        prefill_fits=np.asarray(inputs.prefill_memory.fits),
+        decode_times=inputs.decode_costs,
+        prefill_times=inputs.prefill_costs,
     )
 
 
 def pools_inputs(estimator: ServingEstimator, job: ServingJob, pools: Sequence[Pools], *, distinct_experts: float = 0.0) -> PoolsInputs:
-    """Inputs of the load of two pools, for the closed form and the simulation."""
-    prefill_plans, decode_plans = ServingColumns.of([each.prefill for each in pools]), ServingColumns.of([each.decode for each in pools])
+    """Return the inputs of the load of two pools, for the closed form and the simulation."""
+    prefill_plans, decode_plans = ServingColumns.of([pair.prefill for pair in pools]), ServingColumns.of([pair.decode for pair in pools])
     prefill = estimator.prefill or estimator
     prefill_costs = prefill.times(prefill_plans, distinct_experts=distinct_experts)
     decode_costs = estimator.times(decode_plans, distinct_experts=distinct_experts)
@@ -127,8 +127,8 @@ def pools_inputs(estimator: ServingEstimator, job: ServingJob, pools: Sequence[P
         scheduling=estimator.scheduling(decode_plans, job.speculation),
         prefill_scheduling=replace(prefill.scheduling(prefill_plans), prompts_together=ranks),
         workers=Workers(
-            prefill=np.array([float(each.prefill_workers) for each in pools]),
-            decode=np.array([float(each.decode_workers) for each in pools]),
+            prefill=np.array([float(pair.prefill_workers) for pair in pools]),
+            decode=np.array([float(pair.decode_workers) for pair in pools]),
             prefill_chips=prefill_plans.chips_per_replica.astype(float),
             decode_chips=decode_plans.chips_per_replica.astype(float),
         ),
@@ -140,20 +140,23 @@ def pools_inputs(estimator: ServingEstimator, job: ServingJob, pools: Sequence[P
 
 
 def predict_plan(estimator: ServingEstimator, job: ServingJob, plan: ServingPlan, *, distinct_experts: float = 0.0) -> ServingPrediction:
-    """Any plan under one load, of two pools or not. Raises InputError where it cannot be."""
+    """Predict any plan under one load, with two pools or without. Raises InputError if the plan is not possible."""
     predict = estimator.predict if plan.pools is None else partial(predict_pools, estimator)
     return predict(job, plan, distinct_experts=distinct_experts)
 
 
 def predict_pools(estimator: ServingEstimator, job: ServingJob, plan: ServingPlan, *, distinct_experts: float = 0.0) -> ServingPrediction:
-    """One plan of two pools. Memory and parts of a step are those of a decode worker. Raises InputError where a worker cannot be."""
+    """Predict one plan of two pools. Raises InputError if a worker is not possible.
+
+    Memory and parts of a step are those of a decode worker.
+    """
     pools = plan.pools
     assert pools is not None
     notes = _check_workers(estimator, pools)
     served = serve_pools(estimator, job, [pools], distinct_experts=distinct_experts)
-    found, workers = served.found, float(pools.decode_workers)
+    pooled, workers = served.disaggregated, float(pools.decode_workers)
     shared = ("running", "queue", "requests_per_second", "tokens_per_second")
-    load = replace(found.load, **{name: getattr(found.load, name) / workers for name in shared})
+    load = replace(pooled.load, **{name: getattr(pooled.load, name) / workers for name in shared})
     columns = ServedPlans(
         load=load,
         memory=served.decode_memory,
@@ -165,14 +168,14 @@ def predict_pools(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
     answering = replace(pools.decode, replicas=pools.decode_workers)
     prediction = prediction_of(estimator, job, answering, columns, 0)
     notes.append(
-        f"prefill workers do {float(found.prefill_use[0]):.0%} of what they can, decode workers {float(found.decode_use[0]):.0%}; "
-        f"{float(found.matched_ratio[0]):.2g} prefill workers a decode worker would match"
+        f"prefill workers do {float(pooled.prefill_use[0]):.0%} of what they can, decode workers {float(pooled.decode_use[0]):.0%}; "
+        f"{float(pooled.matched_ratio[0]):.2g} prefill workers a decode worker would match"
     )
     if not served.prefill_fits[0]:
         notes.append("does not fit: the weights leave no room for a prompt on a prefill worker")
     if estimator.prefill is not None:
         both = (estimator.prefill, estimator)
-        prediction = replace(prediction, cluster="+".join(f"{each.cluster.num_chips}@{each.cluster.name}" for each in both))
+        prediction = replace(prediction, cluster="+".join(f"{side.cluster.num_chips}@{side.cluster.name}" for side in both))
         based = ", ".join(dict.fromkeys(rests_on(estimator.prefill).values()))
         notes.append(f"prefill workers are {estimator.prefill.cluster.chip.name}, based on {based}; memory and parts are of decode workers")
     fits = prediction.fits and bool(served.prefill_fits[0])
@@ -180,7 +183,9 @@ def predict_pools(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
 
 
 def _check_workers(estimator: ServingEstimator, pools: Pools) -> list[str]:
-    """As any plan; but experts over a whole worker may be dealt over chips that do not divide them: copies of some fill the places."""
+    """Check the workers as plans, and return notes. Experts over a whole worker may be sharded over chips that do not divide their number:
+    some experts are then replicated.
+    """
     notes, model = [], estimator.model
     for worker in (pools.prefill, pools.decode):
         experts = model.experts

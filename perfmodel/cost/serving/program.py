@@ -1,7 +1,7 @@
-"""The forward pass of a serving step, compiled once: the rows of its graph as an engine runs it.
+"""The forward pass of a serving step, compiled once: the rows of its graph under an engine.
 
-What tokens send to their experts and back is the engine's (`experts.py`), and what their ranks add up besides: shared experts with them.
-Ranks that share the tokens of a prompt gather its latents, and each expands them to the heads that it has.
+Communication of tokens with their experts is the engine's (`experts.py`), including reductions over the experts' ranks, also of shared
+experts. Ranks that share the tokens of a prompt gather its latents, and each rank expands them to its heads.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from perfmodel.workload.step_graph import LAST, step_graph, step_length
 
 Array = NDArray[np.float64]
 
-#: From latents to keys and values of heads: of all tokens wherever their queries lie.
+#: Operators that expand latents to keys and values of heads, for the tokens of all ranks.
 _EXPANDS = ("kv_b_proj", "nope_key", "keys", "value", "values")
-#: Groups of ranks that are told apart: of tensor parallelism, those that share prompts, and all those that have tokens of their own.
+#: Distinct groups of ranks: tensor parallelism, ranks that share prompts, and all ranks with different tokens.
 GROUPS: Mapping[str, frozenset[str]] = {
     "tp": frozenset(("tp_kv", "tp_q")),
     "pcp": frozenset((CONTEXT_AXIS,)),
@@ -41,10 +41,10 @@ GROUPS: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldWeight:
-    """A parameter as a chip holds it: elements over the axes that cut it, in how many layers of which region.
+    """A parameter as stored on a chip: elements, the axes that cut it, and its region.
 
-    is_expert   it lies with the routed experts, biases included
-    itemsize    of an element in no format of fewer bits   [byte]
+    is_expert   stored with the routed experts, biases included
+    itemsize    of an unquantized element   [byte]
     """
 
     name: str
@@ -58,9 +58,9 @@ class HeldWeight:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServingProgram:
-    """Rows of one step. Segments are places of regions, and behind them those of what their mixers do with a cache.
+    """Rows of one step. Segments are indices of regions, followed by the same for the cache operators of their mixers.
 
-    groups   places of `GROUPS` among the masks of amounts
+    groups   indices of `GROUPS` among the masks of amounts
     """
 
     model: TransformerConfig
@@ -72,9 +72,12 @@ class ServingProgram:
     weights: tuple[HeldWeight, ...]
 
     def amounts(self, sizes: Array, *, rows: Array, outputs: Array, sequences: Array) -> Array:
-        """[amounts, columns] of steps of so many rows, rows with logits, and sequences that decode, of all ranks that share them.
+        """Return the [amounts, columns] of steps.
 
-        sizes   of the groups of axes, as `amount_values` has them
+        sizes      of the groups of axes, as in `amount_values`
+        rows       of all ranks that share them
+        outputs    rows with logits
+        sequences  that decode
         """
         length = step_length(takes_prompts=self.is_prompt)
         counted = {"": np.ones_like(rows), "b": rows / length, LAST: outputs / length, SEQUENCES: sequences}
@@ -83,17 +86,17 @@ class ServingProgram:
 
     @property
     def counts(self) -> Array:
-        """How often each segment runs."""
+        """Number of times that each segment runs."""
         return np.array([float(region.count) for region in self.regions] * 2)
 
     @property
     def of_mixers(self) -> int:
-        """The first segment of what mixers do with a cache."""
+        """First segment of the cache operators of mixers."""
         return len(self.regions)
 
     @property
     def num_passes(self) -> int:
-        """Kernels that pass over memory, beside states."""
+        """Kernels that pass over memory, without those of states."""
         return int(np.sum(self.rows.streaming.segments < self.of_mixers))
 
 
@@ -106,27 +109,27 @@ def serving_program(
     low_parts: frozenset[WeightPart] = frozenset(),
     element_bytes: float = 2.0,
 ) -> ServingProgram:
-    """The program of decode steps, or of prompts.
+    """Return the program of decode steps, or of prompts.
 
-    fuses      kernels are fused as engines do it, else every operator is one
-    low_parts  of which the weights are held in fewer bits
+    fuses      kernels are fused as engines do it; otherwise each operator is a kernel
+    low_parts  parts with quantized weights
     element_bytes   of all other tensors
     """
     sharded = _sharded(replace(model, num_mtp_layers=0), is_prompt=is_prompt, element_bytes=element_bytes)
     derivation = with_engine(sharded, fuses=fuses, low_parts=low_parts)
     graph = derivation.graph
-    place = {region.name: i for i, region in enumerate(graph.regions)}
+    region_index = {region.name: i for i, region in enumerate(graph.regions)}
     compiler = RowCompiler(graph, load_profile("generic"), graph.activation_bytes)
     groups = {name: compiler.mask(axes) for name, axes in GROUPS.items()}
     for op in graph.operators:
-        segment = place[op.layer] + (len(place) if op.group == "attention_core" else 0)
+        segment = region_index[op.layer] + (len(region_index) if op.group == "attention_core" else 0)
         for work in op.forward:
             compiler.work(op, derivation.shardings[op.name], work, segment=segment, name=op.name, is_backward=False)
     routed = _after_routing(graph)
     for traffic in derivation.traffic:
         if traffic.phase is Pass.FORWARD and traffic.kind is not CollectiveKind.SEND_RECV and traffic.operator not in routed:
-            compiler.collective(traffic.kind, traffic.axes, traffic.amount, segment=place[traffic.region], name=traffic.tensor)
-    segments = 2 * len(place)
+            compiler.collective(traffic.kind, traffic.axes, traffic.amount, segment=region_index[traffic.region], name=traffic.tensor)
+    segments = 2 * len(region_index)
     return ServingProgram(
         model=model,
         is_prompt=is_prompt,
@@ -134,16 +137,16 @@ def serving_program(
         rows=compiler.rows(attention_kernel="flash", num_segments=segments, num_traffic_segments=segments),
         regions=graph.regions,
         groups=groups,
-        weights=_weights(derivation, place),
+        weights=_weights(derivation, region_index),
     )
 
 
 @lru_cache(maxsize=64)
 def _sharded(model: TransformerConfig, *, is_prompt: bool, element_bytes: float) -> ShardedGraph:
-    """Rows of prompts are cut over `CONTEXT_AXIS`; those that decode are the same on all its ranks."""
+    """Return the sharded graph. Rows of prompts are cut over `CONTEXT_AXIS`; decode rows are replicated on it."""
     graph = step_graph(model, takes_prompts=is_prompt, element_bytes=element_bytes)
-    whole: dict[str, tuple[str, ...]] = {"s": ()}
-    expands = dict.fromkeys(_EXPANDS, whole) if model.latent is not None and is_prompt else {}
+    unsharded: dict[str, tuple[str, ...]] = {"s": ()}
+    expands = dict.fromkeys(_EXPANDS, unsharded) if model.latent is not None and is_prompt else {}
     shardings = apply_rules(graph, replace(rule_set_of("megatron"), operators=expands))
     if not is_prompt:
         shardings = {
@@ -154,26 +157,27 @@ def _sharded(model: TransformerConfig, *, is_prompt: bool, element_bytes: float)
 
 
 def _after_routing(graph: Graph) -> Set[str]:
-    """Operators between a router and the residual stream: what they send each other is the engine's to decide."""
-    found: set[str] = set()
+    """Return the operators between a router and the residual stream; the engine defines their communication."""
+    names: set[str] = set()
     layers: set[str] = set()
     for op in graph.operators:
         if op.kind == "route":
             layers.add(op.layer)
         if op.layer in layers:
-            found.add(op.name)
-    return found
+            names.add(op.name)
+    return names
 
 
-def _weights(derivation: ShardedGraph, place: Mapping[str, int]) -> tuple[HeldWeight, ...]:
+def _weights(derivation: ShardedGraph, region_index: Mapping[str, int]) -> tuple[HeldWeight, ...]:
+    """Return the parameters as stored on a chip."""
     graph = derivation.graph
-    found = []
+    weights = []
     for parameter in derivation.parameters:
         readers = [op for op, _ in graph.consumers(parameter.name)]
-        found.append(
+        weights.append(
             HeldWeight(
                 name=parameter.name,
-                region=place[parameter.regions[0]],
+                region=region_index[parameter.regions[0]],
                 elements=float(parameter.num_elements),
                 axes=parameter.elements.axes | parameter.elements.padded_axes,
                 part=graph.tensors[parameter.name].part,
@@ -181,4 +185,4 @@ def _weights(derivation: ShardedGraph, place: Mapping[str, int]) -> tuple[HeldWe
                 is_expert=any(isinstance(work, RoutedExperts) for op in readers for work in op.forward),
             )
         )
-    return tuple(found)
+    return tuple(weights)

@@ -1,4 +1,4 @@
-"""The kernels of serving resolved for one machine: floats in SI units."""
+"""Serving kernels resolved for one machine: floats in SI units."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class AllReduceRates:
     """`SmallAllReduceModel`s in SI units: (base [s], each peer [s], [s/byte]) of both kernels.
 
-    most_ranks   chips of the innermost domain: beyond it no peer's memory can be read; 1 where it cannot be read at all
+    most_ranks   chips of the innermost domain, beyond which peer memory cannot be read; 1 if it cannot be read at all
     mesh         links to distinct peers that together make the bandwidth (1 on a switch)
     """
 
@@ -45,11 +45,11 @@ class AllReduceRates:
 class ServingRates:
     """`ServingKernels` in SI units.
 
-    plain             products in 16 bits
+    plain             unquantized products
     grouped           the same with the small tile of grouped kernels
-    relative_rate     by compute dtype, the chip's FLOP rate at its clock over that of 16 bits; a dtype that it has no units for is missing
+    relative_rate     by compute dtype, the chip's FLOP rate at its clock over that of 16 bits; a dtype without units is missing
     memory_bandwidth  of the data sheet     [byte/s]
-    exposed_floor     share of a kernel's floor that shows
+    exposed_floor     exposed share of a kernel's floor
     peak_flop_rate    in 16 bits, at the clock of attention     [FLOP/s]
     """
 
@@ -66,7 +66,7 @@ class ServingRates:
     cached_attention: Mapping[str, CachedAttentionModel]
 
     def product_rates(self, name: str, dtype: Dtype) -> MatmulRates:
-        """Products with weights in format `name`, computed in `dtype` (in 16 bits where the chip has no units for it)."""
+        """Return the rates of products with weights in format `name`, computed in `dtype` (in 16 bits if the chip has no units for it)."""
         model, plain = self.weight_product[name], self.plain
         return replace(
             plain,
@@ -80,7 +80,7 @@ class ServingRates:
         )
 
     def grouped_rates(self, model: GroupedWeightModel, dtype: Dtype) -> MatmulRates:
-        """Products of the experts of a layer by one kernel, as `product_rates`."""
+        """Return the rates of the experts' products of a layer by one kernel, as `product_rates`."""
         grouped = self.grouped
         return replace(
             grouped,
@@ -100,19 +100,19 @@ def serving_rates(
     rates: Mapping[Dtype, float],
     memory_bandwidth: float,
 ) -> ServingRates:
-    """Measured kernels where there are any, typical ones else.
+    """Return the rates of measured kernels, and of typical ones where there is no measurement.
 
     rates  peak FLOP rates at their clocks, by dtype
     """
-    whole = next(rates[dtype] for dtype in (Dtype.BF16, Dtype.FP16, *rates) if dtype in rates)
+    base_rate = next(rates[dtype] for dtype in (Dtype.BF16, Dtype.FP16, *rates) if dtype in rates)
     return ServingRates(
         all_reduce=_all_reduce_rates(cluster, calibration, calibration.serving),
         plain=plain,
         grouped=grouped,
-        relative_rate=MappingProxyType({dtype: rate / whole for dtype, rate in rates.items()}),
+        relative_rate=MappingProxyType({dtype: rate / base_rate for dtype, rate in rates.items()}),
         memory_bandwidth=memory_bandwidth,
         exposed_floor=calibration.exposed_floor_fraction,
-        peak_flop_rate=whole / calibration.sustained_clock_fraction * calibration.attention_clock_fraction,
+        peak_flop_rate=base_rate / calibration.sustained_clock_fraction * calibration.attention_clock_fraction,
         compute_units=float(max(cluster.chip.compute_units, 1)),
         weight_product={**TYPICAL.weight_product, **calibration.serving.weight_product},
         grouped_weight={**TYPICAL.grouped_weight, **calibration.serving.grouped_weight},

@@ -12,12 +12,12 @@ from perfmodel.foundation.errors import bad_field
 from perfmodel.frameworks.engine import Engine
 from perfmodel.workload.serving import Lengths, ServingJob, Speculation
 
-#: No limit to the tokens of a step.
+#: Token budget of a step without a limit.
 UNLIMITED = float("inf")
 
 
 def squared_variation(lengths: Lengths) -> float:
-    """Variance of lengths over their squared mean. [-]"""
+    """Return the squared coefficient of variation of lengths. [-]"""
     return lengths.variance / lengths.mean**2
 
 
@@ -25,9 +25,9 @@ def squared_variation(lengths: Lengths) -> float:
 class Requests:
     """Lengths of a request.
 
-    prompt            I  tokens of its prompt
-    output            O  tokens that it is answered with, the first (which prefill yields) included
-    found_fraction    x  of the prompt's tokens, how many a prefix cache holds already
+    prompt            I  prompt tokens
+    output            O  output tokens, including the first, which prefill yields
+    found_fraction    x  share of the prompt's tokens that hit the prefix cache
     """
 
     prompt: Lengths
@@ -40,25 +40,25 @@ class Requests:
 
     @classmethod
     def of_job(cls, job: ServingJob) -> Requests:
-        """Requests of a serving job."""
+        """Return the requests of a serving job."""
         return cls(prompt=job.input_len, output=job.output_len, found_fraction=job.prefix_hit)
 
     @property
     def new_tokens(self) -> Column:
-        """Tokens of a prompt that are computed: I (1 - x), at least its last token, without which there is no first answer."""
+        """Computed tokens of a prompt: I (1 - x), at least its last token, which yields the first output token."""
         return np.maximum(self.prompt.mean * (1 - np.asarray(self.found_fraction)), 1.0)
 
     @property
     def found_tokens(self) -> Column:
-        """Tokens of a prompt that are in the cache already."""
+        """Prompt tokens that hit the prefix cache."""
         return self.prompt.mean - self.new_tokens
 
     @property
     def mean_cached(self) -> Column:
-        """Tokens that a running sequence holds, on average over its decode steps.
+        """Cached tokens of a running sequence, averaged over its decode steps.
 
-        z = I + sum(1 .. O - 1) / (O - 1), over requests I + E[O^2 - O] / (2 E[O - 1]): I + O / 2 where all answers have one length,
-        and more where they differ, as long answers run in more steps.
+        z = I + sum(1 .. O - 1) / (O - 1), over requests I + E[O^2 - O] / (2 E[O - 1]): I + O / 2 if all answers have one length,
+        and more if lengths differ, as long answers run in more steps.
         """
         mean, variance = self.output.mean, self.output.variance
         return self.prompt.mean + np.where(mean > 1, (variance + mean * (mean - 1)) / np.maximum(2 * (mean - 1), 1e-12), 1.0)
@@ -66,14 +66,14 @@ class Requests:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Scheduling:
-    """How an engine fills its steps. Values or arrays over plans.
+    """Rules by which an engine fills its steps. Values or arrays over plans.
 
-    chunked            prompts ride in decode steps, cut to what `step_tokens` leaves; else they run before any decode, by themselves
-    step_tokens     T  tokens that a step may have
-    prompts_together   prompts that an engine waits for to prefill them in one step (1: as they come)
-    lockstep        s  how far requests march in step: 0 spread evenly, 1 all prefill and then all decode
-    first_token_time h0  from the client to the first token beside any step: network, tokenisation, the engine's front [s]
-    border_steps       decode steps that pass between the end of prefill and the first token or step of decode
+    chunked            prompts run in decode steps, in chunks of the tokens left in `step_tokens`; else by themselves, before any decode
+    step_tokens     T  token budget of a step
+    prompts_together   prompts that an engine collects before it prefills them in one step (1: no wait)
+    lockstep        s  share of requests in lockstep: 0 spread evenly, 1 all prefill and then all decode
+    first_token_time h0  from the client to the first token, excluding steps: network, tokenisation, API server [s]
+    border_steps       decode steps between the end of prefill and the first token or decode step
     tokens_per_step E  of a sequence in a decode step (speculation; else 1)
     rows_per_step      new tokens of a sequence that a decode step computes: 1 + drafted
     """
@@ -91,7 +91,7 @@ class Scheduling:
     def of_engine(
         cls, engine: Engine, *, step_tokens: Column = 0.0, ranks: Column = 1.0, speculation: Speculation | None = None
     ) -> Scheduling:
-        """As an engine does it; `step_tokens` of a plan, 0 where it leaves them to the engine; ranks: of attention."""
+        """Return the engine's rules. step_tokens: of a plan, 0 for the engine's default; ranks: attention ranks."""
         drafted, acceptance = (speculation.draft_tokens, speculation.acceptance) if speculation is not None else (0, 0.0)
         return cls(
             chunked=engine.scheduling.has_chunks,

@@ -1,4 +1,4 @@
-"""An engine step by step: continuous batching of requests whose lengths and arrivals differ, for what closed forms cannot say.
+"""Step-by-step simulation of an engine: continuous batching of requests with different lengths and arrivals, beyond the closed forms.
 
 One pass of the loop is one step of the engine; its time comes from a table. Deterministic: the same seed gives the same run.
 """
@@ -20,37 +20,37 @@ from perfmodel.cost.serving.times import Array, ServingTimes
 from perfmodel.foundation.errors import bad_field
 from perfmodel.parallel.serving.prediction import Spread
 
-#: TTFT, TPOT, latency [s] and tokens of an answered request.
+#: TTFT, TPOT, latency [s] and tokens of a completed request.
 Answer: TypeAlias = tuple[float, float, float, int]
-#: Draws are made this many at a time.
+#: Random numbers drawn at a time.
 _DRAWS = 1024
-#: Requests of a run with a stopping rule that have the load that is asked for at least.
+#: Least number of requests in a stratified block of a run with a stopping rule.
 LEAST_BLOCK = 1024
-#: Tokens of a step where the engine sets no limit: the table has to end somewhere.
+#: Token budget of a step if the engine has none: the end of the table.
 MOST_TOKENS = 131_072.0
-#: Requests of each client in a closed loop from a standing start, as benchmarks run (InferenceMAX: --num-prompts=$((CONC * 10))).
+#: Requests of each client in a closed loop from an idle engine, as in benchmarks (InferenceMAX: --num-prompts=$((CONC * 10))).
 ROUNDS = 10
-#: Share by which answers of one length end earlier or later where prompts are chunked. Published runs of vLLM and TensorRT-LLM with one
-#: length do not march in waves: with this spread their TTFT is met without bias, without it predicted twice too long. Engines that run
-#: prompts first march (SGLang's runs), and have none.
+#: Share by which answers of one length end earlier or later with chunked prompts. Published runs of vLLM and TensorRT-LLM with one length
+#: show no waves: with this spread their TTFT is predicted without bias, without it twice too long. Engines that run prompts first have
+#: waves (SGLang's runs), and no spread.
 SPREAD_OF_ENDS = 0.05
 #: Batches of a run whose means are compared.
 _BATCHES = 20
-#: A run whose mean is not known well enough goes on by this share of its requests at least.
+#: Least growth of a run whose mean is too uncertain.
 _LEAST_GROWTH = 1.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedLoad:
-    """Metrics of the requests that were answered after the warm-up.
+    """Metrics of the requests that completed after the warm-up.
 
     ttft, tpot, inter_token, request_latency   over requests (inter_token: over all gaps between a sequence's steps) [s]
-    running, queue         sequences with a place and requests without, on average over time [-]
-    requests_per_second, tokens_per_second     answered, and tokens of answers [1/s]
-    goodput                requests a second that kept all limits [1/s]
-    kept_fraction          of the requests, those that did [-]
-    preemptions, steps     in the whole run
-    ttft_error             standard error of the mean TTFT at a rate, as a share of it; 0: of clients, whose runs are as benchmarks' [-]
+    running, queue         sequences with a slot and requests without, time average [-]
+    requests_per_second, tokens_per_second     completed requests, and output tokens [1/s]
+    goodput                requests a second that met all limits [1/s]
+    kept_fraction          of the requests that met all limits [-]
+    preemptions, steps     in the complete run
+    ttft_error             relative standard error of the mean TTFT at a rate; 0 for clients, whose runs match benchmarks [-]
     """
 
     ttft: Spread
@@ -70,13 +70,13 @@ class SimulatedLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoppingRule:
-    """When a run at a rate ends: once the standard errors of mean TTFT and TPOT are at most `error` of them, or after `most` requests."""
+    """End of a run at a rate: when the relative standard errors of mean TTFT and TPOT are at most `error`, or after `most` requests."""
 
     error: float
     most: int
 
     def missing(self, answers: Sequence[Answer]) -> int:
-        """Requests that are still to be answered. [-]"""
+        """Return the number of requests that must still complete. [-]"""
         error, number = max(mean_error([answer[at] for answer in answers]) for at in (0, 1)), len(answers)
         if error <= self.error or number >= self.most:
             return 0
@@ -84,7 +84,7 @@ class StoppingRule:
 
 
 def mean_error(values: Sequence[float]) -> float:
-    """Standard error of the mean of a stationary series, as a share of it, by means of batches, as neighbours are alike. [-]
+    """Return the relative standard error of the mean of a stationary series, by batch means, as neighbours are correlated. [-]
 
     Source: Law, Simulation Modeling and Analysis, section 9.5.3 (batch means).
     """
@@ -99,7 +99,7 @@ def mean_error(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoodputLimits:
-    """Limits that a request must keep to count as goodput. [s]"""
+    """Limits that a request must meet to count as goodput. [s]"""
 
     ttft: float = float("inf")
     tpot: float = float("inf")
@@ -111,13 +111,13 @@ class GoodputLimits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class BatchLimits:
     """Limits of the sequences that run at once.
 
     max_sequences    by the engine's own limit
     cache_tokens     of the cache, counted in blocks of `block_tokens`
-    reserves_output  a request is admitted when its whole answer fits; else when its prompt does, and the one admitted last is thrown out
-                     (and computed again, with what it has answered) when the cache is full
+    reserves_output  a request is admitted if the cache has space for its whole answer. Otherwise if it has space for its prompt; when the
+                     cache is full, the request admitted last is preempted and its prompt and answer are recomputed
     """
 
     max_sequences: int
@@ -131,10 +131,10 @@ class RunRecord:
     """A run of one engine after its warm-up.
 
     answers                    TTFT, TPOT, latency [s] and tokens of each request
-    gaps, weights              times between steps [s], and the sequences that saw each
+    gaps, weights              times between steps [s], and the number of sequences with that gap
     elapsed                    [s]
     area_running, area_queue   sequences times seconds
-    preemptions, steps         in the whole run
+    preemptions, steps         in the complete run
     clients                    of a closed loop; 0: of an open one
     """
 
@@ -150,28 +150,28 @@ class RunRecord:
 
     @property
     def pace(self) -> float:
-        """Requests answered a second: c / E2E of clients that are never idle (the end of a run leaves requests half answered). [1/s]"""
+        """Requests completed a second: c / E2E of clients that are never idle, as the end of a run leaves partial answers. [1/s]"""
         if not self.clients:
             return len(self.answers) / self.elapsed
         return self.clients * len(self.answers) / sum(latency for _, _, latency, _ in self.answers)
 
     @property
     def ttft_error(self) -> float:
-        """Standard error of the mean TTFT of an open load, as a share of it. [-]"""
+        """Relative standard error of the mean TTFT of an open load. [-]"""
         return 0.0 if self.clients else mean_error([answer[0] for answer in self.answers])
 
 
 class DrawnRequest:
-    """One request on its way: lengths in tokens, times in seconds."""
+    """State of one request: lengths in tokens, times in seconds."""
 
     __slots__ = (
-        "due", "emitted", "first", "found", "growth", "held", "joined", "last", "left", "luck", "number", "output", "reserved",
+        "cached", "due", "emitted", "first", "growth", "held", "joined", "last", "left", "rounding", "number", "output", "reserved",
         "sent", "steps",
     )  # fmt: skip
 
-    def __init__(self, number: int, sent: float, due: float, found: float, new: float, output: int, luck: float) -> None:
+    def __init__(self, number: int, sent: float, due: float, cached: float, new: float, output: int, rounding: float) -> None:
         self.number, self.sent, self.due = number, sent, due
-        self.found, self.left, self.output, self.luck = found, new, output, luck
+        self.cached, self.left, self.output, self.rounding = cached, new, output, rounding
         self.steps = self.joined = self.emitted = 0
         self.first = self.last = -1.0
         self.held = self.growth = self.reserved = 0.0
@@ -181,7 +181,7 @@ def simulate(
     times: ServingTimes | StepTable,
     requests: Requests,
     scheduling: Scheduling,
-    places: Places,
+    batch_limits: BatchLimits,
     *,
     concurrency: int | None = None,
     rate: float | None = None,
@@ -190,25 +190,25 @@ def simulate(
     limits: GoodputLimits | None = None,
     seed: int = 0,
 ) -> SimulatedLoad:
-    """Run an engine until so many requests are `answered` after the first `warm_up` (`ROUNDS` of the clients and none; 1000 and 200).
+    """Run an engine until `answered` requests complete after the first `warm_up` (clients: `ROUNDS` per client and 0; rate: 1000 and 200).
 
-    concurrency     clients, each of which sends its next request when the last is answered; all start at once
-    rate            requests a second at random (Poisson) instead
+    concurrency     clients, each of which sends its next request when the previous one is answered; all start at once
+    rate            requests a second with Poisson arrivals instead
 
-    The queue is first come, first served. Chunked: a step holds all that decode and fills up with prompts. Prefill first: prompts run
-    before any decode, as many in a step as it has room for. How far requests march in step follows, and is not an input.
+    The queue is first come, first served. Chunked: a step contains all decoding sequences and is filled with prompts. Prefill first:
+    prompts run before any decode step, up to the token budget. The share of requests in lockstep is a result, not an input.
     """
     record = run_engine(
-        times, requests, scheduling, places, concurrency=concurrency, rate=rate, answered=answered, warm_up=warm_up, seed=seed
+        times, requests, scheduling, batch_limits, concurrency=concurrency, rate=rate, answered=answered, warm_up=warm_up, seed=seed
     )
-    return what_was_seen([(record, 1)], limits or GoodputLimits())
+    return summarize_runs([(record, 1)], limits or GoodputLimits())
 
 
 def run_engine(
     times: ServingTimes | StepTable,
     requests: Requests,
     scheduling: Scheduling,
-    places: Places,
+    batch_limits: BatchLimits,
     *,
     concurrency: int | None = None,
     rate: float | None = None,
@@ -217,30 +217,34 @@ def run_engine(
     stopping: StoppingRule | None = None,
     seed: int = 0,
 ) -> RunRecord:
-    """The run that `simulate` summarises; with a `stopping` rule (of a rate) it goes on from `answered` requests until that holds.
+    """Return the run that `simulate` summarises. Raises InputError.
 
-    Raises InputError.
+    With a `stopping` rule (at a rate) it continues after `answered` requests until the rule holds.
     """
     if (concurrency is None) == (rate is None):
         raise bad_field("concurrency", concurrency, "one of concurrency and rate must be given", "give one of them")
-    if places.max_sequences < 1:
-        raise bad_field("max_sequences", places.max_sequences, "must be at least 1")
+    if batch_limits.max_sequences < 1:
+        raise bad_field("max_sequences", batch_limits.max_sequences, "must be at least 1")
     longest = requests.prompt.most + requests.output.most
-    if places.cache_tokens < np.ceil(longest / places.block_tokens) * places.block_tokens:
-        raise bad_field("cache_tokens", places.cache_tokens, f"must hold one request of {longest} tokens", "use a plan with more room")
-    most = places.max_sequences if concurrency is None else min(places.max_sequences, concurrency)
+    if batch_limits.cache_tokens < np.ceil(longest / batch_limits.block_tokens) * batch_limits.block_tokens:
+        raise bad_field(
+            "cache_tokens", batch_limits.cache_tokens, f"must hold one request of {longest} tokens", "use a plan with more room"
+        )
+    most = batch_limits.max_sequences if concurrency is None else min(batch_limits.max_sequences, concurrency)
     if not isinstance(times, StepTable):
-        times = table_of(times, requests, scheduling, places, concurrency)
+        times = table_of(times, requests, scheduling, batch_limits, concurrency)
     wanted = answered if answered is not None else (ROUNDS * concurrency if concurrency is not None else 1000)
     before = warm_up if warm_up is not None else (0 if concurrency is not None else 200)
     block = 0 if stopping is None else max(before + wanted, LEAST_BLOCK)
-    engine = _Engine(times, requests, scheduling, replace(places, max_sequences=most), concurrency, rate, seed, block)
+    engine = _Engine(times, requests, scheduling, replace(batch_limits, max_sequences=most), concurrency, rate, seed, block)
     return engine.run(before, wanted, stopping)
 
 
-def table_of(times: ServingTimes, requests: Requests, scheduling: Scheduling, places: Places, concurrency: int | None) -> StepTable:
-    """The step times that a run looks up."""
-    most = places.max_sequences if concurrency is None else min(places.max_sequences, concurrency)
+def table_of(
+    times: ServingTimes, requests: Requests, scheduling: Scheduling, batch_limits: BatchLimits, concurrency: int | None
+) -> StepTable:
+    """Return the step times that a run looks up."""
+    most = batch_limits.max_sequences if concurrency is None else min(batch_limits.max_sequences, concurrency)
     longest = float(requests.prompt.most + requests.output.most)
     return tabulate(
         times,
@@ -260,14 +264,14 @@ class _Engine:
         table: StepTable,
         requests: Requests,
         scheduling: Scheduling,
-        places: Places,
+        batch_limits: BatchLimits,
         concurrency: int | None,
         rate: float | None,
         seed: int,
         block: int,
     ) -> None:
-        self.table, self.places, self.cache_tokens = table, places.max_sequences, places.cache_tokens
-        self.block, self.reserves = places.block_tokens, places.reserves_output
+        self.table, self.slots, self.cache_tokens = table, batch_limits.max_sequences, batch_limits.cache_tokens
+        self.block, self.reserves = batch_limits.block_tokens, batch_limits.reserves_output
         self.chunked = bool(scheduling.chunked)
         self.step_tokens = min(float(scheduling.step_tokens), MOST_TOKENS)
         self.rows, self.per_step = float(scheduling.rows_per_step), float(scheduling.tokens_per_step)
@@ -277,7 +281,7 @@ class _Engine:
         self.draws = draws(requests, rate, seed, speculates=self.per_step > 1, spread=spread, varies_front=self.is_closed, block=block)
         self.now, self.decoded, self.preemptions, self.steps = 0.0, 0, 0, 0
         self.sent = 0
-        self.coming: list[tuple[float, int, DrawnRequest]] = []
+        self.arrivals: list[tuple[float, int, DrawnRequest]] = []
         self.waiting: deque[DrawnRequest] = deque()
         self.prefilling: deque[DrawnRequest] = deque()
         self.running: dict[int, DrawnRequest] = {}
@@ -319,19 +323,19 @@ class _Engine:
             self._step()
 
     def _send(self, at: float) -> None:
-        """The next request leaves its client; it reaches the queue once the engine's front is through with it.
+        """Send a client's next request; it reaches the queue after the engine's API server has processed it.
 
-        In a closed loop that takes a random time of the front's mean; clients see the mean, so that few requests have no noise of it.
+        In a closed loop that takes a random time with the given mean. Clients observe the mean, which avoids noise in short runs.
         """
-        found, new, output, luck, later, share = next(self.draws)
-        sent = at if self.is_closed else at + later
+        cached, new, output, rounding, delay, share = next(self.draws)
+        sent = at if self.is_closed else at + delay
         due = sent + share * self.front
-        heappush(self.coming, (due, self.sent, DrawnRequest(self.sent, due - self.front, due, found, new, output, luck)))
+        heappush(self.arrivals, (due, self.sent, DrawnRequest(self.sent, due - self.front, due, cached, new, output, rounding)))
         self.sent += 1
 
     def _arrive(self) -> None:
-        while self.coming and self.coming[0][0] <= self.now:
-            request = heappop(self.coming)[2]
+        while self.arrivals and self.arrivals[0][0] <= self.now:
+            request = heappop(self.arrivals)[2]
             self.waiting.append(request)
             if not self.is_closed:
                 self._send(request.sent)
@@ -339,7 +343,7 @@ class _Engine:
     def _step(self) -> None:
         self._arrive()
         if not (self.waiting or self.prefilling or self.running):
-            passed = max(self.coming[0][0] - self.now, 0.0)
+            passed = max(self.arrivals[0][0] - self.now, 0.0)
             self.now = self.last_decode = self.now + passed
             self._arrive()
         pieces, tokens, reads = self._prompts()
@@ -347,29 +351,29 @@ class _Engine:
         if decodes and not self.reserves and self.used + self.growth > self.cache_tokens:
             self._evict()
         sequences = len(self.running) if decodes else 0
-        many, taken = 1, 0.0
+        num_steps, taken = 1, 0.0
         if decodes and not pieces:
-            many, taken = self._alike(sequences)
+            num_steps, taken = self._steps_to_next_event(sequences)
         if decodes:
-            self.cached += many * self.growth
-            self.used += 0.0 if self.reserves else many * self.growth
-        if many == 1:
+            self.cached += num_steps * self.growth
+            self.used += 0.0 if self.reserves else num_steps * self.growth
+        if num_steps == 1:
             taken = self.table.step(sequences, self.cached / sequences if sequences else 0.0, tokens, reads / tokens if tokens else 0.0)
         self.now += taken
-        self.steps += many
+        self.steps += num_steps
         self.area_running += taken * (len(self.running) + len(self.prefilling))
         self.area_queue += taken * len(self.waiting)
         if decodes:
-            self._decoded(sequences, taken, many)
+            self._decoded(sequences, taken, num_steps)
         for request in pieces:
             if request.left <= 0:
                 self.prefilling.popleft()
                 self._prefilled(request)
 
-    def _alike(self, sequences: int) -> tuple[int, float]:
-        """Decode steps until something happens (an answer ends, a request comes, the cache is full), and how long they take together. [s]
+    def _steps_to_next_event(self, sequences: int) -> tuple[int, float]:
+        """Return the decode steps until the next event (an answer ends, a request arrives, the cache is full), and their total time. [s]
 
-        Their times lie on one straight line of the table: t, t + d, t + 2 d ...
+        Their times are linear in the table: t, t + d, t + 2 d ...
         """
         if not self.chunked and (self.fresh or self.last_decode < self.now):
             return 1, 0.0
@@ -377,14 +381,14 @@ class _Engine:
             heappop(self.ends)
         growth = self.growth / sequences
         first = (self.cached + self.growth) / sequences
-        most = min(self.ends[0] - self.decoded, self.table.straight(first, growth))
+        most = min(self.ends[0] - self.decoded, self.table.linear_steps(first, growth))
         if not self.reserves and self.growth > 0:
             most = int(min(most, (self.cache_tokens - self.used) / self.growth))
         if most < 2:
             return 1, 0.0
         t = self.table.decode(sequences, first)
         d = self.table.decode(sequences, first + growth) - t
-        left = self.coming[0][0] - self.now if self.coming else float("inf")
+        left = self.arrivals[0][0] - self.now if self.arrivals else float("inf")
         if most * t + d * most * (most - 1) / 2 > left:
             half = t - d / 2
             root = 2 * left / (half + (half * half + 2 * d * left) ** 0.5) if half > 0 else 1.0
@@ -392,31 +396,31 @@ class _Engine:
         return most, most * t + d * most * (most - 1) / 2
 
     def _prompts(self) -> tuple[list[DrawnRequest], float, float]:
-        """The prompts of a step: those under way, then as many of the queue as tokens, places and the cache allow."""
-        room = self.step_tokens - (self.rows * len(self.running) if self.chunked else 0.0)
+        """Return the prompts of a step: those in prefill, then those of the queue, up to the limits of tokens, slots and cache."""
+        budget = self.step_tokens - (self.rows * len(self.running) if self.chunked else 0.0)
         pieces: list[DrawnRequest] = []
         tokens = reads = 0.0
         index = 0
-        while room > 0:
+        while budget > 0:
             if index == len(self.prefilling) and not self._admit():
                 break
             request = self.prefilling[index]
             index += 1
-            piece = min(request.left, room)
+            piece = min(request.left, budget)
             request.left -= piece
-            reads += piece * (request.found + piece / 2)
-            request.found += piece
+            reads += piece * (request.cached + piece / 2)
+            request.cached += piece
             tokens += piece
-            room -= piece
+            budget -= piece
             pieces.append(request)
         return pieces, tokens, reads
 
     def _admit(self) -> bool:
-        """Whether the head of the queue gets a place."""
-        if not self.waiting or len(self.running) + len(self.prefilling) >= self.places:
+        """Admit the head of the queue if there is a slot and cache for it; return whether it was admitted."""
+        if not self.waiting or len(self.running) + len(self.prefilling) >= self.slots:
             return False
         request = self.waiting[0]
-        length = request.found + request.left
+        length = request.cached + request.left
         if self.reserves:
             need = -(-(length + request.output) // self.block) * self.block
         else:
@@ -428,12 +432,12 @@ class _Engine:
         self.prefilling.append(self.waiting.popleft())
         return True
 
-    def _decoded(self, sequences: int, taken: float, many: int) -> None:
-        """All that run have the tokens of `many` steps more; some are answered in the last."""
-        self.decoded += many
-        if self.chunked or many > 1:
-            self.gaps.append(taken / many)
-            self.weights.append(sequences * many)
+    def _decoded(self, sequences: int, taken: float, num_steps: int) -> None:
+        """Add the tokens of `num_steps` steps to all running sequences; some complete in the last step."""
+        self.decoded += num_steps
+        if self.chunked or num_steps > 1:
+            self.gaps.append(taken / num_steps)
+            self.weights.append(sequences * num_steps)
         else:
             old = sequences - len(self.fresh)
             if old > 0:
@@ -446,11 +450,11 @@ class _Engine:
         self.last_decode = self.now
         for request in self.ending.pop(self.decoded, ()):
             if self.running.get(request.number) is request and request.joined + request.steps == self.decoded:
-                self._leave(request)
+                self._release(request)
                 self._answered(request)
 
-    def _leave(self, request: DrawnRequest) -> None:
-        """Out of the running ones, with its cache."""
+    def _release(self, request: DrawnRequest) -> None:
+        """Remove a running request, with its cache."""
         del self.running[request.number]
         grown = (self.decoded - request.joined) * request.growth
         self.cached -= request.held + grown
@@ -460,7 +464,7 @@ class _Engine:
             self.cached = self.growth = 0.0
 
     def _prefilled(self, request: DrawnRequest) -> None:
-        """Its prompt is through: it has a token, and runs on unless that was all."""
+        """End the prefill of a request: it has its first token, and decodes if more are to come."""
         if request.first < 0:
             request.first = self.now
         else:
@@ -473,9 +477,9 @@ class _Engine:
             self._answered(request)
             return
         steps = left / self.per_step
-        request.steps = max(int(steps + request.luck), 1)
+        request.steps = max(int(steps + request.rounding), 1)
         request.growth = left / request.steps
-        request.held, request.joined = request.found, self.decoded
+        request.held, request.joined = request.cached, self.decoded
         self.running[request.number] = request
         self.cached += request.held
         self.growth += request.growth
@@ -486,22 +490,26 @@ class _Engine:
             self.fresh.append(self.now)
 
     def _answered(self, request: DrawnRequest) -> None:
+        """Record a completed request, and send the client's next one."""
         late = self.border * self.table.decode(max(len(self.running), 1), self.table.cached[0]) if self.border else 0.0
         ttft = request.first - request.sent + late
         tpot = (self.now - request.first) / max(request.output - 1, 1)
-        wanted = min(max(request.output, self.lengths.least), self.lengths.most)  # of one length: what spreads the ends is none of it
+        wanted = min(max(request.output, self.lengths.least), self.lengths.most)  # the spread of ends does not change the answer's length
         self.answers.append((ttft, tpot, ttft + (wanted - 1) * tpot, wanted))
         if self.is_closed:
             self._send(self.now + late)
 
     def _evict(self) -> None:
-        """The cache is full: those admitted last go back to the head of the queue, and will be computed again with what they answered."""
+        """Preempt the requests admitted last while the cache is full.
+
+        They return to the head of the queue and are recomputed with their answers.
+        """
         while len(self.running) > 1 and self.used + self.growth > self.cache_tokens:
             request = next(reversed(self.running.values()))
-            made = (self.decoded - request.joined) * request.growth
-            self._leave(request)
-            request.emitted += round(made)
-            request.left, request.found = request.held + made, 0.0
+            generated = (self.decoded - request.joined) * request.growth
+            self._release(request)
+            request.emitted += round(generated)
+            request.left, request.cached = request.held + generated, 0.0
             request.last = self.now
             self.waiting.appendleft(request)
             self.preemptions += 1
@@ -517,13 +525,15 @@ def draws(
     varies_front: bool = False,
     block: int = 0,
 ) -> Iterator[tuple[float, float, int, float, float, float]]:
-    """Requests without end: tokens found, to compute and to answer, luck in rounding steps, seconds after the one before, share of the
-    front's mean time.
+    """Yield random requests without end.
 
-    spread        answers are at least so much shorter and longer than their mean
-    varies_front  that share is exponential; else 1
-    block         of so many requests at a rate the last comes when it should, as vLLM's benchmark rescales its delays, and lengths are
-                  spread evenly (Latin hypercube), so that the load is the one that is asked for; 0: all is left to chance   [-]
+    Each is (cached prompt tokens, new prompt tokens, output tokens, a number in 0..1 that rounds its decode steps, the delay after the
+    previous request, the ratio of the API server's time to its mean).
+
+    spread        answers are shorter and longer than their mean by at least this share
+    varies_front  that ratio is exponentially distributed; otherwise 1
+    block         requests at a rate that are stratified together, so that the load is the requested one; 0: independent draws   [-]
+                  The last one arrives on time, as vLLM's benchmark rescales its delays. Lengths are a Latin hypercube
     """
     random = np.random.default_rng(seed)
     found_fraction = float(requests.found_fraction)
@@ -531,32 +541,32 @@ def draws(
     least = max(min(requests.output.least, int(np.ceil(requests.output.mean)) - wide), 1)
     most = max(requests.output.most, int(requests.output.mean) + wide)
     number = block or _DRAWS
-    whole = _even if block else _random
+    draw = _even if block else _random
     while True:
-        prompts = whole(random, requests.prompt.least, requests.prompt.most, number)
-        outputs = whole(random, least, most, number)
+        prompts = draw(random, requests.prompt.least, requests.prompt.most, number)
+        outputs = draw(random, least, most, number)
         gaps = random.exponential(1 / rate, number) if rate is not None else np.zeros(number)
         if block and rate is not None:
             gaps *= number / rate / gaps.sum()
-        luck = random.random(number) if speculates else np.zeros(number)
+        rounding = random.random(number) if speculates else np.zeros(number)
         fronts = random.exponential(1.0, number) if varies_front else np.ones(number)
         new = np.maximum(prompts * (1 - found_fraction), 1.0)
-        columns = (prompts - new, new, outputs, luck, gaps, fronts)
+        columns = (prompts - new, new, outputs, rounding, gaps, fronts)
         yield from zip(*(column.tolist() for column in columns), strict=True)
 
 
 def _random(random: np.random.Generator, least: int, most: int, number: int) -> NDArray[np.int64]:
-    """Whole numbers from `least` to `most`, each as likely."""
+    """Draw whole numbers from `least` to `most`, each equally likely."""
     return random.integers(least, most + 1, number)
 
 
 def _even(random: np.random.Generator, least: int, most: int, number: int) -> NDArray[np.int64]:
-    """The same in random order, one of each of `number` equal parts of that range."""
+    """Draw stratified whole numbers in random order: one from each of `number` equal parts of the range."""
     return np.asarray(least + (random.permutation(number) + random.random(number)) * ((most - least + 1) / number), dtype=np.int64)
 
 
-def what_was_seen(records: Sequence[tuple[RunRecord, float]], limits: GoodputLimits) -> SimulatedLoad:
-    """Metrics of the requests of engines, averaged over engines: records, each with its number of engines."""
+def summarize_runs(records: Sequence[tuple[RunRecord, float]], limits: GoodputLimits) -> SimulatedLoad:
+    """Return the metrics of the requests of engines, averaged over engines: records, each with its number of engines."""
     copies = np.array([count for _, count in records], dtype=float)
     paces = np.array([record.pace for record, _ in records])
     weights = np.concatenate([np.full(len(record.answers), count * record.pace / len(record.answers)) for record, count in records])
@@ -588,7 +598,7 @@ def what_was_seen(records: Sequence[tuple[RunRecord, float]], limits: GoodputLim
 
 
 def _spread(values: Array, weights: Array) -> Spread:
-    """Mean and percentiles of values that count as much as their weights."""
+    """Return the weighted mean and percentiles of values."""
     if not len(values):
         return Spread(mean=0.0, p50=0.0, p90=0.0, p99=0.0)
     order = np.argsort(values)

@@ -1,7 +1,7 @@
-"""Workers for prompts and workers for answers, event by event: what the closed form of two pools (`disaggregated.py`) cannot say.
+"""Discrete-event simulation of prefill and decode workers, beyond the closed form of two pools (`disaggregated.py`).
 
-A prompt waits for a prefill worker, is computed with those that wait beside it, travels over the worker's links, waits for a place, and
-decodes with all that run on its worker. Deterministic: the same seed gives the same run.
+A prompt waits for a prefill worker and is computed in a batch with other waiting prompts. Its cache is sent over the worker's links. It
+then waits for a slot, and decodes with all sequences on its worker. Deterministic: the same seed gives the same run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from perfmodel.cost.serving.simulate import (
     SimulatedLoad,
     StoppingRule,
     draws,
-    what_was_seen,
+    summarize_runs,
 )
 from perfmodel.cost.serving.table import tabulate
 from perfmodel.cost.serving.times import ServingTimes
@@ -36,11 +36,11 @@ from perfmodel.foundation.errors import bad_field
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TwoPools:
-    """Simulated pools: workers of one plan each, as the closed form takes them.
+    """Simulated pools: workers of one plan each, as in the closed form.
 
     prefill, decode      steps of a worker of each kind
-    scheduling           of decode workers; prefill_scheduling: of the others (tokens and prompts of a step)
-    capacity        K    sequences that a decode worker runs at once: places, whatever the lengths of those in them
+    scheduling           of decode workers; prefill_scheduling: of prefill workers (tokens and prompts of a step)
+    capacity        K    slots of a decode worker, independent of the lengths of their sequences
     """
 
     prefill: ServingTimes
@@ -64,15 +64,15 @@ def simulate_pools(
     limits: GoodputLimits | None = None,
     seed: int = 0,
 ) -> SimulatedLoad:
-    """Run both pools until so many requests are `answered` after the first `warm_up` (10 and 2 rounds of the clients, or 1000 and 200),
-    and on until the `stopping` rule holds.
+    """Run both pools until `answered` requests complete after the first `warm_up`, and on until the `stopping` rule holds.
 
-    concurrency  clients of all workers, each of which sends its next request when the last is answered; all start at once
-    rate         requests a second at random (Poisson) instead
+    answered, warm_up  by default 10 and 2 rounds of the clients, or 1000 and 200 at a rate
+    concurrency  clients of all workers, each of which sends its next request when the previous one is answered; all start at once
+    rate         requests a second with Poisson arrivals instead
 
-    One queue for all prefill workers, first come, first served: an idle one takes as many as a step has tokens for (or as many as
-    `prompts_together`). A prompt's cache takes V / B of its worker's links, one after the other. It joins the decode worker that runs
-    fewest at the border of a step. The first token is seen when the prompt has its place, as in `disaggregated`.
+    One queue for all prefill workers, first come, first served: an idle worker takes the prompts that fit into the tokens of a step, and at
+    least `prompts_together` if they wait. Caches are sent one after another over a worker's links, V / B each. A request joins the
+    decode worker with the fewest sequences, at the border of a step. Its first token is observed when it has a slot, as in `disaggregated`.
     """
     if (concurrency is None) == (rate is None):
         raise bad_field("concurrency", concurrency, "one of concurrency and rate must be given", "give one of them")
@@ -85,12 +85,12 @@ def simulate_pools(
 
 
 def _one(value: Column) -> float:
-    """The value of the one plan that is simulated."""
+    """Return the value of the simulated plan."""
     return float(np.ravel(value)[0])
 
 
 class _DecodeWorker:
-    """Sequences of one worker; those that join do so when its next step begins."""
+    """Sequences of one worker; new ones join when its next step begins."""
 
     __slots__ = ("cached", "decoded", "ending", "growth", "is_stepping", "joining", "num_running")
 
@@ -102,7 +102,7 @@ class _DecodeWorker:
         self.is_stepping = False
 
     @property
-    def taken(self) -> int:
+    def used_slots(self) -> int:
         return self.num_running + len(self.joining)
 
 
@@ -114,8 +114,8 @@ class _Run:
         longest = float(requests.prompt.most + requests.output.most)
         cached = (float(requests.prompt.least), longest)
         self.step_tokens = min(_one(of_prompts.step_tokens), MOST_TOKENS)
-        self.together, self.places = int(_one(of_prompts.prompts_together)), pools.capacity
-        most = self.places if concurrency is None else min(self.places, concurrency)
+        self.together, self.slots = int(_one(of_prompts.prompts_together)), pools.capacity
+        most = self.slots if concurrency is None else min(self.slots, concurrency)
         tokens, rows = max(self.step_tokens, float(self.together * requests.prompt.most)), float(scheduling.rows_per_step)
         self.prompts = tabulate(pools.prefill, sequences=1, cached=cached, tokens=tokens, keys=longest)
         self.steps_of_answers = tabulate(pools.decode, sequences=most, cached=cached, tokens=2.0, keys=longest, rows_per_step=rows)
@@ -125,13 +125,13 @@ class _Run:
         self.is_closed = rate is None
         self.draws = draws(requests, rate, seed, speculates=self.per_step > 1, block=block)
         self.token_bytes, self.bandwidth, self.latency, self.layers = (
-            _one(each) for each in (handover.token_bytes, handover.bandwidth, handover.latency, handover.layers)
+            _one(column) for column in (handover.token_bytes, handover.bandwidth, handover.latency, handover.layers)
         )
         self.events: list[tuple[float, int, Callable[[Any], None], Any]] = []
-        self.planned = self.sent = self.steps = 0
+        self.scheduled = self.sent = self.steps = 0
         self.now = self.area_running = self.area_queue = 0.0
         self.queue: deque[DrawnRequest] = deque()
-        self.landed: deque[DrawnRequest] = deque()
+        self.transferred: deque[DrawnRequest] = deque()
         self.idle = list(range(int(_one(workers.prefill))))
         self.link_free = [0.0] * len(self.idle)
         self.workers = [_DecodeWorker() for _ in range(int(_one(workers.decode)))]
@@ -161,25 +161,25 @@ class _Run:
             steps=self.steps,
             clients=0 if not self.is_closed else self.clients,
         )
-        return what_was_seen([(record, 1)], limits)
+        return summarize_runs([(record, 1)], limits)
 
     def _until(self, answered: int) -> None:
         while len(self.answers) < answered:
             at, _, action, argument = heappop(self.events)
             passed = at - self.now
             self.area_running += passed * self.num_running
-            self.area_queue += passed * (len(self.queue) + len(self.landed))
+            self.area_queue += passed * (len(self.queue) + len(self.transferred))
             self.now = at
             action(argument)
 
     def _at(self, time: float, action: Callable[[Any], None], argument: Any) -> None:
-        self.planned += 1
-        heappush(self.events, (time, self.planned, action, argument))
+        self.scheduled += 1
+        heappush(self.events, (time, self.scheduled, action, argument))
 
     def _send(self, at: float) -> None:
-        found, new, output, luck, later, _ = next(self.draws)
-        sent = at if self.is_closed else at + later
-        self._at(sent + self.front, self._arrive, DrawnRequest(self.sent, sent, sent + self.front, found, new, output, luck))
+        cached, new, output, rounding, delay, _ = next(self.draws)
+        sent = at if self.is_closed else at + delay
+        self._at(sent + self.front, self._arrive, DrawnRequest(self.sent, sent, sent + self.front, cached, new, output, rounding))
         self.sent += 1
 
     # --- prompts ----------------------------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class _Run:
         self.queue.append(request)
         if not self.is_closed:
             self._send(request.sent)
-        # those that come at the same moment share a step: a worker looks at its queue when all of them are in it
+        # requests that arrive at the same time share a step: a worker reads its queue after all of them are in it
         self._at(self.now, self._prefill, None)
 
     def _prefill(self, _: None) -> None:
@@ -203,38 +203,38 @@ class _Run:
             self._at(self.now + taken, self._prefilled, (worker, batch, taken))
 
     def _prompt_time(self, batch: list[DrawnRequest], tokens: float) -> float:
-        """One step, or, of a prompt that is longer than a step, as many equal pieces as it takes. [s]"""
+        """Return the time of one step, or of the equal pieces of a prompt that is longer than a step. [s]"""
         if len(batch) > 1 or tokens <= self.step_tokens:
-            reads = sum(each.left * (each.found + each.left / 2) for each in batch)
+            reads = sum(request.left * (request.cached + request.left / 2) for request in batch)
             return self.prompts.step(0, 0.0, tokens, reads / tokens)
         pieces = int(-(-tokens // self.step_tokens))
         piece = tokens / pieces
-        return sum(self.prompts.step(0, 0.0, piece, batch[0].found + (at + 0.5) * piece) for at in range(pieces))
+        return sum(self.prompts.step(0, 0.0, piece, batch[0].cached + (at + 0.5) * piece) for at in range(pieces))
 
     def _prefilled(self, done: tuple[int, list[DrawnRequest], float]) -> None:
-        """Their caches leave one after the other; layers that were sent before are on their way already."""
+        """Send the caches of a batch one after another; all layers but the last may be sent during the prefill."""
         worker, batch, taken = done
         for request in batch:
-            request.found, request.left = request.found + request.left, 0.0
-            sending = self.token_bytes * request.found / self.bandwidth
+            request.cached, request.left = request.cached + request.left, 0.0
+            sending = self.token_bytes * request.cached / self.bandwidth
             begun = max(self.link_free[worker], self.now - (1 - 1 / self.layers) * taken)
             self.link_free[worker] = max(begun + sending, self.now + sending / self.layers)
-            self._at(self.link_free[worker] + self.latency, self._land, request)
+            self._at(self.link_free[worker] + self.latency, self._receive, request)
         self.idle.append(worker)
         self._prefill(None)
 
     # --- answers ----------------------------------------------------------------------------------------------------------------------
 
-    def _land(self, request: DrawnRequest) -> None:
-        self.landed.append(request)
-        self._place()
+    def _receive(self, request: DrawnRequest) -> None:
+        self.transferred.append(request)
+        self._assign()
 
-    def _place(self) -> None:
-        while self.landed:
-            worker = min(self.workers, key=lambda each: each.taken)
-            if worker.taken >= self.places:
+    def _assign(self) -> None:
+        while self.transferred:
+            worker = min(self.workers, key=lambda candidate: candidate.used_slots)
+            if worker.used_slots >= self.slots:
                 return
-            request = self.landed.popleft()
+            request = self.transferred.popleft()
             request.first = self.now
             if request.output <= 1:
                 self._answered(request, worker)
@@ -245,11 +245,11 @@ class _Run:
                 self._begin(worker)
 
     def _begin(self, worker: _DecodeWorker) -> None:
-        """The next step, with those that joined."""
+        """Start the next step, with the requests that joined."""
         for request in worker.joining:
             left = request.output - 1
-            request.steps = max(int(left / self.per_step + request.luck), 1)
-            request.growth, request.held, request.joined = left / request.steps, request.found, worker.decoded
+            request.steps = max(int(left / self.per_step + request.rounding), 1)
+            request.growth, request.held, request.joined = left / request.steps, request.cached, worker.decoded
             worker.ending.setdefault(worker.decoded + request.steps, []).append(request)
             worker.cached += request.held
             worker.growth += request.growth
@@ -276,7 +276,7 @@ class _Run:
             worker.growth -= request.growth
             self._answered(request, worker)
         worker.is_stepping = False
-        self._place()
+        self._assign()
         if not worker.is_stepping and (worker.num_running or worker.joining):
             self._begin(worker)
         elif not worker.num_running and not worker.joining:

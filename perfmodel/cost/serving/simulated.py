@@ -1,7 +1,7 @@
-"""A plan of serving as a simulation has it: times over requests, their percentiles, and how many kept their limits.
+"""Simulated prediction of a serving plan: times over requests, their percentiles, and the requests that met their limits.
 
-A load is predicted so by default (`predict_served`): how far requests of a closed loop march in step, and how many that come at random meet
-in one step, decides TTFT, which formulas meet on average alone. A search ranks by the formulas (`load.py`, `disaggregated.py`).
+A load is simulated by default (`predict_served`). TTFT depends on the share of a closed loop in lockstep, and on the number of Poisson
+arrivals in one step. The formulas are right on average only. A search ranks by formulas (`load.py`, `disaggregated.py`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from perfmodel.cost.serving.pools import pools_inputs, predict_plan
 from perfmodel.cost.serving.requests import Requests
 from perfmodel.cost.serving.simulate import (
     ROUNDS,
+    BatchLimits,
     GoodputLimits,
-    Places,
     RunRecord,
     SimulatedLoad,
     StoppingRule,
     run_engine,
+    summarize_runs,
     table_of,
-    what_was_seen,
 )
 from perfmodel.cost.serving.simulate_pools import TwoPools, simulate_pools
 from perfmodel.foundation.errors import bad_field
@@ -32,16 +32,16 @@ from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.workload.serving import ServingJob
 
-#: Requests of a replica that are simulated at least; of few clients in several runs of different seeds.
+#: Least number of simulated requests of a replica; with few clients in several runs of different seeds.
 _LEAST_REQUESTS = 500
-#: Tokens of an answer from which a tenth more or less is more than a step or two.
+#: Output tokens above which a tenth of them is more than a step or two.
 _LONG_ANSWER = 32
-#: Requests that run in a replica, or clients, up to which a load is simulated by default: a second.
+#: Largest number of running requests or clients of a replica for which a load is simulated by default. It takes a second.
 MOST_CLIENTS = 2048
-#: Of a rate, those before the first that counts.
+#: Least number of warm-up requests at a rate.
 _LEAST_WARM_UP = 100
-#: A rate is simulated until TTFT and TPOT are known to 3 % with 95 % confidence, or so many requests are answered, which loads near
-#: saturation need more of.
+#: A rate is simulated until TTFT and TPOT have an error of 3 % with 95 % confidence, or up to a number of requests. Loads near saturation
+#: would need more.
 STOPPING_RULE = StoppingRule(error=0.015, most=4000)
 
 
@@ -53,34 +53,34 @@ def predict_served(
     distinct_experts: float = 0.0,
     limits: GoodputLimits | None = None,
 ) -> ServingPrediction:
-    """A plan under a load as it is printed: clients and rates are simulated, all else is by the formulas."""
+    """Predict a plan under a load as it is printed: clients and rates are simulated, other loads use formulas."""
     prediction = predict_plan(estimator, job, plan, distinct_experts=distinct_experts)
     if not is_simulated(prediction):
         return prediction
     return with_simulation(estimator, prediction, limits=limits, distinct_experts=distinct_experts)
 
 
-def _waves_notes(estimator: ServingEstimator, found: ServingPrediction) -> list[str]:
-    """Why the first token takes long where all answers have one length."""
-    length = found.job.output_len
-    if found.job.rate is not None or found.plan.pools is not None:
+def _waves_notes(estimator: ServingEstimator, prediction: ServingPrediction) -> list[str]:
+    """Return a note if the first token takes long because all answers have one length."""
+    length = prediction.job.output_len
+    if prediction.job.rate is not None or prediction.plan.pools is not None:
         return []
-    if estimator.engine.scheduling.has_chunks or length.least != length.most or length.most < _LONG_ANSWER or found.running <= 1:
+    if estimator.engine.scheduling.has_chunks or length.least != length.most or length.most < _LONG_ANSWER or prediction.running <= 1:
         return []
     varied = f"{round(0.9 * length.mean)}:{round(1.1 * length.mean)}"
     rule = f"answers of one length end together, and {estimator.engine.name} runs prompts before any decode step"
     return [f"requests come in waves: {rule}; with --output-len {varied} the first token comes sooner"]
 
 
-def _error_notes(job: ServingJob, found: SimulatedLoad) -> list[str]:
-    """Near saturation, where more requests than are simulated would be needed."""
-    if job.rate is None or found.ttft_error <= STOPPING_RULE.error:
+def _error_notes(job: ServingJob, load: SimulatedLoad) -> list[str]:
+    """Return a note near saturation, where more requests than are simulated would be needed."""
+    if job.rate is None or load.ttft_error <= STOPPING_RULE.error:
         return []
-    return [f"near saturation waits vary widely: the mean time to the first token is known to {2 * found.ttft_error:.0%} only"]
+    return [f"near saturation waits vary widely: the mean time to the first token is known to {2 * load.ttft_error:.0%} only"]
 
 
 def is_simulated(prediction: ServingPrediction) -> bool:
-    """Whether `predict_served` simulates such a plan and load. A queue that only grows is not simulated."""
+    """Return whether `predict_served` simulates this plan and load. A queue that only grows is not simulated."""
     job, plan = prediction.job, prediction.plan
     if not prediction.fits or job.is_static or (job.concurrency is None and job.rate is None):
         return False
@@ -97,10 +97,10 @@ def with_simulation(
     seed: int = 0,
     distinct_experts: float = 0.0,
 ) -> ServingPrediction:
-    """The same plan and load with times over requests as engines that run step by step have them: the replicas (`simulate.py`), or all
-    workers of two pools (`simulate_pools.py`). Intervals are about the simulated means.
+    """Return the prediction with simulated times over requests: of the replicas (`simulate.py`), or of all workers of two pools
+    (`simulate_pools.py`). Intervals are centred on the simulated means.
 
-    The limits are those that `goodput` counts. A saturated rate is not simulated, as its queue only grows. Raises InputError for a plan
+    `goodput` counts requests that meet the limits. A saturated rate is not simulated, as its queue only grows. Raises InputError for a plan
     that does not fit, or for a batch that is not refilled.
     """
     job, plan = prediction.job, prediction.plan
@@ -115,47 +115,47 @@ def with_simulation(
         return replace(prediction, notes=(*prediction.notes, note), goodput=none, kept_fraction=none)
     pools, parts = plan.pools, dict(prediction.parts)
     if pools is not None:
-        found, copies, running_in = _of_pools(estimator, prediction, limits, seed), 1, pools.decode_workers
+        load, copies, running_in = _pool_load(estimator, prediction, limits, seed), 1, pools.decode_workers
     else:
-        found, copies, running_in = _of_replicas(estimator, prediction, limits, seed, distinct_experts), plan.replicas, 1
+        load, copies, running_in = _replica_load(estimator, prediction, limits, seed, distinct_experts), plan.replicas, 1
         working = min(plan.replicas, job.concurrency or plan.replicas)
         times = estimator.times([plan], distinct_experts=distinct_experts)
-        parts = step_parts(times, job, found.running * plan.replicas / working)
-    if job.rate is not None:  # what comes is answered, but for chance
+        parts = step_parts(times, job, load.running * plan.replicas / working)
+    if job.rate is not None:  # all arrivals are answered, except for random fluctuations
         answered, per_chip = prediction.requests_per_second, prediction.tokens_per_second_per_chip
     else:
-        answered, per_chip = found.requests_per_second * copies, found.tokens_per_second * copies / plan.num_chips
-    means = {"ttft": found.ttft.mean, "tpot": found.tpot.mean, "request_latency": found.request_latency.mean}
+        answered, per_chip = load.requests_per_second * copies, load.tokens_per_second * copies / plan.num_chips
+    means = {"ttft": load.ttft.mean, "tpot": load.tpot.mean, "request_latency": load.request_latency.mean}
     done = replace(
         prediction,
-        ttft=found.ttft,
-        tpot=found.tpot,
-        request_latency=found.request_latency,
-        inter_token=found.inter_token,
+        ttft=load.ttft,
+        tpot=load.tpot,
+        request_latency=load.request_latency,
+        inter_token=load.inter_token,
         decode_step=sum(parts.values()),
         parts=parts,
-        running=found.running / running_in,
-        queued=found.queue / running_in,
+        running=load.running / running_in,
+        queued=load.queue / running_in,
         tokens_per_second_per_chip=per_chip,
         requests_per_second=answered,
-        goodput=found.kept_fraction * answered if limits.are_given else None,
-        kept_fraction=found.kept_fraction if limits.are_given else None,
-        intervals=_about(prediction, {**means, "tokens_per_second": per_chip}),
+        goodput=load.kept_fraction * answered if limits.are_given else None,
+        kept_fraction=load.kept_fraction if limits.are_given else None,
+        intervals=_rescaled_intervals(prediction, {**means, "tokens_per_second": per_chip}),
     )
-    notes = (*prediction.notes, *_waves_notes(estimator, done), *_error_notes(job, found))
+    notes = (*prediction.notes, *_waves_notes(estimator, done), *_error_notes(job, load))
     return replace(done, notes=tuple(dict.fromkeys(notes)))
 
 
-def _about(prediction: ServingPrediction, values: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-    """The prediction's intervals, each as far from the new value as it was from the old one, as factors."""
+def _rescaled_intervals(prediction: ServingPrediction, values: Mapping[str, float]) -> dict[str, tuple[float, float]]:
+    """Return the prediction's intervals, scaled by the ratio of each new value to the old one."""
     old = {name: getattr(prediction, name).mean for name in ("ttft", "tpot", "request_latency")}
     old["tokens_per_second"] = prediction.tokens_per_second_per_chip
-    found = {}
+    scaled = {}
     for name, (low, high) in prediction.intervals.items():
         scale = values[name] / old[name] if 0 < old[name] < math.inf else math.nan
         if math.isfinite(scale):
-            found[name] = (low * scale, high * scale)
-    return found
+            scaled[name] = (low * scale, high * scale)
+    return scaled
 
 
 def simulate_replicas(
@@ -169,10 +169,10 @@ def simulate_replicas(
     stopping: StoppingRule | None = None,
     distinct_experts: float = 0.0,
 ) -> SimulatedLoad:
-    """Replicas of the plan, each under its share of the load, on average over all of them; those without a request are idle.
+    """Return the average over the replicas of the plan, each under its share of the load; replicas without a request are idle.
 
-    Where replicas do not divide the clients, some have one client more than others. `answered`, `warm_up` and `stopping` of each as
-    `run_engine` has them.
+    If replicas do not divide the clients, some have one client more than others. `answered`, `warm_up` and `stopping` of each replica as in
+    `run_engine`.
     """
     job, plan = prediction.job, prediction.plan
     costs = estimator.with_drafts(estimator.times([plan], distinct_experts=distinct_experts), [plan], job.speculation)
@@ -181,9 +181,9 @@ def simulate_replicas(
     scheduling = replace(scheduling, step_tokens=float(np.ravel(scheduling.step_tokens)[0]))
     clients, more = divmod(job.concurrency or 0, plan.replicas)
     shares = [(clients + 1, more), (clients, plan.replicas - more)] if job.concurrency is not None else [(0, plan.replicas)]
-    requests, places = (
+    requests, batch_limits = (
         Requests.of_job(job),
-        Places(
+        BatchLimits(
             max_sequences=(plan.max_batch or estimator.engine.scheduling.max_batch) * plan.attention_dp,
             cache_tokens=prediction.max_sequences * tokens,
             block_tokens=estimator.engine.memory.block_tokens,
@@ -195,13 +195,13 @@ def simulate_replicas(
         if not copies or (job.concurrency is not None and not share):
             continue
         runs = 1 if not share or answered is not None else max(-(-_LEAST_REQUESTS // (ROUNDS * share)), 1)
-        table = table_of(costs, requests, scheduling, places, share or None)
+        table = table_of(costs, requests, scheduling, batch_limits, share or None)
         for at in range(runs):
             record = run_engine(
                 table,
                 requests,
                 scheduling,
-                places,
+                batch_limits,
                 concurrency=share or None,
                 rate=None if job.rate is None else job.rate / plan.replicas,
                 answered=answered,
@@ -210,16 +210,16 @@ def simulate_replicas(
                 seed=seed + at,
             )
             records.append((record, copies / runs))
-    seen = what_was_seen(records, limits or GoodputLimits())
+    seen = summarize_runs(records, limits or GoodputLimits())
     working = sum(copies for _, copies in records) / plan.replicas
     shared = ("running", "queue", "requests_per_second", "tokens_per_second", "goodput")
     return replace(seen, **{name: getattr(seen, name) * working for name in shared})
 
 
-def _of_replicas(
+def _replica_load(
     estimator: ServingEstimator, prediction: ServingPrediction, limits: GoodputLimits, seed: int, distinct_experts: float
 ) -> SimulatedLoad:
-    """At a rate until the stopping rule holds."""
+    """Simulate the replicas; at a rate until the stopping rule holds."""
     if prediction.job.rate is None:
         return simulate_replicas(estimator, prediction, limits=limits, seed=seed, distinct_experts=distinct_experts)
     return simulate_replicas(
@@ -234,29 +234,29 @@ def _of_replicas(
 
 
 def _run_length(running: float) -> dict[str, int]:
-    """Requests of a run at a rate with so many under way: twice as many before it counts, and at least twice as many after."""
+    """Return the requests of a run at a rate with `running` in flight: at least twice that number as warm-up, and after it."""
     full = round(2 * running)
     return {"warm_up": max(_LEAST_WARM_UP, full), "answered": max(_LEAST_REQUESTS, full)}
 
 
-def _of_pools(estimator: ServingEstimator, prediction: ServingPrediction, limits: GoodputLimits, seed: int) -> SimulatedLoad:
-    """Clients from a standing start, as `simulate_replicas` has them; a rate until the stopping rule holds."""
+def _pool_load(estimator: ServingEstimator, prediction: ServingPrediction, limits: GoodputLimits, seed: int) -> SimulatedLoad:
+    """Simulate two pools: clients from an idle start, as in `simulate_replicas`; a rate until the stopping rule holds."""
     job, pools = prediction.job, prediction.plan.pools
     assert pools is not None
-    of = pools_inputs(estimator, job, [pools])
+    inputs = pools_inputs(estimator, job, [pools])
     if job.rate is None:
         length, stopping = {"answered": max(_LEAST_REQUESTS, ROUNDS * (job.concurrency or 1)), "warm_up": 0}, None
     else:
         length, stopping = _run_length(prediction.running * pools.decode_workers), STOPPING_RULE
     return simulate_pools(
         TwoPools(
-            prefill=of.prefill_times,
-            decode=of.decode_times,
-            scheduling=of.scheduling,
-            prefill_scheduling=of.prefill_scheduling,
-            workers=of.workers,
-            capacity=int(of.capacity[0]),
-            handover=of.handover,
+            prefill=inputs.prefill_times,
+            decode=inputs.decode_times,
+            scheduling=inputs.scheduling,
+            prefill_scheduling=inputs.prefill_scheduling,
+            workers=inputs.workers,
+            capacity=int(inputs.capacity[0]),
+            handover=inputs.handover,
         ),
         Requests.of_job(job),
         concurrency=job.concurrency,

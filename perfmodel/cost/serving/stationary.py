@@ -1,4 +1,4 @@
-"""How many sequences run where requests come at a rate: a fixed point, elementwise, with few evaluations of step times."""
+"""Mean number of running sequences at a request rate: a fixed point, elementwise, with few evaluations of step times."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import numpy as np
 
 from perfmodel.cost.serving.times import Array
 
-#: Points of the number that runs, in equal ratios from 1 to all places, between which times are straight lines.
+#: Interpolation points of the number of running sequences, in equal ratios from 1 to all slots.
 _POINTS = 5
 _HALVINGS = 40
 _CORRECTIONS = 2
 
 
-def stationary_running(filled: Callable[[Array], tuple[Array, Array]], *, rate: Array, steps: Array, places: Array) -> tuple[Array, Array]:
-    """Sequences beside one's own at which as many end as come, and how t_d grows there. [-], [s]
+def stationary_running(filled: Callable[[Array], tuple[Array, Array]], *, rate: Array, steps: Array, slots: Array) -> tuple[Array, Array]:
+    """Return the sequences that run in addition to an arriving one in equilibrium, and the slope of t_d there. [-], [s]
 
-        m - 1 = r D t_d(m) / (1 - r t_p'(m)),   1 <= m <= places,   the least such m
+        m - 1 = r D t_d(m) / (1 - r t_p'(m)),   1 <= m <= slots,   the least such m
 
     filled  (t_d, t_p') of m sequences   [s]
     rate    r  requests a second         [1/s]
     steps   D  decode steps of each      [-]
 
-    t_d and t_p' are straight between points (the equation is then one of second degree, halved until it is met), and steps
-    of Newton's with the true times mend what that leaves.
+    t_d and t_p' are interpolated linearly between points, which makes the equation quadratic; it is solved by bisection. Newton steps with
+    the exact times correct the remaining error.
     """
-    r, D, top = np.broadcast_arrays(*(np.asarray(each, dtype=float) for each in (rate, steps, places)))
+    r, D, top = np.broadcast_arrays(*(np.asarray(column, dtype=float) for column in (rate, steps, slots)))
     count = np.stack([np.maximum(top, 1.0) ** (k / (_POINTS - 1)) for k in range(_POINTS)])
     decode, alongside, _ = np.broadcast_arrays(*filled(count), count)
     enough = (count - 1) * (1 - r * alongside) - r * D * decode >= 0
@@ -59,8 +59,8 @@ def stationary_running(filled: Callable[[Array], tuple[Array, Array]], *, rate: 
     return m - 1, np.maximum(d_slope, 0.0)
 
 
-def straight_lines(function: Callable[[Array], Array], top: Array) -> Callable[[Array], Array]:
-    """A function of a number from 1 to `top`, straight between a few points in equal ratios; constant below 1."""
+def piecewise_linear(function: Callable[[Array], Array], top: Array) -> Callable[[Array], Array]:
+    """Return a function of a number from 1 to `top`, interpolated between a few points in equal ratios; constant below 1."""
     top = np.maximum(np.asarray(top, dtype=float), 1.0)
     ratio = np.maximum(np.log(top), 1e-9) / (_POINTS - 1)
     values = np.stack(np.broadcast_arrays(*(function(np.exp(ratio * k)) for k in range(_POINTS))))
@@ -70,7 +70,7 @@ def straight_lines(function: Callable[[Array], Array], top: Array) -> Callable[[
         index = np.clip(np.floor(np.log(inside) / ratio), 0, _POINTS - 2).astype(int)
         index, inside, steps = np.broadcast_arrays(index, inside, ratio)
         every = np.broadcast_to(values, (_POINTS, *np.broadcast_shapes(values.shape[1:], inside.shape)))
-        left, right = (np.take_along_axis(every, np.broadcast_to(each, every.shape[1:])[None], axis=0)[0] for each in (index, index + 1))
+        left, right = (np.take_along_axis(every, np.broadcast_to(point, every.shape[1:])[None], axis=0)[0] for point in (index, index + 1))
         low, high = np.exp(steps * index), np.exp(steps * (index + 1))
         return np.asarray(left + (right - left) * (inside - low) / np.maximum(high - low, 1e-12))
 

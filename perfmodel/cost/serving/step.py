@@ -1,9 +1,9 @@
-"""The time of one serving step on columns of plans, from the rows of the forward pass: what `load.py` knows of a model and a machine.
+"""Time of one serving step on columns of plans, from the rows of the forward pass. `load.py` reads nothing else of a model and a machine.
 
-    t = host + sum over layers of (products + experts + attention + passes + collectives) + logits and choice of a token
+    t = host + sum over layers of (products + experts + attention + passes + collectives) + logits and sampling
 
-A step has T rows on a rank of attention: a token for each sequence that decodes (1 + drafted where it verifies), and the new tokens of
-prompts. All but attention only sees T; attention sees each sequence with its cache. Rows of the head are sequences.
+A step has T rows on an attention rank: a token for each decoding sequence (1 + drafted if it verifies), and the new tokens of prompts. All
+operators but attention depend on T only; attention depends on each sequence with its cache. Rows of the head are sequences.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class StepCosts:
     """`ServingTimes` of columns of plans: arguments broadcast against them; so do results.
 
     grid          of a replica's chips: tp and pp, attention ranks as dp_replicate, ranks that share prompts as cp
-    tp, pp, dp    degrees; expert_parts: ranks that experts are dealt over
+    tp, pp, dp    degrees; expert_parts: ranks that experts are sharded over
     dcp           ranks of tp that share the tokens of a cache (`context.py`)
-    pcp           ranks that share the tokens of a prompt; pcp_cut: pcp where they share those of a cache too, else 1
+    pcp           ranks that share the tokens of a prompt; pcp_cut: pcp if they share those of a cache too, else 1
     """
 
     decode_program: ServingProgram
@@ -60,14 +60,14 @@ class StepCosts:
     distinct_experts: float = 0.0
     _axes: dict[tuple[int, bool], tuple[Array, list[Array]]] = field(default_factory=dict, init=False, repr=False)
 
-    # --- as loads ask -------------------------------------------------------------------------------------------------------------
+    # --- `ServingTimes` -------------------------------------------------------------------------------------------------------------
 
     def decode(self, sequences: Column, cached: Column, new_tokens: Column = 1.0) -> Array:
-        """A step in which so many sequences of a replica have `new_tokens` each over `cached` tokens. [s]"""
+        """Return the time of a step in which `sequences` of a replica have `new_tokens` each over `cached` tokens. [s]"""
         return self.total(self.parts(sequences, cached, new_tokens=new_tokens))
 
     def prefill(self, tokens: Column, cached: Column = 0.0, prompts: Column = 1.0) -> Array:
-        """A step of `prompts` prompts of `tokens` new tokens each after `cached` ones. [s]"""
+        """Return the time of a step of `prompts` prompts of `tokens` new tokens each after `cached` ones. [s]"""
         return self.total(self.parts(0.0, 0.0, prompt_tokens=tokens, prompt_cached=cached, prompts=prompts))
 
     def mixed(
@@ -79,7 +79,7 @@ class StepCosts:
         prompts: Column = 1.0,
         new_tokens: Column = 1.0,
     ) -> Array:
-        """A decode step that also takes `prompt_tokens` new tokens of each of `prompts` prompts. [s]"""
+        """Return the time of a decode step with `prompt_tokens` new tokens of each of `prompts` prompts. [s]"""
         return self.total(
             self.parts(
                 sequences,
@@ -107,16 +107,16 @@ class StepCosts:
         prompts: Column = 1.0,
         new_tokens: Column = 1.0,
     ) -> dict[str, Array]:
-        """Seconds of each of `PARTS`; they add up to the step."""
+        """Return the seconds of each of `PARTS`; they add up to the step."""
         given = (sequences, cached, new_tokens, prompts, prompt_tokens, prompt_cached)
-        shape = np.broadcast_shapes(*(np.shape(each) for each in given), (len(self.tp),))
-        flat = [np.broadcast_to(np.asarray(each, dtype=float), shape).reshape(-1) for each in given]
+        shape = np.broadcast_shapes(*(np.shape(column) for column in given), (len(self.tp),))
+        flat = [np.broadcast_to(np.asarray(column, dtype=float), shape).reshape(-1) for column in given]
         has_prompt = flat[4] > 0
         programs = [program for program, runs in ((self.prompt_program, has_prompt), (self.decode_program, ~has_prompt)) if runs.any()]
-        found = [self._evaluate(program, self.step(program, *flat)) for program in programs]
-        if len(found) > 1:
-            found = [{name: np.where(has_prompt, found[0][name], found[1][name]) for name in PARTS}]
-        return {name: time.reshape(shape) for name, time in found[0].items()}
+        evaluated = [self._evaluate(program, self.step(program, *flat)) for program in programs]
+        if len(evaluated) > 1:
+            evaluated = [{name: np.where(has_prompt, evaluated[0][name], evaluated[1][name]) for name in PARTS}]
+        return {name: time.reshape(shape) for name, time in evaluated[0].items()}
 
     def step(
         self,
@@ -128,25 +128,25 @@ class StepCosts:
         prompt_tokens: Array,
         prompt_cached: Array,
     ) -> EngineStep:
-        """Columns of a step on one rank of attention, of the replica's sequences and prompts."""
+        """Return the columns of a step on one attention rank, for the replica's sequences and prompts."""
         repeats = sequences.size // len(self.tp)
         tp, pp, dp, pcp, dcp, cut, ep = (
-            np.tile(each, repeats) for each in (self.tp, self.pp, self.dp, self.pcp, self.dcp, self.pcp_cut, self.expert_parts)
+            np.tile(degree, repeats) for degree in (self.tp, self.pp, self.dp, self.pcp, self.dcp, self.pcp_cut, self.expert_parts)
         )
         has_prompt, ranks = prompt_tokens > 0, dp * pp
         q = np.where(has_prompt, prompt_tokens, 0.0)
-        own, of_rank = _at_once(sequences, ranks), np.where(has_prompt, _at_once(prompts, ranks), 0.0)
-        verified = _at_once(sequences, pp) * new
-        rows = own * new + of_rank * q / pcp
+        decoding, of_rank = _fullest_share(sequences, ranks), np.where(has_prompt, _fullest_share(prompts, ranks), 0.0)
+        verified = _fullest_share(sequences, pp) * new
+        rows = decoding * new + of_rank * q / pcp
         sizes, inside = self._axes_of(program, repeats)
         return EngineStep(
-            decoding=own,
+            decoding=decoding,
             cached=np.maximum(cached, 1.0),
             new_tokens=new,
             prompts=of_rank,
             prompt_tokens=q,
             prompt_cached=prompt_cached,
-            tokens=verified + np.where(has_prompt, _at_once(prompts, pp) * q, 0.0),
+            tokens=verified + np.where(has_prompt, _fullest_share(prompts, pp) * q, 0.0),
             copies=(pcp - 1.0) * verified,
             sharing=pcp,
             padded=rows if program.is_prompt else self._padded(rows),
@@ -164,8 +164,10 @@ class StepCosts:
         )
 
     def amounts(self, program: ServingProgram, step: EngineStep, rows: Array) -> tuple[Array, Array, list[Array]]:
-        """Amounts of the program's rows on this rank, sizes of groups, and members inside tiers. Rows of prompts are cut over the ranks
-        that share them, and the graph is that of all of them."""
+        """Return the amounts of the program's rows on this rank, sizes of groups, and members inside tiers.
+
+        Rows of prompts are cut over the ranks that share them; the graph is that of all of them.
+        """
         sizes, inside = self._axes_of(program, rows.size // len(self.tp))
         shared = step.sharing if program.is_prompt else np.ones_like(rows)
         amount = program.amounts(sizes, rows=rows * shared, outputs=step.outputs * shared, sequences=step.decoding)
@@ -177,45 +179,45 @@ class StepCosts:
         mixers, last = program.of_mixers, program.of_mixers - 1
         counts = program.counts
         layers = counts[:last]
-        sent, gathered = self._around(program, step)
-        found = {
-            "products": _in_order(layers, times.matmul[:last]),
-            "experts": _in_order(layers, times.experts[:last]) if len(times.experts) else np.zeros_like(step.rows),
-            "attention": _in_order(counts[mixers:], times.attention[mixers:] + times.streaming[mixers:]),
-            "passes": _in_order(layers, times.streaming[:last]),
-            "communication": _in_order(layers, times.communication[:last] + times.communication[mixers:-1]),
+        sent, gathered = self._boundary_times(program, step)
+        parts = {
+            "products": _ordered_sum(layers, times.matmul[:last]),
+            "experts": _ordered_sum(layers, times.experts[:last]) if len(times.experts) else np.zeros_like(step.rows),
+            "attention": _ordered_sum(counts[mixers:], times.attention[mixers:] + times.streaming[mixers:]),
+            "passes": _ordered_sum(layers, times.streaming[:last]),
+            "communication": _ordered_sum(layers, times.communication[:last] + times.communication[mixers:-1]),
             "logits": times.matmul[last] + times.streaming[last] + times.communication[last] + gathered,
             "pipeline_sends": sent,
         }
-        device = sum(found.values(), np.zeros(()))
-        found["host"] = self._host(program, device, step)
-        return found
+        device = sum(parts.values(), np.zeros(()))
+        parts["host"] = self._host(program, device, step)
+        return parts
 
     def _axes_of(self, program: ServingProgram, repeats: int) -> tuple[Array, list[Array]]:
-        """Sizes of the groups of axes, and members inside tiers."""
+        """Return the sizes of the groups of axes, and members inside tiers."""
         key = (repeats, program.is_prompt)
         if key not in self._axes:
             sizes = np.array([self.grid.size(mask) for mask in program.rows.amounts.masks])
-            tiers = [np.tile(each, (1, repeats)) for each in members_inside(program.rows, self.grid)]
+            tiers = [np.tile(tier, (1, repeats)) for tier in members_inside(program.rows, self.grid)]
             if len(self._axes) > 64:
                 self._axes.clear()
             self._axes[key] = np.tile(sizes, (1, repeats)), tiers
         return self._axes[key]
 
     def _padded(self, rows: Array) -> Array:
-        """Rows of a step as captured graphs have them; a mean between two whole numbers of rows is as far between theirs."""
+        """Return the rows of a step padded to captured graphs, interpolated between whole numbers of rows."""
         known = np.array((*self.engine.scheduling.graph_sizes, np.inf)) if self.engine.host.has_graphs else np.array([np.inf])
 
-        def captured(whole: Array) -> Array:
-            above = known[np.searchsorted(known, whole)]
-            return np.where(np.isfinite(above), np.maximum(above, whole), whole)
+        def captured(count: Array) -> Array:
+            above = known[np.searchsorted(known, count)]
+            return np.where(np.isfinite(above), np.maximum(above, count), count)
 
         low = np.maximum(np.floor(rows + 1e-9), 1.0)
         least = captured(low)
         return np.asarray(least + np.maximum(rows - low, 0.0) * (captured(low + 1.0) - least))
 
-    def _around(self, program: ServingProgram, step: EngineStep) -> tuple[Array, Array]:
-        """Sends between stages; and before the head ranks that share prompts gather what lies behind the last layer."""
+    def _boundary_times(self, program: ServingProgram, step: EngineStep) -> tuple[Array, Array]:
+        """Return the times of sends between stages, and of the gather before the head by ranks that share prompts."""
         hidden = step.element_bytes * program.model.hidden_size
         rows, of_pcp = step.padded, step.groups["pcp"]
         gather = COLLECTIVE_CODE[CollectiveKind.ALL_GATHER]
@@ -228,10 +230,10 @@ class StepCosts:
         return np.where(pp > 1, (pp - 1.0) * send, 0.0), gathered
 
     def _host(self, program: ServingProgram, device: Array, step: EngineStep) -> Array:
-        """Exposed host time: launches without CUDA graphs, and the engine's own time of a step and of each sequence."""
+        """Return the exposed host time: launches without CUDA graphs, and the engine's time per step and per sequence."""
         host, rows = self.engine.host, program.rows
         sequences = (step.decoding + step.prompts) * np.tile(self.pp, device.size // len(self.pp))
-        own = host.step_time + host.sequence_time * sequences
+        engine_time = host.step_time + host.sequence_time * sequences
         launched = np.zeros_like(device)
         if program.is_prompt:
             launched = np.full_like(device, program.model.num_hidden_layers * host.layer_prefill_time)
@@ -240,23 +242,25 @@ class StepCosts:
             blocks = max(sum(1 for region in program.regions if region.is_block), 1)
             launched = np.maximum(launched, kernels / blocks * program.model.num_hidden_layers * host.launch_time)
         if self.machine.host_is_chip:
-            return launched + own  # nothing runs beside it
+            return launched + engine_time  # nothing overlaps with the host
         waits = np.maximum(launched - device, 0.0)
-        return waits + (host.step_time if program.is_prompt and host.overlaps_host else own)
+        return waits + (host.step_time if program.is_prompt and host.overlaps_host else engine_time)
 
 
-def _in_order(counts: Array, times: Array) -> Array:
-    """Their sum over regions, in order: a product of matrices orders its terms by the number of columns, and a column would not be itself
-    among others."""
+def _ordered_sum(counts: Array, times: Array) -> Array:
+    """Return the sum over regions, in order.
+
+    A matrix product would order its terms by the number of columns, so a column's result would depend on the others.
+    """
     total = counts[0] * times[0]
     for count, time in zip(counts[1:], times[1:], strict=True):
         total = total + count * time
     return np.asarray(total)
 
 
-def _at_once(number: Array, places: Array) -> Array:
-    """Number in the fullest of several places: an equal share, but at least 1 if there is any."""
-    return np.maximum(number / places, np.minimum(number, 1.0))
+def _fullest_share(number: Array, groups: Array) -> Array:
+    """Return the number in the fullest of several groups: an equal share, but at least 1 if there is any."""
+    return np.maximum(number / groups, np.minimum(number, 1.0))
 
 
 __all__ = ["PARTS", "StepCosts"]

@@ -1,4 +1,4 @@
-"""Times of steps of one plan on a grid, looked up one step at a time: what a simulation of many steps can afford."""
+"""Step times of one plan on a grid, looked up one step at a time: fast enough for a simulation of many steps."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from perfmodel.cost.serving.times import Array, ServingTimes
 
 _CACHED_POINTS = 17
 _POINTS_AN_OCTAVE = 4
-#: Keys a token of a prompt reads, at which decode and prompts are priced together: short prompts, whatever the lengths are.
+#: Keys that a prompt token reads in the table of decode and prompts together: short prompts, independent of the lengths.
 _FEW_KEYS = 32.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTable:
-    """A step's time from four numbers. [s]
+    """Step time as a function of four numbers. [s]
 
         t(b, z, T, w) = M(b, T) + [D(b, z) - D(b, z0)] + [P(T, w) - P(T, w0)]
 
-    b sequences that decode over z tokens each, T tokens of prompts, which read w keys each on average (those of the cache and half of
-    their own prompt). Products see b + T rows together, attention of both kinds adds up: three tables of two dimensions, linear
+    b sequences that decode over z tokens each, T prompt tokens, each of which reads w keys on average (those of the cache and half of
+    its own prompt). Products see b + T rows together; attention of both kinds adds up. Hence three tables of two dimensions, linear
     between their points, instead of one of four.
     """
 
@@ -34,15 +34,15 @@ class StepTable:
     prompt_rows: list[list[float]]
 
     def decode(self, sequences: int, cached: float) -> float:
-        """A step without prompts. [s]"""
+        """Return the time of a step without prompts. [s]"""
         low, width = self.cached
-        place = (cached - low) / width
-        index = min(max(int(place), 0), _CACHED_POINTS - 2)
+        position = (cached - low) / width
+        index = min(max(int(position), 0), _CACHED_POINTS - 2)
         row = self.decode_rows[sequences]
-        return row[index] + (place - index) * (row[index + 1] - row[index])
+        return row[index] + (position - index) * (row[index + 1] - row[index])
 
-    def straight(self, cached: float, growth: float) -> int:
-        """Decode steps from `cached` on, each of which reads `growth` more, that lie between two points of the table. [-]"""
+    def linear_steps(self, cached: float, growth: float) -> int:
+        """Return the decode steps from `cached` on, each of which reads `growth` more, up to the next point of the table. [-]"""
         low, width = self.cached
         index = int((cached - low) / width)
         if index >= _CACHED_POINTS - 2 or growth <= 0:
@@ -50,13 +50,13 @@ class StepTable:
         return int((low + (max(index, 0) + 1) * width - cached) / growth) + 1
 
     def step(self, sequences: int, cached: float, tokens: float, keys: float) -> float:
-        """Any step; `keys` are those that a token of the prompts reads. [s]"""
+        """Return the time of any step; `keys`: read by a prompt token. [s]"""
         if tokens <= 0:
             return self.decode(sequences, cached)
-        index, share = _place(self.tokens, tokens)
+        index, share = _position(self.tokens, tokens)
         row = self.mixed_rows[sequences]
         time = row[index] + share * (row[index + 1] - row[index])
-        column, part = _place(self.keys, keys)
+        column, part = _position(self.keys, keys)
         near, far = self.prompt_rows[index], self.prompt_rows[index + 1]
         time += (1 - share) * (near[column] + part * (near[column + 1] - near[column]))
         time += share * (far[column] + part * (far[column + 1] - far[column]))
@@ -65,7 +65,8 @@ class StepTable:
         return time
 
 
-def _place(points: list[float], value: float) -> tuple[int, float]:
+def _position(points: list[float], value: float) -> tuple[int, float]:
+    """Return the interval of a value between points, and its fraction in it."""
     index = min(max(bisect_right(points, value) - 1, 0), len(points) - 2)
     return index, (value - points[index]) / (points[index + 1] - points[index])
 
@@ -73,10 +74,10 @@ def _place(points: list[float], value: float) -> tuple[int, float]:
 def tabulate(
     times: ServingTimes, *, sequences: int, cached: tuple[float, float], tokens: float, keys: float, rows_per_step: float = 1.0
 ) -> StepTable:
-    """The table of a plan whose steps have up to so many `sequences` of `cached` tokens (from, to) and `tokens` of prompts.
+    """Return the table of a plan for steps of up to `sequences` sequences of `cached` tokens (from, to) and `tokens` prompt tokens.
 
     times  of one plan: every result has the shape of the arguments
-    keys   that a token of a prompt reads at most
+    keys   largest number of keys that a prompt token reads
     """
     low, high = cached
     width = max((high - low) / (_CACHED_POINTS - 1), 1e-6)
@@ -86,7 +87,7 @@ def tabulate(
     some_keys = np.unique(np.concatenate([[1.0, _FEW_KEYS], _whole_points(max(keys, 2 * _FEW_KEYS))[1:]]))
 
     def prompts(amount: Array, read: Array) -> tuple[Array, Array, Array]:
-        """Equal prompts of so many tokens together that read so many keys a token: (tokens, cached, number)."""
+        """Return equal prompts of `amount` tokens in total that read `read` keys per token: (tokens, cached, number)."""
         number = np.maximum(amount / (2 * read), 1.0)
         return amount / number, np.maximum(read - amount / (2 * number), 0.0), number
 
@@ -112,7 +113,7 @@ def tabulate(
 
 
 def _whole_points(most: float) -> Array:
-    """Zero and whole numbers up to `most`, each of the first few and then so many an octave."""
+    """Return zero and whole numbers up to `most`: each of the first few, then a fixed number per octave."""
     octaves = np.log2(max(most, 2.0))
     points = np.unique(np.round(2.0 ** np.linspace(0, octaves, int(np.ceil(octaves * _POINTS_AN_OCTAVE)) + 1)))
     return np.unique(np.concatenate([[0.0], points[points <= most], [float(most)]]))

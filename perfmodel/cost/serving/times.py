@@ -1,4 +1,4 @@
-"""Times of steps as a served load needs them, of a model alone or with one that drafts (speculative decoding)."""
+"""Step times that a served load needs, of a model alone or with a draft model (speculative decoding)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ Array = NDArray[np.float64]
 
 
 class ServingTimes(Protocol):
-    """How long one step of an engine takes. [s] Arguments and results broadcast over plans; sequences need not be whole numbers.
+    """Time of one step of an engine. [s] Arguments and results broadcast over plans; sequences need not be whole numbers.
 
-    What the formulas rely on: a step of nothing but a prompt is a prefill, mixed(0, z, t, x) = prefill(t, x); a step without a prompt
-    is a decode step, mixed(b, z, 0, x) = decode(b, z); no time falls when an argument grows.
+    The formulas assume: a step with only a prompt is a prefill, mixed(0, z, t, x) = prefill(t, x); a step without a prompt
+    is a decode step, mixed(b, z, 0, x) = decode(b, z); no time decreases when an argument grows.
     """
 
     def decode(self, sequences: Column, cached: Column, new_tokens: Column = 1.0) -> Array:
-        """A step in which `sequences` have `new_tokens` each over `cached` tokens, new ones included (1 + drafted where it verifies)."""
+        """Return the time of a step in which `sequences` have `new_tokens` each (1 + drafted) over `cached` tokens, including the new."""
 
     def prefill(self, tokens: Column, cached: Column = 0.0, prompts: Column = 1.0) -> Array:
-        """A step of `prompts` prompts, each of `tokens` new tokens after `cached` ones that lie in the cache already."""
+        """Return the time of a step of `prompts` prompts, each of `tokens` new tokens after `cached` tokens in the cache."""
 
     def mixed(
         self,
@@ -35,18 +35,18 @@ class ServingTimes(Protocol):
         prompts: Column = 1.0,
         new_tokens: Column = 1.0,
     ) -> Array:
-        """A decode step that also takes `prompt_tokens` new tokens of each of `prompts` prompts, after `prompt_cached` cached ones."""
+        """Return the time of a decode step with `prompt_tokens` new tokens of each of `prompts` prompts, after `prompt_cached` tokens."""
 
 
 def expected_tokens(acceptance: Column, drafted: Column) -> Array:
-    """Tokens that a step yields when it verifies drafts. [-]
+    """Return the tokens that a step yields when it verifies drafts. [-]
 
     E = (1 - a^(gamma + 1)) / (1 - a);   gamma + 1 at a = 1
 
     acceptance  a      probability that a drafted token is accepted, given those before it [-]
-    drafted     gamma  tokens that are drafted for a step                                  [-]
+    drafted     gamma  drafted tokens per step                                             [-]
 
-    Source: Leviathan, Kalman & Matias, ICML 2023, eq. 1. Assumes that acceptances of successive tokens are independent and alike.
+    Source: Leviathan, Kalman & Matias, ICML 2023, eq. 1. Assumes that acceptances of successive tokens are independent and identical.
     """
     a, gamma = np.asarray(acceptance, dtype=float), np.asarray(drafted, dtype=float)
     below = np.minimum(a, 1 - 1e-9)
@@ -55,9 +55,9 @@ def expected_tokens(acceptance: Column, drafted: Column) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeTimes:
-    """`ServingTimes` of a model whose decode steps verify drafts: its own over 1 + gamma rows a sequence, and gamma of the draft.
+    """`ServingTimes` with drafts: a verify step of 1 + gamma rows per sequence, and gamma decode steps of the draft model.
 
-    Without a draft model (n-gram look-up) drafting takes no time on the chip. A prompt is prefilled by the draft model too.
+    Without a draft model (n-gram look-up) drafting takes no time on the chip. The draft model prefills prompts too.
     """
 
     target: ServingTimes
@@ -65,14 +65,14 @@ class SpeculativeTimes:
     drafted: Column
 
     def decode(self, sequences: Column, cached: Column, new_tokens: Column = 1.0) -> Array:
-        """A step that verifies, with its drafts; `new_tokens` rows of the target a sequence."""
+        """Return the time of a verify step with its drafts; `new_tokens`: rows of the target per sequence."""
         verify = self.target.decode(sequences, cached, new_tokens)
         return verify if self.draft is None else verify + self.drafted * self.draft.decode(sequences, cached)
 
     def prefill(self, tokens: Column, cached: Column = 0.0, prompts: Column = 1.0) -> Array:
-        """A prompt through the target and the draft."""
-        own = self.target.prefill(tokens, cached, prompts)
-        return own if self.draft is None else own + self.draft.prefill(tokens, cached, prompts)
+        """Return the time of a prompt through the target and the draft."""
+        time = self.target.prefill(tokens, cached, prompts)
+        return time if self.draft is None else time + self.draft.prefill(tokens, cached, prompts)
 
     def mixed(
         self,
@@ -83,9 +83,9 @@ class SpeculativeTimes:
         prompts: Column = 1.0,
         new_tokens: Column = 1.0,
     ) -> Array:
-        """Both in one step: the draft takes the prompt with its first step of decode."""
-        own = self.target.mixed(sequences, cached, prompt_tokens, prompt_cached, prompts, new_tokens)
+        """Return the time of a step with both: the draft processes the prompt in its first decode step."""
+        time = self.target.mixed(sequences, cached, prompt_tokens, prompt_cached, prompts, new_tokens)
         if self.draft is None:
-            return own
+            return time
         first = self.draft.mixed(sequences, cached, prompt_tokens, prompt_cached, prompts)
-        return own + first + np.where(np.greater(sequences, 0), self.drafted - 1, 0) * self.draft.decode(sequences, cached)
+        return time + first + np.where(np.greater(sequences, 0), self.drafted - 1, 0) * self.draft.decode(sequences, cached)

@@ -117,7 +117,7 @@ def pools_front(
     clients = _first_loads(chosen)
     pools = [each.pools for each in chosen for _ in range(clients.shape[1])]
     served = serve_pools(estimator, free, pools, concurrency=clients.ravel())
-    load = served.found.load
+    load = served.disaggregated.load
     timed = served.prefill_fits & np.asarray(served.decode_memory.sequences >= 1.0) & np.logical_not(load.is_saturated) & (load.tpot > 0)
     holds = timed & _keeps(served, limits)
     return tuple(
@@ -303,7 +303,7 @@ def _first_loads(splits: list[_Split]) -> NDArray[np.int64]:
 
 def _keeps(served: ServedPools, limits: ServingLimits) -> NDArray[np.bool_]:
     """Where all limits are kept."""
-    load = served.found.load
+    load = served.disaggregated.load
     limited, holds = limits.times_of(load), np.ones(load.ttft.shape, dtype=bool)
     for name, aim in limits.aims().items():
         holds = holds & (limited[name] <= aim)
@@ -322,7 +322,7 @@ def _badness(
     loads = 1 if clients is None else clients.shape[1]
     pools = [each.pools for each in splits for _ in range(loads)]
     served = serve_pools(estimator, job, pools, concurrency=None if clients is None else clients.ravel())
-    load = served.found.load
+    load = served.disaggregated.load
     holds = np.asarray(served.prefill_fits & np.asarray(served.decode_memory.sequences >= 1.0), dtype=bool) & _keeps(served, limits)
     if job.rate is not None:
         holds = holds & np.logical_not(load.is_saturated)

@@ -410,7 +410,7 @@ class _Search:
         job = self.evaluator.job
         mean = job.input_len.mean + job.output_len.mean
         of = [each.memory(table.columns, mean, job.speculation) for each in self.evaluator.estimators]
-        room = np.stack([np.broadcast_to(each.room, len(table)) for each in of])[table.formats, np.arange(len(table))]
+        room = np.stack([np.broadcast_to(each.cache_capacity, len(table)) for each in of])[table.formats, np.arange(len(table))]
         row = int(np.argmax(room))
         held = of[int(table.formats[row])]
         named = {"weights": held.weights, "activations": held.activations, "graphs": held.graphs, "context": held.context}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.memory.chip import fixed_memory, outside_bytes, reserve_factor, reserved_memory, runs_at
 from perfmodel.cost.memory.moments import ActivationTerms, At, keeps_gathered
-from perfmodel.cost.memory.plan import Holding, activations_as, besides_of, imbalance_of, rank_holding, replicas
+from perfmodel.cost.memory.plan import MemoryTerms, activations_as, extra_memory, imbalance_of, rank_memory_terms, replicas
 from perfmodel.cost.pipeline import LiveLayers
 from perfmodel.cost.step import ParameterTerms, RegionTimes, hop_time
 from perfmodel.foundation.columns import Column
@@ -35,7 +35,7 @@ class Columns:
 
     grid          columns [layouts, 1, 1, 1]
     is_scattered  whether the residual stream is cut over tp
-    outside, num_replicas   see `Holding`
+    outside, num_replicas   see `MemoryTerms`
     """
 
     estimator: Estimator
@@ -142,7 +142,7 @@ def plan_memory(
     """Return the peak memory of every plan [byte], and which of them fit."""
     estimator, stages = columns.estimator, pipelines.stages
     profile = estimator.profile
-    holding = Holding(
+    holding = MemoryTerms(
         activations=columns.activations,
         terms=terms,
         stages=stages,
@@ -159,9 +159,9 @@ def plan_memory(
     )
     memory: Any = None
     is_sure: Any = None
-    crowded, beside = imbalance_of(estimator.job.model, columns.pp, stages, room.uncertainty), besides_of(holding, room.uncertainty)
+    crowded, beside = imbalance_of(estimator.job.model, columns.pp, stages, room.uncertainty), extra_memory(holding, room.uncertainty)
     for rank in flight.ranks:
-        held = rank_holding(holding, rank, flight.live[rank], of_live=pipelines.stages_of())
+        held = rank_memory_terms(holding, rank, flight.live[rank], of_live=pipelines.stages_of())
         most = _surely(room, estimator.machine.memory_usable, held.fixed, columns.outside, crowded[rank], beside[rank])
         # where gradients wait, each moment has others beside it, whatever is under way then
         times = runs_at(rank, stages) if keeps_gathered(terms.program) else tuple(flight.kept[rank])

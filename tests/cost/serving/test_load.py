@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.cost.serving.load import closed_loop, marching, maximum_load, open_loop, static_batch
+from perfmodel.cost.serving.load import closed_loop, lockstep_share, maximum_load, open_loop, static_batch
 from perfmodel.cost.serving.requests import Requests, Scheduling
-from perfmodel.cost.serving.simulate import Places, simulate
+from perfmodel.cost.serving.simulate import BatchLimits, simulate
 from perfmodel.cost.serving.times import SpeculativeTimes, expected_tokens
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine
@@ -195,9 +195,9 @@ def test_what_no_engine_could_serve_is_refused(make):
 def test_answers_that_differ_dissolve_the_waves_of_an_engine_that_prefills_first():
     how = Scheduling(chunked=False, step_tokens=8192, lockstep=0.9)
     one, other = (Requests(prompt=constant(1024), output=lengths) for lengths in (constant(1000), Lengths(least=800, most=1000)))
-    assert marching(one, how) == 0.9
-    assert marching(other, how) == pytest.approx(0.1, abs=0.01)  # the burst with which a run begins
-    assert marching(other, replace(how, chunked=True)) == 0.9
+    assert lockstep_share(one, how) == 0.9
+    assert lockstep_share(other, how) == pytest.approx(0.1, abs=0.01)  # the burst with which a run begins
+    assert lockstep_share(other, replace(how, chunked=True)) == 0.9
 
 
 @pytest.mark.parametrize("answer", [1, 8])
@@ -205,7 +205,7 @@ def test_short_answers_wait_before_their_first_token(answer):
     """Where prompts fill all steps, no decode step is longer than a full one: the rest is a wait of prompts for one another."""
     how, job = Scheduling(step_tokens=2048.0), requests(4000, answer)
     load = closed_loop(TOY, job, how, concurrency=64, capacity=64)
-    run = simulate(TOY, job, how, Places(max_sequences=64), concurrency=64)
+    run = simulate(TOY, job, how, BatchLimits(max_sequences=64), concurrency=64)
     assert load.tpot == pytest.approx(run.tpot.mean, rel=0.2)
     assert load.ttft == pytest.approx(run.ttft.mean, rel=0.2)
     assert load.tpot <= load.tpot_p99 <= TOY.mixed(64, 4008, 2048, 2048)

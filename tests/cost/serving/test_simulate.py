@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel.cost.serving.load import closed_loop, maximum_load, open_loop
 from perfmodel.cost.serving.requests import Scheduling
-from perfmodel.cost.serving.simulate import GoodputLimits, Places, _Engine, simulate
+from perfmodel.cost.serving.simulate import BatchLimits, GoodputLimits, _Engine, simulate
 from perfmodel.cost.serving.table import tabulate
 from perfmodel.foundation.errors import InputError
 from tests.cost.serving.toys import ToySteps, requests
@@ -33,7 +33,13 @@ class Roofline(ToySteps):
 def test_with_one_length_it_is_the_closed_form(how, clients):
     form = closed_loop(TOY, requests(), how, concurrency=clients, capacity=60)
     run = simulate(
-        TOY, requests(), how, Places(max_sequences=60), concurrency=clients, answered=12 * min(clients, 60), warm_up=6 * min(clients, 60)
+        TOY,
+        requests(),
+        how,
+        BatchLimits(max_sequences=60),
+        concurrency=clients,
+        answered=12 * min(clients, 60),
+        warm_up=6 * min(clients, 60),
     )
     assert run.tokens_per_second == pytest.approx(form.tokens_per_second, rel=0.02)
     assert run.request_latency.mean == pytest.approx(form.request_latency, rel=0.02)
@@ -47,9 +53,9 @@ def test_with_one_length_it_is_the_closed_form(how, clients):
 @pytest.mark.parametrize("reserves", [True, False], ids=["reserved", "as they come"])
 def test_steps_taken_together_are_those_taken_one_by_one(how, load, reserves, monkeypatch):
     how = replace(how, first_token_time=0.05, border_steps=0.5)
-    job, places = requests((200, 2000), (50, 400)), Places(max_sequences=60, cache_tokens=64_000, reserves_output=reserves)
+    job, places = requests((200, 2000), (50, 400)), BatchLimits(max_sequences=60, cache_tokens=64_000, reserves_output=reserves)
     together = simulate(TOY, job, how, places, **load)
-    monkeypatch.setattr(_Engine, "_alike", lambda self, sequences: (1, 0.0))
+    monkeypatch.setattr(_Engine, "_steps_to_next_event", lambda self, sequences: (1, 0.0))
     one_by_one = simulate(TOY, job, how, places, **load)
     for name in ("ttft", "tpot", "request_latency", "inter_token"):
         assert getattr(together, name).mean == pytest.approx(getattr(one_by_one, name).mean, rel=0.01), name
@@ -63,7 +69,7 @@ def test_at_a_rate_it_is_near_the_closed_form(how, used, answered):
     how = replace(how, lockstep=0.0, step_tokens=2048.0)
     rate = used * float(maximum_load(TOY, mixed_lengths, how, capacity=60).requests_per_second)
     form = open_loop(TOY, mixed_lengths, how, rate=rate, capacity=60)
-    run = simulate(TOY, mixed_lengths, how, Places(max_sequences=60), rate=rate, answered=answered, seed=3)
+    run = simulate(TOY, mixed_lengths, how, BatchLimits(max_sequences=60), rate=rate, answered=answered, seed=3)
     for name, allowed in (
         ("tpot", 0.05),
         ("ttft", 0.15),
@@ -79,20 +85,20 @@ def test_at_a_rate_it_is_near_the_closed_form(how, used, answered):
 
 @HOW
 def test_littles_law_holds_over_requests_that_differ(how):
-    run = simulate(TOY, requests((200, 2000), (50, 400)), how, Places(max_sequences=40), rate=12, answered=3000)
+    run = simulate(TOY, requests((200, 2000), (50, 400)), how, BatchLimits(max_sequences=40), rate=12, answered=3000)
     assert run.running + run.queue == pytest.approx(run.requests_per_second * run.request_latency.mean, rel=0.05)
     assert run.request_latency.p50 < run.request_latency.p90 < run.request_latency.p99
 
 
 def test_clients_are_all_somewhere():
-    run = simulate(TOY, requests((200, 2000), (50, 400)), CHUNKED, Places(max_sequences=30), concurrency=50)
+    run = simulate(TOY, requests((200, 2000), (50, 400)), CHUNKED, BatchLimits(max_sequences=30), concurrency=50)
     assert run.running + run.queue == pytest.approx(50, rel=1e-9)
     assert run.running == pytest.approx(30, rel=0.02)
 
 
 def test_the_same_seed_is_the_same_run_and_another_is_not():
     first, again, other = (
-        simulate(TOY, requests((200, 900), (20, 90)), CHUNKED, Places(max_sequences=30), rate=9, seed=s) for s in (1, 1, 2)
+        simulate(TOY, requests((200, 900), (20, 90)), CHUNKED, BatchLimits(max_sequences=30), rate=9, seed=s) for s in (1, 1, 2)
     )
     assert first == again
     assert first != other
@@ -102,7 +108,7 @@ def test_the_same_seed_is_the_same_run_and_another_is_not():
 def test_the_cache_bounds_what_runs(reserves):
     job = requests(1000, 400)
     room = 16 * 88 * 10  # ten requests in blocks of 16
-    run = simulate(TOY, job, CHUNKED, Places(max_sequences=100, cache_tokens=room, reserves_output=reserves), concurrency=40)
+    run = simulate(TOY, job, CHUNKED, BatchLimits(max_sequences=100, cache_tokens=room, reserves_output=reserves), concurrency=40)
     fit = room / (1408 if reserves else job.mean_cached + 7.5)  # 88 blocks of the whole answer, or half a block more than is needed
     assert run.running == pytest.approx(float(fit), rel=0.12)
     assert (run.preemptions == 0) == reserves
@@ -110,7 +116,7 @@ def test_the_cache_bounds_what_runs(reserves):
 
 
 def test_answers_thrown_out_of_the_cache_are_finished_all_the_same():
-    run = simulate(TOY, requests(100, (200, 600)), CHUNKED, Places(max_sequences=30, cache_tokens=5000), concurrency=30, answered=300)
+    run = simulate(TOY, requests(100, (200, 600)), CHUNKED, BatchLimits(max_sequences=30, cache_tokens=5000), concurrency=30, answered=300)
     assert run.preemptions > 20
     assert run.tokens_per_second == pytest.approx(run.requests_per_second * 400, rel=0.1)
     assert run.inter_token.p99 < run.tpot.p99 * 2
@@ -119,7 +125,8 @@ def test_answers_thrown_out_of_the_cache_are_finished_all_the_same():
 def test_goodput_counts_what_keeps_both_limits():
     job = requests((200, 2000), (50, 400))
     whole, none, some = (
-        simulate(TOY, job, CHUNKED, Places(max_sequences=40), rate=15, limits=GoodputLimits(ttft=limit)) for limit in (np.inf, 1e-3, 0.05)
+        simulate(TOY, job, CHUNKED, BatchLimits(max_sequences=40), rate=15, limits=GoodputLimits(ttft=limit))
+        for limit in (np.inf, 1e-3, 0.05)
     )
     assert whole.goodput == pytest.approx(whole.requests_per_second)
     assert none.goodput == 0
@@ -129,19 +136,19 @@ def test_goodput_counts_what_keeps_both_limits():
 def test_drafts_come_out_as_in_the_closed_form():
     how = replace(CHUNKED, tokens_per_step=2.5, rows_per_step=4.0)
     form = closed_loop(TOY, requests(), how, concurrency=8, capacity=60)
-    run = simulate(TOY, requests(), how, Places(max_sequences=60), concurrency=8, answered=400)
+    run = simulate(TOY, requests(), how, BatchLimits(max_sequences=60), concurrency=8, answered=400)
     assert run.tpot.mean == pytest.approx(form.tpot, rel=0.03)
 
 
 def test_an_answer_of_one_token_ends_with_its_prompt():
-    run = simulate(TOY, requests(500, 1), CHUNKED, Places(max_sequences=4), concurrency=1, answered=50)
+    run = simulate(TOY, requests(500, 1), CHUNKED, BatchLimits(max_sequences=4), concurrency=1, answered=50)
     assert run.request_latency.mean == pytest.approx(TOY.prefill(500))
     assert run.tpot.mean == 0
 
 
 def test_a_front_and_a_border_are_seen_by_clients():
     hows = [replace(CHUNKED, first_token_time=t, border_steps=m) for t, m in ((0.0, 0.0), (0.2, 3.0))]
-    plain, late = (simulate(TOY, requests(), how, Places(max_sequences=4), concurrency=1, answered=9) for how in hows)
+    plain, late = (simulate(TOY, requests(), how, BatchLimits(max_sequences=4), concurrency=1, answered=9) for how in hows)
     assert late.ttft.mean - plain.ttft.mean == pytest.approx(0.2 + 3 * TOY.decode(1, 1000), rel=1e-6)
     assert late.tpot.mean == pytest.approx(plain.tpot.mean)
 
@@ -162,6 +169,6 @@ def test_the_table_is_the_step_times(times, within):
 )
 def test_what_cannot_run_is_refused(load):
     load = {"max_sequences": 8, **load}
-    places = Places(**{name: load.pop(name) for name in ("max_sequences", "cache_tokens") if name in load})
+    places = BatchLimits(**{name: load.pop(name) for name in ("max_sequences", "cache_tokens") if name in load})
     with pytest.raises(InputError):
         simulate(TOY, requests(), CHUNKED, places, **load)
