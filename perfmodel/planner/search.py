@@ -167,7 +167,7 @@ def _ranking(state: Sweep, objective: Objective, ties: float, *, at_most: float)
     """
     by_memory = objective is Objective.MEMORY
     best, front = state.best_memory if by_memory else state.best_time, state.front
-    found = {int(i): (float(cost), float(other)) for i, cost, other in zip(best.ids, best.values, best.beside, strict=True)}
+    found = {int(i): (float(cost), float(other)) for i, cost, other in zip(best.ids, best.values, best.companions, strict=True)}
     if ties and found:
         costs, others = (front.second, front.first) if by_memory else (front.first, front.second)
         limit = float(best.values[0]) * (1.0 + ties)

@@ -18,17 +18,17 @@ class Smallest:
     count: int
     values: Array = field(default_factory=lambda: np.empty(0))
     ids: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    beside: Array = field(default_factory=lambda: np.empty(0))
+    companions: Array = field(default_factory=lambda: np.empty(0))
 
     @property
     def bound(self) -> float:
         """A value must be at most this to be kept."""
         return float(self.values[-1]) if len(self.values) == self.count else np.inf
 
-    def offer(self, values: Array, ids: int | Ids, beside: Array | None = None) -> None:
+    def offer(self, values: Array, ids: int | Ids, companions: Array | None = None) -> None:
         """A flat block whose entries have these ids, or this one and those that follow it; infinite values are never kept.
 
-        beside: another quantity of the same entries, kept with them; the values themselves if left out
+        companions: another quantity of the same entries, kept with them; the values themselves if left out
         """
         bound = self.bound
         found = np.flatnonzero(values <= bound) if np.isfinite(bound) else np.flatnonzero(np.isfinite(values))
@@ -42,9 +42,9 @@ class Smallest:
             found, candidates = found[keep], candidates[keep]
         merged = np.concatenate([self.values, candidates])
         ids = np.concatenate([self.ids, _picked(ids, found)])
-        others = np.concatenate([self.beside, (values if beside is None else beside)[found]])
+        others = np.concatenate([self.companions, (values if companions is None else companions)[found]])
         order = np.lexsort((ids, merged))[: self.count]
-        self.values, self.ids, self.beside = merged[order], ids[order], others[order]
+        self.values, self.ids, self.companions = merged[order], ids[order], others[order]
 
 
 @dataclass(slots=True)

@@ -65,5 +65,5 @@ def _layout(engine: Engine, cluster: Cluster, **sizes: int) -> ServingColumns:
 
 def _fits(evaluator: Evaluator, layout: ServingColumns) -> bool:
     """In the first format."""
-    _, has_capacity = evaluator.room(0, layout)
+    _, has_capacity = evaluator.capacity(0, layout)
     return bool(has_capacity[0])

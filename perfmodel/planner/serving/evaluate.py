@@ -137,7 +137,7 @@ class Evaluator:
         clients = rows.max_batch * rows.attention_dp * rows.replicas
         return self.evaluate(which, replace(rows, max_batch=np.full(len(rows), most, dtype=np.int64)) if most else rows, clients)
 
-    def room(self, which: int, rows: ServingColumns) -> tuple[Array, NDArray[np.bool_]]:
+    def capacity(self, which: int, rows: ServingColumns) -> tuple[Array, NDArray[np.bool_]]:
         """Sequences of mean length that fit in a replica of each row, and whether one of full length does."""
         job = self.job_of(which)
         mean = job.input_len.mean + job.output_len.mean
@@ -148,7 +148,7 @@ class Evaluator:
         """Rows in one format. Those that have no room, or not for their load, are not timed."""
         of = self.estimators[which]
         job, count = self.job_of(which), len(rows)
-        sequences, has_capacity = self.room(which, rows)
+        sequences, has_capacity = self.capacity(which, rows)
         verdict = np.where(has_capacity, FEASIBLE, NO_MEMORY)
         limit = np.where(rows.max_batch > 0, rows.max_batch, of.engine.scheduling.max_batch) * rows.attention_dp
         if self.is_load_searched:

@@ -137,7 +137,7 @@ def surely_needs(flight: Flight, pipelines: PipelineGroup, static: list[Any], ou
 
 
 def plan_memory(
-    columns: Columns, flight: Flight, pipelines: PipelineGroup, terms: ParameterTerms, static: list[Any], room: MemoryLimit
+    columns: Columns, flight: Flight, pipelines: PipelineGroup, terms: ParameterTerms, static: list[Any], memory_limit: MemoryLimit
 ) -> tuple[Array, Cells, Array]:
     """Return the peak memory of every plan, which of them fit, and what always stays of the fullest rank. [byte]"""
     estimator, stages = columns.estimator, pipelines.stages
@@ -160,11 +160,14 @@ def plan_memory(
     memory: Any = None
     alone: Any = 0.0
     is_sure: Any = None
-    crowded, beside = imbalance_of(estimator.job.model, columns.pp, stages, room.uncertainty), besides_of(holding, room.uncertainty)
+    crowded, extra = (
+        imbalance_of(estimator.job.model, columns.pp, stages, memory_limit.uncertainty),
+        besides_of(holding, memory_limit.uncertainty),
+    )
     for rank in flight.ranks:
         held = rank_holding(holding, rank, flight.live[rank], of_live=pipelines.stages_of())
         fixed = pipelines.of_choices(held.fixed)
-        most = _surely(room, estimator.machine.memory_usable, held.fixed, columns.outside, crowded[rank], beside[rank])
+        most = _surely(memory_limit, estimator.machine.memory_usable, held.fixed, columns.outside, crowded[rank], extra[rank])
         # where gradients wait, each moment has others beside it, whatever is under way then
         times = runs_at(rank, stages) if keeps_gathered(terms.program) else tuple(flight.kept[rank])
         largest: Any = None
@@ -177,18 +180,18 @@ def plan_memory(
             is_sure = largest <= most if is_sure is None else is_sure & (largest <= most)
         memory = largest if memory is None else np.maximum(memory, largest, out=memory)
         alone = np.maximum(alone, fixed)
-    fits = memory <= room.capacity
+    fits = memory <= memory_limit.capacity
     return memory, fits if is_sure is None else fits & is_sure, alone
 
 
-def _surely(room: MemoryLimit, usable: float, sure: Any, outside: Any, imbalance: Column, beside: Any) -> Any:
+def _surely(memory_limit: MemoryLimit, usable: float, sure: Any, outside: Any, imbalance: Column, extra: Any) -> Any:
     """Largest prediction of a rank that fits at the risk, as columns; None if the headroom is stricter. [byte]"""
-    if room.ratio is None:
+    if memory_limit.ratio is None:
         return None
-    if np.all(imbalance == 1.0) and isinstance(beside, float) and usable / room.ratio >= room.capacity:
+    if np.all(imbalance == 1.0) and isinstance(extra, float) and usable / memory_limit.ratio >= memory_limit.capacity:
         return None  # the least that may be predicted where something is sure
-    need = RankNeed(total=0.0, sure=sure, outside=outside, imbalance=imbalance, beside=beside)
-    return np.asarray(need.room(usable, room.ratio))
+    need = RankNeed(total=0.0, sure=sure, outside=outside, imbalance=imbalance, beside=extra)
+    return np.asarray(need.room(usable, memory_limit.ratio))
 
 
 def column_grid(grid: LayoutGrid) -> LayoutGrid:

@@ -65,7 +65,7 @@ def best_plan(
         space=space,
         beyond=beyond,
         by_memory=by_memory,
-        room=memory_limit_of(estimator, memory_headroom=memory_headroom, risk=risk),
+        memory_limit=memory_limit_of(estimator, memory_headroom=memory_headroom, risk=risk),
         tables=tables,
         rows=_joined(blocks),
         pipelines={rows.pp: rows.pipelines for rows in blocks},
@@ -136,7 +136,7 @@ class _Search:
     space: Space
     beyond: Space | None
     by_memory: bool
-    room: MemoryLimit
+    memory_limit: MemoryLimit
     tables: Tables
     rows: LayoutRows
     pipelines: dict[int, tuple[PipelineGroup, ...]]
@@ -147,7 +147,7 @@ class _Search:
 
     @property
     def capacity(self) -> float:
-        return min(self.room.capacity, self.limit) if self.by_memory else self.room.capacity
+        return min(self.memory_limit.capacity, self.limit) if self.by_memory else self.memory_limit.capacity
 
     def groups(self, rule: int) -> Iterator[_Group]:
         """All rows under a rule set that may fit and cost no more than the limit, by pipeline degree."""
@@ -306,7 +306,7 @@ class _Search:
             cells = cells[left][..., choices] & (surely_needs(under_way, fewer, static, narrow.outside) <= self.capacity)
             if not cells.any():
                 continue
-            memory, fits, _ = plan_memory(narrow, under_way, fewer, terms, static, self.room)
+            memory, fits, _ = plan_memory(narrow, under_way, fewer, terms, static, self.memory_limit)
             cost = np.where(cells & fits, memory if self.by_memory else cost[left][..., choices], inf)
             least = int(cost.argmin())
             value = float(cost.reshape(-1)[least])

@@ -86,7 +86,7 @@ class Sweep:
 
     estimator: Estimator
     space: Space
-    room: MemoryLimit
+    memory_limit: MemoryLimit
     attention: AttentionKernel
     recompute_operators: tuple[str, ...]
     recomputes: list[Recompute]
@@ -207,20 +207,20 @@ def sweep(
     kept_tables   for further passes
     """
     check_searchable(estimator)
-    room = memory_limit_of(estimator, memory_headroom=memory_headroom, risk=risk)
+    memory_limit = memory_limit_of(estimator, memory_headroom=memory_headroom, risk=risk)
     attention = attention or AttentionKernel(estimator.profile.kernels.default_attention)
     recompute_operators = recompute_operators or space.recompute_operators
     state = Sweep(
         estimator=estimator,
         space=space,
-        room=room,
+        memory_limit=memory_limit,
         attention=attention,
         recompute_operators=recompute_operators,
         recomputes=recompute_choices(space, attention, recompute_operators),
         best_time=Smallest(count=top),
         best_memory=Smallest(count=top),
         least=Smallest(count=1),
-        front=Front(low=0.0, high=max(room.capacity, 1.0)),
+        front=Front(low=0.0, high=max(memory_limit.capacity, 1.0)),
         needless=needless,
     )
     blocks = list(layout_blocks(estimator.job, estimator.cluster.num_chips, space, attention)) if state.recomputes else []
@@ -399,9 +399,9 @@ def _evaluate_group(state: Sweep, tables: Tables, block: _Block, pipelines: Pipe
         static = static_memory(terms, pipelines.stages, estimator.programs.sizes, num_replicas=some.num_replicas)
         if state.needless is not None:
             least_need = float(surely_needs(under_way, pipelines, static, some.outside).min())
-            if least_need > max(state.room.capacity, state.worth_knowing):
+            if least_need > max(state.memory_limit.capacity, state.worth_knowing):
                 continue
-        memory, fits, alone = plan_memory(some, under_way, pipelines, terms, static, state.room)
+        memory, fits, alone = plan_memory(some, under_way, pipelines, terms, static, state.memory_limit)
         feasible = int(np.count_nonzero(fits))
         state.segments.append(
             _Segment(
@@ -461,4 +461,4 @@ def _offer_times(
     ids = (state.next_id + place[:, None] * per_layout + np.arange(per_layout)).reshape(-1)
     state.best_time.offer(flat, ids, flat_memory)
     state.best_memory.offer(flat_memory, ids, flat)
-    state.front.offer(flat, np.minimum(flat_memory, state.room.capacity), ids)
+    state.front.offer(flat, np.minimum(flat_memory, state.memory_limit.capacity), ids)
