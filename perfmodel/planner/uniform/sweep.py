@@ -1,8 +1,8 @@
-"""Evaluate every plan of a space as columns, and keep the best.
+"""Evaluation of every plan of a space as columns, keeping the best.
 
 Plans come in blocks of one pipeline degree, one data-parallel degree and one rule set: [layouts, micro-batches, recompute,
-schedules] for each ZeRO stage. Every cell is legal but for schedules that need more microbatches, which are masked. A cell costs
-a handful of additions; all else is computed on the factors that it depends on, by the functions that predict single plans.
+schedules] for each ZeRO stage. All cells are legal except schedules with too few microbatches, which are masked. A cell costs a few
+additions. Everything else is computed once per distinct input, by the functions that predict single plans.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from perfmodel.parallel.algebra.folding import takes_replicas
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher, Recompute
 from perfmodel.parallel.plan import Plan, make_plan
-from perfmodel.planner.uniform.blocks import Columns, Flight, MemoryLimit, plan_memory, surely_needs
+from perfmodel.planner.uniform.blocks import Columns, Flight, MemoryLimit, memory_lower_bound, plan_memory
 from perfmodel.planner.uniform.schedules import pipeline_times
 from perfmodel.planner.uniform.space import (
     LayoutRows,
@@ -48,7 +48,7 @@ Index = NDArray[np.int64]
 #: Cells evaluated at once: large enough to amortise a numpy call, small enough for the caches.
 BLOCK_CELLS = 1 << 17
 
-#: Lists of recomputed modules are tried in spaces of so many plans at most, without them: they are as many again before the slow ones go.
+#: Largest space, in plans, in which lists of recomputed modules are tried: each list adds as much work before slow layouts are dropped.
 LISTS_UP_TO = 1 << 25
 
 OUT_OF_MEMORY_STATIC = "does not fit: weights, gradients and optimizer state alone exceed the memory"
@@ -58,7 +58,7 @@ TIGHT = "tight: within the memory, but with less than the headroom left, or too 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Segment:
-    """Where the ids of one block of cells begin, and how to read them."""
+    """First id of a block of cells, and the choices that its ids stand for."""
 
     first_id: int
     shape: tuple[int, int, int, int]
@@ -74,13 +74,13 @@ class _Segment:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sweep:
-    """A pass over a space: counts, the best by each criterion, and the way from an id back to its plan.
+    """State of a pass over a space: counts, the best plans by each criterion, and the plan of each id.
 
     num_static   plans whose weights, gradients and optimizer state alone exceed the usable memory
     num_tight    plans within the usable memory that do not leave the headroom
-    recomputes, recompute_operators   of the pass at hand
-    slowest      plans that surely take longer may be left out, and are not counted   [s]
-    needless     plans that surely need more than the capacity and more than this may be left out, and are not counted; none: all are
+    recomputes, recompute_operators   of the current pass
+    slowest      plans that surely take longer may be skipped, and are not counted   [s]
+    needless     plans that surely need more than the capacity and more than this may be skipped, and are not counted; None: all are
                  evaluated  [byte]
     """
 
@@ -106,8 +106,8 @@ class Sweep:
     slowest: float = inf
 
     @property
-    def worth_knowing(self) -> float:
-        """Who needs more than this needs more than the least: `needless`, or the least so far. [byte]"""
+    def largest_need(self) -> float:
+        """Need above which a plan cannot be the one with the least memory: `needless`, or the least so far. [byte]"""
         return self.least.bound if self.needless is None else min(self.needless, self.least.bound)
 
     def plan(self, plan_id: int) -> Plan:
@@ -174,7 +174,7 @@ def plan_of(
 
 
 def check_searchable(estimator: Estimator) -> None:
-    """Refuse counts of tokens by expert: they belong to one ep and micro-batch."""
+    """Refuse counts of tokens by expert: they are valid for one ep and one micro-batch only."""
     routing = estimator.job.routing
     if routing.counts is not None:
         remedy = f"predict plans with them, or search with skew:{routing.skew:.4g}, as their fullest rank has it"
@@ -182,7 +182,7 @@ def check_searchable(estimator: Estimator) -> None:
 
 
 def memory_limit_of(estimator: Estimator, *, memory_headroom: float | None, risk: float | None) -> MemoryLimit:
-    """Return the memory that plans may take with this headroom, or at this risk."""
+    """Return the limit of memory with this headroom, or at this risk."""
     rule, uncertainty = memory_rule(memory_headroom, risk), uncertainty_of_memory(estimator.profile)
     return MemoryLimit(uncertainty=uncertainty, ratio=rule.ratio(uncertainty), capacity=rule.room(estimator.machine.memory_usable))
 
@@ -200,11 +200,11 @@ def sweep(
     needless: float | None = None,
     kept_tables: KeptTables | None = None,
 ) -> Sweep:
-    """Evaluate every plan of the space; where `progress` answers True it ends with what it has.
+    """Evaluate every plan of the space; end early with the results so far if `progress` returns True.
 
-    risk          in place of the headroom, the probability that a plan that fits does not
+    risk          largest probability that a plan does not fit, in place of the headroom
     needless      see `Sweep`
-    kept_tables   for further passes
+    kept_tables   tables shared with further passes
     """
     check_searchable(estimator)
     memory_limit = memory_limit_of(estimator, memory_headroom=memory_headroom, risk=risk)
@@ -238,7 +238,7 @@ def sweep(
 
 
 def _try_lists(state: Sweep, blocks: list[LayoutRows], kept_tables: KeptTables) -> None:
-    """Lists of recomputed operators, of the layouts whose passes alone take no longer than the best plans so far."""
+    """Try lists of recomputed operators, for layouts whose passes alone take no longer than the best plans so far."""
     first = state.recomputes, state.recompute_operators
     for operators in state.space.lists:
         state.recomputes, state.recompute_operators = [Recompute.SELECTIVE], operators
@@ -270,7 +270,7 @@ class _Block:
     """Layouts with micro-batches and kinds of recomputation.
 
     keys       row of each layout in the parameter tables
-    rule       place of rules and dispatcher among `Space.cuts`
+    rule       index of rules and dispatcher in `Space.cuts`
     sharding   see `sharding_of`
     """
 
@@ -287,11 +287,11 @@ class _Block:
 
 
 def _evaluate_rows(state: Sweep, tables: Tables, block: int, rows: LayoutRows, rules: Iterable[int]) -> None:
-    """One (pipeline, data-parallel) degree under these rules, in pieces that fit the caches."""
+    """Evaluate one (pipeline, data-parallel) degree under these rules, in pieces that fit in the caches."""
     job, space = state.estimator.job, state.space
     micro = micro_batches(job, rows.data_parallel, space)
     num_choices = max(len(group.choices) for group in rows.pipelines)
-    # rows without sharding axes first, rows with dp_shard last, replicas of shards behind: each ZeRO stage is legal on a contiguous range
+    # rows without sharding axes first, then cp, dp_shard and HSDP: each ZeRO stage is legal on a contiguous range
     by_group = np.argsort(sharding_of(rows), kind="stable")
     for rule in rules:
         order = by_group[(rows.rules[by_group] >> rule & 1).astype(bool)]
@@ -303,17 +303,17 @@ def _evaluate_rows(state: Sweep, tables: Tables, block: int, rows: LayoutRows, r
 
 
 def sharding_of(rows: LayoutRows) -> Index:
-    """0: nothing to shard over, 1: cp alone, 2: dp_shard, 3: dp_shard and dp_replicate."""
+    """Return 0: nothing to shard over, 1: cp alone, 2: dp_shard, 3: dp_shard and dp_replicate."""
     by_cp = (rows.cp > 1) & ~takes_replicas(dp_shard=rows.dp_shard, cp=rows.cp, tp=rows.tp, ep=rows.ep, etp=rows.etp)
     return np.where(rows.dp_shard > 1, np.where(rows.dp_replicate > 1, 3, 2), np.where(by_cp, 1, 0))
 
 
 def _alike_in_zero(space: Space, rows: LayoutRows, order: Index) -> list[Index]:
-    """The rows in this order, apart where the framework has other ZeRO stages beside tp or cp."""
+    """Return the rows in this order, split by the use of tp or cp if the framework then has other ZeRO stages."""
     if set(space.runs.zero) <= set(space.runs.zero_beside_axes):
         return [order]
-    beside = ((rows.tp[order] > 1) | (rows.cp[order] > 1)) & (rows.data_parallel * rows.cp[order] > 1)
-    return [part for part in (order[~beside], order[beside]) if len(part)]
+    with_axes = ((rows.tp[order] > 1) | (rows.cp[order] > 1)) & (rows.data_parallel * rows.cp[order] > 1)
+    return [part for part in (order[~with_axes], order[with_axes]) if len(part)]
 
 
 def _evaluate_block(state: Sweep, tables: Tables, block: int, rows: LayoutRows, index: Index, rule: int, micro: list[int]) -> None:
@@ -327,7 +327,7 @@ def _evaluate_block(state: Sweep, tables: Tables, block: int, rows: LayoutRows, 
 
 
 def _least_times(state: Sweep, tables: Tables, block: int, rows: LayoutRows, index: Index, rule: int, micro: list[int]) -> Array:
-    """All passes of a rank, on average over the ranks, less rounding: no step is shorter. [layouts, micro-batches, recompute]"""
+    """Return a lower bound of step times: all passes of a mean rank, less rounding. [layouts, micro-batches, recompute]"""
     at = np.ix_(tables.micro_keys[rule][tables.rows[block]][index], np.searchsorted(tables.sizes, micro))
     num_microbatches = state.estimator.job.global_batch / (rows.data_parallel * np.array(micro, dtype=np.float64))
     return np.moveaxis(tables.passes[rule][:, at[0], at[1]] * num_microbatches / rows.pp * (1.0 - 1e-9), 0, -1)
@@ -366,13 +366,13 @@ def _block_of(state: Sweep, tables: Tables, block: int, rows: LayoutRows, index:
 
 
 def _zero_parts(state: Sweep, tables: Tables, block: _Block) -> Iterator[tuple[int, slice]]:
-    """ZeRO stages of the block, and the layouts that have each."""
+    """Yield the ZeRO stages of the block, and the layouts that have each."""
     runs, pp = state.space.runs, block.rows.pp
-    of_first = {axis: int(getattr(block.rows, axis)[0]) for axis in ("tp", "cp")}  # all of a block are alike in this
+    of_first = {axis: int(getattr(block.rows, axis)[0]) for axis in ("tp", "cp")}  # the same for all layouts of a block
     for zero in range(4):
         if (block.rule, zero, pp > 1) not in tables.parameters:
             continue
-        # groups are sorted: 0 and 1 admit stage 0, 1 to 3 the others
+        # groups are sorted: 0 and 1 admit stage 0; 1, 2 and 3 the others
         if not runs.admits_zero(zero, pipelined=pp > 1, replicated=False):
             continue
         if runs.refuses_with_axes(zero, **of_first, data=block.rows.data_parallel):
@@ -384,7 +384,7 @@ def _zero_parts(state: Sweep, tables: Tables, block: _Block) -> Iterator[tuple[i
 
 
 def _evaluate_group(state: Sweep, tables: Tables, block: _Block, pipelines: PipelineGroup) -> None:
-    """Some schedules of a block, side by side, with each ZeRO stage."""
+    """Evaluate some schedules of a block, side by side, with each ZeRO stage."""
     estimator, columns, pp = state.estimator, block.columns, block.rows.pp
     flight = Flight.of(columns, pipelines, state.space.least_microbatches(pp))
     num_recompute = len(state.recomputes)
@@ -395,13 +395,13 @@ def _evaluate_group(state: Sweep, tables: Tables, block: _Block, pipelines: Pipe
     for zero, part in _zero_parts(state, tables, block):
         begin, end = part.start, part.stop
         terms, tied = tables.parameters[block.rule, zero, pp > 1]().block(keys[part])
-        some, under_way = columns.take(part), flight.take(part)
+        some, in_flight = columns.take(part), flight.take(part)
         static = static_memory(terms, pipelines.stages, estimator.programs.sizes, num_replicas=some.num_replicas)
         if state.needless is not None:
-            least_need = float(surely_needs(under_way, pipelines, static, some.outside).min())
-            if least_need > max(state.memory_limit.capacity, state.worth_knowing):
+            least_need = float(memory_lower_bound(in_flight, pipelines, static, some.outside).min())
+            if least_need > max(state.memory_limit.capacity, state.largest_need):
                 continue
-        memory, fits, alone = plan_memory(some, under_way, pipelines, terms, static, state.memory_limit)
+        memory, fits, alone = plan_memory(some, in_flight, pipelines, terms, static, state.memory_limit)
         feasible = int(np.count_nonzero(fits))
         state.segments.append(
             _Segment(
@@ -437,9 +437,9 @@ def _evaluate_group(state: Sweep, tables: Tables, block: _Block, pipelines: Pipe
 
 
 def _worth_timing(state: Sweep, least_times: Array, memory: Array) -> Index:
-    """Layouts of which a plan may be kept: as quick as the quickest, as small as the smallest, or on the front.
+    """Return the layouts of which a plan may be kept: as fast as the best, as small as the smallest, or on the front.
 
-    least_times   no plan takes less  [layouts, micro-batches, recompute]
+    least_times   lower bound of the step time  [layouts, micro-batches, recompute]
     memory        infinite where a plan does not fit  [layouts, micro-batches, recompute, schedules]
     """
     smallest = memory.min(axis=-1)
@@ -448,17 +448,17 @@ def _worth_timing(state: Sweep, least_times: Array, memory: Array) -> Index:
 
 
 def _offer_times(
-    state: Sweep, block: _Block, pipelines: PipelineGroup, terms: ParameterTerms, tied: Array, place: Index, begin: int, memory: Array
+    state: Sweep, block: _Block, pipelines: PipelineGroup, terms: ParameterTerms, tied: Array, offsets: Index, begin: int, memory: Array
 ) -> None:
-    """Times of some layouts of a block, at these places of those that begin here, to all that keeps the best."""
-    index = begin + place
+    """Offer the step times of some layouts of a block, at these offsets from `begin`, to the best plans and the front."""
+    index = begin + offsets
     estimator, pp, m = state.estimator, block.rows.pp, block.columns.num_microbatches
     regions, hop = block.columns.regions.as_made(itemgetter(index)), block.hop()[index]
     pipeline = pipeline_times(estimator, regions, pipelines, pp, m, hop, memory.shape)
     step = step_times(estimator, pipeline, terms, tied, regions, pipelines, pp=pp, num_microbatches=m, hop=hop)
     flat, flat_memory = np.where(memory < inf, step, inf).reshape(-1), memory.reshape(-1)
-    per_layout = flat.size // len(place)
-    ids = (state.next_id + place[:, None] * per_layout + np.arange(per_layout)).reshape(-1)
+    per_layout = flat.size // len(offsets)
+    ids = (state.next_id + offsets[:, None] * per_layout + np.arange(per_layout)).reshape(-1)
     state.best_time.offer(flat, ids, flat_memory)
     state.best_memory.offer(flat_memory, ids, flat)
     state.front.offer(flat, np.minimum(flat_memory, state.memory_limit.capacity), ids)
