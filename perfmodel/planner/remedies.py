@@ -180,7 +180,7 @@ def _least_change(remedy: FittingChange) -> tuple[int, float]:
 
 
 def _is_needless(remedy: FittingChange, other: FittingChange) -> bool:
-    """Whether the changes of another remedy are a subset of this one's, which is hardly faster."""
+    """Whether the changes of another remedy are a subset of this remedy's, and this remedy is hardly faster."""
     is_faster = remedy.prediction.step_time < other.prediction.step_time * (1.0 - _LEAST_GAIN)
     return other.changes.items() <= remedy.changes.items() and not is_faster
 

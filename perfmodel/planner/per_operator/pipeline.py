@@ -43,7 +43,7 @@ Array = NDArray[np.float64]
 #: Number of mesh axes beyond which the outermost are joined, so that spaces stay small.
 MOST_AXES = 6
 #: Number of candidates (stages, microbatches) that are searched on the full space after the coarse one, and their largest coarse time
-#: over the best one's.
+#: over the least.
 _FINE, _CLOSE = 2, 1.03
 _COARSE_DIMS = 2
 #: Work limit of finding the cuts, in entries (`search/budget.py`).

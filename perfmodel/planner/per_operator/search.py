@@ -45,7 +45,7 @@ class HasTotals(Protocol):
     def memory(self) -> Mapping[str, float]: ...
 
 
-#: Configurations that an operator may have: a mask of its rows; all for an operator without rows.
+#: Selects the configurations that an operator may have, as a mask of its rows.
 Filter = Callable[[Operator, Configurations], NDArray[np.bool_]]
 
 #: Largest number of mixtures that are searched; the search ends when the bound is within this share of the best plan.

@@ -230,8 +230,8 @@ def _highest_rates(
 
         rate = min(x mu_p, y mu_d) > 0,   y = (N - x g_p) // g_d
 
-    The rate of decode workers d depends only on the remaining chips, so the best rate of each (x, p) is known without its pairs. At least
-    `most` of the (x, p) reach some rate T. Only these need pairing, with the d that reach T too.
+    The rate of decode workers d depends only on the remaining chips, so the best rate of each (x, p) is known without its pairs. The `most`
+    best (x, p) reach a rate of T or more. So only the (x, p) and d that reach T need pairing.
     """
     x, p = np.nonzero(np.arange(1, num_chips)[:, None] * chips_p < num_chips)
     x += 1

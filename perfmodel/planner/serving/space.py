@@ -1,8 +1,8 @@
 """Space of serving plans: layouts of a replica, number of replicas, and limits of a step.
 
 A plan is (tp, pcp, pp, attention dp, ep, dcp, replicas, tokens of a step, sequences at once). Degrees are divisors of the number of chips
-or powers of two. A replica has tp * pcp * pp * attention dp chips and does not span nodes if it fits into one. The chips hold as many
-replicas as possible; remaining chips stay idle but are paid for. Dense models have no ep and no attention dp (which would be replicas).
+or powers of two. A replica has tp * pcp * pp * attention dp chips and does not span nodes if it fits into one. The number of replicas
+is the largest that fits; remaining chips stay idle but are paid for. Dense models have no ep and no attention dp (which would be replicas).
 Where tp replicates the cache and the engine can shard the copies, dcp is each divisor of their number; elsewhere 1. pcp is 1 unless it is
 given, or the engine's version has it.
 """

@@ -176,7 +176,7 @@ class _Search:
         return np.asarray(per_replica[:, None] / np.array(self.tables.sizes))
 
     def _least_kept(self, rule: int, rows: Index) -> Array:
-        """Return activation memory of blocks on the first rank, under any schedule. [rows, micro-batches, recompute], in bytes
+        """Return a lower bound of the blocks' activation memory on the first rank. [rows, micro-batches, recompute], in bytes
 
         1f1b keeps min(m, pp) microbatches in flight, gpipe m; interleaving keeps at least pp of each virtual stage.
         """
@@ -189,7 +189,7 @@ class _Search:
         return np.moveaxis(kept * (alive * (reserve_factor(self.estimator.profile, self.estimator.machine) * _LESS)), 0, -1)
 
     def _least_times(self, rule: int, rows: Index) -> Array:
-        """Return all passes of a mean rank, with the least pipeline bubble of any schedule. [rows, micro-batches, recompute]"""
+        """Return a lower bound of step times: passes of a mean rank with the least pipeline bubble. [rows, micro-batches, recompute]"""
         tables, pp, m = self.tables, self.pp[rows][:, None], self._num_microbatches(rows)
         keys = tables.micro_keys[rule][rows]
         most = {pp: max(choice.virtual_stages for group in groups for choice in group.choices) for pp, groups in self.pipelines.items()}
@@ -198,7 +198,7 @@ class _Search:
         return np.moveaxis(tables.passes[rule][:, keys] * weights * _LESS, 0, -1)
 
     def _least_memory(self, rule: int, rows: Index) -> Array:
-        """Return fixed memory of a mean rank and of the first; infinite if a layout lacks the stage. [2, ZeRO stages, rows]"""
+        """Return lower bounds of fixed memory, of a mean rank and of the first; infinite without the stage. [2, ZeRO stages, rows]"""
         estimator, tables = self.estimator, self.tables
         regions = tables.programs[rule].regions
         counts = tuple(float(region.count) for region in regions)
