@@ -298,9 +298,8 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
         return prober.limit("chips", chips_text(max(states)), tried[-1])
     fewer = [count for count in candidates if count < fewest]
     if not fewer:
-        return Limit(
-            name="chips", value=fewest, limited_by="cluster", reason="one chip is enough", prediction=prober.fastest(probe(fewest))
-        )
+        fastest = prober.fastest(probe(fewest))
+        return Limit(name="chips", value=fewest, limited_by="cluster", reason="one chip is enough", prediction=fastest)
     less = next((probe(count) for count in reversed(fewer) if count % given == 0 and len(probe(count).least.ids)), probe(fewer[-1]))
     limit = prober.limit("chips", chips_text(less.estimator.cluster.num_chips), less)
     return replace(limit, value=fewest, prediction=prober.fastest(probe(fewest)))

@@ -94,9 +94,7 @@ def search_mixed(
     rule, by_plan = memory_rule(memory_headroom, risk), {prediction.plan: prediction for prediction in fitting}
     places = shared_places([cost(prediction) for prediction in fitting], ties)
     kinds = alike_kinds([(cost(prediction), prediction.plan) for prediction in fitting], places, ties)
-    front = front_of(
-        np.array([prediction.step_time for prediction in fitting]), np.array([prediction.memory["total"] for prediction in fitting])
-    )
+    front = front_of(np.array([best.step_time for best in fitting]), np.array([best.memory["total"] for best in fitting]))
     tight = sum(prediction.verdict is Verdict.TIGHT for prediction in predicted)
     rejected = {OUT_OF_MEMORY: len(predicted) - len(fitting) - tight, TIGHT: tight}
     fullest = min(estimator.pools, key=lambda pool: pool.machine.memory_usable).machine

@@ -157,10 +157,7 @@ def _certainty(estimator: Estimator, space: Space, *, attention: AttentionKernel
 def _best_cost(known: Iterable[Baseline], objective: Objective) -> float:
     """Return the least cost of a baseline that fits; infinite if none does."""
     predictions = (baseline.prediction[0] for baseline in known if baseline.fits)
-    return min(
-        (prediction.memory["total"] if objective is Objective.MEMORY else prediction.step_time for prediction in predictions),
-        default=math.inf,
-    )
+    return min((best.memory["total"] if objective is Objective.MEMORY else best.step_time for best in predictions), default=math.inf)
 
 
 def _ranking(state: Sweep, objective: Objective, ties: float, *, at_most: float) -> list[tuple[float, Plan]]:
@@ -218,11 +215,8 @@ def _by_expectation(
     """
     compared = ranking[:EXPECTED]
     ranked = {plan for _, plan in compared}
-    compared += [
-        (baseline.prediction[0].step_time, baseline.prediction[0].plan)
-        for baseline in known
-        if baseline.fits and baseline.prediction[0].plan not in ranked
-    ]
+    fitting = [baseline.prediction[0] for baseline in known if baseline.fits]
+    compared += [(prediction.step_time, prediction.plan) for prediction in fitting if prediction.plan not in ranked]
     expected = expected_times(estimator, [plan for _, plan in compared], likely)
     best = int(expected.argmin())
     if expected[0] <= expected[best] * (1.0 + ties):

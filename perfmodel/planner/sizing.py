@@ -128,7 +128,5 @@ class Sizing:
 def size_runs(runs: Sequence[SizedRun], *, deadline: float = math.inf, budget: float = math.inf) -> Sizing:
     """Return the runs in order, with their front of time and cost."""
     ordered = tuple(sorted(runs, key=lambda candidate: (candidate.wall_time, candidate.run.cost)))
-    times, costs = (
-        np.array(values) for values in ([candidate.wall_time for candidate in ordered], [candidate.run.cost for candidate in ordered])
-    )
+    times, costs = np.array([sized.wall_time for sized in ordered]), np.array([sized.run.cost for sized in ordered])
     return Sizing(deadline=deadline, budget=budget, runs=ordered, front=tuple(ordered[index] for index in front_of(times, costs)))

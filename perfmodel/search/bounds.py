@@ -8,8 +8,7 @@ vertex by vertex, until each vector and matrix is non-negative with a least entr
                now every total with configuration c of v is at least  constant + a_v(c)
                a_v is then distributed over the edges to later vertices: p_v -= a_v / max(earlier, later)
 
-Sweeps alternate between forward and backward. They are exact on trees. On other graphs the bound never falls but may converge below the
-optimum.
+Sweeps alternate between forward and backward; the bound never falls. They are exact on trees. On other graphs the bound may converge below the optimum.
 
 Source: Kolmogorov, A new look at reweighted message passing, IEEE TPAMI 37(5), 2015 (SRMP); the same as TRW-S (2006) on pairs.
 """
@@ -96,10 +95,8 @@ class Relaxation:
 
     def cut(self, kept: list[Labels]) -> bool:
         """Drop configurations; a vertex that keeps nearly all keeps all. Return whether any was dropped."""
-        unchanged = [
-            len(labels) > (1.0 - _WORTH_CUTTING) * len(before) and len(before) > 2 for labels, before in zip(kept, self.labels, strict=True)
-        ]
-        unchanged = [same or len(labels) == len(before) for same, labels, before in zip(unchanged, kept, self.labels, strict=True)]
+        unchanged = [len(new) > (1.0 - _WORTH_CUTTING) * len(old) and len(old) > 2 for new, old in zip(kept, self.labels, strict=True)]
+        unchanged = [same or len(labels) == len(old) for same, labels, old in zip(unchanged, kept, self.labels, strict=True)]
         if all(unchanged):
             return False
         kept = [np.arange(len(before)) if same else labels for same, labels, before in zip(unchanged, kept, self.labels, strict=True)]

@@ -313,9 +313,7 @@ class _Pipeline:
             parts = best.best.parts
             if parts["parameter_gather"] + parts["gradient_reduction"] < _HARDLY * best.step_time:
                 break
-            best = min(
-                best, self._run(share, bound), key=lambda search: (search.best.memory["total"] > self.memory_limit, search.step_time)
-            )
+            best = min(best, self._run(share, bound), key=lambda run: (run.best.memory["total"] > self.memory_limit, run.step_time))
         return best
 
     def _run(self, share: float, bound: float) -> PipelineSearch:

@@ -225,9 +225,7 @@ def _layouts(
     for position in range(len(shape)):
         name = str(position)
         at_position = [(index, operator, dims[position]) for index, operator, dims in ends]
-        cuttable = [
-            {part for part in counts if (divides(operator, network, dim, part) if dim else part == 1)} for _, operator, dim in at_position
-        ]
+        cuttable = [{part for part in counts if (divides(op, network, dim, part) if dim else part == 1)} for _, op, dim in at_position]
         limits[name] = tuple(sorted(set().union(*cuttable)))
         named = [classes[index, dim] for index, _, dim in at_position if dim]
         rank[name] = (min(named) if named else 1 << 30, position)

@@ -84,9 +84,7 @@ def sample_dims(network: Graph) -> Mapping[str, str]:
     """
     classes, _ = dim_classes(network)
     firsts = ((index, next(iter(operator.dims), "")) for index, operator in enumerate(network.operators))
-    batch_class = next(
-        (classes[first] for first in firsts if first[1] and network.operators[first[0]].dims[first[1]] == network.batch), None
-    )
+    batch_class = next((classes[i, dim] for i, dim in firsts if dim and network.operators[i].dims[dim] == network.batch), None)
     return {network.operators[index].name: dim for (index, dim), number in classes.items() if number == batch_class}
 
 

@@ -103,9 +103,8 @@ class NetworkTables:
             return sum(float(getattr(vertex, name)[index]) for vertex, index in columns)
 
         forward, backward = total("forward"), total("backward")
-        exposed = exposed_time(
-            reductions=total("reductions"), gathers=total("gathers"), forward=forward, backward=backward, setting=setting
-        )
+        reductions, gathers = total("reductions"), total("gathers")
+        exposed = exposed_time(reductions=reductions, gathers=gathers, forward=forward, backward=backward, setting=setting)
         moved = sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.edges)
         microbatch = forward + backward + total("collectives") + moved + float(exposed) + total("published") + total("optimizer")
         return setting.num_microbatches * microbatch + setting.profile.timing.step_time_constant

@@ -295,9 +295,7 @@ class _Search:
         job, chips = evaluator.job_of(0), evaluator.num_chips
         apart = pools_front(evaluator.estimators[0], job, columns, num_chips=chips, decode=self.decode, limits=evaluator.limits)
         front: list[FrontPoint] = []
-        for point in sorted(
-            (*alone, *apart), key=lambda candidate: (-candidate.tokens_per_second_per_user, -candidate.tokens_per_second_per_chip)
-        ):
+        for point in sorted((*alone, *apart), key=lambda point: (-point.tokens_per_second_per_user, -point.tokens_per_second_per_chip)):
             if not front or point.tokens_per_second_per_chip > front[-1].tokens_per_second_per_chip:
                 front.append(point)
         return tuple(front)

@@ -108,10 +108,8 @@ class Flight:
             return values if values.shape[-1] == 1 or isinstance(choices, slice) else values[..., choices]
 
         kept = {rank: {at: values[layouts][..., choices] for at, values in of_rank.items()} for rank, of_rank in self.kept.items()}
-        live = {
-            rank: LiveLayers(**{field.name: some(getattr(of, field.name)) for field in fields(LiveLayers)})
-            for rank, of in self.live.items()
-        }
+        names = [field.name for field in fields(LiveLayers)]
+        live = {rank: LiveLayers(**{name: some(getattr(of, name)) for name in names}) for rank, of in self.live.items()}
         return replace(self, kept=kept, live=live, legal=some(self.legal))
 
 
@@ -163,10 +161,8 @@ def plan_memory(
     memory: Any = None
     alone: Any = 0.0
     is_sure: Any = None
-    imbalance, extra = (
-        imbalance_of(estimator.job.model, columns.pp, stages, memory_limit.uncertainty),
-        besides_of(holding, memory_limit.uncertainty),
-    )
+    uncertainty = memory_limit.uncertainty
+    imbalance, extra = imbalance_of(estimator.job.model, columns.pp, stages, uncertainty), besides_of(holding, uncertainty)
     for rank in flight.ranks:
         held = rank_holding(holding, rank, flight.live[rank], of_live=pipelines.stages_of())
         fixed = pipelines.of_choices(held.fixed)

@@ -48,8 +48,6 @@ def runnable_ways(
     by_recompute = np.array([str(recompute) in runs.recompute for recompute in recomputes])[kinds].reshape(m.shape)
     if pp == 1:
         return by_recompute
-    by_choice = [
-        str(choice.schedule) in runs.schedules and (runs.uneven_stages or len(set(choice.stage_layers)) == 1) for choice in choices
-    ]
+    by_choice = [str(way.schedule) in runs.schedules and (runs.uneven_stages or len(set(way.stage_layers)) == 1) for way in choices]
     enough = (m >= pp) | runs.few_microbatches
     return np.asarray(enough & by_recompute & np.array(by_choice))

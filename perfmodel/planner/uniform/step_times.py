@@ -75,9 +75,8 @@ def _less_hidden_sends(
     """Return the pipeline time less `sends_under_parameters`; unchanged where no send sets the pace."""
     profile, p, choices, stages = estimator.profile, float(pp), pipelines.choices, pipelines.stages
     most = max(choice.virtual_stages for choice in choices)
-    shortest = beat_of(
-        regions, stages, schedule=PipelineSchedule.ONE_F_ONE_B, num_ranks=p, profile=profile
-    )  # the beat of gpipe is no shorter
+    # the beat of gpipe is no shorter
+    shortest = beat_of(regions, stages, schedule=PipelineSchedule.ONE_F_ONE_B, num_ranks=p, profile=profile)
     if not np.any((2.0 + 1e-9) * most * hop > shortest):
         return pipeline
     less = np.empty_like(pipeline)
