@@ -8,7 +8,7 @@ vertex by vertex, until each vector and matrix is non-negative with a least entr
                now every total with configuration c of v is at least  constant + a_v(c)
                a_v is then distributed over the edges to later vertices: p_v -= a_v / max(earlier, later)
 
-Sweeps alternate between forward and backward; the bound never falls. They are exact on trees. On other graphs the bound may converge below the optimum.
+Sweeps alternate in direction, and the bound never falls. They are exact on trees; elsewhere the bound may converge below the optimum.
 
 Source: Kolmogorov, A new look at reweighted message passing, IEEE TPAMI 37(5), 2015 (SRMP); the same as TRW-S (2006) on pairs.
 """
