@@ -224,7 +224,7 @@ class _Bench:
         recurrences = [self.network.operators[index] for index in layers if self.network.operators[index].kind == "lstm"]
         steps = recurrences[0].dims["s"]
         share = (steps + strategy.apart - 1) / (strategy.apart * steps)
-        running = sum(float(v.forward[c] + v.backward[c] + v.own[c]) for v, c in columns)
+        running = sum(float(v.forward[c] + v.backward[c] + v.collectives[c]) for v, c in columns)
         updating = sum(float(v.reductions[c] + v.optimizer[c]) for v, c in columns)
         devices = self.cluster.num_chips / strategy.apart
         state = recurrences[0].dims["b"] * recurrences[0].dims["e"] * self.setting.activation_bytes / devices

@@ -1,1 +1,1 @@
-"""Level 4: the space of plans, its enumeration, ranking, baselines and reasons."""
+"""Planner (level 4): the space of plans, its enumeration, ranking, baselines and reasons."""

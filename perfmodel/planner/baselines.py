@@ -1,4 +1,4 @@
-"""Plans that people would use without a search: always shown, even where they lose or do not fit; they obey what a search was given."""
+"""Plans that are usual without a search, within the given space. They are always shown, even if they are slower or do not fit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FSDP = "FSDP"
 RULE_OF_THUMB = "Megatron rule of thumb"
 AS_PUBLISHED = "as its makers ran it"
 
-#: What each is, in a sentence.
+#: Description of each baseline.
 MEANINGS = {
     DATA_PARALLEL: "whole copies on all chips, the least recomputation that fits, the fastest micro-batch",
     FSDP: "ZeRO-3 over all chips, the least recomputation that fits, the fastest micro-batch",
@@ -32,7 +32,7 @@ MEANINGS = {
 def baselines(
     estimator: Estimator, space: Space, *, memory_headroom: float | None, risk: float | None = None, attention: AttentionKernel
 ) -> tuple[Baseline, ...]:
-    """Plain data parallelism, FSDP over all chips, the Megatron rule of thumb, and what a model's makers published, within the space."""
+    """Return plain data parallelism, FSDP over all chips, the Megatron rule of thumb and the model's published layout, within the space."""
     within = _Within(estimator=estimator, space=space, headroom=memory_headroom, risk=risk, attention=attention)
     job, chips = estimator.job, estimator.cluster.num_chips
     flat: Fixed = {"pp": 1, "tp": 1, "cp": 1}
@@ -50,7 +50,7 @@ def baselines(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Within:
-    """The space that a search was given, and what it predicts with."""
+    """Space and settings of a search that baselines must keep."""
 
     estimator: Estimator
     space: Space
@@ -59,10 +59,12 @@ class _Within:
     attention: AttentionKernel
 
     def first_that_fits(self, name: str, steps: Sequence[Fixed], reason: str, *, least: Recompute = Recompute.NONE) -> Baseline:
-        """The first of these sets of knobs of which a plan fits, with its fastest micro-batch, under the least recomputation possible.
+        """Return the first of these sets of knobs with a plan that fits, under the least recomputation, with its fastest micro-batch.
 
-        Where none fits, the one of the last step with the least recomputation that needs the least memory. `reason`: why there may be none.
-        least: with which recomputation to begin, where the space has it (beside unfused attention)
+        If none fits, the last step under the least recomputation is predicted with the plan of least memory.
+
+        reason: why there may be no plan
+        least: recomputation to start with, if the space has it (unfused attention comes before it)
         """
         allowed = [fixed for fixed in steps if all(self.space.admits(knob, value) for knob, value in fixed.items())]
         if not allowed:
@@ -77,25 +79,25 @@ class _Within:
             recomputes = recomputes[recomputes.index(least) :]
         for recompute in recomputes:
             for fixed in allowed:
-                found = self._sweep(fixed | {"recompute": str(recompute)})
-                if found.num_feasible:
-                    return self._baseline(name, found)
-                if found.num_evaluated and recompute is recomputes[0]:
-                    last = found
+                state = self._sweep(fixed | {"recompute": str(recompute)})
+                if state.num_feasible:
+                    return self._baseline(name, state)
+                if state.num_evaluated and recompute is recomputes[0]:
+                    last = state
         return Baseline(name=name, prediction=(), reason=reason) if last is None else self._baseline(name, last)
 
     def _sweep(self, fixed: Fixed) -> Sweep:
         space = replace(self.space, fixed={**self.space.fixed, **fixed}, orders=self.space.orders[:1])
         return sweep(self.estimator, space, top=1, memory_headroom=self.headroom, risk=self.risk, attention=self.attention)
 
-    def _baseline(self, name: str, found: Sweep) -> Baseline:
-        ids = found.best_time.ids if found.num_feasible else found.least.ids
-        found_best = self.estimator.predict(found.plan(int(ids[0])), memory_headroom=self.headroom, risk=self.risk)
+    def _baseline(self, name: str, state: Sweep) -> Baseline:
+        ids = state.best_time.ids if state.num_feasible else state.least.ids
+        found_best = self.estimator.predict(state.plan(int(ids[0])), memory_headroom=self.headroom, risk=self.risk)
         return Baseline(name=name, prediction=(found_best,), reason="")
 
 
 def megatron_rule_of_thumb(within: _Within) -> Baseline:
-    """Tensor parallelism up to the node, then pipeline until the model fits, data parallelism with the rest.
+    """Return the plan of the Megatron rule of thumb: tp up to the node, then pp until the model fits, data parallelism with the rest.
 
     Sequence parallelism with tp, 1f1b, distributed optimizer (ZeRO-1) where there are data ranks, recomputation where nothing else helps.
     Source: Narayanan et al., SC21, takeaways 1 and 2; Korthikanti et al. 2022.
@@ -117,16 +119,16 @@ def megatron_rule_of_thumb(within: _Within) -> Baseline:
     return within.first_that_fits(RULE_OF_THUMB, steps, reason, least=Recompute.SELECTIVE)
 
 
-def as_published(within: _Within, told: PublishedDegrees) -> Baseline:
-    """The degrees of the model's makers on the chips at hand: schedule, micro-batch and how tokens reach experts are the fastest."""
-    chips, model = within.estimator.cluster.num_chips, told.tp * told.cp * told.pp
-    if chips % model or (chips // told.pp) % told.ep:
-        degrees = ", ".join(f"{name} {getattr(told, name)}" for name in ("tp", "cp", "pp", "ep") if getattr(told, name) > 1)
+def as_published(within: _Within, published: PublishedDegrees) -> Baseline:
+    """Return the model's published degrees on these chips, with the fastest schedule, micro-batch and dispatcher."""
+    chips, model = within.estimator.cluster.num_chips, published.tp * published.cp * published.pp
+    if chips % model or (chips // published.pp) % published.ep:
+        degrees = ", ".join(f"{name} {getattr(published, name)}" for name in ("tp", "cp", "pp", "ep") if getattr(published, name) > 1)
         return Baseline(name=AS_PUBLISHED, prediction=(), reason=f"{degrees} do not divide {chips:,} chips")
     data = chips // model
-    zero = told.zero if data * told.cp > 1 else 0
-    step: Fixed = {"tp": told.tp, "cp": told.cp, "pp": told.pp, "zero": zero}
+    zero = published.zero if data * published.cp > 1 else 0
+    step: Fixed = {"tp": published.tp, "cp": published.cp, "pp": published.pp, "zero": zero}
     step |= {"dp_shard": data if zero else 1, "dp_replicate": 1 if zero else data}
-    step |= {"ep": told.ep} if told.ep > 1 else {}
+    step |= {"ep": published.ep} if published.ep > 1 else {}
     job = within.estimator.job
     return within.first_that_fits(AS_PUBLISHED, [step], f"its layout does not divide global_batch={job.global_batch}")

@@ -1,4 +1,4 @@
-"""Gain of plans that the assumed framework cannot run."""
+"""Best plan that the assumed framework cannot run, and its gain."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def beyond_framework(
 ) -> tuple[Prediction, ...]:
     """Return the best plan of the space without the framework's limits, if it fits and beats `best` by more than a tie.
 
-    Searches one order of the axes, that of `best`, for nothing but plans that are better.
+    Searches one order of the axes, that of `best`, for better plans only.
 
-    least         no plan of the space that fits costs less
-    kept_tables   of the search of the space
+    least         least cost of the plans of the space that fit
+    kept_tables   tables of the search of the space
     """
     if space.runs == ANYTHING:
         return ()
@@ -55,17 +55,17 @@ def beyond_framework(
             kept_tables=kept_tables,
         )
 
-    # what is less than a tie better is not looked for
+    # plans that are better by less than a tie are skipped
     limit = _cost(best[0], by_memory=by_memory) * (1.0 - TIES) if best else math.inf
-    found = search(unlimited_space(one), limit, beyond=one)
-    if found is None:
+    candidate = search(unlimited_space(one), limit, beyond=one)
+    if candidate is None:
         return ()
-    other = estimator.predict(found[1], memory_headroom=memory_headroom, risk=risk)
+    other = estimator.predict(candidate[1], memory_headroom=memory_headroom, risk=risk)
     cost = _cost(other, by_memory=by_memory)
     if not other.not_runnable or (best and cost > limit):
         return ()
     if cost >= least:
-        # the best is not the cheapest plan: one of this order that the framework can run may be cheaper still
+        # the best is not the cheapest plan: a runnable plan of this order may be cheaper still
         usual = search(one, cost)
         if usual is not None and usual[0] < cost:
             return ()

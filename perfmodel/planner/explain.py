@@ -1,4 +1,4 @@
-"""Why this plan, and why not another: answers in numbers."""
+"""Explanation of a plan in numbers: its parts, the effect of each knob, and why another plan was not chosen."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from perfmodel.planner.uniform.space import KNOBS, Space, runnable_space, unlimi
 from perfmodel.planner.uniform.sweep import Sweep, sweep
 from perfmodel.uncertainty.sources import TrustAccount
 
-_WHOLE = frozenset(bounded_knobs())
-#: What is said of the plan itself where it does not fit with the headroom.
+_INTEGER_KNOBS = frozenset(bounded_knobs())
+#: Predicate of the plan itself where it does not fit with the headroom.
 _UNFIT: Mapping[Verdict, str] = {Verdict.TIGHT: "is tight", Verdict.DOES_NOT_FIT: "does not fit"}
-#: What may be asked for: the knobs of a space, and a rule set by its name or file.
-_ASKED = (*KNOBS, "rules")
+#: Knobs that a question may fix: those of a space, and a rule set by its name or file.
+_ALLOWED_KNOBS = (*KNOBS, "rules")
 _WORDS: Mapping[str, tuple[str, ...]] = {name: tuple(kind) for name, kind in choices_of().items()}
 
 
@@ -34,12 +34,12 @@ _WORDS: Mapping[str, tuple[str, ...]] = {name: tuple(kind) for name, kind in cho
 class Alternative:
     """A plan with some knobs fixed.
 
-    knobs        what was fixed
-    prediction   the plan with as few other knobs changed as that needs; where it does not fit the fastest such plan that does, else the
-                 one that needs the least memory; none where no plan has these knobs
-    reason       why it is not the plan of choice, as a sentence with numbers
-    slower_by    seconds a step over the plan in question (0 where there is no prediction)
-    parts        part -> seconds more (or less) than in the plan in question
+    knobs        the fixed knobs
+    prediction   the plan with the fewest other changes. If that does not fit, the fastest plan with these knobs that does; else the one
+                 with the least memory. Empty where no plan has these knobs
+    reason       why it is not the chosen plan, as a sentence with numbers
+    slower_by    additional seconds a step over the plan in question (0 without a prediction)
+    parts        part -> additional seconds over the plan in question
     changed      the other knobs in which it differs from the plan in question
     """
 
@@ -53,8 +53,11 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Explanation:
-    """neighbours: the same plan with one knob turned; why_not: the answers to what was asked; trust: where it was asked for;
-    remedies: of a plan that does not fit the smallest changes with which it would."""
+    """Prediction of a plan with its alternatives.
+
+    neighbours: the same plan with one knob changed; why_not: alternatives that were asked about; trust: if requested;
+    remedies: the smallest changes with which a plan that does not fit would fit.
+    """
 
     prediction: Prediction
     bottleneck: str
@@ -64,8 +67,8 @@ class Explanation:
     remedies: tuple[FittingChange, ...] = ()
 
     def __str__(self) -> str:
-        asked = [f"why not {each.reason}" for each in self.why_not]
-        turned = ["the same plan with one knob turned:", *(f"  {each.reason}" for each in self.neighbours)]
+        asked = [f"why not {alternative.reason}" for alternative in self.why_not]
+        turned = ["the same plan with one knob turned:", *(f"  {alternative.reason}" for alternative in self.neighbours)]
         trust = [str(self.trust)] if self.trust is not None else []
         return "\n".join([*asked, *trust, str(self.prediction), f"mostly {self.bottleneck.replace('_', ' ')}", *turned])
 
@@ -73,7 +76,7 @@ class Explanation:
 
 
 def parse_knobs(text: str) -> dict[str, int | str | bool]:
-    """`tp=16,pp=2` as knobs of the space."""
+    """Parse `tp=16,pp=2` into knobs of the space."""
     knobs: dict[str, int | str | bool] = {}
     for item in text.split(","):
         name, equals, value = (part.strip() for part in item.partition("="))
@@ -82,9 +85,9 @@ def parse_knobs(text: str) -> dict[str, int | str | bool]:
             raise InputError(f"why-not={item.strip()}: {name} is given twice; ask for each value with a --why-not of its own")
         if not equals or not value:
             raise InputError(f"why-not={item.strip()}: must be knob=value; write for example tp=16,pp=2")
-        if name not in _ASKED:
-            raise InputError(f"why-not={item.strip()}: {name!r} is not a knob{suggest(name, _ASKED)}")
-        if name in _WHOLE:
+        if name not in _ALLOWED_KNOBS:
+            raise InputError(f"why-not={item.strip()}: {name!r} is not a knob{suggest(name, _ALLOWED_KNOBS)}")
+        if name in _INTEGER_KNOBS:
             count, least = whole_number(value), words_of(Knobs)[name].least
             if count is None or count < least:
                 raise InputError(f"why-not={item.strip()}: {name} must be a whole number of at least {least}; give one")
@@ -103,17 +106,17 @@ def parse_knobs(text: str) -> dict[str, int | str | bool]:
 
 
 def check_knobs(knobs: object) -> dict[str, int | str | bool]:
-    """Knobs of the space as a program gives them."""
+    """Check knobs of the space that are passed as a mapping, and return them."""
     if not isinstance(knobs, Mapping):
         raise bad_field("why_not", shown(knobs), "must name knobs and their values", 'write {"tp": 16}')
-    found: dict[str, int | str | bool] = {}
+    checked: dict[str, int | str | bool] = {}
     for name, value in knobs.items():
-        if name not in _ASKED:
-            raise InputError(f"why_not: {name!r} is not a knob{suggest(name, _ASKED)}")
+        if name not in _ALLOWED_KNOBS:
+            raise InputError(f"why_not: {name!r} is not a knob{suggest(name, _ALLOWED_KNOBS)}")
         if name in _WORDS and value not in _WORDS[name]:
             raise bad_field(name, value, f"not known{suggest(value, _WORDS[name])}")
-        found[name] = str(value) if name == "rules" or name in _WORDS else words_of(Knobs)[name].value(value, name)
-    return found
+        checked[name] = str(value) if name == "rules" or name in _WORDS else words_of(Knobs)[name].value(value, name)
+    return checked
 
 
 def plan_knobs(plan: Plan) -> dict[str, int | str | bool]:
@@ -122,7 +125,7 @@ def plan_knobs(plan: Plan) -> dict[str, int | str | bool]:
 
 
 def _rules_to_try(plan: Plan, knobs: Mapping[str, int | str | bool]) -> tuple[RuleSet, ...]:
-    """The given rule sets, else the default ones and the plan's own."""
+    """Return the given rule set, else the default ones and the plan's own."""
     if "rules" in knobs:
         return (rule_set_of(knobs["rules"]),)
     return tuple(dict.fromkeys((*default_rule_sets(), plan.rules)))
@@ -130,7 +133,7 @@ def _rules_to_try(plan: Plan, knobs: Mapping[str, int | str | bool]) -> tuple[Ru
 
 def _space_of(plan: Plan, knobs: Mapping[str, int | str | bool], **more: Any) -> Space:
     fixed = {knob: value for knob, value in knobs.items() if knob != "rules"}
-    # flex is only tried where it is told
+    # flex is tried only if the plan uses it
     dispatchers = tuple(dict.fromkeys((*USUAL_DISPATCHERS, plan.dispatcher)))
     return Space(fixed=fixed, rules=_rules_to_try(plan, knobs), dispatchers=dispatchers, **more)
 
@@ -148,20 +151,20 @@ def changed_knobs(plan: Plan, other: Plan) -> dict[str, int | str | bool]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Comparison:
-    """The plan that others are compared with, and how.
+    """The plan that others are compared with, and the settings of the comparison.
 
-    own             the plan in question
-    any_framework   the other plans may be ones that the framework cannot run
+    base            the plan in question
+    any_framework   other plans may be ones that the framework cannot run
     """
 
     estimator: Estimator
-    own: Prediction
+    base: Prediction
     memory_headroom: float | None
     risk: float | None
     any_framework: bool
 
     def sweep(self, space: Space) -> Sweep:
-        plan = self.own.plan
+        plan = self.base.plan
         return sweep(
             self.estimator,
             unlimited_space(space) if self.any_framework else runnable_space(space, self.estimator.profile, self.estimator.job),
@@ -185,35 +188,35 @@ def explain(
     risk: float | None = None,
     any_framework: bool = False,
 ) -> Explanation:
-    """Explanation of a plan: parts of time and memory, the effect of each knob, and why a plan with other knobs was not chosen."""
-    own = estimator.predict(plan, memory_headroom=memory_headroom, risk=risk)
+    """Explain a plan: parts of time and memory, the effect of each knob, and why a plan with other knobs was not chosen."""
+    base = estimator.predict(plan, memory_headroom=memory_headroom, risk=risk)
     if plan.assignment is not None and why_not:
         rule = "asks for knobs, which a plan whose operators have shardings of their own does not have"
         raise bad_field("why_not", ",".join(why_not), rule, "leave it out, or use a plan of `perfmodel search`")
     check_expert_knobs(why_not or {}, plan.job)
-    against = _Comparison(estimator=estimator, own=own, memory_headroom=memory_headroom, risk=risk, any_framework=any_framework)
+    against = _Comparison(estimator=estimator, base=base, memory_headroom=memory_headroom, risk=risk, any_framework=any_framework)
     turns = _turns(plan) if plan.assignment is None else []
-    neighbours = turned_plans(estimator, own, turns, memory_headroom=memory_headroom, risk=risk, any_framework=any_framework)
+    neighbours = turned_plans(estimator, base, turns, memory_headroom=memory_headroom, risk=risk, any_framework=any_framework)
     asked = (_answer(against, dict(why_not)),) if why_not else ()
-    return Explanation(prediction=own, bottleneck=max(own.parts, key=lambda part: own.parts[part]), neighbours=neighbours, why_not=asked)
+    return Explanation(prediction=base, bottleneck=max(base.parts, key=lambda part: base.parts[part]), neighbours=neighbours, why_not=asked)
 
 
 def turned_plans(
     estimator: Estimator,
-    own: Prediction,
+    base: Prediction,
     turns: Sequence[Mapping[str, int | str | bool]],
     *,
     memory_headroom: float | None = None,
     risk: float | None = None,
     any_framework: bool = False,
 ) -> tuple[Alternative, ...]:
-    """Return the plan of a prediction with the knobs of each turn, as few others changed as the rest needs; none where that is no plan."""
-    against = _Comparison(estimator=estimator, own=own, memory_headroom=memory_headroom, risk=risk, any_framework=any_framework)
-    return tuple(each for turned in turns for each in _turned(against, turned))
+    """Return one alternative per turn, with the fewest other knobs changed; turns without a plan are left out."""
+    against = _Comparison(estimator=estimator, base=base, memory_headroom=memory_headroom, risk=risk, any_framework=any_framework)
+    return tuple(alternative for turned in turns for alternative in _turned(against, turned))
 
 
 def _turns(plan: Plan) -> list[dict[str, int | str | bool]]:
-    """One knob turned: degrees doubled and halved, the data axes taking up the rest; the other choices one by one."""
+    """Return single changes of knobs: degrees doubled and halved (the data axes absorb the rest), other choices one by one."""
     turns: list[dict[str, int | str | bool]] = []
     layout = plan.layout
     for axis in ("tp", "pp", "cp"):
@@ -233,20 +236,20 @@ def _turns(plan: Plan) -> list[dict[str, int | str | bool]]:
     return turns
 
 
-#: The best plan with the knobs is named next to the plan with them alone where it gains this share of the step.
+#: Least gain, as a share of the step, at which the best plan with the knobs is named in addition to the plan with them alone.
 _LEAST_GAIN = 0.005
-#: The part that the knobs alone change most is named where it is this share of the difference of two steps.
+#: Least share of the difference of two steps at which the part most changed by the knobs alone is named.
 _LEAST_PART = 0.1
-#: Knobs that other degrees may need to change, the most particular first: each step frees some of them too.
+#: Knobs that other degrees may need to change, the most specific first; each attempt frees one more group.
 _FREED = (("dp_replicate", "dp_shard"), ("virtual_stages",), ("schedule", "sequence_parallel"), ("zero",))
 
 
 def _turned(against: _Comparison, turned: Mapping[str, int | str | bool], frees: bool | None = None) -> tuple[Alternative, ...]:
-    """The plan with these knobs turned and as few others changed as the rest needs; none where the framework runs no such plan.
+    """Return the plan with these knobs and the fewest other changes; empty where the framework runs no such plan.
 
-    frees   other knobs may change; None: where degrees are turned
+    frees   other knobs may change; None: only if degrees change
     """
-    plan, changes = against.own.plan, set(turned)
+    plan, changes = against.base.plan, set(turned)
     frees = bool(changes & {"tp", "pp", "cp"}) if frees is None else frees
     fixed = {**plan_knobs(plan), **turned}
     fixed.pop("rules")
@@ -259,48 +262,48 @@ def _turned(against: _Comparison, turned: Mapping[str, int | str | bool], frees:
             fixed.pop("dp_shard")
     rules = default_rule_sets() if plan.rules in default_rule_sets() else (plan.rules,)
     around = Space(fixed=fixed, orders=(plan.order,), stage_layers=plan.stage_layers, rules=rules)
-    found = against.sweep(around)
+    state = against.sweep(around)
     for freed in _FREED if frees else ():
-        if found.num_evaluated:
+        if state.num_evaluated:
             break
         fixed = {knob: value for knob, value in fixed.items() if knob not in freed or knob in turned}
-        found = against.sweep(replace(around, fixed=fixed))
-    if not found.num_evaluated and not against.any_framework:
+        state = against.sweep(replace(around, fixed=fixed))
+    if not state.num_evaluated and not against.any_framework:
         if replace(against, any_framework=True).sweep(replace(around, fixed=fixed)).num_evaluated:
             return ()
         against = replace(against, any_framework=True)
-    return (_compared(against, dict(turned), found),)
+    return (_compared(against, dict(turned), state),)
 
 
 def _answer(against: _Comparison, knobs: dict[str, int | str | bool]) -> Alternative:
-    """The plan with these knobs alone turned, where it fits; else the best plan that has them, the others free.
+    """Return the plan with only these knobs changed, where it fits; else the best plan with them and the other knobs free.
 
-    Where the plan has them already, or is beaten, the answer says so.
+    The reason mentions where the plan has these knobs already, or is slower than the alternative.
     """
-    own, plan = against.own, against.own.plan
+    base, plan = against.base, against.base.plan
     has_it = all(plan_knobs(plan).get(knob) == value for knob, value in knobs.items() if knob != "rules")
     has_it = has_it and ("rules" not in knobs or plan.rules == rule_set_of(knobs["rules"]))
     alone = () if has_it or "rules" in knobs else _turned(against, knobs, frees=True)
     turned = alone[0].prediction if alone else ()
-    cause = _cause(turned[0], own) if turned and not turned[0].fits else ""
-    found = best = _compared(against, knobs, against.sweep(_space_of(plan, knobs)), cause=cause)
+    cause = _cause(turned[0], base) if turned and not turned[0].fits else ""
+    answer = best = _compared(against, knobs, against.sweep(_space_of(plan, knobs)), cause=cause)
     if not best.prediction or not best.prediction[0].fits:
-        return replace(found, reason=f"{found.reason}; the plan itself has that") if has_it else found
+        return replace(answer, reason=f"{answer.reason}; the plan itself has that") if has_it else answer
     _, _, numbers = best.reason.partition(": ")
     if has_it:
         best_one = f"the best such plan is {numbers}" if best.changed else "no such plan is better"
-        return replace(found, reason=f"{_named(knobs)}: the plan has that; {best_one}")
-    of_best = f"the best such plan {'would be better: ' if best.prediction[0].step_time < own.step_time and own.fits else 'is '}{numbers}"
+        return replace(answer, reason=f"{_named(knobs)}: the plan has that; {best_one}")
+    of_best = f"the best such plan {'would be better: ' if best.prediction[0].step_time < base.step_time and base.fits else 'is '}{numbers}"
     if turned and turned[0].fits:
-        found, numbers = alone[0], alone[0].reason.partition(": ")[2]
+        answer, numbers = alone[0], alone[0].reason.partition(": ")[2]
         if best.prediction[0].step_time < turned[0].step_time * (1.0 - _LEAST_GAIN):
             numbers = f"{numbers}; {of_best}"
     elif turned:
         numbers = f"alone it needs {format_bytes(turned[0].memory['total'])} and {_UNFIT[turned[0].verdict]}; {of_best}"
-    if not own.fits:
-        return replace(found, reason=f"{_named(knobs)}: it would fit, and the plan {_UNFIT[own.verdict]}: {numbers}")
-    is_better = found.prediction[0].step_time < own.step_time and not (turned and found is best)
-    return replace(found, reason=f"{_named(knobs)}: {'it would be better: ' if is_better else ''}{numbers}")
+    if not base.fits:
+        return replace(answer, reason=f"{_named(knobs)}: it would fit, and the plan {_UNFIT[base.verdict]}: {numbers}")
+    is_better = answer.prediction[0].step_time < base.step_time and not (turned and answer is best)
+    return replace(answer, reason=f"{_named(knobs)}: {'it would be better: ' if is_better else ''}{numbers}")
 
 
 def _named(knobs: Mapping[str, int | str | bool]) -> str:
@@ -308,7 +311,7 @@ def _named(knobs: Mapping[str, int | str | bool]) -> str:
 
 
 def _no_plan(against: _Comparison, knobs: dict[str, int | str | bool], space: Space) -> Alternative:
-    """Why the space has no such plan: what the framework lacks, or the rule that the knobs break."""
+    """Return an alternative without a plan; its reason is what the framework lacks, or the rule that the knobs break."""
     reason = _rule(against, knobs)
     if not against.any_framework:
         lifted = replace(against, any_framework=True).sweep(space)
@@ -319,18 +322,18 @@ def _no_plan(against: _Comparison, knobs: dict[str, int | str | bool], space: Sp
 
 
 def _compared(against: _Comparison, knobs: dict[str, int | str | bool], state: Sweep, cause: str = "") -> Alternative:
-    """The best plan of a sweep beside the plan in question.
+    """Compare the best plan of a sweep with the plan in question.
 
     cause   part of the step that the knobs alone change most; empty: the part that differs most
     """
-    own, named = against.own, _named(knobs)
+    base, named = against.base, _named(knobs)
     if state.num_evaluated == 0:
         return _no_plan(against, knobs, state.space)
     ids = state.best_time.ids if state.num_feasible else state.least.ids
     other = against.predict(state.plan(int(ids[0])))
-    difference = {part: other.parts[part] - own.parts[part] for part in own.parts}
-    changed = {knob: value for knob, value in changed_knobs(own.plan, other.plan).items() if knob not in knobs}
-    beside = f", with {_named(changed)}" if changed else ""
+    difference = {part: other.parts[part] - base.parts[part] for part in base.parts}
+    changed = {knob: value for knob, value in changed_knobs(base.plan, other.plan).items() if knob not in knobs}
+    also_changed = f", with {_named(changed)}" if changed else ""
     if not other.fits:
         lacking = other.memory["total"] - memory_rule(against.memory_headroom, against.risk).allowed(other.memory_usable)
         largest = other.largest_memory_class
@@ -338,39 +341,39 @@ def _compared(against: _Comparison, knobs: dict[str, int | str | bool], state: S
         much = f"{format_bytes(lacking)} too much" if lacking > 0 else f"which fits with {other.fits_probability:.0%} only"
         reason = (
             f"{named}: {none} needs {format_bytes(other.memory['total'])}, "
-            f"{much} (mostly {largest.replace('_', ' ')}: {format_bytes(other.memory[largest])}){beside}"
+            f"{much} (mostly {largest.replace('_', ' ')}: {format_bytes(other.memory[largest])}){also_changed}"
         )
     else:
-        reason = f"{named}: {_change(other, own, difference, cause)}{beside}"
+        reason = f"{named}: {_change(other, base, difference, cause)}{also_changed}"
     return Alternative(
         knobs=knobs,
         prediction=(other,),
         reason=reason,
-        slower_by=other.step_time - own.step_time,
+        slower_by=other.step_time - base.step_time,
         parts=difference,
         changed=changed,
     )
 
 
-def _cause(other: Prediction, own: Prediction) -> str:
-    """Return the part of the step that explains most of why another plan is slower, or faster."""
-    sign = 1.0 if other.step_time > own.step_time else -1.0
-    return max(own.parts, key=lambda part: sign * (other.parts[part] - own.parts[part]))
+def _cause(other: Prediction, base: Prediction) -> str:
+    """Return the part of the step that accounts for most of the difference to another plan."""
+    sign = 1.0 if other.step_time > base.step_time else -1.0
+    return max(base.parts, key=lambda part: sign * (other.parts[part] - base.parts[part]))
 
 
-def _change(other: Prediction, own: Prediction, difference: Mapping[str, float], cause: str) -> str:
-    change = other.step_time / own.step_time - 1.0
-    times = f"({format_step(other.step_time)} against {format_step(own.step_time)})"
+def _change(other: Prediction, base: Prediction, difference: Mapping[str, float], cause: str) -> str:
+    change = other.step_time / base.step_time - 1.0
+    times = f"({format_step(other.step_time)} against {format_step(base.step_time)})"
     if abs(change) < 1e-9:
         return f"as fast {times}"
     word = "slower" if change > 0 else "faster"
-    largest = _cause(other, own)
-    counts = bool(cause) and abs(difference[cause]) >= _LEAST_PART * abs(other.step_time - own.step_time)
+    largest = _cause(other, base)
+    counts = bool(cause) and abs(difference[cause]) >= _LEAST_PART * abs(other.step_time - base.step_time)
     return f"{100 * abs(change):.1f} % {word} {times}, {_parts(difference, cause if counts else largest, largest)}"
 
 
 def _parts(difference: Mapping[str, float], cause: str, largest: str) -> str:
-    """Return the part that the knobs alone change, and the one that differs most where the former changes the other way."""
+    """Return the part that the knobs alone change, and the largest part if the two change in opposite directions."""
 
     def text(part: str) -> str:
         return f"{part.replace('_', ' ')} ({'+' if difference[part] > 0 else '-'}{format_time(abs(difference[part]))})"
@@ -385,8 +388,8 @@ def _text(value: int | str | bool) -> str:
 
 
 def _rule(against: _Comparison, knobs: Mapping[str, int | str | bool]) -> str:
-    """The rule that the knobs break, from the plan's own checks, the framework or the layouts that are left out."""
-    estimator, plan = against.estimator, against.own.plan
+    """Return the rule that the knobs break: a check of the plan, a limit of the framework, or the reason for left-out layouts."""
+    estimator, plan = against.estimator, against.base.plan
     wanted: dict[str, Any] = {**plan_knobs(plan), **knobs}
     if set(knobs) & {"tp", "pp", "cp", "dp_replicate", "dp_shard"}:
         for axis in ("dp_replicate", "dp_shard", "zero"):

@@ -1,4 +1,4 @@
-"""Results of an exploration: points along axes, elasticities, and the way from one system to another."""
+"""Results of an exploration: points along axes, elasticities, and the steps from one system to another."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.serving.prediction import ServingPrediction
 
 SATURATED = 1.1
-"""A further value that makes the system less than this times faster is past saturation."""
+"""Least speedup by a further value of an axis; less is past saturation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """A field and its values, in SI units where they are quantities; kind: of quantity, empty for others."""
+    """A field and its values, in SI units if they are quantities; kind: of quantity, empty for others."""
 
     name: str
     values: tuple[Any, ...]
     kind: str = ""
 
     def text(self, value: Any) -> str:
-        """The value as tables show it."""
+        """Return the value as tables show it."""
         if self.kind:
             return format_quantity(value, self.kind)
         return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
@@ -41,8 +41,8 @@ class Point:
 
     values      of the axes, in SI units
     time        of the metric; infinite where it was not predicted   [s]
-    prediction  None where it was not predicted; reason says why
-    shares      of the time, by what bounds it (compute, memory, network, other); empty where they were not asked for
+    prediction  None where it was not predicted, for the given reason
+    shares      of the time by bottleneck (compute, memory, network, other); empty if not requested
     """
 
     values: Mapping[str, Any]
@@ -54,7 +54,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exploration:
-    """Every combination of the values of the axes, the last axis varying fastest.
+    """All combinations of the values of the axes, the last axis varying fastest.
 
     metric   name of the time of each point
     notes    sentences about how the points were predicted
@@ -67,18 +67,18 @@ class Exploration:
     notes: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[tuple[Point, ...]]:
-        """The points along the last axis, for each combination of the others."""
+        """Yield the points along the last axis, for each combination of the others."""
         length = len(self.axes[-1].values)
         for first in range(0, len(self.points), length):
             yield self.points[first : first + length]
 
     def gains(self) -> list[float]:
-        """Time of the previous value of the last axis over that of each point; nan for the first."""
+        """Return the speedup over the previous value of the last axis for each point; nan for the first."""
         return [gain for line in self.lines() for gain in (math.nan, *(_ratio(one.time, two.time) for one, two in pairwise(line)))]
 
     def saturation(self, line: Sequence[Point]) -> Point | None:
-        """The first point of a line after which no further value makes the system `SATURATED` times faster; None without one."""
-        last = max((place for place, (one, two) in enumerate(pairwise(line)) if _ratio(one.time, two.time) >= SATURATED), default=-1)
+        """Return the first point of a line after which no further value makes the system `SATURATED` times faster; None without one."""
+        last = max((index for index, (one, two) in enumerate(pairwise(line)) if _ratio(one.time, two.time) >= SATURATED), default=-1)
         return line[last + 1] if last + 2 < len(line) and math.isfinite(line[last + 1].time) else None
 
 
@@ -88,7 +88,7 @@ class Elasticity:
 
     value       of the number, in SI units
     elasticity  d ln(time) / d ln(value), central difference over a factor of 1 + `STEP` both ways
-    smaller, larger   time with the number smaller and larger by that factor, over the time as it is
+    smaller, larger   time with the number smaller and larger by that factor, over the unchanged time
     """
 
     name: str
@@ -113,10 +113,10 @@ class Sensitivities:
 class Rung:
     """One change on the way from one system to another.
 
-    before, after   what changes, as text
+    before, after   the changed value, as text
     time            after the change, with the plan searched again   [s]
     factor          time before over time after
-    plan_factor     of `factor`, what the new plan is worth; 1 where the plan stayed, nan where the old one does not fit any more
+    plan_factor     part of `factor` due to the new plan; 1 if the plan stayed, nan if the old plan no longer fits
     """
 
     change: str
@@ -130,7 +130,7 @@ class Rung:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waterfall:
-    """The way from one system to another, one change at a time in a stated order; the factors multiply to the total."""
+    """Steps from one system to another, one change at a time in a stated order; the factors multiply to the total."""
 
     start: str
     end: str

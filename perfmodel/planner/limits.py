@@ -1,7 +1,7 @@
 """Limits of a job: the largest micro-batch and global batch, the longest sequence, the fewest chips that fit.
 
-Each question holds what was given and asks over one quantity; knobs that were not given are searched. Memory rises with the quantity, so a
-bisection over its legal values finds the last that some plan fits with; each probe is one pass over the space (`sweep`).
+Each question fixes the given knobs and varies one quantity; the other knobs are searched. Memory rises with the quantity, so a bisection
+over its legal values finds the last one with a plan that fits. Each probe is one pass over the space (`sweep`).
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from perfmodel.workload.training import frozen_parameter_bytes, num_trained_para
 _LARGEST_BATCH = 2**20
 _LONGEST_SEQUENCE = 2**30
 _SEQUENCE_UNIT = 128
-"""Tokens: a longest sequence is a multiple of it, so that degrees of context and sequence parallelism divide it."""
+"""Tokens: a longest sequence is a multiple of this, so that degrees of context and sequence parallelism divide it."""
 _PRECISION = 64
-"""A longest sequence is found to one part in this."""
+"""Relative precision of a longest sequence: one part in this number."""
 _CHORDS = 12
-"""Values that a plan is stretched to along chords; then what is between is halved."""
+"""Number of values tried along chords for one plan, before bisection."""
 _MOST_PROBES = 24
-"""Numbers of chips that are tried one after the other before they are doubled."""
+"""Numbers of chips that are tried one by one before they are doubled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """The most (of chips: the fewest) with which some plan fits.
+    """The largest value (of chips: the smallest) with which some plan fits.
 
-    name          micro_batch, global_batch, seq_len or chips
-    value         0: nothing fits at all
-    limited_by    memory, positions (the model has no more), batch (the global batch has no larger divisor), cluster, or nothing
-    reason        the same as a sentence with numbers
-    memory_class  what is largest in the memory of the next value, where memory is the limit
-    memory_moment   when in the step that memory is at its peak
-    prediction    the fastest plan with this value; none where nothing fits
+    name            micro_batch, global_batch, seq_len or chips
+    value           0: nothing fits at all
+    limited_by      memory, positions (the model has no more), batch (the global batch has no larger divisor), cluster, or nothing
+    reason          the same as a sentence with numbers
+    memory_class    largest memory class at the next value, where memory is the limit
+    memory_moment   moment of the step with peak memory at the next value
+    prediction      the fastest plan with this value; empty where nothing fits
     """
 
     name: str
@@ -62,7 +62,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One value that is tried: sequence and chips (0: as the job has them), the sequences of a step, and the knobs that it fixes."""
+    """One probed value: sequence length and chips (0: those of the job), sequences of a step, and the fixed knobs."""
 
     global_batch: int
     seq_len: int = 0
@@ -72,10 +72,10 @@ class Question:
 
 @dataclass(slots=True, kw_only=True)
 class Prober:
-    """Passes over the space of a job on some chips. Estimators are kept.
+    """Passes over the space of a job on some chips, with a cache of estimators, passes and tables.
 
-    make           the estimator of so many tokens a sequence on so many chips
-    space          what the knobs that were given leave, with one order of the axes: memory does not depend on it
+    make           makes the estimator for a sequence length and a number of chips
+    space          space left by the given knobs, with one order of the axes: memory does not depend on the order
     global_batch   0: not given
     """
 
@@ -93,7 +93,7 @@ class Prober:
 
     @property
     def fixed(self) -> Mapping[str, int | str | bool]:
-        """Knobs that were given."""
+        """Knobs that are fixed."""
         return self.space.fixed
 
     def estimator(self, seq_len: int, chips: int, global_batch: int) -> Estimator:
@@ -104,9 +104,9 @@ class Prober:
         return kept.for_job(replace(kept.job, global_batch=global_batch))
 
     def probe(self, question: Question, guide: Plan | None = None) -> Sweep:
-        """The plans with these knobs beside those that were given: all that fit, and the one that needs the least. A pass is kept.
+        """Sweep the plans with these knobs and the given ones: all that fit, and the one that needs the least memory. Passes are cached.
 
-        guide   one of them that is known to need little: what surely needs more, and does not fit, is left out
+        guide   one of these plans, known to need little memory: plans that do not fit and surely need more are skipped
         """
         seq_len, chips = question.seq_len or self.seq_len, question.chips or self.chips
         fixed = {**self.fixed, **question.knobs}
@@ -115,7 +115,7 @@ class Prober:
             space, estimator = replace(self.space, fixed=fixed), self.estimator(seq_len, chips, question.global_batch)
             need = math.inf if guide is None else self.need(guide, question)
             for needless in (math.inf,) if math.isnan(need) else (need, math.inf):
-                found = sweep(
+                state = sweep(
                     estimator,
                     space,
                     top=1,
@@ -125,22 +125,22 @@ class Prober:
                     needless=needless,
                     kept_tables=self.tables.setdefault(chips, KeptTables()),
                 )
-                if len(found.least.ids) and found.least.values[0] <= needless:
-                    break  # else the guide was none of them after all
-            self.passes[key] = found
+                if len(state.least.ids) and state.least.values[0] <= needless:
+                    break  # otherwise the guide was not among these plans
+            self.passes[key] = state
         return self.passes[key]
 
     def need(self, plan: Plan, question: Question) -> float:
-        """Memory of the plan stretched to what is asked; nan where it cannot be. [byte]"""
-        found = self._stretched(plan, question)
-        return math.nan if found is None else max(found[1].total)
+        """Return the memory of the plan stretched to the question; nan where that is no plan. [byte]"""
+        stretched = self._stretched(plan, question)
+        return math.nan if stretched is None else max(stretched[1].total)
 
     def spare(self, plan: Plan, question: Question) -> float:
-        """Memory that the plan stretched to what is asked leaves of what it may take; nan where it cannot be. [byte]"""
-        found = self._stretched(plan, question)
-        if found is None:
+        """Return the free memory of the plan stretched to the question; nan where that is no plan. [byte]"""
+        result = self._stretched(plan, question)
+        if result is None:
             return math.nan
-        stretched, row = found
+        stretched, row = result
         estimator = next(iter(self.estimators.values()))
         rule, uncertainty, usable = (
             memory_rule(self.headroom, self.risk),
@@ -164,7 +164,7 @@ class Prober:
         return tuple(state.estimator.predict(state.plan(int(i)), memory_headroom=self.headroom, risk=self.risk) for i in ids)
 
     def limit(self, name: str, what: str, state: Sweep) -> Limit:
-        """Return a limit without its value: why nothing fits beyond it, from a pass over what is too much."""
+        """Return a limit without its value: why nothing fits beyond it, from a pass over the next value."""
         if not len(state.least.ids):
             reason = f"no plan has {what}: no degrees that were left divide it"
             return Limit(name=name, value=0, limited_by="divisibility", reason=reason)
@@ -181,15 +181,15 @@ class Prober:
 
 
 def largest_micro_batch(prober: Prober) -> Limit:
-    """Largest micro-batch. Without a global batch each rank has as many microbatches as its replica has chips."""
+    """Return the largest micro-batch. Without a global batch, each rank has one microbatch per chip of its replica."""
     batch = prober.global_batch
     values: Sequence[int] = divisors(batch) if batch else range(1, _LARGEST_BATCH + 1)
 
     def ask(micro: int) -> Question:
         return Question(global_batch=batch or prober.chips * micro, knobs={"micro_batch": micro})
 
-    place, following, state = _last(values, prober, ask)
-    value = values[place] if place >= 0 else 0
+    last, following, state = _last(values, prober, ask)
+    value = values[last] if last >= 0 else 0
     if following == len(values):
         reason = f"the global batch of {batch:,} has no larger divisor" if batch else "nothing up to the largest that was tried"
         return Limit(name="micro_batch", value=value, limited_by="batch" if batch else "", reason=reason, prediction=_found(prober, state))
@@ -198,11 +198,13 @@ def largest_micro_batch(prober: Prober) -> Limit:
 
 
 def largest_global_batch(prober: Prober) -> Limit:
-    """Largest batch that a step holds at once: a microbatch on every rank, in a pipeline one for each stage. More than that is accumulated
-    and has no limit."""
+    """Return the largest batch that a step holds at once: one microbatch per rank, in a pipeline one per stage.
+
+    Larger batches are accumulated and have no limit.
+    """
     fixed = prober.fixed
     chips, given = prober.chips, int(fixed.get("micro_batch", 0))
-    best, found = 0, None
+    best, best_state = 0, None
     limit = Limit(name="global_batch", value=0, limited_by="divisibility", reason="no degrees that were left divide the chips")
     pairs = [(pp, dp) for pp in divisors(chips) for dp in divisors(chips // pp) if fixed.get("pp", pp) == pp and fixed.get("dp", dp) == dp]
     for pp, dp in sorted(pairs, key=lambda pair: (pair[0], -pair[1])):
@@ -210,7 +212,7 @@ def largest_global_batch(prober: Prober) -> Limit:
         def ask(micro: int, pp: int = pp, dp: int = dp) -> Question:
             return Question(global_batch=pp * dp * micro, knobs={"micro_batch": micro, "pp": pp, "dp": dp})
 
-        least = given or best // (pp * dp) + 1  # less is no more than what is found already
+        least = given or best // (pp * dp) + 1  # a smaller one does not exceed the best so far
         if least * pp * dp <= best:
             continue
         first = prober.probe(ask(least))
@@ -219,16 +221,16 @@ def largest_global_batch(prober: Prober) -> Limit:
                 limit = prober.limit(limit.name, f"a step of {pp * dp * least:,} sequences at once", first)
             continue
         values = [given] if given else range(least, _LARGEST_BATCH + 1)
-        place, _, state = _last(values, prober, ask, first=first)
-        best, found = values[place] * pp * dp, state
-        following = values[place] + 1
+        last, _, state = _last(values, prober, ask, first=first)
+        best, best_state = values[last] * pp * dp, state
+        following = values[last] + 1
         limit = prober.limit(limit.name, f"a step of {following * pp * dp:,} sequences at once", prober.probe(ask(following)))
     more = "; more than these are accumulated, without a limit" if best else ""
-    return replace(limit, value=best, reason=limit.reason + more, prediction=_found(prober, found))
+    return replace(limit, value=best, reason=limit.reason + more, prediction=_found(prober, best_state))
 
 
 def longest_sequence(prober: Prober) -> Limit:
-    """In tokens, to one part in 64, one sequence in a pass unless a micro-batch is given."""
+    """Return the longest sequence in tokens, to one part in 64; one sequence per pass unless a micro-batch is given."""
     micro = int(prober.fixed.get("micro_batch", 1))
     batch = prober.global_batch or prober.chips * micro
     unit = math.lcm(_SEQUENCE_UNIT, prober.chips)
@@ -246,8 +248,8 @@ def longest_sequence(prober: Prober) -> Limit:
     end = _LONGEST_SEQUENCE if at_positions.num_feasible else positions
     values = range(1, max(end // unit, 1) + 1)
     start = (positions if at_positions.num_feasible else min(prober.seq_len, positions)) // unit - 1
-    place, following, state = _last(values, prober, ask, start=min(max(start, 0), len(values) - 1), precision=_PRECISION)
-    value = values[place] * unit if place >= 0 else 0
+    last, following, state = _last(values, prober, ask, start=min(max(start, 0), len(values) - 1), precision=_PRECISION)
+    value = values[last] * unit if last >= 0 else 0
     if at_positions.num_feasible:
         more = f"; memory alone would allow {value:,}" if value > positions else ""
         reason = f"the model has {positions:,}{more}"
@@ -259,10 +261,10 @@ def longest_sequence(prober: Prober) -> Limit:
 
 
 def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
-    """Smallest number of chips, of those that the cluster can have, with a plan that fits.
+    """Return the smallest number of chips, among those possible on the cluster, with a plan that fits.
 
-    Degrees that do not divide the model make some numbers useless, so they are tried one by one from the least that could hold the
-    weights and the optimizer's state; where that takes too long, doubled and bisected.
+    Some numbers have no plan because degrees must divide the model. So numbers are tried one by one, from the fewest chips that could hold
+    weights and optimizer state. If that takes too long, they are doubled and bisected.
     """
     micro = int(prober.fixed.get("micro_batch", 1))
     given = math.prod(int(prober.fixed.get(axis, 1)) for axis in ("pp", "dp", "dp_replicate", "dp_shard", "cp", "tp"))
@@ -277,10 +279,10 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
     estimator = prober.estimator(prober.seq_len, candidates[0], prober.global_batch or micro)
     least = _least_state(estimator) / memory_rule(prober.headroom, prober.risk).allowed(estimator.machine.memory_usable)
     possible = [count for count in candidates if count >= least and count % given == 0]
-    found = next((count for count in possible[:_MOST_PROBES] if probe(count).num_feasible), 0)
+    fewest = next((count for count in possible[:_MOST_PROBES] if probe(count).num_feasible), 0)
     rest = possible[_MOST_PROBES:]
-    if not found and rest:
-        doubled = [rest[place] for place in _doubling(len(rest))]
+    if not fewest and rest:
+        doubled = [rest[index] for index in _doubling(len(rest))]
         enough = next((count for count in doubled if probe(count).num_feasible), 0)
         if enough:
             before = max([0, *(rest.index(count) + 1 for count in doubled if count < enough)])
@@ -288,29 +290,30 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
             while low < high:
                 middle = (low + high) // 2
                 low, high = (low, middle) if probe(rest[middle]).num_feasible else (middle + 1, high)
-            found = rest[high]
-    if not found:
+            fewest = rest[high]
+    if not fewest:
         tried = [states[count] for count in sorted(states) if len(states[count].least.ids)]
         if not tried:
             return Limit(name="chips", value=0, limited_by="divisibility", reason="no such plan")
         return prober.limit("chips", chips_text(max(states)), tried[-1])
-    fewer = [count for count in candidates if count < found]
+    fewer = [count for count in candidates if count < fewest]
     if not fewer:
-        return Limit(name="chips", value=found, limited_by="cluster", reason="one chip is enough", prediction=prober.fastest(probe(found)))
+        fastest = prober.fastest(probe(fewest))
+        return Limit(name="chips", value=fewest, limited_by="cluster", reason="one chip is enough", prediction=fastest)
     less = next((probe(count) for count in reversed(fewer) if count % given == 0 and len(probe(count).least.ids)), probe(fewer[-1]))
     limit = prober.limit("chips", chips_text(less.estimator.cluster.num_chips), less)
-    return replace(limit, value=found, prediction=prober.fastest(probe(found)))
+    return replace(limit, value=fewest, prediction=prober.fastest(probe(fewest)))
 
 
 def _least_state(estimator: Estimator) -> float:
-    """Bytes of weights and optimizer state, whoever holds them."""
+    """Return the bytes of weights and optimizer state, each counted once."""
     job, sizes = estimator.job, estimator.programs.sizes
     frozen = frozen_parameter_bytes(job.transformer, job.train, itemsize(job.policy.parameter))
     return frozen + num_trained_parameters(job.transformer, job.train) * (sizes.stored + sizes.state)
 
 
 def chip_counts(estimator: Estimator) -> list[int]:
-    """Numbers of chips that the cluster can have, smallest first: parts of a node, then whole nodes."""
+    """Return the numbers of chips that are possible on the cluster, in order: parts of a node, then whole nodes."""
     cluster = estimator.cluster
     counts = []
     for count in (*range(1, cluster.chips_per_node), *range(cluster.chips_per_node, cluster.max_chips + 1, cluster.chips_per_node)):
@@ -327,7 +330,7 @@ def _found(prober: Prober, state: Sweep | None) -> tuple[Prediction, ...]:
 
 
 def _doubling(length: int) -> list[int]:
-    """0, 1, 3, 7, ... and the last place."""
+    """Return the indices 0, 1, 3, 7, ... and the last one."""
     places = [(1 << power) - 1 for power in range(length.bit_length()) if (1 << power) - 1 < length]
     return sorted({*places, length - 1})
 
@@ -341,56 +344,56 @@ def _last(
     start: int = 0,
     precision: int = 0,
 ) -> tuple[int, int, Sweep | None]:
-    """The last place whose value some plan fits with, the first that was seen to be too much, and the pass of the former; places -1 and
-    len(values) where there is no such. `first`: the pass of the first value, which fits.
+    """Return the last index whose value has a plan that fits, the first index known to be too large, and the pass of the former.
 
-    Passes over the space are dear, single plans are not: the plan that needs the least is stretched alone as far as it fits, and a pass
-    then asks whether any other goes further.
+    The indices are -1 and len(values) where there is none. Passes over the space are expensive, single plans are not. So the plan with the
+    least memory is stretched alone as far as it fits, and a pass then checks whether any other plan goes further.
 
-    precision   0: the two are neighbours; else they may be one part in it apart
+    first       pass of the first value, which fits
+    precision   0: the two indices are adjacent; else they may be one part in this number apart
     """
-    low, high, place = -1, len(values), 0 if first is not None else start
-    found = first if first is not None else prober.probe(ask(values[place]))
+    low, high, index = -1, len(values), 0 if first is not None else start
+    probed = first if first is not None else prober.probe(ask(values[index]))
     state: Sweep | None = first
     while True:
-        guide = found.plan(int(found.least.ids[0])) if len(found.least.ids) else None
-        if found.num_feasible:
-            low, state = place, found
+        guide = probed.plan(int(probed.least.ids[0])) if len(probed.least.ids) else None
+        if probed.num_feasible:
+            low, state = index, probed
         else:
-            high = place
+            high = index
         if guide is not None:
             furthest = _stretched(guide, values, prober, ask, low=low, high=high)
             low, state = (furthest, None) if furthest > low else (low, state)
         step = max((low + 1) // precision, 1) if precision else 1
         if high - low <= step:
             break
-        place = low + step if guide is not None else (low + high) // 2
-        found = prober.probe(ask(values[place]), guide)
+        index = low + step if guide is not None else (low + high) // 2
+        probed = prober.probe(ask(values[index]), guide)
     if state is None and low >= 0:
         state = prober.probe(ask(values[low]), guide)
     return low, high, state
 
 
 def _stretched(plan: Plan, values: Sequence[int], prober: Prober, ask: Callable[[int], Question], *, low: int, high: int) -> int:
-    """The last place between those two (`low` is known to fit) with which this plan alone fits.
+    """Return the last index between `low` (known to fit) and `high` with which this plan alone fits.
 
-    What it leaves of the room is close to a straight line over numbers in a row: chords find the place in a few steps.
+    Its free memory is nearly linear over a range of values, so chords find the index in a few steps.
     """
     known: dict[int, float] = {}
 
-    def spare(place: int) -> float:
-        if place not in known:
-            known[place] = prober.spare(plan, ask(values[place]))
-        return known[place]
+    def spare(index: int) -> float:
+        if index not in known:
+            known[index] = prober.spare(plan, ask(values[index]))
+        return known[index]
 
     if low + 1 >= high or not spare(low + 1) >= 0.0:
         return low
     start, end = low, high
     if isinstance(values, range):
-        low, place = start + 1, 2 * start + 3
-        while high - low > 1 and not math.isnan(spare(place := min(max(place, low + 1), high - 1))):
-            low, high = (place, high) if spare(place) >= 0.0 else (low, place)
-            place = _chord(known, low, high) if len(known) < _CHORDS else (low + high) // 2
+        low, index = start + 1, 2 * start + 3
+        while high - low > 1 and not math.isnan(spare(index := min(max(index, low + 1), high - 1))):
+            low, high = (index, high) if spare(index) >= 0.0 else (low, index)
+            index = _chord(known, low, high) if len(known) < _CHORDS else (low + high) // 2
         if high - low <= 1:
             return low
     low, high, step = start, end, 1
@@ -404,7 +407,7 @@ def _stretched(plan: Plan, values: Sequence[int], prober: Prober, ask: Callable[
 
 
 def _chord(known: Mapping[int, float], low: int, high: int) -> int:
-    """The place where the line through what is known there and at the nearest other place meets zero."""
-    other = high if high in known else max((place for place in known if place < low), default=low)
+    """Return the index where the line through the known values at `low` and at the nearest other known index is zero."""
+    other = high if high in known else max((index for index in known if index < low), default=low)
     fall = (known[low] - known[other]) / (other - low) if other != low else 0.0
     return low + int(min(known[low] / fall, 2.0**40)) if fall > 0.0 else (low + high) // 2

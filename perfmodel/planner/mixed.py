@@ -1,8 +1,8 @@
-"""Search plans on several kinds of chips.
+"""Search for plans on clusters of several kinds of chips.
 
-Every plan of the space is evaluated with all chips of one kind, once for each kind. The best of these are predicted on the mixed cluster,
-with the layers of their stages distributed by speed, and the best of them once more with single layers moved. Where the space has no more
-plans than are kept, all of them are predicted; else the answer is the best of those, and says so.
+Every plan of the space is evaluated with all chips of one kind, once per kind. The best of these are predicted on the mixed cluster, with
+the layers of their stages distributed by speed. The best of those are refined by moves of single layers. If the space has more plans than
+are kept, the result is the best of the predicted ones and has a note on that.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from perfmodel.planner.uniform.space import Space
 from perfmodel.planner.uniform.sweep import OUT_OF_MEMORY, TIGHT, sweep
 from perfmodel.search.select import front_of
 
-#: Plans of each kind of chip that are predicted on all of them.
+#: Number of the best plans per kind of chip that are predicted on the mixed cluster.
 CANDIDATES = 128
 
-#: The best of them, whose layers are moved one by one.
+#: Number of the best plans whose layers are moved one by one.
 REFINED = 3
 
 
@@ -50,18 +50,18 @@ def search_mixed(
     attention: AttentionKernel | None = None,
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult:
-    """The best plans on a cluster of several kinds of chips; arguments as of `search_plans`."""
+    """Return the best plans on a cluster of several kinds of chips; arguments as in `search_plans`."""
     objective = Objective(objective)
     begin = clock.process_time()
 
     def predict(plan: Plan) -> Prediction:
         return estimator.predict(plan, memory_headroom=memory_headroom, risk=risk)
 
-    group = math.gcd(*(pool.cluster.num_chips for pool in estimator.pools))  # ranks of one tp and cp group have chips of one kind
+    group = math.gcd(*(pool.cluster.num_chips for pool in estimator.pools))  # all ranks of a tp and cp group have one kind of chip
     bounds = {name: min(group, space.maximum.get(name, group)) for name in ("tp", "cp") if name not in space.fixed}
     inner = tuple(order for order in space.orders if {*order[:2]} == {"tp", "cp"})
     space = replace(space, maximum={**space.maximum, **bounds}, orders=inner or space.orders)
-    found: dict[Plan, Prediction] = {}
+    predictions: dict[Plan, Prediction] = {}
     number, interrupted, attention = 0, False, attention or AttentionKernel(estimator.profile.kernels.default_attention)
 
     def candidates(space: Space) -> Iterator[Plan]:
@@ -70,32 +70,32 @@ def search_mixed(
             alike = replace(pool, cluster=_alone(pool.cluster, estimator.cluster.num_chips))
             state = sweep(alike, space, top=CANDIDATES, memory_headroom=memory_headroom, risk=risk, attention=attention, progress=progress)
             number, interrupted = max(number, state.num_evaluated), interrupted or state.interrupted
-            for each in dict.fromkeys(int(i) for kept in (state.best_time, state.front, state.least) for i in kept.ids):
-                yield replace(state.plan(each), cluster=estimator.cluster.name)
+            for plan_id in dict.fromkeys(int(i) for kept in (state.best_time, state.front, state.least) for i in kept.ids):
+                yield replace(state.plan(plan_id), cluster=estimator.cluster.name)
 
-    # the plans that need the least memory may have a cp and tp group on two kinds of chips
+    # the plans with the least memory may have a cp and tp group on two kinds of chips
     spaces = [space] if "cp" in space.fixed else [space, replace(space, fixed={**space.fixed, "cp": 1})]
-    for each in spaces:
-        for plan in candidates(each) if not found else ():
-            if plan not in found:
+    for subspace in spaces:
+        for plan in candidates(subspace) if not predictions else ():
+            if plan not in predictions:
                 with suppress(InputError):  # ranks of one group on chips of two kinds
-                    found[plan] = predict(balanced_plan(estimator, plan))
+                    predictions[plan] = predict(balanced_plan(estimator, plan))
 
-    def cost(each: Prediction) -> float:
-        return each.memory["total"] if objective is Objective.MEMORY else each.step_time
+    def cost(prediction: Prediction) -> float:
+        return prediction.memory["total"] if objective is Objective.MEMORY else prediction.step_time
 
-    predicted = list({each.plan: each for each in found.values()}.values())
-    fitting = sorted((each for each in predicted if each.fits), key=cost)
+    predicted = list({prediction.plan: prediction for prediction in predictions.values()}.values())
+    fitting = sorted((prediction for prediction in predicted if prediction.fits), key=cost)
     if objective is not Objective.MEMORY:
-        fitting = sorted([*(_refined(estimator, each, predict) for each in fitting[:REFINED]), *fitting[REFINED:]], key=cost)
+        fitting = sorted([*(_refined(estimator, prediction, predict) for prediction in fitting[:REFINED]), *fitting[REFINED:]], key=cost)
     if fitting and len(predicted) < number:
         note = f"of {number:,} plans the best {CANDIDATES} of each kind of chip alone were predicted on the mixed cluster"
         fitting[0] = replace(fitting[0], warnings=(*fitting[0].warnings, note))
-    rule, by_plan = memory_rule(memory_headroom, risk), {each.plan: each for each in fitting}
-    places = shared_places([cost(each) for each in fitting], ties)
-    kinds = alike_kinds([(cost(each), each.plan) for each in fitting], places, ties)
-    front = front_of(np.array([each.step_time for each in fitting]), np.array([each.memory["total"] for each in fitting]))
-    tight = sum(each.verdict is Verdict.TIGHT for each in predicted)
+    rule, by_plan = memory_rule(memory_headroom, risk), {prediction.plan: prediction for prediction in fitting}
+    places = shared_places([cost(prediction) for prediction in fitting], ties)
+    kinds = alike_kinds([(cost(prediction), prediction.plan) for prediction in fitting], places, ties)
+    front = front_of(np.array([best.step_time for best in fitting]), np.array([best.memory["total"] for best in fitting]))
+    tight = sum(prediction.verdict is Verdict.TIGHT for prediction in predicted)
     rejected = {OUT_OF_MEMORY: len(predicted) - len(fitting) - tight, TIGHT: tight}
     fullest = min(estimator.pools, key=lambda pool: pool.machine.memory_usable).machine
     return SearchResult(
@@ -108,10 +108,10 @@ def search_mixed(
         plans=tuple(fitting[:top]),
         places=places[:top],
         ties=ties,
-        least_time=min((each.step_time for each in fitting), default=math.inf),
-        kinds=tuple(AlikePlans(place=place, prediction=by_plan[plan], alike=alike) for place, plan, alike in kinds[:top]),
-        pareto=tuple(fitting[place] for place in front),
-        least_memory=tuple(sorted(predicted, key=lambda each: each.memory["total"])[:1]),
+        least_time=min((prediction.step_time for prediction in fitting), default=math.inf),
+        kinds=tuple(AlikePlans(position=position, prediction=by_plan[plan], alike=alike) for position, plan, alike in kinds[:top]),
+        pareto=tuple(fitting[index] for index in front),
+        least_memory=tuple(sorted(predicted, key=lambda prediction: prediction.memory["total"])[:1]),
         baselines=(),
         num_tight=tight,
         memory_capacity=fullest.memory_capacity,
@@ -123,25 +123,25 @@ def search_mixed(
 
 
 def _alone(pool: Cluster, chips: int) -> Cluster:
-    """So many chips of one kind, in nodes that divide their number."""
+    """Return a cluster of this number of chips of one kind, in nodes that divide it."""
     return replace(pool, num_chips=chips, chips_per_node=math.gcd(chips, pool.chips_per_node))
 
 
 def _refined(estimator: MixedEstimator, prediction: Prediction, predict: Callable[[Plan], Prediction]) -> Prediction:
-    """The prediction after moves of one layer from rank to rank, as long as one makes the step shorter and the plan fits."""
+    """Return the prediction after moves of one layer between ranks, as long as one shortens the step and the plan fits."""
     ranks = range(prediction.plan.layout.pp)
     while True:
         moves = [_moved(prediction.plan, source, target) for source, target in permutations(ranks, 2)]
         times = sorted(((mixed_step_time(estimator, plan), i) for i, plan in enumerate(moves) if plan is not None))
         quicker = (predict(moves[i]) for time, i in times if time < prediction.step_time)  # type: ignore[arg-type]
-        better = next((each for each in quicker if each.fits), None)
+        better = next((candidate for candidate in quicker if candidate.fits), None)
         if better is None:
             return prediction
         prediction = better
 
 
 def _moved(plan: Plan, source: int, target: int) -> Plan | None:
-    """The plan with a layer of a rank's longest virtual stage on another rank's shortest one; None where there is none to move."""
+    """Return the plan with a layer moved from a rank's longest virtual stage to another rank's shortest; None without a layer to move."""
     layers, p = list(plan.stage_layers), plan.layout.pp
     longest = max(range(source, len(layers), p), key=layers.__getitem__)
     if not layers[longest]:

@@ -1,4 +1,4 @@
-"""How the makers of a model ran it, as far as they published it."""
+"""Published parallel layouts of models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfmodel.parallel.plan_file import list_plans, read_plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedDegrees:
-    """Degrees, whatever the number of chips: data parallelism takes what is left of them. ep: 1 of models without experts"""
+    """Published degrees for any number of chips; data parallelism takes the rest. ep: 1 for models without experts."""
 
     tp: int
     cp: int
@@ -25,10 +25,10 @@ class PublishedDegrees:
 
 
 def published_degrees(model: str) -> PublishedDegrees | None:
-    """Published degrees of a shipped model by name; None if none are known."""
-    told = _degrees().get(model)
-    if told is not None or model not in list_plans():
-        return told
+    """Return the published degrees of a shipped model by name; None if none are known."""
+    degrees = _degrees().get(model)
+    if degrees is not None or model not in list_plans():
+        return degrees
     plan = read_plan(model)
     if plan.job.model.name != model:  # named after something else, as `fsdp` is
         return None
@@ -40,4 +40,4 @@ def published_degrees(model: str) -> PublishedDegrees | None:
 def _degrees() -> dict[str, PublishedDegrees]:
     path = resource_dir("strategies") / "makers.yaml"
     data: Any = read_yaml(path)
-    return {name: record_from_data(PublishedDegrees, told, where=f"{path.name}: {name}") for name, told in data["models"].items()}
+    return {name: record_from_data(PublishedDegrees, record, where=f"{path.name}: {name}") for name, record in data["models"].items()}

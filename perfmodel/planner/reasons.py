@@ -1,4 +1,4 @@
-"""Why layouts are not in the space, counted over all degrees whose product is the number of chips."""
+"""Reasons why layouts are not in the space, counted over all degrees whose product is the number of chips."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOT_RUN = "not what the framework runs"
 
 
 def layouts_left_out(job: TrainingJob, num_chips: int, space: Space) -> dict[str, int]:
-    """First rule that each layout (pp, dp_replicate, dp_shard, cp, tp) breaks -> number of layouts."""
+    """Return the first rule that each layout (pp, dp_replicate, dp_shard, cp, tp) breaks -> number of layouts."""
     counts: Counter[str] = Counter()
     for tp in divisors(num_chips):
         for pp in divisors(num_chips // tp):
@@ -23,9 +23,9 @@ def layouts_left_out(job: TrainingJob, num_chips: int, space: Space) -> dict[str
                 data = num_chips // (tp * pp * cp)
                 splits: Sequence[int] = divisors(data)
                 if not space.runs.zero_of_replicas:
-                    whole = [s for s in splits if s in (1, data)]
-                    counts[NOT_RUN] += len(splits) - len(whole)
-                    splits = whole
+                    unmixed = [s for s in splits if s in (1, data)]
+                    counts[NOT_RUN] += len(splits) - len(unmixed)
+                    splits = unmixed
                 allowed = [s for s in splits if space.admits("dp_shard", s) and space.admits("dp_replicate", data // s)]
                 reason = _first_broken_rule(job, tp, pp, cp, data, space)
                 if reason:
@@ -43,7 +43,7 @@ def _first_broken_rule(job: TrainingJob, tp: int, pp: int, cp: int, data: int, s
         return NOT_RUN
     if any(admits(rules, model, job.seq_len, cp=cp, tp=tp) for rules in space.rule_sets):
         return _broken_otherwise(job, pp, data)
-    # told of the first rule set; what cuts the sequence comes after the pipeline
+    # by the first rule set; conditions on the sequence come after those on the pipeline
     first = space.rule_sets[0]
     axis = unused_axis(first, model, cp=cp, tp=tp)
     if axis:

@@ -33,7 +33,7 @@ class Objective(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """A well-known plan, shown even where it loses or does not fit. `reason` says why there is none (prediction empty)."""
+    """A well-known plan, shown even if it is slower or does not fit. `reason` is why there is none (prediction empty)."""
 
     name: str
     prediction: tuple[Prediction, ...]
@@ -46,7 +46,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittingChange:
-    """A change with which it fits: knobs (and `chips`) with their new values, and the prediction of what results."""
+    """Changed knobs (and `chips`) with which a plan fits, and the prediction with them."""
 
     changes: Mapping[str, int | str | bool]
     prediction: Prediction
@@ -54,12 +54,13 @@ class FittingChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlikePlans:
-    """A plan, and those beside it that are nearly the same and as good: see `perfmodel.planner.ties`. place: shared by ties.
+    """A plan and alike plans: nearly the same and as good (see `perfmodel.planner.ties`).
 
-    value   as `SearchResult.values`; None for an objective of a step
+    position   shared by ties
+    value      as `SearchResult.values`; None for an objective of a step
     """
 
-    place: int
+    position: int
     prediction: Prediction
     alike: tuple[Plan, ...]
     value: float | None = None
@@ -67,7 +68,7 @@ class AlikePlans:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certainty:
-    """The fastest plan that does not fit with `risk` at most; none where no plan is as sure."""
+    """The fastest plan whose probability of not fitting is at most `risk`; none where no plan is that safe."""
 
     risk: float
     prediction: tuple[Prediction, ...]
@@ -75,7 +76,7 @@ class Certainty:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """Times that are expected over what the framework may be: of the best plan, and of the one that comes first by its prediction. [s]"""
+    """Expected times over the possible frameworks: of the best plan, and of the plan that is first by its prediction. [s]"""
 
     best: float
     first: float
@@ -83,24 +84,26 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class SearchResult:
-    """num_evaluated   plans of the written space, each with its time and memory
-    num_feasible    those that fit with the headroom, or at the risk; num_tight: those that fit without it only
-    rejected        reason -> plans; together with num_feasible they are all that were evaluated
-    left_out        reason -> layouts (degrees whose product is the number of chips) that the space does not admit
-    search_time     CPU seconds in the search itself (it runs on one core)
-    plans           the plan to prefer, then the others by the objective, best first
+    """Result of a search.
+
+    num_evaluated   plans of the written space, each with its time and memory
+    num_feasible    plans that fit with the headroom, or at the risk; num_tight: plans that fit only without it
+    rejected        reason -> plans; with num_feasible these are all evaluated plans
+    left_out        reason -> layouts (degrees whose product is the number of chips) outside the space
+    search_time     CPU seconds of the search itself (it runs on one core)
+    plans           the preferred plan, then the others by the objective, best first
     values          of the plans, for an objective of a whole run: its cost [USD], its energy [J] or its time with failures and
-                    checkpoints [day]; else none
-    places          of the plans: those within `ties` of the best share the first place, and so on
+                    checkpoints [day]; else empty
+    places          positions of the plans: those within `ties` of the best share the first, and so on
     ties            share within which plans are ties
-    expectation     where the plan to prefer is not the one of the least predicted time
+    expectation     where the preferred plan is not the one of the least predicted time
     least_time      of any plan that fits (infinite where none does)   [s]
-    kinds           the best plans once more, those that are nearly the same once
-    pareto          the front of time against memory among those that fit, fastest first
-    risk            that was asked for; certainty: what others would cost, where one was
-    least_memory    the plan that needs the least (none where the space is empty)
+    kinds           the best plans, with nearly equal plans grouped
+    pareto          front of time against memory among plans that fit, fastest first
+    risk            the requested risk; certainty: the fastest plans at other risks, if one was requested
+    least_memory    the plan with the least memory (empty for an empty space)
     remedies        where no plan fits, the smallest changes with which one would
-    any_framework   the best plan that fits and that the assumed framework cannot run; none where it is no better
+    any_framework   the best plan that fits and that the assumed framework cannot run; empty unless it is better
     """
 
     objective: Objective
@@ -131,7 +134,7 @@ class SearchResult:
 
     @property
     def best(self) -> Prediction:
-        """The plan to prefer."""
+        """The preferred plan."""
         if not self.plans:
             raise InputError("best: no plan fits; see least_memory and rejected")
         return self.plans[0]

@@ -1,4 +1,4 @@
-"""The plans of a search as flat rows, for `--csv` and data frames."""
+"""Plans of a search as flat rows, for `--csv` and data frames."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 def search_rows(
     result: SearchResult, *, tokens: float = 0.0, interval_of: Callable[[Plan], StepInterval] | None = None
 ) -> list[dict[str, Any]]:
-    """Return a row for each plan, best first, then one for each baseline; `place` is the place of the plan or the name of the baseline."""
-    named = [(str(place), prediction) for place, prediction in zip(result.places, result.plans, strict=True)]
+    """Return a row per plan, best first, then one per baseline; `place` is the position of the plan or the name of the baseline."""
+    named = [(str(position), prediction) for position, prediction in zip(result.places, result.plans, strict=True)]
     values = dict(enumerate(result.values))
     named += [(baseline.name, prediction) for baseline in result.baselines for prediction in baseline.prediction]
     return [
-        {"place": place}
+        {"place": label}
         | ({"objective_value": values.get(number)} if values else {})
         | prediction_row(prediction, tokens=tokens, interval=interval_of(prediction.plan) if interval_of else None)
-        for number, (place, prediction) in enumerate(named)
+        for number, (label, prediction) in enumerate(named)
     ]

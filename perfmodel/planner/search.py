@@ -1,4 +1,4 @@
-"""The best plans of a space, with baselines, the front and the reasons."""
+"""Search for the best plans of a space, with baselines, the Pareto front and reasons for rejected plans."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from perfmodel.uncertainty.expected import expected_times
 __all__ = ["OUT_OF_MEMORY", "OUT_OF_MEMORY_STATIC", "TIGHT", "Sweep", "search_plans", "sweep"]
 
 
-#: Of ties as many of the best are compared, and all of the front of time against memory.
+#: Number of the best plans that are kept for comparison of ties, in addition to the front of time against memory.
 CANDIDATES = 256
 
-#: Of the best as many are compared by the times that are expected over what the framework may be.
+#: Number of the best plans that are compared by their expected time over the possible frameworks.
 EXPECTED = 64
 
-#: Of the tied plans so many are asked how likely they fit, the simplest first.
+#: Number of tied plans whose probability of fitting is computed, the simplest first.
 MOST_LIKELIHOODS = 32
 
-#: Risks of which a search with one says what they cost.
+#: Risks for which a search with a risk reports the fastest plan.
 CERTAINTY = (0.2, 0.05, 0.01)
 
 
@@ -55,14 +55,14 @@ def search_plans(
     progress: Callable[[float], bool | None] | None = None,
     kept_tables: KeptTables | None = None,
 ) -> SearchResult:
-    """The best plans of the space. For a given number of chips the objectives time and chip-time rank alike.
+    """Return the best plans of the space. For a given number of chips the objectives time and chip-time rank alike.
 
-    risk   probability of not fitting that a plan may have, in place of the headroom; the result then says what more certainty costs
-    ties   plans within this share of the best are as good: the likeliest to fit comes first, of these the simplest, then the smallest;
+    risk   largest probability of not fitting, in place of the headroom; the result then reports the fastest plan at lower risks too
+    ties   plans within this share of the best are ties, ordered by probability of fitting, then simplicity, then memory;
            0: the exact order
-    kept_tables   for passes over other spaces of the job
+    kept_tables   tables shared with passes over other spaces of the job
     also   baselines, front (of time and memory): predictions that take about a third of a search of thousands of plans
-    likely what the framework may be: where there are ties, the best is that of the times expected over these, of the best `EXPECTED`
+    likely possible frameworks: with ties, the best of the first `EXPECTED` plans by expected time over these comes first
     """
     try:
         objective = Objective(objective)
@@ -128,8 +128,8 @@ def search_plans(
         expectation=expectation,
         least_time=float(state.best_time.values[0]) if len(state.best_time.values) else math.inf,
         kinds=tuple(
-            AlikePlans(place=place, prediction=prediction, alike=alike)
-            for (place, _, alike), prediction in zip(kinds, predict(plan for _, plan, _ in kinds), strict=True)
+            AlikePlans(position=position, prediction=prediction, alike=alike)
+            for (position, _, alike), prediction in zip(kinds, predict(plan for _, plan, _ in kinds), strict=True)
         ),
         pareto=predict(state.plan(int(i)) for i in state.front.ids) if "front" in also else (),
         least_memory=predict(state.plan(int(i)) for i in state.least.ids),
@@ -145,37 +145,37 @@ def search_plans(
 
 
 def _certainty(estimator: Estimator, space: Space, *, attention: AttentionKernel, kept_tables: KeptTables) -> tuple[Certainty, ...]:
-    """The fastest plan at each of some risks; the smaller ones may have none."""
-    found = []
+    """Return the fastest plan at each of the risks `CERTAINTY`; the smaller ones may have none."""
+    certainties = []
     for risk in CERTAINTY:
         state = sweep(estimator, space, top=1, risk=risk, attention=attention, kept_tables=kept_tables)
         plans = [state.plan(int(i)) for i in state.best_time.ids[:1]] if state.num_feasible else []
-        found.append(Certainty(risk=risk, prediction=tuple(estimator.predict(plan, risk=risk) for plan in plans)))
-    return tuple(found)
+        certainties.append(Certainty(risk=risk, prediction=tuple(estimator.predict(plan, risk=risk) for plan in plans)))
+    return tuple(certainties)
 
 
 def _best_cost(known: Iterable[Baseline], objective: Objective) -> float:
-    """The least cost of a baseline that fits; infinite where none does."""
-    found = (each.prediction[0] for each in known if each.fits)
-    return min((each.memory["total"] if objective is Objective.MEMORY else each.step_time for each in found), default=math.inf)
+    """Return the least cost of a baseline that fits; infinite if none does."""
+    predictions = (baseline.prediction[0] for baseline in known if baseline.fits)
+    return min((best.memory["total"] if objective is Objective.MEMORY else best.step_time for best in predictions), default=math.inf)
 
 
 def _ranking(state: Sweep, objective: Objective, ties: float, *, at_most: float) -> list[tuple[float, Plan]]:
-    """(cost, plan), best first; before all, the plan to prefer among the ties of the first that cost `at_most` as much.
+    """Return (cost, plan), best first. The preferred tie of the first, among those that cost at most `at_most`, is moved to the front.
 
-    Of plans that differ in the order of the axes alone and cost the same, the first.
+    Of plans with the same cost that differ only in the order of the axes, the first is kept.
     """
     by_memory = objective is Objective.MEMORY
     best, front = state.best_memory if by_memory else state.best_time, state.front
-    found = {int(i): (float(cost), float(other)) for i, cost, other in zip(best.ids, best.values, best.beside, strict=True)}
-    if ties and found:
+    entries = {int(i): (float(cost), float(other)) for i, cost, other in zip(best.ids, best.values, best.companions, strict=True)}
+    if ties and entries:
         costs, others = (front.second, front.first) if by_memory else (front.first, front.second)
         limit = float(best.values[0]) * (1.0 + ties)
-        found |= {
-            int(i): (float(c), float(o)) for i, c, o in zip(front.ids, costs, others, strict=True) if c <= limit and int(i) not in found
+        entries |= {
+            int(i): (float(c), float(o)) for i, c, o in zip(front.ids, costs, others, strict=True) if c <= limit and int(i) not in entries
         }
     distinct: dict[tuple[Plan, float], tuple[float, float, Plan]] = {}
-    for i, (cost, other) in sorted(found.items(), key=lambda item: (item[1][0], item[0])):
+    for i, (cost, other) in sorted(entries.items(), key=lambda item: (item[1][0], item[0])):
         plan = state.plan(i)
         distinct.setdefault((replace(plan, order=state.space.orders[0]), cost), (cost, other, plan))
     rows = list(distinct.values())
@@ -200,7 +200,7 @@ def _likeliest(estimator: Estimator, tied: Sequence[tuple[float, float, Plan]]) 
 
 
 def likelihood(estimator: Estimator, plan: Plan) -> int:
-    """Return the probability that the plan fits, in whole percent as tables show it; what is over 99 % is all the same."""
+    """Return the probability that the plan fits, in whole percent as tables show it, at most 99 %."""
     uncertainty = uncertainty_of_memory(estimator.profile)
     needs = evaluate_memory(estimator, plan).needs(plan, uncertainty)
     return min(math.floor(100.0 * fit_probability(needs, estimator.machine.memory_usable, uncertainty) + 0.5), 99)
@@ -209,13 +209,14 @@ def likelihood(estimator: Estimator, plan: Plan) -> int:
 def _by_expectation(
     ranking: list[tuple[float, Plan]], known: Iterable[Baseline], estimator: Estimator, likely: Sequence[Likely], ties: float
 ) -> tuple[list[tuple[float, Plan]], Expectation | None]:
-    """The ranking with the plan first that is expected to be fastest, of the best and the baselines that fit; the one that was first stays
-    there where it is within `ties` of that."""
+    """Return the ranking with the plan of least expected time first, among the best and the baselines that fit.
+
+    The plan that was first stays there if its expected time is within `ties` of the least.
+    """
     compared = ranking[:EXPECTED]
-    told = {plan for _, plan in compared}
-    compared += [
-        (each.prediction[0].step_time, each.prediction[0].plan) for each in known if each.fits and each.prediction[0].plan not in told
-    ]
+    ranked = {plan for _, plan in compared}
+    fitting = [baseline.prediction[0] for baseline in known if baseline.fits]
+    compared += [(prediction.step_time, prediction.plan) for prediction in fitting if prediction.plan not in ranked]
     expected = expected_times(estimator, [plan for _, plan in compared], likely)
     best = int(expected.argmin())
     if expected[0] <= expected[best] * (1.0 + ties):
@@ -225,19 +226,19 @@ def _by_expectation(
 
 
 def alike_kinds(ranking: list[tuple[float, Plan]], places: tuple[int, ...], ties: float) -> list[tuple[int, Plan, tuple[Plan, ...]]]:
-    """(place, plan, those that are nearly the same and as good), in the order of the ranking.
+    """Return (position, plan, alike plans), in the order of the ranking. Alike plans are nearly the same plan with nearly the same cost.
 
-    A plan that differs from a better one in the order of the axes alone is no row of its own: no column would tell the two apart.
+    A plan that differs from a better one only in the order of the axes has no row: no column would distinguish the two.
     """
-    found: list[tuple[int, float, Plan, list[Plan]]] = []
+    kinds: list[tuple[int, float, Plan, list[Plan]]] = []
     seen: set[Plan] = set()
-    for place, (cost, plan) in zip(places, ranking, strict=True):
+    for position, (cost, plan) in zip(places, ranking, strict=True):
         in_usual_order = replace(plan, order=DEFAULT_ORDER)
         is_worse_order = bool(ties) and in_usual_order in seen
         seen.add(in_usual_order)
-        like = [row for row in found if ties and kind_of(row[2]) == kind_of(plan) and cost <= row[1] * (1.0 + ties)]
+        like = [row for row in kinds if ties and kind_of(row[2]) == kind_of(plan) and cost <= row[1] * (1.0 + ties)]
         if like:
             like[0][3].append(plan)
         elif not is_worse_order:
-            found.append((place, cost, plan, []))
-    return [(place, plan, tuple(alike)) for place, _, plan, alike in found]
+            kinds.append((position, cost, plan, []))
+    return [(position, plan, tuple(alike)) for position, _, plan, alike in kinds]

@@ -1,4 +1,4 @@
-"""Clusters and numbers of chips for a training run: the front of time against cost, under a deadline and a budget."""
+"""Clusters and numbers of chips for a training run: the Pareto front of time and cost, under a deadline and a budget."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizedRun:
-    """The best plan on one cluster with one number of chips, the same by time and by cost, and the run with it."""
+    """The best plan on one cluster with one number of chips, the same by time and by cost, and its run."""
 
     prediction: Prediction
     run: TrainingRun
@@ -39,7 +39,7 @@ class SizedRun:
 
     @property
     def wall_time(self) -> float:
-        """With failures and checkpoints. [s]"""
+        """Wall time with failures and checkpoints. [s]"""
         return self.run.wall_days * SECONDS_OF_A_DAY
 
     def __str__(self) -> str:
@@ -50,12 +50,12 @@ class SizedRun:
 class Sizing:
     """Runs on several clusters and numbers of chips.
 
-    deadline     wall time that a run may take; infinite: none given   [s]
-    budget       cost that a run may have; infinite: none given        [USD]
-    runs         of each cluster and number of chips, the fastest first
-    front        runs that no other one beats in time and cost, the fastest first
+    deadline     largest wall time of a run; infinite: none given   [s]
+    budget       largest cost of a run; infinite: none given        [USD]
+    runs         one per cluster and number of chips, the fastest first
+    front        runs that no other one dominates in time and cost, the fastest first
     not_sized    clusters and numbers of chips without a run, and why
-    notes        what was chosen where it was not given
+    notes        defaults that were chosen
     """
 
     deadline: float
@@ -69,28 +69,28 @@ class Sizing:
     @property
     def cheapest(self) -> SizedRun | None:
         """The cheapest run that meets the deadline; None where no deadline is given or no run meets it."""
-        met = [each for each in self.front if each.wall_time <= self.deadline < math.inf]
+        met = [candidate for candidate in self.front if candidate.wall_time <= self.deadline < math.inf]
         return met[-1] if met else None
 
     @property
     def fastest(self) -> SizedRun | None:
         """The fastest run within the budget; None where no budget is given or no run is within it."""
-        return next((each for each in self.front if each.run.cost <= self.budget < math.inf), None)
+        return next((candidate for candidate in self.front if candidate.run.cost <= self.budget < math.inf), None)
 
     @property
     def best(self) -> SizedRun | None:
         """The cheapest run that meets the deadline within the budget, without a deadline the fastest; None where there is none."""
-        met = [each for each in self.front if self.meets(each)]
+        met = [candidate for candidate in self.front if self.meets(candidate)]
         return (met[-1] if self.deadline < math.inf else met[0]) if met else None
 
     @property
     def nearest(self) -> SizedRun:
         """The run that exceeds deadline and budget by the least factor, the larger of the two."""
-        return min(self.front, key=lambda each: max(each.wall_time / self.deadline, each.run.cost / self.budget))
+        return min(self.front, key=lambda candidate: max(candidate.wall_time / self.deadline, candidate.run.cost / self.budget))
 
     @property
     def reason(self) -> str:
-        """One sentence where no run meets deadline and budget, with the nearest that does; else empty."""
+        """Why no run meets deadline and budget, in one sentence with the nearest run; empty if one does."""
         if self.best is not None:
             return ""
         limits = f" in {self.deadline / SECONDS_OF_A_DAY:,.4g} days" if self.deadline < math.inf else ""
@@ -98,20 +98,20 @@ class Sizing:
         tokens = format_count(self.nearest.run.tokens)
         return f"none of {len(self.runs):,} runs trains {tokens} tokens{limits}; the nearest is {self.nearest}"
 
-    def meets(self, each: SizedRun) -> bool:
+    def meets(self, candidate: SizedRun) -> bool:
         """Whether a run ends by the deadline and costs no more than the budget."""
-        return each.wall_time <= self.deadline and each.run.cost <= self.budget
+        return candidate.wall_time <= self.deadline and candidate.run.cost <= self.budget
 
-    def mark(self, each: SizedRun) -> str:
-        """Return how tables mark a run: `cheapest`, `fastest`, `yes` for others on the front, else nothing."""
-        marks = [name for name, marked in (("cheapest", self.cheapest), ("fastest", self.fastest)) if each is marked]
-        return ", ".join(marks) or ("yes" if each in self.front else "")
+    def mark(self, candidate: SizedRun) -> str:
+        """Return the mark of a run in tables: `cheapest`, `fastest`, `yes` for others on the front, else nothing."""
+        marks = [name for name, marked in (("cheapest", self.cheapest), ("fastest", self.fastest)) if candidate is marked]
+        return ", ".join(marks) or ("yes" if candidate in self.front else "")
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return a row for each run, the fastest first, then one with its reason for each cluster without. Days, hours, J, kg, USD."""
+        """Return a row per run, the fastest first, then one with its reason per cluster without a run. Days, hours, J, kg, USD."""
         sized = [
-            {"front": self.mark(each), "meets": self.meets(each)} | prediction_row(each.prediction) | each.run.to_dict()
-            for each in self.runs
+            {"front": self.mark(candidate), "meets": self.meets(candidate)} | prediction_row(candidate.prediction) | candidate.run.to_dict()
+            for candidate in self.runs
         ]
         return [*sized, *map(not_predicted_row, self.not_sized)]
 
@@ -127,6 +127,6 @@ class Sizing:
 
 def size_runs(runs: Sequence[SizedRun], *, deadline: float = math.inf, budget: float = math.inf) -> Sizing:
     """Return the runs in order, with their front of time and cost."""
-    ordered = tuple(sorted(runs, key=lambda each: (each.wall_time, each.run.cost)))
-    times, costs = (np.array(values) for values in ([each.wall_time for each in ordered], [each.run.cost for each in ordered]))
-    return Sizing(deadline=deadline, budget=budget, runs=ordered, front=tuple(ordered[place] for place in front_of(times, costs)))
+    ordered = tuple(sorted(runs, key=lambda candidate: (candidate.wall_time, candidate.run.cost)))
+    times, costs = np.array([sized.wall_time for sized in ordered]), np.array([sized.run.cost for sized in ordered])
+    return Sizing(deadline=deadline, budget=budget, runs=ordered, front=tuple(ordered[index] for index in front_of(times, costs)))

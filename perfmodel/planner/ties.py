@@ -1,4 +1,4 @@
-"""Plans that the model cannot tell apart: shared places, the one to prefer, and plans that are nearly the same."""
+"""Plans that the model cannot distinguish: shared positions, the preferred plan, and nearly equal plans."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from perfmodel.parallel.layout import DEFAULT_ORDER, Recompute
 if TYPE_CHECKING:
     from perfmodel.parallel.plan import Plan
 
-#: Plans within this share of each other are ties. Among published runs that differ in their plan alone, the one predicted to be
-#: fastest is 1.2 % slower than the measured best on average (docs/accuracy.md, "Choice of plan"): closer plans cannot
-#: be told apart.
+#: Plans within this share of each other are ties. Among published runs that differ only in their plan, the one predicted to be
+#: fastest is 1.2 % slower than the measured best on average (docs/accuracy.md, "Choice of plan"): closer plans cannot be
+#: distinguished.
 TIES = 0.01
 
 
 def num_forms(plan: Plan) -> int:
-    """How much there is to set up: axes in use, interleaving, recomputation, an order of axes that is not the default.
+    """Return the complexity of a plan's setup: axes in use, interleaving, recomputation, an order of axes that is not the default.
 
-    Sequence parallelism comes with tp and is none by itself.
+    Sequence parallelism comes with tp and does not count.
     """
     axes = sum(plan.layout.degree(axis) > 1 for axis in DEFAULT_ORDER)
     extras = (plan.virtual_stages > 1, plan.recompute is not Recompute.NONE, plan.order != DEFAULT_ORDER)
@@ -28,23 +28,23 @@ def num_forms(plan: Plan) -> int:
 
 
 def preference(plan: Plan, other_cost: float) -> tuple[int, float]:
-    """Sort key of ties: the simpler plan first, then the smaller (in a search for memory: the faster)."""
+    """Return the sort key of ties: the simpler plan first, then the smaller (in a search for memory: the faster)."""
     return num_forms(plan), other_cost
 
 
 def shared_places(costs: Sequence[float], ties: float) -> tuple[int, ...]:
-    """Places of costs in any order: those within `ties` of the least of their group share the group's place."""
+    """Return the position of each cost (in any order): costs within `ties` of the least of their group share its position."""
     places = [0] * len(costs)
-    leader, place = -1.0, 0
+    leader, position = -1.0, 0
     for rank, index in enumerate(sorted(range(len(costs)), key=lambda i: costs[i]), 1):
-        if place == 0 or costs[index] > leader * (1.0 + ties):
-            leader, place = costs[index], rank
-        places[index] = place
+        if position == 0 or costs[index] > leader * (1.0 + ties):
+            leader, position = costs[index], rank
+        places[index] = position
     return tuple(places)
 
 
 def kind_of(plan: Plan) -> tuple[object, ...]:
-    """Key of nearly equal plans, which may differ in the split of the data axes, ZeRO, virtual stages and order."""
+    """Return the key of nearly equal plans, which may differ in the split of the data axes, ZeRO, virtual stages and order."""
     layout = plan.layout
     schedule = plan.schedule if layout.pp > 1 else ""
     rules = (plan.sequence_parallel, rule_labels(plan.rules))

@@ -152,7 +152,7 @@ def plans_table(result: SearchResult) -> Table:
     best = result.plans[0].step_time if result.plans else 0.0
     shown = [(str(number), each.prediction) for number, each in enumerate(result.kinds, 1)]
     step, room = times_like(min((each.step_time for _, each in shown), default=1.0)), bytes_like(result.memory_usable)
-    places = _place_ranges([each.place for each in result.kinds])
+    places = _place_ranges([each.position for each in result.kinds])
     with_rules = any(rule_labels(each.plan.rules) for _, each in shown)
     unit = room(result.memory_usable).rpartition(" ")[2]
     of_run = value_cells(result.objective, [each.value for each in result.kinds if each.value is not None])

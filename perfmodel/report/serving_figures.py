@@ -94,7 +94,7 @@ def front_figure(found: ServingSearchResult, title: str) -> Figure:
     names: list[tuple[str, tuple[float, float]]] = []
     for name, ranked, mark in [
         ("best under the limits" if found.limits.given() else "best", found.best, "*"),
-        *((f"baseline: {each.name}", each.found[0], "x") for each in found.baselines if each.found),
+        *((f"baseline: {each.name}", each.plans[0], "x") for each in found.baselines if each.plans),
     ]:
         spot = (ranked.prediction.tokens_per_second_per_user, ranked.tokens_per_second_per_chip)
         axes.scatter(*spot, s=120 if mark == "*" else 45, color="#000000", marker=mark, zorder=3)

@@ -110,7 +110,7 @@ def _search_parts(found: ServingSearchResult) -> Iterator[Part]:
         for each in found.pareto
     ]
     marks.append(_ranked_mark(found.best, "best plan", "best plan"))
-    marks += [_ranked_mark(ranked, "without a search", each.name) for each in found.baselines for ranked in each.found]
+    marks += [_ranked_mark(ranked, "without a search", each.name) for each in found.baselines for ranked in each.plans]
     limit = 1.0 / found.limits.tpot if found.limits.tpot else 0.0
     yield Text("Tokens that a user sees against tokens of a chip; the line joins the plans and loads that no other beats in both.")
     labels = {"x_label": "output tokens/s for a user", "y_label": "output tokens/s a chip"}

@@ -71,7 +71,7 @@ def _plan_text(plan: ServingPlan, found: ServingSearchResult) -> str:
 
 
 def _budgets_differ(found: ServingSearchResult) -> bool:
-    baselines = [ranked.plan for each in found.baselines for ranked in each.found[:1]]
+    baselines = [ranked.plan for each in found.baselines for ranked in each.plans[:1]]
     budgets = {each.max_tokens for each in (*(ranked.plan for ranked in found.plans), *baselines, *(point.plan for point in found.pareto))}
     return len(budgets) > 1
 
@@ -123,10 +123,10 @@ def baselines_table(found: ServingSearchResult) -> Table:
     """Table of baselines: plans that one would take without a search."""
     rows: list[tuple[str, ...]] = []
     for each in found.baselines:
-        if not each.found:
+        if not each.plans:
             rows.append((each.name, "none", *("",) * 6))
             continue
-        ranked = each.found[0]
+        ranked = each.plans[0]
         plan, fits = _plan_text(ranked.plan, found), ranked.prediction.fits
         rows.append((each.name, plan, *_figures(ranked)) if fits else (each.name, f"{plan}: does not fit", *("",) * 6))
     headers = ("baseline", "plan", *_HEADERS[3:])
@@ -222,7 +222,7 @@ def search_object(found: ServingSearchResult) -> dict[str, Any]:
             each.name: {
                 "meaning": each.meaning,
                 "reason": each.reason,
-                **(ranked_object(each.found[0]) if each.found else {"fits": False}),
+                **(ranked_object(each.plans[0]) if each.plans else {"fits": False}),
             }
             for each in found.baselines
         },

@@ -1,4 +1,4 @@
-"""Level 4, the search kernel: arrays of costs only, no knowledge of plans."""
+"""Search kernel (level 4): arrays of costs only, independent of plans."""
 
 from perfmodel.search.budget import Budget, OutOfBudget
 from perfmodel.search.constrained import ConstrainedMethod, ConstrainedSolution, eliminate_within

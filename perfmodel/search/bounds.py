@@ -1,14 +1,14 @@
-"""A lower bound of every choice, by sending costs along edges until nothing more is gained.
+"""Lower bound of every choice by a linear relaxation: messages along edges until the bound converges.
 
-Take `p_u(c_u)` from an edge's matrix and add it to the vector of u: no choice changes its total. The relaxation does so, vertex by vertex,
-until each vector and matrix is non-negative with a least entry of zero; what was taken out altogether, `constant`, is then a bound.
+Subtract `p_u(c_u)` from an edge's matrix and add it to the vector of u: the total of every choice stays the same. The relaxation does so,
+vertex by vertex, until each vector and matrix is non-negative with a least entry of zero. The amount taken out, `constant`, is the bound.
 
     visit v:   d(c) = min over c_u of [ M(c_u, c) - p_u(c_u) - p_v(c) ]       for each edge (u, v) from an earlier vertex u
                p_v += d;  a_v += sum of d;  constant += min a_v;  a_v -= min a_v
-               here every total with configuration c of v is at least  constant + a_v(c)
-               a_v is then shared out among the edges to later vertices: p_v -= a_v / max(earlier, later)
+               now every total with configuration c of v is at least  constant + a_v(c)
+               a_v is then distributed over the edges to later vertices: p_v -= a_v / max(earlier, later)
 
-Sweeps go forward and backward in turn. They are exact on trees; on other graphs the bound never falls and comes to rest below the optimum.
+Sweeps alternate in direction, and the bound never falls. They are exact on trees; elsewhere the bound may converge below the optimum.
 
 Source: Kolmogorov, A new look at reweighted message passing, IEEE TPAMI 37(5), 2015 (SRMP); the same as TRW-S (2006) on pairs.
 """
@@ -21,14 +21,14 @@ import numpy as np
 
 from perfmodel.search.problem import Array, Labels, Problem
 
-#: A vertex is cut down to its surviving configurations once it has lost this share of them; copying matrices for less does not pay.
+#: Share of its configurations that a vertex must lose before its matrices are copied; less does not pay.
 _WORTH_CUTTING = 0.25
 
 
 class Relaxation:
-    """The state of the sweeps over one problem, after a first one.
+    """State of the sweeps over one problem, after the first.
 
-    `constant` is a lower bound of every choice and, after one more sweep, `bounds[v][c]` of those with configuration `labels[v][c]`.
+    `constant` is a lower bound of every choice. After one more sweep, `bounds[v][c]` bounds choices with configuration `labels[v][c]`.
     """
 
     __slots__ = ("bounds", "constant", "direction", "edges", "from_low", "from_high", "labels", "problem", "to_high", "to_low", "vectors")
@@ -47,15 +47,15 @@ class Relaxation:
         self.constant = 0.0
         self.bounds: list[Array] = [np.zeros(len(cost)) for cost in problem.costs]
         self.direction = 1
-        self.sweep()  # before every edge was visited once, nothing is a bound
+        self.sweep()  # bounds are valid only after every edge was visited once
 
     def sweep(self) -> list[int]:
-        """One sweep, and the choice that it suggests: each vertex the best for those already chosen and the messages of the others."""
+        """Sweep once and return the suggested choice: each vertex is best given the earlier choices and the messages of the others."""
         choice = [0] * len(self.vectors)
         forward = self.direction > 0
         edges, costs, vectors = self.problem.edges, self.problem.costs, self.vectors
         ahead, behind = (self.to_high, self.to_low) if forward else (self.to_low, self.to_high)
-        mine, theirs = (self.from_high, self.from_low) if forward else (self.from_low, self.from_high)  # of edges that lie behind
+        mine, theirs = (self.from_high, self.from_low) if forward else (self.from_low, self.from_high)  # of edges to earlier vertices
         far = 0 if forward else 1
         for v in range(len(vectors)) if forward else range(len(vectors) - 1, -1, -1):
             vector, promise = vectors[v], costs[v].copy()
@@ -94,15 +94,15 @@ class Relaxation:
         return [np.flatnonzero(bound <= limit) for bound in self.bounds]
 
     def cut(self, kept: list[Labels]) -> bool:
-        """Forget configurations. A vertex that keeps nearly all keeps all. Says whether anything was cut."""
-        whole = [len(labels) > (1.0 - _WORTH_CUTTING) * len(own) and len(own) > 2 for labels, own in zip(kept, self.labels, strict=True)]
-        whole = [same or len(labels) == len(own) for same, labels, own in zip(whole, kept, self.labels, strict=True)]
-        if all(whole):
+        """Drop configurations; a vertex that keeps nearly all keeps all. Return whether any was dropped."""
+        unchanged = [len(new) > (1.0 - _WORTH_CUTTING) * len(old) and len(old) > 2 for new, old in zip(kept, self.labels, strict=True)]
+        unchanged = [same or len(labels) == len(old) for same, labels, old in zip(unchanged, kept, self.labels, strict=True)]
+        if all(unchanged):
             return False
-        kept = [np.arange(len(own)) if same else labels for same, labels, own in zip(whole, kept, self.labels, strict=True)]
+        kept = [np.arange(len(before)) if same else labels for same, labels, before in zip(unchanged, kept, self.labels, strict=True)]
         self.problem = self.problem.restrict(kept)
         for v, labels in enumerate(kept):
-            if not whole[v]:
+            if not unchanged[v]:
                 self.labels[v] = self.labels[v][labels]
                 self.vectors[v] = self.vectors[v][labels]
                 self.bounds[v] = self.bounds[v][labels]
@@ -113,7 +113,7 @@ class Relaxation:
         return True
 
     def fork(self) -> Relaxation:
-        """A copy that can go its own way."""
+        """Return an independent copy."""
         twin = object.__new__(Relaxation)
         twin.problem, twin.labels, twin.constant, twin.direction = self.problem, list(self.labels), self.constant, self.direction
         twin.to_high, twin.to_low, twin.bounds = self.to_high, self.to_low, list(self.bounds)

@@ -1,16 +1,16 @@
-"""The best configuration of every vertex of a graph whose weights stay within a limit.
+"""Least-cost configuration of every vertex of a graph within a limit on the total weight.
 
     L(x) = min over choices of [ cost + x * weight ]  -  x * limit
 
 is a lower bound of the cost of any choice within the limit, for every price x >= 0 of a unit of weight.
 
-1. The best choice without the limit, where it fits, is the answer; the choice of least weight says whether there is one.
-2. The price is raised from chord to chord of the convex front of (weight, cost) until no choice lies below the chord: the best bound.
-3. Better choices within the limit may lie above the chord. All choices up to a target above the bound are looked at (`fronts.py`), and
-   the target is raised until a choice is found or the best one so far is reached. Either is a proof.
+1. The best choice without the limit is the answer if it is within the limit. The choice of least weight shows whether any is.
+2. The price rises from chord to chord of the convex front of (weight, cost) until no choice lies below the chord: the best bound.
+3. Better choices within the limit may lie above the chord. All choices up to a target above the bound are enumerated (`fronts.py`).
+   The target rises until a choice is found or the target reaches the best one so far. Either is a proof.
 
-Where the tables of elimination do not fit, what the bounds leave of the configurations is looked at in the same way; where that is still
-too much, or the budget is spent, the best choice so far is returned with its gap.
+Where the elimination tables do not fit, the configurations that the bounds leave are enumerated in the same way. Where that is still too
+much, or the budget is spent, the best choice so far is returned with its gap.
 
 Source: Everett, Generalized Lagrange multiplier method, Operations Research 11(3), 1963; Handler & Zang, Networks 10, 1980.
 """
@@ -33,18 +33,18 @@ from perfmodel.search.order import best_order, line_up
 from perfmodel.search.problem import Array, Edge, Labels, Problem, Reader, read_problem
 from perfmodel.search.solve import BYTES_OF_AN_ENTRY, eliminate, filled, sweep_effort
 
-#: Rounding of a bound, as a share of the absolute entries that a choice adds up.
+#: Rounding of a bound, as a share of the sum of the absolute entries of a choice.
 _ROUNDING = 1e-12
-#: Tables over all configurations may take so much work, else bounds cut configurations first; and so much what is left then.
+#: Largest work of tables over all configurations; past it bounds prune configurations first. Largest work of tables after pruning.
 _MOST_WORK = 3e9
 _MOST_WORK_LEFT = 3e10
 _SWEEPS = 24
-#: The first target, as a share of the way from the bound to the best choice, and by how much it grows.
+#: The first target, as a share of the gap between the bound and the best choice, and its growth factor.
 _FIRST_TARGET = 1.0 / 256.0
 _GROWTH = 4.0
-#: Labels of a pass that is tried first; a better choice that it finds brings the target down.
+#: Labels of a first, small pass; a better choice that it finds lowers the target.
 _FEW_LABELS = 2000
-#: Prices beside the best one whose bounds rule out labels that have become far too light or too heavy, as multiples of it.
+#: Further prices, as multiples of the best one. Their bounds rule out labels that are far too light or too heavy.
 _SIDE_PRICES = (0.8, 1.25)
 
 
@@ -58,10 +58,10 @@ class ConstrainedMethod(StrEnum):
 class ConstrainedSolution:
     """A choice of one configuration for every vertex, within a limit.
 
-    No choice within the limit costs less than `lower_bound` (up to rounding); where that is `cost`, the choice `is_proved` to be the best.
-    price: by how much the bound falls for a unit more of weight at the limit; 0 where the limit does not bind.
-    num_searches: eliminations; num_labels: partial choices looked at beside them.
-    cut_off: what ended it before it had the gap that was wanted: `work limit`, the user's `time limit`, or `memory limit`.
+    No choice within the limit costs less than `lower_bound` (up to rounding). `is_proved` is set where that equals `cost`: it is optimal.
+    price: decrease of the bound per unit of weight at the limit; 0 where the limit does not bind.
+    num_searches: eliminations; num_labels: partial choices enumerated in addition.
+    cut_off: reason for an end before the requested gap: `work limit`, the user's `time limit`, or `memory limit`.
     """
 
     cost: float
@@ -94,13 +94,13 @@ def eliminate_within(
     memory_limit: float = 1e9,
     budget: Budget | None = None,
 ) -> ConstrainedSolution:
-    """The choice of least cost, as `eliminate` adds it up, of those whose weight is at most `limit`.
+    """Return the choice of least cost (as in `eliminate`) among those whose weight is at most `limit`.
 
-    weights       one vector for each vertex: a weight for each of its configurations, finite and not negative
-    edge_weights  (u, v, matrix): weights of pairs, of any pairs
-    gap           a choice proved to be within this share of the least cost will do
-    memory_limit  bytes that tables and labels may take, each  [byte]
-    budget        after which the best choice so far is returned with its gap; one of its own if left out
+    weights       one vector per vertex: the weight of each of its configurations, finite and not negative
+    edge_weights  (u, v, matrix): weights of pairs, whether or not they are in `edges`
+    gap           stop at a choice proved to be within this share of the least cost
+    memory_limit  limit of the tables, and of the labels  [byte]
+    budget        when it is spent, the best choice so far is returned with its gap; a new `Budget` if left out
     """
     if not memory_limit > 0:
         raise bad_field("memory_limit", memory_limit, "must be positive", "use inf for none")
@@ -118,9 +118,9 @@ def eliminate_within(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Space:
-    """Costs (+inf forbids) and weights of vertices and of pairs u < v, no pair twice. Equal objects stay equal objects.
+    """Costs (+inf forbids) and weights of vertices and of pairs u < v, each pair once. Equal objects stay equal objects.
 
-    `given_costs` and `given_weights` are the pairs as they were given: a total over them is rounded once.
+    `given_costs` and `given_weights` are the pairs as passed by the caller: a total over them is rounded once.
     """
 
     costs: list[Array]
@@ -166,7 +166,7 @@ class _Space:
         )
 
     def priced(self, price: float) -> tuple[list[Array], list[Edge]]:
-        """Cost + price * weight; weight alone where the price is infinite."""
+        """Return cost + price * weight; the weight alone if the price is infinite."""
         cache: dict[tuple[int, int], Array] = {}
 
         def mixed(cost: Array, weight: Array) -> Array:
@@ -193,8 +193,8 @@ class _Space:
 
 
 def _entries(vectors: Sequence[Array], edges: Sequence[Edge], choice: Sequence[int]) -> list[float]:
-    own = [float(vector[label]) for vector, label in zip(vectors, choice, strict=True)]
-    return own + [float(matrix[choice[u], choice[v]]) for u, v, matrix in edges]
+    entries = [float(vector[label]) for vector, label in zip(vectors, choice, strict=True)]
+    return entries + [float(matrix[choice[u], choice[v]]) for u, v, matrix in edges]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,7 +205,7 @@ class _Point:
 
 
 class _Search:
-    """One search: the best choice within the limit so far, and the best bound."""
+    """State of one search: the best choice within the limit so far, and the best bound."""
 
     def __init__(self, space: _Space, limit: float, *, gap: float, memory_limit: float, budget: Budget) -> None:
         self.space, self.limit, self.gap = space, limit, gap
@@ -230,7 +230,7 @@ class _Search:
             if not self.is_done:
                 self.method = ConstrainedMethod.FRONTS
                 self.close()
-        best = self.found
+        best = self.incumbent
         is_proved = best.cost - self.bound <= self.slack
         return ConstrainedSolution(
             cost=best.cost,
@@ -248,14 +248,14 @@ class _Search:
     # --- the pieces -------------------------------------------------------------------------------------------------------------------
 
     @property
-    def found(self) -> _Point:
+    def incumbent(self) -> _Point:
         if self.best is None:
             raise self.budget.ran_out("no choice within the limit")
         return self.best
 
     @property
     def slack(self) -> float:
-        return _ROUNDING * self.space.magnitude(self.found.choice)
+        return _ROUNDING * self.space.magnitude(self.incumbent.choice)
 
     @property
     def is_done(self) -> bool:
@@ -263,10 +263,10 @@ class _Search:
 
     @property
     def is_close(self) -> bool:
-        return self.found.cost - self.bound <= max(self.slack, self.gap * abs(self.found.cost))
+        return self.incumbent.cost - self.bound <= max(self.slack, self.gap * abs(self.incumbent.cost))
 
     def cheapest(self, price: float) -> _Point:
-        """The choice of least cost + price * weight, which gives a bound."""
+        """Return the choice of least cost + price * weight, and update the bound."""
         solution = eliminate(*self.space.priced(price), memory_limit=self.memory_limit, budget=self.budget)
         self.num_searches += 1
         if math.isfinite(price):
@@ -282,7 +282,7 @@ class _Search:
         return point
 
     def raise_price(self, heavy: _Point, light: _Point) -> None:
-        """From chord to chord, until no choice lies below."""
+        """Raise the price from chord to chord until no choice lies below the chord."""
         while light.cost > heavy.cost and not self.budget.is_spent:
             price = (light.cost - heavy.cost) / (heavy.weight - light.weight)
             point = self.cheapest(price)
@@ -296,43 +296,43 @@ class _Search:
     # --- closing the gap --------------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Look at all choices up to a target, and raise it."""
+        """Enumerate all choices up to a target, and raise the target."""
         kept, space, reduced = self.reduced_costs()
         amounts = space.amounts()
         most = labels_that_fit(self.memory_limit)
         share = _FIRST_TARGET
         while not self.is_done:
-            best = self.found.cost
+            best = self.incumbent.cost
             target = min(best, self.bound + max(share * (best - self.bound), self.slack))
             is_complete = False
             for count in (min(_FEW_LABELS, most), most):
                 is_complete = self.enumerate(kept, reduced, amounts, target, count)
-                if is_complete or self.found.cost < best:
+                if is_complete or self.incumbent.cost < best:
                     break
             if is_complete:
-                self.bound = max(self.bound, min(target, self.found.cost))
+                self.bound = max(self.bound, min(target, self.incumbent.cost))
                 share = min(1.0, share * _GROWTH)
-            elif self.found.cost == best:
+            elif self.incumbent.cost == best:
                 break
 
     def enumerate(
         self, kept: list[Labels], reduced: list[tuple[float, ReducedCosts]], amounts: tuple[Sums, Sums], target: float, most: int
     ) -> bool:
-        """Look at the choices within the limit that cost at most `target`, and say whether at all that could be the best."""
+        """Offer the choices within the limit that cost at most `target`; return whether none of them was lost."""
         windows = []
-        for price, each in reduced:
+        for price, costs in reduced:
             top = self.limit if math.isinf(price) else target + price * self.limit
-            scale = abs(top) + abs(each.bound) + (0.0 if math.isinf(price) else self.slack / _ROUNDING)
-            windows.append(Window(reduced=each, most=top - each.bound + _ROUNDING * scale))
-        found = enumerate_labels(windows, *amounts, most_labels=most, memory_limit=self.memory_limit, budget=self.budget)
-        self.num_labels += found.num_labels
-        for choice in found.choices:
+            scale = abs(top) + abs(costs.bound) + (0.0 if math.isinf(price) else self.slack / _ROUNDING)
+            windows.append(Window(reduced=costs, most=top - costs.bound + _ROUNDING * scale))
+        enumeration = enumerate_labels(windows, *amounts, most_labels=most, memory_limit=self.memory_limit, budget=self.budget)
+        self.num_labels += enumeration.num_labels
+        for choice in enumeration.choices:
             if self.offer([int(kept[v][label]) for v, label in enumerate(choice)]).weight <= self.limit:
                 break
-        return found.is_complete
+        return enumeration.is_complete
 
     def reduced_costs(self) -> tuple[list[Labels], _Space, list[tuple[float, ReducedCosts]]]:
-        """For the best price first, then for others, over the configurations that bounds leave."""
+        """Return reduced costs at the best price, then at others, over the configurations that the bounds leave."""
         space = self.space
         kept: list[Labels] = [np.arange(len(cost)) for cost in space.costs]
         problem = read_problem(*space.priced(self.price))
@@ -348,17 +348,17 @@ class _Search:
         prices = [self.price, *(factor * self.price for factor in _SIDE_PRICES), math.inf]
         problems: list[tuple[float, Problem]] = [(price, read_problem(*space.priced(price))) for price in prices]
         self.budget.spend(len(problems) * order.effort(problem.sizes))
-        return kept, space, [(price, ReducedCosts.from_tables(each, order)) for price, each in problems]
+        return kept, space, [(price, ReducedCosts.from_tables(problem, order)) for price, problem in problems]
 
     def survivors(self, problem: Problem) -> tuple[list[Labels], Relaxation]:
-        """The configurations that may be part of a better choice, by the bounds of the best price, and what the bounds are made of."""
+        """Return the configurations that may be part of a better choice, by the bounds at the best price, and the relaxation."""
         relaxation = Relaxation(problem, [np.arange(size) for size in problem.sizes])
         for _ in range(_SWEEPS):
             if self.budget.is_spent:
                 break
             self.budget.spend(sweep_effort(relaxation.problem))
             relaxation.sweep()
-            most = self.found.cost + self.price * self.limit + 1e2 * self.slack
+            most = self.incumbent.cost + self.price * self.limit + 1e2 * self.slack
             relaxation.cut(filled(relaxation, relaxation.survivors(most)))
         return list(relaxation.labels), relaxation
 
@@ -377,13 +377,13 @@ def _read(
         rule = f"there are {len(problem.costs)} vertices"
         raise bad_field("weights", f"{len(weights)} vectors", rule, "give one vector for each vertex")
     for field, given in [
-        *((f"weights[{v}]", each) for v, each in enumerate(weights)),
-        *((f"edge_weights[{i}]", each[2]) for i, each in enumerate(edge_weights) if isinstance(each, tuple | list) and len(each) == 3),
+        *((f"weights[{v}]", vector) for v, vector in enumerate(weights)),
+        *((f"edge_weights[{i}]", edge[2]) for i, edge in enumerate(edge_weights) if isinstance(edge, tuple | list) and len(edge) == 3),
     ]:
         _check_weights(field, given)
     reader = Reader("weights", "edge_weights")
-    own = [reader.vector(v, weight) for v, weight in enumerate(weights)]
-    for v, (weight, cost) in enumerate(zip(own, problem.costs, strict=True)):
+    vectors = [reader.vector(v, weight) for v, weight in enumerate(weights)]
+    for v, (weight, cost) in enumerate(zip(vectors, problem.costs, strict=True)):
         if len(weight) != len(cost):
             rule = f"vertex {v} has {len(cost)} configurations"
             raise bad_field(f"weights[{v}]", f"{len(weight)} entries", rule, "give a weight for each")
@@ -391,12 +391,12 @@ def _read(
     pairs_given: list[Edge] = []
     turned: dict[int, Array] = {}
     for index, edge in enumerate(edge_weights):
-        u, v, matrix = reader.edge(index, edge, own)
+        u, v, matrix = reader.edge(index, edge, vectors)
         pairs_given.append((u, v, matrix))
         if u > v:
             u, v, matrix = v, u, turned.setdefault(id(matrix), matrix.T)
         pairs[u, v] = pairs[u, v] + matrix if (u, v) in pairs else matrix
-    return _joined(problem, own, pairs, pairs_given)
+    return _joined(problem, vectors, pairs, pairs_given)
 
 
 def _joined(problem: Problem, weights: list[Array], pairs: dict[tuple[int, int], Array], pairs_given: list[Edge]) -> _Space:

@@ -1,8 +1,8 @@
-"""Configurations that another one of the same vertex replaces at no cost, whatever the neighbours choose.
+"""Elimination of configurations that another one of the same vertex replaces at no cost, whatever the neighbours choose.
 
 b replaces a at vertex v if   cost(b) - cost(a) + sum over edges of max over c_u of [ M(b, c_u) - M(a, c_u) ]  <=  0
 
-Bounds (`bounds.py`) drop what is worse; they cannot tell equals apart, and symmetric strategies have many. This does.
+Bounds (`bounds.py`) drop worse configurations but not equal ones, of which symmetric strategies have many. This module drops those.
 
 Source: Goldstein, Efficient rotamer elimination, Biophysical Journal 66, 1994 (dead-end elimination).
 """
@@ -13,12 +13,12 @@ import numpy as np
 
 from perfmodel.search.problem import Array, Labels, Problem
 
-#: Entries that a comparison of all pairs of configurations may take at once; a vertex that would need more is left as it is.
+#: Largest number of entries of a comparison of all pairs of configurations; vertices that need more are skipped.
 _MOST_ENTRIES = 1 << 19
 
 
 def undominated(problem: Problem) -> list[Labels]:
-    """The configurations of each vertex that no other replaces, of equals the first. Some choice of least cost has no others."""
+    """Return the configurations of each vertex that no other replaces; of equal ones the first. Some optimal choice uses only these."""
     kept: list[Labels] = [np.arange(size) for size in problem.sizes]
     around: list[list[tuple[int, Array]]] = [[] for _ in problem.costs]
     for u, v, matrix in problem.edges:
@@ -28,11 +28,11 @@ def undominated(problem: Problem) -> list[Labels]:
         size = len(cost)
         if size < 2 or size * size * max([len(kept[u]) for u, _ in around[v]], default=1) > _MOST_ENTRIES:
             continue
-        excess = cost[None, :] - cost[:, None]  # [a, b]: what choosing b instead of a costs at most
+        excess = cost[None, :] - cost[:, None]  # [a, b]: upper bound of the extra cost of b instead of a
         for u, matrix in around[v]:
             rows = matrix[:, kept[u]]
             excess = excess + (rows[None, :, :] - rows[:, None, :]).max(axis=2)
         replaces = (excess < 0) | ((excess == 0) & (excess.T > 0)) | ((excess == 0) & (excess.T == 0) & np.tri(size, k=-1, dtype=bool))
         left = np.flatnonzero(~replaces.any(axis=1))
-        kept[v] = left if len(left) else kept[v]  # rounding might close a circle
+        kept[v] = left if len(left) else kept[v]  # rounding might make replacement circular
     return kept

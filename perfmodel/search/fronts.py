@@ -1,16 +1,16 @@
-"""All choices up to a bound that may matter within a limit on their weight: cost against weight, vertex by vertex.
+"""Enumeration of all choices up to a cost bound within a limit on their weight: a front of (cost, weight), vertex by vertex.
 
-A *label* is a choice for the vertices seen so far: its cost, its weight, and for each price x its *reduced cost*, by which the least
-`cost + x * weight` of any completion exceeds the least of all choices. A label goes
+A *label* is a choice for the vertices visited so far. It has a cost, a weight, and a *reduced cost* for each price x: the least
+`cost + x * weight` of any completion minus the least of all choices. A label is dropped
 
 - when a reduced cost shows that no completion within the limit costs at most `target`, or
-- when another label, of the same configurations at the vertices that still have neighbours to come, costs and weighs no more.
+- when another label has the same configurations at the vertices that still have later neighbours, and no larger cost and weight.
 
-What is left at the end holds the best choice within the limit if that costs at most `target`; else no choice does.
+The last front contains the best choice within the limit if that costs at most `target`; otherwise no choice does.
 
-Reduced costs come from the tables of elimination, walked backward: they are exact then. Where the tables do not fit they come from the
-vectors and matrices that a relaxation leaves, which are lower bounds. Costs and weights are added as integers, so that equal blocks in
-another order give equal sums.
+Reduced costs come from the elimination tables, walked backward, and are exact. Where the tables do not fit, they come from the vectors and
+matrices of a relaxation, which are lower bounds. Costs and weights are added as integers, so that equal blocks in another order give equal
+sums.
 
 Source: Ibaraki, Enumerative approaches to combinatorial optimization, Annals of Operations Research 10-11, 1987 (dominance and bounds);
 Handler & Zang, A dual algorithm for the constrained shortest path problem, Networks 10, 1980 (the Lagrangian bounds).
@@ -32,14 +32,14 @@ from perfmodel.search.problem import Array, Problem
 from perfmodel.search.tables import Factor, make_tables
 
 Integers = NDArray[np.int64]
-#: Configurations of labels at each vertex that is still needed.
+#: Configurations of labels at each vertex with later neighbours.
 Columns = dict[int, Integers]
 
-#: Integers that stand for costs and weights add up to less than this.
+#: Upper limit of sums of integers that represent costs and weights.
 _LARGEST = 2.0**61
 #: Entries of one block of labels times configurations.
 _BLOCK = 1 << 21
-#: Bytes of a label while it is alive (costs, columns, copies for sorting), and of its place in the history.
+#: Bytes of a live label (costs, columns, copies for sorting), and of its entry in the history.
 _BYTES_OF_A_LABEL = 400.0
 _BYTES_OF_HISTORY = 16.0
 _LEAST_HISTORY = 1e6
@@ -56,9 +56,9 @@ class ReducedCosts:
         self.bound = 0.0
         self.tables: dict[int, Array] = {}
         self.factors: list[list[Factor]] = []
-        for v, own in enumerate(factors):
+        for v, bucket in enumerate(factors):
             turned = []
-            for array, axes in own:
+            for array, axes in bucket:
                 others = tuple(u for u in axes if u != v)
                 last = array.transpose([*(axes.index(u) for u in others), axes.index(v)])
                 turned.append((last, others))
@@ -66,18 +66,18 @@ class ReducedCosts:
 
     @classmethod
     def from_tables(cls, problem: Problem, order: EliminationOrder) -> ReducedCosts:
-        """Exact: the tables say what the cheapest completion costs."""
+        """Return exact reduced costs: the tables hold the cost of the cheapest completion."""
         buckets, tables = make_tables(problem, order)
-        found = cls(problem, _top_down(order), [_with_forbidden(own, problem) for own in buckets])
+        reduced = cls(problem, _top_down(order), [_with_forbidden(bucket, problem) for bucket in buckets])
         roots = {v: np.asarray(sum(array for array, _ in buckets[v])).min() for v, rest in order.steps if not rest}
-        found.tables = tables | roots
+        reduced.tables = tables | roots
         alone = [float(matrix[0, 0]) for _, _, matrix in problem.edges if matrix.size == 1]
-        found.bound = math.fsum([*map(float, roots.values()), *alone])
-        return found
+        reduced.bound = math.fsum([*map(float, roots.values()), *alone])
+        return reduced
 
     @classmethod
     def from_relaxation(cls, relaxation: Relaxation) -> ReducedCosts:
-        """Lower bounds: what the sweeps left, none of it negative."""
+        """Return lower bounds of the reduced costs: the residuals of the sweeps, none of them negative."""
         problem = relaxation.problem
         factors: list[list[Factor]] = [[(vector, (v,))] for v, vector in enumerate(relaxation.vectors)]
         before: list[list[int]] = [[] for _ in problem.costs]
@@ -85,12 +85,12 @@ class ReducedCosts:
             left = matrix - relaxation.from_low[edge][:, None] - relaxation.from_high[edge]
             factors[v].append((np.where(matrix >= problem.forbidden_total, np.inf, left), (u, v)))
             before[v].append(u)
-        found = cls(problem, [(v, tuple(rest)) for v, rest in enumerate(before)], factors)
-        found.bound = relaxation.constant
-        return found
+        reduced = cls(problem, [(v, tuple(rest)) for v, rest in enumerate(before)], factors)
+        reduced.bound = relaxation.constant
+        return reduced
 
     def of(self, v: int, columns: Columns, rest: Sequence[int], count: int) -> Array:
-        """[label, configuration of v]"""
+        """Return the reduced costs [label, configuration of v]."""
         total = np.zeros((count, self.sizes[v]))
         for array, others in self.factors[v]:
             total += array[tuple(columns[u] for u in others)]
@@ -101,14 +101,14 @@ class ReducedCosts:
 
 
 def _with_forbidden(factors: Sequence[Factor], problem: Problem) -> list[Factor]:
-    """Forbidden entries as +inf again: a table may hold sums of what stands for them, which stay."""
+    """Set forbidden entries to +inf again; tables may hold sums of their finite substitutes, which stay."""
     if not math.isfinite(problem.forbidden_total):
         return list(factors)
     return [(np.where(array >= problem.forbidden_total, np.inf, array), axes) for array, axes in factors]
 
 
 def _top_down(order: EliminationOrder) -> list[tuple[int, tuple[int, ...]]]:
-    """Each vertex after its dependent set, and of the parts that hang on it the largest last: few vertices stay needed."""
+    """Return each vertex after its dependent set. The largest subtree of a vertex comes last, so that few vertices stay needed."""
     rests = dict(order.steps)
     children: dict[int, list[int]] = {v: [] for v in rests}
     size = dict.fromkeys(rests, 1)
@@ -117,17 +117,17 @@ def _top_down(order: EliminationOrder) -> list[tuple[int, tuple[int, ...]]]:
             children[rest[0]].append(v)
             size[rest[0]] += size[v]
     walk = [v for v, rest in order.steps if not rest]
-    found = []
+    sequence = []
     while walk:
         v = walk.pop()
-        found.append((v, rests[v]))
+        sequence.append((v, rests[v]))
         walk += sorted(children[v], key=size.__getitem__, reverse=True)
-    return found
+    return sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Labels stay while their reduced costs are at most `most`."""
+    """Largest reduced cost, `most`, of labels that are kept."""
 
     reduced: ReducedCosts
     most: float
@@ -135,7 +135,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labels:
-    """One entry for each label in every array; `reduced` has one array for each window."""
+    """Arrays with one entry per label; `reduced` has one array per window."""
 
     costs: Integers
     weights: Integers
@@ -148,7 +148,7 @@ class Labels:
         return Labels(
             costs=self.costs[kept],
             weights=self.weights[kept],
-            reduced=tuple(each[kept] for each in self.reduced),
+            reduced=tuple(costs[kept] for costs in self.reduced),
             columns={u: column[kept] for u, column in self.columns.items()},
             parents=self.parents[kept],
             chosen=self.chosen[kept],
@@ -157,7 +157,7 @@ class Labels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enumeration:
-    """Choices of the last front, cheapest first; whether nothing was lost on the way; and how many labels there were."""
+    """Choices of the last front, cheapest first; whether no label was lost; and the number of labels."""
 
     choices: Iterator[list[int]]
     is_complete: bool
@@ -165,7 +165,7 @@ class Enumeration:
 
 
 class Sums:
-    """One kind of amount (cost or weight) of configurations and pairs, as integers: equal sums are equal whatever their order."""
+    """Costs or weights of configurations and pairs as integers: equal sums are equal in any order."""
 
     def __init__(self, vectors: Sequence[Array], edges: Sequence[tuple[int, int, Array]]) -> None:
         known: dict[int, Integers] = {}
@@ -174,20 +174,20 @@ class Sums:
 
         def integers(array: Array) -> Integers:
             if id(array) not in known:
-                finite = np.where(np.isfinite(array), array, 0.0)  # what is forbidden is never chosen
+                finite = np.where(np.isfinite(array), array, 0.0)  # forbidden entries are never chosen
                 known[id(array)] = np.rint(finite * self.scale).astype(np.int64)
             return known[id(array)]
 
         self.vectors = [integers(vector) for vector in vectors]
         self.around: list[list[tuple[int, Integers]]] = [[] for _ in vectors]
         for u, v, matrix in edges:
-            own = integers(matrix)
-            if len(own) == 1 or own.shape[1] == 1:
-                end = v if len(own) == 1 else u
-                self.vectors[end] = self.vectors[end] + own.ravel()
+            entries = integers(matrix)
+            if len(entries) == 1 or entries.shape[1] == 1:
+                end = v if len(entries) == 1 else u
+                self.vectors[end] = self.vectors[end] + entries.ravel()
             else:
-                self.around[u].append((v, own.T))
-                self.around[v].append((u, own))
+                self.around[u].append((v, entries.T))
+                self.around[v].append((u, entries))
 
     def of(self, v: int, chosen: Integers, columns: Columns, parents: Integers) -> Integers:
         total = self.vectors[v][chosen]
@@ -204,7 +204,7 @@ def _largest(array: Array) -> float:
 def enumerate_labels(
     windows: Sequence[Window], costs: Sums, weights: Sums, *, most_labels: int, memory_limit: float, budget: Budget
 ) -> Enumeration:
-    """All that the windows leave; where there are more than `most_labels`, those of least reduced cost and some of every weight."""
+    """Enumerate all labels within the windows. Past `most_labels`, keep those of least reduced cost and a sample over the weights."""
     scopes = windows[0].reduced.scopes
     last_use = {u: i for i, (_, rest) in enumerate(scopes) for u in rest}
     one = np.zeros(1, dtype=np.int64)
@@ -220,7 +220,7 @@ def enumerate_labels(
             budget.spend(ENTRIES_OF_A_FRONT + ENTRIES_OF_A_LABEL * len(block.costs))
             block = _drop_columns(block, i, last_use)
             blocks.append(_undominated(block))
-            if budget.is_spent or sum(len(own.costs) for own in blocks) > 4 * most_labels:
+            if budget.is_spent or sum(len(part.costs) for part in blocks) > 4 * most_labels:
                 is_complete = is_complete and start + step >= len(labels.costs)
                 break
         labels = blocks[0] if len(blocks) == 1 else _undominated(_joined(blocks))
@@ -242,11 +242,11 @@ def labels_that_fit(memory_limit: float) -> int:
 def _extend(
     labels: Labels, start: int, stop: int, v: int, rest: Sequence[int], windows: Sequence[Window], costs: Sums, weights: Sums
 ) -> Labels:
-    """The labels from `start` to `stop` with each configuration of v that the windows leave."""
-    own = slice(start, stop)
+    """Extend the labels from `start` to `stop` by each configuration of v within the windows."""
+    span = slice(start, stop)
     sizes = windows[0].reduced.sizes
-    columns = {u: column[own] for u, column in labels.columns.items()}
-    count = len(labels.costs[own])
+    columns = {u: column[span] for u, column in labels.columns.items()}
+    count = len(labels.costs[span])
     key = _keys(columns, rest, sizes, count)
     _, first, group = np.unique(key, return_index=True, return_inverse=True)
     of_group = {u: columns[u][first] for u in rest}
@@ -254,7 +254,7 @@ def _extend(
     mask = np.ones((len(first), sizes[v]), dtype=bool)
     for gain, window, reduced in zip(gains, windows, labels.reduced, strict=True):
         least = np.full(len(first), np.inf)
-        np.minimum.at(least, group, reduced[own])
+        np.minimum.at(least, group, reduced[span])
         mask &= least[:, None] + gain <= window.most
     options = np.nonzero(mask)[1]
     per_group = mask.sum(axis=1)
@@ -264,16 +264,16 @@ def _extend(
     nth = np.arange(len(parents)) - np.repeat(np.cumsum(per_label) - per_label, per_label)
     chosen = options[begin[group[parents]] + nth]
     stays = np.ones(len(parents), dtype=bool)
-    found = []
+    totals = []
     for gain, window, reduced in zip(gains, windows, labels.reduced, strict=True):
-        total = reduced[own][parents] + gain[group[parents], chosen]
+        total = reduced[span][parents] + gain[group[parents], chosen]
         stays &= total <= window.most
-        found.append(total)
+        totals.append(total)
     parents, chosen = parents[stays], chosen[stays]
     return Labels(
-        costs=labels.costs[own][parents] + costs.of(v, chosen, columns, parents),
-        weights=labels.weights[own][parents] + weights.of(v, chosen, columns, parents),
-        reduced=tuple(total[stays] for total in found),
+        costs=labels.costs[span][parents] + costs.of(v, chosen, columns, parents),
+        weights=labels.weights[span][parents] + weights.of(v, chosen, columns, parents),
+        reduced=tuple(total[stays] for total in totals),
         columns={u: column[parents] for u, column in columns.items()} | {v: chosen},
         parents=parents + start,
         chosen=chosen,
@@ -281,7 +281,7 @@ def _extend(
 
 
 def _some(labels: Labels, count: int) -> Integers:
-    """Half of them of least reduced cost at the first price, half evenly spread over the weights of the others."""
+    """Select half of the labels by least reduced cost at the first price, and half evenly over the weights of the others."""
     ranked = np.argsort(labels.reduced[0], kind="stable")
     best, others = ranked[: count // 2], ranked[count // 2 :]
     by_weight = others[np.argsort(labels.weights[others], kind="stable")]
@@ -296,7 +296,7 @@ def _drop_columns(labels: Labels, i: int, last_use: dict[int, int]) -> Labels:
 
 
 def _undominated(labels: Labels) -> Labels:
-    """Labels that no other label with equal columns dominates in cost and weight; one of equal labels."""
+    """Drop labels that another one with equal columns dominates in cost and weight, and duplicates."""
     count = len(labels.costs)
     if count < 2:
         return labels
@@ -305,7 +305,7 @@ def _undominated(labels: Labels) -> Labels:
     order = np.lexsort((labels.weights, labels.costs, key))
     _, group = np.unique(key[order], return_inverse=True)
     _, rank = np.unique(labels.weights[order], return_inverse=True)
-    fall = rank + (group[-1] - group) * count  # below all of the groups before
+    fall = rank + (group[-1] - group) * count  # below all previous groups
     least = np.minimum.accumulate(fall)
     kept = np.ones(count, dtype=bool)
     kept[1:] = fall[1:] < least[:-1]
@@ -313,7 +313,7 @@ def _undominated(labels: Labels) -> Labels:
 
 
 def _keys(columns: Columns, over: Sequence[int], sizes: Sequence[int] | dict[int, int], count: int) -> Integers:
-    """One number for each combination of configurations."""
+    """Return one number per combination of configurations."""
     key = np.zeros(count, dtype=np.int64)
     most = 1.0
     for u in over:
@@ -327,12 +327,12 @@ def _keys(columns: Columns, over: Sequence[int], sizes: Sequence[int] | dict[int
 
 def _joined(blocks: Sequence[Labels]) -> Labels:
     return Labels(
-        costs=np.concatenate([own.costs for own in blocks]),
-        weights=np.concatenate([own.weights for own in blocks]),
-        reduced=tuple(np.concatenate(parts) for parts in zip(*(own.reduced for own in blocks), strict=True)),
-        columns={u: np.concatenate([own.columns[u] for own in blocks]) for u in blocks[0].columns},
-        parents=np.concatenate([own.parents for own in blocks]),
-        chosen=np.concatenate([own.chosen for own in blocks]),
+        costs=np.concatenate([block.costs for block in blocks]),
+        weights=np.concatenate([block.weights for block in blocks]),
+        reduced=tuple(np.concatenate(parts) for parts in zip(*(block.reduced for block in blocks), strict=True)),
+        columns={u: np.concatenate([block.columns[u] for block in blocks]) for u in blocks[0].columns},
+        parents=np.concatenate([block.parents for block in blocks]),
+        chosen=np.concatenate([block.chosen for block in blocks]),
     )
 
 

@@ -1,8 +1,8 @@
-"""In which order to eliminate vertices, and what it will cost: known before any table is made.
+"""Elimination order of the vertices and its cost, computed before any table.
 
-Eliminating a vertex joins everything that mentions it into one table over its *dependent set*, the vertices that are its neighbours by
-then, and makes them neighbours of each other. The order decides how large those tables get. Three greedy rules are tried and the
-cheapest is kept: fewest neighbours (PaSE's GenerateSeq), smallest table, fewest new neighbours.
+Eliminating a vertex joins all factors that contain it into one table over its *dependent set*, the neighbours that remain. It also makes
+these neighbours of each other. The order decides the size of the tables. Three greedy rules are tried and the cheapest order is kept:
+fewest neighbours (PaSE's GenerateSeq), smallest table, fewest new neighbours.
 
 Source: Elango, PaSE, IPDPS 2021, figure 2; Koller & Friedman, Probabilistic Graphical Models, 2009, section 9.4.
 """
@@ -14,41 +14,41 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-#: A join of one vertex costs as much as this many table entries, whatever its size.
+#: Fixed cost of the join of one vertex, in table entries.
 _ENTRIES_OF_A_STEP = 20_000.0
-#: The rule of fewest new neighbours looks at pairs of neighbours; beyond this many pairs in the graph it is not worth its time.
+#: Largest number of pairs for the rule of fewest new neighbours, which looks at pairs of neighbours; beyond it the rule costs too much.
 _MOST_PAIRS = 40_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EliminationOrder:
-    """`steps[i]` is a vertex and its dependent set, in the order in which those are eliminated themselves."""
+    """Steps of an elimination: each is a vertex and its dependent set, in the order of their own elimination."""
 
     rule: str
     steps: tuple[tuple[int, tuple[int, ...]], ...]
 
     @property
     def width(self) -> int:
-        """The largest dependent set: PaSE's M."""
+        """Size of the largest dependent set: PaSE's M."""
         return max((len(rest) for _, rest in self.steps), default=0)
 
     def table_entries(self, sizes: Sequence[int]) -> float:
-        """Entries of all tables together, which is what elimination holds at most besides one tile."""
+        """Return the entries of all tables: elimination holds at most these and one tile."""
         return math.fsum(math.prod(sizes[u] for u in rest) for _, rest in self.steps)
 
     def work(self, sizes: Sequence[int]) -> float:
-        """Entries looked at: each table times the configurations of the vertex that it eliminates."""
+        """Return the entries visited: each table times the configurations of the vertex that it eliminates."""
         return math.fsum(math.prod((sizes[u] for u in rest), start=sizes[v]) for v, rest in self.steps)
 
     def effort(self, sizes: Sequence[int]) -> float:
-        """`work` with the fixed cost of a step, in entries."""
+        """Return `work` with the fixed cost of a step, in entries."""
         return self.work(sizes) + _ENTRIES_OF_A_STEP * sum(1 for v, _ in self.steps if sizes[v] > 1)
 
 
 def best_order(sizes: Sequence[int], pairs: Sequence[tuple[int, int]], *, is_quick: bool = False) -> EliminationOrder:
-    """The cheapest of the greedy orders for vertices with `sizes` configurations; quickly, the order of smallest tables alone.
+    """Return the cheapest of the greedy orders for vertices with `sizes` configurations; if `is_quick`, the order of smallest tables.
 
-    A vertex with one configuration has no say in the others' tables.
+    A vertex with one configuration does not affect the tables of others.
     """
     neighbours: list[set[int]] = [set() for _ in sizes]
     for u, v in pairs:
@@ -73,8 +73,8 @@ def best_order(sizes: Sequence[int], pairs: Sequence[tuple[int, int]], *, is_qui
     ]
     if is_quick:
         return _greedy("smallest table", smallest_table, neighbours)
-    found = [_greedy(rule, key, neighbours) for rule, key in rules]
-    best = min(found, key=lambda order: order.work(sizes))
+    orders = [_greedy(rule, key, neighbours) for rule, key in rules]
+    best = min(orders, key=lambda order: order.work(sizes))
     num_pairs = sum(len(around) ** 2 for around in neighbours)
     if best.width > 2 and num_pairs <= _MOST_PAIRS and best.work(sizes) > _ENTRIES_OF_A_STEP * len(sizes):
         best = min(best, _greedy("fewest new neighbours", fewest_new_pairs, neighbours), key=lambda order: order.work(sizes))
@@ -82,10 +82,9 @@ def best_order(sizes: Sequence[int], pairs: Sequence[tuple[int, int]], *, is_qui
 
 
 def line_up(num_vertices: int, pairs: Sequence[tuple[int, int]]) -> list[int]:
-    """The vertices in an order that keeps neighbours close: as they are numbered, or breadth first from an end, whichever is closer.
+    """Return an order that keeps neighbours close: the given numbers or a breadth-first order from an end, whichever is closer.
 
     Networks are long and thin, and sweeps carry costs along the order.
-
     Source: Cuthill & McKee, Reducing the bandwidth of sparse symmetric matrices, ACM National Conference 1969.
     """
     neighbours: list[list[int]] = [[] for _ in range(num_vertices)]
@@ -93,33 +92,33 @@ def line_up(num_vertices: int, pairs: Sequence[tuple[int, int]]) -> list[int]:
         neighbours[u].append(v)
         neighbours[v].append(u)
     reached = [False] * num_vertices
-    found: list[int] = []
+    sequence: list[int] = []
     for start in range(num_vertices):
         if not reached[start]:
             end = start
-            for _ in range(2):  # the last vertex of a walk is an end, the more so the second time
+            for _ in range(2):  # the last vertex of a walk is near an end, nearer the second time
                 end = _breadth_first(end, neighbours, [False] * num_vertices)[-1]
-            found += _breadth_first(end, neighbours, reached)
-    place = {v: i for i, v in enumerate(found)}
-    if sum(abs(place[u] - place[v]) for u, v in pairs) < sum(abs(u - v) for u, v in pairs):
-        return found
+            sequence += _breadth_first(end, neighbours, reached)
+    position = {v: i for i, v in enumerate(sequence)}
+    if sum(abs(position[u] - position[v]) for u, v in pairs) < sum(abs(u - v) for u, v in pairs):
+        return sequence
     return list(range(num_vertices))
 
 
 def _breadth_first(start: int, neighbours: Sequence[Sequence[int]], reached: list[bool]) -> list[int]:
-    """The component of `start`, nearest first, of those the ones with fewest neighbours."""
+    """Return the component of `start`, nearest first; at equal distance, vertices with fewest neighbours first."""
     reached[start] = True
-    found = [start]
-    for v in found:
-        for u in sorted(neighbours[v], key=lambda each: len(neighbours[each])):
+    component = [start]
+    for v in component:
+        for u in sorted(neighbours[v], key=lambda neighbour: len(neighbours[neighbour])):
             if not reached[u]:
                 reached[u] = True
-                found.append(u)
-    return found
+                component.append(u)
+    return component
 
 
 def _greedy(rule: str, key: Callable[[int, set[int], list[set[int]]], float], neighbours: list[set[int]]) -> EliminationOrder:
-    """Always the vertex of least `key`, the first of them on a tie; keys are brought up to date where a neighbour was eliminated."""
+    """Eliminate the vertex of least `key` first, ties by number; keys are updated when a neighbour is eliminated."""
     graph = [set(around) for around in neighbours]
     keys = [key(v, around, graph) for v, around in enumerate(graph)]
     heap = [(value, v) for v, value in enumerate(keys)]
@@ -141,5 +140,5 @@ def _greedy(rule: str, key: Callable[[int, set[int], list[set[int]]], float], ne
             if fresh != keys[u]:
                 keys[u] = fresh
                 heapq.heappush(heap, (fresh, u))
-    place = {v: i for i, (v, _) in enumerate(sequence)}
-    return EliminationOrder(rule=rule, steps=tuple((v, tuple(sorted(around, key=place.__getitem__))) for v, around in sequence))
+    position = {v: i for i, (v, _) in enumerate(sequence)}
+    return EliminationOrder(rule=rule, steps=tuple((v, tuple(sorted(around, key=position.__getitem__))) for v, around in sequence))

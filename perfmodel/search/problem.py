@@ -1,4 +1,4 @@
-"""Input of the search kernel, checked and in one form: vectors, and one matrix for each pair of vertices."""
+"""Input of the search kernel, checked and in normal form: vectors, and one matrix per pair of vertices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = NDArray[np.float64]
 Labels = NDArray[np.int64]
 Edge = tuple[int, int, Array]
 
-#: A forbidden entry (+inf) becomes a finite cost that no possible choice reaches; this many times the spread of all finite costs.
+#: Finite cost of a forbidden entry (+inf), which no possible choice reaches, as a multiple of the spread of all finite costs.
 _FORBIDDEN_SPREADS = 2.0
 
 
@@ -23,8 +23,8 @@ _FORBIDDEN_SPREADS = 2.0
 class Problem:
     """Choose one configuration of every vertex so that the sum of its vector and matrix entries is least.
 
-    `edges` has u < v and no pair twice; `given_edges` are those that it was made of. A finite cost stands for each forbidden entry of
-    `costs` and `edges`, so large that a total of at least `forbidden_total` is no choice at all.
+    `edges` has u < v and each pair once; `given_edges` are the edges as passed by the caller. Forbidden entries of `costs` and `edges` are
+    replaced by a large finite cost: a choice with a total of at least `forbidden_total` contains one.
     """
 
     costs: tuple[Array, ...]
@@ -41,28 +41,28 @@ class Problem:
         return [(u, v) for u, v, _ in self.edges]
 
     def total(self, choice: Sequence[int]) -> float:
-        """The cost of a choice: its entries added exactly, then rounded once."""
+        """Return the cost of a choice: its entries added exactly, then rounded once."""
         return math.fsum(self.entries(choice))
 
     def given_total(self, choice: Sequence[int]) -> float:
-        """The same over the edges as they were given: parallel ones are not rounded one by one."""
-        own = [float(cost[label]) for cost, label in zip(self.costs, choice, strict=True)]
-        return math.fsum([*own, *(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.given_edges)])
+        """Return the cost over the edges as passed by the caller: parallel edges are not rounded one by one."""
+        costs = [float(cost[label]) for cost, label in zip(self.costs, choice, strict=True)]
+        return math.fsum([*costs, *(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.given_edges)])
 
     def magnitude(self, choice: Sequence[int]) -> float:
-        """The sum of the entries' absolute values, to which rounding errors are proportional."""
+        """Return the sum of the absolute entries, to which rounding errors are proportional."""
         return math.fsum(abs(entry) for entry in self.entries(choice))
 
     def entries(self, choice: Sequence[int]) -> list[float]:
-        own = [float(cost[label]) for cost, label in zip(self.costs, choice, strict=True)]
-        return own + [float(matrix[choice[u], choice[v]]) for u, v, matrix in self.edges]
+        costs = [float(cost[label]) for cost, label in zip(self.costs, choice, strict=True)]
+        return costs + [float(matrix[choice[u], choice[v]]) for u, v, matrix in self.edges]
 
     def renumbered(self, sequence: Sequence[int]) -> Problem:
-        """The same problem with vertex sequence[i] as number i."""
+        """Return the same problem with vertex sequence[i] as number i."""
         if list(sequence) == list(range(len(self.costs))):
             return self
         number = {v: i for i, v in enumerate(sequence)}
-        turned: dict[int, Array] = {}  # one object stays one
+        turned: dict[int, Array] = {}  # equal objects stay equal objects
         edges = []
         for u, v, matrix in self.edges:
             if number[u] < number[v]:
@@ -73,13 +73,13 @@ class Problem:
         return Problem(costs=costs, edges=tuple(edges), given_edges=(), forbidden_total=self.forbidden_total)
 
     def restrict(self, kept: Sequence[Labels], cache: dict[tuple[int, bytes, bytes], Array] | None = None) -> Problem:
-        """The same problem with the configurations `kept` of each vertex only. One object stays one, so repeated blocks stay known."""
+        """Return the problem with only the configurations `kept` of each vertex. Equal objects stay equal, so blocks stay recognisable."""
         cache = {} if cache is None else cache
-        whole = [len(labels) == len(cost) for labels, cost in zip(kept, self.costs, strict=True)]
+        unchanged = [len(labels) == len(cost) for labels, cost in zip(kept, self.costs, strict=True)]
         names = [labels.tobytes() for labels in kept]
 
         def part(array: Array, u: int, v: int) -> Array:
-            if whole[u] and whole[v]:
+            if unchanged[u] and unchanged[v]:
                 return array
             key = (id(array), names[u], names[v] if v != u else b"")
             if key not in cache:
@@ -95,7 +95,7 @@ class Problem:
 
 
 def read_problem(vertex_costs: Sequence[ArrayLike], edges: Sequence[tuple[int, int, ArrayLike]]) -> Problem:
-    """The problem of `eliminate`, checked: one sentence names the first array that breaks a rule."""
+    """Check the input of `eliminate` and return the problem; the error names the first array that breaks a rule."""
     reader = Reader()
     costs = [reader.vector(v, cost) for v, cost in enumerate(vertex_costs)]
     merged: dict[tuple[int, int], Array] = {}
@@ -111,11 +111,11 @@ def read_problem(vertex_costs: Sequence[ArrayLike], edges: Sequence[tuple[int, i
 
 
 class Reader:
-    """Checks arrays, each object once, and gathers the spread of the finite costs. The names are those of the arguments, for messages."""
+    """Check of arrays, each object once; collects the spread of the finite costs. `vectors`, `matrices`: argument names for messages."""
 
     def __init__(self, vectors: str = "vertex_costs", matrices: str = "edges") -> None:
         self.vectors, self.matrices = vectors, matrices
-        self.known: dict[int, tuple[object, Array]] = {}  # holds what was given, so that an id stays taken
+        self.known: dict[int, tuple[object, Array]] = {}  # keeps its inputs alive, so that ids stay unique
         self.spread_of: dict[int, float] = {}
         self.has_forbidden: set[int] = set()
 

@@ -1,4 +1,4 @@
-"""Keeping the best of a stream of costs: the k smallest, and the front of two costs. Arrays only."""
+"""Selection from a stream of costs: the k smallest, and the Pareto front of two costs. Arrays only."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ Ids = NDArray[np.int64]
 
 @dataclass(slots=True)
 class Smallest:
-    """The `count` smallest values of all blocks offered, with their ids and what was offered beside them; ties go to the smaller id."""
+    """The `count` smallest values of all offered blocks, with their ids and companion values; ties go to the smaller id."""
 
     count: int
     values: Array = field(default_factory=lambda: np.empty(0))
     ids: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    beside: Array = field(default_factory=lambda: np.empty(0))
+    companions: Array = field(default_factory=lambda: np.empty(0))
 
     @property
     def bound(self) -> float:
-        """A value must be at most this to be kept."""
+        """Largest value that would be kept."""
         return float(self.values[-1]) if len(self.values) == self.count else np.inf
 
-    def offer(self, values: Array, ids: int | Ids, beside: Array | None = None) -> None:
-        """A flat block whose entries have these ids, or this one and those that follow it; infinite values are never kept.
+    def offer(self, values: Array, ids: int | Ids, companions: Array | None = None) -> None:
+        """Offer a flat block with these ids, or with consecutive ids from this one; infinite values are never kept.
 
-        beside: another quantity of the same entries, kept with them; the values themselves if left out
+        companions: another quantity of the same entries, kept with them; the values themselves if left out
         """
         bound = self.bound
-        found = np.flatnonzero(values <= bound) if np.isfinite(bound) else np.flatnonzero(np.isfinite(values))
-        if len(found) == 0:
+        positions = np.flatnonzero(values <= bound) if np.isfinite(bound) else np.flatnonzero(np.isfinite(values))
+        if len(positions) == 0:
             return
-        candidates = values[found]
-        if len(found) > 4 * self.count:
+        candidates = values[positions]
+        if len(positions) > 4 * self.count:
             keep = np.argpartition(candidates, self.count - 1)[: self.count]
             edge = candidates[keep].max()
             keep = np.flatnonzero(candidates <= edge)
-            found, candidates = found[keep], candidates[keep]
+            positions, candidates = positions[keep], candidates[keep]
         merged = np.concatenate([self.values, candidates])
-        ids = np.concatenate([self.ids, _picked(ids, found)])
-        others = np.concatenate([self.beside, (values if beside is None else beside)[found]])
+        ids = np.concatenate([self.ids, _picked(ids, positions)])
+        others = np.concatenate([self.companions, (values if companions is None else companions)[positions]])
         order = np.lexsort((ids, merged))[: self.count]
-        self.values, self.ids, self.beside = merged[order], ids[order], others[order]
+        self.values, self.ids, self.companions = merged[order], ids[order], others[order]
 
 
 @dataclass(slots=True)
 class Front:
-    """The Pareto front of two costs over all blocks offered: no other point is at most as large in both and smaller in one.
+    """Pareto front of two costs over all offered blocks: no other point is at most as large in both and smaller in one.
 
-    Points are first filtered against the best `first` cost seen in coarse bins of the second, which rejects nearly all at
-    the price of a table look-up, and then compared exactly.
+    Points are first compared with the best `first` cost in coarse bins of the second. This table look-up rejects nearly all of them; the
+    rest are compared exactly.
     """
 
     low: float
@@ -68,17 +68,17 @@ class Front:
         self.best = np.full(self.num_bins + 1, np.inf)
 
     def may_take(self, first: Array, second: Array) -> NDArray[np.bool_]:
-        """Whether a point may be kept that costs so much, or more."""
+        """Return whether a point with these costs may be kept."""
         return np.asarray(first < self.best[self._bins(second)])
 
     def offer(self, first: Array, second: Array, ids: int | Ids) -> None:
-        """Flat blocks of both costs, with ids as `Smallest`; entries with an infinite first cost are left out."""
-        found = np.flatnonzero(self.may_take(first, second))
-        if len(found) == 0:
+        """Offer flat blocks of both costs, with ids as in `Smallest`; entries with an infinite first cost are left out."""
+        positions = np.flatnonzero(self.may_take(first, second))
+        if len(positions) == 0:
             return
-        first = np.concatenate([self.first, first[found]])
-        second = np.concatenate([self.second, second[found]])
-        ids = np.concatenate([self.ids, _picked(ids, found)])
+        first = np.concatenate([self.first, first[positions]])
+        second = np.concatenate([self.second, second[positions]])
+        ids = np.concatenate([self.ids, _picked(ids, positions)])
         order = np.lexsort((ids, second, first))
         running = np.minimum.accumulate(second[order])
         keep = np.ones(len(order), dtype=bool)
@@ -96,11 +96,11 @@ class Front:
 
 
 def front_of(first: Array, second: Array) -> Ids:
-    """Places of the points that no other one beats in both costs, the least first cost first."""
+    """Return the indices of the points that no other dominates, by increasing first cost."""
     front = Front(low=0.0, high=float(second.max(initial=1.0)))
     front.offer(first, second, 0)
     return front.ids
 
 
-def _picked(ids: int | Ids, found: Ids) -> Ids:
-    return ids + found if isinstance(ids, int) else ids[found]
+def _picked(ids: int | Ids, positions: Ids) -> Ids:
+    return ids + positions if isinstance(ids, int) else ids[positions]

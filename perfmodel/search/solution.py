@@ -17,10 +17,10 @@ class SearchMethod(StrEnum):
 class Solution:
     """A choice of one configuration for every vertex.
 
-    `cost` is the sum of its entries, rounded once. No choice costs less than `lower_bound` (up to rounding); where that is `cost`, the
-    choice `is_proved` to be the best. `width` is the largest dependent set of the whole graph and `table_entries` what eliminating it
-    whole would hold; `kept_entries` is what was held at most, `num_branches` the parts of a branch and bound.
-    `cut_off` says what ended it before a proof: `work limit`, or the user's `time limit`.
+    `cost` is the sum of its entries, rounded once. No choice costs less than `lower_bound` (up to rounding). `is_proved` is set where that
+    equals `cost`: the choice is optimal. `width` is the largest dependent set of the whole graph and `table_entries` the entries of its
+    elimination tables. `kept_entries` is the largest number of entries held, `num_branches` the number of parts of the branch and bound.
+    `cut_off` is the reason for an end before a proof: `work limit`, or the user's `time limit`.
     """
 
     cost: float

@@ -1,13 +1,13 @@
-"""The best configuration of every vertex of a graph, given what each costs and what each pair costs.
+"""Least-cost configuration of every vertex of a graph with costs of vertices and of pairs.
 
-1. Where elimination is cheap, it is done at once (`tables.py`).
-2. Else sweeps give a lower bound of every configuration (`bounds.py`), elimination on the most promising configurations gives a choice,
-   and what cannot be part of a better one is dropped. It goes on until elimination of what is left is affordable; usually little is
-   left after two or three rounds.
-3. Where it never is, the same is done inside a branch and bound (`branch`), which ends with a proof or, out of work, with a gap.
+1. If elimination is cheap, it runs at once (`tables.py`).
+2. Otherwise sweeps give a lower bound of every configuration (`bounds.py`), and elimination on the most promising ones gives a choice.
+   Configurations that cannot be part of a better choice are dropped. This repeats until elimination of the rest is affordable, usually
+   after two or three rounds.
+3. If it never is, a branch and bound (`branch`) does the same for parts of the problem. It ends with a proof, or out of budget with a gap.
 
-No optimum is lost on the way: a configuration goes only when its bound exceeds the cost of a choice already held, by more than rounding,
-or when another one of its vertex replaces it at no cost (`dominance.py`).
+No optimum is lost. A configuration is dropped only if its bound exceeds the cost of a known choice by more than rounding,
+or if another configuration of its vertex replaces it at no cost (`dominance.py`).
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from perfmodel.search.solution import SearchMethod, Solution
 from perfmodel.search.tables import solve_by_tables
 
 BYTES_OF_AN_ENTRY = 8.0
-#: A sweep costs its matrices once, and as much as this many entries for each edge.
+#: Fixed cost of an edge in a sweep, in entries, in addition to its matrix.
 _ENTRIES_OF_AN_EDGE = 6_000.0
-#: Elimination at once where it costs no more than this many sweeps.
+#: Elimination runs at once if it costs at most this number of sweeps.
 _SWEEPS_OF_A_SEARCH = 6.0
-#: Past this many joined entries (minutes), branch and bound is asked first.
+#: Largest work of elimination before branch and bound is tried, in joined entries (minutes).
 _MOST_WORK = 3e10
-#: Rounding of a bound, as a share of the absolute entries that a choice adds up.
+#: Rounding of a bound, as a share of the sum of the absolute entries of a choice.
 _ROUNDING = 1e-10
-#: Rounding of a total, for the end of a proof.
+#: Rounding of a total, used at the end of a proof.
 _LAST_DIGITS = 1e-13
-#: Rounds without progress before the sweeps count as come to rest, at the root and below it.
+#: Rounds without progress before the sweeps count as converged.
 _PATIENCE = 4
 _PROGRESS = 0.02
 _MOST_SWEEPS = 16
 _FOREST_MOVES = 4
-#: Promising configurations are those within gap / 2^h: so many h are tried in a round, and from there the next time, up to the largest.
+#: Promising configurations have bounds within gap / 2^h. Values of h tried per round, starting near the last one, and the largest h.
 _MOST_ATTEMPTS = 12
 _MOST_HALVINGS = 36
-#: A part of a branch and bound: sweeps while they close this share of the gap, then elimination if it costs no more than so many sweeps.
+#: Closing a part of the branch and bound: rounds, least share of the gap closed by a round, and work of elimination in sweeps.
 _ROUNDS_OF_A_PART = 4
 _PROGRESS_OF_A_PART = 0.1
 _SWEEPS_OF_A_PART = 20.0
@@ -63,15 +63,15 @@ def eliminate(
     memory_limit: float = 1e9,
     budget: Budget | None = None,
 ) -> Solution:
-    """The choice c of least  sum over v of vertex_costs[v][c_v]  +  sum over (u, v, matrix) of matrix[c_u, c_v].
+    """Return the choice c of least  sum over v of vertex_costs[v][c_v]  +  sum over (u, v, matrix) of matrix[c_u, c_v].
 
-    vertex_costs  one vector for each vertex: a cost for each of its configurations
-    edges         (u, v, matrix): any graph; parallel edges add up, u > v is allowed, vertices may stand alone
-    memory_limit  bytes that tables may take; where elimination would need more, branch and bound takes over  [byte]
-    budget        after which the best choice so far is returned with its gap; one of its own if left out
+    vertex_costs  one vector per vertex: the cost of each of its configurations
+    edges         (u, v, matrix): any graph; parallel edges add up, u > v is allowed, isolated vertices too
+    memory_limit  limit of the tables; where elimination would need more, branch and bound takes over  [byte]
+    budget        when it is spent, the best choice so far is returned with its gap; a new `Budget` if left out
 
-    An entry of +inf forbids a configuration or a pair. What eliminating the whole graph would hold and do is known beforehand:
-    `best_order(sizes, pairs)` has `table_entries(sizes)` and `work(sizes)`; the search never holds more than `memory_limit` of tables.
+    An entry of +inf forbids a configuration or a pair. Memory and work of eliminating the whole graph can be computed beforehand:
+    `best_order(sizes, pairs)` has `table_entries(sizes)` and `work(sizes)`. The search never holds more than `memory_limit` of tables.
     """
     if not memory_limit > 0:
         raise bad_field("memory_limit", memory_limit, "must be positive", "use inf for none")
@@ -79,14 +79,14 @@ def eliminate(
     given = read_problem(vertex_costs, edges)
     budget.spend(ENTRIES_OF_A_CALL + ENTRIES_OF_AN_ITEM * (len(given.costs) + len(given.given_edges)))
     sequence = line_up(len(given.costs), given.pairs)
-    found = _Search(given.renumbered(sequence), memory_limit=memory_limit, budget=budget).run()
-    choice = tuple(label for _, label in sorted(zip(sequence, found.choice, strict=True)))
+    solution = _Search(given.renumbered(sequence), memory_limit=memory_limit, budget=budget).run()
+    choice = tuple(label for _, label in sorted(zip(sequence, solution.choice, strict=True)))
     cost = given.given_total(choice)
-    return replace(found, choice=choice, cost=cost, lower_bound=cost if found.is_proved else min(found.lower_bound, cost))
+    return replace(solution, choice=choice, cost=cost, lower_bound=cost if solution.is_proved else min(solution.lower_bound, cost))
 
 
 class _Search:
-    """One search: the best choice so far, and what it has cost."""
+    """State of one search: the best choice so far and its cost."""
 
     def __init__(self, problem: Problem, *, memory_limit: float, budget: Budget) -> None:
         self.problem = problem
@@ -121,12 +121,12 @@ class _Search:
 
     @property
     def limit(self) -> float:
-        """A bound above this cannot belong to a choice as good as the best so far."""
+        """Largest bound that a choice as good as the best so far can have."""
         return self.total + self.slack
 
     @property
     def proof(self) -> float:
-        """A bound from here on is the best total so far, but for its last digits."""
+        """Bound from which the best choice so far is optimal, up to the last digits."""
         return self.total - self.slack * (_LAST_DIGITS / _ROUNDING)
 
     def fits(self, order: EliminationOrder, problem: Problem) -> bool:
@@ -146,17 +146,17 @@ class _Search:
         return True
 
     def solve_part(self, relaxation: Relaxation, kept: Sequence[Labels], order: EliminationOrder) -> None:
-        """The best choice among the configurations at the positions `kept`."""
+        """Offer the best choice among the configurations at the positions `kept`."""
         part = self.solve_exactly(relaxation.problem.restrict(kept), order)
-        self.offer(self.translate(relaxation, [int(own[label]) for own, label in zip(kept, part, strict=True)]))
+        self.offer(self.translate(relaxation, [int(positions[label]) for positions, label in zip(kept, part, strict=True)]))
 
     # --- rounds of sweeps -------------------------------------------------------------------------------------------------------------
 
     def close(self, relaxation: Relaxation) -> bool:
-        """Sweep and prune until the best choice of all is known: True. False: the sweeps have come to rest before."""
+        """Sweep and prune; return True once the best choice is known, and False if the sweeps converge first."""
         waited, halvings, num_sweeps = 0, 0, 2
         effort = 0.0
-        is_first = True  # which is done whatever the budget: rarely is a choice possible before
+        is_first = True  # the first round runs whatever the budget: before it there is rarely a possible choice
         while waited < _PATIENCE and (is_first or not self.budget.is_spent):
             is_first = False
             before, total, entries = relaxation.constant, self.total, sweep_effort(relaxation.problem)
@@ -177,7 +177,7 @@ class _Search:
         return self.eliminate_survivors(relaxation, most_work=min(_MOST_WORK, self.budget.left), is_quick=False)
 
     def close_part(self, relaxation: Relaxation) -> bool:
-        """The same in short, for a part of a branch and bound: no search for better choices, and an early rest."""
+        """Close a part of the branch and bound: like `close`, without the search for better choices and with earlier convergence."""
         for _ in range(_ROUNDS_OF_A_PART):
             before, entries = relaxation.constant, sweep_effort(relaxation.problem)
             for _ in range(2):
@@ -198,9 +198,9 @@ class _Search:
         return [int(labels[position]) for labels, position in zip(relaxation.labels, positions, strict=True)]
 
     def try_the_promising(self, relaxation: Relaxation, halvings: int, *, affordable: float) -> tuple[int, float]:
-        """Eliminate the configurations whose bounds are within the gap / 2^h, the least h that is affordable, and what that took.
+        """Eliminate the configurations whose bounds are within gap / 2^h, for the least affordable h; return h and the work spent.
 
-        With h = 0 it was all of them: the best choice is known.
+        h = 0 means all configurations: the best choice is known.
         """
         missing = self.limit - relaxation.constant
         first = max(0, halvings - 1)
@@ -209,7 +209,7 @@ class _Search:
             if attempt == 0 and min(map(len, kept)) == 0:
                 return 0, 0.0  # no choice is better than the best so far
             kept = filled(relaxation, kept)
-            sizes = [len(own) for own in kept]
+            sizes = [len(labels) for labels in kept]
             if attempt and max(sizes) == 1:
                 return attempt, 0.0
             order = best_order(sizes, relaxation.problem.pairs, is_quick=True)
@@ -219,13 +219,13 @@ class _Search:
         return (first + _MOST_ATTEMPTS) % _MOST_HALVINGS + 1, 0.0
 
     def move_forests(self, relaxation: Relaxation) -> float:
-        """Hold all vertices but a random forest of them, and choose for the forest anew; says what that took."""
+        """Fix all vertices except a random forest and choose anew for the forest; return the work spent."""
         position = [int(np.searchsorted(labels, label)) for labels, label in zip(relaxation.labels, self.choice, strict=True)]
         held = [np.array([min(at, len(labels) - 1)]) for at, labels in zip(position, relaxation.labels, strict=True)]
-        whole = [np.arange(len(labels)) for labels in relaxation.labels]
+        all_labels = [np.arange(len(labels)) for labels in relaxation.labels]
         for _ in range(_FOREST_MOVES):
-            kept = [whole[v] if free else held[v] for v, free in enumerate(self.random_forest())]
-            sizes = [len(own) for own in kept]
+            kept = [all_labels[v] if free else held[v] for v, free in enumerate(self.random_forest())]
+            sizes = [len(labels) for labels in kept]
             self.solve_part(relaxation, kept, best_order(sizes, relaxation.problem.pairs, is_quick=True))
         return _FOREST_MOVES * sweep_effort(relaxation.problem)
 
@@ -241,11 +241,11 @@ class _Search:
         return inside
 
     def eliminate_survivors(self, relaxation: Relaxation, *, most_work: float, is_quick: bool) -> bool:
-        """Exact elimination of all that is left, if it fits and does not take too long."""
+        """Eliminate all remaining configurations exactly, if that fits and is affordable; return whether it did."""
         kept = relaxation.survivors(self.limit)
         if min(map(len, kept)) == 0:
             return True
-        sizes = [len(own) for own in kept]
+        sizes = [len(labels) for labels in kept]
         order = best_order(sizes, relaxation.problem.pairs, is_quick=is_quick)
         if order.table_entries(sizes) > self.most_entries or order.work(sizes) > most_work:
             return False
@@ -255,9 +255,9 @@ class _Search:
     # --- branch and bound -------------------------------------------------------------------------------------------------------------
 
     def branch(self, root: Relaxation) -> float:
-        """Split the configurations of a vertex in two and bound each part; returns the bound that was reached.
+        """Split the configurations of a vertex in two and bound each part; return the bound reached.
 
-        The part of least bound comes next, or, where the open parts take half of the memory, the newest: then they grow no further.
+        The part of least bound is next. Where the open parts take half of the memory, the newest is next, so that they stop growing.
         """
         count = itertools.count()
         open_parts = [(root.constant, next(count), root)]
@@ -284,7 +284,7 @@ class _Search:
         return self.total
 
     def split(self, relaxation: Relaxation) -> list[list[Labels]]:
-        """Two halves of the configurations of the vertex whose part of the gap is largest in the choice that the bounds suggest."""
+        """Halve the configurations of the vertex with the largest share of the gap, for the choice that the bounds suggest."""
         kept = filled(relaxation, relaxation.survivors(self.limit))
         best = [int(bound.argmin()) for bound in relaxation.bounds]
         missing = [float(vector[label]) for vector, label in zip(relaxation.vectors, best, strict=True)]
@@ -292,14 +292,14 @@ class _Search:
             left = float(matrix[best[u], best[v]] - relaxation.from_low[edge][best[u]] - relaxation.from_high[edge][best[v]])
             missing[u] += left
             missing[v] += left
-        several = [v for v, own in enumerate(kept) if len(own) > 1]
+        several = [v for v, labels in enumerate(kept) if len(labels) > 1]
         if not several:
-            self.offer(self.translate(relaxation, [int(own[0]) for own in kept]))
+            self.offer(self.translate(relaxation, [int(labels[0]) for labels in kept]))
             return []
         at = max(several, key=missing.__getitem__)
         ranked = kept[at][np.argsort(relaxation.bounds[at][kept[at]], kind="stable")]
         cut = 1 if len(ranked) <= 4 else len(ranked) // 2
-        return [[np.sort(half) if v == at else own for v, own in enumerate(kept)] for half in (ranked[:cut], ranked[cut:])]
+        return [[np.sort(half) if v == at else labels for v, labels in enumerate(kept)] for half in (ranked[:cut], ranked[cut:])]
 
     # --- the end ----------------------------------------------------------------------------------------------------------------------
 
@@ -324,17 +324,17 @@ class _Search:
 
 
 def sweep_effort(problem: Problem) -> float:
-    """Work of one sweep of a relaxation, in entries."""
+    """Return the work of one sweep of a relaxation, in entries."""
     return math.fsum(matrix.size + _ENTRIES_OF_AN_EDGE for _, _, matrix in problem.edges)
 
 
 def _permutations(size: int) -> Iterator[list[int]]:
-    """Ever new orders of the vertices, the same ones in each search; numpy's generator is loaded when the first is asked for."""
+    """Yield random orders of the vertices, the same in each search; numpy's generator is created with the first."""
     generator = np.random.default_rng(0)
     while True:
         yield generator.permutation(size).tolist()
 
 
 def filled(relaxation: Relaxation, kept: Sequence[Labels]) -> list[Labels]:
-    """`kept` with the configuration of least bound where a vertex keeps none (bounds of different moments may disagree that much)."""
-    return [own if len(own) else np.array([bound.argmin()]) for own, bound in zip(kept, relaxation.bounds, strict=True)]
+    """Return `kept` with the configuration of least bound where a vertex keeps none (rounding of bounds can empty a vertex)."""
+    return [labels if len(labels) else np.array([bound.argmin()]) for labels, bound in zip(kept, relaxation.bounds, strict=True)]

@@ -1,10 +1,10 @@
 """Exact min-sum elimination on dense tables: a tensor contraction in the (min, +) semiring.
 
-R(D) = min over c of [ sum of everything that mentions vertex v, at c and D ]
+R(D) = min over c of [ sum of all factors that contain vertex v, at c and D ]
 
 A vertex without later neighbours gives a number, one with a single later neighbour a vector, one between two others a (min, +) product of
-matrices: leaves, chains and trees need no case of their own. Equal blocks of a graph meet the same arrays in the same places, so a table
-is made once and found again. A join is done tile by tile; what is held are the tables, as `EliminationOrder.table_entries` says beforehand.
+matrices: leaves, chains and trees need no special case. Equal blocks of a graph join the same arrays in the same positions, so their table
+is computed once and reused. A join runs tile by tile and holds only the tables, whose size is `EliminationOrder.table_entries`.
 
 Source: Elango, PaSE, IPDPS 2021, equation 4; Dechter, Bucket elimination, Artificial Intelligence 113, 1999.
 """
@@ -20,7 +20,7 @@ import numpy as np
 from perfmodel.search.order import EliminationOrder
 from perfmodel.search.problem import Array, Problem
 
-#: Entries of a tile, which two buffers of float64 keep in the second-level cache.
+#: Entries of a tile: two float64 buffers of this size fit in the second-level cache.
 _TILE = 1 << 16
 
 #: An array and the vertex of each of its axes.
@@ -28,7 +28,7 @@ Factor = tuple[Array, tuple[int, ...]]
 
 
 def solve_by_tables(problem: Problem, order: EliminationOrder) -> list[int]:
-    """A choice of least cost."""
+    """Return a choice of least cost."""
     buckets, _ = make_tables(problem, order)
     choice = [0] * len(problem.costs)
     for v, _ in reversed(order.steps):
@@ -39,16 +39,16 @@ def solve_by_tables(problem: Problem, order: EliminationOrder) -> list[int]:
 
 
 def make_tables(problem: Problem, order: EliminationOrder) -> tuple[list[list[Factor]], dict[int, Array]]:
-    """Factors that mention each vertex at its elimination, and the table that is left over its dependent set, if it has one.
+    """Return the factors that contain each vertex at its elimination, and the table over its dependent set, if it has one.
 
     Vertices with one configuration are in no dependent set; their matrices are part of the vectors of the others.
     """
-    place = {v: i for i, (v, _) in enumerate(order.steps)}
+    position = {v: i for i, (v, _) in enumerate(order.steps)}
     memory = _Memory()
     buckets: list[list[Factor]] = [[] for _ in problem.costs]
     tables: dict[int, Array] = {}
     for array, axes in memory.without_single_configurations(problem):
-        buckets[min(axes, key=place.__getitem__)].append((array, axes))
+        buckets[min(axes, key=position.__getitem__)].append((array, axes))
     for v, rest in order.steps:
         if rest:
             tables[v] = memory.join(buckets[v], (v, *rest), problem)
@@ -57,13 +57,13 @@ def make_tables(problem: Problem, order: EliminationOrder) -> tuple[list[list[Fa
 
 
 class _Memory:
-    """Finds arrays made before from the same arrays in the same way. It holds what it was given, so that an id stays taken."""
+    """Cache of arrays by the arrays and the operation that they were made from. It keeps its inputs alive, so that ids stay unique."""
 
     def __init__(self) -> None:
-        self.made: dict[tuple[object, ...], tuple[Array, object]] = {}
+        self.cache: dict[tuple[object, ...], tuple[Array, object]] = {}
 
     def without_single_configurations(self, problem: Problem) -> list[Factor]:
-        """The problem's arrays; a matrix with one row or column is added to the vector of its other end."""
+        """Return the problem's arrays; a matrix with one row or column is added to the vector of its other end."""
         sizes = problem.sizes
         rows: list[list[Factor]] = [[] for _ in sizes]
         factors: list[Factor] = []
@@ -76,24 +76,24 @@ class _Memory:
                 rows[u].append((matrix, (u, v)))
         for v, cost in enumerate(problem.costs):
             key = ("vector", id(cost), *((id(matrix), axes.index(v)) for matrix, axes in rows[v]))
-            if key not in self.made:
+            if key not in self.cache:
                 vector = sum((matrix.ravel() for matrix, _ in rows[v]), start=cost)
-                self.made[key] = (vector, (cost, rows[v]))
-            factors.append((self.made[key][0], (v,)))
+                self.cache[key] = (vector, (cost, rows[v]))
+            factors.append((self.cache[key][0], (v,)))
         return factors
 
     def join(self, factors: Sequence[Factor], scope: tuple[int, ...], problem: Problem) -> Array:
-        """The table over scope[1:], least over scope[0]."""
+        """Return the table over scope[1:], minimised over scope[0]."""
         axis_of = {u: i for i, u in enumerate(scope)}
         placed = [(array, tuple(axis_of[u] for u in axes)) for array, axes in factors]
         key = ("join", len(scope), *sorted((axes, id(array)) for array, axes in placed))
-        if key not in self.made:
-            self.made[key] = (min_sum(placed, [len(problem.costs[u]) for u in scope]), factors)
-        return self.made[key][0]
+        if key not in self.cache:
+            self.cache[key] = (min_sum(placed, [len(problem.costs[u]) for u in scope]), factors)
+        return self.cache[key][0]
 
 
 def min_sum(factors: Sequence[tuple[Array, tuple[int, ...]]], shape: Sequence[int]) -> Array:
-    """Arrays over some axes of `shape` each, added up and minimised over axis 0."""
+    """Add up arrays over some axes of `shape` each, and minimise over axis 0."""
     views = sorted((_spread(array, axes, len(shape)) for array, axes in factors), key=lambda view: view.size)
     if math.prod(shape) <= _TILE:
         total = views[0]
@@ -124,15 +124,15 @@ def min_sum(factors: Sequence[tuple[Array, tuple[int, ...]]], shape: Sequence[in
 
 
 def _spread(array: Array, axes: tuple[int, ...], num_axes: int) -> Array:
-    """A view of `array` with all axes of the table in their order, those that it does not have of size 1."""
+    """Return a view of `array` with all axes of the table in order; axes that it lacks have size 1."""
     by_axis = sorted(range(len(axes)), key=axes.__getitem__)
     turned = array.transpose(by_axis)
-    own = iter(turned.shape)
-    return turned.reshape([next(own) if axis in axes else 1 for axis in range(num_axes)])
+    sizes = iter(turned.shape)
+    return turned.reshape([next(sizes) if axis in axes else 1 for axis in range(num_axes)])
 
 
 def _tiles(shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
-    """Blocks of at most `_TILE` entries (whole rows of the last axes where they fit) that cover the table."""
+    """Yield blocks of at most `_TILE` entries (whole rows of the last axes where they fit) that cover the table."""
     steps = list(shape)
     for axis in range(len(shape)):
         inner = math.prod(shape[axis + 1 :])

@@ -142,7 +142,7 @@ def read_search(path: str | Path) -> SearchResult:
         plans=plans,
         places=places,
         least_time=data["least_time"] or math.inf,
-        kinds=tuple(AlikePlans(place=place, prediction=by_plan[plan], alike=alike) for place, plan, alike in kinds),
+        kinds=tuple(AlikePlans(position=place, prediction=by_plan[plan], alike=alike) for place, plan, alike in kinds),
         pareto=tuple(map(predicted, data["pareto"])),
         least_memory=(predicted(data["least_memory"]),) if data["least_memory"] else (),
         baselines=(),

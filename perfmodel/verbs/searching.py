@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from perfmodel.parallel.layout import AttentionKernel
     from perfmodel.parallel.plan import Plan
     from perfmodel.parallel.prediction import Prediction
-    from perfmodel.planner.remedies import Asked
+    from perfmodel.planner.remedies import RemedyConditions
     from perfmodel.planner.result import FittingChange, SearchResult
     from perfmodel.planner.uniform.space import Space
     from perfmodel.verbs.training import AskedRun
@@ -252,8 +252,8 @@ def search_remedies(
     return tuple(replace(each, prediction=told(each.prediction, setting)) for each in found)
 
 
-def _asked(setting: Setting, memory_headroom: float | None, risk: float | None, any_framework: bool) -> Asked:
-    from perfmodel.planner.remedies import Asked
+def _asked(setting: Setting, memory_headroom: float | None, risk: float | None, any_framework: bool) -> RemedyConditions:
+    from perfmodel.planner.remedies import RemedyConditions
 
     def make(seq_len: int, chips: int) -> Estimator:
         larger = make_setting(
@@ -264,7 +264,7 @@ def _asked(setting: Setting, memory_headroom: float | None, risk: float | None, 
         )
         return larger.estimator
 
-    def with_settings(settings: Mapping[str, bool | str]) -> Asked | None:
+    def with_settings(settings: Mapping[str, bool | str]) -> RemedyConditions | None:
         ref = FrameworkRef.parse(setting.estimator.profile.name)
         if settings.keys() & ref.settings.keys():
             return None
@@ -272,7 +272,7 @@ def _asked(setting: Setting, memory_headroom: float | None, risk: float | None, 
         changed = make_setting(setting.job, setting.cluster, calibration=setting.calibration or None, profile=profile)
         return _asked(changed, memory_headroom, risk, any_framework)
 
-    return Asked(
+    return RemedyConditions(
         estimator=setting.estimator,
         make=make,
         with_settings=with_settings,

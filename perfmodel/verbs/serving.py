@@ -518,12 +518,12 @@ def search_asked(
         found = find_serving_plans(setting.job, setting.estimator.cluster, of.calibration, of.engine, **how, with_pools=disaggregated)
     except NothingFoundError as error:
         would = _what_would_fit(setting, asked, formats) if not error.fits else _what_would_meet(setting, how, error)
-        raise (NothingFoundError(f"{error.said}; would {'meet them' if error.fits else 'fit'}", would) if would else error) from error
+        raise (NothingFoundError(f"{error.summary}; would {'meet them' if error.fits else 'fit'}", would) if would else error) from error
 
     def priced(plans: tuple[RankedPlan, ...]) -> tuple[RankedPlan, ...]:
         return tuple(replace(each, prediction=_priced(setting, each.prediction)) for each in plans)
 
-    baselines = tuple(replace(each, found=priced(each.found)) for each in found.baselines)
+    baselines = tuple(replace(each, plans=priced(each.plans)) for each in found.baselines)
     return setting, replace(found, plans=priced(found.plans), disaggregated=priced(found.disaggregated), baselines=baselines)
 
 

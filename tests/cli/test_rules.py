@@ -218,7 +218,7 @@ def test_a_row_under_any_rules_is_the_single_prediction():
     model = make_model(**LLAMA_LIKE | {"num_hidden_layers": 2, "num_key_value_heads": 4})
     estimator = estimator_of(make_job(model, batch=4, seq_len=96), chips=8, node=4)
     state = sweep_all(estimator, Space(rules=tuple(load_rule_set(name) for name in ("ulysses", "megatron-sp"))))
-    for i, time, memory in list(zip(state.best_time.ids, state.best_time.values, state.best_time.beside, strict=True))[::7]:
+    for i, time, memory in list(zip(state.best_time.ids, state.best_time.values, state.best_time.companions, strict=True))[::7]:
         single = estimator.predict(state.plan(int(i)))
         assert (single.step_time, single.memory["total"]) == (time, memory)
 

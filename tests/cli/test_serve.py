@@ -576,7 +576,7 @@ def test_the_front_marks_the_best_of_all_plans_and_no_label_covers_another(tmp_p
     )
     figure = front_figure(found, "front")
     (axes,) = figure.axes
-    star = axes.collections[-1 - sum(bool(each.found) for each in found.baselines)].get_offsets()[0]
+    star = axes.collections[-1 - sum(bool(each.plans) for each in found.baselines)].get_offsets()[0]
     assert star[1] == pytest.approx(found.best.tokens_per_second_per_chip)
     figure.canvas.draw()
     boxes = [text.get_window_extent() for text in axes.texts if text.get_rotation() == 0]

@@ -40,7 +40,7 @@ def test_a_choice_costs_in_the_tables_what_is_additive_of_its_prediction(name: s
         assert space.choice(space.assignment(choice)) == choice
         predicted = found.price(choice)
         columns = list(zip(tables.vertices, choice, strict=True))
-        work = sum(v.forward[c] + v.backward[c] + v.own[c] for v, c in columns) + sum(edges)
+        work = sum(v.forward[c] + v.backward[c] + v.collectives[c] for v, c in columns) + sum(edges)
         expected = sum(predicted.parts[part] for part in ("forward", "backward", "redistributions"))
         if choice is alike:
             assert work == pytest.approx(expected, rel=1e-9)

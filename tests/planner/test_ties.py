@@ -55,7 +55,7 @@ def test_the_least_time_stays_known_and_no_baseline_beats_the_first():
 
 def test_what_is_nearly_the_same_has_one_row():
     result = search_plans(estimator_of(), ties=0.01)
-    rows = [(kind_of(each.prediction.plan), each.place) for each in result.kinds]
+    rows = [(kind_of(each.prediction.plan), each.position) for each in result.kinds]
     assert len(set(rows)) == len(rows) == 10
     assert any(each.alike for each in result.kinds)
     assert all(kind_of(plan) == kind_of(each.prediction.plan) for each in result.kinds for plan in each.alike)

@@ -1,1 +1,1 @@
-"""PaSE (Elango, IPDPS 2021): its graphs, its cost, its space, its figure."""
+"""PaSE (Elango, IPDPS 2021): its graphs, cost function, configurations and search."""

@@ -1,7 +1,7 @@
-"""The cost function of PaSE, in FLOP: one formula for each kind of layer, one for a tensor between two layers.
+"""Cost function of PaSE, in FLOP: one formula for each kind of layer, one for a tensor between two layers.
 
-It counts a multiply-add once, communication as r FLOP a word, and knows neither memory, latency, topology nor overlap: that is what
-makes it comparable with the published searches. The project's own costs are in the other modules of this floor.
+It counts a multiply-add once and communication as r FLOP a word. It ignores memory, latency, topology and overlap, which makes it
+comparable with the published searches. The project's own costs are in `perfmodel.cost`.
 
     x   per-device size of a dim, size / c
     c   parts that a configuration splits the dim into
@@ -32,7 +32,7 @@ DEFAULT_BANDWIDTH = 16e9
 
 
 def flops_per_word(*, flop_rate: float = DEFAULT_FLOP_RATE, bandwidth: float = DEFAULT_BANDWIDTH) -> float:
-    """r: the work that is done while one word is sent. [FLOP]
+    """Return r, the work that is done while one word is sent. [FLOP]
 
     r = F / (B / 8)
 
@@ -64,16 +64,16 @@ class SplitLayer:
         return int(text_of(self.layer, "pointwise"))
 
     def parts(self, names: str) -> Array:
-        """Product of c over some dims."""
+        """Return the product of c over some dims."""
         return _product(self.splits[:, [self.names.index(name) for name in names]].astype(np.float64))
 
     def share(self, names: str) -> Array:
-        """Product of x over some dims."""
+        """Return the product of x over some dims."""
         at = [self.names.index(name) for name in names]
         return _product(np.array(list(self.layer.dims.values()), dtype=np.float64)[at] / self.splits[:, at])
 
     def all_reduce(self, words: Array, among: Array) -> Array:
-        """AR(w, n)."""
+        """Return AR(w, n)."""
         w, n = words, among
         return self.word_flops * 2.0 * w * (n - 1) / n
 
@@ -83,7 +83,7 @@ def _product(columns: Array) -> Array:
 
 
 def _matmul(at: SplitLayer, *, batch: str, rows: str, columns: str, inner: str, factors: tuple[int, int, int] = (1, 1, 1)) -> Array:
-    """B [3 m n k + 3 q m n + AR(m n, c_k) + AR(m k, c_n) + AR(n k, c_m)]: forward and both gradients, with their reductions.
+    """Return B [3 m n k + 3 q m n + AR(m n, c_k) + AR(m k, c_n) + AR(n k, c_m)]: forward and both gradients, with their reductions.
 
     Each name lists dims whose product is B, m, n or k; `factors` multiply m, n and k. q pointwise operations follow the product.
     """
@@ -95,7 +95,7 @@ def _matmul(at: SplitLayer, *, batch: str, rows: str, columns: str, inner: str, 
 
 
 def _convolution(at: SplitLayer) -> Array:
-    """A matmul with m = b h w, k = c r s; halos are not counted (h and w are never split)."""
+    """Return the cost of a matmul with m = b h w, k = c r s; halos are not counted (h and w are never split)."""
     return _matmul(at, batch="", rows="bhw", columns="n", inner="crs")
 
 
@@ -120,7 +120,7 @@ _GATES, _INPUTS = 4, 2
 
 
 def _lstm(at: SplitLayer) -> Array:
-    """A matmul a layer and step, and the hidden state [b, e] that must arrive as [b, d]."""
+    """Return the cost of a matmul per layer and step, and of the hidden state [b, e] that must arrive as [b, d]."""
     layers, steps = at.layer.dims["l"], at.layer.dims["s"]
     hidden = (at.layer.dims["b"], at.layer.dims["d"])
     produced, needed = (at.splits[:, [at.names.index(name) for name in names]] for names in ("be", "bd"))
@@ -129,33 +129,33 @@ def _lstm(at: SplitLayer) -> Array:
 
 
 def _pooling(at: SplitLayer) -> Array:
-    """P + r b c [(h + R [c_h > 1])(w + S [c_w > 1]) - h w], with h and w of the input."""
+    """Return P + r b c [(h + R [c_h > 1])(w + S [c_w > 1]) - h w], with h and w of the input."""
     b, c, h, w = (np.array(shape_of(at.layer, "reads"), dtype=np.float64) / at.splits).T
     R, S = shape_of(at.layer, "window")
     halo = (h + R * (at.parts("h") > 1)) * (w + S * (at.parts("w") > 1)) - h * w
     return at.share(at.names) + at.word_flops * b * c * halo
 
 
-#: Operations an element of a normalisation and of a softmax, as the released code counts them.
+#: Operations per element of a normalisation and of a softmax, as counted in the released code.
 _NORM_OPERATIONS, _NORM_REDUCTIONS, _SOFTMAX_OPERATIONS = 16, 4, 4
 
 
 def _norm(at: SplitLayer) -> Array:
-    """16 P + 4 AR(P / x_a, c_a) + 4 AR(x_a, product of the other c)."""
+    """Return 16 P + 4 AR(P / x_a, c_a) + 4 AR(x_a, product of the other c)."""
     P, x_a, c_a = at.share(at.names), at.share(at.axes), at.parts(at.axes)
     others = at.parts(at.names) / c_a
     return _NORM_OPERATIONS * P + _NORM_REDUCTIONS * at.all_reduce(P / x_a, c_a) + _NORM_REDUCTIONS * at.all_reduce(x_a, others)
 
 
 def _softmax(at: SplitLayer) -> Array:
-    """4 P + P d_a + 2 AR(P / x_a, c_a) + AR(d_a P / x_a, c_a)."""
+    """Return 4 P + P d_a + 2 AR(P / x_a, c_a) + AR(d_a P / x_a, c_a)."""
     P, x_a, c_a = at.share(at.names), at.share(at.axes), at.parts(at.axes)
     d_a = at.layer.dims[at.axes]
     return _SOFTMAX_OPERATIONS * P + P * d_a + 2 * at.all_reduce(P / x_a, c_a) + at.all_reduce(d_a * P / x_a, c_a)
 
 
 def _cross_entropy(at: SplitLayer) -> Array:
-    """4 P + 2 b + [c_last > 1] 2 r b, b = P / x_last."""
+    """Return 4 P + 2 b + [c_last > 1] 2 r b, b = P / x_last."""
     names = at.names
     P, b = at.share(names), at.share(names[:-1])
     return _SOFTMAX_OPERATIONS * P + 2 * b + (at.parts(names[-1]) > 1) * 2 * at.word_flops * b
@@ -166,7 +166,7 @@ def _elementwise(at: SplitLayer) -> Array:
 
 
 def _mean(at: SplitLayer) -> Array:
-    """AR(P, product of c over the reduced dims)."""
+    """Return AR(P, product of c over the reduced dims)."""
     return at.all_reduce(at.share(at.names), at.parts(at.axes))
 
 
@@ -174,7 +174,7 @@ def _nothing(at: SplitLayer) -> Array:
     return np.zeros(len(at.splits))
 
 
-#: What a kind of layer costs. A new one is a line here, with its formula above, and its tensors' dims in `layer.py`.
+#: Cost of each kind of layer. A new kind is a line here, a formula above, and its tensors' dims in `layer.py`.
 COSTS: Mapping[str, Callable[[SplitLayer], Array]] = {
     LayerKind.CONVOLUTION: _convolution,
     LayerKind.FULLY_CONNECTED: _fully_connected,
@@ -195,15 +195,17 @@ COSTS: Mapping[str, Callable[[SplitLayer], Array]] = {
 
 
 def layer_cost(layer: Operator, splits: Splits, *, word_flops: float) -> Array:
-    """t_l of one layer under each configuration. [FLOP]"""
+    """Return t_l of one layer under each configuration. [FLOP]"""
     return COSTS[layer.kind](SplitLayer(layer=layer, splits=splits, word_flops=word_flops))
 
 
 def edge_cost(producer: Operator, produced: Splits, consumer: Operator, consumed: Splits, read: Operand, *, word_flops: float) -> Array:
-    """t_x between each configuration of a producer and each of a consumer, which reads its tensor so: 2 r times the missing words, forward
-    and backward. [FLOP]"""
+    """Return t_x between each configuration of a producer and of a consumer with the operand `read`. [FLOP]
+
+    It is 2 r times the missing words: forward and backward.
+    """
     a, b = _tensor_splits(produced, producer, producer.output), _tensor_splits(consumed, consumer, read)
-    # Many configurations split the tensor alike; the words are counted once for each distinct pair.
+    # Many configurations split the tensor alike; the words are counted once per distinct pair.
     (a, of_a), (b, of_b) = (np.unique(splits, axis=0, return_inverse=True) for splits in (a, b))
     words = 2 * word_flops * missing_words(shape_of(producer, "writes"), a[:, None, :], b[None, :, :])
     return words[of_a.ravel()[:, None], of_b.ravel()]
@@ -217,7 +219,7 @@ def _tensor_splits(splits: Splits, layer: Operator, operand: Operand) -> Splits:
 
 
 def missing_words(shape: Shape, produced: Splits, needed: Splits) -> Array:
-    """Words of its share of a tensor that a consumer's device does not already hold as producer.
+    """Return the words of its share of a tensor that a consumer's device does not already hold as producer.
 
     max(0, prod(s / b) - I),  I = 0 if prod b > prod a else prod min(s / a, s / b)
 
@@ -225,7 +227,7 @@ def missing_words(shape: Shape, produced: Splits, needed: Splits) -> Array:
     produced  a  parts of each dim at the producer; last axis: dims   [-]
     needed    b  the same at the consumer                             [-]
 
-    Where the consumer has more devices than the producer, nothing is counted as held. Which device holds which part is not looked at.
+    If the consumer has more devices than the producer, nothing is counted as held. The assignment of parts to devices is ignored.
     """
     s, a, b = np.array(shape, dtype=np.float64), produced, needed
     held = np.where(np.prod(b, axis=-1) > np.prod(a, axis=-1), 0.0, _product(np.minimum(s / a, s / b)))

@@ -1,9 +1,9 @@
-"""DenseNet-121 as a layer graph: within a block every layer reads what all earlier ones wrote.
+"""DenseNet-121 as a layer graph: within a block every layer reads the outputs of all earlier ones.
 
 Source: Huang, Liu, van der Maaten & Weinberger, Densely Connected Convolutional Networks, CVPR 2017, table 1 (growth rate 32, bottleneck of
-4 x 32 channels, compression 0.5, 224 x 224 images). As in the graphs of PaSE, a normalisation stands before each convolution, ReLU is
-part of it, and every join is a concat of all its inputs: a block of n layers has n + 1 tensors that read each other pairwise, so no order
-of elimination has small tables (dependent sets of 25).
+4 x 32 channels, compression 0.5, 224 x 224 images). As in the graphs of PaSE, a normalisation precedes each convolution and includes the
+ReLU, and every join is a concat of all its inputs. A block of n layers has n + 1 tensors that read each other pairwise, so no elimination
+order has small tables (dependent sets of 25).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class _Builder:
         self.layers: list[Operator] = []
         self.edges: list[tuple[int, int]] = []
 
-    def add(self, made: Operator, *producers: int) -> int:
-        self.layers.append(made)
+    def add(self, operator: Operator, *producers: int) -> int:
+        self.layers.append(operator)
         index = len(self.layers) - 1
         self.edges += [(producer, index) for producer in producers]
         return index
@@ -44,14 +44,14 @@ class _Builder:
         return self.add(layer(LayerKind.POOLING, dims, reads=self.shape(channels, input_side), window=(window, window)), producer)
 
     def concat(self, parts: list[tuple[int, int]], side: int) -> int:
-        """`parts`: vertex and channels of each input."""
+        """Add a concat. parts: vertex and channels of each input"""
         joined = self.shape(sum(channels for _, channels in parts), side)
-        made = layer(LayerKind.CONCAT, {"b": self.batch, "c": 1, "h": side, "w": side}, writes=joined, axes="c")
-        return self.add(made, *(vertex for vertex, _ in parts))
+        operator = layer(LayerKind.CONCAT, {"b": self.batch, "c": 1, "h": side, "w": side}, writes=joined, axes="c")
+        return self.add(operator, *(vertex for vertex, _ in parts))
 
 
 def densenet121(batch: int = 128) -> PaseGraph:
-    """The network for training on `batch` images, with PaSE's cutoff for convolutional networks."""
+    """Return the network for training on `batch` images, with PaSE's cutoff for convolutional networks."""
     build = _Builder(batch)
     side, channels = 56, 2 * _GROWTH
     vertex = build.convolution(3, channels, 7, 2 * side)

@@ -1,7 +1,7 @@
-"""The layer graphs of PaSE by name.
+"""Layer graphs of PaSE by name.
 
-Source: Elango, PaSE: Parallelization Strategies for Efficient DNN Training, IPDPS 2021. The graphs beside this file (`graphs/*.json`)
-were extracted by running its released code; DenseNet-121 is built in `densenet.py`.
+Source: Elango, PaSE: Parallelization Strategies for Efficient DNN Training, IPDPS 2021. The files `graphs/*.json` of this folder were
+extracted by running its released code; DenseNet-121 is built in `densenet.py`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _FOLDER = Path(__file__).parent / "graphs"
 
 
 def list_pase_graphs() -> tuple[str, ...]:
-    """The names that `load_pase_graph` knows."""
+    """Return the names for `load_pase_graph`."""
     return tuple(sorted([*(path.stem for path in _FOLDER.glob("*.json")), "densenet121"]))
 
 
 def load_pase_graph(name: str) -> PaseGraph:
-    """A network of the paper by its name, or `densenet121`."""
+    """Return a network of the paper by its name, or `densenet121`."""
     if name == "densenet121":
         return densenet121()
     path = _FOLDER / f"{name}.json"

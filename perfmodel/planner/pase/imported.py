@@ -1,7 +1,7 @@
-"""PaSE's search on an imported graph: its cost function and its space of configurations, on operators and links that torch.export gave.
+"""PaSE's search on an imported graph: its cost function and its space of configurations, on operators and links from torch.export.
 
-Each operator becomes one or several layers of PaSE's kinds, over (some of) its own dims; a tensor between two operators is compared run by
-run of its dims, so that a reshape between them costs nothing where the parts agree. What was not recognised stays whole.
+Each operator becomes one or several layers of PaSE's kinds, over (some of) its own dims. A tensor between two operators is compared by runs
+of its dims, so that a reshape costs nothing where the parts agree. Unrecognised operators are not split.
 
 Source: Elango, PaSE: Parallelization Strategies for Efficient DNN Training, IPDPS 2021, sections II and III.
 """
@@ -26,15 +26,15 @@ from perfmodel.workload.imported.graph import DimLink, ImportedEdge, ImportedGra
 
 Array = NDArray[np.float64]
 
-#: The convolutional networks of the paper are not cut into shares below 4, the others may be; an imported graph may.
+#: Least share of a dim. The paper uses 4 for its convolutional networks and no limit for the others; imported graphs have no limit.
 SMALLEST_SHARE = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedStrategy:
-    """Parts of each dim of each vertex, what they cost, and what data parallelism costs. [FLOP, times in s]
+    """Parts of each dim of each vertex, their cost, and the cost of data parallelism. [FLOP, times in s]
 
-    data_parallel_devices   those that data parallelism can use: the samples may be fewer than the devices
+    data_parallel_devices   devices that data parallelism can use: there may be fewer samples than devices
     """
 
     num_devices: int
@@ -53,7 +53,7 @@ class ImportedStrategy:
 
 
 def search_imported(graph: ImportedGraph, num_devices: int, *, word_flops: float = flops_per_word()) -> ImportedStrategy:
-    """The strategy of least cost in PaSE's space."""
+    """Return the strategy of least cost in PaSE's space."""
     if isinstance(num_devices, bool) or not isinstance(num_devices, int) or num_devices < 1:
         raise bad_field("num_devices", num_devices, "must be a whole number of at least 1", "use 4, 8, 16, 32 or 64")
     start = time.process_time()
@@ -81,7 +81,7 @@ def search_imported(graph: ImportedGraph, num_devices: int, *, word_flops: float
 
 
 def _vertex_tables(graph: ImportedGraph, num_devices: int, word_flops: float) -> tuple[list[Splits], list[Array]]:
-    """C(v) and t_l of each vertex; equal vertices share their arrays."""
+    """Return C(v) and t_l of each vertex; equal vertices share their arrays."""
     known: dict[object, tuple[Splits, Array]] = {}
     configurations, costs = [], []
     for vertex in graph.vertices:
@@ -96,18 +96,19 @@ def _vertex_tables(graph: ImportedGraph, num_devices: int, word_flops: float) ->
 
 
 def _likeness(vertex: ImportedVertex) -> tuple[object, ...]:
-    """Equal for vertices with equal tables."""
+    """Return a key that is equal for vertices with equal tables."""
     operands = tuple((operand.shape, operand.dims) for operand in (*vertex.inputs, *vertex.outputs))
     return vertex.kind, _factors(vertex), tuple(vertex.dims.items()), operands, vertex.reduced, vertex.unsplit, vertex.chain
 
 
 def _configurations(vertex: ImportedVertex, num_devices: int) -> Splits:
-    """Every split of the dims that may be split. A dim of which some tensor of an attention has fewer entries (heads) must divide those.
+    """Return every split of the dims that may be split.
 
-    As in PaSE, a convolution is not split over its pixels: halos have no price there.
+    If some tensor of an attention has fewer entries along a dim (heads), the parts must divide those. As in PaSE, a convolution is not
+    split over its pixels: halos have no cost there.
     """
-    whole = {*vertex.unsplit, *(vertex.outputs[0].dims[2:] if vertex.kind is ImportedKind.CONVOLUTION else ())}
-    sizes = {name: 1 if name in whole else size for name, size in vertex.dims.items()}
+    unsplit = {*vertex.unsplit, *(vertex.outputs[0].dims[2:] if vertex.kind is ImportedKind.CONVOLUTION else ())}
+    sizes = {name: 1 if name in unsplit else size for name, size in vertex.dims.items()}
     for operand in (*vertex.inputs, *vertex.outputs):
         for name, size in zip(operand.dims, operand.shape, strict=True):
             if name and vertex.kind is ImportedKind.ATTENTION:
@@ -123,13 +124,13 @@ def _configurations(vertex: ImportedVertex, num_devices: int) -> Splits:
 def _cost(vertex: ImportedVertex, splits: Splits, word_flops: float) -> Array:
     total: Array = np.zeros(len(splits))
     names = list(vertex.dims)
-    for each, of_dims in _layers(vertex):
-        total = total + layer_cost(each, splits[:, [names.index(name) for name in of_dims]], word_flops=word_flops)
+    for operator, of_dims in _layers(vertex):
+        total = total + layer_cost(operator, splits[:, [names.index(name) for name in of_dims]], word_flops=word_flops)
     return total
 
 
 def _layers(vertex: ImportedVertex) -> list[tuple[Operator, tuple[str, ...]]]:
-    """The layers of PaSE that an operator is, each with the operator's dims in the order of its own."""
+    """Return the PaSE layers of an operator, each with the operator's dims in the layer's order."""
     dims = dict(vertex.dims)
     match vertex.kind:
         case ImportedKind.MATMUL:
@@ -154,7 +155,7 @@ def _layers(vertex: ImportedVertex) -> list[tuple[Operator, tuple[str, ...]]]:
         case ImportedKind.SOFTMAX:
             return [_plain(LayerKind.SOFTMAX, dims, axes=_axis_of(vertex))]
         case ImportedKind.CROSS_ENTROPY:
-            return [_plain(LayerKind.CROSS_ENTROPY, {name: dims[name] for name in (*(each for each in dims if each != "v"), "v")})]
+            return [_plain(LayerKind.CROSS_ENTROPY, {name: dims[name] for name in (*(dim for dim in dims if dim != "v"), "v")})]
         case ImportedKind.REDUCTION:
             return [_plain(LayerKind.MEAN, dims, axes="".join(vertex.reduced))]
         case ImportedKind.POOLING:
@@ -166,15 +167,15 @@ def _layers(vertex: ImportedVertex) -> list[tuple[Operator, tuple[str, ...]]]:
 
 
 def _factors(vertex: ImportedVertex) -> tuple[int, int]:
-    """Which inputs are the two factors: of `addmm` and the like the first one is added."""
+    """Return the indices of the two factors among the inputs; `addmm` and similar operators add the first input."""
     is_added_first = vertex.operator.split(".")[1:2] in (["addmm"], ["baddbmm"])
     return (1, 2) if is_added_first else (0, 1)
 
 
 def _letters(names: Sequence[str]) -> dict[str, str]:
-    """PaSE's layers have dims of one letter."""
+    """Map dims to single letters, which PaSE's layers need."""
     letters = iter("abcdefghijklmnopqrstuvwxyz")
-    return {name: name if len(name) == 1 else next(each for each in letters if each not in names) for name in names}
+    return {name: name if len(name) == 1 else next(letter for letter in letters if letter not in names) for name in names}
 
 
 def _einsum(dims: Mapping[str, int], *terms: Sequence[str]) -> tuple[Operator, tuple[str, ...]]:
@@ -191,16 +192,16 @@ def _plain(kind: LayerKind, dims: Mapping[str, int], *, axes: str = "", pointwis
 
 
 def _axis_of(vertex: ImportedVertex) -> str:
-    """PaSE's norms and softmax have one axis: the largest of those reduced, or the batch for a batch norm."""
+    """Return the one axis of PaSE's norms and softmax: the largest reduced one, or the batch for a batch norm."""
     if vertex.kind is ImportedKind.BATCH_NORM:
         return vertex.reduced[0]
     return max(vertex.reduced, key=lambda name: vertex.dims[name])
 
 
 def _convolution(vertex: ImportedVertex) -> tuple[Operator, tuple[str, ...]]:
-    """As a matmul of m = b h w, n filters and k = c r s; where each channel has its own filter, a batch of them.
+    """Return a convolution as a matmul of m = b h w, n filters and k = c r s; with a filter per channel, as a batch of them.
 
-    Groups of several channels are priced as if every filter read every channel: PaSE knows no groups.
+    Groups of several channels are priced as if every filter read every channel: PaSE has no groups.
     """
     dims = vertex.dims
     weight, output = vertex.inputs[1].dims, vertex.outputs[0].dims
@@ -215,8 +216,8 @@ def _pooling(vertex: ImportedVertex) -> tuple[Operator, tuple[str, ...]]:
     source, output = vertex.inputs[0].shape, vertex.outputs[0].shape
     window = (math.ceil(source[-2] / output[-2]), math.ceil(source[-1] / output[-1]))
     names = dict(zip("bchw", vertex.dims.values(), strict=True))
-    whole: Shape = tuple(source) if len(source) == len(output) else (1, *source)
-    return layer(LayerKind.POOLING, names, reads=whole, window=window), tuple(vertex.dims)
+    read_shape: Shape = tuple(source) if len(source) == len(output) else (1, *source)
+    return layer(LayerKind.POOLING, names, reads=read_shape, window=window), tuple(vertex.dims)
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------
@@ -239,7 +240,7 @@ def _edge_tables(graph: ImportedGraph, configurations: Sequence[Splits], word_fl
 def _edge_cost(
     edge: ImportedEdge, producer: ImportedVertex, produced: Splits, consumer: ImportedVertex, consumed: Splits, word_flops: float
 ) -> Array:
-    """t_x as PaSE has it, over the runs of dims that the two sides share."""
+    """Return t_x as in PaSE, over the runs of dims that the two sides share."""
     links = edge.links
     if not links:
         return np.zeros((len(produced), len(consumed)))
@@ -251,7 +252,7 @@ def _edge_cost(
 
 
 def _parts_of_runs(links: Sequence[DimLink], splits: Splits, names: Sequence[str], *, is_producer: bool) -> Splits:
-    """Into how many parts each run is cut. A dim is cut from outside: its outermost run first, what is left over the next one."""
+    """Return the number of parts of each run. A dim is split from outside: its outermost run first, the remaining parts on the next one."""
     parts = np.ones((len(splits), len(links)), dtype=np.int64)
     for dim in dict.fromkeys(link.producer if is_producer else link.consumer for link in links):
         if not dim:
@@ -263,9 +264,9 @@ def _parts_of_runs(links: Sequence[DimLink], splits: Splits, names: Sequence[str
             parts[:, columns[0]] = left  # also where one side has fewer entries: a window, a stride
             continue
         for column in columns:
-            here = np.gcd(left, links[column].size)
-            parts[:, column] = here
-            left //= here
+            run_parts = np.gcd(left, links[column].size)
+            parts[:, column] = run_parts
+            left //= run_parts
     return parts
 
 
@@ -275,12 +276,12 @@ def _parts_of_runs(links: Sequence[DimLink], splits: Splits, names: Sequence[str
 
 
 def _batch_dims(graph: ImportedGraph) -> list[str]:
-    """The dim of each vertex that counts samples ("" where none does): the first of the first input, followed through the links."""
+    """Return the sample dim of each vertex ("" if it has none): the first of the first input, followed through the links."""
     batch = [""] * len(graph.vertices)
     for index, vertex in enumerate(graph.vertices):
         if vertex.kind is ImportedKind.INPUT:
             batch[index] = next(iter(vertex.dims), "")
-    for edge in sorted(graph.edges, key=lambda each: each.consumer):
+    for edge in sorted(graph.edges, key=lambda edge: edge.consumer):
         for link in edge.links:
             is_samples = link.producer and link.producer == batch[edge.producer] and link.consumer
             if is_samples and not batch[edge.consumer]:
@@ -289,7 +290,7 @@ def _batch_dims(graph: ImportedGraph) -> list[str]:
 
 
 def _data_parallel(graph: ImportedGraph, configurations: Sequence[Splits]) -> list[int]:
-    """The configuration of each vertex that cuts the samples, and nothing else, into as many parts as it can."""
+    """Return the configuration of each vertex that splits only the samples, into the largest possible number of parts."""
     chosen = []
     for vertex, rows, batch in zip(graph.vertices, configurations, _batch_dims(graph), strict=True):
         others = [index for index, name in enumerate(vertex.dims) if name != batch]

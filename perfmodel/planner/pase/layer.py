@@ -1,7 +1,7 @@
-"""Layers in the vocabulary of PaSE as operators of a `Graph`, and what beside a graph its search asks for.
+"""PaSE's layers as operators of a `Graph`, with the further inputs of its search.
 
-A layer has PaSE's kind, and dims of one letter in PaSE's order; its settings are what the paper's formulas need besides. It reads what
-other layers write: weights, work and what is saved are left out, as the formulas count by themselves.
+A layer has PaSE's kind, and dims of one letter in PaSE's order; its settings are the further inputs of the paper's formulas. It reads the
+outputs of other layers. Weights, work and saved data are left out, since the formulas include them.
 
 Source: Elango, PaSE: Parallelization Strategies for Efficient DNN Training, IPDPS 2021.
 """
@@ -48,7 +48,7 @@ def layer(
     window: tuple[int, int] = (1, 1),
     pointwise: int = 0,
 ) -> Operator:
-    """One layer, not yet in a graph.
+    """Return one layer, not yet in a graph.
 
     dims        by name, in order; in a convolution h and w are those of the output, a joined dim has size 1
     writes      shape of the output; that of the dims if left out
@@ -58,14 +58,14 @@ def layer(
     window      of a pooling; pointwise: elementwise operations fused into the layer
     """
     settings: dict[str, Setting] = {"axes": axes, "equation": equation, "window": window, "pointwise": pointwise, "reads": reads}
-    made = Operator(name=kind, kind=kind, dims=dims, inputs=(), output=Operand(tensor="", dims=()), settings=settings)
-    written = _written(made)
+    operator = Operator(name=kind, kind=kind, dims=dims, inputs=(), output=Operand(tensor="", dims=()), settings=settings)
+    written = _written(operator)
     shape = writes or ((prod(dims.values()),) if written == FLAT else tuple(dims[name] for name in written))
-    return replace(made, output=Operand(tensor="", dims=written), settings=settings | {"writes": shape})
+    return replace(operator, output=Operand(tensor="", dims=written), settings=settings | {"writes": shape})
 
 
 def einsum_layer(dims: Mapping[str, int], equation: str, *, pointwise: int = 0) -> Operator:
-    """An einsum; the shapes follow from its equation."""
+    """Return an einsum; the shapes follow from its equation."""
     return layer(LayerKind.EINSUM, dims, equation=equation, pointwise=pointwise)
 
 
@@ -78,26 +78,26 @@ def text_of(operator: Operator, setting: str) -> str:
 
 
 def shape_of(operator: Operator, setting: str) -> Shape:
-    found = operator.settings[setting]
-    assert isinstance(found, tuple)
-    return found
+    value = operator.settings[setting]
+    assert isinstance(value, tuple)
+    return value
 
 
 def terms_of(operator: Operator) -> tuple[str, str, str]:
-    """Dims of an einsum's first and second input and of its output."""
+    """Return the dims of an einsum's first and second input and of its output."""
     inputs, output = text_of(operator, "equation").split("->")
     first, second = inputs.split(",")
     return first, second, output
 
 
 def likeness(operator: Operator) -> object:
-    """Equal for layers that cost alike."""
+    """Return a key that is equal for layers with equal costs."""
     return operator.kind, tuple(operator.dims.items()), tuple(operator.settings.items())
 
 
 # --- tensors --------------------------------------------------------------------------------------------------------
 
-#: A tensor of one position that no dim cuts: its one split is the product of all.
+#: A tensor of one position that no single dim splits: its one split is the product of all.
 FLAT = ("",)
 
 
@@ -120,7 +120,7 @@ def _written(operator: Operator) -> tuple[str, ...]:
 
 
 def read_dims(operator: Operator, shape: Shape) -> tuple[str, ...]:
-    """Its dims along a tensor of this shape that it reads."""
+    """Return the layer's dims along a tensor of this shape that it reads."""
     names, axes = names_of(operator), text_of(operator, "axes")
     match operator.kind:
         case LayerKind.CONVOLUTION:
@@ -145,7 +145,7 @@ def read_dims(operator: Operator, shape: Shape) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class PaseGraph:
-    """A graph of layers, and the size below which no share of a dim may fall."""
+    """A graph of layers, and the least size of a share of a dim."""
 
     graph: Graph
     smallest_share: int
@@ -164,7 +164,7 @@ class PaseGraph:
 
     @cached_property
     def edges(self) -> tuple[tuple[int, int], ...]:
-        """(producer, consumer) of each tensor between two layers."""
+        """The (producer, consumer) of each tensor between two layers."""
         producers = self.graph.producers()
         return tuple(sorted((producers[tensor], index) for tensor, reading in self.graph.readers().items() for index, _ in reading))
 
@@ -172,15 +172,15 @@ class PaseGraph:
 def graph_of(
     name: str, layers: Sequence[Operator], edges: Iterable[tuple[int, int]], *, batch: int, smallest_share: int, source: str
 ) -> PaseGraph:
-    """Layers in an order of execution; `edges` are (producer, consumer)."""
-    shapes = [shape_of(each, "writes") for each in layers]
+    """Return the graph of layers in an order of execution; `edges` are (producer, consumer)."""
+    shapes = [shape_of(operator, "writes") for operator in layers]
     read: list[list[Operand]] = [[] for _ in layers]
     for producer, consumer in sorted(edges):
         dims = read_dims(layers[consumer], shapes[producer])
         read[consumer].append(Operand(tensor=f"{producer}.out", dims=dims))
     operators = tuple(
-        replace(each, name=str(index), inputs=tuple(read[index]), output=replace(each.output, tensor=f"{index}.out"))
-        for index, each in enumerate(layers)
+        replace(operator, name=str(index), inputs=tuple(read[index]), output=replace(operator.output, tensor=f"{index}.out"))
+        for index, operator in enumerate(layers)
     )
     tensors = {f"{index}.out": Tensor(name=f"{index}.out", shape=shape) for index, shape in enumerate(shapes)}
     return PaseGraph(

@@ -1,7 +1,7 @@
 """PaSE's space of configurations and its tables, ready for the search kernel.
 
-A configuration of a layer says into how many parts each of its dims is split. C(v) holds all of them that divide the dims, leave
-shares of at least `smallest_share`, and use at most p devices; a dim without an admissible divisor stays whole.
+A configuration of a layer is the number of parts of each of its dims. C(v) holds all configurations that divide the dims, leave
+shares of at least `smallest_share`, and use at most p devices; a dim without an admissible divisor is not split.
 
 Source: Elango, PaSE, IPDPS 2021, section II.
 """
@@ -27,7 +27,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaseTables:
-    """The configurations of each layer, what each costs, and what each pair costs. Equal layers share their arrays."""
+    """Configurations of each layer, and costs of layers and pairs. Equal layers share their arrays."""
 
     graph: PaseGraph
     num_devices: int
@@ -36,31 +36,31 @@ class PaseTables:
     edges: tuple[tuple[int, int, Array], ...]
 
     def strategy(self, choice: Sequence[int]) -> tuple[dict[str, int], ...]:
-        """The parts of each dim of each layer, by the dim's name."""
+        """Return the parts of each dim of each layer, by the dim's name."""
         return tuple(
             dict(zip(layer.dims, map(int, splits[index]), strict=True))
             for layer, splits, index in zip(self.graph.layers, self.configurations, choice, strict=True)
         )
 
     def cost_of(self, strategy: Sequence[Sequence[int]]) -> float:
-        """F of any strategy of the space: the parts of each dim, in the order of each layer's dims. [FLOP]"""
+        """Return F of any strategy of the space: the parts of each dim, in the order of each layer's dims. [FLOP]"""
         choice = []
         for index, (splits, wanted) in enumerate(zip(self.configurations, strategy, strict=True)):
-            found = np.flatnonzero((splits == np.array(wanted)).all(axis=1))
-            if len(found) == 0:
+            rows = np.flatnonzero((splits == np.array(wanted)).all(axis=1))
+            if len(rows) == 0:
                 raise bad_field(f"strategy[{index}]", tuple(wanted), "is not among the layer's configurations", "use one of them")
-            choice.append(int(found[0]))
-        own = sum(float(cost[label]) for cost, label in zip(self.vertex_costs, choice, strict=True))
-        return own + sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.edges)
+            choice.append(int(rows[0]))
+        total = sum(float(cost[label]) for cost, label in zip(self.vertex_costs, choice, strict=True))
+        return total + sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.edges)
 
 
-#: Dims that stay whole, and kinds whose splits must be contiguous.
+#: Dims that are not split, and kinds whose splits must be contiguous.
 _UNSPLIT: Mapping[str, str] = {LayerKind.CONVOLUTION: "hw", LayerKind.LSTM: "s"}
 _FLATTENS = (LayerKind.RAVEL, LayerKind.UNRAVEL)
 
 
 def pase_configurations(layer: Operator, *, num_devices: int, smallest_share: int) -> Splits:
-    """C(v): one row for each configuration, in lexicographic order."""
+    """Return C(v): one row per configuration, in lexicographic order."""
     unsplit = _UNSPLIT.get(layer.kind, "")
     rows: Splits = np.ones((1, 0), dtype=np.int64)
     used: Splits = np.ones(1, dtype=np.int64)
@@ -77,7 +77,7 @@ def pase_configurations(layer: Operator, *, num_devices: int, smallest_share: in
 
 
 def _is_contiguous(layer: Operator, splits: Splits) -> NDArray[np.bool_]:
-    """Splits whose parts are contiguous when the dims are flattened: some dims split to single entries, then one in part, then none."""
+    """Return the splits with contiguous parts after flattening: some dims split to single entries, then one in part, then none."""
     is_legal = np.ones(len(splits), dtype=bool)
     is_past_full = np.zeros(len(splits), dtype=bool)
     for parts, size in zip(splits.T, layer.dims.values(), strict=True):
@@ -87,7 +87,7 @@ def _is_contiguous(layer: Operator, splits: Splits) -> NDArray[np.bool_]:
 
 
 def pase_tables(graph: PaseGraph, num_devices: int, *, word_flops: float = flops_per_word()) -> PaseTables:
-    """Every cost that a search needs. Layers and edges that are equal are tabulated once."""
+    """Return every cost that a search needs. Equal layers and edges are tabulated once."""
     if isinstance(num_devices, bool) or not isinstance(num_devices, int) or num_devices < 1:
         raise bad_field("num_devices", num_devices, "must be a whole number of at least 1", "use 4, 8, 16, 32 or 64")
     kinds = [likeness(layer) for layer in graph.layers]
@@ -115,13 +115,13 @@ def pase_tables(graph: PaseGraph, num_devices: int, *, word_flops: float = flops
 
 
 def pase_search(tables: PaseTables) -> Solution:
-    """The strategy of least cost in PaSE's space, under PaSE's cost function."""
+    """Return the strategy of least cost in PaSE's space, under PaSE's cost function."""
     return eliminate(tables.vertex_costs, tables.edges)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaseRun:
-    """One search of PaSE's space: what was found, and the CPU time of making the tables and of the search. [s]"""
+    """One search of PaSE's space: its result, and the CPU time of the tables and of the search. [s]"""
 
     tables: PaseTables
     solution: Solution
@@ -130,16 +130,16 @@ class PaseRun:
 
     @property
     def times_data_parallel(self) -> float:
-        """The cost of pure data parallelism over the cost found; nan where the space does not hold it."""
-        whole = [[self.tables.num_devices if name == "b" else 1 for name in layer.dims] for layer in self.tables.graph.layers]
+        """Cost of pure data parallelism over the best cost; nan where the space lacks data parallelism."""
+        strategy = [[self.tables.num_devices if name == "b" else 1 for name in layer.dims] for layer in self.tables.graph.layers]
         try:
-            return self.tables.cost_of(whole) / self.solution.cost
+            return self.tables.cost_of(strategy) / self.solution.cost
         except InputError:
             return math.nan
 
 
 def run_pase(graph: PaseGraph, num_devices: int) -> PaseRun:
-    """Tables and search, timed apart."""
+    """Compute tables and search, timed separately."""
     start = time.process_time()
     tables = pase_tables(graph, num_devices)
     middle = time.process_time()

@@ -1,1 +1,1 @@
-"""The best sharding of every operator."""
+"""Search for the best sharding of every operator."""

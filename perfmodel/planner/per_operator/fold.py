@@ -1,9 +1,9 @@
-"""Repeated layers solved once: vertices that must choose alike become one.
+"""Folding of repeated layers: vertices that must choose alike become one.
 
-A network of 80 equal layers has 80 times the vertices of one layer. Where all layers are to choose alike, the i-th operator of every
-layer is one vertex whose cost is theirs added up, and what the last operator of a layer hands to the next layer is an edge from that vertex
-to the layer's own input. Nothing is approximated: the folded cost of a choice is the network's cost of the plan that repeats it. What is
-given up are plans in which layers differ.
+A network of 80 equal layers has 80 times the vertices of one layer. If all layers choose alike, the i-th operators of all layers become
+one vertex with the sum of their costs. A tensor from one layer to the next becomes an edge from that vertex to the layer's own input.
+Nothing is approximated: the folded cost of a choice is the network's cost of the plan that repeats it. Plans in which layers differ are
+excluded.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NUMBERED = re.compile(r"^(.*?)(\d+)$")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FoldedEdges:
-    """between: (u, v, matrix) of folded vertices; within: (folded vertex, vector) of pairs that fold into one vertex."""
+    """Edges after folding. between: (u, v, matrix) of folded vertices; within: (folded vertex, vector) of pairs inside one vertex."""
 
     between: list[Edge]
     within: list[tuple[int, Array]]
@@ -33,7 +33,7 @@ class FoldedEdges:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold:
-    """of[v]: the folded vertex of each vertex; first[f]: the first vertex of each folded one."""
+    """Map between vertices and folded ones. of[v]: the folded vertex of v; first[f]: the first vertex of f."""
 
     of: tuple[int, ...]
     first: tuple[int, ...]
@@ -42,7 +42,7 @@ class Fold:
         return tuple(choice[folded] for folded in self.of)
 
     def edges(self, edges: Sequence[Edge]) -> FoldedEdges:
-        """Matrices between folded vertices, and what pairs within one of them add to its vector."""
+        """Return the matrices between folded vertices, and the vectors of pairs within one of them."""
         within: list[tuple[int, Array]] = []
         matrices: dict[tuple[int, int], dict[int, tuple[float, Array]]] = {}
         for u, v, matrix in edges:
@@ -51,10 +51,10 @@ class Fold:
                 within.append((a, np.ascontiguousarray(matrix.diagonal())))
             else:
                 _count(matrices.setdefault((a, b), {}), matrix)
-        return FoldedEdges(between=[(a, b, _sum(found)) for (a, b), found in matrices.items()], within=within)
+        return FoldedEdges(between=[(a, b, _sum(counted)) for (a, b), counted in matrices.items()], within=within)
 
     def costs(self, costs: Sequence[Array], within: Sequence[tuple[int, Array]] = ()) -> list[Array]:
-        """A vector for each folded vertex: those of its vertices, and of pairs within it, added up."""
+        """Return a vector per folded vertex: the sum over its vertices and the pairs within it."""
         counted: list[dict[int, tuple[float, Array]]] = [{} for _ in self.first]
         for v, cost in enumerate(costs):
             _count(counted[self.of[v]], cost)
@@ -63,7 +63,7 @@ class Fold:
         return [_sum(vectors) for vectors in counted]
 
     def problem(self, costs: Sequence[Array], edges: Sequence[Edge]) -> tuple[list[Array], list[Edge]]:
-        """Vectors and matrices of the folded problem."""
+        """Return the vectors and matrices of the folded problem."""
         folded = self.edges(edges)
         return self.costs(costs, folded.within), folded.between
 
@@ -82,14 +82,14 @@ def _sum(counted: dict[int, tuple[float, Array]]) -> Array:
 
 
 def unfolded(num_vertices: int) -> Fold:
-    """Every vertex by itself."""
+    """Return the fold in which every vertex stays separate."""
     return Fold(of=tuple(range(num_vertices)), first=tuple(range(num_vertices)))
 
 
 def fold_layers(space: NetworkSpace) -> Fold:
-    """Operators of one name but for the number of their layer, and held tensors read first by such operators, choose alike.
+    """Fold operators whose names differ only in the layer's number, and held tensors that such operators read first.
 
-    Only where they have the same configurations. Layers are known by `Operator.layer`: a name that ends in a number.
+    They must have the same configurations. Layers are identified by `Operator.layer`: a name that ends in a number.
     """
     network = space.network
     keys: list[object] = []

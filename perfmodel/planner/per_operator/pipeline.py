@@ -1,14 +1,14 @@
-"""Pipelines around the per-operator search: stages of a network, each cut in its own way over the chips of its stage.
+"""Pipelines around the per-operator search: stages of a network, each with its own sharding over the chips of its stage.
 
-The operators in their order are a chain of blocks: a block ends where one tensor alone goes on. Stages are runs of blocks. With S stages, m
+The operators in order are a chain of blocks; a block ends where a single tensor continues. Stages are runs of blocks. With S stages, m
 microbatches and t_i for one microbatch on stage i (forward and backward), 1F1B takes
 
-    T = sum over i of t_i + (m - 1) * max over i of t_i + sends + what a step does once
+    T = sum over i of t_i + (m - 1) * max over i of t_i + sends + costs once per step
 
-On each mesh (chips / S for a stage) the whole network is searched once; blocks then have times and memory, and `partition_chain` finds the
+On each mesh (chips / S for a stage) the whole network is searched once. Blocks then have times and memory, and `partition_chain` finds the
 stages of least T. A stage whose weights, state and min(m, S - i) live microbatches do not fit is searched again under its limit.
-This is done for every number of stages and of microbatches: first on a coarse space (within a network tier an operator cuts two dims), then
-on the whole space for the most promising.
+This is done for every number of stages and of microbatches: first on a coarse space (an operator shards at most two dims within a network
+tier), then on the full space for the most promising.
 
 Source: Zheng et al., Alpa, OSDI 2022, section 5.2 (stages by dynamic programming over the largest stage time); Narayanan et al., Efficient
 large-scale language model training on GPU clusters using Megatron-LM, SC 2021 (1F1B).
@@ -40,21 +40,21 @@ from perfmodel.search.budget import MOST_WORK
 
 Array = NDArray[np.float64]
 
-#: Axes of a mesh beyond which the outermost are joined, so that spaces stay small.
+#: Number of mesh axes beyond which the outermost are joined, so that spaces stay small.
 MOST_AXES = 6
-#: Of the candidates (stages, microbatches), so many are searched on the whole space after all were on the coarse one, and only those that
-#: took there at most this many times the best one's time.
+#: Number of candidates (stages, microbatches) that are searched on the full space after the coarse one, and their largest coarse time
+#: over the least.
 _FINE, _CLOSE = 2, 1.03
 _COARSE_DIMS = 2
-#: Finding the cuts may take so many entries (`search/budget.py`).
+#: Work limit of finding the cuts, in entries (`search/budget.py`).
 _CUT_WORK = 6e8
 #: Mixtures of parameter collectives (`cost/per_operator/overlap.py`) that are searched.
 _SHARES = (0.0, 0.5, 1.0)
-#: Exposed parameter collectives below this share of a step are left as they are.
+#: Share of a step below which exposed parameter collectives are not reduced further.
 _HARDLY = 0.01
-#: How often a plan that does not fit is searched again with less room.
+#: Number of times that a plan that does not fit is searched again with less memory.
 _MOST_RETRIES = 3
-#: A stage under its memory limit may be off by this share of its time, and take so many entries: on the coarse space, on the whole one.
+#: Accepted gap of a stage under its memory limit, and its work limit in entries: on the coarse space, on the full one.
 _COARSE_EFFORT, _FINE_EFFORT = (0.03, 6e8), (0.005, 1.5e9)
 
 
@@ -63,7 +63,7 @@ class Stage:
     """A run of operators on the chips of one stage.
 
     microbatch_time   forward and backward of one microbatch, with the collectives of activations  [s]
-    memory            of one chip by class, at its fullest moment  [byte]
+    memory            peak memory of one chip by class  [byte]
     """
 
     first: str
@@ -76,12 +76,13 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSearch:
-    """The best plan found, predicted: its stages, and the sharding of every operator on the mesh of a stage.
+    """The best plan and its prediction: its stages, and the sharding of every operator on the mesh of a stage.
 
-    lower_bound   no split into as many stages and microbatches takes less: (1 + (m - 1) / S) times the least time of all operators
-    price         seconds of a microbatch that one more byte would save, in the stage where that is most   [s/byte]
-    cut_off       what ended a search of its cuts or of a stage before it was as close as it should be, or of other numbers of stages before
-                  they were all tried: `work limit`, `memory limit` or the user's `time limit`; else nothing
+    lower_bound   of the time of any split into the same numbers of stages and microbatches: (1 + (m - 1) / S) times the least time of all
+                  operators
+    price         seconds of a microbatch saved per additional byte, in the stage where that is largest   [s/byte]
+    cut_off       reason for an early end of a search of its cuts or of a stage, or of the search over numbers of stages: `work limit`,
+                  `memory limit` or the user's `time limit`; else empty
     """
 
     best: Prediction
@@ -103,15 +104,15 @@ class PipelineSearch:
 
 
 def plan_stages(estimator: Estimator, plan: Plan) -> tuple[Stage, ...]:
-    """The stages of a plan whose operators have shardings of their own, each with its time and memory."""
+    """Return the stages of a plan with per-operator shardings, each with its time and memory."""
     network = estimator.programs.network(plan.micro_batch)
     runs = stage_runs(network, plan)
     times, profile = rank_times(estimator, plan), estimator.profile
     around = profile.allocator.workspace_bytes + scalar(evaluate_memory(estimator, plan).of.outside)
-    found = []
+    stages = []
     for index, (start, end) in enumerate(runs):
         _, _, memory = memory_on_rank(estimator, plan, index)
-        found.append(
+        stages.append(
             Stage(
                 first=network.operators[start].name,
                 last=network.operators[end - 1].name,
@@ -121,7 +122,7 @@ def plan_stages(estimator: Estimator, plan: Plan) -> tuple[Stage, ...]:
                 memory={**memory, "framework": around, "total": sum(memory.values()) + around},
             )
         )
-    return tuple(found)
+    return tuple(stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -142,12 +143,12 @@ def search_pipeline(
     budget: Budget | None = None,
     progress: Callable[[float, str], None] | None = None,
 ) -> PipelineSearch:
-    """The fastest plan of the estimator's job found over all numbers of stages and microbatches (or those given).
+    """Return the fastest plan of the estimator's job over all numbers of stages and microbatches (or the given ones).
 
-    cluster        how plans refer to the estimator's cluster
+    cluster        name of the estimator's cluster in plans
     memory_limit   of one chip, for everything  [byte]
-    beat           the step time of a plan at hand: what cannot be faster is not searched  [s]
-    budget         with the user's time limit, after which the best plan so far is returned; work is counted for each search by itself
+    beat           step time of a known plan: candidates that cannot be faster are skipped  [s]
+    budget         has the user's time limit, after which the best plan so far is returned; work is counted for each search separately
     """
     start = time.perf_counter()
     allowed = budget or Budget(math.inf)
@@ -182,27 +183,27 @@ def search_pipeline(
             bounds.append((pipeline(candidate, _COARSE_DIMS).bound(), index))
         except InputError as error:
             reasons.append(str(error))
-    # the most promising first: once a plan beats the bounds of all that are left, they need no search
-    found: list[tuple[float, int]] = []
+    # the most promising first: once a plan beats the bounds of all remaining ones, they are skipped
+    times: list[tuple[float, int]] = []
     coarse: dict[int, PipelineSearch] = {}
     for done, (bound, index) in enumerate(sorted(bounds)):
-        if bound >= min([beat, *(seconds for seconds, _ in found)]):
+        if bound >= min([beat, *(seconds for seconds, _ in times)]):
             break
-        if found and allowed.is_late:
+        if times and allowed.is_late:
             cut_off = "time limit"
             break
         report(0.3 + 0.5 * done / len(bounds), candidates[index], "coarse space")
         try:
             coarse[index] = pipeline(candidates[index], _COARSE_DIMS).run()
-            found.append((coarse[index].step_time, index))
+            times.append((coarse[index].step_time, index))
         except InputError as error:
             reasons.append(str(error))
             if isinstance(error, OutOfBudget):
                 cut_off = allowed.spent or "work limit"
-    if not found:
+    if not times:
         raise InputError(reasons[-1] if reasons else f"step_time={beat:g} s: no plan is faster; search without it")
-    found.sort()
-    close = [index for seconds, index in found[:_FINE] if seconds <= _CLOSE * found[0][0]]
+    times.sort()
+    close = [index for seconds, index in times[:_FINE] if seconds <= _CLOSE * times[0][0]]
     plans: list[PipelineSearch] = []
     for done, index in enumerate(close):
         if allowed.is_late:
@@ -221,9 +222,9 @@ def search_pipeline(
 
 
 def _candidates(global_batch: int, num_chips: int, stages: Sequence[int], microbatches: Sequence[int]) -> list[_Candidate]:
-    """Stages that divide the chips, microbatches that divide the batch and leave a stage's chips an eighth of a sample each or more."""
-    found = []
-    # many stages first: small meshes are searched in no time, and their plans bound the others
+    """Return stages that divide the chips, and microbatches that divide the batch and leave each chip of a stage 1/8 sample or more."""
+    candidates = []
+    # many stages first: small meshes are searched quickly, and their plans bound the others
     for count in stages or [s for s in (32, 16, 8, 4, 2, 1) if num_chips % s == 0]:
         if isinstance(count, bool) or count < 1 or num_chips % count:
             raise bad_field("stages", count, f"must divide the {num_chips} chips", "use a divisor")
@@ -236,14 +237,14 @@ def _candidates(global_batch: int, num_chips: int, stages: Sequence[int], microb
         for times in options:
             if isinstance(times, bool) or times < 1 or global_batch % times:
                 raise bad_field("microbatches", times, f"must divide the batch of {global_batch}", "use a divisor")
-            found.append(_Candidate(num_stages=count, num_microbatches=times))
-    if not found:
+            candidates.append(_Candidate(num_stages=count, num_microbatches=times))
+    if not candidates:
         raise bad_field("global_batch", global_batch, "leaves no microbatch for any number of stages", "use a larger batch")
-    return found
+    return candidates
 
 
 class _Pipeline:
-    """One number of stages and microbatches, on tables made once."""
+    """Search for one number of stages and microbatches, on shared tables."""
 
     def __init__(
         self,
@@ -268,7 +269,7 @@ class _Pipeline:
         self.block_of = self._blocks_of_vertices()
 
     def _blocks_of_vertices(self) -> list[int]:
-        """Block of each vertex; a held tensor belongs where it is read first."""
+        """Return the block of each vertex; a held tensor belongs to its first reader."""
         of = [0] * len(self.network.operators)
         for index, (start, end) in enumerate(self.blocks):
             for operator in range(start, end):
@@ -277,9 +278,10 @@ class _Pipeline:
         return of + [of[readers[tensor][0][0]] for tensor in self.space.held]
 
     def bound(self) -> float:
-        """No plan of as many stages and microbatches takes less, memory or not. [s]
+        """Return a lower bound of the time of any plan with these numbers of stages and microbatches, without a memory limit. [s]
 
-        All operators add up to sum of t_i at least, and the largest t_i is at least their mean: T >= (1 + (m - 1) / S) sum of t_i.
+        The t_i add up to at least the least sum over all operators, and the largest is at least their mean:
+        T >= (1 + (m - 1) / S) sum of t_i.
         """
         if len(self.blocks) < self.candidate.num_stages:
             rule = f"the network has {len(self.blocks)} places to cut"
@@ -288,7 +290,7 @@ class _Pipeline:
         return least.lower_bound * (1.0 + (self.candidate.num_microbatches - 1.0) / self.candidate.num_stages)
 
     def _solved(self, share: float) -> Solution:
-        """All operators searched with this mixture, memory aside."""
+        """Return the solution of all operators with this mixture, without a memory limit."""
         if share not in self.solutions:
             costs = self.tables.costs(share, self.planner.setting)
             budget = self.budget.part(MOST_WORK)
@@ -296,7 +298,7 @@ class _Pipeline:
         return self.solutions[share]
 
     def run(self) -> PipelineSearch:
-        """The best of what the search finds with several mixtures of what shows of parameter collectives."""
+        """Return the best plan over several mixtures of the exposed parameter collectives."""
         bound = self.bound()
         least, *more = _SHARES
         best = self._run(least, bound)
@@ -304,14 +306,14 @@ class _Pipeline:
             over = best.best.memory["total"] - self.memory_limit
             if over <= 0.0:
                 break
-            self.limit -= over  # what only the whole plan knows (moments, buffers) is left free
+            self.limit -= over  # reserve what only the full prediction includes (moments, buffers)
             best = self._run(least, bound)
         for share in more:
-            # where next to nothing shows, more of it cannot be hidden by another plan
+            # with almost nothing exposed, no other plan can overlap more
             parts = best.best.parts
             if parts["parameter_gather"] + parts["gradient_reduction"] < _HARDLY * best.step_time:
                 break
-            best = min(best, self._run(share, bound), key=lambda found: (found.best.memory["total"] > self.memory_limit, found.step_time))
+            best = min(best, self._run(share, bound), key=lambda run: (run.best.memory["total"] > self.memory_limit, run.step_time))
         return best
 
     def _run(self, share: float, bound: float) -> PipelineSearch:
@@ -330,29 +332,29 @@ class _Pipeline:
             if lean and self._bytes(mixed, inside, stage) <= self.limit:
                 choice = mixed
                 continue
-            own, prices[stage] = self._fit(choice, inside, stage)
-            choice = [own.get(v, label) for v, label in enumerate(choice)]
-            # what fits here is tried in the other stages before they are searched
-            lean = self._spread(own, choice)
+            labels, prices[stage] = self._fit(choice, inside, stage)
+            choice = [labels.get(v, label) for v, label in enumerate(choice)]
+            # these labels are tried in the other stages before they are searched
+            lean = self._spread(labels, choice)
         return self._prediction(choice, bounds, prices, bound)
 
-    def _spread(self, own: Mapping[int, int], choice: Sequence[int]) -> tuple[int, ...]:
-        """A stage's choice for every vertex that folds with one of its vertices."""
-        by_fold = {self.fold.of[v]: label for v, label in own.items()}
+    def _spread(self, labels: Mapping[int, int], choice: Sequence[int]) -> tuple[int, ...]:
+        """Return the labels of a stage for every vertex that folds with one of its vertices."""
+        by_fold = {self.fold.of[v]: label for v, label in labels.items()}
         return tuple(by_fold.get(self.fold.of[v], label) for v, label in enumerate(choice))
 
     # --- stages -----------------------------------------------------------------------------------------------------------------------
 
     def _cut(self, choice: Sequence[int]) -> list[int]:
-        """Blocks at which the stages begin, and the number of blocks: least sum + (m - 1) * max.
+        """Return the blocks at which the stages begin, and the number of blocks, at least sum + (m - 1) * max.
 
-        Within the memory of the stages if this choice fits in any way; else by time alone, and stages are searched again.
+        Within the memory of the stages if this choice fits in any partition; else by time alone, and stages are searched again.
         """
         count, stages = len(self.blocks), self.candidate.num_stages
         times, held, kept = np.zeros(count), np.zeros(count), np.zeros(count)
         for v, label in enumerate(choice):
             column, block = self.tables.vertices[v], self.block_of[v]
-            times[block] += column.forward[label] + column.backward[label] + column.own[label]
+            times[block] += column.forward[label] + column.backward[label] + column.collectives[label]
             held[block] += column.state_bytes[label]
             kept[block] += column.saved_bytes[label]
         for u, v, matrix in self.tables.edges:
@@ -363,7 +365,7 @@ class _Pipeline:
         chains = [[alike.setdefault(value, np.array([[value]])) for value in column.tolist()] for column in (times, held, kept)]
         common: dict[str, Any] = {"num_stages": stages, "num_microbatches": self.candidate.num_microbatches}
         try:
-            found = partition_chain(
+            partition = partition_chain(
                 chains[0],
                 held=chains[1],
                 kept=chains[2],
@@ -375,9 +377,9 @@ class _Pipeline:
         except InputError as error:
             if isinstance(error, OutOfBudget):
                 self.cut_off = self.budget.spent or "work limit"
-            found = partition_chain(chains[0], budget=self.budget.part(_CUT_WORK), **common)
-        self.cut_off = self.cut_off or found.cut_off
-        return list(found.cuts)
+            partition = partition_chain(chains[0], budget=self.budget.part(_CUT_WORK), **common)
+        self.cut_off = self.cut_off or partition.cut_off
+        return list(partition.cuts)
 
     def _inside(self, bounds: Sequence[int], stage: int) -> set[int]:
         return {v for v, block in enumerate(self.block_of) if bounds[stage] <= block < bounds[stage + 1]}
@@ -387,13 +389,13 @@ class _Pipeline:
 
     def _bytes(self, choice: Sequence[int], inside: set[int], stage: int) -> float:
         live = float(self._in_flight(stage))
-        own = sum(
+        num_bytes = sum(
             float(self.tables.vertices[v].state_bytes[choice[v]] + live * self.tables.vertices[v].saved_bytes[choice[v]]) for v in inside
         )
-        return own + live * sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.tables.edge_bytes if v in inside)
+        return num_bytes + live * sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.tables.edge_bytes if v in inside)
 
     def _fit(self, choice: Sequence[int], inside: set[int], stage: int) -> tuple[dict[int, int], float]:
-        """The stage searched under its limit; what its neighbours chose stays. Equal layers of the stage choose alike."""
+        """Return the choice of the stage under its limit, with fixed neighbours, and its price. Equal layers of the stage choose alike."""
         members = sorted(inside)
         number = {v: i for i, v in enumerate(members)}
         costs = [self.costs[v] for v in members]
@@ -418,10 +420,10 @@ class _Pipeline:
         gap, work = _COARSE_EFFORT if self.is_coarse else _FINE_EFFORT
         budget = self.budget.part(work)
         try:
-            # copies only add: what the leanest configurations hold is needed at least
+            # copies only add memory: the configurations of least memory are a lower bound
             if sum(float(weight.min()) for weight in weights) > self.limit:
                 raise InputError("memory")
-            found = eliminate_within(vectors, joined, weights, self.limit, edge_weights=joined_copies, gap=gap, budget=budget)
+            solution = eliminate_within(vectors, joined, weights, self.limit, edge_weights=joined_copies, gap=gap, budget=budget)
         except OutOfBudget:
             raise
         except InputError:
@@ -429,14 +431,14 @@ class _Pipeline:
                 f"memory: {format_bytes(self.limit)} of a chip for stage {stage + 1} of {self.candidate.num_stages}: no plan fits; "
                 "use more chips or stages, a higher ZeRO stage or smaller microbatches"
             ) from None
-        self.cut_off = self.cut_off or found.cut_off
-        own = fold.unfold(found.choice)
-        return {v: own[i] for i, v in enumerate(members)}, found.price
+        self.cut_off = self.cut_off or solution.cut_off
+        unfolded = fold.unfold(solution.choice)
+        return {v: unfolded[i] for i, v in enumerate(members)}, solution.price
 
     # --- prediction -------------------------------------------------------------------------------------------------------------------
 
     def _prediction(self, choice: Sequence[int], bounds: Sequence[int], prices: Sequence[float], lower_bound: float) -> PipelineSearch:
-        """The choice as a plan, predicted as every plan is."""
+        """Return the choice as a plan with its prediction."""
         first = tuple(self.network.operators[self.blocks[block][0]].name for block in bounds[:-1])
         stages = first if len(first) > 1 else ()
         plan = chosen_plan(self.estimator, self.space, self.planner.setting, choice, cluster=self.cluster, stages=stages)

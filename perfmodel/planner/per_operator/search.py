@@ -1,8 +1,8 @@
-"""The best sharding of every operator of any network on a cluster: space, tables and search kernel in one line.
+"""Search for the best sharding of every operator of a network on a cluster.
 
-What shows of parameter collectives is a maximum over the whole step (they hide under compute while there is any), which no sum over
-operators is. It is at least every mixture of its two sides (`cost/per_operator/overlap.py`), so the best plan of a mixture bounds the step
-of all plans; the mixture is moved to where the bound is largest, and every plan found on the way is predicted whole. The best wins.
+Exposed communication of parameter collectives is a maximum over the whole step (they overlap with the available compute). It is no sum
+over operators, but at least every mixture of its two sides (`cost/per_operator/overlap.py`). So the best plan of a mixture bounds the step
+time of all plans. The mixture moves to where the bound is largest, every plan on the way is predicted in full, and the best is returned.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Array = NDArray[np.float64]
 
 
 class HasTotals(Protocol):
-    """Totals of a plan that a search needs: a `Prediction`, or the tables of a paper."""
+    """Totals of a plan that a search needs: of a `Prediction`, or of the tables of a paper."""
 
     @property
     def step_time(self) -> float: ...
@@ -45,16 +45,16 @@ class HasTotals(Protocol):
     def memory(self) -> Mapping[str, float]: ...
 
 
-#: Which configurations an operator may have: a mask of its rows; all where it is empty.
+#: Selects the configurations that an operator may have, as a mask of its rows.
 Filter = Callable[[Operator, Configurations], NDArray[np.bool_]]
 
-#: Mixtures that are searched at most; a bound within this share of the best plan ends it.
+#: Largest number of mixtures that are searched; the search ends when the bound is within this share of the best plan.
 _MOST_MIXTURES, _CLOSE = 5, 1e-3
-#: Networks of more operators than this have equal layers that choose alike, unless a caller says otherwise.
+#: Number of operators beyond which equal layers choose alike by default.
 FOLD_BEYOND = 400
-#: Tables of a search take no more than this. [byte]
+#: Largest size of the tables of a search. [byte]
 _MOST_TABLES = 8e8
-#: A plan under a memory limit may be off by this share of its time.
+#: Accepted gap of a plan under a memory limit, as a share of its time.
 _GAP = 1e-4
 _ROUNDING = 1e-9
 
@@ -64,15 +64,15 @@ Priced = TypeVar("Priced", bound=HasTotals)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSearch(Generic[Priced]):
-    """Result of a search of a network's plan.
+    """Result of a search for a network's plan.
 
-    lower_bound          of the step time of any plan of the space that fits, by its additive part; of a folded search, of any plan whose
+    lower_bound          of the step time of any plan of the space that fits, by its additive part; in a folded search, of any plan whose
                          layers choose alike  [s]
-    is_proved            each search ended with a proof; gap: the largest share by which one may be off
-    cut_off              what ended one before it was that close: `work limit`, `memory limit` or the user's `time limit`; else nothing
-    price                seconds of a step that one more byte of memory would save, at the limit; 0 where memory does not bind  [s/byte]
-    has_equal_layers     equal layers were made to choose alike
-    most_dims            of an operator that are cut within the innermost tier; 0: any number
+    is_proved            each search ended with a proof; gap: the largest gap of one, as a share
+    cut_off              reason for an early end: `work limit`, `memory limit` or the user's `time limit`; else empty
+    price                seconds of a step saved per additional byte at the memory limit; 0 where memory does not bind  [s/byte]
+    has_equal_layers     equal layers choose alike
+    most_dims            largest number of dims of an operator that are sharded within the innermost tier; 0: any number
     """
 
     best: Priced
@@ -89,8 +89,8 @@ class NetworkSearch(Generic[Priced]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Found:
-    """One search: choices of all vertices."""
+class _Solved:
+    """Result of one search: choices of all vertices."""
 
     choice: tuple[int, ...]
     cost: float
@@ -102,11 +102,11 @@ class _Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NetworkPlanner(Generic[Priced]):
-    """A network on a mesh, with its tables made once for many searches.
+    """A network on a mesh, with tables that are shared by many searches.
 
-    price           what a choice of configurations takes in truth, of which the tables are the additive part
-    context_bytes   of a chip's memory, what no choice changes
-    least_time      of a step, whatever the choice: what the host needs   [s]
+    price           predicts a choice of configurations in full; the tables are its additive part
+    context_bytes   memory of a chip that no choice changes
+    least_time      of a step for any choice: host time   [s]
     maker           of the tables, for the same network and mesh at another ZeRO stage
     """
 
@@ -128,10 +128,10 @@ class NetworkPlanner(Generic[Priced]):
         has_equal_layers: bool | None = None,
         budget: Budget | None = None,
     ) -> NetworkSearch[Priced]:
-        """The best plan, or the best among the configurations that `allowed` lets each operator have.
+        """Return the best plan, or the best among the configurations that `allowed` leaves.
 
         memory_limit      of one chip, for everything (`Prediction.memory`)  [byte]
-        has_equal_layers  equal layers choose alike; left out: where the network has more operators than `FOLD_BEYOND`
+        has_equal_layers  equal layers choose alike; if left out: where the network has more operators than `FOLD_BEYOND`
         budget            of each of the searches; one that finds nothing raises `OutOfBudget`
         """
         start = time.perf_counter()
@@ -146,20 +146,20 @@ class NetworkPlanner(Generic[Priced]):
                 mixtures[share] = self.tables.costs(share, self.setting)
             return mixtures[share]
 
-        whole = budget or Budget()
+        total = budget or Budget()
         times, profile = self.setting.num_microbatches, self.setting.profile
-        results: list[tuple[Priced, _Found]] = []
-        more = 0.0  # bytes that a plan needs beside what the tables count
+        results: list[tuple[Priced, _Solved]] = []
+        more = 0.0  # bytes that a plan needs in addition to the tables
         lines: dict[tuple[int, ...], tuple[float, float]] = {}
         share, bound, tried, cut_off = 0.0, self.least_time, set[float](), ""
         while len(results) < _MOST_MIXTURES and share not in tried:
-            if results and whole.is_late:
+            if results and total.is_late:
                 cut_off = "time limit"
                 break
             tried.add(share)
             costs = [cost if bar is None else np.where(bar, np.inf, cost) for cost, bar in zip(costs_at(share), barred, strict=True)]
             try:
-                found = self._solve(fold, costs, edges, memory_limit=memory_limit - more, budget=whole.part(whole.most))
+                solved = self._solve(fold, costs, edges, memory_limit=memory_limit - more, budget=total.part(total.most))
             except OutOfBudget:
                 raise
             except InputError:
@@ -167,20 +167,20 @@ class NetworkPlanner(Generic[Priced]):
                     raise
                 results.append(self._leanest(fold, costs, edges))
                 break
-            results.append((self.price(found.choice), found))
+            results.append((self.price(solved.choice), solved))
             if not more and share == 0.0:
-                # what shows in any case; reductions hide under what operators send to each other too, of which mixtures know nothing
-                bound = max(bound, found.lower_bound * times + profile.timing.step_time_constant)
+                # always exposed; reductions overlap with activation collectives too, which mixtures ignore
+                bound = max(bound, solved.lower_bound * times + profile.timing.step_time_constant)
             needed = results[-1][0].memory["total"]
             if needed > memory_limit * (1.0 + _ROUNDING) and len(results) < _MOST_MIXTURES:
-                # what only the whole plan knows (moments, buffers) is left free, and the same mixture tried again
-                more = max(more, needed - self.context_bytes - self.bytes_of(found.choice))
+                # reserve what only the full prediction includes (moments, buffers), and try the same mixture again
+                more = max(more, needed - self.context_bytes - self.bytes_of(solved.choice))
                 tried.discard(share)
                 continue
             least = min(result[0].step_time for result in results)
             if least - bound <= _CLOSE * least:
                 break
-            lines[found.choice] = (self._cost(found.choice, costs_at(0.0)), self._cost(found.choice, costs_at(1.0)))
+            lines[solved.choice] = (self._cost(solved.choice, costs_at(0.0)), self._cost(solved.choice, costs_at(1.0)))
             share = _highest(list(lines.values())) if tried >= {0.0, 1.0} else 1.0 if tried == {0.0} else 0.0
         fitting = [result for result in results if result[0].memory["total"] <= memory_limit * (1.0 + _ROUNDING)]
         if not fitting:
@@ -189,10 +189,10 @@ class NetworkPlanner(Generic[Priced]):
         return NetworkSearch(
             best=best,
             lower_bound=min(bound, best.step_time),
-            is_proved=all(found.is_proved for _, found in results),
-            gap=max(0.0, *(1.0 - found.lower_bound / found.cost for _, found in results)),
-            cut_off=next((found.cut_off for _, found in results if found.cut_off), cut_off),
-            price=max(found.price for _, found in results) * times,
+            is_proved=all(solved.is_proved for _, solved in results),
+            gap=max(0.0, *(1.0 - solved.lower_bound / solved.cost for _, solved in results)),
+            cut_off=next((solved.cut_off for _, solved in results if solved.cut_off), cut_off),
+            price=max(solved.price for _, solved in results) * times,
             has_equal_layers=is_folded,
             most_dims=self.space.most_dims,
             num_configurations=self.space.num_configurations,
@@ -200,16 +200,16 @@ class NetworkPlanner(Generic[Priced]):
             search_time=time.perf_counter() - start,
         )
 
-    def _solve(self, fold: Fold, costs: list[Array], edges: FoldedEdges, *, memory_limit: float, budget: Budget) -> _Found:
-        """The best choice; under the limit where the best of all does not fit."""
-        vectors, own = fold.costs(costs, edges.within), edges.between
-        solution = eliminate(vectors, own, budget=budget)
+    def _solve(self, fold: Fold, costs: list[Array], edges: FoldedEdges, *, memory_limit: float, budget: Budget) -> _Solved:
+        """Return the best choice; under the limit if the unconstrained one does not fit."""
+        vectors, between = fold.costs(costs, edges.within), edges.between
+        solution = eliminate(vectors, between, budget=budget)
         if not np.isfinite(solution.cost):
             raise InputError("allowed: no choice of configurations is left; allow more of them")
         choice = fold.unfold(solution.choice)
         limit = memory_limit - self.context_bytes
         if math.isinf(limit) or self.bytes_of(choice) <= limit:
-            return _Found(
+            return _Solved(
                 choice=choice,
                 cost=solution.cost,
                 lower_bound=solution.lower_bound,
@@ -219,13 +219,13 @@ class NetworkPlanner(Generic[Priced]):
             )
         weights, copies = fold.problem(self.tables.held_bytes(), self.tables.edge_bytes)
         try:
-            within = eliminate_within(vectors, own, weights, limit, edge_weights=copies, gap=_GAP, budget=budget)
+            within = eliminate_within(vectors, between, weights, limit, edge_weights=copies, gap=_GAP, budget=budget)
         except OutOfBudget:
             raise
         except InputError:
-            least = self._lean(fold, vectors, own).cost + self.context_bytes
+            least = self._lean(fold, vectors, between).cost + self.context_bytes
             raise _too_large(memory_limit, least) from None
-        return _Found(
+        return _Solved(
             choice=fold.unfold(within.choice),
             cost=within.cost,
             lower_bound=within.lower_bound,
@@ -235,28 +235,28 @@ class NetworkPlanner(Generic[Priced]):
         )
 
     def bytes_of(self, choice: Sequence[int]) -> float:
-        """Memory of a choice, without the context. [byte]"""
-        own = sum(float(held[index]) for held, index in zip(self.tables.held_bytes(), choice, strict=True))
-        return own + sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.tables.edge_bytes)
+        """Return the memory of a choice, without the context. [byte]"""
+        num_bytes = sum(float(held[index]) for held, index in zip(self.tables.held_bytes(), choice, strict=True))
+        return num_bytes + sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.tables.edge_bytes)
 
     def _lean(self, fold: Fold, vectors: list[Array], edges: list[tuple[int, int, Array]]) -> Solution:
-        """The leanest choice that `vectors` and `edges` do not forbid; its cost is its bytes."""
+        """Return the choice of least memory that `vectors` and `edges` do not forbid; its cost is its bytes."""
         weights, copies = fold.problem(self.tables.held_bytes(), self.tables.edge_bytes)
         lean = [np.where(np.isinf(cost), np.inf, weight) for cost, weight in zip(vectors, weights, strict=True)]
         forbidden = [(u, v, np.where(np.isinf(matrix), np.inf, 0.0)) for u, v, matrix in edges if np.isinf(matrix).any()]
         return eliminate(lean, [*copies, *forbidden])
 
-    def _leanest(self, fold: Fold, costs: list[Array], edges: FoldedEdges) -> tuple[Priced, _Found]:
-        """Where nothing fits beside what a faster plan needs at its fullest moment: what needs least by the tables."""
+    def _leanest(self, fold: Fold, costs: list[Array], edges: FoldedEdges) -> tuple[Priced, _Solved]:
+        """Return the choice of least memory by the tables, for the case that nothing fits with the reserve of a faster plan."""
         solution = self._lean(fold, fold.costs(costs, edges.within), edges.between)
         choice = fold.unfold(solution.choice)
         cost = self._cost(choice, costs)
-        return self.price(choice), _Found(choice=choice, cost=cost, lower_bound=0.0, is_proved=False, price=0.0, cut_off="memory limit")
+        return self.price(choice), _Solved(choice=choice, cost=cost, lower_bound=0.0, is_proved=False, price=0.0, cut_off="memory limit")
 
     def _cost(self, choice: Sequence[int], costs: Sequence[Array]) -> float:
-        """Additive cost of a choice. [s]"""
-        own = sum(float(cost[index]) for cost, index in zip(costs, choice, strict=True))
-        return own + sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.tables.edges)
+        """Return the additive cost of a choice. [s]"""
+        vertex_cost = sum(float(cost[index]) for cost, index in zip(costs, choice, strict=True))
+        return vertex_cost + sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.tables.edges)
 
     def _barred(self, allowed: Filter | None) -> list[NDArray[np.bool_] | None]:
         vertices = len(self.tables.vertices)
@@ -272,7 +272,7 @@ class NetworkPlanner(Generic[Priced]):
 
 
 def _highest(lines: Sequence[tuple[float, float]]) -> float:
-    """The share at which the least of the lines (value at 0, value at 1) is highest: rounded, so that it comes to rest."""
+    """Return the share at which the least of the lines (value at 0, value at 1) is highest, rounded for convergence."""
     shares = [0.0, 1.0]
     for (a, b), (c, d) in itertools.combinations(lines, 2):
         slope = (b - a) - (d - c)
@@ -290,7 +290,7 @@ def chosen_plan(
     cluster: str,
     stages: tuple[str, ...] = (),
 ) -> Plan:
-    """A choice of configurations as a plan of the estimator's job; `stages` as `Assignment` has them."""
+    """Return a choice of configurations as a plan of the estimator's job; `stages` as in `Assignment`."""
     job = estimator.job
     return assigned_plan(
         job,
@@ -313,10 +313,10 @@ def network_planner(
     most_dims: int = 0,
     maker: TableMaker | None = None,
 ) -> NetworkPlanner[Prediction]:
-    """Space and tables of the estimator's network, at the batch of one microbatch, on the chips of one stage.
+    """Return space and tables of the estimator's network, at the batch of one microbatch, on the chips of one stage.
 
-    cluster     how plans refer to it
-    most_dims   see `network_space`; lowered where the tables would take more than .8 GB, which `NetworkSearch.most_dims` then says
+    cluster     name of the cluster in plans
+    most_dims   see `network_space`; lowered if the tables would take more than .8 GB, and reported as `NetworkSearch.most_dims`
     maker       `NetworkPlanner.maker` of the same network on the same mesh at another ZeRO stage
     """
     job, machine = estimator.job, estimator.machine
@@ -348,7 +348,7 @@ def network_planner(
 
 
 def _affordable_space(network: Graph, axes: tuple[MeshAxis, ...], most_dims: int) -> NetworkSpace:
-    """The whole space, or one whose tables do not take too much."""
+    """Return the full space, or a coarser one with tables that fit."""
     if not any(operator.forward or operator.backward for operator in network.operators):
         raise bad_field("network", network.name, "computes nothing: it returns what it is given", "give one that takes time")
     space = network_space(network, axes, most_dims=most_dims)
@@ -369,13 +369,13 @@ def _too_large(memory_limit: float, least: float) -> InputError:
 
 
 def _least_host_time(run: Graph, estimator: Estimator, num_microbatches: int) -> float:
-    """Least host time of any choice: launches of `run`, in which everything that can be one kernel is, and the step constant. [s]"""
+    """Return the least host time of any choice: launches of `run`, in which every possible fusion is made, and the step constant. [s]"""
     profile = estimator.profile
     return num_microbatches * profile.timing.host_launch_time * graph_launches(run, profile) + profile.timing.step_time_constant
 
 
 def _check_divides(network: Graph, space: NetworkSpace, num_chips: int) -> None:
-    """Some product can be cut at all, or chips would only repeat each other's work."""
+    """Check that some product can be sharded at all; otherwise chips would only repeat each other's work."""
     products = [
         rows
         for operator, rows in zip(network.operators, space.operators, strict=True)
@@ -392,7 +392,7 @@ def _check_divides(network: Graph, space: NetworkSpace, num_chips: int) -> None:
 
 
 def fixed_parts(wanted: Mapping[str, Mapping[str, int]]) -> Filter:
-    """Operators by name with the number of parts of each of their dims (1 where left out); others may be anything."""
+    """Fix the number of parts of each dim of some operators by name (1 where left out); others are free."""
 
     def keep(operator: Operator, rows: Configurations) -> NDArray[np.bool_]:
         if operator.name not in wanted:

@@ -1,8 +1,8 @@
-"""The space of a per-operator search on any network: what each operator, and each tensor with several readers, may be.
+"""Space of a per-operator search on any network: configurations of operators and of tensors with several readers.
 
 A configuration puts every axis of the mesh on one dim of the operator or on none. Axes of equal size in one tier are interchangeable: only
-how many of them a dim gets matters, and they are handed out in the order of the dims, so that a tensor's cuts line up from operator to
-operator. The order is one for the whole network: dims that are the same position of the same tensor are one class (`dim_classes`).
+their number on a dim matters. They are assigned in the order of the dims, so that a tensor's shardings match from operator to operator.
+The order is one for the whole network: dims that are the same position of the same tensor are one class (`dim_classes`).
 
 With t axes of one tier and k dims that is (t + k choose k) configurations a tier: 1,225 for three dims and a node of 8 in 8.
 """
@@ -27,7 +27,7 @@ Masks = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Configurations:
-    """masks[i, d]: the axes on dim d of configuration i, as a bit mask; parts[i, d]: how many parts they make."""
+    """Configurations of a vertex. masks[i, d]: axes on dim d of configuration i, as a bit mask; parts[i, d]: the number of parts."""
 
     dims: tuple[str, ...]
     masks: Masks
@@ -39,10 +39,10 @@ class Configurations:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NetworkSpace:
-    """Operators first, tensors with several readers after them. Equal operators share one `Configurations`.
+    """Configurations of operators first, then of tensors with several readers. Equal operators share one `Configurations`.
 
-    most_dims   that an operator may cut within the innermost tier (0: any)
-    held[i]  names the tensor of vertex len(operators) + i; its configurations have a dim for each position, and "partial" last.
+    most_dims   largest number of dims that an operator shards within the innermost tier (0: any)
+    held[i]     tensor of vertex len(operators) + i; its configurations have a dim for each position, and "partial" last
     """
 
     network: Graph
@@ -57,14 +57,14 @@ class NetworkSpace:
         return (*map(len, self.operators), *map(len, self.layouts))
 
     def names(self, mask: int) -> tuple[str, ...]:
-        """The axes of a mask, outermost first."""
+        """Return the axes of a mask, outermost first."""
         return tuple(axis.name for i, axis in enumerate(self.axes) if mask >> i & 1)
 
     def mask(self, names: Sequence[str] | frozenset[str]) -> int:
         return axes_mask(self.axes, names)
 
     def assignment(self, choice: Sequence[int], *, stages: tuple[str, ...] = ()) -> Assignment:
-        """The assignment of a choice of configurations; `stages` as `Assignment` has them."""
+        """Return the assignment of a choice of configurations; `stages` as in `Assignment`."""
         shardings: dict[str, Sharding] = {}
         for operator, space, index in zip(self.network.operators, self.operators, choice, strict=False):
             masks = space.masks[index]
@@ -76,15 +76,15 @@ class NetworkSpace:
         return Assignment(axes=self.axes, shardings=shardings, held=held, stages=stages)
 
     def choice(self, assignment: Assignment) -> tuple[int, ...]:
-        """Where an assignment lies in the space; -1 for what is not in it."""
-        found = []
+        """Return the configurations of an assignment; -1 for those that are not in the space."""
+        rows = []
         for operator, space in zip(self.network.operators, self.operators, strict=True):
             sharding = assignment.shardings[operator.name]
-            found.append(_row(space.masks, [self.mask(tuple(sharding.get(dim, ()))) for dim in space.dims]))
+            rows.append(_row(space.masks, [self.mask(tuple(sharding.get(dim, ()))) for dim in space.dims]))
         for tensor, space in zip(self.held, self.layouts, strict=True):
             held = assignment.held[tensor]
-            found.append(_row(space.masks, [*(self.mask(cut) for cut in held.cuts), self.mask(held.partial)]))
-        return tuple(found)
+            rows.append(_row(space.masks, [*(self.mask(cut) for cut in held.cuts), self.mask(held.partial)]))
+        return tuple(rows)
 
 
 def _row(masks: Masks, wanted: Sequence[int]) -> int:
@@ -93,7 +93,7 @@ def _row(masks: Masks, wanted: Sequence[int]) -> int:
 
 
 def dim_classes(network: Graph) -> tuple[Mapping[tuple[int, str], int], int]:
-    """(operator, dim) -> class: dims joined where they are one position of a tensor; classes count from 0 by first appearance."""
+    """Return (operator, dim) -> class and the number of classes: dims at one position of a tensor are joined; numbered by appearance."""
     joined = DisjointSets[tuple[int, str]]()
     at: dict[tuple[str, int], tuple[int, str]] = {}
     for index, operator in enumerate(network.operators):
@@ -110,9 +110,9 @@ def dim_classes(network: Graph) -> tuple[Mapping[tuple[int, str], int], int]:
 
 
 def network_space(network: Graph, axes: tuple[MeshAxis, ...], *, most_dims: int = 0) -> NetworkSpace:
-    """All configurations of everything.
+    """Return all configurations of operators and of tensors with several readers.
 
-    most_dims   at most so many dims of an operator are cut within the innermost tier, one less (but one at least) within each other; 0: any
+    most_dims   largest number of sharded dims of an operator within the innermost tier; one less (at least one) within each other; 0: any
     """
     classes, _ = dim_classes(network)
     groups = _groups(axes)
@@ -134,11 +134,11 @@ def network_space(network: Graph, axes: tuple[MeshAxis, ...], *, most_dims: int 
 
 
 def _groups(axes: tuple[MeshAxis, ...]) -> list[list[int]]:
-    """Indices of interchangeable axes: one tier, one size."""
-    found: dict[tuple[int, int], list[int]] = {}
+    """Return the indices of interchangeable axes: one tier, one size."""
+    groups: dict[tuple[int, int], list[int]] = {}
     for i, axis in enumerate(axes):
-        found.setdefault((axis.tier, axis.size), []).append(i)
-    return list(found.values())
+        groups.setdefault((axis.tier, axis.size), []).append(i)
+    return list(groups.values())
 
 
 def _part_counts(axes: tuple[MeshAxis, ...]) -> list[int]:
@@ -162,7 +162,7 @@ def _configurations(
     axes: tuple[MeshAxis, ...],
     most_dims: int,
 ) -> Configurations:
-    """Every way to hand the axes of each group to the dims, in their order; the last of a group may be left unused."""
+    """Return all assignments of the axes of each group to the dims, in order; the last axes of a group may be unused."""
     masks = np.zeros((1, len(dims)), dtype=np.int64)
     parts = np.ones((1, len(dims)), dtype=np.int64)
     allowed = [np.array(limits[dim]) for dim in dims]
@@ -178,7 +178,7 @@ def _configurations(
                 start += count
             rows_masks.append(row)
             rows_parts.append(cut)
-        shape = (len(masks) * len(rows_masks), len(dims))  # said in full: an operator without dims has one row of no columns
+        shape = (len(masks) * len(rows_masks), len(dims))  # not -1: an operator without dims has one row of no columns
         masks = (masks[:, None, :] | np.array(rows_masks, dtype=np.int64)[None]).reshape(shape)
         parts = (parts[:, None, :] * np.array(rows_parts, dtype=np.int64)[None]).reshape(shape)
         legal = np.ones(len(parts), dtype=bool)
@@ -193,7 +193,7 @@ def _configurations(
 
 
 def _compositions(total: int, places: int) -> list[tuple[int, ...]]:
-    """Non-negative counts for each place that add up to at most `total`."""
+    """Return non-negative counts for each place that add up to at most `total`."""
     if places == 0:
         return [()]
     return [(count, *rest) for count in range(total + 1) for rest in _compositions(total - count, places - 1)]
@@ -210,9 +210,9 @@ def _layouts(
     most_dims: int,
     known: dict[object, Configurations],
 ) -> Configurations:
-    """Cuts that the producer or a reader can have, each with the axes on which the sum of the readers' gradients is partial.
+    """Return the layouts that the producer or a reader can have, each with the axes on which the sum of the readers' gradients is partial.
 
-    The partial axes are handed out as those of a dim that comes after all positions: in a reader, they lie on dims that the tensor lacks.
+    Partial axes are assigned as those of a last dim after all positions: in a reader, they are on dims that the tensor lacks.
     """
     shape = network.tensors[tensor].shape
     ends: list[tuple[int, Operator, tuple[str, ...]]] = [
@@ -224,21 +224,21 @@ def _layouts(
     rank: dict[str, tuple[int, int]] = {}
     for position in range(len(shape)):
         name = str(position)
-        here = [(index, operator, dims[position]) for index, operator, dims in ends]
-        cuttable = [{part for part in counts if (divides(operator, network, dim, part) if dim else part == 1)} for _, operator, dim in here]
+        at_position = [(index, operator, dims[position]) for index, operator, dims in ends]
+        cuttable = [{part for part in counts if (divides(op, network, dim, part) if dim else part == 1)} for _, op, dim in at_position]
         limits[name] = tuple(sorted(set().union(*cuttable)))
-        named = [classes[index, dim] for index, _, dim in here if dim]
+        named = [classes[index, dim] for index, _, dim in at_position if dim]
         rank[name] = (min(named) if named else 1 << 30, position)
     order = sorted(rank, key=lambda name: rank[name])
     has_gradient = network.tensors[tensor].role is TensorRole.ACTIVATION
     limits["partial"] = tuple(counts) if has_gradient else (1,)
     key = ("held", tuple(order), tuple(limits.items()))
     if key not in known:
-        found = _configurations((*order, "partial"), limits, groups, axes, most_dims)
+        configurations = _configurations((*order, "partial"), limits, groups, axes, most_dims)
         columns = [order.index(str(position)) for position in range(len(shape))] + [len(order)]
         known[key] = Configurations(
             dims=(*(str(position) for position in range(len(shape))), "partial"),
-            masks=found.masks[:, columns],
-            parts=found.parts[:, columns],
+            masks=configurations.masks[:, columns],
+            parts=configurations.parts[:, columns],
         )
     return known[key]

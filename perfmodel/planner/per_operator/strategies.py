@@ -1,8 +1,8 @@
-"""Strategies that people use, as limits of what each operator may be; what a strategy leaves open, the search fills in.
+"""Known strategies as limits on the configurations of each operator; the search chooses what a strategy leaves open.
 
-    data parallel       every operator cuts the batch, into as many parts as divide it, up to all chips
-    one weird trick     convolutions (whatever has a height) cut the batch; fully connected layers cut their output features
-    mesh-tensorflow     everything cuts the batch into `batch_parts`; heads, feed-forward and vocabulary are cut by the other chips
+    data parallel       every operator shards the batch over all chips, or the largest number that divides it
+    one weird trick     convolutions (anything with a height) shard the batch; fully connected layers shard their output features
+    mesh-tensorflow     everything shards the batch over `batch_parts`; the other chips shard heads, feed-forward and vocabulary
 
 Sources: Krizhevsky, One weird trick for parallelizing convolutional neural networks, arXiv 1404.5997; Shazeer et al., Mesh-TensorFlow,
 NeurIPS 2018, section 5.
@@ -24,7 +24,7 @@ Rows = NDArray[np.bool_]
 
 
 def data_parallel(network: Graph) -> Filter:
-    """Only the batch is cut, as far as it goes."""
+    """Shard the batch only, over the largest possible number of chips."""
 
     samples = sample_dims(network)
 
@@ -35,7 +35,7 @@ def data_parallel(network: Graph) -> Filter:
 
 
 def one_weird_trick(network: Graph) -> Filter:
-    """Cut the batch, but the output features of fully connected layers, and the classes of the loss."""
+    """Shard the batch; for fully connected layers the output features, for the loss the classes."""
     heads, samples = _after_flattening(network), sample_dims(network)
 
     def keep(operator: Operator, rows: Configurations) -> Rows:
@@ -50,7 +50,7 @@ def one_weird_trick(network: Graph) -> Filter:
 
 
 def mesh_tensorflow(network: Graph, *, batch_parts: int, model_dims: Mapping[str, tuple[str, ...]]) -> Filter:
-    """The batch into `batch_parts`; `model_dims`: operator -> those of its dims that the other chips cut, the first that divides."""
+    """Shard the batch over `batch_parts`; `model_dims`: operator -> dims for the other chips; the first divisible one is sharded."""
 
     samples = sample_dims(network)
 
@@ -58,19 +58,19 @@ def mesh_tensorflow(network: Graph, *, batch_parts: int, model_dims: Mapping[str
         batch = samples.get(operator.name, "")
         allowed = {batch, *model_dims.get(operator.name, ())}
         others = [d for d, dim in enumerate(rows.dims) if dim not in allowed]
-        found = (rows.parts[:, others] == 1).all(axis=1)
+        kept = (rows.parts[:, others] == 1).all(axis=1)
         if batch in rows.dims:
             parts = rows.parts[:, rows.dims.index(batch)]
             possible = parts[parts <= batch_parts].max()
-            found &= parts == possible
+            kept &= parts == possible
         wanted = model_dims.get(operator.name, ())
         for dim in wanted:
             if dim in rows.dims:
                 column = rows.parts[:, rows.dims.index(dim)]
-                best = column[found].max() if found.any() else 1
-                found &= column == best
+                best = column[kept].max() if kept.any() else 1
+                kept &= column == best
                 break
-        return np.asarray(found)
+        return np.asarray(kept)
 
     if batch_parts < 1:
         raise bad_field("batch_parts", batch_parts, "must be at least 1", "use a divisor of the number of chips")
@@ -78,16 +78,18 @@ def mesh_tensorflow(network: Graph, *, batch_parts: int, model_dims: Mapping[str
 
 
 def sample_dims(network: Graph) -> Mapping[str, str]:
-    """Operator -> its dim that counts samples, where it has one: the first dim of the first operator that has as many entries there as the
-    batch, and whatever dim is that one at the same position of a tensor."""
+    """Return operator -> its sample dim, if it has one.
+
+    The first operator whose first dim has the size of the batch defines it. Other dims are joined to it by positions of tensors.
+    """
     classes, _ = dim_classes(network)
     firsts = ((index, next(iter(operator.dims), "")) for index, operator in enumerate(network.operators))
-    found = next((classes[each] for each in firsts if each[1] and network.operators[each[0]].dims[each[1]] == network.batch), None)
-    return {network.operators[index].name: dim for (index, dim), number in classes.items() if number == found}
+    batch_class = next((classes[i, dim] for i, dim in firsts if dim and network.operators[i].dims[dim] == network.batch), None)
+    return {network.operators[index].name: dim for (index, dim), number in classes.items() if number == batch_class}
 
 
 def _only(rows: Configurations, dim: str) -> Rows:
-    """Nothing cut but `dim`, that into as many parts as it can be."""
+    """Return the rows that shard only `dim`, over the largest possible number of parts."""
     others = [d for d, name in enumerate(rows.dims) if name != dim]
     only = (rows.parts[:, others] == 1).all(axis=1)
     if dim in rows.dims:
@@ -102,25 +104,25 @@ def _reads_weights(network: Graph, operator: Operator) -> bool:
 
 
 def _features(network: Graph, operator: Operator) -> str:
-    """The dim of the output that a weight has and no activation: the output features; "" for none."""
+    """Return the dim of the output that a weight has and no activation: the output features; "" for none."""
     weights = [operand for operand in operator.inputs if network.tensors[operand.tensor].role is TensorRole.PARAMETER]
     others = {
         dim for operand in operator.inputs if network.tensors[operand.tensor].role is not TensorRole.PARAMETER for dim in operand.dims
     }
-    found = [dim for operand in weights for dim in operand.dims if dim and dim in operator.output.dims and dim not in others]
-    return found[0] if found else ""
+    features = [dim for operand in weights for dim in operand.dims if dim and dim in operator.output.dims and dim not in others]
+    return features[0] if features else ""
 
 
 def _after_flattening(network: Graph) -> set[str]:
-    """Operators from the first one on whose output has no height any more."""
+    """Return the names of the operators from the first one on whose output has no height."""
     spatial = {operator.output.tensor for operator in network.operators if len(network.tensors[operator.output.tensor].shape) > 3}
     if not spatial:
         return set()
-    found: set[str] = set()
+    names: set[str] = set()
     tensors: set[str] = set()
     for operator in network.operators:
         from_flat = any(operand.tensor in tensors for operand in operator.inputs)
         if operator.output.tensor not in spatial and (from_flat or any(operand.tensor in spatial for operand in operator.inputs)):
-            found.add(operator.name)
+            names.add(operator.name)
             tensors.add(operator.output.tensor)
-    return found
+    return names

@@ -1,9 +1,9 @@
-"""Costs of a per-operator search on any network: a vector for each vertex, a matrix for each edge, in seconds and in bytes.
+"""Costs of a per-operator search on any network: a vector per vertex, a matrix per edge, in seconds and in bytes.
 
-An edge's cost depends on how the tensor lies at its two ends only: the masks of axes that cut each position, and the axes on which it (or
-its gradient) is partial. Many configurations leave a tensor alike, so each distinct pair is priced once: the masks of each step of the
-redistribution as `parallel.algebra.redistribution` has them, its time by a table over (group, what remains cut). Equal operators and equal
-edges share their arrays.
+An edge's cost depends only on the layout of the tensor at its two ends. A layout is the masks of axes that shard each position, and the
+axes on which the tensor (or its gradient) is partial. Many configurations give the same layout, so each distinct pair is priced once. The
+steps of a redistribution are those of `parallel.algebra.redistribution`, its time is a table over (group, remaining axes). Equal operators
+and equal edges share their arrays.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from perfmodel.workload.graph import Data, Operand, Operator, Tensor, TensorRole
 Array = NDArray[np.float64]
 Masks = NDArray[np.int64] | NDArray[np.int32]
 
-#: Pairs of layouts that are priced at once: temporaries of 32-bit masks then stay in a core's cache.
+#: Pairs of layouts that are priced at once: temporaries of 32-bit masks then fit in a core's cache.
 _CHUNK = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class VertexColumns:
-    """One operator under each of its configurations. Times of one microbatch [s]; parameter collectives at full length; bytes held."""
+    """One operator under each of its configurations: times of one microbatch [s]; parameter collectives without overlap; bytes held."""
 
     forward: Array
     backward: Array
-    own: Array
+    collectives: Array
     reductions: Array
     gathers: Array
     published: Array
@@ -58,8 +58,8 @@ class VertexColumns:
     saved_bytes: Array
 
     def cost(self, share: float, setting: StepSetting) -> Array:
-        """Time that the operator adds to the step, parameter collectives as `cost.network_overlap` mixes them. [s]"""
-        shown = mixed_exposure(
+        """Return the time that the operator adds to the step, with the mixed exposure of `cost.network_overlap`. [s]"""
+        exposed = mixed_exposure(
             reductions=self.reductions,
             gathers=self.gathers,
             forward=self.forward,
@@ -67,12 +67,12 @@ class VertexColumns:
             share=share,
             setting=setting,
         )
-        return np.asarray(self.forward + self.backward + self.own + self.published + self.optimizer + shown)
+        return np.asarray(self.forward + self.backward + self.collectives + self.published + self.optimizer + exposed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class View:
-    """How a tensor lies at one end of an edge: the axes that cut each position, and those on which it, or its gradient, is partial."""
+    """Layout of a tensor at one end of an edge: axes that shard each position, and axes on which it, or its gradient, is partial."""
 
     cuts: Masks
     partial: Masks
@@ -80,7 +80,7 @@ class View:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NetworkTables:
-    """vertices: operators, then held tensors (zeros but for `saved_bytes`); edges: (u, v, seconds, bytes saved beyond the vertices')."""
+    """Costs of vertices (operators, then held tensors) and edges (u, v, seconds); edge_bytes: bytes saved beyond those of the vertices."""
 
     space: NetworkSpace
     vertices: tuple[VertexColumns, ...]
@@ -88,7 +88,7 @@ class NetworkTables:
     edge_bytes: tuple[tuple[int, int, Array], ...]
 
     def costs(self, share: float, setting: StepSetting) -> list[Array]:
-        """A vector for each vertex; of every plan their sum, with the edges, is at most what a microbatch takes. [s]"""
+        """Return a vector per vertex. For every plan their sum, with the edges, is a lower bound of the time of a microbatch. [s]"""
         known: dict[int, Array] = {}
         for vertex in self.vertices:
             if id(vertex) not in known:
@@ -96,20 +96,21 @@ class NetworkTables:
         return [known[id(vertex)] for vertex in self.vertices]
 
     def step_time(self, choice: Sequence[int], setting: StepSetting) -> float:
-        """Step time of a choice by these tables alone, with the exposed part of parameter collectives. [s]"""
+        """Return the step time of a choice by these tables alone, with exposed parameter collectives. [s]"""
         columns = [(vertex, index) for vertex, index in zip(self.vertices, choice, strict=True)]
 
         def total(name: str) -> float:
             return sum(float(getattr(vertex, name)[index]) for vertex, index in columns)
 
         forward, backward = total("forward"), total("backward")
-        shown = exposed_time(reductions=total("reductions"), gathers=total("gathers"), forward=forward, backward=backward, setting=setting)
+        reductions, gathers = total("reductions"), total("gathers")
+        exposed = exposed_time(reductions=reductions, gathers=gathers, forward=forward, backward=backward, setting=setting)
         moved = sum(float(matrix[choice[u], choice[v]]) for u, v, matrix in self.edges)
-        microbatch = forward + backward + total("own") + moved + float(shown) + total("published") + total("optimizer")
+        microbatch = forward + backward + total("collectives") + moved + float(exposed) + total("published") + total("optimizer")
         return setting.num_microbatches * microbatch + setting.profile.timing.step_time_constant
 
     def held_bytes(self, *, in_flight: float = 1.0) -> list[Array]:
-        """State and what is saved for backward, the latter of so many microbatches. [byte]"""
+        """Return the bytes of state and, for `in_flight` microbatches, of activation memory kept for backward. [byte]"""
         known: dict[int, Array] = {}
         for vertex in self.vertices:
             if id(vertex) not in known:
@@ -118,12 +119,12 @@ class NetworkTables:
 
 
 def network_tables(space: NetworkSpace, setting: StepSetting, prices: MeshPrices, *, has_units: bool = True) -> NetworkTables:
-    """Every cost that a search needs. has_units: gradients and weights travel together with others; else each tensor by itself."""
+    """Return every cost that a search needs. has_units: gradients and weights share collectives; else each tensor has its own."""
     return TableMaker(space, setting, prices, has_units=has_units).build(setting)
 
 
 def table_entries(space: NetworkSpace) -> float:
-    """Entries of all different edge tables, about: known before any is made."""
+    """Return the approximate number of entries of all distinct edge tables, before any is computed."""
     network = space.network
     producers, held = network.producers(), set(space.held)
     layouts = dict(zip(space.held, space.layouts, strict=True))
@@ -135,16 +136,16 @@ def table_entries(space: NetworkSpace) -> float:
         ends = [(space.operators[index], network.operators[index].inputs[position].dims) for index, position in reading]
         shape = network.tensors[tensor].shape
         if tensor in held:
-            own = layouts[tensor]
-            sizes[id(rows), output.dims, id(own), shape] = float(len(rows) * len(own))
-            sizes |= {(id(own), id(to), dims, shape): float(len(own) * len(to)) for to, dims in ends}
+            held_layouts = layouts[tensor]
+            sizes[id(rows), output.dims, id(held_layouts), shape] = float(len(rows) * len(held_layouts))
+            sizes |= {(id(held_layouts), id(to), dims, shape): float(len(held_layouts) * len(to)) for to, dims in ends}
         else:
             sizes |= {(id(rows), output.dims, id(to), dims, shape): float(len(rows) * len(to)) for to, dims in ends}
     return sum(sizes.values())
 
 
 class TableMaker:
-    """Tables of settings that differ in the ZeRO stage alone: what does not depend on it is made once."""
+    """Tables of settings that differ only in the ZeRO stage; everything that does not depend on it is computed once."""
 
     def __init__(self, space: NetworkSpace, setting: StepSetting, prices: MeshPrices, *, has_units: bool = True) -> None:
         self.has_units = has_units
@@ -165,7 +166,7 @@ class TableMaker:
         self.kept = [saved_inputs(operator) for operator in self.network.operators]
 
     def build(self, setting: StepSetting) -> NetworkTables:
-        """Tables of `setting`, which has the ZeRO stage."""
+        """Return the tables of `setting`, which has the ZeRO stage."""
         self.setting, self.known_vertices = setting, {}
         vertices = self._vertices()
         edges: list[tuple[int, int, Array]] = []
@@ -187,12 +188,12 @@ class TableMaker:
         return NetworkTables(space=self.space, vertices=tuple(vertices), edges=tuple(edges), edge_bytes=tuple(saved))
 
     def reductions_at(self, prices: MeshPrices) -> list[Array]:
-        """Time of reducing the gradients of each vertex at other prices. [s]"""
-        own = self.prices, self.known_vertices
+        """Return the time of the gradient reductions of each vertex at other prices. [s]"""
+        saved = self.prices, self.known_vertices
         self.prices, self.known_vertices = prices, {}
-        found = [vertex.reductions for vertex in self._vertices()]
-        self.prices, self.known_vertices = own
-        return found
+        reductions = [vertex.reductions for vertex in self._vertices()]
+        self.prices, self.known_vertices = saved
+        return reductions
 
     # --- vertices ---------------------------------------------------------------------------------------------------------------------
 
@@ -232,15 +233,15 @@ class TableMaker:
         return tensor.shape, tensor.num_rows, tensor.role, operand.dims
 
     def _operator_cost(self, index: int, operator: Operator, rows: Configurations) -> OperatorCost:
-        whole = {dim: (dim,) for dim in operator.dims}
-        compiled = compile_operators(self.run, [(self.run.operators[index], whole, self.also_saved(index))], self.setting)
+        unsharded = {dim: (dim,) for dim in operator.dims}
+        compiled = compile_operators(self.run, [(self.run.operators[index], unsharded, self.also_saved(index))], self.setting)
         return operator_cost(compiled, self.grid(rows), self.prices.machine)
 
     def _operator_vertex(self, operator: Operator, rows: Configurations, parameters: Sequence[int], cost: OperatorCost) -> VertexColumns:
         setting, prices = self.setting, self.prices
-        whole = {dim: (dim,) for dim in operator.dims}
+        unsharded = {dim: (dim,) for dim in operator.dims}
         tensors = [self.network.tensors[operator.inputs[position].tensor] for position in parameters]
-        layouts = [parameter_layout(t, [(operator, p)], {operator.name: whole}) for t, p in zip(tensors, parameters, strict=True)]
+        layouts = [parameter_layout(t, [(operator, p)], {operator.name: unsharded}) for t, p in zip(tensors, parameters, strict=True)]
         if self.is_wanted_at_once(operator):
             layouts = [replace(layout, is_end=True, is_last=True) for layout in layouts]
         shares = [self.unit(tensor.name) for tensor in tensors]
@@ -248,7 +249,7 @@ class TableMaker:
         return VertexColumns(
             forward=cost.forward,
             backward=cost.backward,
-            own=cost.collectives,
+            collectives=cost.collectives,
             reductions=held.reductions,
             gathers=held.gathers,
             published=held.published,
@@ -258,7 +259,7 @@ class TableMaker:
         )
 
     def grid(self, rows: Configurations) -> LayoutGrid:
-        """Configurations as columns, with an axis for each dim."""
+        """Return the configurations as columns, with an axis for each dim."""
         if id(rows) not in self.known_grids:
             sizes = {dim: rows.parts[:, d].astype(np.float64) for d, dim in enumerate(rows.dims)}
             inside = [{dim: tier[rows.masks[:, d]] for d, dim in enumerate(rows.dims)} for tier in self.prices.inside]
@@ -266,17 +267,17 @@ class TableMaker:
         return self.known_grids[id(rows)]
 
     def is_wanted_at_once(self, operator: Operator) -> bool:
-        """Whether its weights are gathered once for both passes: those of what follows the blocks, or of an end that may go with it."""
+        """Whether its weights are gathered once for both passes: those after the blocks, or of an end that may share that gather."""
         return bool(self.network.blocks) and operator.layer not in self.network.blocks
 
     def is_kept_before(self, tensor: str) -> bool:
-        """Whether the tensor is kept where it is held or made: a reader then keeps another copy only if it needs another layout."""
+        """Whether its producer or held vertex keeps the tensor: a reader then keeps another copy only in another layout."""
         if tensor in self.held:
             return True
         return tensor in self.producers and saves_output(self.network.operators[self.producers[tensor]])
 
     def also_saved(self, index: int) -> list[Data]:
-        """Data that the operator saves, without inputs that earlier operators save."""
+        """Return the data that the operator saves, without inputs that earlier operators save."""
         operator = self.network.operators[index]
         before = {position for position in self.kept[index] if self.is_kept_before(operator.inputs[position].tensor)}
         return [data for data in operator.saved if data.of not in before]
@@ -290,7 +291,7 @@ class TableMaker:
         return any(position in self.kept[consumer] for consumer, position in self.readers[tensor])
 
     def held_vertex(self, tensor: str, layouts: Configurations) -> VertexColumns:
-        """A held tensor that a reader keeps is counted here, unless its producer keeps it already."""
+        """Return the vertex of a held tensor. It counts the bytes if a reader keeps the tensor and its producer does not."""
         zero = np.zeros(len(layouts))
         saved = zero
         shape = self.network.tensors[tensor].shape
@@ -304,7 +305,7 @@ class TableMaker:
             self.known_vertices[key] = VertexColumns(
                 forward=zero,
                 backward=zero,
-                own=zero,
+                collectives=zero,
                 reductions=zero,
                 gathers=zero,
                 published=zero,
@@ -317,7 +318,7 @@ class TableMaker:
     # --- edges ------------------------------------------------------------------------------------------------------------------------
 
     def view(self, vertex: int, position: int) -> tuple[object, View]:
-        """How the tensor lies at this vertex: as left (position -1), as read, or as held; and a key of it."""
+        """Return the layout of the tensor at this vertex (as output at position -1, as input, or as held), and its key."""
         if vertex >= len(self.space.operators):
             rows = self.space.layouts[vertex - len(self.space.operators)]
             return ("held", id(rows)), View(cuts=rows.masks[:, :-1], partial=rows.masks[:, -1])
@@ -328,20 +329,20 @@ class TableMaker:
         return ("read", id(rows), operand.dims), reader_view(operator, operand, rows)
 
     def edge(self, tensor: str, source: int, consumer: int, position: int) -> Array:
-        """Seconds of the redistributions of a tensor and of its gradient along one edge, for each pair of configurations.
+        """Return the time of redistributing a tensor and its gradient along one edge, for each pair of configurations. [s]
 
-        And of a bias that is no part of the product before it, as that leaves partial sums.
+        Includes a bias that cannot be fused into the preceding product, because that leaves partial sums.
         """
         source_key, left = self.view(source, -1)
         reader_key, read = self.view(consumer, position)
-        found = self.network.tensors[tensor]
+        moved = self.network.tensors[tensor]
         is_held = source >= len(self.space.operators)
-        is_activation = found.role is TensorRole.ACTIVATION  # and made by an operator: every edge's tensor is
+        is_activation = moved.role is TensorRole.ACTIVATION  # made by an operator, as every edge's tensor
         bias_key, bias = self.bias_apart(consumer) if position == 0 and not is_held else (None, np.zeros(0))
-        key = (source_key, reader_key, found.shape, is_activation, bias_key)
+        key = (source_key, reader_key, moved.shape, is_activation, bias_key)
         if key not in self.known_edges:
             if is_activation:
-                total = found.num_elements * self.setting.activation_bytes
+                total = moved.num_elements * self.setting.activation_bytes
                 matrix = edge_times(left, read, total, self.prices, from_held=is_held)
             else:
                 matrix = np.zeros((len(left.partial), len(read.partial)))
@@ -351,15 +352,15 @@ class TableMaker:
         return self.known_edges[key]
 
     def bias_apart(self, index: int) -> tuple[object, Array]:
-        """Extra time of a bias after a reduction over that in a product, with its only reader of the same layout. [s]"""
+        """Return the extra time of a bias after a reduction over a fused one, with its only reader in the same layout. [s]"""
         operator = self.run.operators[index]
         if operator.forward or not self.apart.operators[index].forward:
             return None, np.zeros(0)
         rows, readers = self.space.operators[index], self.readers.get(operator.output.tensor, [])
         members = [(index, {dim: (dim,) for dim in operator.dims})]
         if len(readers) == 1:
-            reader, place = readers[0]
-            names = zip(self.run.operators[reader].inputs[place].dims, operator.output.dims, strict=True)
+            reader, position = readers[0]
+            names = zip(self.run.operators[reader].inputs[position].dims, operator.output.dims, strict=True)
             members.append((reader, {its: (dim,) for its, dim in names if its and dim}))
         works = [(graph.operators[i].forward, graph.operators[i].backward) for graph in (self.run, self.apart) for i, _ in members]
         key = (id(rows), tuple(operator.dims.items()), tuple(works), tuple(tuple(cut.items()) for _, cut in members))
@@ -373,8 +374,8 @@ class TableMaker:
         return self.known_biases[key]
 
     def shared_parameter(self, reading: Sequence[tuple[int, int]]) -> list[tuple[int, int, Array]]:
-        """Readers of one parameter hold it alike; its gradient is reduced once, where any of them leaves it partial."""
-        found = []
+        """Return edges between readers of one parameter. They hold it alike; its gradient is reduced once, where any leaves it partial."""
+        edges = []
         (first, at), *others = reading
         if not others:
             return []
@@ -382,21 +383,21 @@ class TableMaker:
         tensor = self.network.tensors[operator.inputs[at].tensor]
         mine = reader_view(operator, operator.inputs[at], self.space.operators[first])
         share = self.unit(tensor.name)
-        own = self.reductions(tensor, mine.cuts, mine.partial, share)
+        alone = self.reductions(tensor, mine.cuts, mine.partial, share)
         for other, position in others:
             reader = self.network.operators[other]
             its = reader_view(reader, reader.inputs[position], self.space.operators[other])
-            # pairs that hold it alike, and of these the different ones: few beside all pairs
+            # pairs that hold it alike, and the distinct ones of these: few among all pairs
             i, j = np.nonzero((mine.cuts[:, None, :] == its.cuts[None, :, :]).all(axis=2))
             joined, of = _distinct(View(cuts=mine.cuts[i], partial=mine.partial[i] | its.partial[j]), len(self.space.axes))
-            more = self.reductions(tensor, joined.cuts, joined.partial, share)[of] - own[i]
+            more = self.reductions(tensor, joined.cuts, joined.partial, share)[of] - alone[i]
             extra = np.full((len(mine.partial), len(its.partial)), np.inf)
             extra[i, j] = np.maximum(more, 0.0)
-            found.append((first, other, extra))
-        return found
+            edges.append((first, other, extra))
+        return edges
 
     def reductions(self, tensor: Tensor, cuts: Masks, partial: Masks, share: float) -> Array:
-        """Reduction time of a parameter's gradient by layout and partial axes. [s]"""
+        """Return the reduction time of a parameter's gradient by layout and partial axes. [s]"""
         axes = [*map(str, range(len(tensor.shape))), "partial"]
         masks = dict(zip(axes, (*cuts.T, partial), strict=True))
         inside = [{axis: tier[mask] for axis, mask in masks.items()} for tier in self.prices.inside]
@@ -416,7 +417,7 @@ class TableMaker:
         return parameter_times([layout], [share], self.setting, self.prices.machine, grid).reductions
 
     def copied_bytes(self, tensor: str, source: int, consumer: int, position: int) -> list[tuple[int, int, Array]]:
-        """Where both ends keep the tensor: another copy, if the consumer needs it in another layout."""
+        """Return the bytes of another copy if both ends keep the tensor and the consumer needs another layout."""
         operators = len(self.space.operators)
         by_readers = tensor in self.held and self.is_kept_by_readers(tensor)
         producer_keeps = saves_output(self.network.operators[self.producers[tensor]])
@@ -440,12 +441,12 @@ class TableMaker:
 
 
 def left_view(operator: Operator, rows: Configurations) -> View:
-    """The output as each configuration leaves it."""
+    """Return the layout of the output for each configuration."""
     return _view(rows, operator.output.dims, operator.sums)
 
 
 def reader_view(operator: Operator, operand: Operand, rows: Configurations) -> View:
-    """An input as each configuration needs it, and the axes on which its gradient then leaves partial."""
+    """Return the layout of an input for each configuration, with the axes on which its gradient becomes partial."""
     return _view(rows, operand.dims, lacking(operand, operator.dims))
 
 
@@ -459,9 +460,9 @@ def _view(rows: Configurations, dims: Sequence[str], summed: Sequence[str]) -> V
 
 
 def edge_times(left: View, read: View, total_bytes: float, prices: MeshPrices, *, from_held: bool = False) -> Array:
-    """Seconds for each pair: the tensor from `left` to `read`, and its gradient back.
+    """Return the time of moving a tensor from `left` to `read`, and its gradient back, for each pair. [s]
 
-    The gradient goes to where the tensor came from, whole; to a held tensor as partial as the held sum is.
+    The gradient returns reduced to the tensor's source; to a held tensor it returns as partial as the held sum.
     """
     bits = len(prices.axes)
     (left, of_left), (read, of_read) = _distinct(left, bits), _distinct(read, bits)
@@ -481,7 +482,7 @@ def edge_times(left: View, read: View, total_bytes: float, prices: MeshPrices, *
 
 
 def _distinct(view: View, bits: int) -> tuple[View, NDArray[np.int64]]:
-    """The different layouts among all, and which one each is."""
+    """Return the distinct layouts, and the index of each layout among them."""
     code = view.partial.copy()
     for cut in view.cuts.T:
         code = (code << bits) | cut
@@ -490,12 +491,12 @@ def _distinct(view: View, bits: int) -> tuple[View, NDArray[np.int64]]:
 
 
 def _narrow(view: View) -> View:
-    """The same masks in 32 bits."""
+    """Return the same masks in 32 bits."""
     return View(cuts=view.cuts.astype(np.int32), partial=view.partial.astype(np.int32))
 
 
 def redistribution_times(source: View, target: View, total_bytes: float, prices: MeshPrices) -> Array:
-    """The time of the steps of redistributions whose masks broadcast. [s]"""
+    """Return the time of the steps of redistributions whose masks broadcast. [s]"""
     have, want = (tuple(np.moveaxis(cuts, -1, 0)) for cuts in (source.cuts, target.cuts))
     steps = collectives(have, want, source.partial & ~target.partial, tuple(map(differing, have, want)))
     time = np.zeros(np.broadcast_shapes(source.cuts.shape[:-1], target.cuts.shape[:-1], source.partial.shape, target.partial.shape))

@@ -1,1 +1,1 @@
-"""Search among plans of serving."""
+"""Search for serving plans."""

@@ -1,4 +1,4 @@
-"""Layouts that people would use without a search, with the engine's own limits."""
+"""Layouts that are usual without a search, with the engine's own limits."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ MEANINGS = {
 
 
 def baseline_layouts(evaluator: Evaluator, cluster: Cluster, engine: Engine) -> Iterator[tuple[str, str, ServingColumns, str]]:
-    """(name, what it is, its one layout or none, why there is none)."""
+    """Yield (name, description, its one layout or none, why there is none)."""
     model, node = evaluator.job.model, scale_up_size(cluster)
-    whole = [tp for tp in degrees(node) if not why_not(model, engine, tp=tp, pp=1, attention_dp=1, ep=1)]
-    yield _named(NODE, _layout(engine, cluster, tp=whole[-1])) if whole else _none(NODE, "no tp divides the model")
-    fitting = [tp for tp in whole if _fits(evaluator, _layout(engine, cluster, tp=tp))]
+    admitted = [tp for tp in degrees(node) if not why_not(model, engine, tp=tp, pp=1, attention_dp=1, ep=1)]
+    yield _named(NODE, _layout(engine, cluster, tp=admitted[-1])) if admitted else _none(NODE, "no tp divides the model")
+    fitting = [tp for tp in admitted if _fits(evaluator, _layout(engine, cluster, tp=tp))]
     yield _named(SMALLEST, _layout(engine, cluster, tp=fitting[0])) if fitting else _none(SMALLEST, "no tp of a node fits")
     if fitting and fitting[0] == 1:
         yield _named(DEFAULT, _layout(engine, cluster, tp=1))
@@ -64,6 +64,6 @@ def _layout(engine: Engine, cluster: Cluster, **sizes: int) -> ServingColumns:
 
 
 def _fits(evaluator: Evaluator, layout: ServingColumns) -> bool:
-    """In the first format."""
-    _, has_capacity = evaluator.room(0, layout)
+    """Whether the layout fits, in the first format."""
+    _, has_capacity = evaluator.capacity(0, layout)
     return bool(has_capacity[0])

@@ -1,7 +1,7 @@
-"""Searches plans of two pools: which worker for prompts, which for answers, how many of each, and the load under which they hold limits.
+"""Search for plans of two pools: layouts and numbers of prefill and decode workers, and the load under which they keep the limits.
 
-Every pair of layouts that fit is looked at by its rates alone (`disaggregated.py`: prompts a second of one worker, requests a second of
-another with the largest batch that keeps the limit of a token); the best splits of the chips are then evaluated at their loads.
+Every pair of layouts that fit is compared by its rates alone (`disaggregated.py`): prompts per second of a prefill worker, and requests per
+second of a decode worker with the largest batch within the limit of TPOT. The best splits of the chips are then evaluated at their loads.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from perfmodel.workload.serving import ServingJob
 
 Array = NDArray[np.float64]
 
-#: Splits that are evaluated at loads, those with the highest rates.
+#: Number of splits that are evaluated at loads, those with the highest rates.
 MOST_SPLITS = 48
-#: Loads of a split that are tried at first, and between the last that holds and the next.
+#: Number of loads of a split that are tried at first, and between the largest within the limits and the next.
 _LOADS = 12
 _BETWEEN = 6
-#: Of a front: times of a token for each of which the best splits are tried (None: however long), and how many of them. [s]
+#: For a front: limits of TPOT for each of which the best splits are tried (None: no limit) [s], and the number of splits for each.
 _PACES = (None, 0.16, 0.08, 0.04, 0.02, 0.01)
 _SPLITS_AT_A_PACE = 8
-#: Plans that are simulated, for each that is shown.
+#: Number of plans that are simulated, per plan that is shown.
 _TRIED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Split:
-    """Workers of both kinds on the given chips, and the most clients that could keep its decode workers busy."""
+    """Prefill and decode workers on the given chips, and the most clients that could keep the decode workers busy."""
 
     pools: Pools
     most_clients: int
@@ -50,34 +50,34 @@ def find_pools(
     columns: ServingColumns,
     *,
     num_chips: int,
-    answering: ServingColumns | None = None,
+    decode: ServingColumns | None = None,
     limits: ServingLimits | None = None,
     objective: ServingObjective = ServingObjective.THROUGHPUT,
     top: int = 3,
     price_per_hour: float = 0.0,
     kept: Callable[[ServingPlan, int], RankedPlan | None] | None = None,
 ) -> tuple[RankedPlan, ...]:
-    """The best plans of two pools, best first, of workers that lie as `columns` do (`answering`: those that answer lie so);
-    empty where none fits or none meets the limits.
+    """Return the best plans of two pools, best first; empty where none fits or none meets the limits.
 
-    With a load in the job every split is evaluated at it; else each stands at the largest number of clients under which it holds the
-    limits (with one client where latency is the objective).
+    With a load in the job every split is evaluated at it. Otherwise each is ranked at the largest number of clients within the limits (with
+    one client if latency is the objective).
 
-    kept   simulates a plan at its clients (0: the load of the job); None where it breaks a limit so. Without it figures are the formulas'
+    columns   layouts of workers; decode: those of decode workers, if they differ
+    kept      simulates a plan at its clients (0: the load of the job); returns None if it breaks a limit. If left out, formulas are used
     """
     limits = limits or ServingLimits()
-    workers = None if job.is_static else _workers(estimator, job, columns, answering, num_chips)
+    workers = None if job.is_static else _workers(estimator, job, columns, decode, num_chips)
     splits = [] if workers is None else workers.splits([limits])[0]
     if not splits:
         return ()
-    found: list[tuple[float, int, int]] = []
+    candidates: list[tuple[float, int, int]] = []
     for at, (badness, clients) in enumerate(zip(*_best_loads(estimator, job, splits, limits, objective), strict=True)):
         if np.isfinite(badness):
-            found.append((float(badness), at, int(clients)))
+            candidates.append((float(badness), at, int(clients)))
     ranked: list[RankedPlan] = []
     kinds: set[tuple[ServingPlan, ServingPlan]] = set()
     tried = 0
-    for _, at, clients in sorted(found):
+    for _, at, clients in sorted(candidates):
         pools = splits[at].pools
         if (pools.prefill, pools.decode) in kinds:
             continue
@@ -89,7 +89,7 @@ def find_pools(
             ranked.append(one)
         if len(ranked) == top or tried == _TRIED * top:
             break
-    ranked.sort(key=lambda each: each.badness(objective))
+    ranked.sort(key=lambda candidate: candidate.badness(objective))
     return tuple(replace(one, reason=against(one, ranked[0], objective)) if one is not ranked[0] else one for one in ranked)
 
 
@@ -99,23 +99,23 @@ def pools_front(
     columns: ServingColumns,
     *,
     num_chips: int,
-    answering: ServingColumns | None = None,
+    decode: ServingColumns | None = None,
     limits: ServingLimits,
 ) -> tuple[FrontPoint, ...]:
-    """Points of the front of tokens a user against tokens a chip that plans of two pools may hold: the best splits for several paces."""
+    """Return front points of tokens/s per user and per chip for plans of two pools: the best splits at several limits of TPOT."""
     free = replace(job, concurrency=None, rate=None, is_static=False)
-    workers = _workers(estimator, free, columns, answering, num_chips)
+    workers = _workers(estimator, free, columns, decode, num_chips)
     if workers is None:
         return ()
     splits: dict[Pools, _Split] = {}
-    for found in workers.splits([ServingLimits(tpot=pace, headroom=0.0) for pace in _PACES], most=_SPLITS_AT_A_PACE):
-        for split in found:
+    for group in workers.splits([ServingLimits(tpot=pace, headroom=0.0) for pace in _PACES], most=_SPLITS_AT_A_PACE):
+        for split in group:
             splits.setdefault(split.pools, split)
     if not splits:
         return ()
     chosen = list(splits.values())
     clients = _first_loads(chosen)
-    pools = [each.pools for each in chosen for _ in range(clients.shape[1])]
+    pools = [split.pools for split in chosen for _ in range(clients.shape[1])]
     served = serve_pools(estimator, free, pools, concurrency=clients.ravel())
     load = served.disaggregated.load
     timed = served.prefill_fits & np.asarray(served.decode_memory.sequences >= 1.0) & np.logical_not(load.is_saturated) & (load.tpot > 0)
@@ -138,86 +138,87 @@ def pools_front(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Workers:
-    """How one worker of either kind may lie, and what it could do by itself, of which limits change little.
+    """Layouts of prefill and decode workers, with rates that hardly depend on the limits.
 
-    asked       for prompts: `prompts` a second, 0 where one does not fit, and the time of one prompt   [1/s], [s]
-    answering   for answers, those that fit, and the sequences that one runs at once
+    prefill   with `prompts` per second, 0 where a worker does not fit, and the time of one prompt   [1/s], [s]
+    decode    those that fit, with the sequences that a worker runs at once
     """
 
     estimator: ServingEstimator
     job: ServingJob
     num_chips: int
-    asked: list[ServingPlan]
+    prefill: list[ServingPlan]
     prompts: Array
     prompt_time: Array
-    answering: ServingColumns
+    decode: ServingColumns
     capacity: Array
 
     def splits(self, under: Sequence[ServingLimits], *, most: int = MOST_SPLITS) -> list[list[_Split]]:
-        """Splits with the highest rates under each of the limits, of all pairs of layouts and numbers of workers that fit on the chips."""
+        """Return the splits with the highest rates under each of the limits, over all pairs of layouts and numbers of workers that fit."""
         aims = [limits.aims() for limits in under]
-        answers, batches = self._answers(np.array([each.get("tpot", np.inf) for each in aims]))
-        ttft = [each.get("ttft", np.inf) for each in aims]
-        return [self._best(*each, most=most) for each in zip(ttft, answers, batches, strict=True)]
+        answers, batches = self._answers(np.array([aim.get("tpot", np.inf) for aim in aims]))
+        ttft = [aim.get("ttft", np.inf) for aim in aims]
+        return [self._best(*case, most=most) for case in zip(ttft, answers, batches, strict=True)]
 
     def _best(self, ttft: float, answers: Array, batch: Array, *, most: int) -> list[_Split]:
-        """Where a prompt may take so long, and workers answer so many requests a second with such batches."""
-        prompts, best = np.where(self.prompt_time <= ttft, self.prompts, 0.0), _best_shares(self.answering, answers)
-        chips_p = np.array([float(each.chips_per_replica) for each in self.asked])
-        chips_d = self.answering.chips_per_replica[best].astype(float)
+        """Return the splits with the highest rates for this limit of TTFT, request rates and batches of decode workers."""
+        prompts, best = np.where(self.prompt_time <= ttft, self.prompts, 0.0), _best_shares(self.decode, answers)
+        chips_p = np.array([float(worker.chips_per_replica) for worker in self.prefill])
+        chips_d = self.decode.chips_per_replica[best].astype(float)
         allowed = ttft if np.isfinite(ttft) else 0.0
-        found: list[_Split] = []
+        splits: list[_Split] = []
         for x, p, y, d, rate in _highest_rates(prompts, answers[best], chips_p, chips_d, self.num_chips, most=most):
-            decode = self.answering.plan(int(best[d]))
-            pools = Pools(prefill=self.asked[p], decode=decode, prefill_workers=x, decode_workers=y)
-            before = max(4.0 * float(self.prompt_time[p]), allowed)  # as long as a request may be under way to its first token
-            found.append(_Split(pools=pools, most_clients=max(int(y * batch[best[d]] + rate * before), 1)))
-        return found
+            decode = self.decode.plan(int(best[d]))
+            pools = Pools(prefill=self.prefill[p], decode=decode, prefill_workers=x, decode_workers=y)
+            before = max(4.0 * float(self.prompt_time[p]), allowed)  # longest time of a request to its first token
+            splits.append(_Split(pools=pools, most_clients=max(int(y * batch[best[d]] + rate * before), 1)))
+        return splits
 
     def _answers(self, tpot: Array) -> tuple[Array, Array]:
-        """[limits, layouts] Requests a second of a worker with the largest batch that keeps each of the limits, and that batch.
+        """Return request rates [limits, layouts] of a worker with the largest batch within each limit, and that batch.
 
-        No step is quicker with more sequences (`ServingTimes`): it is looked for only where one keeps the limit and all together do not.
+        Steps are never faster with more sequences (`ServingTimes`). So a search is needed only if one sequence keeps the limit and all
+        together do not.
         """
-        steps, limit = self._steps(self.answering), tpot[:, None]
+        steps, limit = self._steps(self.decode), tpot[:, None]
         top = np.floor(np.maximum(self.capacity, 1.0))
         one, every = (decode_tpot(*steps, batch=number) <= limit for number in (np.ones_like(top), top))
         batch = np.where(every, top, 0.0)
         which, row = np.nonzero(one & ~every)
         if len(row):
-            some = self._steps(self.answering.take(row))
+            some = self._steps(self.decode.take(row))
             batch[which, row] = largest_batch(*some, tpot_limit=tpot[which], capacity=self.capacity[row])
         most, _ = decode_rate(*steps, batch=np.maximum(batch, 1.0))
         return np.where(batch >= 1.0, most, 0.0), batch
 
     def _steps(self, columns: ServingColumns) -> tuple[ServingTimes, Requests, Scheduling]:
-        """Step times of decode workers."""
+        """Return step times, requests and scheduling of decode workers."""
         of, drafts = self.estimator, self.job.speculation
         return of.with_drafts(of.times(columns), columns, drafts), Requests.of_job(self.job), of.scheduling(columns, drafts)
 
 
 def _workers(
-    estimator: ServingEstimator, job: ServingJob, columns: ServingColumns, answering: ServingColumns | None, num_chips: int
+    estimator: ServingEstimator, job: ServingJob, columns: ServingColumns, decode: ServingColumns | None, num_chips: int
 ) -> _Workers | None:
-    """Workers that leave chips for the other kind; None if there are none."""
-    columns, answering = (_of_one_worker(each, num_chips) for each in (columns, columns if answering is None else answering))
-    answering = answering.take(answering.pcp == 1)  # no prompts to share
-    memory = estimator.memory(answering, job.input_len.mean + job.output_len.mean, job.speculation)
+    """Return the workers that leave chips for the other pool; None if there are none."""
+    columns, decode = (_of_one_worker(layouts, num_chips) for layouts in (columns, columns if decode is None else decode))
+    decode = decode.take(decode.pcp == 1)  # decode workers have no prompts to share
+    memory = estimator.memory(decode, job.input_len.mean + job.output_len.mean, job.speculation)
     fits = np.flatnonzero(memory.fits)
     if not len(columns) or not len(fits):
         return None
-    capacity, answering = estimator.capacity(answering, memory)[fits], answering.take(fits)
-    alike = replace(columns, dcp=np.ones_like(columns.dcp))  # those for prompts do not decode
-    asked = list(dict.fromkeys(alike.plan(row) for row in range(len(alike))))
-    prompts, prompt_time = _prompts(estimator, job, asked)
+    capacity, decode = estimator.capacity(decode, memory)[fits], decode.take(fits)
+    alike = replace(columns, dcp=np.ones_like(columns.dcp))  # prefill workers do not decode
+    prefill = list(dict.fromkeys(alike.plan(row) for row in range(len(alike))))
+    prompts, prompt_time = _prompts(estimator, job, prefill)
     return _Workers(
         estimator=estimator,
         job=job,
         num_chips=num_chips,
-        asked=asked,
+        prefill=prefill,
         prompts=prompts,
         prompt_time=prompt_time,
-        answering=answering,
+        decode=decode,
         capacity=capacity,
     )
 
@@ -225,25 +226,25 @@ def _workers(
 def _highest_rates(
     most_p: Array, most_d: Array, chips_p: Array, chips_d: Array, num_chips: int, *, most: int = MOST_SPLITS
 ) -> Iterator[tuple[int, int, int, int, float]]:
-    """(x, p, y, d, rate) of the `most` splits with the highest rates, best first; ties: fewer chips first, then by x, p and d.
+    """Yield (x, p, y, d, rate) of the `most` splits with the highest rates, best first; ties: fewer chips first, then by x, p and d.
 
         rate = min(x mu_p, y mu_d) > 0,   y = (N - x g_p) // g_d
 
-    What workers d could answer depends on the chips left alone, so the best rate of each (x, p) is known without its pairs. As many
-    (x, p) as are asked for reach a rate T: only those whose best is T or more, beside the d that reach it, need be paired.
+    The rate of decode workers d depends only on the remaining chips, so the best rate of each (x, p) is known without its pairs. The `most`
+    best (x, p) reach a rate of T or more. So only the (x, p) and d that reach T need pairing.
     """
     x, p = np.nonzero(np.arange(1, num_chips)[:, None] * chips_p < num_chips)
     x += 1
-    asked = x * most_p[p]
+    prompts = x * most_p[p]
     left, of = np.unique(num_chips - x * chips_p[p], return_inverse=True)
     count_d = left[:, None] // chips_d
-    answered = count_d * most_d
-    best = np.minimum(asked, answered.max(axis=1)[of])
+    answers = count_d * most_d
+    best = np.minimum(prompts, answers.max(axis=1)[of])
     least = np.sort(best)[-most:][0]
     rows = np.flatnonzero((best >= least) & (best > 0))
-    some, d = np.nonzero(answered[of[rows]] >= least)
+    some, d = np.nonzero(answers[of[rows]] >= least)
     pair = rows[some]
-    y, rate = count_d[of[pair], d], np.minimum(asked[pair], answered[of[pair], d])
+    y, rate = count_d[of[pair], d], np.minimum(prompts[pair], answers[of[pair], d])
     used = x[pair] * chips_p[p[pair]] + y * chips_d[d]
     for at in np.lexsort((used, -rate))[:most]:
         if rate[at] > 0:
@@ -251,13 +252,13 @@ def _highest_rates(
 
 
 def _of_one_worker(columns: ServingColumns, num_chips: int) -> ServingColumns:
-    """Layouts that leave chips for another worker."""
+    """Return the layouts that leave chips for another worker."""
     columns = columns.take(columns.chips_per_replica < num_chips)
     return replace(columns, replicas=np.ones_like(columns.replicas))
 
 
 def _best_shares(columns: ServingColumns, most: Array) -> NDArray[np.int64]:
-    """The layout with the highest rate of those that differ only in dcp; the smaller of equal ones."""
+    """Return the layout with the highest rate among those that differ only in dcp; the smaller of equal ones."""
     kinds = np.stack([columns.tp, columns.pp, columns.attention_dp, columns.ep])
     order = np.lexsort((columns.dcp, -most, *kinds))
     is_first = np.any(np.diff(kinds[:, order], axis=1, prepend=-1) != 0, axis=0)
@@ -265,10 +266,10 @@ def _best_shares(columns: ServingColumns, most: Array) -> NDArray[np.int64]:
 
 
 def _prompts(estimator: ServingEstimator, job: ServingJob, workers: list[ServingPlan]) -> tuple[Array, Array]:
-    """Prompts a second of a worker of each layout, 0 where it does not fit, and the time of one."""
+    """Return the prompts per second of a worker of each layout, 0 where it does not fit, and the time of one prompt."""
     columns = ServingColumns.of(workers)
     scheduling = replace(estimator.scheduling(columns), prompts_together=columns.attention_dp.astype(float))
-    alike = [Pools(prefill=each, decode=each, prefill_workers=1, decode_workers=1) for each in workers]
+    alike = [Pools(prefill=worker, decode=worker, prefill_workers=1, decode_workers=1) for worker in workers]
     sent = handover(estimator, alike, job.input_len.mean)
     most, time = prefill_rate(estimator.times(columns), Requests.of_job(job), scheduling, sent)
     fits = np.asarray(estimator.memory(columns, float(job.input_len.most), job.speculation).sequences) >= 1.0
@@ -278,7 +279,7 @@ def _prompts(estimator: ServingEstimator, job: ServingJob, workers: list[Serving
 def _best_loads(
     estimator: ServingEstimator, job: ServingJob, splits: list[_Split], limits: ServingLimits, objective: ServingObjective
 ) -> tuple[Array, NDArray[np.int64]]:
-    """Objective of each split at its best load (infinite if no load meets the limits) and the clients; 0 clients: those of the job."""
+    """Return the objective of each split at its best load (infinite if none meets the limits), and the clients; 0: those of the job."""
     if job.concurrency is not None or job.rate is not None:
         return _badness(estimator, job, splits, None, limits, objective)[:, 0], np.zeros(len(splits), dtype=np.int64)
     if objective is ServingObjective.LATENCY:
@@ -296,13 +297,13 @@ def _best_loads(
 
 
 def _first_loads(splits: list[_Split]) -> NDArray[np.int64]:
-    """[splits, loads] Clients in equal ratios, from one to as many as keep the decode workers busy."""
-    most = np.array([float(each.most_clients) for each in splits])[:, None]
+    """Return clients [splits, loads] in equal ratios, from one to the number that keeps the decode workers busy."""
+    most = np.array([float(split.most_clients) for split in splits])[:, None]
     return np.maximum(np.round(most ** np.linspace(0, 1, _LOADS)[None, :]), 1).astype(np.int64)
 
 
 def _keeps(served: ServedPools, limits: ServingLimits) -> NDArray[np.bool_]:
-    """Where all limits are kept."""
+    """Return whether all limits are kept."""
     load = served.disaggregated.load
     limited, holds = limits.times_of(load), np.ones(load.ttft.shape, dtype=bool)
     for name, aim in limits.aims().items():
@@ -318,9 +319,9 @@ def _badness(
     limits: ServingLimits,
     objective: ServingObjective,
 ) -> Array:
-    """[splits, loads]"""
+    """Return the objective [splits, loads]; infinite where the limits are not met."""
     loads = 1 if clients is None else clients.shape[1]
-    pools = [each.pools for each in splits for _ in range(loads)]
+    pools = [split.pools for split in splits for _ in range(loads)]
     served = serve_pools(estimator, job, pools, concurrency=None if clients is None else clients.ravel())
     load = served.disaggregated.load
     holds = np.asarray(served.prefill_fits & np.asarray(served.decode_memory.sequences >= 1.0), dtype=bool) & _keeps(served, limits)
@@ -339,7 +340,7 @@ def _ranked(estimator: ServingEstimator, job: ServingJob, plan: ServingPlan, num
 
 
 def against(plan: RankedPlan, best: RankedPlan, objective: ServingObjective) -> str:
-    """In a sentence, by how much a plan is better or worse than another."""
+    """Describe in a sentence by how much a plan is better or worse than another."""
     if objective is ServingObjective.LATENCY:
         ratio = plan.prediction.request_latency.mean / best.prediction.request_latency.mean - 1
         return f"{abs(ratio):.1%} {'slower' if ratio > 0 else 'quicker'}"

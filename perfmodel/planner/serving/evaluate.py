@@ -1,4 +1,4 @@
-"""Plans at their loads as columns: what each holds, how fast it answers, and what it breaks."""
+"""Evaluation of plans at their loads as columns: memory, latency and throughput, and the limits that they break."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from perfmodel.workload.serving import ServingJob
 Array = NDArray[np.float64]
 Whole = NDArray[np.int64]
 
-#: A wait of a day is a queue that only grows: one of its stages is busy all the time. [s]
+#: A wait of a day means an unbounded queue: one of its servers is always busy. [s]
 _ENDLESS = 86400.0
 
-#: Rows that are timed at once: each has a column in tables of all operators, which need not lie in memory for every row of a search.
+#: Number of rows that are timed at once: each has a column in tables of all operators, so this bounds their memory.
 _BLOCK = 4096
 
-#: Why a plan is rejected, in the order in which they are looked at; codes of `LoadTable.verdict` are places in it.
+#: Reasons for rejection in the order of their checks; codes of `LoadTable.verdict` are indices into it.
 FEASIBLE, NO_MEMORY, SATURATED, TTFT, TPOT, LATENCY = range(6)
 REASONS = (
     "",
@@ -38,12 +38,12 @@ REASONS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LoadTable:
-    """Rows of plans at their loads; times are nan where a row was not timed (no room, saturated).
+    """Rows of plans at their loads; times are nan where a row was not timed (no memory, saturated).
 
-    formats       which of the search's; concurrency: requests in flight of all replicas, 0 where the load is a rate
-    sequences     that fit in a replica
-    per_chip      output tokens a second over all chips given
-    ttft, tpot    means; in `limited` what the limits are about
+    formats       index into the search's formats; concurrency: requests in flight of all replicas, 0 where the load is a rate
+    sequences     number that fits in a replica
+    per_chip      output tokens a second over all given chips
+    ttft, tpot    means; `limited` has the times that the limits apply to
     """
 
     columns: ServingColumns
@@ -69,19 +69,19 @@ class LoadTable:
 
     @property
     def per_user(self) -> Array:
-        """Output tokens a second that one user sees."""
+        """Output tokens a second per user."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(self.tpot > 0, 1.0 / self.tpot, 0.0)
 
     def distance(self, limits: ServingLimits) -> Array:
-        """Distance of a row from the limits: the largest ratio of a time to its limit."""
+        """Return the distance of a row from the limits: the largest ratio of a time to its limit."""
         worst = np.zeros(len(self))
         for name, limit in limits.aims().items():
             worst = np.maximum(worst, self.limited[name] / limit)
         return worst
 
     def badness(self, objective: ServingObjective) -> Array:
-        """Objective to minimise. All chips are paid for, so the cost of a token follows from the tokens per second."""
+        """Return the objective to minimise. All chips are paid for, so the cost of a token follows from the tokens per second."""
         if objective is ServingObjective.LATENCY:
             return self.latency
         return -self.per_chip
@@ -91,7 +91,7 @@ _ROWS = ("formats", "concurrency", "sequences", "ttft", "tpot", "latency", "per_
 
 
 def joined(tables: Sequence[LoadTable]) -> LoadTable:
-    """One below the other."""
+    """Concatenate tables."""
     columns: dict[str, Any] = {name: np.concatenate([getattr(table.columns, name) for table in tables]) for name in COLUMNS}
     return LoadTable(
         columns=ServingColumns(engine=tables[0].columns.engine, **columns),
@@ -102,9 +102,9 @@ def joined(tables: Sequence[LoadTable]) -> LoadTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Evaluator:
-    """Evaluates columns of plans of one job, each format with its own estimator.
+    """Evaluator of columns of plans of one job, with an estimator per format.
 
-    num_chips    given; idle ones count
+    num_chips    given chips, including idle ones
     """
 
     job: ServingJob
@@ -117,38 +117,38 @@ class Evaluator:
         return self.job.concurrency is None and self.job.rate is None
 
     def job_of(self, which: int, concurrency: int | None = None) -> ServingJob:
-        """The job in one of the formats, at the load of a row."""
+        """Return the job in one of the formats, at the load of a row."""
         of = self.estimators[which]
         clients = concurrency if concurrency else self.job.concurrency
         return replace(self.job, quantization=of.quantization, kv_precision=of.cache, concurrency=clients)
 
     def grid(self, which: int, columns: ServingColumns, max_tokens: Sequence[int], batches: Sequence[int], most: int) -> LoadTable:
-        """Each layout with each number of tokens, at each load or bound of its sequences.
+        """Evaluate each layout with each number of tokens, at each load or bound of its sequences.
 
-        batches   of an attention rank: clients, where the load is searched; else bounds, 0 the engine's own
-        most      the bound that was given; 0: where the load is searched, the load itself
+        batches   of an attention rank: clients, if the load is searched; else bounds, 0: the engine's own
+        most      the given bound; 0: if the load is searched, the load itself
         """
         rows = cross(columns, max_tokens, batches)
         if not self.is_load_searched:
-            if self.job.concurrency is not None and 0 in batches:  # else the bound was given
+            if self.job.concurrency is not None and 0 in batches:  # otherwise the bound was given
                 places = rows.max_batch * rows.attention_dp * rows.replicas
                 rows = rows.take((rows.max_batch == 0) | (places < self.job.concurrency))
             return self.evaluate(which, rows, np.full(len(rows), self.job.concurrency or 0, dtype=np.int64))
         clients = rows.max_batch * rows.attention_dp * rows.replicas
         return self.evaluate(which, replace(rows, max_batch=np.full(len(rows), most, dtype=np.int64)) if most else rows, clients)
 
-    def room(self, which: int, rows: ServingColumns) -> tuple[Array, NDArray[np.bool_]]:
-        """Sequences of mean length that fit in a replica of each row, and whether one of full length does."""
+    def capacity(self, which: int, rows: ServingColumns) -> tuple[Array, NDArray[np.bool_]]:
+        """Return the sequences of mean length that fit in a replica of each row, and whether one of full length fits."""
         job = self.job_of(which)
         mean = job.input_len.mean + job.output_len.mean
         sequences = np.asarray(self.estimators[which].memory(rows, mean, job.speculation).sequences, dtype=float)
         return sequences, sequences * mean >= float(job.input_len.most + job.output_len.most)
 
     def evaluate(self, which: int, rows: ServingColumns, concurrency: Whole) -> LoadTable:
-        """Rows in one format. Those that have no room, or not for their load, are not timed."""
+        """Evaluate rows in one format. Rows without memory, or without capacity for their load, are not timed."""
         of = self.estimators[which]
         job, count = self.job_of(which), len(rows)
-        sequences, has_capacity = self.room(which, rows)
+        sequences, has_capacity = self.capacity(which, rows)
         verdict = np.where(has_capacity, FEASIBLE, NO_MEMORY)
         limit = np.where(rows.max_batch > 0, rows.max_batch, of.engine.scheduling.max_batch) * rows.attention_dp
         if self.is_load_searched:
@@ -160,10 +160,10 @@ class Evaluator:
         for start in range(0, len(timed), _BLOCK):
             block = timed[start : start + _BLOCK]
             served = of.serve(job, rows.take(block), concurrency=None if self.job.rate is not None else concurrency[block])
-            for name, found in self._figures(served).items():
-                values[name][block] = found
-            for name, found in self.limits.times_of(served.load).items():
-                limited[name][block] = found
+            for name, column in self._figures(served).items():
+                values[name][block] = column
+            for name, column in self.limits.times_of(served.load).items():
+                limited[name][block] = column
             if self.job.rate is not None:
                 verdict[block[np.logical_or(served.load.is_saturated, served.load.ttft > _ENDLESS)]] = SATURATED
         for code, name in ((TTFT, "ttft"), (TPOT, "tpot"), (LATENCY, "request_latency")):

@@ -1,4 +1,4 @@
-"""How a plan of serving is started: the command of vLLM, SGLang and TensorRT-LLM, with what it needs beside.
+"""Launch commands of a serving plan for vLLM, SGLang and TensorRT-LLM, with config files and notes.
 
 Flags are those of the versions that the engines' profiles name. Sources:
 vLLM: engine/arg_utils.py, docs/serving/data_parallel_deployment.md (experts form one group of dp x tp ranks; limits are those of a
@@ -24,7 +24,7 @@ from perfmodel.workload.serving import ServingJob
 
 PREFILL, DECODE = "prefill", "decode"
 
-#: Format of weights -> what vLLM and SGLang are told of it; the others they read from the checkpoint.
+#: Format of weights -> flags of vLLM and SGLang; other formats are read from the checkpoint.
 _FORMAT_FLAGS = {
     "bf16": ("--dtype", "bfloat16"),
     "fp16": ("--dtype", "float16"),
@@ -35,12 +35,12 @@ _FORMAT_FLAGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchLine:
-    """One kind of server of a plan.
+    """Launch command of one kind of server of a plan.
 
-    command   one line of a shell
-    copies    how many of them run, each on chips of its own
-    config    a file beside it, `config_name`, where the command reads one; else empty
-    notes     what to know
+    command   one shell command line
+    copies    number of servers, each on its own chips
+    config    content of the file `config_name` that the command reads; else empty
+    notes     requirements and further steps
     """
 
     engine: str
@@ -54,7 +54,7 @@ class LaunchLine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Server:
-    """Launch options of one kind of server. role: prefill or decode of two pools; else empty"""
+    """Launch options of one kind of server. role: prefill or decode with two pools; else empty"""
 
     plan: ServingPlan
     job: ServingJob
@@ -80,12 +80,12 @@ class _Server:
     def num_nodes(self) -> int:
         return -(-self.plan.chips_per_replica // self.chips_per_node)
 
-    def line(self, words: list[str], notes: tuple[str, ...], **beside: Any) -> LaunchLine:
+    def line(self, words: list[str], notes: tuple[str, ...], **extra: Any) -> LaunchLine:
         engine = self.engine
-        return LaunchLine(engine=engine.name, version=engine.version, command=shlex.join(words), copies=self.copies, notes=notes, **beside)
+        return LaunchLine(engine=engine.name, version=engine.version, command=shlex.join(words), copies=self.copies, notes=notes, **extra)
 
     def notes(self, *, online: tuple[str, ...]) -> tuple[str, ...]:
-        """online: formats to which the engine casts a checkpoint in 16 bits as it loads"""
+        """Return the notes. online: formats to which the engine casts a 16-bit checkpoint when it loads it"""
         notes = []
         if self.copies > 1:
             worker = f"{self.role} workers" if self.role else "copies"
@@ -104,9 +104,9 @@ class _Server:
 def launch_lines(
     plan: ServingPlan, job: ServingJob, engine: Engine, *, model: str = "MODEL", chips_per_node: int = 8
 ) -> tuple[LaunchLine, ...]:
-    """The commands that start a plan, one for each kind of worker. Raises InputError for an engine that no command is known of.
+    """Return the commands that start a plan, one per kind of worker. Raises InputError for an engine without a known command.
 
-    model   as the engine is to load it: a name on the hub or a path; the checkpoint must hold the job's format
+    model   for the engine to load: a name on the hub or a path; the checkpoint must have the job's format
     """
     family = family_of(engine)
     of = _FAMILIES.get(family)
@@ -129,7 +129,7 @@ def can_launch(engine: Engine) -> bool:
 
 
 def family_of(engine: Engine) -> str:
-    """vllm, sglang or tensorrt-llm; the engine's own name where it is none of them."""
+    """Return vllm, sglang or tensorrt-llm; the engine's own name if it is none of them."""
     name = engine.name
     if name == "vllm" or name.startswith("vllm-"):
         return "vllm"
@@ -178,7 +178,7 @@ def _sglang(server: _Server) -> LaunchLine:
     words += ["--context-length", str(server.longest)]
     words += (
         ["--mem-fraction-static", f"{engine.memory.memory_fraction:g}"] if engine.memory.memory_fraction < 1.0 else []
-    )  # else by its own rule
+    )  # otherwise the engine's own rule
     words += _FORMAT_FLAGS.get(job.quantization.name, ())
     words += ["--kv-cache-dtype", "fp8_e4m3"] if job.kv_precision is Dtype.FP8 else []
     if job.speculation is not None:

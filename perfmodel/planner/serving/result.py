@@ -1,4 +1,4 @@
-"""Results of a search of serving plans."""
+"""Results of a search for serving plans."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ LIMITED = ("ttft", "tpot", "request_latency")
 """Times that may have a limit."""
 
 LIMIT_HEADROOM = 0.015
-"""Share of a limit that a chosen plan is predicted to stay below it.
+"""Share of a limit by which a chosen plan's prediction must stay below it.
 
-What a search chooses is what is predicted quickest for its load, so its prediction errs to the quick side: with nothing to spare 11 % of
-the choices among published runs break the limit that they were chosen under, with this 9 %, and the others yield half a percent less
-(docs/accuracy-serving.md has more and less of it).
+A search chooses the plan that is predicted fastest for its load, so its prediction errs to the fast side. Without headroom 11 % of the
+choices among published runs break the limit that they were chosen under, with this 9 %, and the others yield half a percent less
+(docs/accuracy-serving.md has larger and smaller values).
 """
 
 
@@ -36,8 +36,8 @@ class ServingLimits:
     """Limits that every plan must meet; None: no limit. [s]
 
     ttft, tpot, request_latency
-    is_p99   of ttft and tpot the 99th percentile over requests, by the closed forms, else the mean
-    headroom share of each limit that a prediction stays below it
+    is_p99   for ttft and tpot the 99th percentile over requests, by the closed forms, else the mean
+    headroom share of each limit by which a prediction must stay below it
     """
 
     ttft: float | None = None
@@ -54,23 +54,23 @@ class ServingLimits:
                 raise bad_field(name, value, "must be a positive time", "write 300 ms")
 
     def given(self) -> dict[str, float]:
-        """Limit -> seconds, of those there are."""
+        """Return limit -> seconds, for the limits that are set."""
         values = {name: getattr(self, name) for name in LIMITED}
         return {name: value for name, value in values.items() if value is not None}
 
     def aims(self) -> dict[str, float]:
-        """Limit -> what a prediction may reach [s]: the limit less its headroom."""
+        """Return limit -> largest prediction [s]: the limit less its headroom."""
         return {name: value * (1.0 - self.headroom) for name, value in self.given().items()}
 
     def times_of(self, load: ServedLoad) -> dict[str, Array]:
-        """Times of a load that the limits apply to."""
+        """Return the times of a load that the limits apply to."""
         ttft, tpot = (load.ttft_p99, load.tpot_p99) if self.is_p99 else (load.ttft, load.tpot)
         return {"ttft": ttft, "tpot": tpot, "request_latency": load.request_latency}
 
     def seen(self, prediction: ServingPrediction) -> dict[str, float]:
-        """Times of a prediction that the limits apply to."""
+        """Return the times of a prediction that the limits apply to."""
         times = {"ttft": prediction.ttft, "tpot": prediction.tpot}
-        limited = {name: each.p99 if self.is_p99 and each.p99 is not None else each.mean for name, each in times.items()}
+        limited = {name: time.p99 if self.is_p99 and time.p99 is not None else time.mean for name, time in times.items()}
         return {**limited, "request_latency": prediction.request_latency.mean}
 
     def __str__(self) -> str:
@@ -82,12 +82,12 @@ class ServingLimits:
 class RankedPlan:
     """A plan at its load, and why it is not the best.
 
-    prediction       of the load found: its job has the concurrency, the formats of weights and cache
-    tokens_per_second_per_chip   output tokens, over all chips given, idle ones too
-    cost_per_million             output tokens; None where no price is known     [USD]
-    idle_chips       that its replicas leave over
+    prediction       at that load: its job has the concurrency, the formats of weights and cache
+    tokens_per_second_per_chip   output tokens, over all given chips, including idle ones
+    cost_per_million             output tokens; None without a known price     [USD]
+    idle_chips       chips without a replica
     meets            all limits
-    reason           why it is worse than the best; empty for that one
+    reason           why it is worse than the best; empty for the best
     """
 
     prediction: ServingPrediction
@@ -109,14 +109,14 @@ class RankedPlan:
         return {name: (low * share[name], high * share[name]) for name, (low, high) in self.prediction.intervals.items()}
 
     def badness(self, objective: ServingObjective) -> float:
-        """Objective that a search minimises. All chips are paid for, so the cost of a token follows from the tokens per second."""
+        """Return the objective that a search minimises. All chips are paid for, so the cost of a token follows from tokens per second."""
         if objective is ServingObjective.LATENCY:
             return self.prediction.request_latency.mean
         return -self.tokens_per_second_per_chip
 
 
 def ranked_plan(prediction: ServingPrediction, *, num_chips: int, price: float, meets: bool = True) -> RankedPlan:
-    """A predicted plan on `num_chips` chips, which all are paid for: [USD/h] each; 0: not known."""
+    """Return a predicted plan on `num_chips` chips, all of which are paid for: [USD/h] each; 0: not known."""
     plan = prediction.plan
     per_chip = prediction.tokens_per_second_per_chip * plan.num_chips / num_chips
     return RankedPlan(
@@ -130,9 +130,9 @@ def ranked_plan(prediction: ServingPrediction, *, num_chips: int, price: float, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrontPoint:
-    """A plan at a load than which no other has more tokens a chip and more tokens a user.
+    """A plan at a load on the Pareto front of tokens per chip and tokens per user.
 
-    concurrency   requests in flight, of all replicas together; meets: the limits that were given
+    concurrency   requests in flight, of all replicas together; meets: the given limits
     ttft, tpot    means [s]
     """
 
@@ -149,28 +149,30 @@ class FrontPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingBaseline:
-    """A plan that one would use without a search, at its best load within the limits, or the nearest to them.
+    """A usual plan without a search, at its best load within the limits, or the nearest to them.
 
-    found    empty where there is no such plan; reason says why, or what it breaks
+    plans    empty if there is no such plan; reason: why there is none, or which limit it breaks
     """
 
     name: str
     meaning: str
-    found: tuple[RankedPlan, ...]
+    plans: tuple[RankedPlan, ...]
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ServingSearchResult:
-    """num_evaluated   plans of the space, each at its load; plans of one layout differ in the tokens of a step and in the sequences at once
-    num_feasible    those that fit, are not saturated and meet the limits
-    rejected        reason -> plans; with num_feasible they are all that were evaluated
-    left_out        reason -> layouts that cannot be, or that the engine does not run
-    is_load_searched  no load was given: each plan was tried under many, and stands at its best
-    plans           the best of each layout and format, best first; where none of them meets the limits, those of `disaggregated` that do
+    """Result of a search for serving plans.
+
+    num_evaluated   plans of the space, each at its load; plans of one layout differ in tokens of a step and in sequences at once
+    num_feasible    plans that fit, are not saturated and meet the limits
+    rejected        reason -> plans; with num_feasible these are all evaluated plans
+    left_out        reason -> layouts that are impossible, or that the engine does not run
+    is_load_searched  no load was given: each plan was tried under many, and is ranked at its best
+    plans           the best of each layout and format, best first; if none of them meets the limits, those of `disaggregated` that do
     best            of `plans` and `disaggregated`
-    pareto          most tokens a user first, over all plans and loads, limits aside
-    disaggregated   the best plans of two pools, where they were asked for
+    pareto          most tokens per user first, over all plans and loads, without limits
+    disaggregated   the best plans of two pools, if requested
     price_per_hour  of a chip; 0: not known       [USD/h]
     search_time     CPU seconds
     """

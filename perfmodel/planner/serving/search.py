@@ -1,7 +1,7 @@
-"""Finds the best plans of serving: all of the space at their loads, the best of each layout, the front, baselines, and why not the rest.
+"""Search for serving plans: all plans at their loads, the best of each layout, the front, baselines, and reasons for the rest.
 
-With a load (clients or a rate) every plan is evaluated at it. Without one the load is searched too: each plan is tried with ever more
-clients, which it has places for, and stands with the largest number under which it holds the limits (throughput), or with one (latency).
+With a load (clients or a rate) every plan is evaluated at it. Without one the load is searched too. Each plan is tried with increasing
+numbers of clients that it has capacity for, and is ranked at the largest number within the limits (throughput), or at one (latency).
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ from perfmodel.planner.serving.simulated import Chosen
 from perfmodel.planner.serving.space import Format, Layouts, ServingSpace, layouts
 from perfmodel.workload.serving import ServingJob
 
-#: Points of the front that are kept: every one, up to so many.
+#: Largest number of points of the front.
 MOST_FRONT_POINTS = 64
-#: Plans whose largest loads are found exactly, where fewer are shown.
+#: Number of plans whose largest loads are found exactly, if fewer are shown.
 _USUAL_TOP = 10
-#: Plans of two pools that are shown.
+#: Number of plans of two pools that are shown.
 MOST_POOLS = 3
-#: Latencies of plans that are as good otherwise are told apart in steps of this share.
+#: Relative step in which latencies of otherwise equal plans are compared.
 _ALIKE = 0.005
 
 
 class NothingFoundError(InputError):
     """No plan of a search can be chosen.
 
-    said      what was searched and what comes nearest, without a remedy
-    fits      some plan fits into memory: it is limits or the rate that none keeps
-    remedies  flags under which a plan was found in the same search
+    summary   the search and the nearest plan, without a remedy
+    fits      some plan fits into memory: the limits or the rate rule out all plans
+    remedies  flags with which the same search finds a plan
     """
 
     longest: ClassVar[int] = 2 * LONGEST_SENTENCE  # it also reports the nearest plan of a whole search
 
-    def __init__(self, said: str, remedy: str = "", *, fits: bool = True, remedies: tuple[str, ...] = ()) -> None:
-        super().__init__(f"{said}: {remedy}" if remedy else said)
-        self.said, self.fits, self.remedies = said, fits, remedies
+    def __init__(self, summary: str, remedy: str = "", *, fits: bool = True, remedies: tuple[str, ...] = ()) -> None:
+        super().__init__(f"{summary}: {remedy}" if remedy else summary)
+        self.summary, self.fits, self.remedies = summary, fits, remedies
 
 
 def find_serving_plans(
@@ -78,41 +78,40 @@ def find_serving_plans(
     names_pools: bool = True,
     with_baselines: bool = True,
 ) -> ServingSearchResult:
-    """The best plans for `job` on all chips of the cluster. Raises InputError where none fits, or none meets the limits.
+    """Return the best plans for `job` on all chips of the cluster. Raises InputError where none fits, or none meets the limits.
 
-    price_per_hour   of a chip; None: that of the table of prices, where it has one     [USD/h]
-    with_pools       also plans of workers for prompts and others for answers, in the first format; they are the plans where no other meets
-                     the limits
-    names_pools      where nothing else meets the limits, say whether those would
+    price_per_hour   of a chip; None: from the table of prices, if it has one     [USD/h]
+    with_pools       also plans with prefill and decode workers, in the first format; they become the plans if no other meets the limits
+    names_pools      if nothing else meets the limits, report whether those would
     """
     started = time.process_time()
     space, limits = space or ServingSpace(), limits or ServingLimits()
     price = cluster.chip.price_per_hour if price_per_hour is None else price_per_hour
     if objective is ServingObjective.COST and price <= 0:
         raise InputError(f"objective=cost: no price of {cluster.chip.name} is known; give price_per_hour")
-    found = layouts(job.model, cluster, engine, space)
-    if not len(found.columns):
-        raise InputError(_no_layout(job, cluster, found))
+    admitted = layouts(job.model, cluster, engine, space)
+    if not len(admitted.columns):
+        raise InputError(_no_layout(job, cluster, admitted))
     estimators, left_out = _estimators(job, cluster, calibration, engine, space)
     evaluator = Evaluator(job=job, estimators=estimators, limits=limits, num_chips=cluster.num_chips)
-    alone = found if "pcp" not in space.fixed else layouts(job.model, cluster, engine, space.without("pcp"))
+    alone = admitted if "pcp" not in space.fixed else layouts(job.model, cluster, engine, space.without("pcp"))
     chosen = Chosen(evaluator=evaluator, objective=objective, price=price)
     searched = _Search(
-        evaluator=evaluator, space=space, engine=engine, objective=objective, top=top, price=price, answering=alone.columns, chosen=chosen
+        evaluator=evaluator, space=space, engine=engine, objective=objective, top=top, price=price, decode=alone.columns, chosen=chosen
     )
-    table = searched.table(found.columns)
+    table = searched.table(admitted.columns)
     order = searched.ranked(table)
     plans = searched.shown(table, order)
     meet = searched.chosen.as_simulated(table)
     apart: tuple[RankedPlan, ...] = ()
     if not plans:
         tried = bool(limits.given()) and (with_pools or names_pools) and not job.is_static
-        apart = searched.pools(found.columns) if tried else ()
+        apart = searched.pools(admitted.columns) if tried else ()
         if not (with_pools and apart):
             raise searched.nothing_meets(searched.chosen.tried(table) if len(order) else table, cluster, apart if tried else None)
         plans = apart
     if with_pools and not apart:
-        apart = searched.pools(found.columns, plans[0])
+        apart = searched.pools(admitted.columns, plans[0])
         if apart and apart[0].badness(objective) < plans[0].badness(objective):
             plans = (replace(plans[0], reason=f"{against(plans[0], apart[0], objective)} than disaggregated"), *plans[1:])
     rejected = Counter({REASONS[code]: int((meet.verdict == code).sum()) for code in range(1, len(REASONS))})
@@ -123,10 +122,10 @@ def find_serving_plans(
         num_evaluated=len(table),
         num_feasible=int((meet.verdict == FEASIBLE).sum()),
         rejected={reason: count for reason, count in rejected.items() if count},
-        left_out={**found.left_out, **left_out},
+        left_out={**admitted.left_out, **left_out},
         is_load_searched=evaluator.is_load_searched,
         plans=plans,
-        pareto=searched.whole_front(table, found.columns, with_pools=with_pools),
+        pareto=searched.whole_front(table, admitted.columns, with_pools=with_pools),
         baselines=searched.baselines(cluster, plans[0]) if with_baselines else (),
         price_per_hour=price,
         disaggregated=apart,
@@ -137,13 +136,13 @@ def find_serving_plans(
 def _estimators(
     job: ServingJob, cluster: Cluster, calibration: Calibration, engine: Engine, space: ServingSpace
 ) -> tuple[tuple[ServingEstimator, ...], dict[str, int]]:
-    """One for each format. A format that the chip has no units for is left out, where there are others."""
+    """Return an estimator per format. A format that the chip has no units for is left out, unless it is the only one."""
     formats: Sequence[Format] = space.formats or ((job.quantization, job.kv_precision),)
-    found: list[ServingEstimator] = []
+    estimators: list[ServingEstimator] = []
     refused: list[InputError] = []
     for quantization, cache in formats:
         try:
-            found.append(
+            estimators.append(
                 ServingEstimator(
                     model=job.model,
                     cluster=cluster,
@@ -155,14 +154,14 @@ def _estimators(
             )
         except InputError as error:
             refused.append(error)
-    if not found:
+    if not estimators:
         raise refused[0]
-    return tuple(found), {f"{cluster.chip.name} has no units for the format": len(refused)} if refused else {}
+    return tuple(estimators), {f"{cluster.chip.name} has no units for the format": len(refused)} if refused else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Search:
-    """answering: how workers may lie that only answer"""
+    """State of one search. decode: layouts of decode workers"""
 
     evaluator: Evaluator
     space: ServingSpace
@@ -170,13 +169,13 @@ class _Search:
     objective: ServingObjective
     top: int
     price: float
-    answering: ServingColumns
+    decode: ServingColumns
     chosen: Chosen
 
     # --- rows -----------------------------------------------------------------------------------------------------------------------
 
     def table(self, columns: ServingColumns, max_tokens: Sequence[int] | None = None) -> LoadTable:
-        """All layouts in all formats, with every number of tokens and load; where the load is searched, its largest ones found exactly."""
+        """Evaluate all layouts in all formats, with every number of tokens and load; a searched load is refined to its largest value."""
         tokens = self.space.tokens_of_a_step(self.engine) if max_tokens is None else max_tokens
         tables = [self.evaluator.grid(which, columns, tokens, self.batches, self.bound) for which in range(len(self.evaluator.estimators))]
         if self.evaluator.is_load_searched and self.objective is not ServingObjective.LATENCY:
@@ -190,11 +189,11 @@ class _Search:
             if "max_batch" in self.space.fixed:
                 return tried
             if self.evaluator.job.rate is not None and "max_batch" not in self.space.maximum:
-                return (0,)  # fewer places than those that run saturate a plan, and more change nothing but the wait for one
+                return (0,)  # a bound below the running sequences saturates a plan, and one above changes only the wait
             return (0, *tried)
         if "max_batch" in self.space.fixed:
             most = self.space.fixed["max_batch"]
-            return tuple(sorted({each for each in self.space.batches if each < most} | {most}))
+            return tuple(sorted({batch for batch in self.space.batches if batch < most} | {most}))
         return tried
 
     @property
@@ -202,11 +201,11 @@ class _Search:
         return self.space.fixed.get("max_batch", 0)
 
     def _to_the_edge(self, tables: Sequence[LoadTable]) -> list[LoadTable]:
-        """Between the last load that a plan holds and the first that it does not, by halves; only of plans that may come to be shown."""
+        """Bisect between the largest load within the limits and the first beyond them, only for plans that may be shown."""
         batches = np.array(self.batches, dtype=np.int64)
         best = [np.where(table.verdict == FEASIBLE, table.per_chip, -np.inf).reshape(-1, len(batches)) for table in tables]
         enough = self._enough(tables)
-        found: list[LoadTable] = []
+        bisected: list[LoadTable] = []
         for which, (table, values) in enumerate(zip(tables, best, strict=True)):
             feasible = np.isfinite(values)
             last = np.where(feasible.any(axis=1), len(batches) - 1 - np.argmax(feasible[:, ::-1], axis=1), -1)
@@ -223,22 +222,22 @@ class _Search:
                 chosen = rows if self.bound else replace(rows, max_batch=middle)
                 clients = middle * rows.attention_dp * rows.replicas
                 tried = self.evaluator.evaluate(which, chosen, clients)
-                found.append(tried)
+                bisected.append(tried)
                 holds = tried.verdict == FEASIBLE
                 low, high = np.where(holds, middle, low), np.where(holds, high, middle)
-        return found
+        return bisected
 
     def _enough(self, tables: Sequence[LoadTable]) -> float:
-        """Tokens a chip that a plan must be able to reach to be among those shown, as far as the first loads say."""
+        """Return the tokens per chip that a plan must be able to reach to be shown, estimated from the first loads."""
         table = joined(tables)
         order = self.ranked(table)
-        shown = max(self.top, _USUAL_TOP)  # so that how many are printed changes nothing else
+        shown = max(self.top, _USUAL_TOP)  # so that the number of printed plans changes nothing else
         return float(table.per_chip[order[shown - 1]]) if len(order) >= shown else -np.inf
 
     # --- order ----------------------------------------------------------------------------------------------------------------------
 
     def ranked(self, table: LoadTable) -> np.ndarray:
-        """The best row of each layout and format that meets everything, best first. Ties: by times, then by the smaller plan."""
+        """Return the best feasible row of each layout and format, best first. Ties are ordered by times, then by the smaller plan."""
         rows = np.flatnonzero(table.verdict == FEASIBLE)
         return self._first_of_each(table, rows[self._order(table.take(rows), table.badness(self.objective)[rows])])
 
@@ -256,7 +255,7 @@ class _Search:
             table.formats,
         )
         with np.errstate(divide="ignore"):
-            about = np.floor(np.log(table.latency) / _ALIKE)  # what engines do by themselves where others hardly change anything
+            about = np.floor(np.log(table.latency) / _ALIKE)  # defaults of the engine come first where other settings hardly matter
         return np.lexsort((*keys, table.latency, columns.max_batch > 0, columns.max_tokens > 0, columns.dcp > 1, about, badness))
 
     @staticmethod
@@ -265,14 +264,14 @@ class _Search:
         kinds = np.stack(
             [table.formats, columns.tp, columns.pp, columns.attention_dp, columns.ep, columns.dcp, columns.pcp, columns.replicas]
         )[:, rows]
-        order = np.lexsort(kinds)  # alike ones side by side, each in the order of rows
+        order = np.lexsort(kinds)  # rows of a kind are adjacent, in their given order
         is_first = np.any(np.diff(kinds[:, order], axis=1, prepend=-1) != 0, axis=0)
         return np.asarray(rows[np.sort(order[is_first])])
 
     # --- what is shown ----------------------------------------------------------------------------------------------------------------
 
     def shown(self, table: LoadTable, order: np.ndarray) -> tuple[RankedPlan, ...]:
-        """The first of the order, as far as they keep the limits where they are simulated."""
+        """Return the first plans of the order, those that keep the limits in simulation if plans are simulated."""
         if self.chosen.simulates:
             plans = list(self.chosen.plans(table, order, self.top))
         else:
@@ -283,26 +282,26 @@ class _Search:
         )
 
     def ranked_plan(self, table: LoadTable, row: int) -> RankedPlan:
-        """One row with all that people read."""
+        """Return one row as a ranked plan with its prediction."""
         meets = bool(table.verdict[row] == FEASIBLE)
-        found = self.chosen.ranked(int(table.formats[row]), table.columns.plan(row), int(table.concurrency[row]))
-        return replace(found, meets=meets)
+        ranked = self.chosen.ranked(int(table.formats[row]), table.columns.plan(row), int(table.concurrency[row]))
+        return replace(ranked, meets=meets)
 
     def whole_front(self, table: LoadTable, columns: ServingColumns, *, with_pools: bool) -> tuple[FrontPoint, ...]:
-        """That of plans whose workers do both, and of plans of two pools where they were asked for."""
+        """Return the front of plans with one pool, and of plans with two pools if requested."""
         alone, evaluator = self.front(table, columns), self.evaluator
         if not with_pools or evaluator.job.is_static:
             return alone
         job, chips = evaluator.job_of(0), evaluator.num_chips
-        apart = pools_front(evaluator.estimators[0], job, columns, num_chips=chips, answering=self.answering, limits=evaluator.limits)
-        found: list[FrontPoint] = []
-        for point in sorted((*alone, *apart), key=lambda each: (-each.tokens_per_second_per_user, -each.tokens_per_second_per_chip)):
-            if not found or point.tokens_per_second_per_chip > found[-1].tokens_per_second_per_chip:
-                found.append(point)
-        return tuple(found)
+        apart = pools_front(evaluator.estimators[0], job, columns, num_chips=chips, decode=self.decode, limits=evaluator.limits)
+        front: list[FrontPoint] = []
+        for point in sorted((*alone, *apart), key=lambda point: (-point.tokens_per_second_per_user, -point.tokens_per_second_per_chip)):
+            if not front or point.tokens_per_second_per_chip > front[-1].tokens_per_second_per_chip:
+                front.append(point)
+        return tuple(front)
 
     def front(self, table: LoadTable, columns: ServingColumns) -> tuple[FrontPoint, ...]:
-        """Pareto front of tokens/s a user and tokens/s a chip, over plans and loads, also with a given load."""
+        """Return the Pareto front of tokens/s per user and tokens/s per chip, over plans and loads, also if a load is given."""
         if not self.evaluator.is_load_searched:
             job = replace(self.evaluator.job, concurrency=None, rate=None, is_static=False)
             other = replace(self, evaluator=replace(self.evaluator, job=job), objective=ServingObjective.LATENCY)
@@ -331,47 +330,47 @@ class _Search:
         )
 
     def baselines(self, cluster: Cluster, best: RankedPlan) -> tuple[ServingBaseline, ...]:
-        """In the first format, with the engine's own limits."""
+        """Return the baselines in the first format, with the engine's own limits."""
         evaluator = replace(self.evaluator, estimators=self.evaluator.estimators[:1])
         alone = replace(self, evaluator=evaluator, space=replace(self.space, fixed={}, maximum={}), top=1)
-        found = []
+        baselines = []
         for name, meaning, columns, reason in baseline_layouts(evaluator, cluster, self.engine):
             plans: tuple[RankedPlan, ...] = ()
             if len(columns):
-                own = replace(alone, chosen=replace(self.chosen, evaluator=evaluator, broken={}))
-                table = own.table(columns, (0,))
-                order = own.ranked(table)
-                kept = own.shown(table, order)
-                now = own.chosen.as_simulated(table)
-                row = int(order[0]) if len(order) else own.nearest(table)
-                plan = kept[0] if kept else own.ranked_plan(now, row)
+                search = replace(alone, chosen=replace(self.chosen, evaluator=evaluator, broken={}))
+                table = search.table(columns, (0,))
+                order = search.ranked(table)
+                kept = search.shown(table, order)
+                now = search.chosen.as_simulated(table)
+                row = int(order[0]) if len(order) else search.nearest(table)
+                plan = kept[0] if kept else search.ranked_plan(now, row)
                 worse = REASONS[int(now.verdict[row])] if not plan.meets else ""
                 plans = (replace(plan, reason=worse or why_worse(plan, best, self.objective)),)
                 reason = reason or worse
-            found.append(ServingBaseline(name=name, meaning=meaning, found=plans, reason=reason))
-        return tuple(found)
+            baselines.append(ServingBaseline(name=name, meaning=meaning, plans=plans, reason=reason))
+        return tuple(baselines)
 
     def pools(self, columns: ServingColumns, best: RankedPlan | None = None) -> tuple[RankedPlan, ...]:
-        """The best of two pools, and how far each is from the best plan without; where there is none, from the best of them."""
+        """Return the best plans of two pools, each compared with the best plan of one pool; without one, with the best of them."""
         evaluator = self.evaluator
-        found = find_pools(
+        pools = find_pools(
             evaluator.estimators[0],
             evaluator.job_of(0),
             columns,
             num_chips=evaluator.num_chips,
-            answering=self.answering,
+            decode=self.decode,
             limits=evaluator.limits,
             objective=self.objective,
             top=min(self.top, MOST_POOLS),
             price_per_hour=self.price,
             kept=(lambda plan, clients: self.chosen.kept_plan(0, plan, clients)[0]) if self.chosen.simulates else None,
         )
-        return found if best is None else tuple(replace(each, reason=against(each, best, self.objective)) for each in found)
+        return pools if best is None else tuple(replace(ranked, reason=against(ranked, best, self.objective)) for ranked in pools)
 
     # --- nothing -----------------------------------------------------------------------------------------------------------------------
 
     def nearest(self, table: LoadTable) -> int:
-        """The row that is nearest to the limits; where none was timed, the one with most room."""
+        """Return the row nearest to the limits; if none was timed, the one with the most sequences that fit."""
         distance = np.where(np.isfinite(table.tpot), table.distance(self.evaluator.limits), np.inf)
         distance = np.where(table.verdict == SATURATED, np.inf, distance)
         if not np.isfinite(distance).any():
@@ -379,7 +378,7 @@ class _Search:
         return int(self._order(table, distance)[0])
 
     def nothing_meets(self, table: LoadTable, cluster: Cluster, apart: Sequence[RankedPlan] | None) -> NothingFoundError:
-        """The error: the nearest plan, and what would meet the limits, be it workers of two kinds (`apart`; None: not tried)."""
+        """Return the error with the nearest plan, and with what would meet the limits. apart: disaggregated plans; None: not tried"""
         if not (table.verdict != NO_MEMORY).any():
             return NothingFoundError(self._nothing_fits(table, cluster), fits=False)
         where = f"{chips_text(cluster.num_chips)} of {cluster.name}"
@@ -395,7 +394,7 @@ class _Search:
         remedy += "" if self.evaluator.is_load_searched else ", a smaller load"
         remedies = (["--limit-headroom 0"] if is_near and limits.headroom else []) + (["--disaggregated"] if apart else [])
         spare = f" with {100 * limits.headroom:g} % of each to spare" if is_near else ""
-        said = f"limits={limits}: no plan of {self.evaluator.job.model.name} on {where} meets them{spare}"
+        summary = f"limits={limits}: no plan of {self.evaluator.job.model.name} on {where} meets them{spare}"
         if apart:
             best = apart[0]
             have = " and ".join(f"{name} {format_time(limits.seen(best.prediction)[name])}" for name in limits.given())
@@ -403,27 +402,27 @@ class _Search:
         elif apart is not None:
             remedy = f"{remedy}; disaggregated serving does not meet them either"
         nearest = f"the nearest, {table.columns.plan(row).label()}{load}, has {has}"
-        return NothingFoundError(f"{said}; {nearest}", remedy, remedies=tuple(remedies))
+        return NothingFoundError(f"{summary}; {nearest}", remedy, remedies=tuple(remedies))
 
     def _nothing_fits(self, table: LoadTable, cluster: Cluster) -> str:
-        """Parts of the memory of the row with the most room."""
+        """Describe the memory of the row with the largest free memory."""
         job = self.evaluator.job
         mean = job.input_len.mean + job.output_len.mean
-        of = [each.memory(table.columns, mean, job.speculation) for each in self.evaluator.estimators]
-        room = np.stack([np.broadcast_to(each.cache_capacity, len(table)) for each in of])[table.formats, np.arange(len(table))]
-        row = int(np.argmax(room))
+        of = [estimator.memory(table.columns, mean, job.speculation) for estimator in self.evaluator.estimators]
+        headroom = np.stack([np.broadcast_to(memory.cache_capacity, len(table)) for memory in of])[table.formats, np.arange(len(table))]
+        row = int(np.argmax(headroom))
         held = of[int(table.formats[row])]
         named = {"weights": held.weights, "activations": held.activations, "graphs": held.graphs, "context": held.context}
         sizes = {name: float(np.broadcast_to(size, len(table))[row]) for name, size in named.items()}
         largest = max(sizes, key=lambda name: sizes[name])
         usable = format_bytes(float(np.broadcast_to(held.usable, len(table))[row]))
         taken = f"{largest} take {format_bytes(sizes[largest])} of {usable} usable on each chip under {table.columns.plan(row).label()}"
-        if room[row] > 0:
-            taken += f", and the {format_bytes(float(room[row]))} left hold no request of full length"
+        if headroom[row] > 0:
+            taken += f", and the {format_bytes(float(headroom[row]))} left hold no request of full length"
         return f"chips={cluster.num_chips}: no plan of {job.model.name} fits ({taken})"
 
     def _nothing_answers(self, table: LoadTable, where: str) -> str:
-        """Where no plan answers requests as fast as they come: the one that answers most."""
+        """Describe the case that no plan answers the request rate, with the plan that answers most."""
         job = self.evaluator.job
         assert job.rate is not None
         timed = np.where(table.verdict == NO_MEMORY, -np.inf, np.nan_to_num(table.per_chip, nan=-np.inf))
@@ -437,6 +436,6 @@ class _Search:
         return f"rate={job.rate:g}: no plan on {where} answers this rate; {best_of}"
 
 
-def _no_layout(job: ServingJob, cluster: Cluster, found: Layouts) -> str:
-    reasons = "; ".join(f"{count} of them: {reason}" for reason, count in sorted(found.left_out.items(), key=lambda each: -each[1])[:3])
+def _no_layout(job: ServingJob, cluster: Cluster, admitted: Layouts) -> str:
+    reasons = "; ".join(f"{count} of them: {reason}" for reason, count in sorted(admitted.left_out.items(), key=lambda item: -item[1])[:3])
     return f"plan: no layout of {job.model.name} on {chips_text(cluster.num_chips)} is left ({reasons}); give fewer knobs"

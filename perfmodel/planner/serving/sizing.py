@@ -1,4 +1,4 @@
-"""How many chips a service needs: the fewest on which some plan holds a load under limits."""
+"""Fewest chips of a service on which some plan holds a load under limits."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def find_fewest_chips(
     top: int = 10,
     price_per_hour: float | None = None,
 ) -> ServingSearchResult:
-    """The search, without baselines, on the fewest chips of the cluster that hold the job's load: parts of a node, then whole nodes.
+    """Search, without baselines, on the fewest chips of the cluster that hold the job's load: parts of a node, then whole nodes.
 
-    Parts are powers of two. More chips hold no less (copies that are added take requests from the others), so the numbers are halved.
-    Raises InputError where the job has no load, or where not even `most_chips` (0: as many as the cluster can have) hold it.
+    Parts are powers of two. More chips never hold less (added replicas take requests from the others), so the numbers are bisected.
+    Raises InputError if the job has no load, or if not even `most_chips` (0: all that are possible on the cluster) hold it.
     """
     if job.concurrency is None and job.rate is None:
         raise bad_field("concurrency", None, "the number of chips follows from the load", "give a concurrency or a rate")
@@ -50,10 +50,10 @@ def find_fewest_chips(
         )
 
     low, high, step = 0, 0, 1
-    found: ServingSearchResult | None = None
-    while found is None:  # in ever longer steps, as most services are small
+    result: ServingSearchResult | None = None
+    while result is None:  # in growing steps, as most services are small
         try:
-            found = on(counts[high])
+            result = on(counts[high])
         except InputError:
             if high == len(counts) - 1:
                 raise
@@ -61,14 +61,14 @@ def find_fewest_chips(
     while low < high:
         middle = (low + high) // 2
         try:
-            found, high = on(counts[middle]), middle
+            result, high = on(counts[middle]), middle
         except InputError:
             low = middle + 1
-    return found if top == 1 else on(counts[high], top)
+    return result if top == 1 else on(counts[high], top)
 
 
 def _counts(cluster: Cluster, most: int) -> list[int]:
-    """Numbers of chips that are asked for, rising."""
+    """Return the numbers of chips that are tried, in increasing order."""
     node = cluster.chips_per_node
     parts = [2**power for power in range(node.bit_length()) if 2**power < node]
     return [count for count in (*parts, *range(node, most + 1, node)) if count <= most] or [1]

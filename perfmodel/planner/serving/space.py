@@ -1,10 +1,10 @@
-"""The space of serving plans: how a replica lies on its chips, how many there are, and what bounds its steps.
+"""Space of serving plans: layouts of a replica, number of replicas, and limits of a step.
 
 A plan is (tp, pcp, pp, attention dp, ep, dcp, replicas, tokens of a step, sequences at once). Degrees are divisors of the number of chips
-or powers of two; a replica has tp * pcp * pp * attention dp chips and never lies across nodes where it fits into one. The replicas are as
-many as the chips hold: chips that are left over stay idle, and are paid for all the same. Dense models have no ep and no attention dp
-(which would be replicas). Where tp keeps the cache in copies and the engine can cut them, dcp is each divisor of their number; elsewhere
-1. pcp is 1 but where it is given, or the engine's version has it.
+or powers of two. A replica has tp * pcp * pp * attention dp chips and does not span nodes if it fits into one. The number of replicas
+is the largest that fits; remaining chips stay idle but are paid for. Dense models have no ep and no attention dp (which would be replicas).
+Where tp replicates the cache and the engine can shard the copies, dcp is each divisor of their number; elsewhere 1. pcp is 1 unless it is
+given, or the engine's version has it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import Quantization
 
 KNOBS = ("tp", "pp", "attention_dp", "ep", "dcp", "pcp", "replicas", "max_batch", "max_tokens")
-#: Of them those that a layout is made of.
+#: Knobs that define a layout.
 _DEGREES = ("tp", "pcp", "pp", "attention_dp", "ep", "dcp")
 
-#: Sequences of an attention rank that are tried, where the load is searched or a plan may hold fewer than come.
+#: Sequences of an attention rank that are tried, if the load is searched or a plan may hold fewer than arrive.
 BATCHES = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048)
-#: Tokens of a step that are tried beside the engine's own, where it cuts prompts.
+#: Tokens of a step that are tried in addition to the engine's default, if it chunks prompts.
 STEP_TOKENS = (1024, 2048, 4096, 8192, 16384)
 
 Format = tuple[Quantization, Dtype]
@@ -40,13 +40,13 @@ Format = tuple[Quantization, Dtype]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingSpace:
-    """Which part of the space is searched.
+    """Part of the space that is searched.
 
-    fixed       knob -> the only value that it may take
-    maximum     knob -> the largest
-    formats     of weights and cache; none: those of the job
+    fixed       knob -> its only value
+    maximum     knob -> its largest value
+    formats     of weights and cache; empty: those of the job
     batches     sequences of an attention rank at once
-    max_tokens  tokens of a step, beside the engine's own
+    max_tokens  tokens of a step, in addition to the engine's default
     """
 
     fixed: Mapping[str, int] = field(default_factory=dict)
@@ -69,58 +69,58 @@ class ServingSpace:
         return self.fixed.get(knob, value) == value and value <= self.maximum.get(knob, value)
 
     def without(self, knob: str) -> ServingSpace:
-        """The same, where nobody gave this knob."""
+        """Return the same space with this knob free."""
         return replace(self, fixed={name: value for name, value in self.fixed.items() if name != knob})
 
     def tokens_of_a_step(self, engine: Engine) -> tuple[int, ...]:
-        """That are tried; 0 is the engine's own."""
+        """Return the tokens of a step that are tried; 0 is the engine's default."""
         if "max_tokens" in self.fixed:
             return (self.fixed["max_tokens"],)
-        others = [each for each in self.max_tokens if each != engine.scheduling.max_tokens] if engine.scheduling.has_chunks else []
+        others = [tokens for tokens in self.max_tokens if tokens != engine.scheduling.max_tokens] if engine.scheduling.has_chunks else []
         most = self.maximum.get("max_tokens")
         if most is None:
             return (0, *others)
-        return tuple([0] if engine.scheduling.max_tokens <= most else []) + tuple(each for each in others if each <= most) or (most,)
+        return tuple([0] if engine.scheduling.max_tokens <= most else []) + tuple(tokens for tokens in others if tokens <= most) or (most,)
 
     def batches_tried(self, engine: Engine) -> tuple[int, ...]:
-        """Sequences of an attention rank, as many as the engine runs at most."""
+        """Return the sequences of an attention rank that are tried, up to the engine's largest number."""
         if "max_batch" in self.fixed:
             return (self.fixed["max_batch"],)
         most = min(self.maximum.get("max_batch", engine.scheduling.max_batch), engine.scheduling.max_batch)
-        return tuple(sorted({each for each in self.batches if each < most} | {most}))
+        return tuple(sorted({batch for batch in self.batches if batch < most} | {most}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layouts:
-    """How replicas may lie on the chips. left_out: reason -> layouts that cannot be, or that the engine does not run."""
+    """Possible layouts of replicas. left_out: reason -> layouts that are impossible, or that the engine does not run."""
 
     columns: ServingColumns
     left_out: Mapping[str, int]
 
 
 def degrees(chips: int) -> tuple[int, ...]:
-    """Sizes that an axis may have: divisors of the number of chips, and powers of two."""
+    """Return the sizes that an axis may have: divisors of the number of chips, and powers of two."""
     powers = [2**power for power in range(chips.bit_length()) if 2**power <= chips]
     return tuple(sorted({*divisors(chips), *powers}))
 
 
 def replicas_that_fit(size: int, cluster: Cluster) -> int:
-    """Copies of so many chips each: within a node as often as they fit into it, beyond it of whole nodes."""
+    """Return the number of replicas of this size: each within a node if it fits into one, else on whole nodes."""
     chips, node = cluster.num_chips, scale_up_size(cluster)
     if size > node:
         return chips // (-(-size // node) * node)
-    whole, rest = divmod(chips, node)
-    return whole * (node // size) + rest // size
+    nodes, rest = divmod(chips, node)
+    return nodes * (node // size) + rest // size
 
 
 def scale_up_size(cluster: Cluster) -> int:
-    """Chips of one scale-up domain."""
+    """Return the number of chips of a scale-up domain."""
     return min(cluster.tiers[0].size, cluster.num_chips) if cluster.tiers else 1
 
 
 def layouts(model: TransformerConfig, cluster: Cluster, engine: Engine, space: ServingSpace) -> Layouts:
-    """Every layout that the model, the engine and the given knobs allow."""
-    found: list[tuple[int, ...]] = []
+    """Return every layout that the model, the engine and the given knobs allow."""
+    rows: list[tuple[int, ...]] = []
     left_out: Counter[str] = Counter()
     for sizes in _all_degrees(model, engine, space, cluster.num_chips):
         knobs = dict(zip(_DEGREES, sizes, strict=True))
@@ -136,17 +136,17 @@ def layouts(model: TransformerConfig, cluster: Cluster, engine: Engine, space: S
         if reason:
             left_out[reason] += 1
         else:
-            found.append((*sizes, replicas))
-    table = np.array(found, dtype=np.int64).reshape(-1, len(_DEGREES) + 1)
+            rows.append((*sizes, replicas))
+    table = np.array(rows, dtype=np.int64).reshape(-1, len(_DEGREES) + 1)
     nothing = np.zeros(len(table), dtype=np.int64)
     columns: dict[str, Any] = {name: table[:, at] for at, name in enumerate((*_DEGREES, "replicas"))}
     return Layouts(columns=ServingColumns(engine=engine.name, max_batch=nothing, max_tokens=nothing, **columns), left_out=dict(left_out))
 
 
 def _all_degrees(model: TransformerConfig, engine: Engine, space: ServingSpace, chips: int) -> Iterator[tuple[int, ...]]:
-    """`_DEGREES` of all layouts that have as many chips at most."""
+    """Yield `_DEGREES` of all layouts with at most `chips` chips."""
     sizes, has_experts = degrees(chips), model.experts is not None
-    prompts = {beside: _prompt_degrees(model, engine, space, sizes, *beside) for beside in ((1, 1), (2, 1), (1, 2), (2, 2))}
+    prompts = {axes: _prompt_degrees(model, engine, space, sizes, *axes) for axes in ((1, 1), (2, 1), (1, 2), (2, 2))}
     shared = {(tp, pcp): _shared_degrees(model, engine, space, tp, pcp) for tp in sizes for pcp in prompts[1, 1]}
     for tp in sizes:
         for pp in sizes:
@@ -161,7 +161,7 @@ def _all_degrees(model: TransformerConfig, engine: Engine, space: ServingSpace, 
 def _prompt_degrees(
     model: TransformerConfig, engine: Engine, space: ServingSpace, sizes: Sequence[int], pp: int, attention_dp: int
 ) -> Sequence[int]:
-    """Degrees of prefill context parallelism: the given one, or all if the engine's version has it."""
+    """Return the degrees of prefill context parallelism: the given one, or all if the engine's version has it."""
     if "pcp" in space.fixed:
         return (space.fixed["pcp"],)
     is_searched = not engine.runs.prefill_context_since and not why_not_shared(model, engine, pp=pp, attention_dp=attention_dp)
@@ -169,8 +169,10 @@ def _prompt_degrees(
 
 
 def _shared_degrees(model: TransformerConfig, engine: Engine, space: ServingSpace, tp: int, pcp: int) -> tuple[int, ...]:
-    """Degrees of decode context parallelism: the given one, or the divisors of the copies of the cache. With pcp: none, all its ranks, or
-    those of tp as well."""
+    """Return the degrees of decode context parallelism: the given one, or the divisors of the copies of the cache.
+
+    With pcp: none, all its ranks, or those of tp as well.
+    """
     if "dcp" in space.fixed:
         return (space.fixed["dcp"],)
     if not engine.runs.has_decode_context or why_no_context(model):
@@ -180,7 +182,7 @@ def _shared_degrees(model: TransformerConfig, engine: Engine, space: ServingSpac
 
 
 def why_not(model: TransformerConfig, engine: Engine, *, tp: int, pp: int, attention_dp: int, ep: int, dcp: int = 1, pcp: int = 1) -> str:
-    """Why a replica cannot lie so, or the engine does not run it; empty where it can."""
+    """Return why a replica cannot have these degrees, or why the engine does not run them; empty if it can."""
     if model.num_attention_heads % tp:
         return "tp does not divide the attention heads"
     kv_heads = model.num_key_value_heads
@@ -212,8 +214,8 @@ def why_not(model: TransformerConfig, engine: Engine, *, tp: int, pp: int, atten
 
 
 def cross(columns: ServingColumns, max_tokens: Sequence[int], batches: Sequence[int]) -> ServingColumns:
-    """Each layout with each number of tokens and of sequences: layouts outermost, sequences innermost."""
-    tokens, sequences = (np.array(each, dtype=np.int64) for each in (max_tokens, batches))
+    """Return each layout with each number of tokens and of sequences: layouts outermost, sequences innermost."""
+    tokens, sequences = (np.array(values, dtype=np.int64) for values in (max_tokens, batches))
     rows = columns.take(np.repeat(np.arange(len(columns)), len(tokens) * len(sequences)))
     return replace(
         rows,

@@ -1,1 +1,1 @@
-"""The space of uniform plans and its sweep."""
+"""Space of uniform plans and its sweep."""

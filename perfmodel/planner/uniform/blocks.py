@@ -1,4 +1,4 @@
-"""Columns of many plans at once, [layouts, micro-batches, recompute, schedules], and the memory of each plan among them."""
+"""Columns of many plans at once, [layouts, micro-batches, recompute, schedules], and the memory of each plan."""
 
 from __future__ import annotations
 
@@ -31,10 +31,12 @@ KeptBytes = dict[int, dict[At, Array]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Columns:
-    """Layouts of one pipeline degree and rule set with micro-batches and kinds of recomputation: what no schedule and no stage changes.
+    """Quantities of layouts, micro-batches and kinds of recomputation that depend on no schedule and no stage.
+
+    All layouts have one pipeline degree and rule set.
 
     grid          columns [layouts, 1, 1, 1]
-    is_scattered  whether the residual stream is cut over tp
+    is_scattered  whether the residual stream is sharded over tp
     outside, num_replicas   see `MemoryTerms`
     """
 
@@ -51,13 +53,13 @@ class Columns:
 
     @classmethod
     def at(cls, estimator: Estimator, grid: LayoutGrid, **others: Any) -> Columns:
-        """Columns of the layouts of a grid [layouts]."""
+        """Return the columns of the layouts of a grid [layouts]."""
         grid = column_grid(grid)
         outside = np.broadcast_to(outside_bytes(estimator.profile, estimator.machine, grid), grid.degree["pp"].shape)
         return cls(estimator=estimator, grid=grid, outside=outside, num_replicas=replicas(grid), **others)
 
     def take(self, some: slice | Index) -> Columns:
-        """Some of the layouts."""
+        """Return the columns of some of the layouts."""
         pick = itemgetter(some)
         return replace(
             self,
@@ -76,7 +78,7 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Flight:
-    """Microbatches under way in the pipelines of some columns: `schedule_columns`, of the ranks of which one is the fullest."""
+    """Microbatches in flight in the pipelines of some columns (see `schedule_columns`), for the ranks that may be the fullest."""
 
     ranks: tuple[int, ...]
     kept: KeptBytes
@@ -99,16 +101,15 @@ class Flight:
         return cls(ranks=ranks, kept=kept, live=live, legal=legal)
 
     def take(self, layouts: slice | Index, choices: slice | Index = slice(None)) -> Flight:
-        """Some of the layouts and of the schedules."""
+        """Return the entries of some of the layouts and schedules."""
 
         def some(values: Any) -> Any:
             values = values if len(values) == 1 else values[layouts]
             return values if values.shape[-1] == 1 or isinstance(choices, slice) else values[..., choices]
 
         kept = {rank: {at: values[layouts][..., choices] for at, values in of_rank.items()} for rank, of_rank in self.kept.items()}
-        live = {
-            rank: LiveLayers(**{each.name: some(getattr(of, each.name)) for each in fields(LiveLayers)}) for rank, of in self.live.items()
-        }
+        names = [field.name for field in fields(LiveLayers)]
+        live = {rank: LiveLayers(**{name: some(getattr(of, name)) for name in names}) for rank, of in self.live.items()}
         return replace(self, kept=kept, live=live, legal=some(self.legal))
 
 
@@ -116,9 +117,9 @@ class Flight:
 class MemoryLimit:
     """Memory that plans may take.
 
-    doubt     how far what a plan needs lies from what is predicted
-    ratio     what of that is not sure may be so many times what is predicted; None: any number of times
-    capacity  the usable memory less the headroom   [byte]
+    uncertainty   distribution of needed over predicted memory
+    ratio         largest allowed ratio of needed to predicted memory, for the uncertain part; None: any ratio
+    capacity      the usable memory less the headroom   [byte]
     """
 
     uncertainty: MemoryUncertainty
@@ -126,18 +127,18 @@ class MemoryLimit:
     capacity: float
 
 
-def surely_needs(flight: Flight, pipelines: PipelineGroup, static: list[Any], outside: Any) -> Array:
-    """No plan needs less: what is kept of microbatches and what always stays, without what comes and goes. [byte]"""
-    whole: Any = 0.0
+def memory_lower_bound(flight: Flight, pipelines: PipelineGroup, static: list[Any], outside: Any) -> Array:
+    """Return a lower bound of the memory: kept activations of microbatches and fixed memory, without the working set. [byte]"""
+    largest: Any = 0.0
     for rank in flight.ranks:
         stays = pipelines.of_choices(fixed_memory(static[rank]) + outside)
-        for under_way in flight.kept[rank].values():
-            whole = np.maximum(whole, under_way + stays)
-    return np.asarray(whole)
+        for in_flight in flight.kept[rank].values():
+            largest = np.maximum(largest, in_flight + stays)
+    return np.asarray(largest)
 
 
 def plan_memory(
-    columns: Columns, flight: Flight, pipelines: PipelineGroup, terms: ParameterTerms, static: list[Any], room: MemoryLimit
+    columns: Columns, flight: Flight, pipelines: PipelineGroup, terms: ParameterTerms, static: list[Any], memory_limit: MemoryLimit
 ) -> tuple[Array, Cells]:
     """Return the peak memory of every plan [byte], and which of them fit."""
     estimator, stages = columns.estimator, pipelines.stages
@@ -159,37 +160,38 @@ def plan_memory(
     )
     memory: Any = None
     is_sure: Any = None
-    crowded, beside = imbalance_of(estimator.job.model, columns.pp, stages, room.uncertainty), extra_memory(holding, room.uncertainty)
+    uncertainty = memory_limit.uncertainty
+    imbalance, extra = imbalance_of(estimator.job.model, columns.pp, stages, uncertainty), extra_memory(holding, uncertainty)
     for rank in flight.ranks:
         held = rank_memory_terms(holding, rank, flight.live[rank], of_live=pipelines.stages_of())
-        most = _surely(room, estimator.machine.memory_usable, held.fixed, columns.outside, crowded[rank], beside[rank])
-        # where gradients wait, each moment has others beside it, whatever is under way then
+        most = _largest_prediction(memory_limit, estimator.machine.memory_usable, held.fixed, columns.outside, imbalance[rank], extra[rank])
+        # if gradients wait for reduction, each moment has a working set of its own, even with the same microbatches in flight
         times = runs_at(rank, stages) if keeps_gathered(terms.program) else tuple(flight.kept[rank])
         largest: Any = None
         for at in times:
-            under_way = flight.kept[rank].get(at, flight.kept[rank][At.BLOCKS])
-            need = reserved_memory(under_way, pipelines.of_choices(held.base(at, times)), held.unreduced.at(at))
+            in_flight = flight.kept[rank].get(at, flight.kept[rank][At.BLOCKS])
+            need = reserved_memory(in_flight, pipelines.of_choices(held.base(at, times)), held.unreduced.at(at))
             largest = need if largest is None else np.maximum(largest, need, out=largest)
         if most is not None:
             most = pipelines.of_choices(most)
             is_sure = largest <= most if is_sure is None else is_sure & (largest <= most)
         memory = largest if memory is None else np.maximum(memory, largest, out=memory)
-    fits = memory <= room.capacity
+    fits = memory <= memory_limit.capacity
     return memory, fits if is_sure is None else fits & is_sure
 
 
-def _surely(room: MemoryLimit, usable: float, sure: Any, outside: Any, imbalance: Column, beside: Any) -> Any:
-    """Largest prediction of a rank that fits at the risk, as columns; None if the headroom is stricter. [byte]"""
-    if room.ratio is None:
+def _largest_prediction(memory_limit: MemoryLimit, usable: float, sure: Any, outside: Any, imbalance: Column, extra: Any) -> Any:
+    """Return the largest prediction of a rank that fits at the risk, as columns; None if the headroom is stricter. [byte]"""
+    if memory_limit.ratio is None:
         return None
-    if np.all(imbalance == 1.0) and isinstance(beside, float) and usable / room.ratio >= room.capacity:
-        return None  # the least that may be predicted where something is sure
-    need = RankNeed(total=0.0, sure=sure, outside=outside, imbalance=imbalance, extra=beside)
-    return np.asarray(need.allowed(usable, room.ratio))
+    if np.all(imbalance == 1.0) and isinstance(extra, float) and usable / memory_limit.ratio >= memory_limit.capacity:
+        return None  # usable / ratio is the least value of the largest prediction, at sure = 0
+    need = RankNeed(total=0.0, sure=sure, outside=outside, imbalance=imbalance, extra=extra)
+    return np.asarray(need.allowed(usable, memory_limit.ratio))
 
 
 def column_grid(grid: LayoutGrid) -> LayoutGrid:
-    """The same layouts as columns [layouts, 1, 1, 1], to broadcast against micro-batches, recomputation and schedules."""
+    """Return the layouts as columns [layouts, 1, 1, 1], to broadcast against micro-batches, recomputation and schedules."""
 
     def wide(column: Array) -> Array:
         return column[:, None, None, None]
@@ -203,10 +205,10 @@ def column_grid(grid: LayoutGrid) -> LayoutGrid:
 
 
 def ranks_to_compare(profile: ExecutionProfile, pipelines: PipelineGroup, pp: int) -> tuple[int, ...]:
-    """Pipeline ranks, of those that `Stages` tells apart, of which one is the fullest.
+    """Return the pipeline ranks, of those in `Stages`, that may be the fullest.
 
-    A middle one with no more layers, and no more of them under way, holds no more than the first, unless it has room for twice the
-    boundaries; rounding keeps the order.
+    A middle rank with no more layers and no more passes in flight holds no more than the first, unless it keeps twice the boundaries;
+    rounding keeps the order.
     """
     ranks = tuple(range(pipelines.stages.num_ranks))
     if pp > 2 and (profile.stages.pipeline_keeps_boundaries or pipelines.fuller_middle):

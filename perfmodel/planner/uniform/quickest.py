@@ -1,7 +1,7 @@
-"""The best plan of a space by one criterion: bounds of all plans first, then the promising ones exactly, the most promising first.
+"""The best plan of a space by one criterion: bounds of all plans first, then exact costs of the promising ones, best bound first.
 
-Unlike `sweep`, which counts every plan, this evaluates only layouts with a micro-batch and a kind of recomputation whose lower bounds of
-time and memory leave a chance: as rows [rows, 1, 1, schedules] of one pipeline degree and rule set, whatever their data-parallel degree.
+`sweep` counts every plan; this module evaluates only combinations of layout, micro-batch and recomputation whose lower bounds of time and
+memory are promising. They are rows [rows, 1, 1, schedules] of one pipeline degree and rule set, with any data-parallel degree.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from perfmodel.cost.memory.plan import activations_as, replicas
 from perfmodel.cost.stages import Stages, inner_regions
 from perfmodel.parallel.layout import ZERO_STAGES, AttentionKernel, Recompute
 from perfmodel.parallel.plan import Plan
-from perfmodel.planner.uniform.blocks import Array, Cells, Columns, Flight, Index, MemoryLimit, column_grid, plan_memory, surely_needs
+from perfmodel.planner.uniform.blocks import Array, Cells, Columns, Flight, Index, MemoryLimit, column_grid, memory_lower_bound, plan_memory
 from perfmodel.planner.uniform.runnable import admitted_zero, runnable_layouts, runnable_ways
 from perfmodel.planner.uniform.schedules import legal_choices, pipeline_times
 from perfmodel.planner.uniform.space import LayoutRows, PipelineChoice, PipelineGroup, Space, layout_blocks, recompute_choices
@@ -30,7 +30,7 @@ from perfmodel.planner.uniform.step_times import step_times
 from perfmodel.planner.uniform.sweep import BLOCK_CELLS, check_searchable, memory_limit_of, plan_of
 from perfmodel.planner.uniform.tables import KeptTables, Tables, take_grid
 
-#: Bounds allow for rounding.
+#: Factor of lower bounds that allows for rounding.
 _LESS = 1.0 - 1e-9
 
 
@@ -47,9 +47,9 @@ def best_plan(
     recompute_operators: tuple[str, ...] | None = None,
     kept_tables: KeptTables | None = None,
 ) -> tuple[float, Plan] | None:
-    """Return the least cost of a plan that fits, in seconds or bytes, and the plan; None where none costs `at_most` as much.
+    """Return the least cost of a plan that fits, in seconds or bytes, and the plan; None if none costs at most `at_most`.
 
-    beyond   plans that the framework of this space can run are left out
+    beyond   skip plans that the framework of this space can run
     """
     check_searchable(estimator)
     attention = attention or AttentionKernel(estimator.profile.kernels.default_attention)
@@ -66,7 +66,7 @@ def best_plan(
         space=space,
         beyond=beyond,
         by_memory=by_memory,
-        room=memory_limit_of(estimator, memory_headroom=memory_headroom, risk=risk),
+        memory_limit=memory_limit_of(estimator, memory_headroom=memory_headroom, risk=risk),
         tables=tables,
         rows=_joined(blocks),
         pipelines={rows.pp: rows.pipelines for rows in blocks},
@@ -99,11 +99,11 @@ def best_plan(
 
 
 def _joined(blocks: list[LayoutRows]) -> LayoutRows:
-    """All rows; the degrees of pipelines and data are those of the first."""
+    """Return all rows; pp and data_parallel are those of the first block."""
     columns: dict[str, Any] = {
-        each.name: np.concatenate([getattr(rows, each.name) for rows in blocks])
-        for each in fields(LayoutRows)
-        if each.name not in ("pp", "data_parallel", "pipelines")
+        field.name: np.concatenate([getattr(rows, field.name) for rows in blocks])
+        for field in fields(LayoutRows)
+        if field.name not in ("pp", "data_parallel", "pipelines")
     }
     return replace(blocks[0], **columns)
 
@@ -112,8 +112,8 @@ def _joined(blocks: list[LayoutRows]) -> LayoutRows:
 class _Group:
     """Rows of one pipeline degree and rule set.
 
-    rows       of the space's layouts
-    bounds     no plan costs less   [rows, micro-batches, recompute], infinite where there is none
+    rows       indices of layouts of the space
+    bounds     lower bound of the cost   [rows, micro-batches, recompute], infinite where there is no plan
     may_fit    [ZeRO stages, rows, micro-batches, recompute]
     """
 
@@ -127,17 +127,17 @@ class _Group:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Search:
-    """A search for one plan.
+    """State of a search for one plan.
 
-    limit   cost of the best plan so far, or that none may exceed   [s or byte]
-    best    (rule, row, micro-batch, recompute, zero, schedule) of it
+    limit   cost of the best plan so far, or largest allowed cost   [s or byte]
+    best    its (rule, row, micro-batch, recompute, zero, schedule)
     """
 
     estimator: Estimator
     space: Space
     beyond: Space | None
     by_memory: bool
-    room: MemoryLimit
+    memory_limit: MemoryLimit
     tables: Tables
     rows: LayoutRows
     pipelines: dict[int, tuple[PipelineGroup, ...]]
@@ -148,10 +148,10 @@ class _Search:
 
     @property
     def capacity(self) -> float:
-        return min(self.room.capacity, self.limit) if self.by_memory else self.room.capacity
+        return min(self.memory_limit.capacity, self.limit) if self.by_memory else self.memory_limit.capacity
 
     def groups(self, rule: int) -> Iterator[_Group]:
-        """All rows under a rule set that may fit and cost no more than the limit, by pipeline degree."""
+        """Yield all rows under a rule set that may fit and cost no more than the limit, by pipeline degree."""
         rows = np.flatnonzero(self.tables.ways >> rule & 1)
         needs = self._least_memory(rule, rows)
         possible = (needs.max(axis=0) <= self.capacity).any(axis=0)
@@ -160,10 +160,10 @@ class _Search:
             return
         self.tables.add_microbatches(rule, rows)
         bounds = self._least_times(rule, rows)
-        whole = np.maximum(needs[0][..., None, None], needs[1][..., None, None] + self._least_kept(rule, rows))
+        memory = np.maximum(needs[0][..., None, None], needs[1][..., None, None] + self._least_kept(rule, rows))
         if self.by_memory:
-            bounds = np.where(bounds < inf, whole.min(axis=0), inf)
-        may_fit = whole <= self.capacity
+            bounds = np.where(bounds < inf, memory.min(axis=0), inf)
+        may_fit = memory <= self.capacity
         bounds = np.where(may_fit.any(axis=0), bounds, inf)
         pp, possible = self.pp[rows], (bounds <= self.limit).any(axis=(1, 2)) & (bounds < inf).any(axis=(1, 2))
         for degree in np.unique(pp[possible]):
@@ -172,14 +172,14 @@ class _Search:
             yield _Group(rule=rule, pp=int(degree), rows=rows[at], bounds=bounds[at], may_fit=may_fit[:, at], least=least)
 
     def _num_microbatches(self, rows: Index) -> Array:
-        """[rows, micro-batches], no whole number where the micro-batch does not divide."""
-        each = self.estimator.job.global_batch // (self.rows.dp_replicate[rows] * self.rows.dp_shard[rows])
-        return np.asarray(each[:, None] / np.array(self.tables.sizes))
+        """Return numbers of microbatches [rows, micro-batches], not whole where the micro-batch does not divide."""
+        per_replica = self.estimator.job.global_batch // (self.rows.dp_replicate[rows] * self.rows.dp_shard[rows])
+        return np.asarray(per_replica[:, None] / np.array(self.tables.sizes))
 
     def _least_kept(self, rule: int, rows: Index) -> Array:
-        """Activations of blocks that the first rank keeps under any schedule. [rows, micro-batches, recompute], in bytes
+        """Return a lower bound of the blocks' activation memory on the first rank. [rows, micro-batches, recompute], in bytes
 
-        1f1b keeps min(m, pp) microbatches, gpipe m; of each virtual stage, interleaving keeps pp at least.
+        1f1b keeps min(m, pp) microbatches in flight, gpipe m; interleaving keeps at least pp of each virtual stage.
         """
         table = self.tables.micro[rule]
         keys, pp = self.tables.micro_keys[rule][rows], self.pp[rows]
@@ -190,7 +190,7 @@ class _Search:
         return np.moveaxis(kept * (alive * (reserve_factor(self.estimator.profile, self.estimator.machine) * _LESS)), 0, -1)
 
     def _least_times(self, rule: int, rows: Index) -> Array:
-        """All passes of a rank, on average over the ranks, with the least bubble of any schedule. [rows, micro-batches, recompute]"""
+        """Return a lower bound of step times: passes of a mean rank with the least pipeline bubble. [rows, micro-batches, recompute]"""
         tables, pp, m = self.tables, self.pp[rows][:, None], self._num_microbatches(rows)
         keys = tables.micro_keys[rule][rows]
         most = {pp: max(choice.virtual_stages for group in groups for choice in group.choices) for pp, groups in self.pipelines.items()}
@@ -199,16 +199,16 @@ class _Search:
         return np.moveaxis(tables.passes[rule][:, keys] * weights * _LESS, 0, -1)
 
     def _least_memory(self, rule: int, rows: Index) -> Array:
-        """Memory that always stays, of a mean rank and of the first; infinite where a layout has no such stage. [2, ZeRO stages, rows]"""
+        """Return lower bounds of fixed memory, of a mean rank and of the first; infinite without the stage. [2, ZeRO stages, rows]"""
         estimator, tables = self.estimator, self.tables
         regions = tables.programs[rule].regions
         counts = tuple(float(region.count) for region in regions)
-        # how often the first rank runs each region, at least
+        # least number of runs of each region on the first rank
         runs = {
             pp: [min(float(np.min(runs)) for runs in region) for region in zip(*(group.stages.runs[0] for group in groups), strict=True)]
             for pp, groups in self.pipelines.items()
         }
-        found = np.full((2, len(ZERO_STAGES), len(rows)), inf)
+        memory = np.full((2, len(ZERO_STAGES), len(rows)), inf)
         for in_pipeline in (False, True):
             at = np.flatnonzero((self.pp[rows] > 1) == in_pipeline)
             if not len(at):
@@ -227,8 +227,8 @@ class _Search:
                 terms, _ = table().block(tables.parameter_keys[rows[at]])
                 static = static_memory(terms, stages, estimator.programs.sizes, num_replicas=replicas(grid))
                 for rank in range(2):
-                    found[rank, zero, at] = np.where(legal, (fixed_memory(static[rank]) + outside)[:, 0, 0, 0] * _LESS, inf)
-        return found
+                    memory[rank, zero, at] = np.where(legal, (fixed_memory(static[rank]) + outside)[:, 0, 0, 0] * _LESS, inf)
+        return memory
 
     def evaluate(self, group: _Group) -> None:
         for pipelines in self.pipelines[group.pp]:
@@ -246,12 +246,12 @@ class _Search:
         rules, dispatcher = tables.cuts[rule]
         table = tables.micro[rule]
         keys = tables.micro_keys[rule][rows]
-        regions, activations = table.block(*(each[:, None, None] for each in (keys, sizes, recomputes)))
+        regions, activations = table.block(*(index[:, None, None] for index in (keys, sizes, recomputes)))
         possible = np.broadcast_to(
             legal_choices(pipelines.choices, m, pp, space.least_microbatches(pp)), (len(rows), 1, 1, len(pipelines.choices))
         )
         if not self.by_memory and self.limit < inf:
-            # what waits for parameters hides sends, and nothing else of the pipeline
+            # waits for parameters can overlap sends, but nothing else of the pipeline
             shape = possible.shape
             possible = possible & (pipeline_times(estimator, regions, pipelines, pp, m, 0.0, shape) * _LESS <= self.limit)
         if not possible.any():
@@ -290,24 +290,24 @@ class _Search:
             cost = np.zeros((len(some), 1, 1, 1))
             cells = cells[some]
             if not self.by_memory:
-                own = np.flatnonzero(cells.any(axis=(1, 2, 3)))
-                terms, tied = tables.parameters[rule, zero, pp > 1]().block(keys[own])
-                passes = columns.regions.map_columns(itemgetter(own))
+                timed = np.flatnonzero(cells.any(axis=(1, 2, 3)))
+                terms, tied = tables.parameters[rule, zero, pp > 1]().block(keys[timed])
+                passes = columns.regions.map_columns(itemgetter(timed))
                 cost = np.full(cells.shape, inf)
-                cost[own] = step_times(
-                    estimator, pipeline[own], terms, tied, passes, pipelines, pp=pp, num_microbatches=m[own], hop=hop[own]
+                cost[timed] = step_times(
+                    estimator, pipeline[timed], terms, tied, passes, pipelines, pp=pp, num_microbatches=m[timed], hop=hop[timed]
                 )
                 cells = cells & (cost <= self.limit)
             if not cells.any():
                 continue
             left, choices = np.flatnonzero(cells.any(axis=(1, 2, 3))), np.flatnonzero(cells.any(axis=(0, 1, 2)))
-            narrow, fewer, under_way = columns.take(left), pipelines.take(choices), flight().take(left, choices)
+            narrow, fewer, in_flight = columns.take(left), pipelines.take(choices), flight().take(left, choices)
             terms, _ = tables.parameters[rule, zero, pp > 1]().block(keys[left])
             static = static_memory(terms, fewer.stages, estimator.programs.sizes, num_replicas=narrow.num_replicas)
-            cells = cells[left][..., choices] & (surely_needs(under_way, fewer, static, narrow.outside) <= self.capacity)
+            cells = cells[left][..., choices] & (memory_lower_bound(in_flight, fewer, static, narrow.outside) <= self.capacity)
             if not cells.any():
                 continue
-            memory, fits = plan_memory(narrow, under_way, fewer, terms, static, self.room)
+            memory, fits = plan_memory(narrow, in_flight, fewer, terms, static, self.memory_limit)
             cost = np.where(cells & fits, memory if self.by_memory else cost[left][..., choices], inf)
             least = int(cost.argmin())
             value = float(cost.reshape(-1)[least])

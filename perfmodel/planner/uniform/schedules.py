@@ -20,9 +20,9 @@ Array = NDArray[np.float64]
 
 
 def _choices_of(schedule: PipelineSchedule, choices: tuple[PipelineChoice, ...]) -> tuple[slice, tuple[PipelineChoice, ...], Any]:
-    """Where those of a schedule are among the choices, these, and their virtual stages."""
-    here = [i for i, choice in enumerate(choices) if choice.schedule is schedule]
-    at = slice(here[0], here[-1] + 1) if here else slice(0)
+    """Return the range of the choices of a schedule, these choices, and their virtual stages."""
+    indices = [i for i, choice in enumerate(choices) if choice.schedule is schedule]
+    at = slice(indices[0], indices[-1] + 1) if indices else slice(0)
     interleaved = schedule is PipelineSchedule.INTERLEAVED
     return at, choices[at], np.array([float(choice.virtual_stages) for choice in choices[at]]) if interleaved else 1.0
 
@@ -36,11 +36,11 @@ def pipeline_times(
     hop: Any,
     shape: tuple[int, ...],
 ) -> Array:
-    """[layouts, micro-batches, recompute, schedules]"""
+    """Return the time of the pipeline. [layouts, micro-batches, recompute, schedules]"""
     pipeline = np.empty(shape)
     for schedule in PipelineSchedule:
-        at, here, v = _choices_of(schedule, pipelines.choices)
-        if not here:
+        at, chosen, v = _choices_of(schedule, pipelines.choices)
+        if not chosen:
             continue
         pipeline[..., at] = pipeline_step_time(
             regions,
@@ -65,39 +65,42 @@ def schedule_columns(
     ranks: tuple[int, ...],
     least_microbatches: int,
 ) -> tuple[dict[int, dict[At, Array]], dict[int, LiveLayers], NDArray[np.bool_]]:
-    """[layouts, micro-batches, recompute, schedules]: kept bytes of these ranks as reserved (of moments `apart` by themselves),
-    layers under way there and which schedules are legal as the numbers of microbatches `m`: illegal ones need infinite memory."""
-    shape = (*np.broadcast_shapes(*(each.shape for each in activations.kept), m.shape)[:-1], len(choices := pipelines.choices))
+    """Return memory of microbatches in flight, layers in flight and legality, [layouts, micro-batches, recompute, schedules].
+
+    The memory is reserved bytes of these ranks, for each moment in `apart`. Layers in flight are those of the same ranks. A schedule is
+    legal for the numbers of microbatches `m`; illegal ones need infinite memory.
+    """
+    shape = (*np.broadcast_shapes(*(kept_bytes.shape for kept_bytes in activations.kept), m.shape)[:-1], len(choices := pipelines.choices))
     stages = pipelines.stages
     kept = {rank: {at: np.empty(shape) for at in runs_at(rank, stages) if at in pipelines.apart} for rank in ranks}
     keeps_parameters = pp > 1 and estimator.profile.stages.pipeline_keeps_parameters
-    cells = (*m.shape[:-1], len(choices)) if keeps_parameters else (1, 1, 1, 1)  # else of no account
-    lives = {rank: LiveLayers(**{each.name: np.zeros(cells) for each in fields(LiveLayers)}) for rank in ranks}
+    cells = (*m.shape[:-1], len(choices)) if keeps_parameters else (1, 1, 1, 1)  # not used otherwise
+    lives = {rank: LiveLayers(**{field.name: np.zeros(cells) for field in fields(LiveLayers)}) for rank in ranks}
     legal = legal_choices(choices, m, pp, least_microbatches)
     profile = estimator.profile
     factor = reserve_factor(profile, estimator.machine)
     for schedule in PipelineSchedule:
-        at, here, v = _choices_of(schedule, pipelines.choices)
-        if not here:
+        at, chosen, v = _choices_of(schedule, pipelines.choices)
+        if not chosen:
             continue
-        table = np.stack([choice.live for choice in here], axis=1)
+        table = np.stack([choice.live for choice in chosen], axis=1)
         live = three_live_layers(table, schedule=schedule, num_ranks=pp, num_microbatches=m, num_between=stages.num_ranks - 2)
         pipelining = Pipelining(schedule=schedule, num_ranks=float(pp), num_microbatches=m, virtual_stages=v, live=live)
         moving = kept_memory(activations, pipelines.stages_of(at), pipelining, profile, activation_bytes=activation_bytes)
         if keeps_parameters:
             for rank in ranks:
-                for each in fields(LiveLayers):
-                    getattr(lives[rank], each.name)[..., at] = getattr(live[rank], each.name)
+                for field in fields(LiveLayers):
+                    getattr(lives[rank], field.name)[..., at] = getattr(live[rank], field.name)
         for rank in ranks:
-            for moment, under_way in kept[rank].items():
-                under_way[..., at] = (moving[rank][moment][0] + moving[rank][moment][1]) * factor
+            for moment, in_flight in kept[rank].items():
+                in_flight[..., at] = (moving[rank][moment][0] + moving[rank][moment][1]) * factor
     if not legal.all():
         kept[0][At.BLOCKS] += np.where(legal, 0.0, np.inf)
     return kept, lives, legal
 
 
 def legal_choices(choices: tuple[PipelineChoice, ...], m: Array, pp: int, least_microbatches: int) -> NDArray[np.bool_]:
-    """[..., schedules], for numbers of microbatches [..., 1]."""
+    """Return the legal schedules [..., schedules], for numbers of microbatches [..., 1]."""
     count = m[..., 0]
     legal = np.empty((*count.shape, len(choices)), dtype=bool)
     for i, choice in enumerate(choices):

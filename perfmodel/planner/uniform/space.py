@@ -1,4 +1,4 @@
-"""The space of plans: every knob, its range and the canonical form, in which one plan is one row (docs/space.md)."""
+"""Space of plans: every knob, its range and the canonical form, in which one plan is one row (docs/space.md)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SEARCHED_ORDERS: tuple[tuple[str, ...], ...] = (
     ("tp", "dp_shard", "dp_replicate", "cp", "pp"),
 )
 
-#: What a search fixes, bounds and tries.
+#: Knobs that a search fixes, bounds and tries.
 KNOBS = searched_knobs()
 
 #: Bits of `LayoutRows.rules`, for two dispatchers.
@@ -58,17 +58,17 @@ MOST_RULE_SETS = 31
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """Which part of the space is searched.
+    """Part of the space that is searched.
 
-    fixed          knob -> the only value it may take; `dp` is the product of both data-parallel degrees
-    maximum        knob -> the largest value it may take (whole-number knobs)
+    fixed          knob -> its only value; `dp` is the product of both data-parallel degrees
+    maximum        knob -> its largest value (whole-number knobs)
     orders         orders of the axes on the network
-    rules          rule sets; none: `default_rule_sets`, which `sequence_parallel` tells apart
-    runs           what a framework runs; of the space only that; balanced_context: 2 cp divides its sequences
-    recompute_operators   what selective recomputation runs again
-    lists          more of them, each tried of the layouts that may be as quick as the best plans
-    dispatchers    how tokens may reach experts, where none is asked for
-    stage_layers   the layers of each virtual stage, of the pipelines that have as many; none: the layouts of `stage_layouts`
+    rules          rule sets; empty: `default_rule_sets`, which differ in `sequence_parallel`
+    runs           limits of a framework; balanced_context: 2 cp must divide its sequences
+    recompute_operators   operators that selective recomputation runs again
+    lists          further lists of them, tried for layouts that may be as fast as the best plans
+    dispatchers    dispatchers of tokens to experts that are tried, if none is fixed
+    stage_layers   layers of each virtual stage, for pipelines with that number of them; empty: those of `stage_layouts`
     """
 
     fixed: Mapping[str, int | str | bool] = field(default_factory=dict)
@@ -95,20 +95,20 @@ class Space:
 
     @property
     def rule_sets(self) -> tuple[RuleSet, ...]:
-        """The given rule sets, else the usual ones; those of a framework that has none of the usual ones (Ulysses alone, say)."""
+        """The given rule sets, else the usual ones, or the framework's if it has none of the usual ones (such as Ulysses alone)."""
         usual = default_rule_sets()
-        if self.rules or not self.runs.rules or {each.name for each in usual} & {*self.runs.rules}:
+        if self.rules or not self.runs.rules or {rules.name for rules in usual} & {*self.runs.rules}:
             return self.rules or usual
         return tuple(load_rule_set(name) for name in self.runs.rules)
 
     def cuts(self, job: TrainingJob) -> tuple[tuple[RuleSet, Dispatcher], ...]:
-        """The ways to cut operators, each with how tokens reach experts where there are any."""
+        """Return the rule sets for sharding operators, each with every dispatcher of tokens to experts."""
         dispatchers: tuple[Dispatcher, ...] = (Dispatcher.ALL_TO_ALL,)
         if job.transformer.experts is not None:
             among = Dispatcher if "dispatcher" in self.fixed else self.dispatchers
-            dispatchers = tuple(each for each in among if self.admits("dispatcher", str(each)))
+            dispatchers = tuple(dispatcher for dispatcher in among if self.admits("dispatcher", str(dispatcher)))
         if not self.runs.has_flex:
-            dispatchers = tuple(each for each in dispatchers if each is not Dispatcher.FLEX)
+            dispatchers = tuple(dispatcher for dispatcher in dispatchers if dispatcher is not Dispatcher.FLEX)
         return tuple((rules, dispatcher) for dispatcher in dispatchers for rules in self.rule_sets)
 
     def admits(self, knob: str, value: int | str | bool) -> bool:
@@ -117,17 +117,17 @@ class Space:
         return knob not in self.maximum or int(value) <= self.maximum[knob]
 
     def least_microbatches(self, pp: int) -> int:
-        """Fewest microbatches of a pipeline."""
+        """Return the least number of microbatches of a pipeline."""
         return 1 if self.runs.few_microbatches else pp
 
     def runs_degrees(self, seq_len: int, *, pp: int, cp: int, tp: int) -> bool:
-        """Whether the framework has these axes."""
+        """Whether the framework supports these axes."""
         has = all(degree == 1 or axis in self.runs.axes for axis, degree in (("pp", pp), ("cp", cp), ("tp", tp)))
         return has and (cp == 1 or not self.balanced_context or seq_len % (2 * cp) == 0)
 
 
 def runnable_space(space: Space, profile: ExecutionProfile, job: TrainingJob) -> Space:
-    """Return the part of the space that the framework of this profile can run of the job."""
+    """Return the part of the space that the framework of this profile can run for the job."""
     return replace(space, runs=profile.runs.for_training(job.train), balanced_context=profile.communication.context_chunks == HEAD_TAIL)
 
 
@@ -137,7 +137,7 @@ def unlimited_space(space: Space) -> Space:
 
 
 class RuleChoices:
-    """Which rule sets of a space a layout may have, each plan under one of them alone."""
+    """Rule sets of a space that a layout may have, with each plan under one of them only."""
 
     def __init__(self, job: TrainingJob, space: Space, attention: AttentionKernel) -> None:
         self.job, self.space, self.attention = job, space, str(attention)
@@ -146,13 +146,13 @@ class RuleChoices:
         self.cuts = space.cuts(job)
 
     def mask(self, cp: int, tp: int) -> int:
-        """Bit i: the i-th rule set admits these degrees, and no earlier one is the same plan once axes of one rank are left out."""
+        """Return bits of rule sets that admit these degrees; a bit is not set if an earlier set gives the same plan without unused axes."""
         if (cp, tp) not in self.known:
             self.known[cp, tp] = self._find(cp, tp)
         return self.known[cp, tp]
 
     def foldings(self, tp: int, cp: int, data: int) -> list[tuple[int, int]]:
-        """(ep, etp) of layouts with these degrees, `data` of the axis that experts take from; (1, 1) of a model without experts."""
+        """Return (ep, etp) of layouts with these degrees and an axis of `data` ranks for experts; (1, 1) for a model without experts."""
         experts = self.job.transformer.experts
         if experts is None:
             return [(1, 1)]
@@ -160,20 +160,23 @@ class RuleChoices:
         if key not in self.folded:
             fine = fine_sizes(self.job.transformer, cp=cp, tp=tp)
             kv, q = fine["tp_kv"], fine["tp_q"]
-            found = foldings(num_experts=experts.num_experts, width=experts.width, tp_kv=kv, tp_q=q, cp=cp, data=data)
-            self.folded[key] = [(ep, etp) for ep, etp in found if self.space.admits("ep", ep) and self.space.admits("etp", etp)]
+            pairs = foldings(num_experts=experts.num_experts, width=experts.width, tp_kv=kv, tp_q=q, cp=cp, data=data)
+            self.folded[key] = [(ep, etp) for ep, etp in pairs if self.space.admits("ep", ep) and self.space.admits("etp", etp)]
         return self.folded[key]
 
     def with_dispatchers(self, mask: int, ep: int) -> int:
-        """Bits of `Space.cuts`: of experts that are all at home there is one way to reach them; of others flex takes the place of
-        all-to-alls, which send no less over the links between nodes, and copy besides."""
-        found, count = 0, len(self.space.rule_sets)
+        """Return bits of `Space.cuts` for each dispatcher that is worth trying.
+
+        With ep=1 all experts are local and one dispatcher is enough. Otherwise flex replaces all-to-alls, which send no less between nodes
+        and need additional copies.
+        """
+        bits, count = 0, len(self.space.rule_sets)
         dispatchers = [dispatcher for _, dispatcher in self.cuts[::count]]
         for i, dispatcher in enumerate(dispatchers):
             is_better = ep > 1 and not (dispatcher is Dispatcher.ALL_TO_ALL and Dispatcher.FLEX in dispatchers)
             if is_better or (ep == 1 and i == 0):
-                found |= mask << (i * count)
-        return found
+                bits |= mask << (i * count)
+        return bits
 
     def _find(self, cp: int, tp: int) -> int:
         model, space = self.job.transformer, self.space
@@ -194,9 +197,9 @@ class RuleChoices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineChoice:
-    """How microbatches go through a pipeline, and the layers of each virtual stage.
+    """Schedule of a pipeline, and the layers of each virtual stage.
 
-    unequal, live   `Stages.unequal` and the `live_table` of these
+    unequal, live   `Stages.unequal` and the `live_table` of these layers
     """
 
     schedule: PipelineSchedule
@@ -208,53 +211,55 @@ class PipelineChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PipelineGroup:
-    """Choices that are evaluated side by side.
+    """Pipeline choices that are evaluated side by side.
 
-    stages         the distinct ones, as columns; of choices that differ in the schedule alone one: what a rank has to hold is the same
-    places         of each choice, which of these are its own
-    fuller_middle   whether a middle rank has more layers than the first, or more passes of them under way
-    apart           moments at which one of the schedules has not as many under way as while any layer runs
+    stages          distinct stages, as columns; choices that differ only in the schedule share one, since their ranks hold the same
+    stage_index     index into `stages` of each choice
+    fuller_middle   whether a middle rank has more layers than the first, or more of their passes in flight
+    apart           moments at which a schedule has fewer passes in flight than while a layer runs
     """
 
     stages: Stages
     choices: tuple[PipelineChoice, ...]
-    places: NDArray[np.int64]
+    stage_index: NDArray[np.int64]
     fuller_middle: bool
     apart: frozenset[At]
 
     @classmethod
     def side_by_side(cls, group: Sequence[tuple[Stages, list[PipelineChoice], set[At]]], *, fuller_middle: bool) -> PipelineGroup:
-        """All choices by schedule. Inner ranks are repeated where other choices have more distinct ones."""
+        """Return all choices by schedule. Inner ranks are repeated if other choices have more distinct ones."""
         most = max(stages.num_ranks for stages, _, _ in group)
         runs = [(*it.runs[:-1], *[it.runs[-2]] * (most - it.num_ranks), it.runs[-1]) for it, _, _ in group]
-        pairs = [(choice, place) for place, (_, choices, _) in enumerate(group) for choice in choices]
+        pairs = [(choice, index) for index, (_, choices, _) in enumerate(group) for choice in choices]
         pairs.sort(key=lambda pair: list(PipelineSchedule).index(pair[0].schedule))
         return cls(
             stages=stage_columns([replace(stages, runs=ranks) for (stages, _, _), ranks in zip(group, runs, strict=True)]),
             choices=tuple(choice for choice, _ in pairs),
-            places=np.array([place for _, place in pairs]),
+            stage_index=np.array([index for _, index in pairs]),
             fuller_middle=fuller_middle,
             apart=frozenset[At]().union(*(apart for _, _, apart in group)),
         )
 
     def take(self, some: NDArray[np.int64]) -> PipelineGroup:
-        """Some of the choices."""
-        distinct, places = np.unique(self.places[some], return_inverse=True)
-        return replace(self, stages=self.stages.take(distinct), choices=tuple(self.choices[i] for i in some), places=places)
+        """Return the group of some of the choices."""
+        distinct, stage_index = np.unique(self.stage_index[some], return_inverse=True)
+        return replace(self, stages=self.stages.take(distinct), choices=tuple(self.choices[i] for i in some), stage_index=stage_index)
 
     def of_choices(self, values: Any, some: slice | Sequence[int] = slice(None)) -> Any:
-        """Values of each of the stages [..., stages], or of all of them [..., 1], as those of some of the choices."""
-        return values if values.shape[-1] == 1 else values[..., self.places[some]]
+        """Return values by stage [..., stages], or of all stages [..., 1], as values by choice for some of the choices."""
+        return values if values.shape[-1] == 1 else values[..., self.stage_index[some]]
 
     def stages_of(self, some: slice | Sequence[int] = slice(None)) -> Stages:
-        """Return the stages of some of the choices, one for each."""
-        return replace(self.stages.take(self.places[some]), unequal=np.array([choice.unequal for choice in self.choices])[some])
+        """Return the stages of some of the choices, one per choice."""
+        return replace(self.stages.take(self.stage_index[some]), unequal=np.array([choice.unequal for choice in self.choices])[some])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayoutRows:
-    """Layouts of one (pp, data parallel degree), as columns; order is an index into the space's orders, rules a bit for each of the ways to
-    cut operators (`Space.cuts`)."""
+    """Layouts of one (pp, data-parallel degree), as columns.
+
+    order: index into the space's orders; rules: one bit per entry of `Space.cuts`.
+    """
 
     pp: int
     data_parallel: int
@@ -288,16 +293,16 @@ class LayoutRows:
 
 
 def tensor_degrees(job: TrainingJob, num_chips: int, space: Space) -> list[int]:
-    """tp that some rule set admits: it divides what is cut by it (of the key-value heads it may be a multiple)."""
-    found = [t for t in divisors(num_chips) if space.admits("tp", t)]
-    return [t for t in found if any(admits(rules, job.transformer, job.seq_len, cp=1, tp=t) for rules in space.rule_sets)]
+    """Return the values of tp that some rule set admits: divisors of the dims that it shards (key-value heads may be replicated)."""
+    degrees = [t for t in divisors(num_chips) if space.admits("tp", t)]
+    return [t for t in degrees if any(admits(rules, job.transformer, job.seq_len, cp=1, tp=t) for rules in space.rule_sets)]
 
 
 def stage_layouts(job: TrainingJob, num_ranks: int, virtual_stages: int) -> list[tuple[int, ...]]:
-    """Layers of each virtual stage: as even as they go, and with shorter ends where that may help; of unlike layers so that stages take
-    alike, and as even as they go.
+    """Return the layers of each virtual stage: even, and with shorter ends where that may help.
 
-    Shorter ends may help where an end gets fewer layers, and no other rank more, or the head outweighs a layer.
+    Layers of different kinds are balanced by time, and also split evenly by number. Shorter ends may help in two cases: an end gets fewer
+    layers and no other rank more, or the head costs more than a layer.
     """
     model, num_stages = job.transformer, num_ranks * virtual_stages
     layers = model.num_hidden_layers
@@ -317,21 +322,21 @@ def stage_layouts(job: TrainingJob, num_ranks: int, virtual_stages: int) -> list
 
 @lru_cache(maxsize=4096)
 def _moments_apart(schedule: PipelineSchedule, stage_layers: tuple[int, ...], pp: int, of_first: float) -> tuple[bool, frozenset[At]]:
-    """Whether a middle rank has more under way than the first, which has so many blocks; moments without as many as while blocks run."""
+    """Return whether a middle rank has more layers in flight than the first, and the moments with fewer in flight than while blocks run."""
     of = live_of_table(live_table(schedule, stage_layers, pp))
     most = map(np.asarray, (of.most, of.present, of.fewer, of.ended))
-    fuller = any(bool((each[:, 1] > each[:, 0]).any()) for each in most)
+    fuller = any(bool((layers[:, 1] > layers[:, 0]).any()) for layers in most)
     first, last = (np.asarray(of.fewer_at_first)[:, 0] != of_first).any(), np.asarray(of.fewer_at_last)[:, 2].any()
     return fuller, frozenset(at for at, is_apart in ((At.FIRST, first), (At.LAST, last)) if is_apart)
 
 
 def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGroup, ...]:
-    """Schedules, virtual stages and layers of a pipeline degree. Without a pipeline: 1f1b only."""
+    """Return schedules, virtual stages and layers of a pipeline degree. Without a pipeline: 1f1b only."""
     most = job.transformer.num_hidden_layers + STAGES_WITHOUT_LAYERS
     pairs = [(PipelineSchedule.ONE_F_ONE_B, 1)]
     if pp > 1:
         pairs = [(PipelineSchedule.GPIPE, 1), *pairs, *((PipelineSchedule.INTERLEAVED, v) for v in range(2, most // pp + 1))]
-    dealt: dict[tuple[tuple[float, ...], ...], tuple[Stages, list[PipelineChoice]]] = {}
+    by_runs: dict[tuple[tuple[float, ...], ...], tuple[Stages, list[PipelineChoice]]] = {}
     regions = regions_in_training(job.transformer, job.train)
     for schedule, virtual in pairs:
         if not (space.admits("schedule", str(schedule)) and space.admits("virtual_stages", virtual)):
@@ -343,18 +348,18 @@ def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGr
             if pp > 1 and not space.runs.uneven_stages and len(set(layers)) > 1:
                 continue
             stages = stages_of(regions, layers, pp)
-            _, choices = dealt.setdefault(stages.runs, (stages, []))
+            _, choices = by_runs.setdefault(stages.runs, (stages, []))
             live = live_table(schedule, layers, pp)
             choices.append(
                 PipelineChoice(schedule=schedule, virtual_stages=virtual, stage_layers=layers, unequal=float(stages.unequal), live=live)
             )
     groups: dict[bool, list[tuple[Stages, list[PipelineChoice], set[At]]]] = {}
-    for stages, choices in dealt.values():
+    for stages, choices in by_runs.values():
         first, *between, _ = stages.runs
         fuller = any(runs[i] > first[i] for runs in between for i in stages.inner)
         apart = {At.BLOCKS}
-        for each in choices:
-            has_fuller, moments = _moments_apart(each.schedule, each.stage_layers, pp, float(stages.blocks(0)))
+        for choice in choices:
+            has_fuller, moments = _moments_apart(choice.schedule, choice.stage_layers, pp, float(stages.blocks(0)))
             fuller |= has_fuller
             apart |= moments
         groups.setdefault(fuller, []).append((stages, choices, apart))
@@ -366,20 +371,20 @@ def micro_batches(job: TrainingJob, data_parallel: int, space: Space) -> list[in
 
 
 def recompute_choices(space: Space, attention: AttentionKernel, operators: tuple[str, ...]) -> list[Recompute]:
-    """Selective recomputation saves next to nothing beside a fused kernel, which keeps no scores: there only if it is asked for."""
+    """Return the kinds of recomputation of the space. Selective is left out with a fused kernel, which keeps no scores, unless fixed."""
     needless = attention is AttentionKernel.FLASH and operators == DEFAULT_RECOMPUTE_OPERATORS and "recompute" not in space.fixed
     admitted = [r for r in Recompute if space.admits("recompute", str(r)) and str(r) in space.runs.recompute]
     return [r for r in admitted if not (needless and r is Recompute.SELECTIVE)]
 
 
 def is_canonical_order(orders: tuple[tuple[str, ...], ...], index: int, degrees: Mapping[str, int]) -> bool:
-    """No earlier order lays out the axes that are there in the same sequence."""
+    """Whether no earlier order has the axes in use in the same sequence."""
     used = [axis for axis in orders[index] if degrees[axis] > 1]
     return all([axis for axis in order if degrees[axis] > 1] != used for order in orders[:index])
 
 
 def layout_blocks(job: TrainingJob, num_chips: int, space: Space, attention: AttentionKernel) -> Iterator[LayoutRows]:
-    """All layouts, grouped by pipeline and data-parallel degree."""
+    """Yield all layouts, grouped by pipeline and data-parallel degree."""
     choices = RuleChoices(job, space, attention)
     tensor = [t for t in divisors(num_chips) if space.admits("tp", t)]
     canonical: dict[tuple[bool, ...], list[int]] = {}

@@ -33,11 +33,11 @@ def step_times(
     num_microbatches: Array,
     hop: Array,
 ) -> Array:
-    """The sum of `cost/assemble.py` for one plan, in the same order.
+    """Return the sum of `cost/assemble.py` for one plan, in the same order.
 
-    pipeline  [layouts, micro-batches, recompute, schedules], of which the choices of `pipelines` are the last dim    [s]
+    pipeline  [layouts, micro-batches, recompute, schedules]; the last dim are the choices of `pipelines`    [s]
 
-    Nothing beside the pipeline depends on the schedule, but for what every microbatch waits for: gpipe has a beat of its own.
+    Outside the pipeline only the waits of every microbatch depend on the schedule: gpipe has another beat.
     """
     waiting, stages = pp > 1 and waits_each_microbatch(terms), pipelines.stages
     gpipe = [i for i, choice in enumerate(pipelines.choices) if choice.schedule is PipelineSchedule.GPIPE]
@@ -50,13 +50,13 @@ def step_times(
     if waiting:
         pipeline = _less_hidden_sends(estimator, pipeline, waits, gpipe_waits, regions, pipelines, pp=pp, m=num_microbatches, hop=hop)
 
-    def beside(waits: Waits) -> Array:
-        found = outside_pipeline(estimator, terms, tied, regions, stages, waits, num_microbatches=num_microbatches)
-        return pipelines.of_choices(np.asarray(found.total))
+    def outside_time(waits: Waits) -> Array:
+        outside = outside_pipeline(estimator, terms, tied, regions, stages, waits, num_microbatches=num_microbatches)
+        return pipelines.of_choices(np.asarray(outside.total))
 
-    step = pipeline + beside(waits)
+    step = pipeline + outside_time(waits)
     if waiting and gpipe:
-        step[..., gpipe] = (pipeline + beside(gpipe_waits))[..., gpipe]
+        step[..., gpipe] = (pipeline + outside_time(gpipe_waits))[..., gpipe]
     return step
 
 
@@ -72,25 +72,26 @@ def _less_hidden_sends(
     m: Array,
     hop: Array,
 ) -> Array:
-    """Pipeline time less `overlapped_send_time`; as it is where no send sets the pace."""
+    """Return the pipeline time less `overlapped_send_time`; unchanged where no send sets the pace."""
     profile, p, choices, stages = estimator.profile, float(pp), pipelines.choices, pipelines.stages
     most = max(choice.virtual_stages for choice in choices)
-    shortest = beat_of(regions, stages, schedule=PipelineSchedule.ONE_F_ONE_B, num_ranks=p, profile=profile)  # gpipe's is no shorter
+    # the beat of gpipe is no shorter
+    shortest = beat_of(regions, stages, schedule=PipelineSchedule.ONE_F_ONE_B, num_ranks=p, profile=profile)
     if not np.any((2.0 + 1e-9) * most * hop > shortest):
         return pipeline
     less = np.empty_like(pipeline)
     for schedule in PipelineSchedule:
-        here = [i for i, choice in enumerate(choices) if choice.schedule is schedule]
-        if not here:
+        indices = [i for i, choice in enumerate(choices) if choice.schedule is schedule]
+        if not indices:
             continue
         exposed = np.asarray((gpipe_waits if schedule is PipelineSchedule.GPIPE else waits).total)
-        less[..., here] = pipeline[..., here] - overlapped_send_time(
-            pipelines.of_choices(exposed, here),
-            beat_of(regions, pipelines.stages_of(here), schedule=schedule, num_ranks=p, profile=profile),
+        less[..., indices] = pipeline[..., indices] - overlapped_send_time(
+            pipelines.of_choices(exposed, indices),
+            beat_of(regions, pipelines.stages_of(indices), schedule=schedule, num_ranks=p, profile=profile),
             schedule=schedule,
             num_ranks=p,
             num_microbatches=m,
-            virtual_stages=np.array([float(choices[i].virtual_stages) for i in here]),
+            virtual_stages=np.array([float(choices[i].virtual_stages) for i in indices]),
             hop=hop,
             profile=profile,
         )

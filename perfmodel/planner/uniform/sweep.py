@@ -1,8 +1,8 @@
-"""Evaluate every plan of a space as columns, and keep the best.
+"""Evaluation of every plan of a space as columns, keeping the best.
 
 Plans come in blocks of one pipeline degree, one data-parallel degree and one rule set: [layouts, micro-batches, recompute,
-schedules] for each ZeRO stage. Every cell is legal but for schedules that need more microbatches, which are masked. A cell costs
-a handful of additions; all else is computed on the factors that it depends on, by the functions that predict single plans.
+schedules] for each ZeRO stage. All cells are legal except schedules with too few microbatches, which are masked. A cell costs a few
+additions. Everything else is computed once per distinct input, by the functions that predict single plans.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher, Recompute
 from perfmodel.parallel.plan import Plan, make_plan
-from perfmodel.planner.uniform.blocks import Columns, Flight, MemoryLimit, plan_memory, surely_needs
+from perfmodel.planner.uniform.blocks import Columns, Flight, MemoryLimit, memory_lower_bound, plan_memory
 from perfmodel.planner.uniform.schedules import legal_choices, pipeline_times
 from perfmodel.planner.uniform.space import (
     LayoutRows,
@@ -48,7 +48,7 @@ Cells = NDArray[np.bool_]
 #: Cells evaluated at once: large enough to amortise a numpy call, small enough for the caches.
 BLOCK_CELLS = 1 << 17
 
-#: Lists of recomputed modules are tried in spaces of so many plans at most, without them: they are as many again before the slow ones go.
+#: Largest space, in plans, in which lists of recomputed modules are tried: each list adds as much work before slow layouts are dropped.
 LISTS_UP_TO = 1 << 25
 
 OUT_OF_MEMORY_STATIC = "does not fit: weights, gradients and optimizer state alone exceed the memory"
@@ -58,7 +58,7 @@ TIGHT = "tight: within the memory, but with less than the headroom left, or too 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Segment:
-    """Where the ids of one block of cells begin, and how to read them."""
+    """First id of a block of cells, and the choices that its ids stand for."""
 
     first_id: int
     shape: tuple[int, int, int, int]
@@ -74,20 +74,20 @@ class _Segment:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sweep:
-    """A pass over a space: counts, the best by each criterion, and the way from an id back to its plan.
+    """State of a pass over a space: counts, the best plans by each criterion, and the plan of each id.
 
     num_static   plans whose weights, gradients and optimizer state alone exceed the usable memory
     num_tight    plans within the usable memory that do not leave the headroom
-    recomputes, recompute_operators   of the pass at hand
-    slowest      plans that surely take longer may be left out, and are not counted   [s]
-    counts       whether evaluated plans are counted: not where they were counted before, by their state alone
-    needless     plans that surely need more than the capacity and more than this may be left out, and are not counted; none: all are
+    recomputes, recompute_operators   of the current pass
+    slowest      plans that surely take longer may be skipped, and are not counted   [s]
+    counts       whether evaluated plans are counted: not if they were counted before, by their state alone
+    needless     plans that surely need more than the capacity and more than this may be skipped, and are not counted; None: all are
                  evaluated  [byte]
     """
 
     estimator: Estimator
     space: Space
-    room: MemoryLimit
+    memory_limit: MemoryLimit
     attention: AttentionKernel
     recompute_operators: tuple[str, ...]
     recomputes: list[Recompute]
@@ -108,8 +108,8 @@ class Sweep:
     counts: bool = True
 
     @property
-    def worth_knowing(self) -> float:
-        """Who needs more than this needs more than the least: `needless`, or the least so far. [byte]"""
+    def largest_need(self) -> float:
+        """Need above which a plan cannot be the one with the least memory: `needless`, or the least so far. [byte]"""
         return self.least.bound if self.needless is None else min(self.needless, self.least.bound)
 
     def plan(self, plan_id: int) -> Plan:
@@ -176,7 +176,7 @@ def plan_of(
 
 
 def check_searchable(estimator: Estimator) -> None:
-    """Refuse counts of tokens by expert: they belong to one ep and micro-batch."""
+    """Refuse counts of tokens by expert: they are valid for one ep and one micro-batch only."""
     routing = estimator.job.routing
     if routing.counts is not None:
         remedy = f"predict plans with them, or search with skew:{routing.skew:.4g}, as their fullest rank has it"
@@ -184,7 +184,7 @@ def check_searchable(estimator: Estimator) -> None:
 
 
 def memory_limit_of(estimator: Estimator, *, memory_headroom: float | None, risk: float | None) -> MemoryLimit:
-    """Return the memory that plans may take with this headroom, or at this risk."""
+    """Return the limit of memory with this headroom, or at this risk."""
     rule, uncertainty = memory_rule(memory_headroom, risk), uncertainty_of_memory(estimator.profile)
     return MemoryLimit(uncertainty=uncertainty, ratio=rule.ratio(uncertainty), capacity=rule.allowed(estimator.machine.memory_usable))
 
@@ -202,27 +202,27 @@ def sweep(
     needless: float | None = None,
     kept_tables: KeptTables | None = None,
 ) -> Sweep:
-    """Evaluate every plan of the space; where `progress` answers True it ends with what it has.
+    """Evaluate every plan of the space; end early with the results so far if `progress` returns True.
 
-    risk          in place of the headroom, the probability that a plan that fits does not
+    risk          largest probability that a plan does not fit, in place of the headroom
     needless      see `Sweep`
-    kept_tables   for further passes
+    kept_tables   tables shared with further passes
     """
     check_searchable(estimator)
-    room = memory_limit_of(estimator, memory_headroom=memory_headroom, risk=risk)
+    memory_limit = memory_limit_of(estimator, memory_headroom=memory_headroom, risk=risk)
     attention = attention or AttentionKernel(estimator.profile.kernels.default_attention)
     recompute_operators = recompute_operators or space.recompute_operators
     state = Sweep(
         estimator=estimator,
         space=space,
-        room=room,
+        memory_limit=memory_limit,
         attention=attention,
         recompute_operators=recompute_operators,
         recomputes=recompute_choices(space, attention, recompute_operators),
         best_time=Smallest(count=top),
         best_memory=Smallest(count=top),
         least=Smallest(count=1),
-        front=Front(low=0.0, high=max(room.capacity, 1.0)),
+        front=Front(low=0.0, high=max(memory_limit.capacity, 1.0)),
         needless=needless,
     )
     blocks = list(layout_blocks(estimator.job, estimator.cluster.num_chips, space, attention)) if state.recomputes else []
@@ -256,7 +256,7 @@ def _find_least_memory(state: Sweep, tables: Tables, blocks: list[LayoutRows], l
     )
     state.counts = False
     for largest in (max(smallest * 1.25, known), inf):
-        upper = min(largest, state.worth_knowing)
+        upper = min(largest, state.largest_need)
         larger = {rule: (of_rule > known) & (of_rule <= upper) & (of_rule < inf) for rule, of_rule in least.items()}
         if any(layouts.any() for layouts in larger.values()):
             _add_microbatches(tables, larger)
@@ -320,7 +320,7 @@ class _Block:
     """Layouts with micro-batches and kinds of recomputation.
 
     keys       row of each layout in the parameter tables
-    rule       place of rules and dispatcher among `Space.cuts`
+    rule       index of rules and dispatcher in `Space.cuts`
     """
 
     rows: LayoutRows
@@ -374,7 +374,7 @@ def _evaluate_block(state: Sweep, tables: Tables, block: int, rows: LayoutRows, 
 
 
 def _least_times(state: Sweep, tables: Tables, block: int, rows: LayoutRows, index: Index, rule: int, micro: list[int]) -> Array:
-    """All passes of a rank, on average over the ranks, less rounding: no step is shorter. [layouts, micro-batches, recompute]"""
+    """Return a lower bound of step times: all passes of a mean rank, less rounding. [layouts, micro-batches, recompute]"""
     at = np.ix_(tables.micro_keys[rule][tables.rows[block]][index], np.searchsorted(tables.sizes, micro))
     num_microbatches = state.estimator.job.global_batch / (rows.data_parallel * np.array(micro, dtype=np.float64))
     return np.moveaxis(tables.passes[rule][:, at[0], at[1]] * num_microbatches / rows.pp * (1.0 - 1e-9), 0, -1)
@@ -423,13 +423,13 @@ def _evaluate_group(state: Sweep, tables: Tables, block: _Block, pipelines: Pipe
     for zero, part in zero_parts(state.space.runs, tables, block.rows, block.rule):
         begin, end = part.start, part.stop
         terms, tied = tables.parameters[block.rule, zero, pp > 1]().block(keys[part])
-        some, under_way = columns.take(part), flight.take(part)
+        some, in_flight = columns.take(part), flight.take(part)
         static, alone = state_memory(estimator, pipelines, terms, pp=pp, num_replicas=some.num_replicas)
         if state.needless is not None:
-            least_need = float(surely_needs(under_way, pipelines, static, some.outside).min())
-            if least_need > max(state.room.capacity, state.worth_knowing):
+            least_need = float(memory_lower_bound(in_flight, pipelines, static, some.outside).min())
+            if least_need > max(state.memory_limit.capacity, state.largest_need):
                 continue
-        memory, fits = plan_memory(some, under_way, pipelines, terms, static, state.room)
+        memory, fits = plan_memory(some, in_flight, pipelines, terms, static, state.memory_limit)
         feasible = int(np.count_nonzero(fits))
         state.segments.append(
             _Segment(
@@ -466,9 +466,9 @@ def _evaluate_group(state: Sweep, tables: Tables, block: _Block, pipelines: Pipe
 
 
 def _worth_timing(state: Sweep, least_times: Array, memory: Array) -> Index:
-    """Layouts of which a plan may be kept: as quick as the quickest, as small as the smallest, or on the front.
+    """Return the layouts of which a plan may be kept: as fast as the best, as small as the smallest, or on the front.
 
-    least_times   no plan takes less  [layouts, micro-batches, recompute]
+    least_times   lower bound of the step time  [layouts, micro-batches, recompute]
     memory        infinite where a plan does not fit  [layouts, micro-batches, recompute, schedules]
     """
     smallest = memory.min(axis=-1)
@@ -477,17 +477,17 @@ def _worth_timing(state: Sweep, least_times: Array, memory: Array) -> Index:
 
 
 def _offer_times(
-    state: Sweep, block: _Block, pipelines: PipelineGroup, terms: ParameterTerms, tied: Array, place: Index, begin: int, memory: Array
+    state: Sweep, block: _Block, pipelines: PipelineGroup, terms: ParameterTerms, tied: Array, offsets: Index, begin: int, memory: Array
 ) -> None:
-    """Times of some layouts of a block, at these places of those that begin here, to all that keeps the best."""
-    index = begin + place
+    """Offer the step times of some layouts of a block, at these offsets from `begin`, to the best plans and the front."""
+    index = begin + offsets
     estimator, pp, m = state.estimator, block.rows.pp, block.columns.num_microbatches
     regions, hop = block.columns.regions.map_columns(itemgetter(index)), block.hop()[index]
     pipeline = pipeline_times(estimator, regions, pipelines, pp, m, hop, memory.shape)
     step = step_times(estimator, pipeline, terms, tied, regions, pipelines, pp=pp, num_microbatches=m, hop=hop)
     flat, flat_memory = np.where(memory < inf, step, inf).reshape(-1), memory.reshape(-1)
-    per_layout = flat.size // len(place)
-    ids = (state.next_id + place[:, None] * per_layout + np.arange(per_layout)).reshape(-1)
+    per_layout = flat.size // len(offsets)
+    ids = (state.next_id + offsets[:, None] * per_layout + np.arange(per_layout)).reshape(-1)
     state.best_time.offer(flat, ids, flat_memory)
     state.best_memory.offer(flat_memory, ids, flat)
-    state.front.offer(flat, np.minimum(flat_memory, state.room.capacity), ids)
+    state.front.offer(flat, np.minimum(flat_memory, state.memory_limit.capacity), ids)

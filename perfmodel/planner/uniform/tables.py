@@ -1,7 +1,7 @@
-"""Costs tabulated on the factors that they depend on.
+"""Tables of costs by their distinct inputs.
 
-The work of a microbatch depends on tp, cp, where these lie on the network, and the micro-batch; the cost of parameters on the
-layout and the ZeRO stage. Both are evaluated once for each distinct combination, by the functions that predict single plans.
+The cost of a microbatch depends on tp, cp, their placement on the network, and the micro-batch. The cost of parameters depends on the
+layout and the ZeRO stage. Both are evaluated once per distinct combination, by the functions that predict single plans.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from perfmodel.planner.uniform.space import LayoutRows, Space, micro_batches
 Array = NDArray[np.float64]
 Index = NDArray[np.int64]
 
-#: Columns of a table that are evaluated at once: what is made of them on the way (a row for each amount, each term of a moment, each
-#: tier of a collective) stays in the caches, and does not set the search's peak memory.
+#: Columns of a table that are evaluated at once. Their intermediate arrays (a row per amount, per term of a moment, per tier of a
+#: collective) stay in the caches and do not determine the search's peak memory.
 TABLE_COLUMNS = 1 << 11
 
 
@@ -67,7 +67,7 @@ def join_grids(grids: list[LayoutGrid]) -> LayoutGrid:
 
 
 def distinct(columns: list[Array]) -> tuple[Index, Index]:
-    """First row of each distinct combination of whole-number columns, and each row's combination: keys are built by mixed radix."""
+    """Return the first row of each distinct combination of integer columns, and each row's combination: keys are built by mixed radix."""
     key = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         values, digit = np.unique(column, return_inverse=True)
@@ -78,13 +78,13 @@ def distinct(columns: list[Array]) -> tuple[Index, Index]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MicrobatchTable:
-    """[keys, micro-batches] for one rule set; by region, [recompute, keys, micro-batches] for what recomputation changes.
+    """Costs [keys, micro-batches] for one rule set; those that recomputation changes are [region, recompute, keys, micro-batches].
 
-    times    forward of each region, then backward, then what is free of each where collectives leave their node
-    ends     of each region, where exchanges hide beside another microbatch
-    kept     what each keeps; of what is no block the same under every recomputation
-    peaks    of each region with weight gradients that leave, and with those that stay
-    forward  of blocks, and of what comes before them; else 0
+    times    forward times of the regions, then backward times; then the parts of both without inter-node collectives, if there are any
+    ends     `RegionTimes.ends` of each region, if exchanges overlap with another microbatch
+    kept     activation memory kept for backward; only that of blocks depends on the recomputation
+    peaks    working set of backward of each region, with weight gradients that leave at once and with those that stay
+    forward  working set of forward, of blocks and of what comes before them; else 0
     """
 
     program: Program
@@ -98,20 +98,20 @@ class MicrobatchTable:
     logits: Array
 
     def passes(self) -> Array:
-        """All passes of a microbatch over all layers. [recompute, keys, micro-batches]"""
+        """Return the time of all passes of a microbatch over all layers. [recompute, keys, micro-batches]"""
         regions = self.program.regions
         pairs = zip(self.times[: len(regions)], self.times[len(regions) :], strict=False)
         return np.asarray(sum_of([region.count * (f + b) for region, (f, b) in zip(regions, pairs, strict=False)]))
 
     def take(self, keys: Index) -> MicrobatchTable:
-        """Some of the keys."""
+        """Return the table of some of the keys."""
         return self.with_columns({name: getattr(self, name)[..., keys, :] for name in _BY_KEY})
 
     def with_columns(self, columns: Mapping[str, Any]) -> MicrobatchTable:
         return replace(self, **columns)
 
     def block(self, keys: Index, columns: Index, recomputes: Index) -> tuple[RegionTimes, ActivationTerms]:
-        """Costs at these layouts' keys, micro-batches and kinds of recomputation: indices of any shapes that broadcast, then a dim of 1."""
+        """Return the costs at these keys, micro-batches and kinds of recomputation: indices that broadcast; a dim of 1 is added."""
 
         def pick(values: Array) -> Array:
             return np.asarray(values[0, keys, columns] if len(values) == 1 else values[recomputes, keys, columns])[..., None]
@@ -121,7 +121,7 @@ class MicrobatchTable:
         # only blocks are recomputed
         some = [slice(None) if region.is_block else slice(0, 1) for region in regions]
         n = len(regions)
-        parts = [tuple(times[i * n : (i + 1) * n]) for i in range(4)]  # the last two empty where no collective leaves its node
+        parts = [tuple(times[i * n : (i + 1) * n]) for i in range(4)]  # the last two are empty without inter-node collectives
         ends = tuple(pick(values) for values in self.ends)
         passes = RegionTimes(forward=parts[0], backward=parts[1], free_forward=parts[2], free_backward=parts[3], ends=ends)
         return passes, ActivationTerms(
@@ -134,30 +134,30 @@ class MicrobatchTable:
         )
 
 
-_BY_KEY = tuple(each.name for each in fields(MicrobatchTable) if each.name != "program")
+_BY_KEY = tuple(column.name for column in fields(MicrobatchTable) if column.name != "program")
 
 
 def microbatch_table(
     estimator: Estimator, program: Program, grid: LayoutGrid, sizes: list[int], recomputes: list[Recompute]
 ) -> MicrobatchTable:
-    """Every layout key with every micro-batch."""
+    """Evaluate every layout key with every micro-batch."""
     return join_tables(
         [_microbatch_part(estimator, program, piece, sizes, recomputes) for piece in _pieces(grid, TABLE_COLUMNS // len(sizes))]
     )
 
 
 def join_tables(parts: list[MicrobatchTable]) -> MicrobatchTable:
-    """All keys of some tables of one rule set, micro-batches and kinds of recomputation."""
+    """Join tables of the same rule set, micro-batches and kinds of recomputation along their keys."""
     if len(parts) == 1:
         return parts[0]
     columns = {name: [getattr(part, name) for part in parts] for name in _BY_KEY}
-    most = max(map(len, columns["times"]))  # where no collective of a piece leaves its node, all of the passes is free
+    most = max(map(len, columns["times"]))  # pieces without inter-node collectives: the full passes are free
     columns["times"] = [times if len(times) == most else np.concatenate([times, times]) for times in columns["times"]]
     return parts[0].with_columns({name: np.concatenate(values, axis=-2) for name, values in columns.items()})
 
 
 def _pieces(grid: LayoutGrid, most: int) -> list[LayoutGrid]:
-    """The rows of a grid, so many at a time."""
+    """Split the rows of a grid into parts of at most `most` rows."""
     step = max(most, 1)
     return [take_grid(grid, np.arange(begin, min(begin + step, grid.num_rows))) for begin in range(0, grid.num_rows, step)]
 
@@ -201,7 +201,7 @@ class ParameterTable:
     tied: Array
 
     def block(self, keys: Index) -> tuple[ParameterTerms, Array]:
-        """Columns [layouts, 1, 1, 1] of these keys."""
+        """Return columns [layouts, 1, 1, 1] of these keys."""
 
         def pick(value: Array) -> Array:
             return value[keys][:, None, None, None]
@@ -228,11 +228,11 @@ class ParameterTable:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class KeptTables:
-    """Tables for further passes: looked into, and added to.
+    """Cache of tables for further passes.
 
-    parameters           for other batches of a space, too
-    microbatches         by program, micro-batches and kinds of recomputation, each with the row of each combination of what it depends on
-    keeps_microbatches   for other spaces of the same job
+    parameters           also valid for other batches of a space
+    microbatches         by program, micro-batches and kinds of recomputation; each with the row of every combination of its inputs
+    keeps_microbatches   whether microbatch tables are cached, for other spaces of the same job
     """
 
     parameters: dict[tuple[object, ...], ParameterTable] = field(default_factory=dict)
@@ -253,8 +253,8 @@ def parameter_table(
 class Tables:
     """Tables over all blocks: keys of every layout, microbatch tables by rule set, parameter tables by ZeRO stage.
 
-    rows             where the layouts of each block are among all
-    used             rule sets that any layout may have
+    rows             range of the layouts of each block
+    ways             bits of the rule sets that each layout may have
     parameter_keys   row of each layout in the parameter tables of layouts with, or without, a pipeline
     micro_keys       row of each layout in the microbatch table of a rule set
     """
@@ -302,33 +302,33 @@ class Tables:
             for index, program in self.programs.items():
                 for zero in range(4):
                     if space.admits("zero", zero) and space.runs.admits_zero(zero, pipelined=in_pipeline, replicated=False):
-                        key = (program.parameters, program.regions, zero, in_pipeline, *columns)  # however tokens reach experts
+                        key = (program.parameters, program.regions, zero, in_pipeline, *columns)  # the same for every dispatcher
                         make = partial(parameter_table, estimator, program, self.cuts[index][0], zero, layouts, pipelined=in_pipeline)
                         self.parameters[index, zero, in_pipeline] = cache(partial(_kept_or_made, kept.parameters, key, make))
 
     def add_microbatches(self, rule: int, rows: Index) -> None:
-        """Evaluate the microbatches of these layouts under a rule set, but for those that are kept."""
-        own = np.unique(self.keys[rows])
-        place = np.zeros(len(self.first), dtype=np.int64)
-        place[own] = np.arange(len(own))
+        """Evaluate the microbatches of these layouts under a rule set, except those in the cache."""
+        keys = np.unique(self.keys[rows])
+        row_of_key = np.zeros(len(self.first), dtype=np.int64)
+        row_of_key[keys] = np.arange(len(keys))
         program, key = self.programs[rule], (self.programs[rule], tuple(self.sizes), tuple(self.recomputes))
-        known, places = self.kept.microbatches.get(key, (None, {}))
-        names = [row.tobytes() for row in self.depends_on[own]]
-        old = np.array([name in places for name in names], dtype=bool)
+        known, row_by_name = self.kept.microbatches.get(key, (None, {}))
+        names = [row.tobytes() for row in self.depends_on[keys]]
+        old = np.array([name in row_by_name for name in names], dtype=bool)
         parts: list[MicrobatchTable] = [] if known is None or not old.any() else [known]
-        place[own[old]] = [places[name] for name in names if name in places]
+        row_of_key[keys[old]] = [row_by_name[name] for name in names if name in row_by_name]
         if not old.all():
-            new = own[~old]
+            new = keys[~old]
             if parts:
-                parts[0] = parts[0].take(place[own[old]])
-                place[own[old]] = np.arange(int(old.sum()))
+                parts[0] = parts[0].take(row_of_key[keys[old]])
+                row_of_key[keys[old]] = np.arange(int(old.sum()))
             parts.append(microbatch_table(self.estimator, program, take_grid(self.grid, self.first[new]), self.sizes, self.recomputes))
-            place[new] = int(old.sum()) + np.arange(len(new))
+            row_of_key[new] = int(old.sum()) + np.arange(len(new))
         self.micro[rule] = table = join_tables(parts)
         self.passes[rule] = table.passes()
-        self.micro_keys[rule] = place[self.keys]
+        self.micro_keys[rule] = row_of_key[self.keys]
         if self.kept.keeps_microbatches and known is None:
-            self.kept.microbatches[key] = table, dict(zip(names, place[own].tolist(), strict=True))
+            self.kept.microbatches[key] = table, dict(zip(names, row_of_key[keys].tolist(), strict=True))
 
 
 def _kept_or_made(

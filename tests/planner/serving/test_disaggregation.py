@@ -186,7 +186,7 @@ def test_the_largest_batches_under_many_limits_are_those_under_each():
     workers = _workers(of, job, columns, None, CHIPS)
     limits = np.array([1e-3, 0.02, 0.03, 0.05, np.inf])
     _, batches = workers._answers(limits)
-    steps = workers._steps(workers.answering)
+    steps = workers._steps(workers.decode)
     alone = [largest_batch(*steps, tpot_limit=limit, capacity=workers.capacity) for limit in limits]
     assert np.array_equal(batches, alone)
     assert not batches[0].any()

@@ -136,7 +136,7 @@ def test_baselines_are_no_better_than_the_best():
     names = [each.name for each in result.baselines]
     assert names == ["tp over a node", "smallest tp that fits", "engine's default", "attention dp with ep"]
     for each in result.baselines:
-        for plan in each.found:
+        for plan in each.plans:
             assert plan.tokens_per_second_per_chip <= result.best.tokens_per_second_per_chip
     assert next(each for each in result.baselines if each.name == "engine's default").reason == "does not fit on one chip"
 

@@ -91,7 +91,7 @@ def test_no_plan_is_simulated_twice_under_one_load(monkeypatch):
     monkeypatch.setattr(simulated, "predict_served", counted)
     job, limits = serving_job("llama-3-8b", rate=20.0), ServingLimits(ttft=0.5, tpot=0.02)
     found = searched(job, chips=2, limits=limits)
-    assert {row.plan for row in found.plans} & {each.found[0].plan for each in found.baselines if each.found}
+    assert {row.plan for row in found.plans} & {each.plans[0].plan for each in found.baselines if each.plans}
     assert len(set(asked)) == len(asked)
     asked.clear()
     assert not searched(job, chips=2, limits=limits, with_baselines=False, top=1).baselines

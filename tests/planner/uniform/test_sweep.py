@@ -28,7 +28,7 @@ def found(job, **changes):
     """Counts, and the best by each criterion, to the bit."""
     state = sweep(estimator_of(job), Space(), top=1, **changes)
     kept = (state.best_time, state.best_memory, state.least)
-    best = [(each.values.tolist(), each.ids.tolist(), each.beside.tolist()) for each in kept]
+    best = [(each.values.tolist(), each.ids.tolist(), each.companions.tolist()) for each in kept]
     front = [x.tolist() for x in (state.front.first, state.front.second, state.front.ids)]
     return (state.num_evaluated, state.num_feasible, state.num_static, state.num_tight), best, front
 
