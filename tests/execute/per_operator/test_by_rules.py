@@ -176,7 +176,7 @@ def test_under_fake_tensors_both_ways_send_and_keep_the_same(monkeypatch):
             program = NetworkProgram(worker, graph, own, optimizer="", learning_rate=1e-4, uses_dtensor=False)
             program.step()
             counter = CollectiveCounter(program.mesh.label, times_them=False)
-            with StorageTracker() as tracker, counter, _before_first_backward(lambda: saved.append(tracker.made)):
+            with StorageTracker() as tracker, counter, _before_first_backward(lambda: saved.append(tracker.allocated)):
                 program.step()
     sent = {key: (count, counter.tally.num_bytes[key]) for key, count in counter.tally.counts.items()}
     for kind in ("all_gather", "reduce_scatter", "all_reduce"):
