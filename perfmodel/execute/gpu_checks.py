@@ -83,8 +83,7 @@ CASES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingCase:
-    """Layers of a model whose steps are measured. checks: also compare logits of a small model of the family with an uncached forward
-    pass."""
+    """Layers of a model whose steps are measured. checks: also compare logits of a small model of the family with those without cache."""
 
     model: str
     layers: int

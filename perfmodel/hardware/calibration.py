@@ -231,8 +231,7 @@ class GroupedMatmulModel:
 
     rate_fraction    f   fraction of the FLOP rate of plain products of these sizes
     memory_fraction  g   fraction of the memory bandwidth of plain products
-    row_fraction     b   fraction of the memory bandwidth, for sorting rows by expert, the activation and the combination of a token's
-    experts
+    row_fraction     b   fraction of the memory bandwidth, for sorting rows by expert, the activation and combining a token's experts
     expert_time      t1  [s] per expert with rows
     floor_time       t0  [s] once: routing, and the launches of all its kernels
     """
@@ -389,8 +388,7 @@ class Calibration:
     exposed_floor_fraction     exposed share of a kernel's floor time when kernels follow one another
     launch_time         [s] host time per operator where nothing overlaps it (CPUs; 0 on GPUs)
     host_times          [s] by name. `dtensor_op`: an operator pass on distributed tensors, in addition to the launch. `redistribution`:
-    issue
-                        and copies of a collective of activations. `gather_unit`, `reduce_unit`: bookkeeping of the collective of a
+                        issue and copies of a collective of activations. `gather_unit`, `reduce_unit`: bookkeeping of the collective of a
                         parameter unit. `pipeline_send`: one pass of a micro-batch through a stage. `step`: once a step. Copies of
                         buffers, per MiB: `redistribution_mebibyte`, `gather_mebibyte`, `reduce_mebibyte`, `gradient_mebibyte`
     context_bytes       memory of the driver's context and libraries on a chip

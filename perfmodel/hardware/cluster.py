@@ -81,11 +81,7 @@ class Cluster:
         """Return the mean of a number over the chips of all pools; 0 if a chip's file does not state it."""
         pools = self.pools or (self,)
         values = [value(pool.chip) for pool in pools]
-        return (
-            sum(pool.num_chips * pool_value for pool, pool_value in zip(pools, values, strict=True)) / self.num_chips
-            if all(values)
-            else 0.0
-        )
+        return sum(pool.num_chips * item for pool, item in zip(pools, values, strict=True)) / self.num_chips if all(values) else 0.0
 
     def is_scale_out(self, tier: NetworkTier) -> bool:
         """Return whether `tier` is the fabric between nodes: a fat tree, or one switch around a tier of full nodes.

@@ -135,8 +135,7 @@ def _boxes(volume: int, num_dims: int, least: int = 1) -> list[tuple[int, ...]]:
 
 
 def check_tiers(tiers: Sequence[NetworkTier], *, chips_per_node: int) -> None:
-    """Check that sizes of nested tiers increase and divide, that nodes fit into tiers or vice versa, and that torus shapes span their
-    tiers."""
+    """Check that tier sizes increase and divide, that nodes fit into tiers or vice versa, and that torus shapes span their tiers."""
     if not tiers:
         raise InputError("tiers: empty; give at least one network tier")
     inner_size, inner_name = 1, "one chip"

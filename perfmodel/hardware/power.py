@@ -24,11 +24,8 @@ def power_limited_fraction(chip: Chip, relative: Chip) -> float:
     """Return the sustained clock of a chip over that of a relative, at most 1, both as shares of their full clocks. [-]
 
     More power per peak FLOP than the relative's has no effect: it may come from another process, or from a host in the same package. A 500
-    W
-    H100 has .89 of the 700 W part's clock. Chips with equal numbers of compute units are the same die, whose clock depends on the power
-    alone,
-    not on the advertised full clock. A GB200, whose full clock is 1.11 of a B200's, sustains 1.06 of its clock with 1,200 W instead of
-    1,000 W.
+    W H100 has .89 of the 700 W part's clock. Chips with equal numbers of compute units are one die: the clock depends on the power alone,
+    not on the advertised full clock. A GB200, whose full clock is 1.11 of a B200's, sustains 1.06 of a B200's, with 1,200 W for 1,000 W.
     """
     ratio = power_clock_ratio(chip, relative)
     if ratio != 1.0 and chip.compute_units == relative.compute_units:

@@ -113,8 +113,7 @@ def as_measured(mean: Calibration, chip: Chip) -> Calibration:
         attention_generations={name: rate for name, rate in mean.attention_generations.items() if name != "flash2"},
         long_attention={},
         grouped_matmul={
-            dtype: dataclasses.replace(parameters, rate_fraction=min(parameters.rate_fraction, 1.0))
-            for dtype, parameters in mean.grouped_matmul.items()
+            dtype: dataclasses.replace(group, rate_fraction=min(group.rate_fraction, 1.0)) for dtype, group in mean.grouped_matmul.items()
         },
         sustained_clock_fraction=1.0,
         clock_fractions=dict.fromkeys(mean.clock_fractions, 1.0),

@@ -195,8 +195,7 @@ def load_calibration(name_or_path: str | Path, folders: Sequence[Path] = ()) -> 
 
 
 def calibrations_for(chip: Chip | str, folders: Sequence[Path] = ()) -> "tuple[Calibration, ...]":
-    """Return the calibrations for this chip, those in `folders` first; a relative's is adjusted to this chip's power. Others are not
-    parsed.
+    """Return the calibrations for this chip, those in `folders` first; a relative's at this chip's power. Others are not parsed.
 
     Without any, the shipped calibrations of the vendor's neighbouring generations form a prior, if there are any.
     """

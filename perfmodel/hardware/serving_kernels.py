@@ -90,8 +90,7 @@ class GroupedWeightModel:
     memory_fraction  g   fraction of the memory bandwidth, over that of products in 16 bits
     depth_factor     d   contraction length that costs the same as starting a tile, over that of products in 16 bits
     sharpness        p   sharpness of the transition from compute-bound to memory-bound; 0: as in 16 bits
-    row_fraction     b   fraction of the memory bandwidth, for sorting and quantizing rows, the activation and the combination of a token's
-                         experts
+    row_fraction     b   fraction of the memory bandwidth, for sorting and quantizing rows, the activation and combining a token's experts
     expert_time      t1  [s] per expert with rows
     floor_time       t0  [s] once: routing, and the launches of all its kernels
     """
@@ -240,6 +239,5 @@ TYPICAL = ServingKernels(
     },
 )  # fmt: skip
 """Serving kernels of a chip without measurements. Geometric means of shipped calibrations: small all-reduces of A100, H100 and B200; fp8
-and
-attention to caches of H100 and B200. From one chip: int8 and dequantized weights of the A100, nvfp4 of the B200. Not measured: w4a8 as fp8,
-mxfp4 as w4a16; experts in int8, w4a8 and nvfp4 as in fp8, dequantized ones as in 16 bits at the bandwidth of dequantized weights."""
+and attention to caches of H100 and B200. From one chip: int8 and dequantized weights of the A100, nvfp4 of the B200. Not measured: w4a8 as
+fp8, mxfp4 as w4a16; experts in int8, w4a8 and nvfp4 as in fp8, dequantized ones as in 16 bits at the bandwidth of dequantized weights."""

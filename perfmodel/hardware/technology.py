@@ -258,8 +258,7 @@ def shipped_technology() -> Technology:
 
 
 def technology_of(spec: ChipSpec) -> Technology:
-    """Return the shipped generations with those of the specification's own file, which replace equal names. Raise InputError if it is
-    bad."""
+    """Return the shipped generations, with those of the specification's own file in place of equal names. Raise InputError."""
     shipped = shipped_technology()
     if not spec.technology:
         return shipped

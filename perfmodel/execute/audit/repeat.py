@@ -19,11 +19,10 @@ from perfmodel.parallel.plan import Plan
 def counted_microbatches(plan: Plan, stage: int = 0) -> tuple[int, ...]:
     """Return the micro-batch counts to run for a rank of the stage: two, or the plan's own if two are no less work.
 
-    Memory is the last count to become linear. It needs the largest number of in-flight micro-batches and the gradients of all
-    local stages. Without a pipeline, or under GPipe, the first and the last micro-batch differ from the others. Under 1F1B at most pp -
-    stage
-    are in flight, and the first backward pass follows them. Under interleaving, a rank runs fewer than pp (v + 1) forward passes ahead. It
-    then runs pp v backward passes until each of its v stages has had one, in groups of pp micro-batches: three groups.
+    Memory is the last count to become linear. It needs the largest number of in-flight micro-batches and the gradients of all local stages.
+    Without a pipeline, or under GPipe, the first and the last micro-batch differ from the others. Under 1F1B at most pp - stage are in
+    flight, and the first backward pass follows them. Under interleaving, a rank runs fewer than pp (v + 1) forward passes ahead. It then
+    runs pp v backward passes until each of its v stages has had one, in groups of pp micro-batches: three groups.
     """
     p, m = plan.layout.pp, plan.num_microbatches
     if plan.schedule is PipelineSchedule.INTERLEAVED and p > 1:

@@ -17,10 +17,9 @@ from perfmodel.execute.launch.processes import STOPPED_TIMEOUT, Patience, cause_
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Serve requests until the other end closes the connection.
+    """Serve requests (number, (module, function), arguments) until the other end closes the connection.
 
-    A request is (number, (module, function), arguments). The reply is the number and ("ok", result, elapsed, memory),
-    ("error", message of torch) or ("lost", how the fork ended).
+    The reply is the number and ("ok", result, elapsed, memory), ("error", message of torch) or ("lost", how the fork ended).
     """
     die_with_parent(parent)
     warnings.simplefilter("ignore")

@@ -165,12 +165,9 @@ class _Reader:
         self.values: dict[Any, list[ExportedValue]] = {}
         self.num_readers: dict[Any, int] = {}
         first_name: dict[int, str] = {}
-        self.canonical = {
-            path: first_name.setdefault(id(parameter), path) for path, parameter in module.named_parameters(remove_duplicate=False)
-        }
+        self.canonical = {path: first_name.setdefault(id(tensor), path) for path, tensor in module.named_parameters(remove_duplicate=False)}
         self.parameters = tuple(
-            ImportedParameter(name=path, shape=_shape(parameter), itemsize=parameter.element_size())
-            for path, parameter in module.named_parameters()
+            ImportedParameter(name=path, shape=_shape(tensor), itemsize=tensor.element_size()) for path, tensor in module.named_parameters()
         )
         self.buffer_bytes = float(sum(buffer.numel() * buffer.element_size() for buffer in module.buffers()))
 
@@ -239,10 +236,8 @@ class _Reader:
             return
         call = Call(
             name=name,
-            tensors={
-                key: _shape(tensor.meta["val"]) for key, tensor in sources.items() if isinstance(tensor.meta.get("val"), torch.Tensor)
-            },
-            values={key: argument for key, argument in arguments.items() if not isinstance(argument, torch.fx.Node)},
+            tensors={key: _shape(node.meta["val"]) for key, node in sources.items() if isinstance(node.meta.get("val"), torch.Tensor)},
+            values={key: value for key, value in arguments.items() if not isinstance(value, torch.fx.Node)},
             outputs=tuple(_shape(result) for result in results),
             is_pointwise=torch.Tag.pointwise in target.tags,
         )
@@ -284,10 +279,8 @@ class _Reader:
         first = next(iter(arguments.values()), None)
         if not isinstance(first, torch.fx.Node) or first not in self.values:
             return False
-        if name == "broadcast_tensors" and all(
-            isinstance(argument, torch.fx.Node) and argument in self.values for argument in arguments.values()
-        ):
-            pairs = zip((self.values[argument][0] for argument in arguments.values()), results, strict=True)
+        if name == "broadcast_tensors" and all(isinstance(item, torch.fx.Node) and item in self.values for item in arguments.values()):
+            pairs = zip((self.values[item][0] for item in arguments.values()), results, strict=True)
             self.values[node] = [value.seen(node, "expand", expanded(value.view, _shape(result))) for value, result in pairs]
             return True
         before, after = first.meta["val"], results[0]
@@ -359,8 +352,7 @@ class _Reader:
         arguments: Mapping[str, Any],
         views: Mapping[str, tuple[Position, ...]],
     ) -> None:
-        """Add a vertex. `views`: views of operands whose shape in the iteration space differs from torch's; its one output then differs
-        too."""
+        """Add a vertex. `views`: views of operands whose shape in the iteration space differs from torch's, as does then the output's."""
         written = 0.0 if space.is_view or is_in_place else _num_bytes(results)
         outputs = tuple(
             ImportedOperand(

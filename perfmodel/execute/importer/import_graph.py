@@ -116,10 +116,8 @@ def _check_signature(module: nn.Module, specs: Sequence[InputSpec]) -> None:
         signature = inspect.signature(module.forward)
     except (TypeError, ValueError):
         return
-    names = [
-        name for name, parameter in signature.parameters.items() if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    names = [name for name, item in signature.parameters.items() if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)]
+    takes_any = any(item.kind is item.VAR_KEYWORD for item in signature.parameters.values())
     for spec in specs:
         if spec.name and spec.name not in names and not takes_any:
             raise bad_field("inputs", spec.name, f"is no argument of {type(module).__name__}.forward{suggest(spec.name, names)}")
@@ -152,8 +150,7 @@ def _quietly() -> Iterator[None]:
 def _convertible() -> Iterator[None]:
     """Support `module.to(dtype)` and the like under fake tensors.
 
-    torch 2.13 swaps tensors in place, and refuses because other objects refer to the fake ones. Parameters are replaced instead; a
-    parameter shared by several modules stays shared.
+    torch 2.13 swaps tensors in place, and refuses because fake ones have references. Parameters are replaced instead; sharing is kept.
     """
     original = nn.Module._apply
     converted: dict[tuple[int, int], tuple[Any, ...]] = {}  # keeps the objects alive whose ids are the keys

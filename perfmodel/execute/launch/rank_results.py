@@ -38,12 +38,8 @@ class RankMeasurement:
 
 @dataclass(slots=True)
 class RankCheck:
-    """Results of the correctness check on one rank.
+    """Results of the correctness check: errors of each loss ("step 0", ...), gradient and output by name; recorded and observed traffic.
 
-    *_errors        errors of each loss ("step 0", ...), gradient and output, by name
-    record          traffic recorded by the interpreter
-    padding         recorded padding
-    tally           collectives observed by torch's dispatcher
     sent_elements   elements of activations and their gradients sent to neighbouring stages in a step
     """
 

@@ -6,14 +6,9 @@ process. (torch's CPU build saves the mask in the tensor's own dtype.)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from perfmodel.execute.layers.kernel import differentiable
-
-if TYPE_CHECKING:
-    pass
 
 
 @torch.library.custom_op("perfmodel::dropout", mutates_args=())

@@ -95,10 +95,7 @@ def _(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, width: int, gat
 def _gated_norm_backward(
     gradient: torch.Tensor, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, width: int, gates_first: bool, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the gradients of x, gate and weight.
-
-    With n = r u the normed rows: du = r (dn - n mean(n dn)), where u is x, or x silu(gate).
-    """
+    """Return the gradients of x, gate, weight. Normed rows n = r u: du = r (dn - n mean(n dn)), where u is x, or x silu(gate)."""
     rows = (-1, width)
     x_rows, opened, wanted = (wide(tensor).unflatten(-1, rows) for tensor in (x, gate, gradient))
     factor = wide(weight).unflatten(-1, rows) if weight.dim() > 1 else wide(weight)
@@ -125,8 +122,7 @@ gated_norm = differentiable(_gated_norm, _gated_norm_backward)
 
 
 class _Normalise(torch.autograd.Function):
-    """Norm y = weight x_hat + bias. x_hat uses the mean (if `centred`) and variance over the dims `over`, which may be sharded over
-    ranks."""
+    """Norm y = weight x_hat + bias, x_hat by the mean (if `centred`) and variance over the dims `over`, of which some may be sharded."""
 
     @staticmethod
     def forward(

@@ -49,9 +49,7 @@ def state_scan(
 def delta_scan(
     x: torch.Tensor, strengths: torch.Tensor, before: torch.Tensor, dt_bias: torch.Tensor, a_log: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute S = a S + beta k (v - k a S), y = q S of each head.
-
-    Keys and queries are normalised, and a = exp(-softplus(. + dt_bias) exp(A_log)).
+    """Compute S = a S + beta k (v - k a S), y = q S of each head, k and q normalised, a = exp(-softplus(. + dt_bias) exp(A_log)).
 
     x        [b, s, m, 2 * key + heads * value]: query, key, values of the group
     before   [b, m, heads, key, value]: S before the first position. The second result is S after the last.

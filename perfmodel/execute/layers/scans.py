@@ -132,10 +132,9 @@ def _backward(
 
 
 def _state_products(states: Sequence[int], chunk: int) -> tuple[float, float]:
-    """Return the FLOPs of the chunked form (Dao and Gu 2024, section 6): forward, and the part that backward recomputes.
+    """Return the FLOPs of the chunked form (Dao and Gu 2024, section 6), below a chunk's diagonal: forward, and the recomputed part.
 
-    Scores below the diagonal of a chunk only. Per token Q G N + Q H P + 4 H P N, with Q positions per chunk, G groups, H heads of width P
-    and state size N. For a single position only the last term remains.
+    Per token Q G N + Q H P + 4 H P N: Q positions per chunk, G groups, H heads of width P, state size N. A single position: 4 H P N.
     """
     b, chunks, groups, heads, width, state = states
     scores = chunk * (chunk // 2) * state * groups
@@ -148,9 +147,8 @@ def _state_products(states: Sequence[int], chunk: int) -> tuple[float, float]:
 def _delta_products(states: Sequence[int], chunk: int) -> tuple[float, float]:
     """Return the FLOPs of the gated delta rule (Yang et al. 2024, section 3): forward, and the part that backward recomputes.
 
-    The terms are: scores of keys with keys and with queries; the inverse of a triangular matrix (a third of a product's work, in full
-    columns) and its products with keys and values; the weighting by scores; and three products with the state. For a single position only
-    the products with the state remain.
+    Scores of keys with keys and queries; a triangular inverse (a third of a product, in full columns), times keys and values; weighting by
+    scores; three products with the state, the only ones of a single position.
     """
     b, chunks, groups, heads, depth, width = states
     half, with_state = chunk // 2, chunk * depth * width
@@ -214,13 +212,9 @@ def _scan(name: str, scan: Recurrence, products: _Products, width: int) -> Scan:
         forward, again = products(states.shape, chunk)
         return 2.0 * forward + again
 
-    operators = (
-        getattr(torch.ops.perfmodel, name),
-        getattr(torch.ops.perfmodel, f"{name}_on"),
-        getattr(torch.ops.perfmodel, f"{name}_backward"),
-    )
+    ops = getattr(torch.ops.perfmodel, name), getattr(torch.ops.perfmodel, f"{name}_on"), getattr(torch.ops.perfmodel, f"{name}_backward")
     counted = (name, flops), (name, flops_onward), (f"{name}.grad", flops_backward)
-    return Scan(forward, backward, onward, dict(zip(operators, counted, strict=True)))
+    return Scan(forward, backward, onward, dict(zip(ops, counted, strict=True)))
 
 
 state_scan = _scan("state_scan", recurrence.state_scan, _state_products, 1)
@@ -264,8 +258,7 @@ def scanned(
 ) -> Tensor:
     """Run convolution and scan over full sequences: mixed [b, s, m, c], steps [b, s, m, ...] -> y [b, s, m, o].
 
-    conv         parameters of the convolution
-    parameters   parameters of the scan
-    state        shape of the states of a group [heads, ...]
+    conv, parameters   parameters of the convolution and of the scan
+    state              shape of the states of a group [heads, ...]
     """
     return _Scanned.apply(mixed, steps, scan, state, chunk, len(conv), *conv, *parameters)  # type: ignore[no-any-return, no-untyped-call]

@@ -29,8 +29,7 @@ def tiny_model(*, layers: int, hidden: int, vocabulary: int, length: int) -> Tra
 
 
 def overhead_plans(num_ranks: int, *, cluster: str, profile: str, brief: bool) -> tuple[Plan, ...]:
-    """Return tiny programs of every parallelism that `num_ranks` ranks allow, in a small and a somewhat larger size, which moves more
-    bytes."""
+    """Return tiny programs of every parallelism that `num_ranks` ranks allow, in a small and, for the bytes, a somewhat larger size."""
     n = num_ranks
     fp32 = Precision.FP32
     short = {"vocabulary": 512, "length": 16}

@@ -30,8 +30,7 @@ def state_kernels(shape: tuple[int, int, int], dtype: Dtype, device: str) -> Ite
     """Yield the convolution, Mamba-2's scan and the delta rule for new positions of several sequences in layers of several groups.
 
     The bytes of an update by one position are those of the state, read and written. A scan over several positions keeps its state in a
-    cache,
-    so no bytes count. Elements are those of the state, per position; for the convolution, of its inputs.
+    cache, so no bytes count. Elements are those of the state, per position; for the convolution, of its inputs.
     """
     b, s, groups = shape
     heads, width, depth = _MAMBA

@@ -180,8 +180,7 @@ class ModuleOperator:
 
 @dataclass(slots=True)
 class FurtherOutput:
-    """An additional output of a vertex, computed with the first. It replaces the first output as its operator's input; indices as
-    floats."""
+    """An additional output of a vertex, computed with the first and passed to its operator in its place; indices as floats."""
 
     source: OperatorSource
     shape: Shape

@@ -221,9 +221,8 @@ class UserModule:
     def known_inputs(self) -> list[str]:
         """Return the inputs of `known_operators` that no operator computes."""
         operators, producers = self.known_operators(), self.network.producers()
-        return list(
-            dict.fromkeys(operand.tensor for operator in operators for operand in operator.inputs if operand.tensor not in producers)
-        )
+        reads = (operand.tensor for operator in operators for operand in operator.inputs)
+        return list(dict.fromkeys(tensor for tensor in reads if tensor not in producers))
 
     def known(self, given: Mapping[str, torch.Tensor], mesh: NetworkMesh) -> dict[str, torch.Tensor]:
         """Return the outputs of `known_operators`, from unsharded tensors."""
@@ -235,8 +234,7 @@ class UserModule:
         return {operator.output.tensor: values[operator.output.tensor] for operator in operators}
 
     def kept_entries(self, x: torch.Tensor, p: float, context: OperatorContext) -> torch.Tensor:
-        """Return the dropout factors of `x`: 0 with probability p, else 1 / (1 - p). Ranks with the same shard of x get the same
-        factors."""
+        """Return the dropout factors of `x`: 0 with probability p, else 1 / (1 - p). Replicas of a shard get the same factors."""
         part = tuple(context.index(dim) for dim in context.operator.output.dims if dim)
         if part not in self.generators:
             self.generators[part] = torch.Generator(x.device).manual_seed(zlib.crc32(repr((self.seed, part)).encode()))

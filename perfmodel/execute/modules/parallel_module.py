@@ -100,10 +100,8 @@ class ParallelModule(nn.Module):
             for index, operator in enumerate(network.operators)
         }
         known = {operator.output.tensor for operator in user.known_operators()}
-        returned = [
-            user.imported.tensor(value.vertex, value.output) for value in user.exported.outputs if value and value.vertex is not None
-        ]
-        outputs = frozenset(name for name in returned if name in network.producers() and name not in known)
+        names = [user.imported.tensor(out.vertex, out.output) for out in user.exported.outputs if out and out.vertex is not None]
+        outputs = frozenset(name for name in names if name in network.producers() and name not in known)
         return Interpreter(
             worker,
             self._derivation,

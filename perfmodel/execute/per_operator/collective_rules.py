@@ -153,8 +153,7 @@ def lstm_cell_backward(
 class _Lstm(torch.autograd.Function):
     """LSTM over gates [b,s,4,e] with weight [4,e,k] -> h [b,s,e], from a zero state; e may be sharded, k is not.
 
-    The first step has no previous h. If e is sharded, each other step all-gathers h in forward and reduce-scatters its gradient in
-    backward.
+    The first step has no previous h. With e sharded, each other step all-gathers h, and reduce-scatters its gradient in backward.
     """
 
     @staticmethod

@@ -44,11 +44,8 @@ def aligned(tensor: torch.Tensor, operand: Operand, output: tuple[str, ...]) -> 
 
 
 def _einsum(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
-    """Compute an einsum of two operands.
-
-    x[rows..., k...] W[n..., k...] -> [rows..., n...] is a linear layer: its weight gradient is computed in the weight's memory layout.
-    For other products the gradient may be transposed and copied, which takes as long as the product.
-    """
+    """Compute an einsum. A linear layer x[rows..., k...] W[n..., k...] -> [rows..., n...] has its weight gradient in the weight's layout;
+    the gradient of another product may be transposed and copied, which takes as long as the product."""
     operator = context.operator
     x, weight, result = (operand.dims for operand in (*operator.inputs, operator.output))
     summed = [dim for dim in x if dim in weight and dim not in result]

@@ -176,12 +176,10 @@ class Interpreter:
         operator = self.network.operators[index]
         self.worker.beat(operator.name)
         taken, first = getattr(self.calls[index], "taken", None), operator.inputs[0].tensor if operator.inputs else ""
-        at_hand = values if taken is None else {**values, first: self.enter(first, taken())}
+        live = values if taken is None else {**values, first: self.enter(first, taken())}
         inputs = [
-            ready[index, position]
-            if (index, position) in ready
-            else self._input(operand.tensor, self.edges[index][position], at_hand, microbatch)
-            for position, operand in enumerate(operator.inputs)
+            ready[index, number] if (index, number) in ready else self._input(operand.tensor, self.edges[index][number], live, microbatch)
+            for number, operand in enumerate(operator.inputs)
         ]
         for tensor in self.dead[index]:
             values.pop(tensor, None)
@@ -215,10 +213,7 @@ class Interpreter:
         return [tensor for tensor in produced if tensor in self.outputs or tensor not in self.readers or self.readers[tensor][-1][0] >= end]
 
     def leave(self, tensor: str, needed: Layout | None = None) -> Transition:
-        """Return the transition of an output into layout `needed`, or into its own layout, with that of its gradient.
-
-        The gradient of a partial tensor is replicated.
-        """
+        """Return the transitions of an output to a layout (default: its own) and of its gradient, replicated if the output is partial."""
         held, producer = self.plan.cuts.held.get(tensor) if tensor in self.readers else None, self.network.operators[self.producers[tensor]]
         goal = needed or (held.layout if held else self.derivation.left[tensor])
         source, into = ends_of_edge(self.derivation.left[tensor], held, goal.resolved())
@@ -253,11 +248,11 @@ class Chain(nn.Module):
         self.dead = [[t for t in names if last[t] == number and t not in left] for number, names in enumerate(self.wanted)]
 
     def forward(self, values: Mapping[str, torch.Tensor], microbatch: int) -> Values:
-        at_hand = dict(values)
+        live = dict(values)
         for number, section in enumerate(self.sections):
-            taken = {tensor: at_hand[tensor] for tensor in self.wanted[number]}
+            taken = {tensor: live[tensor] for tensor in self.wanted[number]}
             for tensor in self.dead[number]:
-                del at_hand[tensor]
-            at_hand |= section(taken, microbatch)
+                del live[tensor]
+            live |= section(taken, microbatch)
             del taken
-        return {tensor: at_hand[tensor] for tensor in self.left}
+        return {tensor: live[tensor] for tensor in self.left}

@@ -109,8 +109,7 @@ class NetworkMesh:
     def group(self, axes: Iterable[str]) -> DeviceMesh | None:
         """Return a one-dimensional mesh over the product of `axes`; None for one rank.
 
-        It is created on first use and cached for later plans on a mesh of the same shape. Collective: every rank must call in the same
-        order.
+        It is cached for later plans on a mesh of the same shape. Creation is collective: every rank must call in the same order.
         """
         chosen = frozenset(axis.name for axis in self.axes if axis.name in set(axes))
         if not chosen:

@@ -133,11 +133,9 @@ class NetworkProgram:
             learning_rate=learning_rate,
         )
         contexts = self._contexts(imitate)
-        module_functions = {} if module is None else module.functions(self.network)
+        table = {**FUNCTIONS, **functions, **({} if module is None else module.functions(self.network))}
         returned = [] if module is None else module.outputs()
-        self.stages = [
-            self._stage(index, run, {**FUNCTIONS, **functions, **module_functions}, contexts, returned) for index, run in runs.items()
-        ]
+        self.stages = [self._stage(index, run, table, contexts, returned) for index, run in runs.items()]
         self.outputs = returned or [name for stage in self.stages for name in stage.left if name not in self.readers]
         self.leaving = {name: self.stages[-1].interpreter.leave(name) for name in self.outputs if name in self.readers}
         self.loss_weights = {name: self._loss_weight(name) for name in returned}
@@ -240,11 +238,8 @@ class NetworkProgram:
     # ------------------------------------------------------------------------------------------------------------- steps
 
     def forward(self, values: Values, microbatch: int = 0, *, stage: NetworkStage | None = None, keep: Values | None = None) -> Values:
-        """Return the outputs of a stage (default: the first one of this rank) that other stages read or no operator reads.
-
-        values   inputs from the previous stage
-        keep     receives every operator's output
-        """
+        """Return the outputs of a stage (default: this rank's first) that other stages read or no operator reads. `values`: inputs from the
+        previous stage; `keep`: receives every operator's output."""
         stage = stage or self.stages[0]
         interpreter = stage.interpreter
         entered = {tensor: interpreter.enter(tensor, value) for tensor, value in values.items()}

@@ -24,7 +24,7 @@ class ModuleReference:
 class NetworkOptions:
     """Options of a run.
 
-    steps             number of steps, each with an update by `optimizer` ("": the plan's)
+    steps             steps, each with an update by `optimizer` ("": the plan's)
     dtype             name of a torch dtype; "": those of the plan's precision
     compares_outputs  also compare every operator's output
     uses_dtensor      redistribute through DTensor; otherwise call the same collectives directly

@@ -91,11 +91,8 @@ class Parameters:
         return None
 
     def begin_step(self) -> None:
-        """Prepare the gradients of a step.
-
-        With several micro-batches, each gradient gets its own buffer. Autograd may return one tensor as the gradient of two parameters
-        (both biases of a sum, one sample per rank), and accumulation must not add to it twice.
-        """
+        """Give each gradient its own buffer if several micro-batches accumulate: autograd may return one tensor as the gradient of two
+        parameters (both biases of a sum, one sample per rank), and accumulation must not add to it twice."""
         self._listen()
         for name in self.unreduced:
             parameter = self.tensors[name]
@@ -208,8 +205,7 @@ def _launch(waiting: dict[int, int], number: int, flat: FlatUnit, parameter: tor
 
 
 class FlatParameters(Parameters):
-    """ZeRO 0 and 1: gradients accumulate in flat buffers and are reduced once a step. Under ZeRO 1 they are reduce-scattered and the
-    updated weights all-gathered.
+    """ZeRO 0 and 1: gradients accumulate in flat buffers, reduced once a step. ZeRO 1 reduce-scatters them and all-gathers new weights.
 
     waiting   number of gradients of each unit that are missing in this step; the last one starts the unit's overlapped reduction
     """
@@ -387,8 +383,7 @@ class ShardedParameters(Parameters):
                 yield name, holder.get_parameter(attribute)
 
     def whole_shards(self, *, gradients: bool = False) -> dict[str, torch.Tensor]:
-        """Return the parameters that `fully_shard` holds, or their gradients, in the layouts of the plan. Collective: call it on every
-        rank."""
+        """Return the parameters that `fully_shard` holds, or their gradients, in the layouts of the plan. A collective call."""
         shards = {}
         for name, parameter in self._sharded():
             tensor = parameter.grad if gradients else parameter

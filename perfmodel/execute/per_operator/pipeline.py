@@ -1,8 +1,7 @@
 """Pipeline stages of a per-operator plan, under torch's schedules.
 
 A rank sends its shard of the boundary tensor, in the producer's layout, to the rank with the same coordinates in the next stage, which
-redistributes it. The gradient returns in the resolved layout. With fewer micro-batches than stages, 1F1B equals GPipe, and torch's
-GPipe schedule is used.
+redistributes it. The gradient returns in the resolved layout. With fewer micro-batches than stages, 1F1B equals GPipe: torch's GPipe runs.
 """
 
 from __future__ import annotations

@@ -170,10 +170,8 @@ def _expected(network: Graph, plan: Plan, stage: int) -> Counter[NetworkTraffic]
 
 
 def compare_traffic(network: Graph, plan: Plan, ranks: Sequence[RankCheck | RankTimes], sizes: ElementBytes) -> tuple[NetworkTraffic, ...]:
-    """Return the traffic that the ranks of each stage issued, with element sizes.
-
-    Raise RunError unless it equals the plan's traffic and the counts of torch's dispatcher.
-    """
+    """Return the traffic that the ranks of each stage issued, with element sizes. Raise RunError unless it equals the plan's traffic
+    and the counts of torch's dispatcher."""
     issued: Counter[NetworkTraffic] = Counter()
     for stage in range(plan.layout.pp):
         first = stage * plan.cuts.num_chips

@@ -37,10 +37,9 @@ class CachedCore(CoreAttention):
         _, queries, heads, _ = q.shape
         shared = heads // k.shape[1]
         rows = q.unflatten(2, (-1, shared)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [b, g, r q, d]
-        sink_scores = (
-            None if sinks is None else sinks.view(1, -1, shared, 1).expand(-1, -1, -1, queries).reshape(1, -1, shared * queries, 1)
-        )
-        context = attention(rows, k, v, mask=self._added(group, start, shared, q), sinks=sink_scores)
+        if sinks is not None:
+            sinks = sinks.view(1, -1, shared, 1).expand(-1, -1, -1, queries).reshape(1, -1, shared * queries, 1)
+        context = attention(rows, k, v, mask=self._added(group, start, shared, q), sinks=sinks)
         return context.unflatten(2, (shared, queries)).permute(0, 3, 1, 2, 4).flatten(2)
 
     def _added(self, group: ChunkGroup, start: int, shared: int, like: torch.Tensor) -> torch.Tensor | None:
@@ -83,8 +82,7 @@ class CachedLatent(LatentMixer):
 
     Single tokens attend to the latents themselves ("absorbed"): the key up-projection is applied to the query, and the value up-projection
     to the weighted sum of latents. With an indexer, they attend to the chosen latents. For several new tokens in a sequence, keys and
-    values
-    of the full sequence are recomputed from the latents.
+    values of the full sequence are recomputed from the latents.
     """
 
     sharding: ServedSharding

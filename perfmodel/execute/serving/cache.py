@@ -19,11 +19,8 @@ BLOCK_TOKENS = 16
 
 
 def cache_widths(config: TransformerConfig, mixer: str, tp: int) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes that a layer caches per token on one rank.
-
-    These are the keys and values of its heads, or the latent shared by all heads, and the key of an indexer. A layer without attention
-    caches nothing.
-    """
+    """Return the shapes that a layer caches per token on one rank: keys and values of its heads, or the latent of all heads and the key of
+    an indexer; none for a layer without attention."""
     latent = config.latent
     if mixer not in ("attention", "latent"):
         return ()
@@ -57,10 +54,8 @@ class Reads:
 
 
 class PagedCache:
-    """Pools of `num_blocks` blocks, one set per attention layer, and the block table of each sequence.
-
-    It also holds the states of up to `num_sequences` sequences (0: the number of blocks).
-    """
+    """Pools of `num_blocks` blocks, one set per attention layer, and the block table of each sequence; states of up to `num_sequences`
+    sequences (0: the number of blocks)."""
 
     def __init__(
         self,

@@ -62,8 +62,7 @@ class Decoder(Transformer):
 
     @torch.no_grad()
     def run(self, step: ServedStep) -> torch.Tensor:
-        """Run a step: return the logits [chunks, vocabulary] of the tokens after `step.chunks`, and write their keys and values to the
-        cache."""
+        """Return the logits [chunks, vocabulary] of the tokens after `step.chunks`, whose keys and values are written to the cache."""
         self.sharding.begin(step)
         x = self.embed(step.tokens.unsqueeze(0))
         for index, layer in self.layers.items():

@@ -63,15 +63,11 @@ def run_serving(
     group            a running WorkerGroup of `tp` ranks to use
     """
     _check(config, shapes, tp=tp, rounds=rounds, repeats=repeats, group=group)
-    chosen_device = group.device if group is not None else pick_device(device, tp)
-    if tp > num_devices(chosen_device):
-        raise InputError(f"tp={tp}: this machine has room for {num_devices(chosen_device)} ranks; use a smaller tp")
-    workers = (
-        nullcontext(group)
-        if group is not None
-        else WorkerGroup(tp, device=chosen_device, hang_timeout=hang_timeout, on_progress=on_progress)
-    )
-    with workers as ranks:
+    device = group.device if group is not None else pick_device(device, tp)
+    if tp > num_devices(device):
+        raise InputError(f"tp={tp}: this machine has room for {num_devices(device)} ranks; use a smaller tp")
+    scope = nullcontext(group) if group is not None else WorkerGroup(tp, device=device, hang_timeout=hang_timeout, on_progress=on_progress)
+    with scope as ranks:
         errors = ranks.call(check_serving, config) if checks and config.num_parameters <= CHECKED_PARAMETERS else []
         error = worst_error(errors, LOGIT_TOLERANCE, _wrong_logits)
         use = processor_use(ranks.pids)
@@ -83,7 +79,7 @@ def run_serving(
             shape=shape,
             times=tuple(max(repeat) for repeat in zip(*(times for times, _, _ in by_rank), strict=True)),
             counts=by_rank[0][2],
-            processor_times=tuple(by_rank[0][1]) if tp == 1 and chosen_device == "cpu" else (),
+            processor_times=tuple(by_rank[0][1]) if tp == 1 and device == "cpu" else (),
         )
         for shape, by_rank in zip(shapes, zip(*(steps for steps, _ in results), strict=True), strict=True)
     ]
@@ -92,7 +88,7 @@ def run_serving(
         tp=tp,
         dtype=str(dtype),
         chip=chip,
-        device=chosen_device,
+        device=device,
         software=software,
         steps=tuple(steps),
         logit_error=error,

@@ -15,10 +15,8 @@ from perfmodel.workload.config import TransformerConfig
 
 
 def state_shapes(config: TransformerConfig, mixer: str, tp: int) -> tuple[tuple[int, ...], ...]:
-    """Return the shapes of a layer's state per sequence on one rank; none for a layer without a state.
-
-    These are the last inputs of the convolution [taps - 1, m, c], and the state of each head [m, heads, ...].
-    """
+    """Return the shapes of a layer's state per sequence on one rank: last inputs of the convolution [taps - 1, m, c], and the state of
+    each head [m, heads, ...]; none for a layer without a state."""
     spec = config.recurrence_of(mixer)
     if spec is None:
         return ()
@@ -59,9 +57,7 @@ class StateCache:
         self.device = device
         dtypes = dtype, torch.promote_types(dtype, torch.float32)
         self.pools: dict[int, tuple[torch.Tensor, ...]] = {
-            layer: tuple(
-                torch.zeros(num_slots, *shape, dtype=pool_dtype, device=device) for shape, pool_dtype in zip(shapes, dtypes, strict=True)
-            )
+            layer: tuple(torch.zeros(num_slots, *shape, dtype=kind, device=device) for shape, kind in zip(shapes, dtypes, strict=True))
             for layer, mixer in enumerate(mixers)
             if (shapes := state_shapes(config, mixer, tp))
         }
@@ -100,9 +96,7 @@ class CachedStates(RecurrentMixer):
 
     index: int
 
-    def _run(
-        self, mixed: torch.Tensor, steps: torch.Tensor, conv: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
+    def _run(self, mixed: torch.Tensor, steps: torch.Tensor, conv: Sequence[torch.Tensor], scan: Sequence[torch.Tensor]) -> torch.Tensor:
         """Compute [1, t, m, c], [1, t, m, ...] -> [1, t, m, o]."""
         cache, step = self.sharding.now()  # type: ignore[attr-defined]
         pools = cache.states.pools[self.index]
@@ -110,7 +104,7 @@ class CachedStates(RecurrentMixer):
         for group in step.groups:
             x, given = (tensor[0, group.rows : group.stop].unflatten(0, (-1, group.queries)) for tensor in (mixed, steps))
             last, state = (group.slots.of(pool) for pool in pools)
-            y = self.scan.onward(causal_conv_on(x, conv, last), given, parameters, state, self.chunk_of(x))
+            y = self.scan.onward(causal_conv_on(x, conv, last), given, scan, state, self.chunk_of(x))
             for pool, values in zip(pools, (last, state), strict=True):
                 group.slots.put(pool, values)
             rows.append(y.flatten(0, 1))

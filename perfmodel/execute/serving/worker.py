@@ -98,10 +98,8 @@ def cache_for(config: TransformerConfig, shapes: Sequence[StepShape], *, tp: int
 def measure_on_rank(
     worker: Worker, config: TransformerConfig, shapes: Sequence[StepShape], dtype: Dtype, rounds: int, repeats: int
 ) -> tuple[list[tuple[list[float], list[float], StepCounts]], float]:
-    """Measure steps of each shape in turn, A B C A B C, with `repeats` timed steps after a warm-up step.
-
-    Return times, processor times and counts of each shape, and the time of the anchor, measured between the rounds on a CPU.
-    """
+    """Return times, processor times and counts of steps of each shape, timed in turn, A B C A B C, `repeats` in a row after a warm-up step;
+    and the time of the anchor, measured between the rounds on a CPU."""
     torch_dtype = TORCH_DTYPES[dtype]
     decoder = build_decoder(config, num_blocks=1, device=worker.device, dtype=torch_dtype, mesh=mesh_of(worker))
     decoder.beat = worker.beat

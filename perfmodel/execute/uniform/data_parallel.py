@@ -42,10 +42,8 @@ def clean_name(name: str) -> str:
 
 
 def units_of(model: Transformer, *, experts_apart: bool) -> list[tuple[str, nn.Module, dict[str, nn.Parameter]]]:
-    """Return (name, module, parameters) of the embedding, each layer, the head, and experts that are sharded separately.
-
-    A tied matrix belongs to the embedding.
-    """
+    """Return (name, module, parameters) of the embedding, each layer, experts that are sharded separately, and the head. A tied matrix
+    belongs to the embedding."""
     units: list[tuple[str, nn.Module, dict[str, nn.Parameter]]] = []
     for index, layer in model.layers.items():
         parameters = {clean_name(f"layers.{index}.{name}"): p for name, p in layer.named_parameters()}
@@ -252,8 +250,7 @@ class FlatData:
 
     @torch.no_grad()
     def fill(self, config: TransformerConfig, beat: Callable[[str], None]) -> None:
-        """Fill with random weights. The master copy is not rounded: in the precision of the weights, small updates would be lost at
-        first."""
+        """Fill with random weights. The master copy is not rounded, so that small updates are not lost in the precision of the weights."""
         for unit in self.units:
             exact = torch.zeros_like(unit.weights, dtype=torch.float32)
             for slot in unit.slots:
@@ -311,10 +308,8 @@ def _where(modules: Iterable[nn.Module], mesh: FSDPMeshInfo | None) -> Callable[
 
 
 def _divide_by_all_tokens(layer: nn.Module, experts: FSDPMeshInfo, data_ranks: int) -> None:
-    """Divide expert gradients by the number of all data ranks, as for dense parameters, independent of the group that is reduced over.
-
-    A gradient is a mean over all tokens, and an expert has already received the tokens of all its ranks.
-    """
+    """Divide expert gradients by the number of all data ranks, as for dense parameters. A gradient is a mean over all tokens, and an
+    expert has already received those of all its ranks."""
     assert isinstance(layer, FSDPModule)
     for group in layer._get_fsdp_state()._fsdp_param_groups:
         if group.mesh_info is experts:

@@ -109,8 +109,7 @@ class LatentMixer(nn.Module):
     def _for_indexer(self, compressed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the query latents of all tokens for the local heads, and for the indexer, which is replicated.
 
-        They are all-gathered once. In backward, partial gradients are summed over ranks, so replicated ones are divided by the number of
-        ranks.
+        They are all-gathered once. Backward sums partial gradients over ranks, so replicated ones are divided by the number of ranks.
         """
         ways = self.sharding.tp
         if ways == 1:
@@ -132,8 +131,7 @@ class LatentMixer(nn.Module):
         return choose_keys(q, k, weights, top=min(self.latent.index_top, q.shape[1]), scale=self.sharding.loss_scale)
 
     def indexed(self, x: torch.Tensor, compressed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the indexer's queries [b, s, n, d] of all tokens, and keys [b, s, d] and weights [b, s, n] of the local residual
-        stream."""
+        """Return the indexer's queries [b, s, n, d] of all tokens, and keys [b, s, d] and weights [b, s, n] of the local tokens."""
         latent = self.latent
         q = self._rotate(self.index_q_proj(compressed).unflatten(-1, (-1, latent.index_head_dim)))
         k = local_tensor(self.index_k_norm(self.index_k_proj(x))).unsqueeze(2)

@@ -1,8 +1,7 @@
 """The transformer that executes a plan: built from a `TransformerConfig`, as a full model or as one pipeline stage.
 
-Weights are stored as in Hugging Face: q, k and v are separate matrices. Parameter names are global
-(`layers.7.attention.q_proj.weight` on the stage that holds layer 7), so that stages, shards and the single-process
-reference use the same names.
+Weights are stored as in Hugging Face: q, k and v are separate matrices. Parameter names are global (`layers.7.attention.q_proj.weight` on
+the stage that holds layer 7), so that stages, shards and the single-process reference use the same names.
 """
 
 from __future__ import annotations

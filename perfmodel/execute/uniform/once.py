@@ -1,14 +1,12 @@
-"""Token dispatch that sends each token once to every rank with experts of its choice.
+"""Token dispatch that sends each token once to every rank with experts of its choice, which copies it for them and sums their outputs.
 
-Tokens are copied for the experts there, and their outputs are summed there before they are sent back. DeepEP and HybridEP do this within
-a node. Here it uses ordinary all-to-alls: one of tokens, and one of the routing weights of all choices for the sums. Backward
-reverses each of them.
+DeepEP and HybridEP do this within a node. Here it uses ordinary all-to-alls: one of tokens, and one of the routing weights of all choices
+for the sums. Backward reverses each of them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -16,9 +14,6 @@ import torch.distributed as dist
 from perfmodel.execute.layers.experts import inverse
 from perfmodel.execute.uniform.routing import Routes, exchange_rows
 from perfmodel.workload.routing import RoutingCounts
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,10 +170,8 @@ class TrainingProgram:
         self.schedule = self._build_schedule(layout.pp * plan.virtual_stages) if layout.pp > 1 else None
 
     def _local_tokens(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Return inputs and targets [microbatches * micro_batch, s / cp] of this rank in micro-batch order, and the inputs of MTP modules.
-
-        The last are described in `Transformer.forward`.
-        """
+        """Return inputs and targets [microbatches * micro_batch, s / cp] of this rank in micro-batch order, and the inputs of MTP modules
+        (`Transformer.forward`)."""
         plan, coordinates = self.plan, self.mesh.coordinates
         tokens = make_tokens(plan.job)
         data_rank = coordinates["dp_replicate"] * plan.layout.dp_shard + coordinates["dp_shard"]

@@ -1,7 +1,6 @@
 """Mixers with a recurrent state instead of keys: Mamba-2 and the gated delta network (`workload/decoder/recurrent.py`).
 
-Groups of heads are sharded over tp; a rank has full sequences. Saved for backward: outputs of the first products, the scan's output,
-and the norm's statistics.
+Groups of heads are sharded over tp; sequences are not sharded. Saved: outputs of the first products, the scan's output, norm statistics.
 """
 
 from __future__ import annotations
@@ -62,10 +61,8 @@ class RecurrentMixer(nn.Module):
         parameters = [self._by_group(getattr(self, name)) for name in names]
         return self._run(mixed, steps, conv, parameters)
 
-    def _run(
-        self, mixed: torch.Tensor, steps: torch.Tensor, conv: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
-        return scanned(mixed, steps, conv, parameters, scan=self.scan, state=(self.heads, *self.state), chunk=self.chunk_of(mixed))
+    def _run(self, mixed: torch.Tensor, steps: torch.Tensor, conv: Sequence[torch.Tensor], scan: Sequence[torch.Tensor]) -> torch.Tensor:
+        return scanned(mixed, steps, conv, scan, scan=self.scan, state=(self.heads, *self.state), chunk=self.chunk_of(mixed))
 
 
 class MambaMixer(RecurrentMixer):

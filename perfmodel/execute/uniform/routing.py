@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -13,9 +12,6 @@ from perfmodel.execute.layers.experts import inverse
 from perfmodel.execute.layers.kernel import differentiable
 from perfmodel.workload.layer_specs import Experts
 from perfmodel.workload.routing import RoutingCounts, expert_order
-
-if TYPE_CHECKING:
-    pass
 
 # ------------------------------------------------------------------------------------------------------------ choosing
 
@@ -27,10 +23,8 @@ def in_turn(tokens: int, experts: Experts, device: torch.device) -> torch.Tensor
 
 
 def as_counted(counts: Sequence[int], experts: Experts, device: torch.device) -> torch.Tensor:
-    """Return choices [t, k] with `counts` choices of each expert, and no expert twice per token.
-
-    No expert has more choices than there are tokens, and tokens are assigned in turn, expert by expert, as in `RoutingCounts.choices`.
-    """
+    """Return choices [t, k] with `counts` choices of each expert, no expert twice per token: none has more choices than there are tokens,
+    which are assigned in turn, expert by expert, as in `RoutingCounts.choices`."""
     order = expert_order(len(counts)).tolist()
     times = torch.tensor([counts[expert] for expert in order], device=device)
     choices = torch.tensor(order, device=device).repeat_interleave(times, output_size=sum(counts))

@@ -33,15 +33,14 @@ class ExpertSharding:
 class Sharding:
     """Sharding of all modules of a rank.
 
-    exchanges_heads   attention over the full sequence of some heads, by all-to-alls over cp; otherwise over local queries and gathered keys
+    exchanges_heads   attention over the full sequence of some heads, by all-to-alls over cp; else of local queries over gathered keys
     tp_group        group that reduces partial sums; None on one rank
     angles          cosines and sines shared by all layers, computed once
     loss_scale      weight per token of losses that modules add
     positions       positions of the tokens if they are not one chunk of a sequence [s]; else None
     dropout         dropout probability; nonzero only in audits
-    is_abstract     tensors have no values (an audit). Fused attention then needs no mask, which is an argument on a GPU and a tensor on a
-    CPU.
-                    Experts are chosen round-robin, so that splits are known
+    is_abstract     tensors have no values (an audit): fused attention then needs no mask, which is an argument on a GPU and a tensor on
+                    a CPU, and experts are chosen round-robin, so that splits are known
     routing         given number of tokens from each rank to each expert; None: by the router
     """
 

@@ -96,10 +96,7 @@ def _attention_styles(config: TransformerConfig, attention: nn.Module, path: str
 
 
 def _recurrent_styles(mixer: RecurrentMixer) -> list[tuple[str, ParallelStyle]]:
-    """Return the styles of a recurrent mixer: all parameters are sharded by groups of heads, except a norm weight shared by all heads.
-
-    The gradient of that weight is partial.
-    """
+    """Shard everything by groups of heads, except a norm weight shared by all heads, whose gradient is partial."""
     styles: list[tuple[str, ParallelStyle]] = [("attention", _Table(Shard(0)))]
     for name, _ in mixer.named_children():
         if name.startswith("in_proj"):
@@ -110,10 +107,7 @@ def _recurrent_styles(mixer: RecurrentMixer) -> list[tuple[str, ParallelStyle]]:
 
 
 def _latent_styles(attention: nn.Module, residual: Shard | Replicate) -> list[tuple[str, ParallelStyle]]:
-    """Return the styles of latent attention.
-
-    Latents are computed from local tokens with replicated weights, and all-gathered for the sharded up-projections of the heads.
-    """
+    """Compute latents from local tokens with replicated weights, and all-gather them for the sharded up-projections of the heads."""
     styles: list[tuple[str, ParallelStyle]] = []
     for name, module in attention.named_children():
         if name in ("q_proj", "q_b_proj", "kv_b_proj"):
