@@ -24,7 +24,7 @@ CHOSEN_KEYS = 32
 #: Sizes of a served model: its step is dominated by matrix products, not by launches, and takes well under a second.
 SERVED_LAYERS, SERVED_HEAD_DIM, SERVED_VOCAB = 8, 64, 8192
 #: Axes in the order in which they are reduced when two have the same degree.
-GIVES_WAY = ("dp_replicate", "dp_shard", "cp", "pp", "tp")
+SHRINK_ORDER = ("dp_replicate", "dp_shard", "cp", "pp", "tp")
 
 
 def _smallest_factor(number: int) -> int:
@@ -42,7 +42,7 @@ def shrink_degrees(degrees: dict[str, int], ranks: int) -> dict[str, int]:
         return total
 
     while product() > ranks:
-        axis = max(GIVES_WAY, key=lambda name: (degrees[name], -GIVES_WAY.index(name)))
+        axis = max(SHRINK_ORDER, key=lambda name: (degrees[name], -SHRINK_ORDER.index(name)))
         degrees[axis] //= _smallest_factor(degrees[axis])
     return degrees
 

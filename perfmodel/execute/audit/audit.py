@@ -21,10 +21,10 @@ from perfmodel.cost.programs import Compiled
 from perfmodel.execute.audit.repeat import counted_microbatches, extrapolate
 from perfmodel.execute.launch.processes import (
     STOPPED_TIMEOUT,
-    Patience,
-    cause_of_death,
+    RunningClock,
+    exit_reason,
     is_stopped,
-    last_words,
+    last_log_line,
     private_folder,
     start_python,
 )
@@ -211,10 +211,10 @@ class CountingProcess:
     def _receive(self) -> tuple[Any, ...]:
         """Return the reply to the last request, without its number. Raise RunError if the process ends or is stopped."""
         assert self._process is not None
-        patience, stopped = Patience(), 0.0
+        clock, stopped = RunningClock(), 0.0
         try:
             while not self._connection.poll(0.2):
-                stopped = stopped + patience.passed() if is_stopped(self._process.pid) else 0.0
+                stopped = stopped + clock.passed() if is_stopped(self._process.pid) else 0.0
                 if stopped > STOPPED_TIMEOUT:
                     raise RunError("audit: its process was stopped from outside (SIGSTOP); audit again")
             number, *answer = self._connection.recv()
@@ -227,6 +227,6 @@ class CountingProcess:
     def _ended(self) -> RunError:
         assert self._process is not None
         code = self._process.wait()
-        words = last_words(self._folder / "log", code)
+        words = last_log_line(self._folder / "log", code)
         remedy = "free some memory and audit again" if code == -signal.SIGKILL else "audit again"
-        return RunError(f"audit: its process died ({cause_of_death(code)}){words}; {remedy}")
+        return RunError(f"audit: its process died ({exit_reason(code)}){words}; {remedy}")

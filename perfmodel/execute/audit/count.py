@@ -57,7 +57,7 @@ class StepCounter(CollectiveCounter):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        self.tracker.see(func, args, result)
+        self.tracker.observe(func, args, result)
         packet = func._overloadpacket
         if packet in _CPU_ATTENTION:
             is_backward = _CPU_ATTENTION[packet] is _attention_backward
@@ -138,7 +138,7 @@ def _counts_of_step(program: FakeProgram) -> RankCounts:
     tracker = StorageTracker()
     counter = StepCounter(program.mesh.axis_of, tracker)
     saved: list[int] = []
-    with program.mode, tracker.shown(), counter, _before_first_backward(lambda: saved.append(tracker.allocated)):
+    with program.mode, tracker.observing(), counter, _before_first_backward(lambda: saved.append(tracker.allocated)):
         program.forward_backward()
         held = _held(program)
         program.data.optimizer_step()

@@ -79,8 +79,8 @@ class FakeProgram(TrainingProgram):
         shape = (self.plan.num_microbatches * self.plan.micro_batch, self.plan.job.seq_len // self.plan.layout.cp)
         with self.mode:
             tokens, targets = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
-            further = torch.zeros(shape[0], number + 1, shape[1], dtype=torch.int64) if number and self.has_head else None
-        return tokens, targets, further
+            mtp_tokens = torch.zeros(shape[0], number + 1, shape[1], dtype=torch.int64) if number and self.has_head else None
+        return tokens, targets, mtp_tokens
 
     def take(self, num_microbatches: int) -> None:
         """Set the number of micro-batches of the following steps, and allocate the pipeline's receive buffers before the next step."""

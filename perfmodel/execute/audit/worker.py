@@ -13,7 +13,7 @@ import warnings
 from multiprocessing.connection import Connection
 from typing import Any
 
-from perfmodel.execute.launch.processes import STOPPED_TIMEOUT, Patience, cause_of_death, die_with_parent
+from perfmodel.execute.launch.processes import STOPPED_TIMEOUT, RunningClock, die_with_parent, exit_reason
 
 
 def main(descriptor: int, parent: int) -> None:
@@ -56,17 +56,17 @@ def main(descriptor: int, parent: int) -> None:
 
 def _wait_for(child: int) -> str:
     """Return how the fork ended, or "" after a normal exit. Kill a fork that stays stopped by a signal."""
-    patience, stopped = Patience(), 0.0
+    clock, stopped = RunningClock(), 0.0
     pause = 0.005
     is_still = False
     while True:
         pid, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
         if pid and (os.WIFEXITED(status) or os.WIFSIGNALED(status)):
             code = os.waitstatus_to_exitcode(status)
-            return f"died ({cause_of_death(code)})" if code else ""
+            return f"died ({exit_reason(code)})" if code else ""
         if pid:
             is_still = os.WIFSTOPPED(status)
-        stopped = stopped + patience.passed() if is_still else 0.0
+        stopped = stopped + clock.passed() if is_still else 0.0
         if stopped > STOPPED_TIMEOUT:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)

@@ -32,11 +32,11 @@ from typing import Any
 
 from perfmodel.execute.launch.processes import (
     STOPPED_TIMEOUT,
-    Patience,
-    cause_of_death,
+    RunningClock,
     die_with_parent,
+    exit_reason,
     is_stopped,
-    last_words,
+    last_log_line,
     private_folder,
     start_python,
 )
@@ -274,7 +274,7 @@ class WorkerGroup:
         """Return the reply of every rank, and monitor the ranks that have not replied yet."""
         pending = {process.connection: process for process in self._processes}
         results: dict[int, Any] = {}
-        patience, waited, silence, last_sign = Patience(), 0.0, 0.0, 0.0
+        clock, waited, silence, last_sign = RunningClock(), 0.0, 0.0, 0.0
         stopped = dict.fromkeys(range(self.num_ranks), 0.0)
         while pending:
             for connection in wait(list(pending), timeout=0.2):
@@ -282,12 +282,12 @@ class WorkerGroup:
                 try:
                     message = process.connection.recv()
                 except (EOFError, OSError):
-                    raise self._blame_failure() from None
+                    raise self._first_failure() from None
                 if message[0] == "error":
-                    raise self._blame_failure({process.rank: message[1:]})
+                    raise self._first_failure({process.rank: message[1:]})
                 results[process.rank] = _posted(message[1], self._folder / f"result{process.rank}")
                 del pending[connection]  # type: ignore[arg-type]
-            passed = patience.passed()
+            passed = clock.passed()
             waited += passed
             if self.on_progress is not None and self._processes:
                 self.on_progress(self._processes[0].heartbeat.read()[2])
@@ -301,10 +301,10 @@ class WorkerGroup:
             last_sign = max(last_sign, newest)
             silence_limit = self.start_timeout if any(text in ("", STARTING) for _, _, text in signs) else self.hang_timeout
             if pending and (silence > silence_limit or waited > timeout):
-                raise self._blame_hang(list(pending.values()))
+                raise self._hang_error(list(pending.values()))
         return [results[rank] for rank in range(self.num_ranks)]
 
-    def _blame_failure(self, errors: dict[int, tuple[str, str]] | None = None) -> RunError:
+    def _first_failure(self, errors: dict[int, tuple[str, str]] | None = None) -> RunError:
         """Return the error of the rank that failed first: deaths before exceptions, exceptions of a rank's own before lost connections."""
         errors = dict(errors or {})
         deadline = time.monotonic() + 1.5  # peers notice a death within milliseconds: wait for every report
@@ -323,9 +323,9 @@ class WorkerGroup:
             process = min(dead, key=lambda process: process.popen.returncode == -signal.SIGABRT)  # a lost peer may abort a rank
             code = process.popen.returncode
             doing = process.heartbeat.read()[2] or STARTING
-            words = last_words(self._folder / f"log{process.rank}", code)
+            words = last_log_line(self._folder / f"log{process.rank}", code)
             remedy = "; the kernel does that where memory runs out" if code == -signal.SIGKILL else ""
-            died = f"rank {process.rank} of {self.num_ranks} died ({cause_of_death(code)}) during {doing!r}{words}"
+            died = f"rank {process.rank} of {self.num_ranks} died ({exit_reason(code)}) during {doing!r}{words}"
             return RunError(f"{died}; nothing was written{remedy}")
         if not errors:
             return RunError(f"a rank of {self.num_ranks} closed its connection; nothing was written")
@@ -336,7 +336,7 @@ class WorkerGroup:
         failure.add_note(trace)
         return failure
 
-    def _blame_hang(self, pending: list[_Process]) -> RunError:
+    def _hang_error(self, pending: list[_Process]) -> RunError:
         """Return the error of the rank that the others wait for: one that does not respond, else one outside any collective."""
         for process in pending:
             with contextlib.suppress(ProcessLookupError):

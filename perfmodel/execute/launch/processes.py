@@ -28,7 +28,7 @@ PR_SET_PDEATHSIG = 1
 
 #: Remove the folder when standard input closes, which happens however the parent dies: SIGKILL runs no handler there.
 #: Retries cover files that processes in the folder still write while they are killed.
-_JANITOR = 'trap "" HUP INT TERM; read -r _; for i in 1 2 3 4 5; do rm -rf -- "$0"; [ -e "$0" ] || exit 0; sleep 1; done'
+_CLEANUP = 'trap "" HUP INT TERM; read -r _; for i in 1 2 3 4 5; do rm -rf -- "$0"; [ -e "$0" ] || exit 0; sleep 1; done'
 
 #: Signals from outside: the last output of the process is unrelated to its death.
 _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
@@ -54,7 +54,7 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-class Patience:
+class RunningClock:
     """Elapsed time of this process without suspensions: neither Ctrl-Z nor a sleeping machine counts towards a time limit."""
 
     _LONGEST = 1.0  # s; between two polls, which are a fraction of a second apart
@@ -73,8 +73,8 @@ def private_folder() -> Iterator[Path]:
     """Yield a new folder that only this user can access. It is removed at the end, even if this process is killed."""
     folder = Path(tempfile.gettempdir(), f"perfmodel-run-{secrets.token_hex(8)}")
     try:
-        janitor = subprocess.Popen(
-            ["/bin/sh", "-c", _JANITOR, folder],
+        cleanup = subprocess.Popen(
+            ["/bin/sh", "-c", _CLEANUP, folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -82,16 +82,16 @@ def private_folder() -> Iterator[Path]:
             cwd="/",
         )
     except FileNotFoundError:  # a container without a shell: if this process is killed, the folder stays
-        janitor = None
+        cleanup = None
     try:
         folder.mkdir(mode=0o700)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        if janitor is not None:
-            assert janitor.stdin is not None
-            janitor.stdin.close()
-            janitor.wait()
+        if cleanup is not None:
+            assert cleanup.stdin is not None
+            cleanup.stdin.close()
+            cleanup.wait()
 
 
 def start_python(
@@ -128,7 +128,7 @@ def start_python(
         )
 
 
-def cause_of_death(code: int) -> str:
+def exit_reason(code: int) -> str:
     """Return how a process ended, from its return code."""
     if code >= 0:
         return f"exit code {code}"
@@ -138,7 +138,7 @@ def cause_of_death(code: int) -> str:
         return f"signal {-code}"
 
 
-def last_words(log: Path, code: int) -> str:
+def last_log_line(log: Path, code: int) -> str:
     """Return the last line of the log if it may explain the death: no warnings, and nothing after a signal from outside."""
     if -code in _FROM_OUTSIDE:
         return ""

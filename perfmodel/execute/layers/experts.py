@@ -59,12 +59,12 @@ class _Scatter(torch.autograd.Function):
         return gradients[0].index_select(0, ctx.saved_tensors[0]), None, None, None
 
 
-def laid_out(rows: torch.Tensor, slot: torch.Tensor, number: int) -> torch.Tensor:
+def scatter_rows(rows: torch.Tensor, slot: torch.Tensor, number: int) -> torch.Tensor:
     """Scatter [n, h] -> [number, h]: row i goes to `slot[i]`; empty slots are zero."""
     return _Scatter.apply(rows, slot, number, False)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def combined(rows: torch.Tensor, token: torch.Tensor, number: int) -> torch.Tensor:
+def combine_rows(rows: torch.Tensor, token: torch.Tensor, number: int) -> torch.Tensor:
     """Reduce [n, h] -> [number, h]: sum the rows of each token."""
     return _Scatter.apply(rows, token, number, True)  # type: ignore[no-any-return, no-untyped-call]
 

@@ -63,6 +63,6 @@ class _Softmax(torch.autograd.Function):
         return ((products - result * total) * scale).to(result.dtype), None, None, None, None
 
 
-def cut_softmax(x: torch.Tensor, *, position: int, scale: float, hidden: torch.Tensor | None, reduce: Reduce) -> torch.Tensor:
+def sharded_softmax(x: torch.Tensor, *, position: int, scale: float, hidden: torch.Tensor | None, reduce: Reduce) -> torch.Tensor:
     """Compute the softmax of `scale` x over a dim that is sharded over ranks; entries where `hidden` are 0."""
     return _Softmax.apply(x, position, scale, hidden, reduce)  # type: ignore[no-any-return, no-untyped-call]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 
 
-def own_rows(entries: torch.Tensor, first: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+def local_rows(entries: torch.Tensor, first: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return whether each entry lies in this rank's rows `first`, `first + 1`, ..., and its local index; 0 for the others."""
     mine = (entries >= first) & (entries < first + number)
     return mine, torch.where(mine, entries - first, 0)
@@ -26,7 +26,7 @@ class _TokenVectors(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, table: torch.Tensor, tokens: torch.Tensor, first: int) -> torch.Tensor:
-        mine, index = own_rows(tokens, first, table.shape[0])
+        mine, index = local_rows(tokens, first, table.shape[0])
         ctx.save_for_backward(tokens)
         ctx.first, ctx.num_rows = first, table.shape[0]
         return F.embedding(index, table).masked_fill_(~mine.unsqueeze(-1), 0.0)
@@ -34,7 +34,7 @@ class _TokenVectors(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         (tokens,) = ctx.saved_tensors
-        mine, index = own_rows(tokens, ctx.first, ctx.num_rows)
+        mine, index = local_rows(tokens, ctx.first, ctx.num_rows)
         # gradients of other ranks' tokens are added to a local row as zeros
         gradient = gradients[0].masked_fill(~mine.unsqueeze(-1), 0.0)
         return torch.ops.aten.embedding_dense_backward(gradient, index, ctx.num_rows, -1, False), None, None
@@ -54,7 +54,7 @@ def bag_vectors(table: torch.Tensor, bags: torch.Tensor, *, first: int | None = 
     """Look up and sum embeddings: [rows, h], [b, n] -> [b, h], one sum per bag; `first` as in `token_vectors`."""
     if first is None:
         return F.embedding_bag(bags, table, mode="sum")
-    mine, index = own_rows(bags, first, table.shape[0])
+    mine, index = local_rows(bags, first, table.shape[0])
     return F.embedding_bag(index, table, mode="sum", per_sample_weights=mine.to(table.dtype))
 
 
@@ -75,7 +75,7 @@ class _CrossEntropy(torch.autograd.Function):
         # in place if `wide` made a copy
         values = values - largest if values is logits else values.sub_(largest)
         values[..., num_columns:].fill_(-torch.inf)
-        mine, index = own_rows(labels, first, num_columns)
+        mine, index = local_rows(labels, first, num_columns)
         picked = torch.where(mine, values.gather(-1, index.unsqueeze(-1)).squeeze(-1), 0.0)
         exponentials = values.exp_()
         total = reduce(exponentials.sum(dim=-1), phase=Pass.FORWARD)
@@ -88,7 +88,7 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         probabilities, labels = ctx.saved_tensors
         first, num_columns, dtype = ctx.rest
-        mine, index = own_rows(labels, first, num_columns)
+        mine, index = local_rows(labels, first, num_columns)
         # in place: nothing else reads the probabilities, the largest tensor of the step
         probabilities.scatter_add_(-1, index.unsqueeze(-1), -mine.to(probabilities.dtype).unsqueeze(-1))
         return probabilities.mul_(gradients[0].unsqueeze(-1)).to(dtype), None, None, None, None

@@ -160,8 +160,8 @@ class StorageTracker(TorchDispatchMode):
         self._end()
 
     @contextmanager
-    def shown(self) -> Iterator[StorageTracker]:
-        """Track the operators that another mode reports through `see`, which saves one dispatch per operator."""
+    def observing(self) -> Iterator[StorageTracker]:
+        """Track the operators that another mode reports through `observe`, which saves one dispatch per operator."""
         self._begin()
         try:
             yield self
@@ -216,10 +216,10 @@ class StorageTracker(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
-        self.see(func, args, result)
+        self.observe(func, args, result)
         return result
 
-    def see(self, func: Any, args: Any, result: Any) -> None:
+    def observe(self, func: Any, args: Any, result: Any) -> None:
         """Track the results of an operator."""
         if func._overloadpacket is _WAIT:
             self._release(args[0], result)

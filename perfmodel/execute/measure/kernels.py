@@ -18,7 +18,7 @@ from perfmodel.execute.layers.norm import NORM_EPSILON, rms_norm
 from perfmodel.execute.layers.rotary import rotary_angles, rotate
 from perfmodel.execute.layers.vocabulary import cross_entropy
 from perfmodel.execute.measure.scope import Scope
-from perfmodel.execute.measure.stopwatch import copies_from_memory, from_memory, in_turn
+from perfmodel.execute.measure.stopwatch import copies_from_memory, from_memory, in_rotation
 from perfmodel.execute.zero.flat import TORCH_DTYPES
 from perfmodel.execute.zero.optimizers import build_optimizer
 from perfmodel.foundation.dtypes import Dtype
@@ -64,7 +64,7 @@ def linear_kernels(shape: tuple[int, int, int], dtype: Dtype, device: str) -> It
     ):
         yield Kernel(
             label=f"matrix multiply {m} x {n} x {k} in {dtype}",
-            call=in_turn(make, num_bytes),
+            call=in_rotation(make, num_bytes),
             sample=lambda seconds, m=m, n=n, k=k: MatmulSample(m=m, n=n, k=k, batch=1, dtype=dtype, time=seconds),  # type: ignore[misc]
         )
 
@@ -79,7 +79,7 @@ def batched_kernel(shape: tuple[int, int, int, int], dtype: Dtype, device: str) 
 
     return Kernel(
         label=f"{batch} matrix multiplies {m} x {n} x {k}",
-        call=in_turn(make, batch * (m * k + k * n + m * n) * options["dtype"].itemsize),
+        call=in_rotation(make, batch * (m * k + k * n + m * n) * options["dtype"].itemsize),
         sample=lambda seconds: MatmulSample(m=m, n=n, k=k, batch=batch, dtype=dtype, time=seconds),
     )
 
@@ -162,7 +162,7 @@ def streaming_kernels(kernel: KernelClass, elements: int, dtype: Dtype, device: 
         if moved:
             yield Kernel(
                 label=f"{kernel} {phase}",
-                call=in_turn(make, 2 * size),
+                call=in_rotation(make, 2 * size),
                 sample=_streaming_sample(kernel, moved * size, rows * WIDTH, phase),
             )
 
@@ -185,7 +185,7 @@ def bias_gradient_kernel(elements: int, dtype: Dtype, device: str) -> Kernel:
         gradient = torch.randn(rows, WIDTH, **options)
         return lambda: gradient.sum(0)
 
-    return Kernel(label="bias gradient", call=in_turn(make, size), sample=_streaming_sample(KernelClass.ADD, size, rows * WIDTH))
+    return Kernel(label="bias gradient", call=in_rotation(make, size), sample=_streaming_sample(KernelClass.ADD, size, rows * WIDTH))
 
 
 def dropout_kernels(elements: int, dtype: Dtype, device: str) -> Iterator[Kernel]:
@@ -203,7 +203,7 @@ def dropout_kernels(elements: int, dtype: Dtype, device: str) -> Iterator[Kernel
     for phase, make in (("forward", forward), ("backward", backward)):
         yield Kernel(
             label=f"dropout {phase}",
-            call=in_turn(make, 2 * size),
+            call=in_rotation(make, 2 * size),
             sample=_streaming_sample(KernelClass.DROPOUT, num_bytes, elements, phase),
         )
 
@@ -227,7 +227,7 @@ def embedding_kernels(rows: int, vocabulary: int, dtype: Dtype, device: str) -> 
     for phase, make, num_bytes in (("forward", forward, 2 * size), ("backward", backward, 2 * size + table_size)):
         yield Kernel(
             label=f"embedding {phase}",
-            call=in_turn(make, 2 * size),
+            call=in_rotation(make, 2 * size),
             sample=_streaming_sample(KernelClass.EMBEDDING, num_bytes, rows * WIDTH, phase),
         )
 
@@ -259,7 +259,7 @@ def loss_kernels(rows: int, vocabulary: int, logit_bytes: float, dtype: Dtype, d
     for phase, make in (("forward", forward), ("backward", backward)):
         yield Kernel(
             label=f"cross-entropy {phase}",
-            call=in_turn(make, 3 * elements * options["dtype"].itemsize),
+            call=in_rotation(make, 3 * elements * options["dtype"].itemsize),
             sample=_streaming_sample(KernelClass.CROSS_ENTROPY, elements * logit_bytes / 2, elements, phase),
         )
 
@@ -274,7 +274,7 @@ def optimizer_kernel(elements: int, device: str) -> Kernel:
 
     num_bytes = elements * PRECISION_POLICIES[Precision.FP32].step_bytes_per_parameter(Optimizer.ADAMW)
     return Kernel(
-        label="optimizer step", call=in_turn(make, num_bytes), sample=_streaming_sample(KernelClass.OPTIMIZER, num_bytes, elements)
+        label="optimizer step", call=in_rotation(make, num_bytes), sample=_streaming_sample(KernelClass.OPTIMIZER, num_bytes, elements)
     )
 
 
@@ -309,7 +309,7 @@ def attention_calls(
             causal_fraction=0.5, dtype=dtype, time=forward_time, backward_time=backward_time,
         )  # fmt: skip
 
-    return in_turn(forward, 4 * size), in_turn(backward, 8 * size), sample
+    return in_rotation(forward, 4 * size), in_rotation(backward, 8 * size), sample
 
 
 def decode_kernel(shape: tuple[int, int, int, int, int], dtype: Dtype, device: str) -> Kernel:

@@ -57,7 +57,7 @@ def from_memory(make: Callable[[], Callable[[], object]], num_bytes: float) -> C
     return _rotated([make() for _ in range(copies_from_memory(num_bytes))])
 
 
-def in_turn(make: Callable[[], Callable[[], object]], num_bytes: float) -> Callable[[], object]:
+def in_rotation(make: Callable[[], Callable[[], object]], num_bytes: float) -> Callable[[], object]:
     """Return a function that calls on several copies of the operands in rotation."""
     return _rotated([make() for _ in range(max(1, min(MOST_COPIES, int(ROTATED_BYTES / max(num_bytes, 1.0)))))])
 

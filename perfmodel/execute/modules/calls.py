@@ -17,7 +17,7 @@ import torch
 
 from perfmodel.execute.importer.exported_graph import VertexCalls, arguments_of
 from perfmodel.execute.layers.norm import normalise
-from perfmodel.execute.layers.softmax import cut_softmax
+from perfmodel.execute.layers.softmax import sharded_softmax
 from perfmodel.execute.layers.vocabulary import cross_entropy
 from perfmodel.execute.modules.views import joined_pieces, viewed
 from perfmodel.execute.per_operator.collective_rules import with_halo
@@ -395,7 +395,7 @@ def softmax_rule(operator: ModuleOperator, node: Node, arguments: Arguments, con
         return _as_it_is(operator, node, arguments, context)
     x = arguments["self"] if arguments.get("dtype") is None else arguments["self"].to(arguments["dtype"])
     reduce = partial(context.all_reduce, dims=(dim,))
-    return cut_softmax(x, position=int(arguments["dim"]) % x.dim(), scale=1.0, hidden=None, reduce=reduce)
+    return sharded_softmax(x, position=int(arguments["dim"]) % x.dim(), scale=1.0, hidden=None, reduce=reduce)
 
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}

@@ -179,7 +179,7 @@ class ParallelModule(nn.Module):
             elif parameter.requires_grad:
                 local[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         if self._held is not None:
-            local |= self._held.whole_shards(gradients=gradients)
+            local |= self._held.full_tensors(gradients=gradients)
         tensors = {}
         for name, tensor in local.items():
             shape, layout = user.network.tensors[name].shape, self._layouts[name]

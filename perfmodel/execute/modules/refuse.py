@@ -36,7 +36,7 @@ def check_module_plan(module: UserModule, plan: Plan) -> None:
         for function in vertex.functions:
             if function in _RANDOM and plan.num_chips > 1:
                 raise InputError(f"operator {operator.name} ({vertex.operator}): draws other numbers on each rank; pass them as an input")
-        for dim in whole_dims(vertex, module.arguments(source.vertex)):
+        for dim in unshardable_dims(vertex, module.arguments(source.vertex)):
             for name, _ in module.imported.dims_of(source.vertex, dim):
                 axes = [axis for axis in sharding.get(name, ()) if plan.cuts.size((axis,)) > 1]
                 if axes:
@@ -52,7 +52,7 @@ _LINEAR = frozenset(
 )
 
 
-def whole_dims(vertex: ImportedVertex, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+def unshardable_dims(vertex: ImportedVertex, arguments: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the dims of a vertex that this executor cannot shard, though a plan may."""
     function, dims = vertex.function, tuple(vertex.dims)
     if function in ("group_norm", "instance_norm"):

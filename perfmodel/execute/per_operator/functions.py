@@ -18,7 +18,7 @@ from perfmodel.execute.layers.activations import ACTIVATIONS
 from perfmodel.execute.layers.attention import alibi_bias, alibi_slopes, attention, causal_attention
 from perfmodel.execute.layers.norm import layer_norm, normalise, rms_norm, wide
 from perfmodel.execute.layers.rotary import rotary_angles, rotate
-from perfmodel.execute.layers.softmax import cut_softmax, seen_softmax
+from perfmodel.execute.layers.softmax import seen_softmax, sharded_softmax
 from perfmodel.execute.layers.vocabulary import bag_vectors, cross_entropy, token_vectors
 from perfmodel.execute.per_operator import mixers
 from perfmodel.execute.per_operator.collective_rules import joined, lstm, shares, with_halo
@@ -202,7 +202,7 @@ def _softmax(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
         x, scale = x * scale + aligned(bias, Operand(tensor="", dims=(g, r, over)), dims), 1.0
     if context.parts(over) > 1:
         hidden, reduce = None if seen is None else ~seen, partial(context.all_reduce, dims=(over,))
-        return cut_softmax(x, position=position, scale=scale, hidden=hidden, reduce=reduce)
+        return sharded_softmax(x, position=position, scale=scale, hidden=hidden, reduce=reduce)
     sink_scores = aligned(sinks[0], operator.inputs[1], dims) if sinks else None
     return seen_softmax(x * scale if scale != 1.0 or seen is not None else x, seen, sink_scores, position=position)
 

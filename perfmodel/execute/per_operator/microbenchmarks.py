@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.measure.kernels import Kernel
 from perfmodel.execute.measure.scope import Scope
-from perfmodel.execute.measure.stopwatch import Stopwatch, in_turn
+from perfmodel.execute.measure.stopwatch import Stopwatch, in_rotation
 from perfmodel.execute.per_operator.collective_rules import lstm_cell, lstm_cell_backward
 from perfmodel.execute.zero.flat import TORCH_DTYPES
 from perfmodel.foundation.dtypes import Dtype
@@ -62,7 +62,7 @@ def convolution_kernels(shape: tuple[int, int, int, int, int, int], dtype: Dtype
     for make, (rows, columns, depth) in passes:
         yield Kernel(
             label=f"convolution of {channels} channels, {side} x {side}",
-            call=in_turn(make, num_bytes),
+            call=in_rotation(make, num_bytes),
             sample=lambda seconds, rows=rows, columns=columns, depth=depth: ConvolutionSample(  # type: ignore[misc]
                 m=rows, n=columns, k=depth, batch=1, num_bytes=num_bytes, dtype=dtype, time=seconds
             ),
@@ -76,7 +76,7 @@ def _streaming(
     for make, moved, is_backward in zip(makes, num_bytes, (False, True), strict=True):
         yield Kernel(
             label=f"{kernel} {'backward' if is_backward else 'forward'}",
-            call=in_turn(make, moved),
+            call=in_rotation(make, moved),
             sample=lambda seconds, moved=moved, is_backward=is_backward: StreamingSample(  # type: ignore[misc]
                 kernel_class=kernel, num_bytes=moved, num_elements=elements, time=seconds, is_backward=is_backward
             ),

@@ -68,19 +68,19 @@ class Parameters:
         self.unreduced: Iterable[str] = [name for unit in units for name in unit.parameters if not unit.is_frozen]
         self.axes = {name: unit.axes for unit in units for name in unit.parameters}
         self._updates = ShardOptimizer(optimizer, learning_rate=learning_rate)
-        self._listens = False
+        self._has_hooks = False
 
     @property
     def adds_up(self) -> bool:
         """Whether gradients are accumulated in another dtype than that of backward."""
         return self.dtypes.reduce != self.dtypes.weight
 
-    def _listen(self) -> None:
+    def _register_hooks(self) -> None:
         """Register hooks that add each gradient to its sum as soon as it is computed."""
-        if self.adds_up and not self._listens:
+        if self.adds_up and not self._has_hooks:
             for name in self.unreduced:
                 self.tensors[name].register_post_accumulate_grad_hook(partial(_add_up, self.sums, name))
-        self._listens = True
+        self._has_hooks = True
 
     def read(self, name: str) -> torch.Tensor:
         """Return a parameter as an operator reads it."""
@@ -93,7 +93,7 @@ class Parameters:
     def begin_step(self) -> None:
         """Give each gradient its own buffer if several micro-batches accumulate: autograd may return one tensor as the gradient of two
         parameters (both biases of a sum, one sample per rank), and accumulation must not add to it twice."""
-        self._listen()
+        self._register_hooks()
         for name in self.unreduced:
             parameter = self.tensors[name]
             parameter.grad = torch.zeros_like(parameter) if self.times > 1 and not self.adds_up else None
@@ -240,15 +240,15 @@ class FlatParameters(Parameters):
         self._optimizer = build_optimizer(self.optimizer, masters, learning_rate=self.learning_rate) if masters else None
 
     def begin_step(self) -> None:
-        self._listen()
+        self._register_hooks()
         for number, (unit, flat) in enumerate(self.flat):
             flat.gradients.zero_()
             self.waiting[number] = len(unit.parameters) * self.times
             for name in unit.parameters:
                 self.tensors[name].grad = None if self.adds_up else self.sums[name]
 
-    def _listen(self) -> None:
-        super()._listen()
+    def _register_hooks(self) -> None:
+        super()._register_hooks()
         if not self.launches:
             self.launches = True
             for number, (unit, flat) in enumerate(self.flat):
@@ -273,7 +273,7 @@ class FlatParameters(Parameters):
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         for unit, flat in self.flat:
-            full = flat.whole_gradients()
+            full = flat.full_gradients()
             for name, span in zip(unit.parameters, flat.places, strict=True):
                 yield name, full[span].view(self.tensors[name].shape).clone()
 
@@ -382,7 +382,7 @@ class ShardedParameters(Parameters):
             for name, attribute in holder.places.items():
                 yield name, holder.get_parameter(attribute)
 
-    def whole_shards(self, *, gradients: bool = False) -> dict[str, torch.Tensor]:
+    def full_tensors(self, *, gradients: bool = False) -> dict[str, torch.Tensor]:
         """Return the parameters that `fully_shard` holds, or their gradients, in the layouts of the plan. A collective call."""
         shards = {}
         for name, parameter in self._sharded():

@@ -68,7 +68,7 @@ class CachedAttention(Attention):
         q, k, v = (tensor.squeeze(0) for tensor in self.project(x))
         keys.index_copy_(0, step.places, k)
         values.index_copy_(0, step.places, v)
-        sinks = self.own_sinks()
+        sinks = self.local_sinks()
         rows = [
             self.core.attend(q[group.rows : group.stop].unflatten(0, (-1, group.queries)), keys, values, group, *sinks).flatten(0, 1)
             for group in step.groups

@@ -70,7 +70,7 @@ def count_step(decoder: Decoder, step: ServedStep) -> StepCounts:
     """Count one step of the decoder."""
     tracker = StorageTracker()
     counter = ReadCounter(decoder, tracker)
-    with tracker.shown(), counter:
+    with tracker.observing(), counter:
         decoder.run(step)
     tally = counter.tally
     return StepCounts(

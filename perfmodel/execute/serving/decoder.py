@@ -17,7 +17,7 @@ from perfmodel.execute.serving.experts import ServedMixture
 from perfmodel.execute.serving.states import CACHED_STATES
 from perfmodel.execute.serving.step import ServedSharding, ServedStep
 from perfmodel.execute.uniform.collective_ops import gather_sequence
-from perfmodel.execute.uniform.data_parallel import clean_name
+from perfmodel.execute.uniform.data_parallel import canonical_name
 from perfmodel.execute.uniform.experts import ExpertMixture
 from perfmodel.execute.uniform.model import FeedForward, Layer, Transformer, kind_of
 from perfmodel.execute.uniform.sharding import ExpertSharding
@@ -106,7 +106,7 @@ def build_decoder(
         _materialise(model, device)
         sharding.cache = PagedCache(config, num_blocks, num_sequences=num_sequences, tp=tp, dtype=dtype, device=device)
     for name, parameter in () if fake is not None else model.named_parameters():
-        fill(config, clean_name(name), parameter, sharding)
+        fill(config, canonical_name(name), parameter, sharding)
     return model.eval()
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from perfmodel.execute.layers.experts import choose, expert_feed_forward, unpermute, weighted_sum
 from perfmodel.execute.serving.step import ServedSharding
 from perfmodel.execute.uniform.experts import ExpertMixture
-from perfmodel.execute.uniform.routing import balanced_routes, in_turn, own_choices
+from perfmodel.execute.uniform.routing import balanced_routes, local_choices, round_robin
 from perfmodel.workload.config import TransformerConfig
 
 
@@ -41,15 +41,15 @@ class ServedMixture(ExpertMixture):
     def _routed(self, x: torch.Tensor) -> torch.Tensor:
         """Compute [t, h] -> [t, h], this rank's partial sum."""
         is_abstract = self.sharding.is_abstract
-        weights, chosen = choose(self.router(x), self.config, in_turn(len(x), self.config, x.device) if is_abstract else None)
+        weights, chosen = choose(self.router(x), self.config, round_robin(len(x), self.config, x.device) if is_abstract else None)
         return (self._evenly if is_abstract else self._by_expert)(x, weights, chosen)
 
     def _expert(self, experts: slice, rows: torch.Tensor) -> torch.Tensor:
         """Compute [e, m, h] -> [e, m, h] for experts of this rank."""
         up, down = self.experts.up, self.experts.down
-        up_bias = self._own_biases(up.bias, experts, cuts=2 if self.config.gated else 1)
+        up_bias = self._local_biases(up.bias, experts, cuts=2 if self.config.gated else 1)
         # the ranks that shard an expert are summed, so only one adds the bias
-        down_bias = None if self.sharding.experts.etp_rank else self._own_biases(down.bias, experts)
+        down_bias = None if self.sharding.experts.etp_rank else self._local_biases(down.bias, experts)
         up_weights, down_weights = (product.weight.unflatten(0, (product.number, -1))[experts] for product in (up, down))
         return expert_feed_forward(
             rows,
@@ -60,7 +60,7 @@ class ServedMixture(ExpertMixture):
             biases=(up_bias, down_bias),
         )
 
-    def _own_biases(self, biases: torch.Tensor | None, experts: slice, *, cuts: int = 0) -> torch.Tensor | None:
+    def _local_biases(self, biases: torch.Tensor | None, experts: slice, *, cuts: int = 0) -> torch.Tensor | None:
         """Return the biases [e, w], or this rank's shard of each of `cuts` blocks of columns."""
         if biases is None:
             return None
@@ -71,7 +71,7 @@ class ServedMixture(ExpertMixture):
     def _by_expert(self, x: torch.Tensor, weights: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         cut, number = self.sharding.experts, self.config.num_experts // self.sharding.experts.ep
         rows = torch.bincount(chosen.flatten(), minlength=self.config.num_experts).tolist()
-        mine = own_choices(chosen, rows, cut.ep_rank * number, number)
+        mine = local_choices(chosen, rows, cut.ep_rank * number, number)
         token = mine // chosen.shape[1]
         counts = rows[cut.ep_rank * number :][:number]
         outputs = [

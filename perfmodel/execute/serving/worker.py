@@ -19,7 +19,7 @@ from perfmodel.execute.serving.cache import BLOCK_TOKENS, PagedCache
 from perfmodel.execute.serving.counter import count_step
 from perfmodel.execute.serving.decoder import Decoder, build_decoder
 from perfmodel.execute.serving.step import Chunk, ServedStep, make_step
-from perfmodel.execute.uniform.data_parallel import clean_name
+from perfmodel.execute.uniform.data_parallel import canonical_name
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.weights import SEED, fill
 from perfmodel.execute.zero.flat import TORCH_DTYPES
@@ -70,7 +70,7 @@ def check_on_rank(worker: Worker, config: TransformerConfig) -> float:
     model = Transformer(config, device=worker.device)
     for name, parameter in model.named_parameters():
         worker.beat(f"filling {name}")
-        fill(config, clean_name(name), parameter)
+        fill(config, canonical_name(name), parameter)
     with torch.no_grad():
         expected = [model(torch.tensor([row], device=worker.device))[0] for row in tokens]
     largest = max(float(logits.abs().max()) for logits in expected)

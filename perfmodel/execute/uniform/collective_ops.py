@@ -48,11 +48,11 @@ def _exchange(tensor: torch.Tensor, split: int, join: int, group: dist.ProcessGr
     return result.movedim(0, join).flatten(join, join + 1)
 
 
-def _own_copy(gradient: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+def _local_chunk(gradient: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
     return gradient.chunk(dist.get_world_size(group), dim)[dist.get_rank(group)].contiguous()
 
 
-def _added_up(gradient: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def _all_reduced(gradient: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     gradient = gradient.contiguous()
     dist.all_reduce(gradient, group=group)
     return gradient
@@ -63,13 +63,13 @@ _redistribution = partial(differentiable, keeps_inputs=False, is_contiguous=Fals
 #: (tensor, dim, group) -> all-gather of a dim sharded into contiguous chunks; the gradient is partial and is reduce-scattered.
 gather_sequence = _redistribution(_all_gather, _reduce_scatter)
 #: (tensor, dim, group) -> all-gather; the gradient is replicated, so each rank takes its chunk.
-gather_copies = _redistribution(_all_gather, _own_copy)
+gather_copies = _redistribution(_all_gather, _local_chunk)
 #: (tensor, dim, group) -> reduce-scatter: this rank's chunk along the dim of the sum over the group; the gradient is all-gathered.
 scatter_partial = _redistribution(_reduce_scatter, _all_gather)
 #: (tensor, ways) -> the tensor; a replicated gradient is divided by `ways`, where gradients are summed over ranks.
 share_gradient = _redistribution(lambda tensor, ways: tensor.view_as(tensor), lambda gradient, ways: gradient / ways)
 #: (tensor, group) -> the replicated tensor; its gradient is partial and is all-reduced.
-add_gradients = _redistribution(lambda tensor, group: tensor.view_as(tensor), _added_up)
+add_gradients = _redistribution(lambda tensor, group: tensor.view_as(tensor), _all_reduced)
 _exchanged = _redistribution(_exchange, lambda gradient, split, join, group: _exchange(gradient, join, split, group))
 
 

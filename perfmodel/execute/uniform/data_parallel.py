@@ -21,7 +21,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPM
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import Partial as PartialPlacement
 
-from perfmodel.execute.uniform.experts import GroupedExperts, is_of_experts, whole_matrix
+from perfmodel.execute.uniform.experts import GroupedExperts, gathered_matrix, is_expert_parameter
 from perfmodel.execute.uniform.mesh import RunMesh
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.tensor_parallel import has_partial_gradient
@@ -35,7 +35,7 @@ _WRAPPERS = ("_checkpoint_wrapped_module", "branches", "attention", "mlp")
 _PREFIXES = ("experts", "shared")
 
 
-def clean_name(name: str) -> str:
+def canonical_name(name: str) -> str:
     """Return the name used in `TransformerConfig.parameter_shapes`, without modules that only group others."""
     words = [part for part in name.split(".") if part not in _WRAPPERS]
     return "".join(word + ("_" if word in _PREFIXES else ".") for word in words).removesuffix(".")
@@ -46,8 +46,8 @@ def units_of(model: Transformer, *, experts_apart: bool) -> list[tuple[str, nn.M
     belongs to the embedding."""
     units: list[tuple[str, nn.Module, dict[str, nn.Parameter]]] = []
     for index, layer in model.layers.items():
-        parameters = {clean_name(f"layers.{index}.{name}"): p for name, p in layer.named_parameters()}
-        experts = {name: p for name, p in parameters.items() if experts_apart and is_of_experts(name)}
+        parameters = {canonical_name(f"layers.{index}.{name}"): p for name, p in layer.named_parameters()}
+        experts = {name: p for name, p in parameters.items() if experts_apart and is_expert_parameter(name)}
         units.append((f"layer {index}", layer, {name: p for name, p in parameters.items() if name not in experts}))
         if experts:
             units.append((f"experts of layer {index}", layer, experts))
@@ -56,8 +56,8 @@ def units_of(model: Transformer, *, experts_apart: bool) -> list[tuple[str, nn.M
         parameters, experts = {}, {}
         for name, p in model.named_parameters():
             if id(p) not in taken and any(p is q for module in modules for q in module.parameters()):
-                clean = clean_name(name)
-                (experts if experts_apart and is_of_experts(clean) else parameters)[clean] = p
+                clean = canonical_name(name)
+                (experts if experts_apart and is_expert_parameter(clean) else parameters)[clean] = p
         taken.update(id(p) for p in (*parameters.values(), *experts.values()))
         units += [(name, model, group) for name, group in ((end, parameters), (f"experts of {end}", experts)) if group]
     return units
@@ -69,7 +69,7 @@ def embedding_modules(model: Transformer) -> list[nn.Module]:
 
 
 def head_modules(model: Transformer) -> list[nn.Module]:
-    return [model.final_norm, model.lm_head, *model.further] if model.has_head else []
+    return [model.final_norm, model.lm_head, *model.mtp_modules] if model.has_head else []
 
 
 def tied_name(model: Transformer) -> str:
@@ -135,7 +135,7 @@ class FlatData:
             numel = local(parameter).numel()
             slots.append(_Slot(name, parameter, offset, numel, partial))
             offset += numel
-        shard_group, replica_group = self._groups(of_experts=all(is_of_experts(name) for name in parameters))
+        shard_group, replica_group = self._groups(of_experts=all(is_expert_parameter(name) for name in parameters))
         unit = _Unit(
             slots,
             slice(first_partial if first_partial >= 0 else offset, offset),
@@ -262,7 +262,7 @@ class FlatData:
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         for unit in self.units:
-            full = unit.whole_gradients()
+            full = unit.full_gradients()
             for slot in unit.slots:
                 parameter = slot.parameter
                 tensor = full[slot.offset : slot.offset + slot.numel].view(local(parameter).shape)
@@ -275,13 +275,13 @@ class FlatData:
                         shape=parameter.shape,
                         stride=parameter.stride(),
                     ).full_tensor()
-                yield slot.name, _of_all_experts(slot.name, tensor, self.stages[0])
+                yield slot.name, _all_experts(slot.name, tensor, self.stages[0])
 
 
-def _of_all_experts(name: str, tensor: torch.Tensor, model: Transformer) -> torch.Tensor:
+def _all_experts(name: str, tensor: torch.Tensor, model: Transformer) -> torch.Tensor:
     """Return the tensor of all experts, given this rank's experts."""
     experts = model.config.experts
-    return whole_matrix(tensor, name, experts, model.sharding.experts) if experts is not None and is_of_experts(name) else tensor
+    return gathered_matrix(tensor, name, experts, model.sharding.experts) if experts is not None and is_expert_parameter(name) else tensor
 
 
 # ---------------------------------------------------------------------------------------------------- stages 2 and 3
@@ -301,7 +301,9 @@ def _placed(parameter: nn.Parameter, *, experts: set[nn.Parameter], mesh: FSDPMe
     return ShardPlacementResult(Shard(0), mesh) if parameter in experts else None
 
 
-def _where(modules: Iterable[nn.Module], mesh: FSDPMeshInfo | None) -> Callable[[nn.Parameter], ShardPlacementResult | None] | None:
+def _placement_function(
+    modules: Iterable[nn.Module], mesh: FSDPMeshInfo | None
+) -> Callable[[nn.Parameter], ShardPlacementResult | None] | None:
     """Return the `shard_placement_fn` of a unit with these modules; None if no experts have a mesh of their own."""
     experts = {p for module in modules if isinstance(module, GroupedExperts) for p in module.parameters()}
     return partial(_placed, experts=experts, mesh=mesh) if experts and mesh is not None else None
@@ -335,9 +337,9 @@ class ShardedData:
             policy = MixedPrecisionPolicy(param_dtype=dtypes.weight, reduce_dtype=dtypes.reduce)
         self.names: list[list[str]] = []
         for model in stages:
-            self.names.append([clean_name(name) for name, _ in model.named_parameters()])
+            self.names.append([canonical_name(name) for name, _ in model.named_parameters()])
             for layer in model.layers.values():
-                where = _where(layer.modules(), expert_mesh)
+                where = _placement_function(layer.modules(), expert_mesh)
                 fully_shard(layer, mesh=data_mesh, reshard_after_forward=not keeps_weights, mp_policy=policy, shard_placement_fn=where)
                 if expert_mesh is not None:
                     _divide_by_all_tokens(layer, expert_mesh, mesh.layout.data_parallel * mesh.layout.cp)
@@ -349,7 +351,7 @@ class ShardedData:
                     # the head's weights are needed by backward immediately
                     frees = not keeps_weights and modules is not ends[-1]
                     fully_shard(modules, mesh=data_mesh, reshard_after_forward=frees, mp_policy=policy)
-            where = _where((child for module in model.further for child in module.modules()), expert_mesh)
+            where = _placement_function((child for module in model.mtp_modules for child in module.modules()), expert_mesh)
             fully_shard(model, mesh=data_mesh, reshard_after_forward=False, mp_policy=policy, shard_placement_fn=where)
             if where is not None and expert_mesh is not None:
                 _divide_by_all_tokens(model, expert_mesh, mesh.layout.data_parallel * mesh.layout.cp)
@@ -399,4 +401,4 @@ class ShardedData:
             assert isinstance(gradient, DTensor)
             if any(isinstance(placement, PartialPlacement) for placement in gradient.placements):
                 gradient = gradient.redistribute(placements=[Replicate()] * gradient.device_mesh.ndim)
-            yield name, _of_all_experts(name, gradient.full_tensor(), self.stages[0])
+            yield name, _all_experts(name, gradient.full_tensor(), self.stages[0])

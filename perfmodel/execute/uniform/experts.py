@@ -11,19 +11,19 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial
 
-from perfmodel.execute.layers.experts import choose, combined, expert_feed_forward, inverse, laid_out, unpermute, weighted_sum
+from perfmodel.execute.layers.experts import choose, combine_rows, expert_feed_forward, inverse, scatter_rows, unpermute, weighted_sum
 from perfmodel.execute.local import local_tensor
 from perfmodel.execute.uniform.collective_ops import gather_sequence, scatter_partial
 from perfmodel.execute.uniform.once import counted_once, sent_once
 from perfmodel.execute.uniform.routing import (
     Routes,
-    as_counted,
     balanced_routes,
     by_expert,
+    choices_of_counts,
     counted_routes,
     exchange_rows,
-    in_turn,
-    own_choices,
+    local_choices,
+    round_robin,
     routes,
 )
 from perfmodel.execute.uniform.sharding import ExpertSharding, Sharding
@@ -35,7 +35,7 @@ UP, DOWN = "experts_up.weight", "experts_down.weight"
 _BIASES = ("experts_up.bias", "experts_down.bias")
 
 
-def is_of_experts(name: str) -> bool:
+def is_expert_parameter(name: str) -> bool:
     """Return whether a parameter is one of the experts' matrices or biases."""
     return name.endswith((UP, DOWN, *_BIASES))
 
@@ -45,7 +45,7 @@ def _split(name: str, experts: Experts) -> tuple[int, int]:
     return (2 if experts.gated else 1, 2) if name.endswith(UP) else (1, 3)
 
 
-def own_piece(matrix: torch.Tensor, name: str, experts: Experts, sharding: ExpertSharding) -> torch.Tensor:
+def expert_shard(matrix: torch.Tensor, name: str, experts: Experts, sharding: ExpertSharding) -> torch.Tensor:
     """Return a rank's shard of the stacked matrix of all experts, or of their biases."""
     if name.endswith(_BIASES):
         return matrix.chunk(sharding.ep)[sharding.ep_rank]
@@ -55,7 +55,7 @@ def own_piece(matrix: torch.Tensor, name: str, experts: Experts, sharding: Exper
     return piece.reshape(-1, piece.shape[-1])
 
 
-def whole_matrix(piece: torch.Tensor, name: str, experts: Experts, sharding: ExpertSharding) -> torch.Tensor:
+def gathered_matrix(piece: torch.Tensor, name: str, experts: Experts, sharding: ExpertSharding) -> torch.Tensor:
     """Return the stacked matrix of all experts, all-gathered from the ranks of ep and etp."""
     if name.endswith(_BIASES):
         return _joined(piece.contiguous(), sharding.ep_group, 0)
@@ -74,7 +74,7 @@ def _joined(piece: torch.Tensor, group: dist.ProcessGroup | None, dim: int) -> t
     return torch.cat(pieces, dim=dim)
 
 
-def holds_all(shape: torch.Size, name: str, config: TransformerConfig) -> bool:
+def holds_all_biases(shape: torch.Size, name: str, config: TransformerConfig) -> bool:
     """Return whether this is the shape of the biases of all experts, which every serving rank holds."""
     experts = config.experts
     if experts is None or not name.endswith(_BIASES):
@@ -83,7 +83,7 @@ def holds_all(shape: torch.Size, name: str, config: TransformerConfig) -> bool:
     return shape == (experts.num_experts * rows,)
 
 
-def whole_shape(shape: torch.Size, name: str, experts: Experts, sharding: ExpertSharding) -> torch.Size:
+def unsharded_shape(shape: torch.Size, name: str, experts: Experts, sharding: ExpertSharding) -> torch.Size:
     """Return the shape of the stacked matrix of all experts, given that of a rank's shard."""
     if name.endswith(_BIASES):
         return torch.Size((shape[0] * sharding.ep,))
@@ -187,8 +187,8 @@ class ExpertMixture(nn.Module):
         """Return the experts of each token if they do not depend on scores; else None."""
         counts = self.sharding.routing
         if counts is not None:
-            return as_counted(counts.rows[self.sharding.experts.ep_rank], self.config, x.device)
-        return in_turn(len(x), self.config, x.device) if self.sharding.is_abstract else None
+            return choices_of_counts(counts.rows[self.sharding.experts.ep_rank], self.config, x.device)
+        return round_robin(len(x), self.config, x.device) if self.sharding.is_abstract else None
 
     def _gathered(self, x: torch.Tensor) -> torch.Tensor:
         """Compute [t, h] -> [ranks * t, h]: the partial sums of this rank's experts for the tokens of all ranks."""
@@ -205,7 +205,7 @@ class ExpertMixture(nn.Module):
         else:
             totals = torch.bincount(chosen.flatten().long(), minlength=experts.num_experts).tolist()
         number = experts.num_experts // cut.ep
-        mine = own_choices(chosen, totals, cut.ep_rank * number, number)
+        mine = local_choices(chosen, totals, cut.ep_rank * number, number)
         local_counts, token, tokens = tuple(totals[cut.ep_rank * number :][:number]), mine // experts.top_k, len(x)
         rows, of_rows = x.index_select(0, token), weights.flatten().index_select(0, mine)
         del x, weights, chosen, mine
@@ -213,7 +213,7 @@ class ExpertMixture(nn.Module):
             rows = self.experts(rows.unflatten(0, (number, -1)), weights=of_rows.unflatten(0, (number, -1))).flatten(0, 1)
         else:
             rows = self.experts(rows, local_counts, of_rows)
-        return combined(rows, token, tokens)
+        return combine_rows(rows, token, tokens)
 
     def _routed(self, x: torch.Tensor) -> torch.Tensor:
         """Compute [t, h] -> [t, h], with an all-to-all of one row per choice."""
@@ -248,7 +248,7 @@ class ExpertMixture(nn.Module):
         buffer = self._computed(buffer, way)
         rows = weighted_sum(buffer.index_select(0, way.slot), weights, once.copy, sum(once.received))
         del buffer
-        return combined(exchange_rows(rows, once.received, once.sent, cut.ep_group), once.token, len(x))
+        return combine_rows(exchange_rows(rows, once.received, once.sent, cut.ep_group), once.token, len(x))
 
     def _way(self, chosen: torch.Tensor, *, is_fixed: bool = False) -> Routes:
         """Return the routes of the choices. is_fixed: round-robin choices without counts."""
@@ -261,7 +261,7 @@ class ExpertMixture(nn.Module):
 
     def _sorted(self, rows: torch.Tensor, way: Routes) -> torch.Tensor:
         """Return the rows in the order of this rank's experts."""
-        return laid_out(rows, way.slot, sum(way.counts) or self.experts.up.number * way.capacity)
+        return scatter_rows(rows, way.slot, sum(way.counts) or self.experts.up.number * way.capacity)
 
     def _computed(self, buffer: torch.Tensor, way: Routes) -> torch.Tensor:
         return self.experts(buffer, way.counts) if way.counts else self.experts(buffer.unflatten(0, (-1, way.capacity))).flatten(0, 1)

@@ -17,11 +17,11 @@ import torch.nn.functional as F
 
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.tolerance import ROUND_OFF_FLOOR
-from perfmodel.execute.uniform.data_parallel import clean_name
+from perfmodel.execute.uniform.data_parallel import canonical_name
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.parallelize import TrainingProgram
 from perfmodel.execute.uniform.sharding import Sharding
-from perfmodel.execute.uniform.weights import fill, further_tokens, make_tokens
+from perfmodel.execute.uniform.weights import fill, make_tokens, shifted_tokens
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.job import Precision
@@ -38,21 +38,21 @@ def reference_gradients(worker: Worker, plan: Plan) -> tuple[float, dict[str, np
     model.beat = worker.beat
     for name, parameter in model.named_parameters():
         worker.beat(f"filling {name}")
-        fill(job.transformer, clean_name(name), parameter)
+        fill(job.transformer, canonical_name(name), parameter)
 
     def share(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum") / job.tokens_per_step
 
     model.loss = share
-    total, positions, further = 0.0, slice(0, job.seq_len), job.transformer.num_mtp_layers
+    total, positions, num_mtp = 0.0, slice(0, job.seq_len), job.transformer.num_mtp_layers
     for row in make_tokens(job).to(worker.device).split(plan.micro_batch):
-        logits = model(row[:, positions], further_tokens(row, positions, further) if further else None)
+        logits = model(row[:, positions], shifted_tokens(row, positions, num_mtp) if num_mtp else None)
         loss = share(logits, row[:, 1 : 1 + job.seq_len])
         worker.beat("reference backward")
         loss.backward()
         total += float(loss)
     # As numpy arrays, so that the tracker of live tensors does not count them.
-    result = total, {clean_name(name): p.grad.cpu().numpy().copy() for name, p in model.named_parameters() if p.grad is not None}
+    result = total, {canonical_name(name): p.grad.cpu().numpy().copy() for name, p in model.named_parameters() if p.grad is not None}
     worker.cache["reference key"], worker.cache["reference"] = key, result
     return result
 

@@ -32,7 +32,7 @@ from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.layer_specs import LayerSpec, layer_order
 
 #: Weight of the mean MTP loss, added to the next-token loss: DeepSeek-V3's initial value (arXiv 2412.19437, section 4.2).
-FURTHER_LOSS_WEIGHT = 0.3
+MTP_LOSS_WEIGHT = 0.3
 
 
 def _norm(config: TransformerConfig, size: int, device: str) -> nn.Module:
@@ -112,7 +112,7 @@ class Attention(nn.Module):
             self.sinks = nn.Parameter(torch.empty(config.num_attention_heads, device=device))
         self.core = CoreAttention(config, sharding, fused=fused, window=window_of(config, index))
 
-    def own_sinks(self) -> tuple[torch.Tensor, ...]:
+    def local_sinks(self) -> tuple[torch.Tensor, ...]:
         """Return the sinks of this rank's heads; () for a model without sinks."""
         return (local_tensor(self.sinks),) if self.config.attention_sinks else ()
 
@@ -139,9 +139,9 @@ class Attention(nn.Module):
         elif group is not None:
             k, v = gather_sequence(k, 1, group), gather_sequence(v, 1, group)
         if self.recompute_core:
-            context = checkpoint(self.core, q, k, v, *self.own_sinks(), use_reentrant=False, preserve_rng_state=False)
+            context = checkpoint(self.core, q, k, v, *self.local_sinks(), use_reentrant=False, preserve_rng_state=False)
         else:
-            context = self.core(q, k, v, *self.own_sinks())
+            context = self.core(q, k, v, *self.local_sinks())
         del q, k, v  # free gathered keys and values right after their last reader
         if group is not None and exchanges:
             context = exchange(context, split=1, join=2, group=group)
@@ -282,7 +282,7 @@ class Layer(nn.Module):
         return x
 
 
-class FurtherToken(Layer):
+class MTPModule(Layer):
     """Multi-token-prediction module: a layer like the last one, on the hidden state and the embedding of the next token."""
 
     def __init__(self, config: TransformerConfig, sharding: Sharding, *, fused: bool, device: str) -> None:
@@ -383,7 +383,7 @@ class Transformer(nn.Module):
             self.final_norm = _norm(config, config.hidden_size, device)
             self.lm_head = nn.Linear(config.hidden_size, vocab, bias=config.lm_head_bias, device=device)
             for depth in range(config.num_mtp_layers):
-                self.add_module(f"mtp{depth}", FurtherToken(config, sharding, fused=fused_attention, device=device))
+                self.add_module(f"mtp{depth}", MTPModule(config, sharding, fused=fused_attention, device=device))
         self.has_embedding, self.has_head = has_embedding, has_head
         self.tie_weights()
         self.beat: Callable[[str], None] = lambda what: None
@@ -396,23 +396,23 @@ class Transformer(nn.Module):
         return self.config.tie_word_embeddings or self.config.num_mtp_layers > 0
 
     @property
-    def further(self) -> list[FurtherToken]:
+    def mtp_modules(self) -> list[MTPModule]:
         """Multi-token-prediction modules in order."""
-        return [module for module in self.children() if isinstance(module, FurtherToken)]
+        return [module for module in self.children() if isinstance(module, MTPModule)]
 
     def tie_weights(self) -> None:
         if self.config.tie_word_embeddings and hasattr(self, "embedding") and self.has_head:
             self.lm_head.weight = self.embedding.weight
 
-    def _further_loss(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    def _mtp_loss(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Return the weighted MTP loss; tokens [b, depths + 1, s]: row d is shifted by d + 1 positions."""
         assert self.loss is not None
         losses = []
-        for depth, module in enumerate(self.further):
+        for depth, module in enumerate(self.mtp_modules):
             self.beat(f"further token {depth}")
             x = module(x, self.embedding(tokens[:, depth]))
             losses.append(self.loss(self.lm_head(module.final_norm(x)), tokens[:, depth + 1]))
-        return torch.stack(losses).sum() * (FURTHER_LOSS_WEIGHT / len(losses))
+        return torch.stack(losses).sum() * (MTP_LOSS_WEIGHT / len(losses))
 
     def _beat_backward(self, index: str, gradient: torch.Tensor) -> None:
         self.beat(f"backward of layer {index}")
@@ -426,10 +426,10 @@ class Transformer(nn.Module):
             x = local_tensor(self.embedding_norm(x))
         return dropout(x, self.sharding.dropout)
 
-    def forward(self, x: torch.Tensor, further: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, mtp_tokens: torch.Tensor | None = None) -> torch.Tensor:
         """Compute token ids [b, s] or activations [b, s, h] -> activations, or this rank's columns of the logits.
 
-        further   tokens for MTP modules [b, depths + 1, s], shifted by one position, two, ...
+        mtp_tokens   tokens for MTP modules [b, depths + 1, s], shifted by one position, two, ...
         """
         if self.has_embedding:
             x = self.embed(x)
@@ -440,7 +440,7 @@ class Transformer(nn.Module):
                 x.register_hook(partial(self._beat_backward, index))
         if self.has_head:
             if self.config.num_mtp_layers:
-                assert further is not None
-                x = add_loss(x, self._further_loss(x, further))
+                assert mtp_tokens is not None
+                x = add_loss(x, self._mtp_loss(x, mtp_tokens))
             x = self.lm_head(self.final_norm(x))
         return x

@@ -22,7 +22,7 @@ from perfmodel.execute.uniform.mesh import RunMesh, build_mesh
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.sharding import ExpertSharding, Sharding
 from perfmodel.execute.uniform.tensor_parallel import apply_tensor_parallel
-from perfmodel.execute.uniform.weights import further_tokens, make_tokens
+from perfmodel.execute.uniform.weights import make_tokens, shifted_tokens
 from perfmodel.execute.zero.flat import dtypes_of
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher, PipelineSchedule, Recompute, ZeroStage
 from perfmodel.parallel.plan import Plan
@@ -160,7 +160,7 @@ class TrainingProgram:
     def _lay_out_step(self) -> None:
         """Prepare everything that depends on the number of micro-batches per step."""
         plan, layout = self.plan, self.plan.layout
-        self.tokens, self.targets, self.further = self._local_tokens()
+        self.tokens, self.targets, self.mtp_tokens = self._local_tokens()
         if isinstance(self.data, FlatData):
             self.data.num_microbatches = plan.num_microbatches
         # Each rank's loss is its share of the mean over tokens; fully_shard averages over the data ranks, flat buffers sum.
@@ -179,8 +179,8 @@ class TrainingProgram:
         length = plan.job.seq_len // plan.layout.cp
         chunk = slice(coordinates["cp"] * length, (coordinates["cp"] + 1) * length)
         device, number = self.worker.device, plan.job.transformer.num_mtp_layers
-        further = further_tokens(mine, chunk, number).to(device) if number and self.has_head else None
-        return mine[:, chunk].contiguous().to(device), mine[:, 1:][:, chunk].contiguous().to(device), further
+        mtp_tokens = shifted_tokens(mine, chunk, number).to(device) if number and self.has_head else None
+        return mine[:, chunk].contiguous().to(device), mine[:, 1:][:, chunk].contiguous().to(device), mtp_tokens
 
     def _build_schedule(self, num_stages: int) -> Any:
         plan, job = self.plan, self.plan.job
@@ -236,8 +236,8 @@ class TrainingProgram:
         for index in range(plan.num_microbatches):
             self.data.begin_microbatch(is_last=index == plan.num_microbatches - 1)
             rows = slice(index * plan.micro_batch, (index + 1) * plan.micro_batch)
-            further = None if self.further is None else self.further[rows]
-            loss = self.loss(model(self.tokens[rows], further), self.targets[rows])
+            mtp_tokens = None if self.mtp_tokens is None else self.mtp_tokens[rows]
+            loss = self.loss(model(self.tokens[rows], mtp_tokens), self.targets[rows])
             self.clock.mark("forward")
             self.worker.beat(f"backward of microbatch {index}")
             loss.backward()
@@ -251,8 +251,8 @@ class TrainingProgram:
         losses: list[torch.Tensor] = []
         arguments = (self.tokens,) if self.stages[0].has_embedding else ()
         keywords: dict[str, Any] = {"target": self.targets, "losses": losses} if self.has_head else {}
-        if self.further is not None:
-            keywords["further"] = self.further
+        if self.mtp_tokens is not None:
+            keywords["mtp_tokens"] = self.mtp_tokens
         if "return_outputs" in inspect.signature(self.schedule.step).parameters:
             keywords["return_outputs"] = False
         self.schedule.step(*arguments, **keywords)

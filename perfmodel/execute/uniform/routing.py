@@ -16,13 +16,13 @@ from perfmodel.workload.routing import RoutingCounts, expert_order
 # ------------------------------------------------------------------------------------------------------------ choosing
 
 
-def in_turn(tokens: int, experts: Experts, device: torch.device) -> torch.Tensor:
+def round_robin(tokens: int, experts: Experts, device: torch.device) -> torch.Tensor:
     """Return round-robin choices of experts [t, k], independent of scores."""
     k = experts.top_k
     return (torch.arange(tokens * k, device=device) % experts.num_experts).view(tokens, k)
 
 
-def as_counted(counts: Sequence[int], experts: Experts, device: torch.device) -> torch.Tensor:
+def choices_of_counts(counts: Sequence[int], experts: Experts, device: torch.device) -> torch.Tensor:
     """Return choices [t, k] with `counts` choices of each expert, no expert twice per token: none has more choices than there are tokens,
     which are assigned in turn, expert by expert, as in `RoutingCounts.choices`."""
     order = expert_order(len(counts)).tolist()
@@ -107,7 +107,7 @@ def routes(chosen: torch.Tensor, num_experts: int, *, ep: dist.ProcessGroup | No
 
 
 @torch.no_grad()
-def own_choices(chosen: torch.Tensor, totals: Sequence[int], first: int, number: int) -> torch.Tensor:
+def local_choices(chosen: torch.Tensor, totals: Sequence[int], first: int, number: int) -> torch.Tensor:
     """Return the choices [t, k] of `number` experts from `first` on, as flat indices in the order of experts.
 
     totals   choices of each expert

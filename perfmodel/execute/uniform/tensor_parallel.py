@@ -145,11 +145,11 @@ def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh, *, sequence_para
             parallelize_module(model.position_embedding, mesh, _Table(Replicate()))
         if sequence_parallel and hasattr(model, "embedding_norm"):
             parallelize_module(model.embedding_norm, mesh, SequenceParallel(sequence_dim=SEQUENCE_DIM))
-    for layer in (*model.layers.values(), *model.further):
+    for layer in (*model.layers.values(), *model.mtp_modules):
         assert isinstance(layer, Layer)
         for path, style in _layer_styles(config, layer, sequence_parallel=sequence_parallel):
             parallelize_module(layer.get_submodule(path), mesh, style)
-    for module in model.further if sequence_parallel else ():
+    for module in model.mtp_modules if sequence_parallel else ():
         for name in ("hidden_norm", "embedding_norm", "final_norm"):
             parallelize_module(module.get_submodule(name), mesh, SequenceParallel(sequence_dim=SEQUENCE_DIM))
         parallelize_module(module.joint_proj, mesh, _Table(Replicate()))

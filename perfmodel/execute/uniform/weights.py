@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from perfmodel.execute.uniform.experts import holds_all, is_of_experts, own_piece, whole_shape
+from perfmodel.execute.uniform.experts import expert_shard, holds_all_biases, is_expert_parameter, unsharded_shape
 from perfmodel.execute.uniform.sharding import Sharding
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
@@ -49,10 +49,10 @@ def local_piece(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
 
 def initial_piece(config: TransformerConfig, name: str, parameter: nn.Parameter, sharding: Sharding, device: torch.device) -> torch.Tensor:
     """Return this rank's shard of a parameter's initial value."""
-    if config.experts is None or not is_of_experts(name) or holds_all(parameter.shape, name, config):
+    if config.experts is None or not is_expert_parameter(name) or holds_all_biases(parameter.shape, name, config):
         return local_piece(make_weight(config, name, parameter.shape, device), parameter)
-    shape = whole_shape(parameter.shape, name, config.experts, sharding.experts)
-    return local_piece(own_piece(make_weight(config, name, shape, device), name, config.experts, sharding.experts), parameter)
+    shape = unsharded_shape(parameter.shape, name, config.experts, sharding.experts)
+    return local_piece(expert_shard(make_weight(config, name, shape, device), name, config.experts, sharding.experts), parameter)
 
 
 @torch.no_grad()
@@ -68,6 +68,6 @@ def make_tokens(job: TrainingJob) -> torch.Tensor:
     return torch.randint(job.transformer.vocab_size, (job.global_batch, length), generator=generator)
 
 
-def further_tokens(tokens: torch.Tensor, positions: slice, number: int) -> torch.Tensor:
+def shifted_tokens(tokens: torch.Tensor, positions: slice, number: int) -> torch.Tensor:
     """Return [b, s + 1 + n] -> [b, n + 1, len(positions)]: the tokens shifted by one position, two, ... up to n + 1."""
     return torch.stack([tokens[:, positions.start + i : positions.stop + i] for i in range(1, number + 2)], dim=1)

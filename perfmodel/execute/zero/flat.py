@@ -81,7 +81,7 @@ class FlatUnit:
         if self.shard_group is not None and self.replica_group is not None:
             dist.all_reduce(self.gradients[self.shard], group=self.replica_group)
 
-    def whole_gradients(self) -> torch.Tensor:
+    def full_gradients(self) -> torch.Tensor:
         """Return the reduced gradients of all shards."""
         if self.shard_group is None:
             return self.gradients
