@@ -149,7 +149,7 @@ def test_time_in_which_this_process_did_not_run_is_nobodys_silence(monkeypatch):
 )
 def test_last_words_are_what_may_tell_the_cause(log, code, says, tmp_path):
     (tmp_path / "log").write_text(log)
-    assert processes.last_words(tmp_path / "log", code) == (f", last words: {says}" if says else "")
+    assert processes.last_log_line(tmp_path / "log", code) == (f", last words: {says}" if says else "")
 
 
 @pytest.mark.parametrize(
