@@ -132,11 +132,11 @@ def test_a_message_of_any_length_reaches_every_rank_and_comes_back(groups):
 def test_time_in_which_this_process_did_not_run_is_nobodys_silence(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(processes.time, "monotonic", lambda: clock[0])
-    clock = processes.RunningClock()
+    running = processes.RunningClock()
     clock[0] = 0.5
-    assert clock.passed() == 0.5
+    assert running.passed() == 0.5
     clock[0] = 3600.0
-    assert clock.passed() <= 1.0
+    assert running.passed() <= 1.0
 
 
 @pytest.mark.parametrize(
