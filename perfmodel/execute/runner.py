@@ -71,7 +71,7 @@ def least_state_bytes(plan: Plan) -> float:
     gradient = float(itemsize(policy.gradient_reduce))
     state = policy.state_bytes_per_parameter(job.optimizer)
     copies, shards = layout.dp_replicate * layout.cp, layout.dp_shard
-    # experts have fewer replicas if they are sharded over fewer ranks
+    # experts have fewer replicas, as each is held by fewer ranks
     routed = job.transformer.num_routed_parameters
     held = job.transformer.num_parameters - routed + routed * layout.tp / (plan.ep * plan.etp)
     if plan.zero is ZeroStage.NONE:

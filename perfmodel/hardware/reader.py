@@ -173,7 +173,7 @@ def cluster_of(
     num_chips: int = 1,
     inter_node_bandwidth_per_chip: float | None = None,
 ) -> Cluster:
-    """A cluster of any size around a chip with its usual links, as published runs are described.
+    """Return a cluster of any size around a chip with its usual links, as in descriptions of published runs.
 
     inter_node_bandwidth_per_chip   one direction [byte/s]; None = the chip's usual NICs. 1600 Gbit/s for a node of 8 is 25e9.
     """

@@ -1,8 +1,8 @@
 """Indexer of sparse attention: a low-dimensional score of every query with every earlier key, and the top keys of each query.
 
 Forward and backward are one operator each, as fused kernels are; the square of scores is never stored. The choice has no gradient. The
-indexer learns from its own loss, whose gradient depends on the scores alone (`workload/kinds/index_scores.py`): the cross-entropy of
-the softmax of a query's scores with its choice. (DeepSeek-V3.2, section 2.1, uses the attention weight of each key as the target,
+indexer learns from its own loss, the cross-entropy of the softmax of a query's scores with its choice. Its gradient depends on the scores
+alone (`workload/kinds/index_scores.py`). (DeepSeek-V3.2, section 2.1, uses the attention weight of each key as the target,
 which the attention kernel computes. The indexer's products are the same.)
 """
 

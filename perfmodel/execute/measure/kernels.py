@@ -336,7 +336,7 @@ FEW_ROWS = (1, 4, 8, 16, 32)
 
 
 def weight_kernels(shape: tuple[int, int], dtype: Dtype, device: str) -> Iterator[Kernel]:
-    """Yield products of a few rows with weights of this shape, over so large a rotation of weights that no cache holds them all."""
+    """Yield products of a few rows with weights of this shape, rotating over so large a set of weights that no cache holds it."""
     outputs, inputs = shape
     options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
     number = copies_from_memory(outputs * inputs * options["dtype"].itemsize)

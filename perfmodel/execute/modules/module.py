@@ -74,7 +74,7 @@ class UserModule:
     def network(self) -> Graph:
         return self.imported.network
 
-    # ---------------------------------------------------------------------------------------------------- what the export has
+    # ---------------------------------------------------------------------------------------------------- exported program
 
     def added(self, vertex: int) -> int:
         """Return the input of a vertex that is added to its product as a separate operator; -1 for none."""

@@ -101,7 +101,7 @@ class Parameters:
                 self.sums[name] = torch.zeros_like(parameter, dtype=self.dtypes.reduce)
 
     def begin_backward(self, microbatch: int, stage: int) -> None:
-        """Called before the backward pass of a micro-batch through a stage, in order."""
+        """Prepare the backward pass of a micro-batch through a stage; called in order."""
 
     def finish_gradients(self) -> None:
         """Reduce the gradients of all micro-batches."""
