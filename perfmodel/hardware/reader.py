@@ -152,7 +152,7 @@ def cluster_of_chip(
     scale_out: str | float | None = None,
     chips: int | None = None,
 ) -> Cluster:
-    """A cluster around any chip (name or file) for `cluster=` of the verbs; a plan saved with it can be predicted again.
+    """Return a cluster around any chip (name or file) for `cluster=` of the verbs; a plan saved with it can be predicted again.
 
     per_node    chips of one host; None = as usual for the chip
     scale_up    one direction of one chip inside a node, such as "450 GB/s" (a number is byte/s); None = the chip's usual links
