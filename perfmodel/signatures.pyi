@@ -67,7 +67,7 @@ def cluster_of_chip(
     scale_out: str | float | None = None,
     chips: int | None = None,
 ) -> Cluster:
-    """A cluster around any chip (name or file) for `cluster=` of the verbs; a plan saved with it can be predicted again.
+    """Return a cluster around any chip (name or file) for `cluster=` of the verbs; a plan saved with it can be predicted again.
 
     per_node    chips of one host; None = as usual for the chip
     scale_up    one direction of one chip inside a node, such as "450 GB/s" (a number is byte/s); None = the chip's usual links
@@ -78,26 +78,26 @@ def cluster_of_chip(
 def list_calibrations(
     folders: Sequence[Path] = (),
 ) -> tuple[str, ...]:
-    """Names of the shipped calibrations and of those in `folders`, sorted."""
+    """Return the names of the shipped calibrations and of those in `folders`, sorted."""
 
 def list_chips() -> tuple[str, ...]:
-    """Names of the shipped chips, sorted."""
+    """Return the names of the shipped chips, sorted."""
 
 def list_clusters() -> tuple[str, ...]:
-    """Names of the shipped clusters, sorted; `localhost` is one of them."""
+    """Return the names of the shipped clusters, sorted, `localhost` included."""
 
 def load_calibration(
     name_or_path: str | Path,
     folders: Sequence[Path] = (),
 ) -> Calibration:
-    """A shipped calibration by its name (or one in `folders`), or any calibration file by its path."""
+    """Load a shipped calibration by its name (or one in `folders`), or any calibration file by its path."""
 
 def load_chip(
     name_or_path: str | Path,
 ) -> Chip:
-    """A shipped chip by its name or the start of it (`h20` for `h20-96gb`), or any chip file by its path.
+    """Load a shipped chip by its name or a prefix of it (`h20` for `h20-96gb`), or any chip file by its path.
 
-    A specification of a chip (technology and budgets) is made into the chip.
+    A chip specification (technology and budgets) is constructed into a chip.
     """
 
 def load_cluster(
@@ -105,11 +105,11 @@ def load_cluster(
     *,
     num_chips: int | None = None,
 ) -> Cluster:
-    """A shipped cluster by its name, `localhost`, or any cluster file by its path; `num_chips` as in `Cluster.with_chips`.
+    """Load a shipped cluster by its name, `localhost`, or any cluster file by its path; `num_chips` as in `Cluster.with_chips`.
 
-    A cluster file names its chip, or the path of a chip file relative to itself. A chip (by its name where no cluster has it, or by its
-    file) is a cluster too, with its usual node and links or with those that the text states: see `hardware/chip_cluster.py`. Several kinds
-    of chips are a cluster too: `8@dgx-h100+8@dgx-a100`, see `hardware/mixed.py`.
+    A cluster file names its chip, or the path of a chip file relative to itself. A chip (by name if no cluster has that name, or by file)
+    is a cluster too, with its usual node and links or with those given in the text: see `hardware/chip_cluster.py`. Several kinds
+    of chips also form a cluster: `8@dgx-h100+8@dgx-a100`, see `hardware/mixed.py`.
     """
 
 def list_models() -> tuple[str, ...]:

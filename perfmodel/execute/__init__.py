@@ -1,1 +1,1 @@
-"""Everything that runs on torch: a plan executed, checked and measured. Importing this package does not import torch."""
+"""Everything that runs on torch: execution, checking and measurement of plans. Importing this package does not import torch."""

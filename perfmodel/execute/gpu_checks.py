@@ -1,9 +1,9 @@
 """Real training steps on one GPU, as JSON: `python -m perfmodel.execute.gpu_checks [--limit SECONDS] [--steps N] [--serving]`.
 
-Each case is a shipped configuration (cut in depth where it must fit) under one kind of attention, recomputation and
-precision. The records are Measurements, plan included, so that anything can be predicted for the same plans later.
-One GPU has no traffic: what this measures is compute and memory. With --serving: decode steps and prefills of real layers in bf16, with the
-batches and lengths that servers have.
+Each case is a shipped configuration (with fewer layers where it must fit) with one attention kernel, recomputation and
+precision. The records are Measurements that include the plan, so that the same plans can be predicted later.
+One GPU has no communication: only compute and memory are measured. `--serving` measures decode and prefill steps of real layers
+in bf16, with typical batch sizes and lengths of servers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from perfmodel.workload.models import load_model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuCase:
-    """One training step to measure. layers=0 keeps the model's own depth."""
+    """One training step to measure. layers=0 keeps the model's number of layers."""
 
     model: str
     seq_len: int
@@ -61,7 +61,7 @@ class GpuCase:
         )
 
 
-#: Ordered by what they tell: a short run has the most useful ones. Sizes leave room on an 80 GB chip.
+#: Ordered by usefulness, so that a short run covers the most informative cases. All fit an 80 GB chip.
 CASES = (
     GpuCase(model="gpt2", seq_len=1024, micro_batch=2, precision=Precision.FP32, checks=True),
     GpuCase(model="gpt2", seq_len=1024, micro_batch=16),
@@ -83,7 +83,7 @@ CASES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingCase:
-    """Layers of a model whose steps are measured. checks: also logits of a small model of its make against the uncached forward pass."""
+    """Layers of a model whose steps are measured. checks: also compare logits of a small model of the family with those without cache."""
 
     model: str
     layers: int
@@ -91,14 +91,14 @@ class ServingCase:
     checks: bool = False
 
 
-#: What a server runs: one sequence, a batch, a full one over a short and a long context; a prompt, and a chunk of one.
+#: Typical steps of a server: one sequence, growing batches, a batch with long contexts, a prompt, and a chunk of a prompt.
 _SERVED = (
     *(StepShape(sequences=number, cached=1023, new=1) for number in (1, 8, 64, 256)),
     StepShape(sequences=32, cached=8191, new=1),
     StepShape(sequences=1, cached=0, new=2048),
     StepShape(sequences=1, cached=2048, new=2048),
 )
-#: Sizes leave room on an 80 GB chip.
+#: All fit an 80 GB chip.
 SERVING_CASES = (
     ServingCase(model="llama-3-8b", layers=8, shapes=_SERVED, checks=True),
     ServingCase(model="llama-3-70b", layers=4, shapes=_SERVED),
@@ -109,7 +109,7 @@ SERVING_CASES = (
 
 
 def run_serving_cases(cases: tuple[ServingCase, ...], *, rounds: int, time_limit: float) -> list[dict[str, Any]]:
-    """Each case's steps or its error; what does not start within `time_limit` seconds is said to be skipped."""
+    """Return the steps or the error of each case. Cases that do not start within `time_limit` seconds are recorded as skipped."""
     start, records = time.monotonic(), []
     for case in cases:
         record: dict[str, Any] = {"case": f"{case.model} {case.layers} layers, serving"}
@@ -141,7 +141,7 @@ def run_serving_cases(cases: tuple[ServingCase, ...], *, rounds: int, time_limit
 
 
 def run_cases(cases: tuple[GpuCase, ...], *, steps: int, time_limit: float) -> list[dict[str, Any]]:
-    """Each case's measurement or its error; what does not start within `time_limit` seconds is said to be skipped."""
+    """Return the measurement or the error of each case. Cases that do not start within `time_limit` seconds are recorded as skipped."""
     start, records = time.monotonic(), []
     group: WorkerGroup | None = None
     try:
@@ -161,7 +161,7 @@ def run_cases(cases: tuple[GpuCase, ...], *, steps: int, time_limit: float) -> l
             except PerfModelError as error:
                 record["error"] = str(error)
                 record["notes"] = getattr(error, "__notes__", [])[-1:]
-                group = None  # it ended with the error; the next case gets a new one
+                group = None  # the error closed the group; the next case starts a new one
             measured = record.get("measurement", {})
             summary = f"{measured['step_time'] * 1e3:9.2f} ms {measured['peak_memory'] / 2**30:7.2f} GiB" if measured else record["error"]
             print(f"{label:80s} {summary}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Local parts of distributed tensors."""
+"""Local shards of distributed tensors."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from torch.distributed.tensor import DTensor
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Its piece of one that is cut over ranks, in the same graph of gradients; any other as it is."""
+    """Return the local shard of a DTensor, within the autograd graph, or any other tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,4 +1,4 @@
-"""Which plans the executor cannot run here, each with one sentence. Pure Python: the demo asks while it chooses plans."""
+"""Reasons why a plan cannot run on this machine. Pure Python: the demo calls it while it chooses plans."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from perfmodel.parallel.plan import Plan
 
 
 def executable_reason(plan: Plan, world_devices: int) -> str:
-    """Why this plan cannot be run with `world_devices` devices; empty if it can."""
+    """Return why this plan cannot run with `world_devices` devices; empty if it can."""
     if plan.num_chips > world_devices:
         return (
             f"chips={plan.num_chips}: this machine has room for {world_devices} ranks; "

@@ -1,4 +1,4 @@
-"""One door to all runs of plans: torch's own modules where they can be cut as a plan says, else its graph interpreted."""
+"""Entry point for running plans: with torch's own modules if they support the plan, otherwise by interpreting its graph."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run_plan(
     group: WorkerGroup | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Measurement:
-    """Run the plan with torch and measure it (`run_modules`). Raises InputError if it cannot be run here, RunError if the run fails."""
+    """Run the plan with torch and measure it (`run_modules`). Raise InputError if it cannot run here, RunError if the run fails."""
     if steps < 1 or warmup < 0:
         raise InputError(f"steps={steps}, warmup={warmup}: steps must be at least 1 and warmup not negative; use --steps 20")
     if not not_modules_reason(plan):
@@ -54,50 +54,50 @@ def run_plan(
     graph = graph_of(plan)
     checks = check_gradients and plan.job.transformer.num_parameters <= CHECKED_PARAMETERS
     with workers_of(plan, device, hang_timeout, group, on_progress) as workers:
-        (found,) = measure_network_plans(
+        (measurement,) = measure_network_plans(
             graph, [plan_by_rules(plan, graph)], steps=steps, rounds=1, warmup=warmup, check_gradients=checks, group=workers
         )
-    return measurement_of(plan, found)
+    return measurement_of(plan, measurement)
 
 
-def measurement_of(plan: Plan, found: NetworkMeasurement) -> Measurement:
-    """The interpreter's measurement of a uniform plan. Collectives by axis, the parts of tp as one."""
+def measurement_of(plan: Plan, measured: NetworkMeasurement) -> Measurement:
+    """Convert the interpreter's measurement of a uniform plan. Collectives are grouped by axis, the parts of tp as one."""
     counts: dict[tuple[str, str], tuple[int, float]] = {}
-    for row in found.traffic:
-        key = (str(row.kind), _whole_axes(row.axes))
+    for row in measured.traffic:
+        key = (str(row.kind), _axes_name(row.axes))
         count, num_bytes = counts.get(key, (0, 0.0))
         counts[key] = (count + row.repeats, num_bytes + row.repeats * row.num_elements * row.itemsize)
     return Measurement(
         plan=plan,
         plan_hash=plan.hash(),
-        chip=found.chip,
-        software=dict(found.software),
-        num_ranks=found.num_ranks,
-        device=found.device,
-        warmup=found.warmup,
-        steps=len(found.step_times),
-        step_times=found.step_times,
-        step_time=found.step_time,
-        step_time_spread=found.step_time_spread,
-        parts={_whole_part(name): time for name, time in found.parts.items()},
-        peak_memory=found.peak_memory,
-        memory_by_rank=found.memory_by_rank,
+        chip=measured.chip,
+        software=dict(measured.software),
+        num_ranks=measured.num_ranks,
+        device=measured.device,
+        warmup=measured.warmup,
+        steps=len(measured.step_times),
+        step_times=measured.step_times,
+        step_time=measured.step_time,
+        step_time_spread=measured.step_time_spread,
+        parts={_part_name(name): time for name, time in measured.parts.items()},
+        peak_memory=measured.peak_memory,
+        memory_by_rank=measured.memory_by_rank,
         collectives=tuple(
             CollectiveCount(kind=kind, axis=axis, count=count, num_bytes=num_bytes) for (kind, axis), (count, num_bytes) in counts.items()
         ),
-        loss=found.loss,
-        gradient_error=found.gradient_error,
-        busy_fraction=found.busy_fraction,
+        loss=measured.loss,
+        gradient_error=measured.gradient_error,
+        busy_fraction=measured.busy_fraction,
     )
 
 
-def _whole_axes(axes: Collection[str]) -> str:
-    """Their names joined; the parts of tp are tp, stages lie along pp."""
+def _axes_name(axes: Collection[str]) -> str:
+    """Return the joined names of the axes, with the parts of tp as tp, and stages as pp."""
     if STAGES in axes:
         return "pp"
     return "+".join(dict.fromkeys("tp" if axis in TENSOR_AXES else axis for axis in FINE_AXES if axis in axes))
 
 
-def _whole_part(name: str) -> str:
+def _part_name(name: str) -> str:
     kind, _, axes = name.partition(".")
-    return f"{kind}.{_whole_axes(axes.split('+')) or axes}"
+    return f"{kind}.{_axes_name(axes.split('+')) or axes}"

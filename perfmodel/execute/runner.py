@@ -1,4 +1,4 @@
-"""A plan executed on this machine with torch's modules, and measured. Imports torch in the workers only."""
+"""Execution and measurement of a plan with torch's modules. Imports torch in the workers only."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from perfmodel.parallel.results import CollectiveCount, Measurement
 if TYPE_CHECKING:
     from perfmodel.execute.launch.rank_results import RankMeasurement
 
-#: From one rank: errors of gradients by name, what it measured, its device's name, versions of software.
+#: Result of one rank: gradient errors by name, measurement, device name, software versions.
 RankResult: TypeAlias = "tuple[dict[str, float], RankMeasurement, str, dict[str, str]]"
 
-#: Processes that may share a core. Beyond one each they time the scheduler: right for checks, useless for times.
+#: Processes that may share a core. With more than one per core, times are dominated by the scheduler: fine for checks only.
 RANKS_PER_CORE = 4
-#: Models up to this size are checked against one process before they are timed.
+#: Models up to this size are checked against a single process before they are timed.
 CHECKED_PARAMETERS = 300_000_000
 DEVICES = ("auto", "cpu", "cuda")
 
 
 def num_gpus() -> int:
-    """NVIDIA GPUs that torch would see, found without torch."""
+    """Return the number of NVIDIA GPUs visible to torch, determined without torch."""
     present = len(gpu_names())
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or not present:
@@ -40,18 +40,18 @@ def num_gpus() -> int:
     named = 0
     for entry in (entry.strip() for entry in visible.split(",")):
         if not (entry.startswith(("GPU-", "MIG-")) or (entry.isascii() and entry.isdigit() and int(entry[:9]) < present)):
-            break  # CUDA sees those before the first that is none
+            break  # CUDA ignores all entries from the first invalid one
         named += 1
     return min(named, present)
 
 
 def num_devices(device: str) -> int:
-    """Ranks that may run here on that kind of device."""
+    """Return the number of ranks that may run on this machine with that kind of device."""
     return num_gpus() if device == "cuda" else max(8, RANKS_PER_CORE * len(os.sched_getaffinity(0)))
 
 
 def pick_device(device: str, num_ranks: int) -> str:
-    """cpu or cuda; `auto` takes GPUs where there is one for each rank."""
+    """Return cpu or cuda; `auto` selects GPUs if there is one per rank."""
     if device not in DEVICES:
         raise InputError(f"device={device}: not known; use {', '.join(DEVICES)}")
     if device == "auto":
@@ -62,7 +62,7 @@ def pick_device(device: str, num_ranks: int) -> str:
 
 
 def least_state_bytes(plan: Plan) -> float:
-    """Weights, gradients and optimizer state of all ranks together: a plan that cannot hold these cannot start."""
+    """Return the bytes of weights, gradients and optimizer state over all ranks, the minimum for a plan to start."""
     job, layout = plan.job, plan.layout
     policy = job.policy
     from perfmodel.foundation.dtypes import itemsize
@@ -71,7 +71,7 @@ def least_state_bytes(plan: Plan) -> float:
     gradient = float(itemsize(policy.gradient_reduce))
     state = policy.state_bytes_per_parameter(job.optimizer)
     copies, shards = layout.dp_replicate * layout.cp, layout.dp_shard
-    # of an expert there are fewer copies where it lies on fewer ranks
+    # experts have fewer replicas, as each is held by fewer ranks
     routed = job.transformer.num_routed_parameters
     held = job.transformer.num_parameters - routed + routed * layout.tp / (plan.ep * plan.etp)
     if plan.zero is ZeroStage.NONE:
@@ -83,23 +83,23 @@ def least_state_bytes(plan: Plan) -> float:
 
 
 def check_memory(plan: Plan, device: str) -> None:
-    """Refuse a plan that this machine has no room for, before anything starts."""
+    """Raise InputError for a plan that exceeds this machine's ranks or memory, before any process starts."""
     reason = executable_reason(plan, num_devices(device))
     if reason:
         raise InputError(reason)
     if device == "cpu" and hasattr(os, "sysconf"):
-        room = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+        capacity = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
         need = least_state_bytes(plan)
-        if need > room:
+        if need > capacity:
             raise InputError(
                 f"model={plan.job.model.name}: its weights, gradients and optimizer state take {need / 2**30:.0f} GiB over all ranks, "
-                f"this machine has {room / 2**30:.0f} GiB; use --shrink for the same form of plan with a smaller model"
+                f"this machine has {capacity / 2**30:.0f} GiB; use --shrink for the same form of plan with a smaller model"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """Options of a run: steps to run and to time, the gradient check, counted and tracked steps."""
+    """Options of a run: timed and warm-up steps, gradient check, counted and memory-tracked steps."""
 
     steps: int
     warmup: int
@@ -133,15 +133,15 @@ def run_modules(
     group: WorkerGroup | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> Measurement:
-    """Run the plan with torch's modules and measure it. Raises InputError if it cannot be run here, RunError if the run fails.
+    """Run the plan with torch's modules and measure it. Raise InputError if it cannot run here, RunError if the run fails.
 
-    steps, warmup    steps that are timed, and steps before them
-    check_gradients  compare every gradient with one process's first (models of up to CHECKED_PARAMETERS parameters)
-    inspects         also run a step that counts collectives and one that tracks memory, none of them timed
-    hang_timeout     seconds without a sign of life after which the run is ended
+    steps, warmup    timed steps, and steps before them
+    check_gradients  first compare every gradient with one process (models of up to CHECKED_PARAMETERS parameters)
+    inspects         also run a step that counts collectives and one that tracks memory, neither of them timed
+    hang_timeout     seconds without a heartbeat after which the run is ended
     group            a running WorkerGroup of the right size to use; without one, processes are started for this run,
-                     unless a launcher such as torchrun has started them already
-    on_progress      called with what rank 0 is doing
+                     unless a launcher such as torchrun started them
+    on_progress      called with the activity of rank 0
     """
     launched = torchrun_worker(hang_timeout + 5.0) if group is None else None
     if launched is not None:
@@ -178,19 +178,19 @@ def run_modules(
 def workers_of(
     plan: Plan, device: str, hang_timeout: float, group: WorkerGroup | None, on_progress: Callable[[str], None] | None
 ) -> AbstractContextManager[WorkerGroup]:
-    """The group that is there, or one of its own."""
+    """Return the given group, or a new one for this plan."""
     if group is not None:
         return nullcontext(group)
     return WorkerGroup(plan.num_chips, device=device, hang_timeout=hang_timeout, on_progress=on_progress)
 
 
 def merge(measurements: Sequence[Measurement]) -> Measurement:
-    """One measurement from several rounds of the same plan: times of all, and what only the first one looked at."""
+    """Merge rounds of the same plan: the times of all rounds, and the inspection results of the first."""
     first = measurements[0]
     times = tuple(time for measurement in measurements for time in measurement.step_times)
     parts = {
         name: statistics.median(m.parts[name] for m in measurements if name in m.parts) for name in first.parts
-    }  # phases of every round; communication of the first
+    }  # phases of every round; communication of the first round
     memory = tuple(max(peaks) for peaks in zip(*(m.memory_by_rank for m in measurements), strict=True))
     return replace(
         first,
@@ -213,7 +213,7 @@ def interquartile_range(values: Sequence[float]) -> float:
 
 
 def gradient_error(errors: Sequence[dict[str, float]]) -> float:
-    """The largest error on any rank, or RunError if it says that the program is wrong; nan if nothing was checked."""
+    """Return the largest error on any rank; nan if nothing was checked. Raise RunError if it exceeds the tolerance."""
     from perfmodel.execute.tolerance import TOLERANCE, worst_error
 
     def sentence(name: str, error: float, others: int) -> str:
@@ -233,7 +233,7 @@ def assemble(
     warmup: int,
     busy_fraction: float = 0.0,
 ) -> Measurement:
-    """One measurement from what the ranks saw."""
+    """Combine the results of the ranks into one measurement."""
     error = gradient_error([result[0] for result in results])
     ranks = [result[1] for result in results]
     times = tuple(max(rank.step_times[i] for rank in ranks) for i in range(len(ranks[0].step_times)))

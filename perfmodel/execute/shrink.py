@@ -1,4 +1,4 @@
-"""The same form of plan, small enough for this machine: fewer ranks, fewer and narrower layers. Pure Python."""
+"""Shrinking of a plan to this machine: fewer ranks, fewer and narrower layers, the same parallelism. Pure Python."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Precision, TrainingJob
 from perfmodel.workload.layer_specs import DeltaNet, Experts, Mamba
 
-#: Sizes of a shrunk model and job, at most. They keep its step well under a second on one core.
+#: Largest sizes of a shrunk model and job. They keep its step well under a second on one core.
 HEAD_DIM, KEY_VALUE_HEADS, HEADS_PER_GROUP = 32, 4, 4
 VOCAB, SEQUENCE, MICRO_BATCH = 2048, 128, 2
 EXPERTS, CHOSEN = 16, 4
 CHOSEN_KEYS = 32
-#: Of a model that serves: a step of it is its products, not its launches, and takes well under a second.
+#: Sizes of a served model: its step is dominated by matrix products, not by launches, and takes well under a second.
 SERVED_LAYERS, SERVED_HEAD_DIM, SERVED_VOCAB = 8, 64, 8192
-#: Which axis gives way first when two have the same degree.
-GIVES_WAY = ("dp_replicate", "dp_shard", "cp", "pp", "tp")
+#: Axes in the order in which they are reduced when two have the same degree.
+SHRINK_ORDER = ("dp_replicate", "dp_shard", "cp", "pp", "tp")
 
 
 def _smallest_factor(number: int) -> int:
@@ -32,7 +32,7 @@ def _smallest_factor(number: int) -> int:
 
 
 def shrink_degrees(degrees: dict[str, int], ranks: int) -> dict[str, int]:
-    """Divide the largest degree, again and again, until the product fits: axes in use stay in use as long as they can."""
+    """Divide the largest degree repeatedly until the product fits, so that axes stay in use as long as possible."""
     degrees = dict(degrees)
 
     def product() -> int:
@@ -42,13 +42,13 @@ def shrink_degrees(degrees: dict[str, int], ranks: int) -> dict[str, int]:
         return total
 
     while product() > ranks:
-        axis = max(GIVES_WAY, key=lambda name: (degrees[name], -GIVES_WAY.index(name)))
+        axis = max(SHRINK_ORDER, key=lambda name: (degrees[name], -SHRINK_ORDER.index(name)))
         degrees[axis] //= _smallest_factor(degrees[axis])
     return degrees
 
 
 def smallest_ranks(plan: Plan) -> int:
-    """The fewest ranks that keep every axis of the plan in use."""
+    """Return the fewest ranks that keep every axis of the plan in use."""
     total = 1
     for axis in DEFAULT_ORDER:
         degree = plan.layout.degree(axis)
@@ -61,7 +61,7 @@ def _round_up(number: float, multiple: int) -> int:
 
 
 def shrink_experts(experts: Experts, *, ep: int, tp: int, hidden: float) -> Experts:
-    """Fewer and narrower, as many groups as divide them; `hidden`: the hidden size over what it was."""
+    """Return fewer and narrower experts in a number of groups that divides them; `hidden`: new hidden size over the old one."""
     number = _round_up(min(experts.num_experts, EXPERTS), ep)
     groups = gcd(number, experts.num_groups)
     top_groups = min(experts.top_groups, groups)
@@ -77,7 +77,7 @@ def shrink_experts(experts: Experts, *, ep: int, tp: int, hidden: float) -> Expe
 
 
 def shrink_states(model: TransformerConfig, *, tp: int, hidden: float) -> tuple[Mamba | None, DeltaNet | None]:
-    """Fewer heads with a state, of their sizes, in as many groups as attention has key-value heads; `hidden` as above."""
+    """Return fewer heads of the same sizes, in the number of groups of attention's key-value heads; `hidden` as in `shrink_experts`."""
     mamba, delta = model.mamba, model.delta
     if mamba is not None:
         groups = _round_up(min(mamba.num_groups, KEY_VALUE_HEADS), tp)
@@ -89,10 +89,10 @@ def shrink_states(model: TransformerConfig, *, tp: int, hidden: float) -> tuple[
 
 
 def shrink_folding(plan: Plan, degrees: Mapping[str, int], *, num_key_value_heads: int) -> tuple[int, int]:
-    """(ep, etp) on fewer ranks: experts stay dealt out, over as many ranks as fold; each is cut by tp where it was."""
+    """Return (ep, etp) on fewer ranks: experts stay distributed, over the largest allowed number of ranks, and sharded if they were."""
     tp_kv = gcd(degrees["tp"], num_key_value_heads)
     etp = gcd(plan.etp, degrees["tp"])
-    shards = degrees["dp_shard"] > 1 or (plan.zero and degrees["cp"] > 1)  # beside ZeRO experts take no replicas
+    shards = degrees["dp_shard"] > 1 or (plan.zero and degrees["cp"] > 1)  # experts are not replicated under ZeRO
     data = degrees["dp_shard"] if shards else degrees["dp_replicate"]
     ranks = degrees["tp"] * degrees["cp"] * data // etp
     sizes = {"tp_kv": tp_kv, "tp_q": degrees["tp"] // tp_kv, "cp": degrees["cp"], "data": data}
@@ -102,7 +102,7 @@ def shrink_folding(plan: Plan, degrees: Mapping[str, int], *, num_key_value_head
 
 
 def shrink_model(model: TransformerConfig, *, tp: int, num_layers: int, ep: int = 1, head_dim: int = HEAD_DIM) -> TransformerConfig:
-    """The same architecture, narrow: ratios of heads, of the MLP and of experts are kept where they divide."""
+    """Return the same architecture, narrower: ratios of heads, of the MLP and of experts are kept where divisible."""
     depth = min(model.head_dim, head_dim)
     groups = _round_up(min(model.num_key_value_heads, KEY_VALUE_HEADS), tp)
     heads = groups * min(model.num_attention_heads // model.num_key_value_heads, HEADS_PER_GROUP)
@@ -131,7 +131,7 @@ def shrink_model(model: TransformerConfig, *, tp: int, num_layers: int, ep: int 
 
 
 def runnable_model(model: TransformerConfig) -> TransformerConfig:
-    """The model, or where it is too large to be checked here one of its make: few layers, narrow, with fewer and narrower experts."""
+    """Return the model, or a smaller one of the same family if it is too large to be checked: fewer and narrower layers and experts."""
     if model.num_parameters <= CHECKED_PARAMETERS:
         return model
     layers = min(SERVED_LAYERS, model.num_hidden_layers)
@@ -144,7 +144,7 @@ def runnable_model(model: TransformerConfig) -> TransformerConfig:
 
 
 def shrink(plan: Plan, ranks: int) -> Plan:
-    """A plan for at most `ranks` processes here, with the axes, schedule, ZeRO stage and recomputation of `plan`."""
+    """Return a plan for at most `ranks` local processes, with the axes, schedule, ZeRO stage and recomputation of `plan`."""
     if ranks < 1:
         raise InputError(f"ranks={ranks}: must be at least 1; say how many processes may run")
     degrees = shrink_degrees({axis: plan.layout.degree(axis) for axis in DEFAULT_ORDER}, ranks)
@@ -155,7 +155,7 @@ def shrink(plan: Plan, ranks: int) -> Plan:
     layers = min(plan.job.transformer.num_hidden_layers, max(2, pp * virtual))
     data_axes = {"dp_replicate": degrees["dp_replicate"], "dp_shard": degrees["dp_shard"]}
     if not (plan.zero and degrees["dp_shard"] * cp > 1):
-        data_axes = {"dp_replicate": degrees["dp_replicate"] * degrees["dp_shard"], "dp_shard": 1}  # as `make_plan` has it
+        data_axes = {"dp_replicate": degrees["dp_replicate"] * degrees["dp_shard"], "dp_shard": 1}  # as in `make_plan`
     model = shrink_model(plan.job.transformer, tp=heads_ways, num_layers=layers)
     folding = {}
     if plan.has_experts:

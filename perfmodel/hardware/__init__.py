@@ -1,1 +1,1 @@
-"""Level 1: chips, links, clusters and calibrations, and the files that they are read from."""
+"""Level 1: chips, links, clusters and calibrations, and the readers and writers of their files."""

@@ -1,4 +1,4 @@
-"""Constants of a whole training run, each with its unit and source: `hardware_specs/assumptions.yaml`."""
+"""Constants of a full training run, each with its unit and source: `hardware_specs/assumptions.yaml`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from perfmodel.foundation.resources import resource_dir
 if TYPE_CHECKING:
     from perfmodel.hardware.cluster import Cluster
 
-#: Assumptions that are shares of a whole, above 0 and at most 1.
+#: Assumptions that are fractions, above 0 and at most 1.
 _SHARES = ("spares_confidence", "power_utilization")
-#: Times beyond published values at which a number is taken for one in another unit.
+#: Factor beyond the published range at which a number is assumed to be in another unit.
 _FARTHEST = 1e4
 #: Words of `with_given` in addition to the names of constants.
 LOCATION, PRICE = "location", "price"
@@ -24,7 +24,7 @@ LOCATION, PRICE = "location", "price"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumption:
-    """A constant, the spread of its published values, and where it is from. All three numbers are in `unit`."""
+    """A constant, the range of its published values, and its source. All three numbers are in `unit`."""
 
     name: str
     value: float
@@ -41,9 +41,9 @@ class Assumption:
 class Assumptions:
     """The constants of a run by name.
 
-    by_location   grams of CO2 equivalents for each kWh [g/kWh]
-    price         of a chip-hour, where the user gives one; 0: that of the chip's price table [USD/h]
-    prices        the same of single clusters or chips by name, before `price` [USD/h]
+    by_location   grams of CO2 equivalents per kWh [g/kWh]
+    price         price of a chip-hour if the user gives one; 0: that of the chip's price table [USD/h]
+    prices        the same for single clusters or chips by name, with priority over `price` [USD/h]
     """
 
     constants: Mapping[str, Assumption]
@@ -66,10 +66,10 @@ class Assumptions:
             elif name.startswith(f"{PRICE}."):
                 from perfmodel.hardware.reader import list_chips, list_clusters
 
-                place, priced = name.removeprefix(f"{PRICE}."), (*list_clusters(), *list_chips())
-                if place not in priced:
-                    raise InputError(f"assume={name}: {place or 'nothing'} is no cluster and no chip{suggest(place, priced)}")
-                prices[place] = _positive(value, word)
+                target, priced = name.removeprefix(f"{PRICE}."), (*list_clusters(), *list_chips())
+                if target not in priced:
+                    raise InputError(f"assume={name}: {target or 'nothing'} is no cluster and no chip{suggest(target, priced)}")
+                prices[target] = _positive(value, word)
             elif name in constants:
                 constants[name] = _replaced(constants[name], _in_unit(value, constants[name], word))
             else:
@@ -78,7 +78,7 @@ class Assumptions:
         return Assumptions(constants=constants, by_location=self.by_location, price=price, prices=prices)
 
     def on(self, cluster: Cluster) -> Assumptions:
-        """Return the assumptions with the price that the user gives for this cluster, or for its chip, in place of `price`."""
+        """Return the assumptions with the user's price for this cluster, or for its chip, as `price`."""
         return replace(self, price=self.prices.get(cluster.name) or self.prices.get(cluster.chip.name) or self.price)
 
     def _at(self, location: str) -> Assumption:
@@ -89,7 +89,7 @@ class Assumptions:
 
 
 def read_assumed(given: Mapping[str, float | str] | Sequence[str] | None) -> dict[str, float | str]:
-    """Return given values by name; texts are NAME=VALUE, as a command line has them. Raises InputError."""
+    """Return given values by name; texts are NAME=VALUE, as on a command line. Raise InputError for other texts."""
     if given is None or isinstance(given, Mapping):
         return dict(given or {})
     if isinstance(given, str):
@@ -119,24 +119,24 @@ def _replaced(constant: Assumption, value: float, source: str = "given by the us
 
 
 def _in_unit(value: float | str, constant: Assumption, field: str) -> float:
-    """A number in the unit of the constant, which may follow it. A bare number of another magnitude was meant in another unit."""
+    """Return a number in the unit of the constant, which may follow it. A bare number of another magnitude is rejected as another unit."""
     text = value.strip().removesuffix(constant.unit).strip() if isinstance(value, str) and constant.unit else value
-    found = _positive(text, field)
-    if not constant.low / _FARTHEST <= found <= constant.high * _FARTHEST:
+    number = _positive(text, field)
+    if not constant.low / _FARTHEST <= number <= constant.high * _FARTHEST:
         rule = f"is in {constant.unit}, and published values are {constant.low:g} to {constant.high:g}"
         raise bad_field(
             field, value, rule, f"write {field.removeprefix('assume ')}={constant.value:g}" + (f"{constant.unit}" if constant.unit else "")
         )
-    return found
+    return number
 
 
 def _positive(value: float | str, field: str) -> float:
     try:
-        found = float(value)
+        number = float(value)
     except (TypeError, ValueError):
-        found = math.nan
-    if not 0 < found < math.inf:
+        number = math.nan
+    if not 0 < number < math.inf:
         raise bad_field(field, value, "must be a number above 0", "write a number such as 1.2")
-    if field.removeprefix("assume ") in _SHARES and found > 1:
+    if field.removeprefix("assume ") in _SHARES and number > 1:
         raise bad_field(field, value, "is a share of a whole, at most 1", "write a number such as 0.8")
-    return found
+    return number

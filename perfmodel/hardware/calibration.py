@@ -1,8 +1,8 @@
-"""A calibration: what one software stack gets out of a chip and its links, as the parameters of smooth formulas (no table of shapes).
+"""Calibration: the performance of one software stack on a chip and its links, as parameters of smooth formulas (no table of shapes).
 
-It is an overlay on a chip and a cluster: rates are fractions of what the data sheet says, so that a faster chip is predicted faster;
-`peaks` replaces data-sheet figures by measured ones where there is no data sheet (the CPU of this machine). The formulas that the
-parameters belong to are in `perfmodel.cost.compute` and `perfmodel.cost.collectives`.
+It is an overlay on a chip and a cluster. Rates are fractions of the data sheet, so that a faster chip is predicted faster.
+`peaks` replaces data-sheet figures by measured ones if there is no data sheet (the CPU of this machine). The formulas
+are in `perfmodel.cost.compute` and `perfmodel.cost.collectives`.
 """
 
 import math
@@ -21,7 +21,7 @@ from perfmodel.hardware.serving_kernels import ServingKernels
 
 
 class KernelClass(StrEnum):
-    """Streaming kernels that reach different bandwidths; the order gives each its integer code (`KERNEL_CODE`)."""
+    """Classes of streaming kernels with different bandwidths; the order defines the integer codes (`KERNEL_CODE`)."""
 
     DEFAULT = "default"
     SOFTMAX = "softmax"
@@ -53,15 +53,15 @@ KERNEL_CODE: Mapping[KernelClass, int] = MappingProxyType({kernel: code for code
 SCALE_UP = "scale_up"
 """The innermost network tier: NVLink domain, xGMI mesh, torus, PCIe tree, the processes of one CPU."""
 SCALE_OUT = "scale_out"
-"""Every tier outside it."""
+"""Every outer network tier."""
 
 LATENT_KERNEL = "latent"
-"""Kernel of fused attention whose values are narrower than its keys, where it was measured."""
+"""Fused attention kernel whose value heads are narrower than its key heads, where it was measured."""
 PARTS = ("matmul", "streaming", "attention", SCALE_UP, SCALE_OUT)
-"""Parts of a calibration; a prediction names the basis of each."""
+"""Parts of a calibration; a prediction reports the basis of each."""
 
 WEIGHT_BANDWIDTH, VECTOR_BANDWIDTH = "memory_bandwidth.weights", "memory_bandwidth.vector"
-"""Peaks of CPUs: how fast weights come from memory into products of a few rows, and of one, which is a kernel of its own."""
+"""Peaks of CPUs: memory bandwidth of weights in products of a few rows, and of a single row, which uses another kernel."""
 
 PEAK_NAMES = ("flop_rate", "memory_bandwidth", "memory_capacity", f"{SCALE_UP}_bandwidth", f"{SCALE_OUT}_bandwidth")
 
@@ -76,27 +76,27 @@ class Provenance(StrEnum):
 
 
 MOST_BUSY = 0.1
-"""Where other processes take more than this share of the processors, what is measured meanwhile is not of this machine alone."""
+"""Share of the processors used by other processes above which a measurement does not count."""
 
 NO_TILES = ((1.0, 1.0, 0.0),)
-"""Of a library whose products cost their output elements, wherever these end."""
+"""Tiles of a library whose matrix products cost their output elements, without tile quantization."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulModel:
     """Parameters of `matmul_time`, for one dtype.
 
-    peak_fraction       e   of the dense peak, large matrices, in short bursts
-    depth_offset        k0  contraction length that costs as much as starting a tile
+    peak_fraction       e   fraction of the dense peak, for large matrices in short bursts
+    depth_offset        k0  contraction length that costs the same as starting a tile
     wave_softness       a   share of the last, partial wave that is paid in full (0: work spreads evenly, 1: all of it)
-    memory_fraction     b   of the memory bandwidth, for the operands and the result
-    floor_time          t0  [s] one launch, nothing hidden
-    sharpness           p   how suddenly compute gives way to memory: (C^p + M^p)^(1/p)
+    memory_fraction     b   fraction of the memory bandwidth, for the operands and the result
+    floor_time          t0  [s] one launch, without overlap
+    sharpness           p   sharpness of the transition from compute-bound to memory-bound: (C^p + M^p)^(1/p)
     small_tile_penalty  m0  extra time of a small tile, times its exponent in `tiles`
-    least_waves         w0  time of a tile among few over that of a tile in a full wave: no product takes less; 0: it takes its share
-    split_depth         D   contraction length from which idle units share it (split-k); 0: they never do
-    few_rows            mu  a product of fewer rows than half of its tile is computed by a kernel for few rows, at half of the rate, and
-                            pays for no fewer rows than this; 0: only whole tiles were measured
+    least_waves         w0  time of a tile among few over that of a tile in a full wave, a lower bound of any product; 0: no bound
+    split_depth         D   contraction length from which idle units share it (split-k); 0: never
+    few_rows            mu  minimum number of rows paid for by the kernel for few rows, which computes products of fewer rows than half a
+                            tile at half the rate; 0: only full tiles were measured
     tiles               (rows, columns, penalty exponent) that the library chooses from
     """
 
@@ -124,12 +124,12 @@ class MatmulModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvolutionModel:
-    """Parameters of `convolution_time`, for one dtype, where a library computes convolutions at a rate of their own (CPUs).
+    """Parameters of `convolution_time`, for one dtype, if a library computes convolutions at a rate of their own (CPUs).
 
-    peak_fraction    e   of the dense peak of matrix multiplies; may exceed 1
-    depth_offset     k0  contraction length that costs as much as starting an output element
-    memory_fraction  b   of the memory bandwidth, for input, weight and output
-    floor_time       t0  [s] one launch, nothing hidden
+    peak_fraction    e   fraction of the dense peak of matrix multiplies; may exceed 1
+    depth_offset     k0  contraction length that costs the same as starting an output element
+    memory_fraction  b   fraction of the memory bandwidth, for input, weight and output
+    floor_time       t0  [s] one launch, without overlap
     """
 
     peak_fraction: float
@@ -147,11 +147,11 @@ class ConvolutionModel:
 class StreamingModel:
     """Parameters of `streaming_time`, for one class of kernels.
 
-    bandwidth_fraction  of the memory bandwidth, for many bytes
-    floor_time          [s] one launch and its start; on a GPU also what it takes to fill the memory pipeline
-    element_time        [s] for each element where computing is the limit (transcendental functions on a CPU; 0 on GPUs)
+    bandwidth_fraction  fraction of the memory bandwidth, for many bytes
+    floor_time          [s] launch and start of a kernel; on a GPU also the time to fill the memory pipeline
+    element_time        [s] per element if the kernel is compute-bound (transcendental functions on a CPU; 0 on GPUs)
     caches              (capacity [byte], bandwidth as a fraction of the memory bandwidth), innermost first: faster below the capacity
-    backward_factor     time of the backward kernel over what the forward one would take for its bytes and elements
+    backward_factor     time of the backward kernel over the time of the forward kernel for the same bytes and elements
     """
 
     bandwidth_fraction: float
@@ -175,15 +175,15 @@ class StreamingModel:
 class AttentionModel:
     """Parameters of `attention_time` (a fused kernel).
 
-    peak_fraction         e   of the dense peak, long sequences and large heads
-    head_dim_offset       d0  softmax work for each score, as head dims
+    peak_fraction         e   fraction of the dense peak, for long sequences and large heads
+    head_dim_offset       d0  softmax work per score, in head dims
     sequence_offset       s1  start of each block of queries [keys x head dims]
     floor_time            t0  [s]
-    query_tile            queries of one thread block
-    memory_fraction       of the memory bandwidth, for q, k, v and the output; its time adds to that of computing
+    query_tile            queries per thread block
+    memory_fraction       fraction of the memory bandwidth, for q, k, v and the output; the memory time adds to the compute time
     wave_softness         a   as in MatmulModel
     backward_flops        backward FLOPs over forward FLOPs (2.5: five products against two)
-    backward_rate         rate of backward over the rate of forward
+    backward_rate         FLOP rate of backward over that of forward
     """
 
     peak_fraction: float
@@ -208,9 +208,9 @@ class AttentionModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongAttention:
-    """Sustained rate of a generation of fused attention over many keys (`cost/compute.py`), as shares of the dense peak.
+    """Sustained rate of a generation of fused attention over many keys (`cost/compute.py`), as fractions of the dense peak.
 
-    forward, backward   heads of 128 entries, long sequences
+    forward, backward   fraction for heads of 128 entries and long sequences
     """
 
     forward: float
@@ -221,18 +221,18 @@ class LongAttention:
         require_share("long_attention.backward", self.backward)
 
     def at_clock(self, fraction: float) -> "LongAttention":
-        """On a chip whose clock is that share of this one's."""
+        """Return the rates on a chip with that fraction of this chip's clock."""
         return LongAttention(forward=min(1.0, self.forward * fraction), backward=min(1.0, self.backward * fraction))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedMatmulModel:
-    """Parameters of `grouped_matmul_time` (the experts of a layer in one fused call), for one dtype: beside the chip's plain products.
+    """Parameters of `grouped_matmul_time` (the experts of a layer in one fused call), for one dtype, relative to plain products.
 
-    rate_fraction    f   of the FLOP rate that plain products of these sizes reach
-    memory_fraction  g   of the memory bandwidth that they reach
-    row_fraction     b   of the memory bandwidth, for ordering rows by expert, the activation and adding up a token's experts
-    expert_time      t1  [s] for each expert that has rows
+    rate_fraction    f   fraction of the FLOP rate of plain products of these sizes
+    memory_fraction  g   fraction of the memory bandwidth of plain products
+    row_fraction     b   fraction of the memory bandwidth, for sorting rows by expert, the activation and combining a token's experts
+    expert_time      t1  [s] per expert with rows
     floor_time       t0  [s] once: routing, and the launches of all its kernels
     """
 
@@ -252,13 +252,13 @@ class GroupedMatmulModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeAttentionModel:
-    """Parameters of `attention_decode_time` (one query a sequence against a cache of keys and values).
+    """Parameters of `attention_decode_time` (one query per sequence against a cache of keys and values).
 
-    memory_fraction  b   of the memory bandwidth, for a large cache
+    memory_fraction  b   fraction of the memory bandwidth, for a large cache
     floor_time       t0  [s]
-    ramp_time        t1  [s] more where keys and values no longer come from the chip's cache
-    ramp_bytes       V1  size at which half of that shows
-    wave_time        w   [s] of a compute unit for one sequence and key-value head, however short
+    ramp_time        t1  [s] additional time if keys and values do not fit the chip's cache
+    ramp_bytes       V1  size at which half of `ramp_time` is added
+    wave_time        w   [s] minimum time of a compute unit per sequence and key-value head
     """
 
     memory_fraction: float = 0.8
@@ -279,21 +279,21 @@ class CollectiveModel:
     """Parameters of `collective_time`, for one kind of collective on one kind of tier.
 
     base_time           a   [s] once
-    hop_time            a1  [s] for each ring hop
-    bandwidth_fraction  of the link's bandwidth (of one chip, one direction) that wire bytes reach
-    switch_fraction     of the link's bandwidth at which the whole buffer comes back from a switch that reduces, whatever the number of
-                        ranks (NVLink SHARP), where that is quicker than the ring; 0: the switch does not
-    own_share           g   of the chunk that a rank keeps, which costs as much as if it were sent too (the copy beside the transfer)
-    step_share          l   by how much of itself the latency rises where a chunk (the buffer over the ranks) outgrows one packet of the
-                        low-latency protocol; half-way at chunks of `step_bytes`
+    hop_time            a1  [s] per ring hop
+    bandwidth_fraction  fraction of the link's bandwidth (of one chip, one direction) for wire bytes
+    switch_fraction     fraction of the link's bandwidth at which a reducing switch returns the full buffer, independent of the number of
+                        ranks (NVLink SHARP), used if faster than the ring; 0: not supported
+    own_share           g   share of the chunk that a rank keeps that costs the same as if it were sent (the local copy)
+    step_share          l   relative increase of the latency if a chunk (the buffer over the ranks) exceeds one packet of the
+                        low-latency protocol; half of it at chunks of `step_bytes`
     step_bytes          size of a chunk at which half of `step_share` is added
-    bulk_time           J   [s] more where chunks are so large that the library changes to its bulk protocol; half-way at `bulk_bytes`
+    bulk_time           J   [s] additional time of the library's bulk protocol for large chunks; half of it at `bulk_bytes`
     bulk_bytes          size of a chunk at which half of `bulk_time` is added
-    ramp_time, ramp_exponent  c, x  [s] c * (wire bytes / RAMP_BYTES)^x: the slow rise between a small and a large message, where the
-                        protocols were not told apart
-    tree_hop_time       [s] for each level of a tree, instead of the ring's hops where that is quicker; 0: the library has no tree
-    inner_hop_time      [s] more for each ring hop inside the inner domains of a ring that leaves them (slower protocol)
-    one_shot_time       [s] to send the whole buffer to every peer at once, instead of a0, hops and passes; 0: the library does not do it
+    ramp_time, ramp_exponent  c, x  [s] c * (wire bytes / RAMP_BYTES)^x: gradual rise between small and large messages, where the
+                        protocols were not measured separately
+    tree_hop_time       [s] per level of a tree, used instead of ring hops if faster; 0: the library has no tree
+    inner_hop_time      [s] additional time per ring hop inside the inner domains of a ring that leaves them (slower protocol)
+    one_shot_time       [s] time to send the full buffer to every peer at once, instead of a0, hops and passes; 0: not supported
     nested              between nodes each chip moves its part only (hierarchical, or a tree over nodes); False: one flat ring
     """
 
@@ -360,44 +360,44 @@ ATTENTION_KERNELS = ("flash1", "flash2", "flash3", "cudnn")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Everything measured of one software stack on one chip, and how well it fits.
+    """Measured parameters of one software stack on one chip, and their fit errors.
 
     name                in tables and of `--calibration`
     source              how it was measured
-    date                when it was measured, such as '2026-01-15'
+    date                date of the measurement, such as '2026-01-15'
     provenance          basis of its numbers for the chips in `chips`
     notes               free text
-    chips               the chips that it was measured on; for them a prediction is `calibrated`
-    relatives           chips that are near enough to borrow it; a prediction for them is based on a `prior`
-    borrowed            parts that were measured on another chip, or hardly (matmul, streaming, attention, scale_up, scale_out): a
+    chips               chips that it was measured on; a prediction for them is `calibrated`
+    relatives           similar chips that may use it; a prediction for them is based on a `prior`
+    borrowed            parts measured on another chip, or with few points (matmul, streaming, attention, scale_up, scale_out): a
                         `partial calibration`
     software            libraries and their versions
     matmul, streaming, attention, collectives   parameters by dtype, kernel class, kernel, tier kind and collective; an attention kernel
                         that differs by dtype has a second entry, such as `flash.bf16`
-    convolution         parameters by dtype; where there are none a convolution takes as long as a matrix multiply of its size
-    grouped_matmul      parameters by dtype; where there are none a grouped product runs as plain ones do
+    convolution         parameters by dtype; without an entry a convolution takes the time of a matrix multiply of its size
+    grouped_matmul      parameters by dtype; without an entry a grouped product takes the time of plain products
     decode_attention    parameters by kernel
-    serving             kernels of serving alone
-    peaks               data-sheet figures that are replaced (PEAK_NAMES; flop rates as `flop_rate.bf16`); empty on a chip with a data sheet
+    serving             kernels used only in serving
+    peaks               replaced data-sheet figures (PEAK_NAMES; flop rates as `flop_rate.bf16`); empty on a chip with a data sheet
     sustained_clock_fraction   matmul rate in a training run over that in a burst on a cool chip (power limit)
     clock_fractions     the same by dtype, where it differs (fp8: products of 8 bits)
-    attention_clock_fraction   the same of fused attention, which draws less power where its softmax waits
-    attention_generations      rate of an older generation of fused attention (ATTENTION_KERNELS) over the measured one; one that is not
-                        named runs at its rate
-    long_attention             by generation, what its kernel sustains over many keys; one that is not named runs as over few
-    exposed_floor_fraction     share of a kernel's floor that still shows when kernels follow one another
-    launch_time         [s] host time for each operator where nothing hides it (CPUs; 0 on GPUs)
-    host_times          [s] by name. `dtensor_op`: an operator pass on distributed tensors, beyond the launch. `redistribution`: issue and
-                        copies of a collective of activations. `gather_unit`, `reduce_unit`: bookkeeping of the collective of a
-                        parameter unit. `pipeline_send`: one pass of a microbatch through a stage. `step`: once a step. Copies of
-                        buffers, for each MiB: `redistribution_mebibyte`, `gather_mebibyte`, `reduce_mebibyte`, `gradient_mebibyte`
-    context_bytes       memory that the driver's context and libraries take on a chip
+    attention_clock_fraction   the same for fused attention, which draws less power while its softmax waits
+    attention_generations      rate of an older generation of fused attention (ATTENTION_KERNELS) over the measured one; generations
+                        without an entry run at the measured rate
+    long_attention             sustained rate over many keys, by generation; generations without an entry run at the rate of few keys
+    exposed_floor_fraction     exposed share of a kernel's floor time when kernels follow one another
+    launch_time         [s] host time per operator where nothing overlaps it (CPUs; 0 on GPUs)
+    host_times          [s] by name. `dtensor_op`: an operator pass on distributed tensors, in addition to the launch. `redistribution`:
+                        issue and copies of a collective of activations. `gather_unit`, `reduce_unit`: bookkeeping of the collective of a
+                        parameter unit. `pipeline_send`: one pass of a micro-batch through a stage. `step`: once a step. Copies of
+                        buffers, per MiB: `redistribution_mebibyte`, `gather_mebibyte`, `reduce_mebibyte`, `gradient_mebibyte`
+    context_bytes       memory of the driver's context and libraries on a chip
     channel_bytes       memory of the buffers of one channel of a communicator (NCCL, RCCL)
     allocator_factor    memory reserved over memory allocated
-    contention          slow-down factors by name. `matmul`, `streaming`, `attention`: all the cores compute, over one alone;
-                        `cores`: how many processes that is; `compute_under_communication`
+    contention          slow-down factors by name. `matmul`, `streaming`, `attention`: all cores busy, over one alone;
+                        `cores`: number of processes for these factors; `compute_under_communication`
     points, errors      number of measurements and held-out median errors, by part
-    busy_fraction       share of the machine's processors that other processes took while it was measured
+    busy_fraction       share of the machine's processors used by other processes during the measurement
     """
 
     name: str
@@ -471,7 +471,7 @@ class Calibration:
         return hash(self.name)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Mapping proxies cannot be pickled: rebuild from plain dicts."""
+        """Rebuild from plain dicts, as mapping proxies cannot be pickled."""
         plain = {name: _thawed(getattr(self, name)) for name in self.__dataclass_fields__}
         return _rebuild, (plain,)
 
@@ -492,16 +492,16 @@ GPU_TILES = ((256.0, 128.0, 0.0), (128.0, 256.0, 0.0), (128.0, 128.0, 1.0), (64.
 """Output tiles of the matrix-multiply kernels that GPU libraries choose from, with the penalty exponent of the small ones."""
 
 SPEC_SHEET_NAME = "spec-sheet"
-#: Name of a calibration that a run measures for itself and does not keep.
+#: Name of a calibration that a run measures for itself and does not store.
 MEASURED_NOW = "measured with this run"
-"""Names the absence of a calibration: typical fractions of the data sheet, whatever was measured."""
+"""Name for the absence of a calibration: typical fractions of the data sheet, even if measurements exist."""
 
 PRIOR_NAME = "prior"
-"""Names what the calibrations of its maker's other chips let expect of a chip (`perfmodel.hardware.prior`)."""
+"""Name of the prior of a chip: the calibrations of its vendor's other chips (`perfmodel.hardware.prior`)."""
 
 GROUPED_TILE = (16.0, 128.0, 1.0)
-"""One more tile of grouped kernels, for experts of few rows: TensorRT-LLM's fused kernel has it on Ampere. With it the A100's table is 9 %
-off instead of 14 %, the others' as before."""
+"""Additional tile of grouped kernels, for experts with few rows: TensorRT-LLM's fused kernel has it on Ampere. It reduces the error of the
+A100's table from 14 % to 9 %; the others do not change."""
 
 SPEC_SHEET = Calibration(
     name="",
@@ -527,17 +527,17 @@ SPEC_SHEET = Calibration(
     sustained_clock_fraction=0.785,
     exposed_floor_fraction=0.5,
 )
-"""What a prediction uses where nothing was measured on the chip or a relative of it. Collectives: alpha-beta on the cluster's own links."""
+"""Calibration used if neither the chip nor a relative was measured. Collectives: alpha-beta model on the cluster's own links."""
 
 
 def typical_fractions() -> str:
-    """Assumptions of `SPEC_SHEET` about matrix products, in words."""
+    """Return the assumptions of `SPEC_SHEET` about matrix products, as text."""
     matmul = SPEC_SHEET.matmul[Dtype.BF16]
     return f"{matmul.peak_fraction:.0%} of the data sheet's FLOP rate and {matmul.memory_fraction:.0%} of its memory bandwidth are assumed"
 
 
 def default_calibration(chip: str, calibrations: Iterable[Calibration]) -> Calibration:
-    """The calibration that was measured on `chip`, else one that is lent to it (a relative's, a prior), else `SPEC_SHEET`."""
+    """Return the calibration measured on `chip`, else one that applies to it (a relative's, a prior), else `SPEC_SHEET`."""
     known = list(calibrations)
     for calibration in known:
         if chip in calibration.chips:

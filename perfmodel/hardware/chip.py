@@ -1,4 +1,4 @@
-"""One accelerator as its data sheet describes it."""
+"""One accelerator, as specified by its data sheet."""
 
 import math
 from collections.abc import Mapping
@@ -10,34 +10,34 @@ from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.hardware.fabric import NetworkTier, check_tiers
 
 PROVENANCES = ("read", "recalled", "mixed", "measured", "derived")
-"""`derived`: computed from other numbers, as the source says."""
+"""`derived`: computed from other numbers, as described in the source."""
 
-# Groups of a chip's numbers; each has a provenance and a source of its own (a network tier states its own beside its numbers).
+# Groups of a chip's numbers; each has a provenance and a source (a network tier includes its own).
 FACT_GROUPS = (
     "launch_year", "peak_flop_rate", "memory_capacity", "memory_usable", "memory_bandwidth", "on_chip", "node", "tdp", "host_link",
     "matmul_fraction",
 )  # fmt: skip
 
-#: Share of its capacity that a chip offers a program where its file does not say: the least of the maker's shipped chips that do. Drivers,
-#: ECC and XLA keep the rest.
+#: Usable share of the memory capacity if the chip's file does not state it: the smallest of the vendor's shipped chips that state it.
+#: Drivers, ECC and XLA reserve the rest.
 USABLE_FRACTIONS: Mapping[str, float] = MappingProxyType({"nvidia": 0.97, "amd": 0.998, "google": 0.935, "intel": 0.985})
-#: Of another maker's chip: the least of all.
+#: The same for other vendors: the smallest of all.
 USABLE_FRACTION_ELSE = min(USABLE_FRACTIONS.values())
 
 MAX_MATMUL_FRACTION = 1.5
-"""Clocks above the one that a data sheet counts with leave no more."""
+"""Upper bound: clocks above the data sheet's reference clock cannot gain more."""
 
 HOST_BANDWIDTH = 25e9
-"""[byte/s] From a chip to its host's pinned memory where its file does not say: PCIe 4.0 x16, 31.5 GB/s less its protocol."""
+"""[byte/s] From a chip to its host's pinned memory if its file does not state it: PCIe 4.0 x16, 31.5 GB/s minus protocol overhead."""
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class MemoryTier:
     """One memory of a chip.
 
-    capacity   as the driver reports it, all devices of the chip together   [byte]
+    capacity   as reported by the driver, all devices of the chip together   [byte]
     bandwidth  reads or writes                                              [byte/s]
-    usable     what the runtime offers of the capacity; 0 = all of it       [byte]
+    usable     capacity available to programs; 0 = all of it                [byte]
     """
 
     name: str
@@ -57,7 +57,7 @@ class MemoryTier:
 
     @property
     def usable_capacity(self) -> float:
-        is_left_out = isinstance(self.usable, (int, float)) and not self.usable  # a column has been stated
+        is_left_out = isinstance(self.usable, (int, float)) and not self.usable  # an array of values counts as stated
         return self.capacity if is_left_out else self.usable
 
     @property
@@ -67,20 +67,20 @@ class MemoryTier:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Chip:
-    """One accelerator (a package that is sold as one; it may show up as several devices).
+    """One accelerator (a package that is sold as one; it may appear as several devices).
 
-    peak_flop_rate    dense rate of each dtype that it multiplies in hardware, whole chip   [FLOP/s]
+    peak_flop_rate    dense rate of each dtype that it multiplies in hardware, all devices  [FLOP/s]
     on_chip_bytes     last-level cache or scratchpad; 0 = not published                     [byte]
     compute_units     SMs, CUs, TensorCores, ... (`unit_kind`)
-    devices_per_chip  devices that torch or JAX sees (MI250X: 2)
-    any_operand_order products in 8 bits take operands in either order; else both must run along what is summed over
+    devices_per_chip  devices visible to torch or JAX (MI250X: 2)
+    any_operand_order products in 8 bits take operands in either order; else both must be contiguous along the contracted dim
     tdp_watts         0 = not published                                                     [W]
-    matmul_fraction   of the dense 16-bit peak that the best of many measured products reached; 0: none was measured   [-]
-    host_bandwidth    of the link to the host's memory, one direction         [byte/s]
+    matmul_fraction   fraction of the dense 16-bit peak of the best of many measured products; 0: not measured  [-]
+    host_bandwidth    bandwidth of the link to the host's memory, one direction             [byte/s]
     price_per_hour    indicative, from the dated price table; 0 = unknown                   [USD/h]
     provenance        group of numbers -> read | recalled | mixed | measured
-    chips_per_node    and `default_tiers`: the usual surroundings of this chip, for `cluster_of`
-    aliases           what people call it beside its name and the beginnings of that
+    chips_per_node    and `default_tiers`: the usual node and network of this chip, for `cluster_of`
+    aliases           common names in addition to its name and prefixes of it
     """
 
     name: str
@@ -141,9 +141,9 @@ class Chip:
         return hash(self.name)
 
     def flop_rate(self, dtype: Dtype | str) -> float:
-        """Dense peak of one dtype [FLOP/s]. A dtype that the chip does not multiply is an error, never another dtype's rate."""
+        """Return the dense peak of one dtype [FLOP/s]. An unsupported dtype is an error, never another dtype's rate."""
         rate = {str(name): value for name, value in self.peak_flop_rate.items()}.get(str(dtype))
         if rate is None:
             known = ", ".join(self.peak_flop_rate)
             raise bad_field("dtype", dtype, f"chip {self.name} has no {dtype} units", f"it has {known}")
-        return 1.0 * rate  # a float, or a column of them
+        return 1.0 * rate  # a float, or an array of floats

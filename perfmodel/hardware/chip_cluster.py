@@ -1,7 +1,7 @@
-"""A cluster that is named after its chip: the text by which flags, plan files and `load_cluster` call it, and what the text says.
+"""Text of a cluster that is named after its chip, as used in flags, plan files and `load_cluster`.
 
-h20-96gb                                                          its usual node and links, as the chip's file has them
-h20-96gb per-node=8 scale-up=450 GB/s scale-out=400 Gbit/s        as stated; rates are one direction of one chip
+h20-96gb                                                          default node and links of the chip's file
+h20-96gb per-node=8 scale-up=450 GB/s scale-out=400 Gbit/s        as given; rates are one direction of one chip
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _FIELD = re.compile(r" +(per-node|scale-up|scale-out)=")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipCluster:
-    """A chip with what a person states of its surroundings; None leaves it to the chip's file.
+    """A chip with its node and links as given by the user; None: as in the chip's file.
 
     chip        a name, or the path of a chip file
-    per_node    chips of one host
+    per_node    chips per host
     scale_up    one direction of one chip inside a node                [byte/s]
     scale_out   one direction of one chip between nodes                [byte/s]
     """
@@ -36,7 +36,7 @@ class ChipCluster:
 
     @property
     def text(self) -> str:
-        """Text of this cluster in plan files; `chip_cluster` reads it back."""
+        """Text of this cluster in plan files; `chip_cluster` parses it."""
         stated = [self.chip]
         if self.per_node is not None:
             stated.append(f"per-node={self.per_node}")
@@ -49,7 +49,7 @@ class ChipCluster:
 def state_chip_cluster(
     chip: str | Path, *, per_node: int | str | None = None, scale_up: str | float | None = None, scale_out: str | float | None = None
 ) -> ChipCluster:
-    """From what a person writes: a chip, and rates with their units (a bare number is byte/s, in Python alone)."""
+    """Return the cluster from user input: a chip, and rates with units (a bare number is byte/s, in Python only)."""
     name = plain_text(chip).strip()
     if not name:
         raise InputError("chip: is missing; give a name from `perfmodel chips` or the path of a chip file")
@@ -62,18 +62,18 @@ def state_chip_cluster(
 
 
 def chip_cluster(text: str) -> ChipCluster | None:
-    """The cluster that `ChipCluster.text` wrote; None for a text without such options (it may still be a chip's name), and for pools."""
+    """Parse the text of `ChipCluster.text`; None for pools and for a text without options, which may still be a chip's name."""
     if is_mixed(text):
         return None
-    found = _STATED.fullmatch(text.strip())
-    if found is None:
+    match = _STATED.fullmatch(text.strip())
+    if match is None:
         return None
-    _, *parts = _FIELD.split(found["stated"])
+    _, *parts = _FIELD.split(match["stated"])
     stated = dict(zip(parts[::2], parts[1::2], strict=True))
     if len(stated) < len(parts) // 2:
         raise bad_field("cluster", text, "states the same thing twice", "keep one of the two")
     return state_chip_cluster(
-        found["chip"], per_node=stated.get("per-node"), scale_up=stated.get("scale-up"), scale_out=stated.get("scale-out")
+        match["chip"], per_node=stated.get("per-node"), scale_up=stated.get("scale-up"), scale_out=stated.get("scale-out")
     )
 
 
@@ -104,7 +104,7 @@ def _count(value: int | str) -> int:
 
 
 def short_name(reference: str) -> str:
-    """Name of a cluster in tables: file name for a file, anything else as it is."""
+    """Return the name of a cluster in tables: the file name for a path, anything else unchanged."""
     if is_mixed(reference):
         return "+".join(f"{pool.chips}@{short_name(pool.name)}{pool.speed_text}" for pool in read_pools(reference))
     stated = chip_cluster(reference)
@@ -114,5 +114,5 @@ def short_name(reference: str) -> str:
 
 
 def chips_text(count: int) -> str:
-    """How many, for people."""
+    """Return the number of chips as text."""
     return "1 chip" if count == 1 else f"{count:,} chips"

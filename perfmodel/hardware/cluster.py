@@ -9,10 +9,10 @@ from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.fabric import Link, NetworkTier, Topology, check_tiers
 
-# A scale-out fabric may grow to this many chips before its file must say more.
+# Maximum size of a scale-out fabric if its file does not state a larger one.
 MAX_SCALE_OUT_CHIPS = 16384
 
-# Of links whose rate alone is stated: one hop of NVLink and of InfiniBand, as NCCL's tuning tables have them.
+# Latencies of links given by their rate alone: one hop of NVLink and of InfiniBand, from NCCL's tuning tables.
 _STATED_SCALE_UP_LATENCY = 0.6e-6
 _STATED_SCALE_OUT_LATENCY = 2.7e-6
 
@@ -21,12 +21,12 @@ _STATED_SCALE_OUT_LATENCY = 2.7e-6
 class Cluster:
     """Chips and their network.
 
-    num_chips       of the job at hand; `with_chips` gives another number
-    chips_per_node  chips of one host; not the scale-up domain (GB200: 4 and 72)
+    num_chips       chips of the current job; `with_chips` sets another number
+    chips_per_node  chips per host; not the scale-up domain (GB200: 4 and 72)
     tiers           innermost first; the last one covers everything
-    largest_job     chips that one job can have, where that is fewer than the last tier holds; 0 = as many as that
-    pools           of several kinds of chips, those of each kind in the order of the ranks (`hardware/mixed.py`); chip, node and tiers are
-                    then the first one's
+    largest_job     largest job in chips if it is smaller than the last tier; 0 = no such limit
+    pools           one cluster per kind of chips, in the order of the ranks (`hardware/mixed.py`); chip, node and tiers are
+                    then those of the first pool
     """
 
     name: str
@@ -44,7 +44,7 @@ class Cluster:
     def __post_init__(self) -> None:
         check_tiers(self.tiers, chips_per_node=self.chips_per_node)
         if self.pools:
-            return  # each of which was checked
+            return  # each pool is already checked
         n, node, largest = self.num_chips, self.chips_per_node, self.max_chips
         if not isinstance(n, int) or isinstance(n, bool):
             raise bad_field("num_chips", repr(n), "must be a whole number of at least 1", "write 64")
@@ -74,28 +74,28 @@ class Cluster:
 
     @property
     def max_chips(self) -> int:
-        """The largest number of chips that the outermost tier holds."""
+        """Largest number of chips: the size of the outermost tier."""
         return self.tiers[-1].size
 
     def mean_chip(self, value: Callable[[Chip], float]) -> float:
-        """Mean of a number over the chips of all pools; 0 where a chip's file does not state it."""
+        """Return the mean of a number over the chips of all pools; 0 if a chip's file does not state it."""
         pools = self.pools or (self,)
         values = [value(pool.chip) for pool in pools]
-        return sum(pool.num_chips * each for pool, each in zip(pools, values, strict=True)) / self.num_chips if all(values) else 0.0
+        return sum(pool.num_chips * item for pool, item in zip(pools, values, strict=True)) / self.num_chips if all(values) else 0.0
 
     def is_scale_out(self, tier: NetworkTier) -> bool:
-        """Whether `tier` is the fabric between nodes: a fat tree, or one switch beyond the node around a tier that holds whole nodes.
+        """Return whether `tier` is the fabric between nodes: a fat tree, or one switch around a tier of full nodes.
 
-        A switch that is the innermost tier is scale-up however many nodes it spans (NVL72), and so is one that stays within the node.
+        A switch that is the innermost tier is scale-up, no matter how many nodes it spans (NVL72). So is one inside the node.
         """
         if tier.topology is not Topology.SWITCH or tier is not self.tiers[-1] or len(self.tiers) == 1:
             return tier.topology is Topology.FAT_TREE
         return tier.size > self.chips_per_node and self.tiers[-2].size >= self.chips_per_node
 
     def with_chips(self, num_chips: int) -> "Cluster":
-        """Return the same cluster with another number of chips: a part of a node, or whole nodes.
+        """Return the same cluster with another number of chips: a part of a node, or full nodes.
 
-        A fat tree takes more than its size: it is assumed to go on with the same bandwidth for each chip and the same latency, and
+        A fat tree may exceed its size: it is extended with the same bandwidth per chip and the same latency, and
         `largest_job` keeps the size that its source states. Other outermost tiers end at `max_chips`.
         """
         count, fabric = _count(num_chips, "num_chips"), self.tiers[-1]
@@ -111,7 +111,7 @@ class Cluster:
         return dataclasses.replace(self, num_chips=count, tiers=(*self.tiers[:-1], larger), largest_job=largest)
 
 
-_UNUSED_RATE = 1e9  # byte/s, of the network of one chip, which carries nothing
+_UNUSED_RATE = 1e9  # byte/s, network of a single chip without traffic
 
 
 def make_cluster(
@@ -123,15 +123,15 @@ def make_cluster(
     inter_node_bandwidth_per_chip: float | None = None,
     name: str = "",
 ) -> Cluster:
-    """A cluster of any size around one chip, from the chip's usual links; `cluster_of` is the same by the chip's name.
+    """Return a cluster of any size around one chip, with the chip's usual links; `cluster_of` takes the chip's name.
 
     num_chips                      None = one node
     chips_per_node                 None = as usual for the chip
     scale_up_bandwidth             one direction inside a node; None = the chip's usual links   [byte/s]
     inter_node_bandwidth_per_chip  one direction; None = the chip's usual NICs                  [byte/s]
 
-    Where a node is smaller or larger than usual, a scale-up domain that is one node (A100: 8 and 8) changes with it, and one that spans
-    nodes (GB200, TPU) stays.
+    If a node is smaller or larger than usual, a scale-up domain of exactly one node (A100: 8 and 8) is resized with it. A domain that spans
+    nodes (GB200, TPU) keeps its size.
     """
     node = chip.chips_per_node if chips_per_node is None else chips_per_node
     node = _count(node, "chips_per_node")
@@ -151,7 +151,7 @@ def make_cluster(
         if tiers and (tier.size <= inner_size or tier.size % inner_size):
             continue
         if tier.torus_shape and math.prod(tier.torus_shape) * inner_size != tier.size:
-            continue  # a torus of domains that this node does not have
+            continue  # a torus of domains that this node lacks
         tiers.append(tier)
     if scale_up_bandwidth is not None and node > 1:
         tiers = [_at_rate(tier, scale_up_bandwidth) for tier in tiers] or [_stated_scale_up(node, scale_up_bandwidth)]
@@ -159,7 +159,7 @@ def make_cluster(
         raise bad_field("chip", chip.name, "does not say how the chips of a node are joined", "give scale_up too, such as '64 GB/s'")
     if inter_node_bandwidth_per_chip is not None:
         fabric = _fabric(fabric, inter_node_bandwidth_per_chip)
-    if fabric is None and not tiers and wanted == 1:  # a chip by itself needs no network: a node of one
+    if fabric is None and not tiers and wanted == 1:  # a single chip needs no network: a node of one
         tiers.append(_stated_scale_up(1, scale_up_bandwidth or _UNUSED_RATE))
     if fabric is None and wanted > (tiers[-1].size if tiers else 0):
         raise bad_field("chip", chip.name, "does not say how nodes are joined", "give scale_out too, such as '400 Gbit/s'")
@@ -186,7 +186,7 @@ def _count(value: object, field: str) -> int:
 
 
 def _ends_in_fabric(chip: Chip) -> bool:
-    """Whether the last tier that a chip's file states joins nodes."""
+    """Return whether the last tier in a chip's file connects nodes."""
     tiers = chip.default_tiers
     if not tiers or tiers[-1].topology is Topology.FAT_TREE:
         return bool(tiers)
@@ -194,7 +194,7 @@ def _ends_in_fabric(chip: Chip) -> bool:
 
 
 def _at_rate(tier: NetworkTier, bandwidth: float) -> NetworkTier:
-    """The tier with links of that rate. More than a card's PCIe carries cannot be PCIe: it is a switch of the kind of NVLink."""
+    """Return the tier with links of that rate. A rate above a card's PCIe bandwidth implies a switch like NVLink."""
     if tier.topology is Topology.PCIE_TREE and bandwidth > tier.link.bandwidth:
         return _stated_scale_up(tier.size, bandwidth)
     pair = bandwidth * tier.link.pair_bandwidth / tier.link.bandwidth
@@ -213,7 +213,7 @@ def _stated_scale_up(node: int, bandwidth: float) -> NetworkTier:
 
 
 def _fabric(usual: NetworkTier | None, bandwidth: float) -> NetworkTier:
-    """The fabric between nodes with the NICs that a person states; the rest as usual for the chip, else assumed."""
+    """Return the fabric between nodes with the given NIC bandwidth; the rest as usual for the chip, else assumed."""
     latency = usual.link.latency if usual else _STATED_SCALE_OUT_LATENCY
     link = Link(bandwidth=bandwidth, pair_bandwidth=bandwidth, latency=latency)
     if usual is not None:

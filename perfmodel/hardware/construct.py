@@ -1,4 +1,4 @@
-"""A chip from technology and budgets: how many units area and power allow, and the data sheet that follows."""
+"""Construction of a chip from technology and budgets: the number of units that area and power allow, and the resulting data sheet."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from perfmodel.hardware.technology import ChipSpec, Floorplan, LinkGeneration, L
 
 _BITS = 8
 _HOST_FRACTION = 0.875
-"""Share of a link's rate that copies from pinned memory reach: 55 of 63 GB/s over PCIe 5.0 (hardware_specs/chips)."""
+"""Share of a link's rate reached by copies from pinned memory: 55 of 63 GB/s over PCIe 5.0 (hardware_specs/chips)."""
 
 Entry = TypeVar("Entry")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Construction:
-    """A chip that was made from a specification, and what limits it.
+    """A chip constructed from a specification, and its limits.
 
-    binding         area or power, whichever allows fewer units; `die edge` where stacks of memory were left out for want of edge
+    binding         area or power, whichever allows fewer units; `die edge` if memory stacks were left out for lack of die edge
     units_by_area, units_by_power   units that each budget alone allows
-    stacks          of memory that the die edge has room for; `ChipSpec.memory.stacks` at most
-    stacks_by_edge  for which the die edge has room
-    areas           what takes the area of the dies, by part; adds up to it   [m2]
-    powers          what takes the power, by part; adds up to it              [W]
+    stacks          memory stacks that fit the die edge; at most `ChipSpec.memory.stacks`
+    stacks_by_edge  memory stacks that fit the die edge, without that limit
+    areas           area of the dies by part; sums to the die area            [m2]
+    powers          power by part; sums to the power                          [W]
     """
 
     chip: Chip
@@ -45,7 +45,7 @@ class Construction:
 
 
 def construct_chip(spec: ChipSpec, technology: Technology) -> Construction:
-    """Make the chip of a specification.
+    """Construct the chip of a specification.
 
     units = floor(min(A_units / a, P_units / p))                  rate(dtype) = units x FLOP a cycle(dtype) x clock
     a   = T x overhead / (d x density) + bits x cell              area of a unit; T: transistors of its multiply-adds and control
@@ -53,14 +53,14 @@ def construct_chip(spec: ChipSpec, technology: Technology) -> Construction:
     A_units = dies x die x (1 - other) - cache - interfaces - controllers
     P_units = power - 8 x bandwidth x energy of a bit, of memory, and of links in both directions
 
-    The clock is the specification's: a node changes how many units there are. `die_area` is of one die, everything else of the chip.
-    Source: DeepFlow (nanocad-lab/DeepFlow) for the budgets, LLMCompass for transistors and interfaces; the files of
-    `hardware_specs/technology` have the numbers. Raises InputError where a budget leaves no room for a unit.
+    The clock is given by the specification: a logic node changes the number of units. `die_area` is per die, all else per chip.
+    Source: DeepFlow (nanocad-lab/DeepFlow) for the budgets, LLMCompass for transistors and interfaces; the numbers are in
+    `hardware_specs/technology`. Raises InputError if a budget does not allow one unit.
     """
     node = _named(technology.logic, spec.logic, "logic")
     memory = _named(technology.memory, spec.memory.generation, "memory.generation")
     plan = _named(technology.floorplans, spec.floorplan, "floorplan")
-    links = [(each, _named(technology.links, each.link, f"{name}.link")) for name, each in _links(spec)]
+    links = [(link_spec, _named(technology.links, link_spec.link, f"{name}.link")) for name, link_spec in _links(spec)]
     factor = _named(node.power_factor, spec.law, "law")
     stacks_by_edge = _edge_length(spec) * plan.edge_fraction / memory.edge_length
     stacks = min(spec.memory.stacks, int(stacks_by_edge + 1e-9))
@@ -71,7 +71,7 @@ def construct_chip(spec: ChipSpec, technology: Technology) -> Construction:
     areas = _areas(spec, node, memory, plan, links, stacks)
     powers = {
         "memory": _BITS * bandwidth * memory.bit_energy,
-        "links": sum(2 * _BITS * each.links * link.bandwidth * link.bit_energy for each, link in links),
+        "links": sum(2 * _BITS * link_spec.links * link.bandwidth * link.bit_energy for link_spec, link in links),
     }
     wide = _wide_flops(spec)
     unit_power = plan.flop_energy * factor * wide * spec.unit.clock * (plan.reference_flops / wide) ** plan.reuse_exponent
@@ -97,7 +97,7 @@ def construct_chip(spec: ChipSpec, technology: Technology) -> Construction:
 
 
 def _with_units(parts: Mapping[str, float], units: float, budget: float) -> dict[str, float]:
-    """The parts with the units and what is left of the budget."""
+    """Return the parts with the units and the unused rest of the budget."""
     return {"units": units, **parts, "unused": budget - units - sum(parts.values())}
 
 
@@ -112,13 +112,13 @@ def _links(spec: ChipSpec) -> list[tuple[str, LinkSpec]]:
 
 
 def _edge_length(spec: ChipSpec) -> float:
-    """Outer edge of square dies in a row: each joint takes an edge of both. [m]"""
+    """Return the outer edge of square dies in a row: each joint removes one edge of both dies. [m]"""
     side = math.sqrt(spec.die_area)
     return (4 * spec.num_dies - 2 * (spec.num_dies - 1)) * side
 
 
 def _wide_flops(spec: ChipSpec) -> float:
-    """FLOP a cycle of a unit in 16 bits, or in the widest format that it multiplies."""
+    """Return the FLOP per cycle of a unit in 16 bits, or in the widest format that it multiplies."""
     flops = spec.unit.flops_per_cycle
     return flops.get(Dtype.FP16) or flops.get(Dtype.BF16) or max(flops.values())
 
@@ -139,11 +139,11 @@ def _areas(
     links: list[tuple[LinkSpec, LinkGeneration]],
     stacks: int,
 ) -> dict[str, float]:
-    """Area that is not units, by part. [m2]"""
-    controllers = stacks * memory.controller_transistors + sum(each.links * link.controller_transistors for each, link in links)
+    """Return the area other than units, by part. [m2]"""
+    controllers = stacks * memory.controller_transistors + sum(link_spec.links * link.controller_transistors for link_spec, link in links)
     return {
         "cache": _BITS * spec.cache_capacity * node.sram_area * plan.cell_overhead,
-        "interfaces": stacks * memory.phy_area + sum(each.links * link.phy_area for each, link in links),
+        "interfaces": stacks * memory.phy_area + sum(link_spec.links * link.phy_area for link_spec, link in links),
         "controllers": controllers / (plan.density_fraction * node.logic_density),
         "other": plan.other_fraction * spec.num_dies * spec.die_area,
     }

@@ -1,4 +1,4 @@
-"""Links and the nested tiers of a network: what one chip can send to its peers."""
+"""Links and nested tiers of a network: the bandwidth from one chip to its peers."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from perfmodel.foundation.errors import InputError, bad_field
 
 
 class Topology(StrEnum):
-    """How the chips (or the inner domains) of one tier are wired."""
+    """Wiring of the chips (or the inner domains) of one tier."""
 
     SWITCH = "switch"
     FULL_MESH = "full_mesh"
@@ -22,7 +22,7 @@ class Topology(StrEnum):
 # A torus is tabulated by the number of members of a group.
 MAX_TORUS = 2**17
 
-# Without peer-to-peer every byte crosses the bus twice, up into host memory and down again.
+# Without peer-to-peer every byte crosses the bus twice: to host memory and back.
 STAGED_FRACTION = 0.5
 
 
@@ -55,9 +55,9 @@ class NetworkTier:
     """One level of the network; tiers nest, innermost first.
 
     size              chips in one domain of this tier, inner tiers included (8, then 72, then 4096)
-    torus_shape       how many chips (inner domains) along each dimension; () unless a torus
-    wrap_multiple     a torus dimension of a slice closes into a ring where it is a multiple of this; 0 = never
-    oversubscription  chips share this many times less than their links carry (fat tree); 1 = full bisection
+    torus_shape       chips (inner domains) along each dimension; () unless a torus
+    wrap_multiple     a torus dimension of a slice wraps around if it is a multiple of this; 0 = never
+    oversubscription  sum of the chips' link bandwidths over the shared bandwidth (fat tree); 1 = full bisection
     peer_to_peer      False: every transfer is staged through host memory (PCIe tree)
     provenance        read | recalled | mixed | measured
     """
@@ -95,9 +95,9 @@ class NetworkTier:
             raise bad_field(where + "peer_to_peer", self.peer_to_peer, f"belongs to a PCIe tree, not a {self.topology}", "leave it out")
 
     def slice_shape(self, num_chips: int) -> tuple[int, ...]:
-        """The torus that `num_chips` chips of one domain get; () where this tier is no torus. `num_chips` counts inner domains.
+        """Return the torus shape of a slice of `num_chips` chips of one domain; () if this tier is not a torus. Counts inner domains.
 
-        The most cubic box that fits, but one whose every dimension closes into a ring comes first (TPU v4 and v5p: whole cubes).
+        The most cubic box that fits, with priority for boxes that wrap around in every dimension (TPU v4 and v5p: full cubes).
         """
         if not self.torus_shape:
             return ()
@@ -108,13 +108,13 @@ class NetworkTier:
         return shape
 
     def wraps(self, dim: int) -> bool:
-        """Whether a slice's torus dimension of `dim` chips closes into a ring."""
+        """Return whether a slice's torus dimension of `dim` chips wraps around."""
         return self.wrap_multiple > 0 and dim % self.wrap_multiple == 0
 
 
 @lru_cache(maxsize=512)
 def _slice_shape(torus_shape: tuple[int, ...], wrap_multiple: int, num_chips: int) -> tuple[int, ...]:
-    """The best box of `num_chips` inside the torus, shortest dimension first; () where none fits."""
+    """Return the best box of `num_chips` inside the torus, shortest dimension first; () if none fits."""
     limits = tuple(sorted(torus_shape))
     boxes = [box for box in _boxes(num_chips, len(limits)) if all(dim <= limit for dim, limit in zip(box, limits, strict=True))]
     if not boxes:
@@ -123,7 +123,7 @@ def _slice_shape(torus_shape: tuple[int, ...], wrap_multiple: int, num_chips: in
 
 
 def _boxes(volume: int, num_dims: int, least: int = 1) -> list[tuple[int, ...]]:
-    """All ways to write `volume` as a non-decreasing product of `num_dims` factors of at least `least`."""
+    """Return all non-decreasing factorizations of `volume` into `num_dims` factors of at least `least`."""
     if num_dims == 1:
         return [(volume,)] if volume >= least else []
     return [
@@ -135,7 +135,7 @@ def _boxes(volume: int, num_dims: int, least: int = 1) -> list[tuple[int, ...]]:
 
 
 def check_tiers(tiers: Sequence[NetworkTier], *, chips_per_node: int) -> None:
-    """Tiers nest: sizes increase and divide, a node is a part of the innermost tier that holds it, a torus shape spans its tier."""
+    """Check that tier sizes increase and divide, that nodes fit into tiers or vice versa, and that torus shapes span their tiers."""
     if not tiers:
         raise InputError("tiers: empty; give at least one network tier")
     inner_size, inner_name = 1, "one chip"

@@ -1,7 +1,7 @@
-"""The cluster `localhost`: this machine, found at run time with the standard library alone.
+"""The cluster `localhost`: this machine, detected at run time with the standard library only.
 
-A chip is one process on one core. What /proc does not tell (bandwidths, achieved rates) is a stated assumption until `perfmodel calibrate`
-measures it.
+A chip is one process on one core. Numbers that /proc lacks (bandwidths, achieved rates) are stated assumptions until `perfmodel calibrate`
+measures them.
 """
 
 import os
@@ -17,22 +17,22 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.fabric import Link, NetworkTier, Topology
 
 MAX_LOCAL_PROCESSES = 64
-"""More processes than cores may run (they share cores): this many at the most, or the number of cores."""
+"""Largest number of processes, or the number of cores if larger; processes in excess of the cores share them."""
 
-_MEMORY_GRAIN = 64 * 2**20  # byte; so that two runs a moment apart see the same share
-_ASSUMED_MEMORY_BANDWIDTH = 10e9  # byte/s of one core, between a laptop's and a server's
-_ASSUMED_LOOPBACK_BANDWIDTH = 2e9  # byte/s of one process through TCP on the loopback interface
+_MEMORY_GRAIN = 64 * 2**20  # byte; so that two runs in short succession get the same share
+_ASSUMED_MEMORY_BANDWIDTH = 10e9  # byte/s per core, between a laptop's and a server's
+_ASSUMED_LOOPBACK_BANDWIDTH = 2e9  # byte/s per process through TCP on the loopback interface
 _ASSUMED_LOOPBACK_LATENCY = 30e-6  # s
 _ASSUMED_CLOCK = 2.5e9  # Hz
 _ASSUMED_CACHE = 2**20  # byte
 
-# fp32 FLOPs of one core in a cycle: two fused multiply-add units of the widest vector that the CPU names.
+# fp32 FLOPs per core and cycle: two fused multiply-add units of the widest vector extension among the CPU's flags.
 _FLOPS_PER_CYCLE = (("avx512f", 64), ("avx2", 32), ("avx", 16), ("asimd", 16), ("sve", 16))
 _FLOPS_PER_CYCLE_ELSE = 8
 
 
 def gpu_names() -> tuple[str, ...]:
-    """Names of this machine's GPUs as the driver's tool lists them; without it one `GPU` for each device file."""
+    """Return the names of this machine's GPUs as listed by the driver's tool; without it, `GPU` for each device file."""
     if shutil.which("nvidia-smi") is None:
         return ("GPU",) * sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia*"))
     try:
@@ -44,7 +44,7 @@ def gpu_names() -> tuple[str, ...]:
 
 
 def local_cluster(*, num_chips: int | None = None, proc: Path = Path("/proc")) -> Cluster:
-    """This machine as a cluster of one-core processes; `num_chips` of them share its memory (None: one for each core)."""
+    """Return this machine as a cluster of one-core processes; `num_chips` of them share its memory (None: one per core)."""
     try:
         cpuinfo = (proc / "cpuinfo").read_text(encoding="utf-8", errors="replace")
         meminfo = (proc / "meminfo").read_text(encoding="utf-8", errors="replace")
@@ -120,7 +120,7 @@ def _slug(model: str) -> str:
 
 
 def _clock(cpuinfo: str, model: str) -> float:
-    """Hz: the fastest of the highest clock, the one in the model's name and what the cores run at now, else an assumption."""
+    """Return the largest of the maximum clock, the clock in the model's name and the current clocks, else an assumption. [Hz]"""
     named = re.search(r"@\s*([\d.]+)\s*GHz", model)
     clocks = [float(named[1]) * 1e9] if named else []
     clocks.append(_maximum_clock())
@@ -130,7 +130,7 @@ def _clock(cpuinfo: str, model: str) -> float:
 
 
 def _maximum_clock() -> float:
-    """Hz of the first core at its fastest; 0 where the system does not say."""
+    """Return the maximum clock of the first core; 0 if the system does not report it. [Hz]"""
     try:
         return float(Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq").read_text(encoding="ascii")) * 1e3
     except (OSError, ValueError):
@@ -143,14 +143,14 @@ def _cache(cpuinfo: str) -> float:
 
 
 def _usable_cores(cpuinfo: str) -> int:
-    """Cores that this process may run on: affinity mask and container quota count."""
+    """Return the number of cores available to this process, within its affinity mask and container quota."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else len(re.findall(r"^processor[ \t]*:", cpuinfo, re.MULTILINE)) or (os.cpu_count() or 1)
     return max(1, min(cores, _container_limit("cpu.max", cores)))
 
 
 def _container_limit(name: str, default: int) -> int:
-    """A limit of the control group: whole cores of `cpu.max`, bytes of `memory.max`; `default` where there is none."""
+    """Return a limit of the control group: full cores of `cpu.max`, bytes of `memory.max`; `default` if there is none."""
     try:
         words = (Path("/sys/fs/cgroup") / name).read_text(encoding="ascii").split()
         if not words or words[0] == "max":
@@ -161,9 +161,9 @@ def _container_limit(name: str, default: int) -> int:
 
 
 def _available_memory(meminfo: str) -> float:
-    """Bytes that this machine could give to new processes."""
-    found = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo, re.MULTILINE) or re.search(r"^MemTotal:\s*(\d+) kB", meminfo, re.MULTILINE)
-    if found is None:
+    """Return the bytes of memory that are available for new processes."""
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", meminfo, re.MULTILINE) or re.search(r"^MemTotal:\s*(\d+) kB", meminfo, re.MULTILINE)
+    if match is None:
         raise InputError("localhost: /proc/meminfo says neither MemAvailable nor MemTotal; describe the machine in a cluster file")
-    available = int(found[1]) * 1024
+    available = int(match[1]) * 1024
     return float(min(available, _container_limit("memory.max", available)))

@@ -1,7 +1,7 @@
-"""A cluster of several kinds of chips, as text: `8@dgx-h100+8@dgx-a100`, and with one slow node `56@dgx-h100+8@dgx-h100*80%`.
+"""A cluster of several kinds of chips, as text: `8@dgx-h100+8@dgx-a100`, or with one slow node `56@dgx-h100+8@dgx-h100*80%`.
 
-Each pool is a number of chips of one kind, a cluster or a chip by its name or file, and the share of its rates that it reaches. Ranks are
-placed in the order of the pools.
+Each pool is a number of chips, a cluster or chip by name or file, and optionally the share of its rates that it reaches. Ranks are
+assigned in the order of the pools.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _POOL = re.compile(r"(?P<chips>\d+)\s*@\s*(?P<name>.+?)\s*(?:\*\s*(?P<speed>[\d.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolText:
-    """One pool as it is written: so many chips of a cluster or chip, at this share of their rates."""
+    """One pool of the text: a number of chips of a cluster or chip, at this share of their rates."""
 
     chips: int
     name: str
@@ -32,23 +32,23 @@ class PoolText:
 
     @property
     def speed_text(self) -> str:
-        """`*0.8`; empty at full speed."""
+        """Suffix such as `*0.8`; empty at full speed."""
         return "" if self.speed == 1.0 else f"*{self.speed:g}"
 
 
 def is_mixed(text: str) -> bool:
-    """Whether a cluster's text names pools."""
+    """Return whether a cluster's text names pools."""
     return _MIXED.match(text) is not None
 
 
 def chips_of(text: str) -> int:
-    """The chips of all pools that a text names."""
+    """Return the number of chips of all pools in a text."""
     return sum(pool.chips for pool in read_pools(text))
 
 
 def read_pools(text: str) -> tuple[PoolText, ...]:
-    """The pools that a text names."""
-    found = []
+    """Parse the pools in a text."""
+    pools = []
     for part in _NEXT.split(text):
         pool = _POOL.fullmatch(part.strip())
         if pool is None or not int(pool["chips"]):
@@ -56,13 +56,13 @@ def read_pools(text: str) -> tuple[PoolText, ...]:
         speed = parse_quantity(pool["speed"], "fraction", field="speed") if pool["speed"] else 1.0
         if not 0.0 < speed <= 10.0:
             raise bad_field("speed", pool["speed"], "must be above 0 and at most 10", "write 80% for chips that are a fifth slower")
-        found.append(PoolText(chips=int(pool["chips"]), name=pool["name"], speed=speed))
-    return tuple(found)
+        pools.append(PoolText(chips=int(pool["chips"]), name=pool["name"], speed=speed))
+    return tuple(pools)
 
 
 def mixed_cluster(text: str, load: Callable[[str, int], Cluster]) -> Cluster:
-    """The cluster of the pools that a text names. load: a cluster by its name, with so many chips."""
-    pools = tuple(_pool(each, load) for each in read_pools(text))
+    """Return the cluster of the pools in a text. load: returns a cluster by its name, with a number of chips."""
+    pools = tuple(_pool(pool_text, load) for pool_text in read_pools(text))
     if len(pools) < 2:
         raise bad_field("cluster", text, "names one pool of chips only", f"use --cluster {pools[0].name} --chips {pools[0].num_chips}")
     return replace(
@@ -78,11 +78,11 @@ def mixed_cluster(text: str, load: Callable[[str, int], Cluster]) -> Cluster:
 
 
 def _pool(text: PoolText, load: Callable[[str, int], Cluster]) -> Cluster:
-    """A pool may leave a part of its last node to others."""
+    """Return the cluster of a pool, which may use only a part of its last node."""
     node = load(text.name, 1).chips_per_node
-    whole = text.chips if text.chips < node else -(-text.chips // node) * node
-    cluster = load(text.name, whole)
-    if whole != text.chips:
+    full_chips = text.chips if text.chips < node else -(-text.chips // node) * node
+    cluster = load(text.name, full_chips)
+    if full_chips != text.chips:
         cluster = replace(cluster, num_chips=text.chips, chips_per_node=math.gcd(text.chips, node))
     if text.speed == 1.0:
         return cluster
@@ -90,7 +90,7 @@ def _pool(text: PoolText, load: Callable[[str, int], Cluster]) -> Cluster:
 
 
 def at_speed(chip: Chip, speed: float) -> Chip:
-    """The chip whose rates of computation and memory are this share of its own; links and capacity stay."""
+    """Return the chip with its compute rates and memory bandwidth scaled by `speed`; links and capacity stay."""
     return replace(
         chip,
         peak_flop_rate={dtype: rate * speed for dtype, rate in chip.peak_flop_rate.items()},
@@ -99,9 +99,9 @@ def at_speed(chip: Chip, speed: float) -> Chip:
 
 
 def joined_pools(pools: Sequence[Cluster]) -> tuple[Cluster, ...]:
-    """The pools with the network that joins them: each with the slowest of their outermost links.
+    """Return the pools with the network that connects them: each with the slowest of their outermost links.
 
-    Pools of one host each that hold no more than a host together (workstations with unequal cards on PCIe) are taken to be in one.
+    Pools of one host each that together fit into one host (workstations with unequal cards on PCIe) are assumed to share it.
     """
     if _is_one_host(pools):
         links = [pool.tiers[0].link for pool in pools]
@@ -123,15 +123,15 @@ def _is_one_host(pools: Sequence[Cluster]) -> bool:
 def _at_most(tier: NetworkTier, links: Sequence[Link]) -> NetworkTier:
     link = replace(
         tier.link,
-        bandwidth=min(each.bandwidth for each in links),
-        pair_bandwidth=min(each.pair_bandwidth for each in links),
-        latency=max(each.latency for each in links),
+        bandwidth=min(peer.bandwidth for peer in links),
+        pair_bandwidth=min(peer.pair_bandwidth for peer in links),
+        latency=max(peer.latency for peer in links),
     )
     return replace(tier, link=link)
 
 
 def check_equal_chips(cluster: Cluster) -> None:
-    """Refuse a cluster of several kinds of chips where all chips must be alike."""
+    """Raise InputError for a cluster of several kinds of chips where all chips must be equal."""
     if cluster.pools:
         rule = "has several kinds of chips, which only predict, search, compare, explain, advise and serve take"
         raise bad_field("cluster", cluster.name, rule, f"name one kind, such as {cluster.pools[0].name}")

@@ -1,12 +1,12 @@
 """Prior of an unmeasured chip from the calibrations of its vendor's neighbouring generations.
 
-Parameters are fractions of the chip's own peaks, lengths and latencies: the mean of the last generation before and the first one after
-carries over. The latencies of collectives differ by a factor of 1.7 between machines, with no trend over the generations: there the mean
-is over all of them. Two things do not carry over as they are:
+Parameters are fractions of the chip's own peaks, lengths and latencies. The prior is their mean over the last earlier and the first later
+generation. The latencies of collectives differ by a factor of 1.7 between machines, without a trend over the generations: their mean
+is over all generations. Two parameters are transferred with a correction:
 
-- the work of a fused attention that is no matrix multiply (softmax, the start of a block of queries): a compute unit does it at about the
-  same pace in every generation, so as a length of matrix multiply it grows with the FLOP rate of a compute unit;
-- the sustained clock, which follows the power that a chip has for its peak (`power_clock_ratio`).
+- the work of fused attention other than matrix products (softmax, the start of a block of queries): a compute unit does it at about the
+  same speed in every generation, so as a length of matrix product it is proportional to the FLOP rate of a compute unit;
+- the sustained clock, which depends on the power of a chip relative to its peak (`power_clock_ratio`).
 
 `perfmodel validate CASES --calibration prior` predicts every chip as if its own generation had not been measured.
 """
@@ -23,41 +23,41 @@ from perfmodel.hardware.power import matrix_rate, power_clock_ratio
 
 
 def neighbours(chip: Chip, known: Iterable[tuple[Calibration, Chip]]) -> list[tuple[Calibration, Chip]]:
-    """Neighbours among (calibration, measured chip): the vendor's latest generation launched no later, and the first one later."""
-    found = sorted(generations(chip, known), key=lambda pair: (pair[1].launch_year, pair[0].name))
-    before = [pair for pair in found if pair[1].launch_year <= chip.launch_year][-1:]
-    after = [pair for pair in found if pair[1].launch_year > chip.launch_year][:1]
+    """Return the (calibration, measured chip) pairs of the vendor's last generation launched no later, and of the first later one."""
+    ordered = sorted(generations(chip, known), key=lambda pair: (pair[1].launch_year, pair[0].name))
+    before = [pair for pair in ordered if pair[1].launch_year <= chip.launch_year][-1:]
+    after = [pair for pair in ordered if pair[1].launch_year > chip.launch_year][:1]
     return before + after
 
 
 def generations(chip: Chip, known: Iterable[tuple[Calibration, Chip]]) -> list[tuple[Calibration, Chip]]:
-    """One of each FLOP rate among the same maker's measured chips (H100 and H200 are one): the one launched nearest to `chip`.
+    """Return one pair per FLOP rate of the vendor's measured chips (H100 and H200 are one), the one launched nearest to `chip`.
 
-    A chip whose own FLOP rate was measured, on a sister, has that generation alone.
+    If the chip's own FLOP rate was measured on another chip, only that generation is returned.
     """
-    found: dict[float, tuple[Calibration, Chip]] = {}
+    by_rate: dict[float, tuple[Calibration, Chip]] = {}
     for pair in sorted(_same_kind(chip, known), key=lambda pair: (abs(pair[1].launch_year - chip.launch_year), pair[0].name)):
-        found.setdefault(matrix_rate(pair[1]), pair)
-    own = found.get(matrix_rate(chip))
-    return [own] if own else list(found.values())
+        by_rate.setdefault(matrix_rate(pair[1]), pair)
+    same_rate = by_rate.get(matrix_rate(chip))
+    return [same_rate] if same_rate else list(by_rate.values())
 
 
 def other_generations(chip: Chip, known: Iterable[tuple[Calibration, Chip]]) -> list[tuple[Calibration, Chip]]:
-    """Calibrations of chips with another FLOP rate: what would be known without the chip's own generation."""
+    """Return the calibrations of chips with another FLOP rate: those available if the chip's own generation were unmeasured."""
     return [pair for pair in known if matrix_rate(pair[1]) != matrix_rate(chip)]
 
 
 def _same_kind(chip: Chip, known: Iterable[tuple[Calibration, Chip]]) -> list[tuple[Calibration, Chip]]:
-    """Measured chips of the same maker, with the same compute units, that multiply matrices in units of their own as this one does."""
+    """Return the measured chips of the same vendor and kind of compute units that equally have, or lack, separate matrix units."""
 
-    def kind(each: Chip) -> tuple[str, str, bool]:
-        return each.vendor, each.unit_kind, matrix_rate(each) > each.peak_flop_rate.get(Dtype.FP32, 0.0)
+    def kind(candidate: Chip) -> tuple[str, str, bool]:
+        return candidate.vendor, candidate.unit_kind, matrix_rate(candidate) > candidate.peak_flop_rate.get(Dtype.FP32, 0.0)
 
     return [pair for pair in known if kind(pair[1]) == kind(chip) and pair[1].name != chip.name]
 
 
 def prior_calibration(chip: Chip, known: Sequence[tuple[Calibration, Chip]]) -> Calibration | None:
-    """The mean of the calibrations of `chip`'s neighbours, as a prior; None where it has none."""
+    """Return the mean calibration of `chip`'s neighbours, as a prior; None without neighbours."""
     near = neighbours(chip, known)
     if not near:
         return None
@@ -81,7 +81,7 @@ def prior_calibration(chip: Chip, known: Sequence[tuple[Calibration, Chip]]) -> 
 
 
 def _carried(calibration: Calibration, source: Chip, chip: Chip) -> Calibration:
-    """With the clock that `chip` has the power for, and the attention's offsets in its lengths: flash kernels compute in bf16 or fp16."""
+    """Transfer a calibration: scale clocks by the power limit, and attention offsets by the compute unit's 16-bit rate."""
     growth, power = _unit_rate(chip) / _unit_rate(source), power_clock_ratio(chip, source)
     return dataclasses.replace(
         calibration,
@@ -94,9 +94,9 @@ def _carried(calibration: Calibration, source: Chip, chip: Chip) -> Calibration:
 
 
 def as_measured(mean: Calibration, chip: Chip) -> Calibration:
-    """With the best product that was measured on `chip` in the place of its neighbours', and attention that much nearer to the peak.
+    """Return the calibration with the best product measured on `chip` as its peak fraction, and attention scaled in proportion.
 
-    The clock that a data sheet counts with is below the one that chips of a workstation sustain: none is lost on it.
+    Workstation chips sustain a clock above the data sheet's reference clock, so no clock is lost.
     """
     model = mean.matmul.get(Dtype.BF16)
     if not chip.matmul_fraction or model is None:
@@ -106,14 +106,14 @@ def as_measured(mean: Calibration, chip: Chip) -> Calibration:
         mean,
         matmul={**mean.matmul, Dtype.BF16: dataclasses.replace(model, peak_fraction=min(chip.matmul_fraction, 1.0))},
         attention={
-            name: dataclasses.replace(each, peak_fraction=min(each.peak_fraction * growth, chip.matmul_fraction, 1.0))
-            for name, each in mean.attention.items()
+            name: dataclasses.replace(parameters, peak_fraction=min(parameters.peak_fraction * growth, chip.matmul_fraction, 1.0))
+            for name, parameters in mean.attention.items()
         },
-        # without products of warp groups the second FlashAttention is their own kernel
+        # without products of warp groups, FlashAttention 2 is the native kernel
         attention_generations={name: rate for name, rate in mean.attention_generations.items() if name != "flash2"},
         long_attention={},
         grouped_matmul={
-            dtype: dataclasses.replace(each, rate_fraction=min(each.rate_fraction, 1.0)) for dtype, each in mean.grouped_matmul.items()
+            dtype: dataclasses.replace(group, rate_fraction=min(group.rate_fraction, 1.0)) for dtype, group in mean.grouped_matmul.items()
         },
         sustained_clock_fraction=1.0,
         clock_fractions=dict.fromkeys(mean.clock_fractions, 1.0),
@@ -122,7 +122,7 @@ def as_measured(mean: Calibration, chip: Chip) -> Calibration:
 
 
 def _long_attention(calibration: Calibration, source: Chip, chip: Chip) -> Mapping[str, LongAttention]:
-    """Rates over many keys from a chip of the same silicon. On others softmax takes another share of the time: none."""
+    """Return the rates over many keys from a chip of the same silicon; {} for others, where softmax takes another share of the time."""
     if matrix_rate(chip) != matrix_rate(source):
         return {}
     clock = min(1.0, power_clock_ratio(chip, source))
@@ -138,7 +138,7 @@ def _rescaled(model: AttentionModel, growth: float) -> AttentionModel:
 
 
 def _mean(values: Sequence[Any]) -> Any:
-    """Mean of values: geometric for numbers (arithmetic if one is 0), by field for records and mappings, else the first value."""
+    """Return the mean: geometric for numbers (arithmetic if one is 0), by field for records and mappings, else the first value."""
     first = values[0]
     if len(values) == 1 or isinstance(first, (bool, str)):
         return first

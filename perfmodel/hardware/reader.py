@@ -1,4 +1,4 @@
-"""Hardware files become `Chip`, `Cluster` and `Calibration`: by shipped name or by path, one file at a time.
+"""Reader of hardware files as `Chip`, `Cluster` and `Calibration`: by shipped name or by path, one file at a time.
 
 Shipped: `hardware_specs/chips/*.yaml`, `clusters/*.yaml`, `calibrations/*.yaml` and `prices.tsv`. A bad file or name is an `InputError`.
 """
@@ -37,28 +37,28 @@ if TYPE_CHECKING:
     from perfmodel.hardware.calibration import Calibration
 
 LOCALHOST = "localhost"
-"""The cluster that is this machine, found at run time."""
+"""Name of this machine as a cluster, detected at run time."""
 
 
 def list_chips() -> tuple[str, ...]:
-    """Names of the shipped chips, sorted."""
+    """Return the names of the shipped chips, sorted."""
     return _names("chips")
 
 
 def list_clusters() -> tuple[str, ...]:
-    """Names of the shipped clusters, sorted; `localhost` is one of them."""
+    """Return the names of the shipped clusters, sorted, `localhost` included."""
     return tuple(sorted({*_names("clusters"), LOCALHOST}))
 
 
 def list_calibrations(folders: Sequence[Path] = ()) -> tuple[str, ...]:
-    """Names of the shipped calibrations and of those in `folders`, sorted."""
+    """Return the names of the shipped calibrations and of those in `folders`, sorted."""
     return tuple(sorted({path.stem for path in _calibration_paths(folders)}))
 
 
 def load_chip(name_or_path: str | Path) -> Chip:
-    """A shipped chip by its name or the start of it (`h20` for `h20-96gb`), or any chip file by its path.
+    """Load a shipped chip by its name or a prefix of it (`h20` for `h20-96gb`), or any chip file by its path.
 
-    A specification of a chip (technology and budgets) is made into the chip.
+    A chip specification (technology and budgets) is constructed into a chip.
     """
     check_path(name_or_path, "chip")
     name = chip_called(str(name_or_path)) or name_or_path
@@ -67,9 +67,9 @@ def load_chip(name_or_path: str | Path) -> Chip:
 
 
 def chip_called(text: str) -> str:
-    """The shipped chip that a person means by the start of its name, or by what else its file says it is called; empty where there is none.
+    """Return the shipped chip with this name, prefix or alias; empty if there is none.
 
-    Capitals, spaces and underscores do not count: `RTX 5090` is `rtx5090-32gb`. Where several chips begin so, none is taken for granted.
+    Case, spaces and underscores are ignored: `RTX 5090` is `rtx5090-32gb`. An ambiguous prefix is an error.
     """
     if _is_shipped(text, "chips") or _is_shipped(text, "chip_specs"):
         return text
@@ -77,14 +77,14 @@ def chip_called(text: str) -> str:
     if not wanted or is_path(text):
         return ""
     names = list_chips()
-    found = [name for name in names if _plain_name(name) == wanted] or [name for name in names if wanted in _beginnings(name)]
-    if not found:
-        found = [name for name in names if wanted in map(_plain_name, _also_called(name))]
-    if len(found) > 1:
+    matches = [name for name in names if _plain_name(name) == wanted] or [name for name in names if wanted in _beginnings(name)]
+    if not matches:
+        matches = [name for name in names if wanted in map(_plain_name, _also_called(name))]
+    if len(matches) > 1:
         clusters = [name for name in list_clusters() if wanted in _plain_name(name)]
         remedy = "give one of them" + (f", or a cluster: {', '.join(clusters)}" if clusters else "")
-        raise bad_field("chip", text, f"several chips are called so: {', '.join(found)}", remedy)
-    return found[0] if found else ""
+        raise bad_field("chip", text, f"several chips are called so: {', '.join(matches)}", remedy)
+    return matches[0] if matches else ""
 
 
 def _plain_name(text: str) -> str:
@@ -92,7 +92,7 @@ def _plain_name(text: str) -> str:
 
 
 def _beginnings(name: str) -> set[str]:
-    """`h100`, `h100sxm` and `h100sxm80gb` of `h100-sxm-80gb`."""
+    """Return the prefixes `h100`, `h100sxm` and `h100sxm80gb` of `h100-sxm-80gb`."""
     parts = name.split("-")
     return {_plain_name("".join(parts[:length])) for length in range(1, len(parts) + 1)}
 
@@ -100,15 +100,15 @@ def _beginnings(name: str) -> set[str]:
 @lru_cache(maxsize=256)
 def _also_called(name: str) -> tuple[str, ...]:
     data = read_yaml(resource_dir("hardware_specs") / "chips" / f"{name}.yaml")
-    return tuple(str(each) for each in data.get("aliases", ()))
+    return tuple(str(alias) for alias in data.get("aliases", ()))
 
 
 def load_cluster(name_or_path: str | Path, *, num_chips: int | None = None) -> Cluster:
-    """A shipped cluster by its name, `localhost`, or any cluster file by its path; `num_chips` as in `Cluster.with_chips`.
+    """Load a shipped cluster by its name, `localhost`, or any cluster file by its path; `num_chips` as in `Cluster.with_chips`.
 
-    A cluster file names its chip, or the path of a chip file relative to itself. A chip (by its name where no cluster has it, or by its
-    file) is a cluster too, with its usual node and links or with those that the text states: see `hardware/chip_cluster.py`. Several kinds
-    of chips are a cluster too: `8@dgx-h100+8@dgx-a100`, see `hardware/mixed.py`.
+    A cluster file names its chip, or the path of a chip file relative to itself. A chip (by name if no cluster has that name, or by file)
+    is a cluster too, with its usual node and links or with those given in the text: see `hardware/chip_cluster.py`. Several kinds
+    of chips also form a cluster: `8@dgx-h100+8@dgx-a100`, see `hardware/mixed.py`.
     """
     check_path(name_or_path, "cluster")
     if str(name_or_path) == LOCALHOST:
@@ -152,7 +152,7 @@ def cluster_of_chip(
     scale_out: str | float | None = None,
     chips: int | None = None,
 ) -> Cluster:
-    """A cluster around any chip (name or file) for `cluster=` of the verbs; a plan saved with it can be predicted again.
+    """Return a cluster around any chip (name or file) for `cluster=` of the verbs; a plan saved with it can be predicted again.
 
     per_node    chips of one host; None = as usual for the chip
     scale_up    one direction of one chip inside a node, such as "450 GB/s" (a number is byte/s); None = the chip's usual links
@@ -163,7 +163,7 @@ def cluster_of_chip(
 
 
 def _named(stated: ChipCluster) -> ChipCluster:
-    """With the full name of a shipped chip: a beginning that is enough today may belong to several chips tomorrow."""
+    """Return it with the full name of a shipped chip: a prefix that is unique now may become ambiguous."""
     return dataclasses.replace(stated, chip=chip_called(stated.chip) or stated.chip)
 
 
@@ -173,7 +173,7 @@ def cluster_of(
     num_chips: int = 1,
     inter_node_bandwidth_per_chip: float | None = None,
 ) -> Cluster:
-    """A cluster of any size around a chip with its usual links, as published runs are described.
+    """Return a cluster of any size around a chip with its usual links, as in descriptions of published runs.
 
     inter_node_bandwidth_per_chip   one direction [byte/s]; None = the chip's usual NICs. 1600 Gbit/s for a node of 8 is 25e9.
     """
@@ -186,7 +186,7 @@ def cluster_of(
 
 
 def load_calibration(name_or_path: str | Path, folders: Sequence[Path] = ()) -> "Calibration":
-    """A shipped calibration by its name (or one in `folders`), or any calibration file by its path."""
+    """Load a shipped calibration by its name (or one in `folders`), or any calibration file by its path."""
     check_path(name_or_path, "calibration")
     for path in _calibration_paths(folders):
         if path.stem == str(name_or_path):
@@ -195,31 +195,31 @@ def load_calibration(name_or_path: str | Path, folders: Sequence[Path] = ()) -> 
 
 
 def calibrations_for(chip: Chip | str, folders: Sequence[Path] = ()) -> "tuple[Calibration, ...]":
-    """The calibrations that name this chip, those in `folders` first; a relative's at this chip's power. Others are not parsed.
+    """Return the calibrations for this chip, those in `folders` first; a relative's at this chip's power. Others are not parsed.
 
-    Where none names it, the shipped ones of its maker's neighbouring generations make a prior, if there are such; then they are parsed.
+    Without any, the shipped calibrations of the vendor's neighbouring generations form a prior, if there are any.
     """
     check_name(chip, "chip", Chip, "give a chip's name")
     name = chip.name if isinstance(chip, Chip) else str(chip)
-    found = []
+    calibrations = []
     for path in _calibration_paths(folders):
         try:
             mentions = name.encode(errors="replace") in read_bytes(path, "calibration")
         except InputError as error:
             raise InputError(f"{error}; make {path.name} readable or remove it") from error
-        # A file without the name cannot be for the chip; one with it may mean a longer name, or speak of the chip in its source.
+        # A file without the name does not apply to the chip. One with it may contain a longer name, or mention the chip in its source.
         if mentions:
             calibration = _read_calibration(path)
             if name in (*calibration.chips, *calibration.relatives):
-                found.append(_at_power_of(name, calibration))
-    if not found:
+                calibrations.append(_at_power_of(name, calibration))
+    if not calibrations:
         prior = prior_for(chip) if isinstance(chip, Chip) else prior_for(load_chip(name)) if name in list_chips() else None
-        found += [prior] if prior else []
-    return tuple(found)
+        calibrations += [prior] if prior else []
+    return tuple(calibrations)
 
 
 def prior_for(chip: Chip) -> "Calibration | None":
-    """Prior of a chip from the shipped calibrations of its vendor's other chips; None if the vendor has none of its kind."""
+    """Return the prior of a chip from the shipped calibrations of its vendor's other chips; None if the vendor has none of its kind."""
     from perfmodel.hardware.prior import prior_calibration
 
     return prior_calibration(chip, measured_chips())
@@ -227,13 +227,13 @@ def prior_for(chip: Chip) -> "Calibration | None":
 
 @lru_cache(maxsize=1)
 def measured_chips() -> "tuple[tuple[Calibration, Chip], ...]":
-    """Each shipped calibration with the chip that it was measured on."""
+    """Return each shipped calibration with the chip that it was measured on."""
     known = [_read_calibration(path) for path in _calibration_paths(())]
     return tuple((calibration, load_chip(calibration.chips[0])) for calibration in known if calibration.chips)
 
 
 def _at_power_of(chip_name: str, calibration: "Calibration") -> "Calibration":
-    """The calibration of a relative, with the sustained clock that the power limit of this chip allows."""
+    """Return the calibration of a relative with the sustained clock that this chip's power limit allows."""
     if chip_name not in calibration.relatives or not set(calibration.chips) & set(list_chips()):
         return calibration
     measured = next(load_chip(name) for name in calibration.chips if name in list_chips())
@@ -254,7 +254,7 @@ def _at_power_of(chip_name: str, calibration: "Calibration") -> "Calibration":
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Price:
-    """Indicative rent of one chip on one date. Prices age fast, so they have a table of their own. [USD/h]"""
+    """Indicative rental price of one chip on one date. Prices change fast, so they are in a separate table. [USD/h]"""
 
     chip: str
     date: str
@@ -266,7 +266,7 @@ class Price:
 
 
 def load_prices(path: str | Path | None = None) -> dict[str, Price]:
-    """The dated price table (tab-separated, units in every cell), by chip; the shipped one unless a path is given."""
+    """Load the dated price table (tab-separated, units in every cell), by chip; the shipped one unless a path is given."""
     table = Path(path) if path is not None else resource_dir("hardware_specs") / "prices.tsv"
     try:
         lines = table.read_text(encoding="utf-8").splitlines()
@@ -307,7 +307,7 @@ def _calibration_paths(folders: Iterable[Path]) -> list[Path]:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """The YAML files of a folder, sorted; none where it is not there, has no such name, or this user may not look into it."""
+    """Return the YAML files of a folder, sorted; none if it is missing, its name is invalid, or access is denied."""
     try:
         return sorted(path for path in folder.glob("*.yaml") if path.is_file())
     except (OSError, ValueError):
@@ -315,7 +315,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _find(name_or_path: str | Path, folder: str, what: str, known: Any) -> Path:
-    """The file that a name or a path means. A name is looked up first, without listing the folder."""
+    """Return the file of a name or a path. A name is looked up first, without listing the folder."""
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or is_path(text):
         path = Path(text)
@@ -340,13 +340,13 @@ def _is_shipped(name: str, folder: str) -> bool:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except (OSError, ValueError):  # a name too long, or with a null byte
+    except (OSError, ValueError):  # name too long, or with a null byte
         return False
 
 
 @contextmanager
 def _located(where: str | Path) -> Iterator[None]:
-    """An error in a value names the file."""
+    """Prefix an InputError with the name of the file."""
     try:
         yield
     except InputError as error:
@@ -354,7 +354,7 @@ def _located(where: str | Path) -> Iterator[None]:
 
 
 def is_shipped(path: Path) -> bool:
-    """Whether a hardware file is one of ours, which the tests hold against its schema: that is not loaded for it."""
+    """Return whether a hardware file is shipped: the tests validate those, so the schema need not be loaded."""
     return path.parent.parent == resource_dir("hardware_specs")
 
 
@@ -415,13 +415,13 @@ def _memory(memory: Mapping[str, Any], vendor: str) -> MemoryTier:
 
 
 def _tier_provenance(group: str, tiers: Sequence[NetworkTier]) -> dict[str, str]:
-    """Provenance of a group of tiers together; empty where there are none."""
+    """Return the common provenance of a group of tiers; empty without tiers."""
     stated = {tier.provenance for tier in tiers}
     return {group: stated.pop() if len(stated) == 1 else "mixed"} if stated else {}
 
 
 def _stated_groups(data: Mapping[str, Any]) -> list[str]:
-    """The groups of facts that this chip file states numbers of."""
+    """Return the groups of facts for which this chip file states numbers."""
     groups = ["launch_year", "peak_flop_rate", "memory_capacity", "memory_bandwidth", "on_chip"]
     groups += ["memory_usable"] if "usable_capacity" in data["memory"] else []
     groups += [name for name in ("host_link", "matmul_fraction") if name in data]
@@ -484,12 +484,12 @@ def _calibration_of(text: str, path: Path) -> "Calibration":
 
 
 def parse_cluster(text: str, *, where: str = "cluster") -> Cluster:
-    """A cluster from the text of a cluster file whose chip is a shipped one."""
+    """Parse the text of a cluster file whose chip is a shipped one."""
     return _cluster_of(parse_yaml(text, where=where), where)
 
 
 def _cluster_of(data: Mapping[str, Any], where: str, is_shipped: bool = False, folder: Path | None = None) -> Cluster:
-    """folder: where the path of a chip file begins; None: the chip is named."""
+    """Build a cluster from its data. folder: base of the path of a chip file; None: the chip is given by name."""
     if not is_shipped:
         from perfmodel.foundation.schema import check
         from perfmodel.hardware.schemas import ClusterFile
@@ -501,7 +501,7 @@ def _cluster_of(data: Mapping[str, Any], where: str, is_shipped: bool = False, f
 
 
 def parse_chip(text: str, *, where: str = "chip") -> Chip:
-    """A chip from the text of a chip file."""
+    """Parse the text of a chip file."""
     return _chip_of(text, where, False)
 
 

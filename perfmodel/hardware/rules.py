@@ -11,12 +11,12 @@ def require(holds: bool, name: str, value: object, rule: str) -> None:
 
 
 def least(value: Any) -> Any:
-    """Return the number, or the least of a column."""
+    """Return the number, or the minimum of an array."""
     return value.min() if hasattr(value, "min") else value
 
 
 def require_share(name: str, value: float, *, most: float = 1e9) -> None:
-    """A share of a rate that is reached. Caches and algorithms that save work may exceed 1, the peak of a burst hardly."""
+    """Check the achieved share of a rate. It may exceed 1 for caches and work-saving algorithms, and slightly for a burst peak."""
     require(1e-6 <= value <= most, name, value, f"must be positive, from 1e-6 to {most:g}")
 
 

@@ -1,4 +1,4 @@
-"""Samples of microbenchmarks: one record for each timed call. A fit turns a list of them into a `Calibration`."""
+"""Samples of microbenchmarks: one record per timed call. A fit turns a list of them into a `Calibration`."""
 
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ class ConvolutionSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamingSample:
-    """A kernel over memory, forward or backward; num_bytes read and written [byte], num_elements of its output, time [s]."""
+    """A streaming kernel, forward or backward; num_bytes read and written [byte], num_elements of its output, time [s]."""
 
     kernel_class: KernelClass
     num_bytes: float
@@ -45,7 +45,7 @@ class StreamingSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionSample:
-    """A fused attention kernel, forward and backward alone [s]; causal_fraction 1/2 where the mask is causal, else 1."""
+    """A fused attention kernel, forward and backward separately [s]; causal_fraction 1/2 for a causal mask, else 1."""
 
     batch: int
     heads: int
@@ -62,7 +62,7 @@ class AttentionSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSample:
-    """A product of a few rows with a weight that comes from memory, as all weights of a model do when it decodes; time [s]."""
+    """A product of a few rows with a weight that is read from memory, as in decoding; time [s]."""
 
     rows: int
     outputs: int
@@ -86,7 +86,7 @@ class DecodeSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveSample:
-    """A collective of group_size ranks; num_bytes as in `collective_time`: the full buffer, of an all-to-all the local one."""
+    """A collective of group_size ranks; num_bytes as in `collective_time`: the full buffer, for an all-to-all the local one."""
 
     kind: CollectiveKind
     num_bytes: float
@@ -96,7 +96,7 @@ class CollectiveSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSample:
-    """Host time of one event, such as dtensor_op, autograd_op, fsdp_unit, step; `launch` is every operator's [s]."""
+    """Host time of one event, such as dtensor_op, autograd_op, fsdp_unit, step; `launch` is per operator [s]."""
 
     name: str
     time: float
@@ -104,7 +104,7 @@ class HostSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentionSample:
-    """How much longer something takes while something else runs; 1 = not at all."""
+    """Slow-down factor of an activity while another one runs; 1 = none."""
 
     name: str
     factor: float

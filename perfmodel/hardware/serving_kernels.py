@@ -1,10 +1,10 @@
-"""Parameters of the kernels that serving runs and training does not.
+"""Parameters of kernels that only serving uses.
 
-Small all-reduces of the engines, products with narrow weights, attention to a cache that is narrow or latent, and
-what tokens send to experts and back.
+These are small all-reduces of the engines, products with quantized weights, attention to a quantized or latent cache, and
+grouped products of experts with quantized weights.
 
-A part of a calibration (`Calibration.serving`), fractions of the chip's and its links' own rates as everything there. The formulas that
-they belong to are in `perfmodel.cost.serving.kernels`.
+They are a part of a calibration (`Calibration.serving`), as fractions of the chip's and its links' own rates. The formulas
+are in `perfmodel.cost.serving.kernels`.
 """
 
 from collections.abc import Mapping
@@ -15,20 +15,20 @@ from typing import Any
 from perfmodel.hardware.rules import require, require_not_negative, require_positive, require_share
 
 ONE_SHOT, TWO_SHOT = "one_shot", "two_shot"
-"""Every rank reads the whole buffer of every peer; or a share of it, adds it up, and reads the others' sums."""
+"""One-shot: every rank reads the full buffer of every peer. Two-shot: it reads and sums one share, then reads the sums of the others."""
 
 ALL_REDUCE_KERNELS = (ONE_SHOT, TWO_SHOT)
 
 
 FEW = ".few"
-"""Ends the name of a second kernel for experts of few rows, where a library has one; the quicker of both counts."""
+"""Suffix of a second kernel for experts with few rows, where a library has one; the faster of both counts."""
 
 WEIGHT_FORMATS = ("fp8", "fp8-block", "int8", "int8-weights", "w4a16", "w4a8", "mxfp4", "nvfp4")
-"""How weights are held, as `perfmodel.workload.quantization` names it."""
+"""Formats of quantized weights, as named in `perfmodel.workload.quantization`."""
 
 LATENT_CACHE, LATENT_FP8_CACHE, FP8_CACHE = "latent", "latent.fp8", "flash.fp8"
 CACHED_KERNELS = (LATENT_CACHE, LATENT_FP8_CACHE, FP8_CACHE)
-"""Decode attention to a latent cache (one vector a token for all heads), in 16 and in 8 bits; to keys and values in 8 bits."""
+"""Decode attention to a latent cache (one vector per token for all heads), in 16 and in 8 bits; to keys and values in 8 bits."""
 
 
 def _require_sharpness(value: float) -> None:
@@ -40,8 +40,8 @@ class SmallAllReduceModel:
     """Parameters of one of the kernels of `small_all_reduce_time`.
 
     base_time           a  [s] once: start, and the barriers
-    peer_time           c  [s] more for each peer
-    bandwidth_fraction  of the link's bandwidth (of one chip, one direction) at which peers' buffers are read
+    peer_time           c  [s] per peer
+    bandwidth_fraction  fraction of the link's bandwidth (of one chip, one direction) at which peers' buffers are read
     """
 
     base_time: float
@@ -55,16 +55,16 @@ class SmallAllReduceModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightProductModel:
-    """Parameters of `weight_product_time`, for one format of weights: beside the chip's products in 16 bits.
+    """Parameters of `weight_product_time`, for one format of weights, relative to the chip's products in 16 bits.
 
-    rate_fraction    f   of the share of the peak that 16 bits reach, of the peak of what the products are computed in
-    memory_fraction  g   of the memory bandwidth that they reach
-    depth_factor     d   contraction length that costs as much as starting a tile, over theirs
-    waves_factor     w   time of a tile among few, over theirs
-    split_factor     s   contraction length from which idle units share it, over theirs
-    sharpness        p   how suddenly compute gives way to memory; 0: as theirs
-    cast_time        t1  [s] of a pass that narrows the activations before the product, where it is a kernel of its own
-    cast_fraction    q   of the memory bandwidth, for what it reads and writes
+    rate_fraction    f   fraction of the compute dtype's peak, over the fraction that products in 16 bits reach
+    memory_fraction  g   fraction of the memory bandwidth, over that of products in 16 bits
+    depth_factor     d   contraction length that costs the same as starting a tile, over that of products in 16 bits
+    waves_factor     w   time of a tile among few, over that of products in 16 bits
+    split_factor     s   contraction length from which idle units share it, over that of products in 16 bits
+    sharpness        p   sharpness of the transition from compute-bound to memory-bound; 0: as in 16 bits
+    cast_time        t1  [s] of a separate kernel that quantizes the activations before the product, if there is one
+    cast_fraction    q   fraction of the memory bandwidth, for the bytes that this kernel reads and writes
     """
 
     rate_fraction: float = 1.0
@@ -84,14 +84,14 @@ class WeightProductModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupedWeightModel:
-    """Parameters of `grouped_weight_time` (the experts of a layer in one fused call), for one format: beside the products in 16 bits.
+    """Parameters of `grouped_weight_time` (the experts of a layer in one fused call), for one format, relative to products in 16 bits.
 
-    rate_fraction    f   of the share of the peak that 16 bits reach, of the peak of what the products are computed in
-    memory_fraction  g   of the memory bandwidth that they reach
-    depth_factor     d   contraction length that costs as much as starting a tile, over theirs
-    sharpness        p   how suddenly compute gives way to memory; 0: as theirs
-    row_fraction     b   of the memory bandwidth, for ordering and narrowing rows, the activation and adding up a token's experts
-    expert_time      t1  [s] for each expert that has rows
+    rate_fraction    f   fraction of the compute dtype's peak, over the fraction that products in 16 bits reach
+    memory_fraction  g   fraction of the memory bandwidth, over that of products in 16 bits
+    depth_factor     d   contraction length that costs the same as starting a tile, over that of products in 16 bits
+    sharpness        p   sharpness of the transition from compute-bound to memory-bound; 0: as in 16 bits
+    row_fraction     b   fraction of the memory bandwidth, for sorting and quantizing rows, the activation and combining a token's experts
+    expert_time      t1  [s] per expert with rows
     floor_time       t0  [s] once: routing, and the launches of all its kernels
     """
 
@@ -113,13 +113,13 @@ class GroupedWeightModel:
 class CachedAttentionModel:
     """Parameters of `cached_attention_time` and `latent_decode_time`, for one kernel.
 
-    memory_fraction  b   of the memory bandwidth, for a large cache
-    query_fraction   bq  of the memory bandwidth, for queries and outputs
-    peak_fraction    e   of the dense peak in 16 bits; 8 bits may exceed 1
+    memory_fraction  b   fraction of the memory bandwidth, for a large cache
+    query_fraction   bq  fraction of the memory bandwidth, for queries and outputs
+    peak_fraction    e   fraction of the dense peak in 16 bits; 8 bits may exceed 1
     floor_time       t0  [s]
-    ramp_time        t1  [s] more where the cache no longer comes from the chip's own
-    ramp_bytes       V1  size at which half of that shows
-    wave_time        w   [s] of a compute unit for one sequence and key-value head, however short
+    ramp_time        t1  [s] additional time if the cache of keys and values does not fit the chip's cache
+    ramp_bytes       V1  size at which half of `ramp_time` is added
+    wave_time        w   [s] minimum time of a compute unit per sequence and key-value head
     """
 
     memory_fraction: float = 0.8
@@ -168,11 +168,11 @@ class ServingKernels:
         for name in _MAPPINGS:
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
         for name, known in _NAMES.items():
-            for each in getattr(self, name):
-                require(each in known, name, each, f"must be one of {', '.join(known)}")
+            for kernel in getattr(self, name):
+                require(kernel in known, name, kernel, f"must be one of {', '.join(known)}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Mapping proxies cannot be pickled: rebuild from plain dicts."""
+        """Rebuild from plain dicts, as mapping proxies cannot be pickled."""
         return _rebuild, ({name: dict(getattr(self, name)) for name in _MAPPINGS},)
 
 
@@ -238,7 +238,6 @@ TYPICAL = ServingKernels(
         ),
     },
 )  # fmt: skip
-"""Of a chip without measurements. Means of shipped calibrations (geometric): small all-reduces of A100, H100 and B200; fp8 and attention to
-caches of H100 and B200. Of one chip: int8 and widened weights the A100's, nvfp4 the B200's. Not measured
-anywhere: w4a8 as fp8, mxfp4 as w4a16; experts in int8, w4a8 and nvfp4 as in fp8, widened ones as in 16 bits at the bandwidth of widened
-weights."""
+"""Serving kernels of a chip without measurements. Geometric means of shipped calibrations: small all-reduces of A100, H100 and B200; fp8
+and attention to caches of H100 and B200. From one chip: int8 and dequantized weights of the A100, nvfp4 of the B200. Not measured: w4a8 as
+fp8, mxfp4 as w4a16; experts in int8, w4a8 and nvfp4 as in fp8, dequantized ones as in 16 bits at the bandwidth of dequantized weights."""

@@ -1,7 +1,7 @@
-"""Technology files: generations of logic, memory and links, and what a unit takes of a die; and the specification of a chip made of them.
+"""Technology files and chip specifications: generations of logic, memory and links, and the area and power of a unit.
 
 Shipped: `hardware_specs/technology/*.yaml`, read as one `Technology`, and `hardware_specs/chip_specs/*.yaml`. The records are the schemas
-of the files. `hardware/construct.py` makes the chip.
+of the files. `hardware/construct.py` constructs the chip of a specification.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEFAULT_LAW = "kundu"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """Where one number is from.
+    """Provenance and source of one number.
 
     provenance   read, recalled, mixed, measured or derived
     source       data sheet, page or derivation
@@ -43,9 +43,9 @@ class Fact:
 class LogicNode:
     """A generation of logic.
 
-    launch_year    of its first products
-    logic_density  transistors of published designs by area
-    sram_area      of one bit cell
+    launch_year    year of its first products
+    logic_density  transistors per area of published designs
+    sram_area      area of one bit cell
     power_factor   power of one operation at equal speed, N7 = 1, by scaling law
     facts          provenance and source of each number
     """
@@ -62,12 +62,12 @@ class MemoryGeneration:
     """A generation of memory.
 
     pins                    data pins of a stack (GDDR: of a device)
-    pin_bandwidth           of one pin, fastest bin
-    stack_capacity          of a stack
-    bit_energy              of one bit that is read or written, on both sides
-    edge_length             die edge that a stack takes
-    phy_area                of the interface to one stack; does not shrink with the node
-    controller_transistors  of the controller of one stack
+    pin_bandwidth           bandwidth of one pin, fastest bin
+    stack_capacity          capacity of a stack
+    bit_energy              energy of one bit read or written, on both sides
+    edge_length             die edge occupied by a stack
+    phy_area                area of the interface to one stack; does not shrink with the node
+    controller_transistors  transistors of the controller of one stack
     facts                   provenance and source of each number
     """
 
@@ -87,9 +87,9 @@ class LinkGeneration:
 
     bandwidth               one direction of one link
     latency                 one hop
-    phy_area                of one link on the chip
-    controller_transistors  of the controller of one link
-    bit_energy              of one bit, on the chip
+    phy_area                area of one link on the chip
+    controller_transistors  transistors of the controller of one link
+    bit_energy              energy of one bit, on the chip
     facts                   provenance and source of each number
     """
 
@@ -105,18 +105,18 @@ class LinkGeneration:
 class Floorplan:
     """Area and power of a unit, and the rest of a die.
 
-    density_fraction     density of a whole chip over that of the node's logic
-    fp64_transistors     of a multiply-add in 64 bits
-    fp32_transistors     of a multiply-add in 32 bits
-    fp16_transistors     of a multiply-add in 16 bits
-    control_transistors  of the instruction control of a unit
+    density_fraction     density of a full chip over that of the node's logic
+    fp64_transistors     transistors of a multiply-add in 64 bits
+    fp32_transistors     transistors of a multiply-add in 32 bits
+    fp16_transistors     transistors of a multiply-add in 16 bits
+    control_transistors  transistors of the instruction control of a unit
     unit_overhead        transistors of a unit over those of its arithmetic and control
     cell_overhead        area of memory over that of its bit cells
     other_fraction       share of the die that is neither units, caches, controllers nor interfaces
-    edge_fraction        share of the perimeter that memory may take
-    flop_energy          of a FLOP in 16 bits at N7 in a unit of `reference_flops`
-    reference_flops      FLOP in 16 bits that a unit does in a cycle
-    reuse_exponent       energy of a FLOP falls with this power of the unit's FLOP a cycle
+    edge_fraction        share of the perimeter available for memory
+    flop_energy          energy of a FLOP in 16 bits at N7 in a unit of `reference_flops`
+    reference_flops      FLOP in 16 bits per cycle of a unit
+    reuse_exponent       energy of a FLOP decreases with this power of the unit's FLOP per cycle
     facts                provenance and source of each number
     """
 
@@ -142,7 +142,7 @@ class Technology:
     logic       generations of logic
     memory      generations of memory
     links       generations of links
-    floorplans  what units and interfaces take of a die, by family of chips
+    floorplans  area and power of units and interfaces, by family of chips
     """
 
     logic: Mapping[str, LogicNode] = field(default_factory=dict)
@@ -155,10 +155,10 @@ class Technology:
 class UnitSpec:
     """Architecture of one compute unit.
 
-    clock             at which it is rated
+    clock             rated clock
     flops_per_cycle   dense FLOP of one unit in a cycle, by dtype
-    on_unit_capacity  its registers, L1 and shared memory
-    unit_kind         what a unit is called, such as SM
+    on_unit_capacity  registers, L1 and shared memory of a unit
+    unit_kind         name of a unit, such as SM
     """
 
     clock: float
@@ -172,10 +172,10 @@ class MemorySpec:
     """Memory of the chip.
 
     generation         name of a generation of memory
-    stacks             how many; those that the die edge has no room for are left out
-    stack_capacity     of a stack; 0 = the generation's
-    pin_bandwidth      of a pin; 0 = the generation's fastest
-    reserved_capacity  that the driver does not report
+    stacks             number of stacks; those that do not fit the die edge are left out
+    stack_capacity     capacity of a stack; 0 = the generation's
+    pin_bandwidth      bandwidth of a pin; 0 = the generation's fastest
+    reserved_capacity  capacity that the driver does not report
     """
 
     generation: str
@@ -190,9 +190,9 @@ class LinkSpec:
     """Links of the chip to its peers.
 
     link        name of a generation of links
-    links       how many; 0.5: two chips share one
+    links       number of links; 0.5: two chips share one
     size        chips of one domain; 0 = no domain
-    topology    how they are wired
+    topology    wiring of the chips
     pair_links  links to one peer; 0 = all
     """
 
@@ -205,7 +205,7 @@ class LinkSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipSpec:
-    """A chip as technology and budgets.
+    """A chip specified by technology and budgets.
 
     name            of the chip
     vendor          decides the default framework and the prior, as in a chip file
@@ -219,12 +219,12 @@ class ChipSpec:
     scale_up        links inside a node
     scale_out       links between nodes, of network cards
     host            link to the host
-    chips_per_node  chips of one host
+    chips_per_node  chips per host
     num_dies        dies of the package
     law             scaling law of power: kundu, foundry or deepflow
     floorplan       name of a floorplan
     technology      path of a technology file whose generations are added to the shipped ones
-    source          where the specification is from
+    source          source of the specification
     """
 
     name: str
@@ -249,7 +249,7 @@ class ChipSpec:
 
 @cache
 def shipped_technology() -> Technology:
-    """The generations of `hardware_specs/technology/`."""
+    """Load the generations of `hardware_specs/technology/`."""
     parts: dict[str, dict[str, object]] = {}
     for path in sorted((resource_dir("hardware_specs") / "technology").glob("*.yaml")):
         for section, entries in read_yaml(path).items():
@@ -258,23 +258,23 @@ def shipped_technology() -> Technology:
 
 
 def technology_of(spec: ChipSpec) -> Technology:
-    """The shipped generations with those of the specification's own file, which take the place of equal names. Raises InputError."""
+    """Return the shipped generations, with those of the specification's own file in place of equal names. Raise InputError."""
     shipped = shipped_technology()
     if not spec.technology:
         return shipped
     from perfmodel.foundation.schema import checked_record
 
     more = checked_record(Technology, read_yaml(spec.technology), where=spec.technology)
-    return Technology(**{each.name: {**getattr(shipped, each.name), **getattr(more, each.name)} for each in fields(Technology)})
+    return Technology(**{section.name: {**getattr(shipped, section.name), **getattr(more, section.name)} for section in fields(Technology)})
 
 
 def list_chip_specs() -> tuple[str, ...]:
-    """Names of the shipped specifications of chips."""
+    """Return the names of the shipped chip specifications."""
     return tuple(sorted(path.stem for path in (resource_dir("hardware_specs") / "chip_specs").glob("*.yaml")))
 
 
 def load_chip_spec(name_or_path: str | Path) -> ChipSpec:
-    """A shipped specification by its name, or any by the path of its file. Raises InputError."""
+    """Load a shipped specification by its name, or any by the path of its file. Raise InputError if there is none."""
     text = str(name_or_path)
     if text in list_chip_specs():
         return chip_spec(read_yaml(resource_dir("hardware_specs") / "chip_specs" / f"{text}.yaml"), where=text)
@@ -284,12 +284,12 @@ def load_chip_spec(name_or_path: str | Path) -> ChipSpec:
 
 
 def is_chip_spec(data: Mapping[str, object]) -> bool:
-    """Whether the mapping of a file is a specification, not a chip."""
+    """Return whether the mapping of a file is a specification, not a chip."""
     return "logic" in data and "peak_flop_rate" not in data
 
 
 def chip_spec(data: Mapping[str, object], *, where: str) -> ChipSpec:
-    """The specification in the mapping of a file, whose path names its technology file relative to itself. Raises InputError."""
+    """Return the specification in the mapping of a file, with the path of its technology file, which is relative to that file."""
     from perfmodel.foundation.schema import checked_record
 
     spec = checked_record(ChipSpec, data, where=where)

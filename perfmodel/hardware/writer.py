@@ -1,4 +1,4 @@
-"""Calibrations, clusters and chips as YAML files that the reader turns back into the same objects."""
+"""Writer of calibrations, clusters and chips as YAML files, from which the reader returns equal objects."""
 
 from pathlib import Path
 from typing import Any
@@ -14,22 +14,22 @@ from perfmodel.hardware.fabric import NetworkTier, Topology
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> None:
-    """Write a calibration file, whole or not at all; `load_calibration` gives back an equal object."""
+    """Write a calibration file atomically; `load_calibration` returns an equal object."""
     write_atomically(path, calibration_text(calibration))
 
 
 def calibration_text(calibration: Calibration) -> str:
-    """The content of a calibration file."""
+    """Return the content of a calibration file."""
     return dump_yaml(record_to_data(calibration))
 
 
 def save_cluster(cluster: Cluster, path: str | Path) -> None:
-    """Write a cluster file, whole or not at all. It names the chip; the chip's own file stays where it is."""
+    """Write a cluster file atomically. It names the chip; the chip's own file is not written."""
     write_atomically(path, cluster_text(cluster))
 
 
 def cluster_text(cluster: Cluster) -> str:
-    """The content of a cluster file."""
+    """Return the content of a cluster file."""
     return dump_yaml(
         {
             "name": cluster.name,
@@ -47,12 +47,12 @@ def cluster_text(cluster: Cluster) -> str:
 
 
 def save_chip(chip: Chip, path: str | Path) -> None:
-    """Write a chip file, whole or not at all; `load_chip` gives back an equal object."""
+    """Write a chip file atomically; `load_chip` returns an equal object."""
     write_atomically(path, chip_text(chip))
 
 
 def chip_text(chip: Chip) -> str:
-    """The content of a chip file."""
+    """Return the content of a chip file."""
     memory, tiers = chip.memory, [_tier(tier) for tier in chip.default_tiers]
     has_fabric = bool(tiers) and chip.default_tiers[-1].topology is Topology.FAT_TREE
     texts = {"title": chip.title, "aliases": list(chip.aliases), "notes": chip.notes}

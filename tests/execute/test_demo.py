@@ -77,7 +77,7 @@ def test_what_other_processes_took_is_what_is_busy_and_not_ours(tmp_path: Path):
         return processor_use([7], proc=tmp_path)
 
     earlier, later = at(100, 100, 10), at(130, 110, 20)
-    this_process = later.own - earlier.own - 10
+    this_process = later.measured - earlier.measured - 10
     assert later.others_since(earlier) == pytest.approx((20 - this_process) / 40)
     assert earlier.others_since(earlier) == 0
     nowhere = processor_use([7], proc=tmp_path / "none")

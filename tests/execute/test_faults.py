@@ -132,11 +132,11 @@ def test_a_message_of_any_length_reaches_every_rank_and_comes_back(groups):
 def test_time_in_which_this_process_did_not_run_is_nobodys_silence(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(processes.time, "monotonic", lambda: clock[0])
-    patience = processes.Patience()
+    running = processes.RunningClock()
     clock[0] = 0.5
-    assert patience.passed() == 0.5
+    assert running.passed() == 0.5
     clock[0] = 3600.0
-    assert patience.passed() <= 1.0
+    assert running.passed() <= 1.0
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_time_in_which_this_process_did_not_run_is_nobodys_silence(monkeypatch):
 )
 def test_last_words_are_what_may_tell_the_cause(log, code, says, tmp_path):
     (tmp_path / "log").write_text(log)
-    assert processes.last_words(tmp_path / "log", code) == (f", last words: {says}" if says else "")
+    assert processes.last_log_line(tmp_path / "log", code) == (f", last words: {says}" if says else "")
 
 
 @pytest.mark.parametrize(

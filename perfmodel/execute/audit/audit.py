@@ -1,6 +1,6 @@
-"""`audit_plan`: torch's own counts of a plan's program beside the predicted ones, at full size, on any machine.
+"""`audit_plan`: torch's own counts of a plan's program compared with the predicted ones, at full size, on any machine.
 
-Nothing here imports torch: a process of its own does.
+This module does not import torch: a separate process does.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from perfmodel.cost.programs import Compiled
 from perfmodel.execute.audit.repeat import counted_microbatches, extrapolate
 from perfmodel.execute.launch.processes import (
     STOPPED_TIMEOUT,
-    Patience,
-    cause_of_death,
+    RunningClock,
+    exit_reason,
     is_stopped,
-    last_words,
+    last_log_line,
     private_folder,
     start_python,
 )
@@ -35,9 +35,9 @@ from perfmodel.workload.routing import BALANCED, RoutingCounts
 
 
 def ranks_to_audit(plan: Plan, *, rank: int | None = None, every_stage: bool = True) -> tuple[int, ...]:
-    """One rank of each pipeline stage, or of the first and the last.
+    """Return one rank of each pipeline stage, or of the first and the last stage.
 
-    Of the ranks of a stage the one with the last chunk of the sequence, which computes the most under context parallelism.
+    Within a stage, the rank with the last chunk of the sequence is taken: it computes the most under context parallelism.
     """
     if rank is not None:
         if not 0 <= rank < plan.num_chips:
@@ -58,35 +58,35 @@ def audit_plan(
 ) -> Audit:
     """Build the plan's program under fake tensors as each of `ranks`, run a counted step, and compare with `estimator`.
 
-    The model's dropout runs if the estimator's profile says so.
+    Dropout is active if the estimator's profile models it.
 
-    routing             how many tokens each rank sends to each expert; None: as the plan says, else as evenly as they go
-    every_microbatch    count the step whole; else two shorter ones, where that is less work (`audit_repeat.py`)
+    routing             tokens that each rank sends to each expert; None: the routing of the plan, balanced by default
+    every_microbatch    count the full step; otherwise count two shorter steps if that is less work (`repeat.py`)
     """
     routing = counted_routing(plan, routing)
     if plan.job.routing.counts is not None:
-        # those that are counted with say what each rank does, not the slowest one alone
+        # counts are given per rank, so BALANCED replaces the slowest-rank statistics of the plan
         plan = replace(plan, job=replace(plan.job, routing=BALANCED))
         estimator = replace(estimator, job=plan.job, programs=replace(estimator.programs, job=plan.job, compiled=Compiled()))
     reason = not_modules_reason(plan)
     if reason:
         raise InputError(reason)
-    whole = (plan.num_microbatches,)
+    every = (plan.num_microbatches,)
     largest: tuple[int, ...] = ()
     audited: list[RankAudit] = []
     with CountingProcess() as process:
         for rank in ranks:
-            place = place_of(plan, rank)
-            numbers = whole if every_microbatch else counted_microbatches(plan, place["pp"])
+            coordinates = place_of(plan, rank)
+            numbers = every if every_microbatch else counted_microbatches(plan, coordinates["pp"])
             largest = max(largest, numbers)
             if progress is not None:
                 progress(len(audited) / len(ranks), f"rank {rank}")
             counted = process.count(plan, rank, numbers, dropout=estimator.profile.kernels.dropout, routing=routing)
-            predicted = predicted_counts(estimator, plan, place, routing)
+            predicted = predicted_counts(estimator, plan, coordinates, routing)
             audited.append(
                 RankAudit(
                     rank=rank,
-                    coordinates=place,
+                    coordinates=coordinates,
                     rows=audit_rows(predicted, counted.counts),
                     peak_moment=predicted.peak_moment,
                     peak_by_class={name: size for name, size in predicted.peak_by_class.items() if size},
@@ -104,12 +104,12 @@ def audit_plan(
     )
 
 
-#: What counts a plan of training: module and function.
+#: Function that counts a training plan: module and name.
 _TRAINING = ("perfmodel.execute.audit.count", "torch_counts")
 
 
 class Counted(NamedTuple):
-    """Torch's counts of one rank, and the seconds and the bytes of this machine's memory that they took."""
+    """Torch's counts of one rank, with the time [s] and the host memory [byte] that counting took."""
 
     counts: RankCounts
     elapsed: float
@@ -117,10 +117,10 @@ class Counted(NamedTuple):
 
 
 class CountingProcess:
-    """A process that imports torch once and counts plans for this one, each rank in a fork of its own.
+    """A process that imports torch once and counts plans, one forked child per rank.
 
-    Questions and answers carry numbers. A conversation that is interrupted (Ctrl-C, a time limit) ends the process, so that no later
-    question gets its answer; the next one starts another.
+    Requests and replies are numbered. An interruption (Ctrl-C, a time limit) ends the process, so that a later request cannot
+    receive a stale reply. The next request starts a new process.
     """
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class CountingProcess:
 
     def close(self) -> None:
         if self._process is not None:
-            self._process.kill()  # the fork dies with it
+            self._process.kill()  # the forked child dies with it
             self._process.wait()
             self._process = None
         self._scope.close()
@@ -170,9 +170,9 @@ class CountingProcess:
     def count(
         self, plan: Plan, rank: int, numbers: Sequence[int] = (), *, dropout: bool = False, routing: RoutingCounts | None = None
     ) -> Counted:
-        """That rank's step, counted; RunError where torch cannot build or run its program.
+        """Count one step of the rank. Raise RunError if torch cannot build or run its program.
 
-        numbers     of microbatches to count it with, of which the plan's own follows; the plan's own
+        numbers     micro-batch counts to run; the plan's count is extrapolated from them. Default: the plan's own count
         """
         counts, elapsed, memory = self.ask(
             _TRAINING,
@@ -187,15 +187,15 @@ class CountingProcess:
         return Counted(extrapolate(counts, plan.num_microbatches), elapsed, memory)
 
     def ask(self, function: tuple[str, str], *arguments: Any, about: str, program: str) -> tuple[Any, float, float]:
-        """Result of a function (module, name) in a fork of the process, with the seconds and the bytes of memory that it took.
+        """Return the result of a function (module, name) run in a forked child, its time [s] and its memory [byte].
 
-        about, program   what an error names: who asked, and what could not be built
+        about, program   names used in error messages: the requester, and what could not be built
         """
         if self._process is None:
             self._start()
         self._number += 1
         try:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # its end is told below
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # _receive reports the end of the process
                 self._connection.send((self._number, function, arguments))
             kind, *content = self._receive()
         except BaseException:
@@ -209,12 +209,12 @@ class CountingProcess:
         return result, elapsed, memory
 
     def _receive(self) -> tuple[Any, ...]:
-        """The answer to the last question, without its number; RunError where the process ends or is stopped."""
+        """Return the reply to the last request, without its number. Raise RunError if the process ends or is stopped."""
         assert self._process is not None
-        patience, stopped = Patience(), 0.0
+        clock, stopped = RunningClock(), 0.0
         try:
             while not self._connection.poll(0.2):
-                stopped = stopped + patience.passed() if is_stopped(self._process.pid) else 0.0
+                stopped = stopped + clock.passed() if is_stopped(self._process.pid) else 0.0
                 if stopped > STOPPED_TIMEOUT:
                     raise RunError("audit: its process was stopped from outside (SIGSTOP); audit again")
             number, *answer = self._connection.recv()
@@ -227,6 +227,6 @@ class CountingProcess:
     def _ended(self) -> RunError:
         assert self._process is not None
         code = self._process.wait()
-        words = last_words(self._folder / "log", code)
+        words = last_log_line(self._folder / "log", code)
         remedy = "free some memory and audit again" if code == -signal.SIGKILL else "audit again"
-        return RunError(f"audit: its process died ({cause_of_death(code)}){words}; {remedy}")
+        return RunError(f"audit: its process died ({exit_reason(code)}){words}; {remedy}")

@@ -1,4 +1,4 @@
-"""Torch's own counts of one step of a fake program: FLOPs by its formulas, collectives as they are dispatched, bytes held."""
+"""Torch's own counts of one step of a fake program: FLOPs by its formulas, dispatched collectives, and allocated bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any
     return sdpa_backward_flop_count(gradient.shape, query.shape, key.shape, value.shape)
 
 
-#: The CPU's fused attention has no formula in torch's registry; these are torch's for the GPU kernels: the full square, causal or not.
+#: The CPU's fused attention has no formula in torch's registry. These are torch's formulas for the GPU kernels: no causal discount.
 _CPU_ATTENTION: dict[Any, Callable[..., int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
@@ -40,14 +40,14 @@ _CPU_ATTENTION: dict[Any, Callable[..., int]] = {
     torch.ops.perfmodel.sink_attention_backward: _attention_backward,
     torch.ops.perfmodel.uneven_attention_backward: _attention_backward,
 }
-#: Kernels that make several products: their kind in the graph, and FLOP.
+#: Kernels that compute several matrix products: their kind in the graph, and their FLOPs.
 _PRODUCTS_OF_KERNELS = {**scans.PRODUCTS, **indexer.PRODUCTS}
-#: Matrix products, and which argument is the first factor.
+#: Matrix products, and the index of the argument that is the left factor.
 _PRODUCTS = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}
 
 
 class StepCounter(CollectiveCounter):
-    """Counts FLOPs and collectives of what reaches the dispatcher below DTensor, at the shapes of this rank, and shows it to a tracker."""
+    """Counter of FLOPs and collectives below DTensor, at the local shapes of this rank; passes each operator to a storage tracker."""
 
     def __init__(self, label: Any, tracker: StorageTracker) -> None:
         super().__init__(label, times_them=False)
@@ -57,7 +57,7 @@ class StepCounter(CollectiveCounter):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        self.tracker.see(func, args, result)
+        self.tracker.observe(func, args, result)
         packet = func._overloadpacket
         if packet in _CPU_ATTENTION:
             is_backward = _CPU_ATTENTION[packet] is _attention_backward
@@ -72,7 +72,7 @@ class StepCounter(CollectiveCounter):
 
 
 def _shape(packet: Any, args: Any) -> Shape:
-    """Shape of a matrix product; the name of any other operator that torch counts."""
+    """Return the shape of a matrix product, or the name of any other operator that torch counts."""
     if packet not in _PRODUCTS:
         return (packet.__name__,)
     left, right = args[_PRODUCTS[packet]], args[_PRODUCTS[packet] + 1]
@@ -85,12 +85,12 @@ def _num_bytes(tensors: Any) -> float:
 
 
 def _state_bytes(optimizer: torch.optim.Optimizer) -> float:
-    """State tensors; torch's step counters, one number for each parameter, are left out."""
+    """Return the bytes of the state tensors, without torch's step counters (one scalar per parameter)."""
     return _num_bytes(t for state in optimizer.state.values() for name, t in state.items() if name != "step" and torch.is_tensor(t))
 
 
 def _held(program: FakeProgram) -> tuple[float, float, float]:
-    """Bytes of weights, gradients (before the optimizer frees them) and optimizer state."""
+    """Return the bytes of weights, gradients (before the optimizer frees them) and optimizer state."""
     data = program.data
     if isinstance(data, FlatData):
         separate = [unit.master for unit in data.units if data.dtypes.master != data.dtypes.weight]
@@ -104,7 +104,7 @@ def _held(program: FakeProgram) -> tuple[float, float, float]:
 
 @contextmanager
 def _before_first_backward(call: Callable[[], None]) -> Iterator[None]:
-    """Calls when a backward pass begins for the first time, of whichever microbatch and stage."""
+    """Call `call` when the first backward pass begins, for any micro-batch and stage."""
     original = torch.autograd.backward
     is_first = True
 
@@ -125,7 +125,7 @@ def _before_first_backward(call: Callable[[], None]) -> Iterator[None]:
 def torch_counts(
     plan: Plan, rank: int, numbers: Sequence[int], dropout: bool = False, routing: RoutingCounts | None = None
 ) -> dict[int, RankCounts]:
-    """One step of that rank's program with each of these numbers of microbatches, counted; FLOPs by torch operator."""
+    """Count one step of the rank's program for each number of micro-batches, with FLOPs by torch operator."""
     with fake_program(plan, rank, dropout=dropout, routing=routing) as program:
         counted = {}
         for number in numbers:
@@ -138,7 +138,7 @@ def _counts_of_step(program: FakeProgram) -> RankCounts:
     tracker = StorageTracker()
     counter = StepCounter(program.mesh.axis_of, tracker)
     saved: list[int] = []
-    with program.mode, tracker.shown(), counter, _before_first_backward(lambda: saved.append(tracker.made)):
+    with program.mode, tracker.observing(), counter, _before_first_backward(lambda: saved.append(tracker.allocated)):
         program.forward_backward()
         held = _held(program)
         program.data.optimizer_step()

@@ -1,8 +1,8 @@
-"""The executor's own program of one rank under fake tensors: the real torch program at any world size, in one process.
+"""The executor's program of one rank under fake tensors: the real torch program at any world size, in one process.
 
-What needs real tensors or a real device mesh is made first, on the meta device; what would fill memory comes after, inside
-`FakeTensorMode`, where a tensor has a shape, a dtype and a storage of a size, and nothing in it. The process group is torch's
-fake one: every collective returns at once.
+The parts that need real tensors or a real device mesh are built first, on the meta device. The parts that would fill memory are
+built afterwards in `FakeTensorMode`, where a tensor has a shape, a dtype and a storage size but no data. The process group is
+torch's fake one: every collective returns at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from perfmodel.workload.routing import RoutingCounts
 
 
 class _Vote:
-    """Message of a pipeline stage to its neighbours in its first step: shapes are static."""
+    """Message between neighbouring pipeline stages in the first step: shapes are static."""
 
     @staticmethod
     def item() -> int:
@@ -35,7 +35,7 @@ class _Vote:
 
 @contextmanager
 def _static_stages() -> Iterator[None]:
-    """Stages know their shapes and need not ask their neighbours, who are not there."""
+    """Skip the exchange of shapes between stages: the neighbours do not run in this process."""
     names = ("_warmup_forward_vote", "_warmup_backward_result")
     originals = {name: getattr(PipelineStage, name) for name in names}
     for name in names:
@@ -49,7 +49,7 @@ def _static_stages() -> Iterator[None]:
 
 @contextmanager
 def fake_group(rank: int, world_size: int) -> Iterator[Worker]:
-    """This process as one rank of `world_size`."""
+    """Run this process as one rank of `world_size`."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     if dist.is_initialized():
@@ -62,7 +62,7 @@ def fake_group(rank: int, world_size: int) -> Iterator[Worker]:
 
 
 class FakeProgram(TrainingProgram):
-    """A training program of fake tensors: its weights have no values."""
+    """A training program on fake tensors: its weights have no values."""
 
     def __init__(self, worker: Worker, plan: Plan, mode: FakeTensorMode, *, dropout: bool, routing: RoutingCounts | None) -> None:
         self.mode, self.dropout = mode, dropout
@@ -79,11 +79,11 @@ class FakeProgram(TrainingProgram):
         shape = (self.plan.num_microbatches * self.plan.micro_batch, self.plan.job.seq_len // self.plan.layout.cp)
         with self.mode:
             tokens, targets = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
-            further = torch.zeros(shape[0], number + 1, shape[1], dtype=torch.int64) if number and self.has_head else None
-        return tokens, targets, further
+            mtp_tokens = torch.zeros(shape[0], number + 1, shape[1], dtype=torch.int64) if number and self.has_head else None
+        return tokens, targets, mtp_tokens
 
     def take(self, num_microbatches: int) -> None:
-        """Steps of so many microbatches from here on; the buffers of a pipeline that receive are there before the next one begins."""
+        """Set the number of micro-batches of the following steps, and allocate the pipeline's receive buffers before the next step."""
         self.plan, self.losses = with_microbatches(self.plan, num_microbatches), []
         self._lay_out_step()
         if self.schedule is not None:
@@ -92,7 +92,7 @@ class FakeProgram(TrainingProgram):
                 prepare((), None)
 
     def _build_schedule(self, num_stages: int) -> Any:
-        """torch refuses 1F1B with fewer microbatches than stages, for what idles then; a late stage's rank counts so few all the same."""
+        """Allow 1F1B with fewer micro-batches than stages, which torch refuses as inefficient; late stages are counted with so few."""
         plan = self.plan
         if plan.schedule is not PipelineSchedule.ONE_F_ONE_B or plan.num_microbatches >= num_stages:
             return super()._build_schedule(num_stages)
@@ -104,10 +104,10 @@ class FakeProgram(TrainingProgram):
 
 @contextmanager
 def fake_program(plan: Plan, rank: int, *, dropout: bool = False, routing: RoutingCounts | None = None) -> Iterator[FakeProgram]:
-    """The program of that rank at the plan's full size, after a first step of few microbatches; it steps in its fake mode.
+    """Yield the rank's program at the plan's full size after one step of few micro-batches, ready to step under its fake mode.
 
-    The first step does what torch does only once: propagation of shapes in DTensor (on whole tensors), the optimizer's state. In a
-    pipeline whole gradients of a second microbatch are added to those of the first.
+    The first step does one-time work: shape propagation in DTensor (on global tensors) and initialization of the optimizer state.
+    In a pipeline it accumulates full gradients over a second micro-batch.
     """
     torch.set_num_threads(1)
     with ExitStack() as stack:

@@ -1,8 +1,8 @@
-"""A step of many microbatches counted from two short ones: past the pipeline's warm-up every further microbatch repeats the last.
+"""Counts of a step with many micro-batches, extrapolated from two short steps.
 
-Each count is then a straight line in the number of microbatches m: what happens once a step, and m times what happens in a
-microbatch. Peak memory is one too, its slope what a schedule keeps alive of every microbatch (all of GPipe's activations; the
-tokens of the step under any).
+After the pipeline's warm-up, each further micro-batch repeats the last. Each count is therefore linear in the number m of
+micro-batches: a constant per step plus m times the count per micro-batch. Peak memory is linear too. Its slope is what the schedule
+keeps per micro-batch: all activations under GPipe, and the tokens of the step under any schedule.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ from perfmodel.parallel.plan import Plan
 
 
 def counted_microbatches(plan: Plan, stage: int = 0) -> tuple[int, ...]:
-    """How many microbatches to count a rank of that pipeline stage with: two numbers, or the plan's own alone where the two would be no
-    less work.
+    """Return the micro-batch counts to run for a rank of the stage: two, or the plan's own if two are no less work.
 
-    Memory is steady last: once as many microbatches are alive as ever will be, and the gradients of every stage here exist beside them.
-    Without a pipeline, or with all forward passes first, the first and the last microbatch differ from those between. Under 1F1B at most
-    pp - stage are alive, and the first backward pass follows them. Interleaved, a rank runs fewer than pp (v + 1) forward passes ahead,
-    then pp v backward passes until each of its v stages has had one, in whole groups of pp microbatches: three groups.
+    Memory is the last count to become linear. It needs the largest number of in-flight micro-batches and the gradients of all local stages.
+    Without a pipeline, or under GPipe, the first and the last micro-batch differ from the others. Under 1F1B at most pp - stage are in
+    flight, and the first backward pass follows them. Under interleaving, a rank runs fewer than pp (v + 1) forward passes ahead. It then
+    runs pp v backward passes until each of its v stages has had one, in groups of pp micro-batches: three groups.
     """
     p, m = plan.layout.pp, plan.num_microbatches
     if plan.schedule is PipelineSchedule.INTERLEAVED and p > 1:
@@ -37,19 +36,19 @@ def counted_microbatches(plan: Plan, stage: int = 0) -> tuple[int, ...]:
 
 
 def with_microbatches(plan: Plan, num_microbatches: int) -> Plan:
-    """The same plan with another number of microbatches: a smaller or larger global batch, all else alike."""
+    """Return the plan with another number of micro-batches: only the global batch changes."""
     batch = num_microbatches * plan.layout.data_parallel * plan.micro_batch
     return replace(plan, job=replace(plan.job, global_batch=batch))
 
 
 def extrapolate(counted: Mapping[int, RankCounts], num_microbatches: int) -> RankCounts:
-    """Counts of a step of `num_microbatches`, from those of one or two numbers of microbatches."""
+    """Return the counts of a step of `num_microbatches`, given the counts for one or two numbers of micro-batches."""
     if num_microbatches in counted:
         return counted[num_microbatches]
     (m1, first), (m2, second) = sorted(counted.items())
 
     def line(left: Any, right: Any) -> Any:
-        """Through two numbers, pairs of numbers, or maps of either; what else there is does not depend on m."""
+        """Extrapolate numbers, tuples or mappings of numbers; other values do not depend on m."""
         if isinstance(left, Mapping):
             zero = next((0.0 if isinstance(value, (int, float)) else (0,) * len(value) for value in (*left.values(), *right.values())), 0.0)
             return {key: line(left.get(key, zero), right.get(key, zero)) for key in dict.fromkeys((*left, *right))}
@@ -58,7 +57,7 @@ def extrapolate(counted: Mapping[int, RankCounts], num_microbatches: int) -> Ran
         if isinstance(left, int):
             return left + (right - left) * (num_microbatches - m1) // (m2 - m1)
         if isinstance(left, float):
-            # the quotient is what one microbatch adds: for counts a whole number, so that nothing is rounded
+            # the quotient is the count per micro-batch: an integer for counts, so no rounding occurs
             return left + (right - left) / (m2 - m1) * (num_microbatches - m1)
         return right
 

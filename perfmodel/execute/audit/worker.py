@@ -1,4 +1,4 @@
-"""The process that audits: it imports torch once and counts each rank in a fork of its own, since torch keeps what it learns of a mesh."""
+"""Process that audits: imports torch once and counts each rank in its own fork, since torch caches state per device mesh."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import warnings
 from multiprocessing.connection import Connection
 from typing import Any
 
-from perfmodel.execute.launch.processes import STOPPED_TIMEOUT, Patience, cause_of_death, die_with_parent
+from perfmodel.execute.launch.processes import STOPPED_TIMEOUT, RunningClock, die_with_parent, exit_reason
 
 
 def main(descriptor: int, parent: int) -> None:
-    """Reads (number, (module, function), arguments) until the other end closes; answers each with its number and ("ok", what the function
-    gives, elapsed, memory), ("error", what torch said) or ("lost", how its fork ended)."""
+    """Serve requests (number, (module, function), arguments) until the other end closes the connection.
+
+    The reply is the number and ("ok", result, elapsed, memory), ("error", message of torch) or ("lost", how the fork ended).
+    """
     die_with_parent(parent)
     warnings.simplefilter("ignore")
     connection = Connection(descriptor)
@@ -26,7 +28,7 @@ def main(descriptor: int, parent: int) -> None:
 
     import perfmodel.execute.audit.count  # noqa: F401 - before the forks
 
-    # What was imported stays: a fork that collects garbage would look at all of it, and copy the pages that it is on.
+    # Freeze the imported objects: garbage collection in a fork would scan them and copy their pages.
     gc.collect()
     gc.freeze()
     connection.send((0, "ready", str(torch.__version__)))
@@ -53,18 +55,18 @@ def main(descriptor: int, parent: int) -> None:
 
 
 def _wait_for(child: int) -> str:
-    """How the fork ended where that was not by itself; one that somebody stopped is ended."""
-    patience, stopped = Patience(), 0.0
+    """Return how the fork ended, or "" after a normal exit. Kill a fork that stays stopped by a signal."""
+    clock, stopped = RunningClock(), 0.0
     pause = 0.005
     is_still = False
     while True:
-        found, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
-        if found and (os.WIFEXITED(status) or os.WIFSIGNALED(status)):
+        pid, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
+        if pid and (os.WIFEXITED(status) or os.WIFSIGNALED(status)):
             code = os.waitstatus_to_exitcode(status)
-            return f"died ({cause_of_death(code)})" if code else ""
-        if found:
+            return f"died ({exit_reason(code)})" if code else ""
+        if pid:
             is_still = os.WIFSTOPPED(status)
-        stopped = stopped + patience.passed() if is_still else 0.0
+        stopped = stopped + clock.passed() if is_still else 0.0
         if stopped > STOPPED_TIMEOUT:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)

@@ -1,1 +1,1 @@
-"""Exports torch modules and reads what was exported."""
+"""Export of torch modules, and conversion to imported graphs."""

@@ -1,4 +1,4 @@
-"""Which keys a query of an imported attention sees, where its mask is made of nothing but sizes: then it is computed, and looked at."""
+"""Attention masks of imported modules: the keys that each query attends to, computed where the mask depends on sizes only."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from perfmodel.workload.imported.graph import Reach, SeenKeys
 if TYPE_CHECKING:
     from torch.fx import Node
 
-_MOST_ENTRIES = 2**24  # of 4,096 queries and as many keys
+_MOST_ENTRIES = 2**24  # 4,096 queries x 4,096 keys
 _MAKES_SCORES = ("matmul", "bmm", "einsum", "baddbmm", "mm", "")
-#: Operators that take of their first tensor its shape alone.
+#: Operators that use only the shape of their first tensor.
 _LIKE = frozenset({"zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "new_tensor"})
 _PARTS = frozenset({"slice", "select", "view", "unsqueeze", "squeeze", "expand", "narrow", "transpose", "diagonal"})
 
 
 class Masks:
-    """Masks of one exported program; `values` are known tensors by their nodes."""
+    """Masks of one exported program. `values`: constant tensors by node."""
 
     def __init__(self) -> None:
         self.values: dict[Any, torch.Tensor | None] = {}
 
     def seen_by(self, node: Node, arguments: Mapping[str, Any]) -> SeenKeys:
-        """Keys seen by a call of scaled_dot_product_attention with these arguments."""
+        """Return the keys seen by a call of scaled_dot_product_attention with these arguments."""
         queries = int(node.args[0].meta["val"].shape[-2])
         if arguments.get("is_causal"):
             return SeenKeys(reach=Reach.CAUSAL)
@@ -39,18 +39,18 @@ class Masks:
             return SeenKeys() if value is None else _read(value)
 
     def under(self, softmax: Any) -> SeenKeys:
-        """Keys seen by a softmax of scores, from what was added to them or put in place of masked ones; else not known."""
+        """Return the keys seen by a softmax of scores, from the mask that is added to or filled into them; unknown if none is found."""
         with unset_fake_temporarily():
             scores = softmax.args[0]
             while isinstance(scores, torch.fx.Node) and _name(scores) not in _MAKES_SCORES:
                 mask = self._added_to(scores)
                 if mask is not None:
                     return _read(mask)
-                scores = next((each for each in scores.all_input_nodes if self._value(each) is None), None)
+                scores = next((source for source in scores.all_input_nodes if self._value(source) is None), None)
         return SeenKeys()
 
     def _added_to(self, node: Node) -> torch.Tensor | None:
-        """The mask that one operator puts on scores, which themselves have no value here."""
+        """Return the mask that one operator applies to scores whose own values are unknown."""
         name = _name(node).removesuffix("_")
         if name in ("masked_fill", "where"):
             mask = self._value(node.args[name == "masked_fill"])
@@ -58,11 +58,11 @@ class Masks:
             return mask if is_seen or mask is None else ~mask
         if name != "add":
             return None
-        known = [value for each in node.all_input_nodes if (value := self._value(each)) is not None]
+        known = [value for source in node.all_input_nodes if (value := self._value(source)) is not None]
         return known[0] if len(known) == 1 and known[0].is_floating_point() and known[0].ndim > 1 else None
 
     def _value(self, mask: Any) -> torch.Tensor | None:
-        """The mask itself; None where it depends on what the module holds or is called with, or is too large."""
+        """Return the mask's values; None if they depend on parameters or inputs, or if it is too large."""
         if not isinstance(mask, torch.fx.Node):
             return torch.as_tensor(mask)
         wanted, needed = [mask], set()
@@ -80,24 +80,24 @@ class Masks:
         if node.op != "call_function" or _entries(node.meta.get("val")) > _MOST_ENTRIES:
             return None
 
-        def known(each: object) -> Any:
-            if _name(node) in _LIKE and each is node.args[0]:
-                return torch.empty(each.meta["val"].shape, dtype=each.meta["val"].dtype)
-            found = self.values.get(each)
-            if found is None:
+        def known(argument: object) -> Any:
+            if _name(node) in _LIKE and argument is node.args[0]:
+                return torch.empty(argument.meta["val"].shape, dtype=argument.meta["val"].dtype)
+            value = self.values.get(argument)
+            if value is None:
                 raise LookupError
-            return found
+            return value
 
         try:
             args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known)
-            found = node.target(*args, **kwargs)
-        except Exception:  # what is not known stays so: any operator may refuse
+            result = node.target(*args, **kwargs)
+        except Exception:  # any operator may fail on unknown values
             return None
-        return None if isinstance(found, FakeTensor) or (isinstance(found, torch.Tensor) and found.is_meta) else found
+        return None if isinstance(result, FakeTensor) or (isinstance(result, torch.Tensor) and result.is_meta) else result
 
 
 def _read(mask: torch.Tensor) -> SeenKeys:
-    """Keys seen by a mask [.., s, z] of truth values, or of numbers that are added to the scores."""
+    """Return the keys seen under a mask [.., s, z] of booleans, or of numbers that are added to the scores."""
     if mask.ndim < 2 or mask.shape[-1] != mask.shape[-2]:
         return SeenKeys()
     seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
@@ -115,9 +115,9 @@ def _read(mask: torch.Tensor) -> SeenKeys:
 
 
 def _is_written(node: Node, known: set[Any]) -> bool:
-    """Whether something writes into a tensor, or into a part of it, that is not asked for: it is not what its node makes then."""
-    others = [each for each in node.users if each not in known]
-    return any(_name(each).endswith("_") or (_name(each) in _PARTS and _is_written(each, known)) for each in others)
+    """Return whether an operator outside `known` writes into the tensor or a part of it, so that its value is not its node's result."""
+    others = [user for user in node.users if user not in known]
+    return any(_name(user).endswith("_") or (_name(user) in _PARTS and _is_written(user, known)) for user in others)
 
 
 def _name(node: Node) -> str:

@@ -1,4 +1,4 @@
-"""An exported program as an `ImportedGraph`: a walk over its nodes, with views followed and operators recognised."""
+"""Conversion of an exported program to an `ImportedGraph`: walk over the nodes, follow views, recognise operators."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx import Node
 
-#: Operators whose names are ours or torch's; those of another library may mean something else.
+#: Namespaces of operators whose names have a known meaning; another library may use the same name for something else.
 _NAMESPACES = ("aten", "perfmodel")
 
 _RESHAPES = frozenset(
@@ -67,7 +67,7 @@ _CASTS = frozenset({"to", "_to_copy", "type_as"})
 
 
 def read_program(module: nn.Module, program: ExportedProgram, mode: FakeTensorMode, *, name: str) -> ExportedModule:
-    """`program` is what torch.export made of `module` under `mode`."""
+    """Convert `program`, the result of torch.export for `module` under `mode`."""
     num_shares = settle_sizes(program)
     shares = f"; {num_shares} sizes that only values tell are even shares" if num_shares else ""
     reader = _Reader(module, program, mode)
@@ -85,7 +85,7 @@ def read_program(module: nn.Module, program: ExportedProgram, mode: FakeTensorMo
 
 @dataclass(frozen=True, slots=True)
 class ViewStep:
-    """Output `number` of a node that views a tensor, and the view that it leaves. `function`: its torch name without namespace."""
+    """Output `number` of a view node, with the resulting view. `function`: torch name without namespace."""
 
     node: Node
     function: str
@@ -95,12 +95,12 @@ class ViewStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedValue:
-    """A tensor of the exported graph: the output of a vertex under some view, or a parameter or buffer (`vertex` is then nothing's).
+    """A tensor of the exported graph: a vertex output under a view, or a parameter or buffer (`vertex` is None).
 
     The dims of the view are the positions of that output or parameter, as strings.
 
-    path     views that lead to it, from that output, parameter or buffer
-    stored   the placeholder of a parameter or buffer
+    path     views from that output, parameter or buffer to this value
+    stored   placeholder of a parameter or buffer
     """
 
     view: tuple[Position, ...]
@@ -112,16 +112,16 @@ class ExportedValue:
     stored: Node | None = None
 
     def seen(self, node: Node, function: str, view: tuple[Position, ...], number: int = 0) -> ExportedValue:
-        """The value under one more view."""
+        """Return the value under one more view."""
         return replace(self, view=view, is_whole=False, path=(*self.path, ViewStep(node, function, number, view)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VertexCalls:
-    """Nodes that a vertex stands for.
+    """Nodes that a vertex represents.
 
-    nodes   in order, each with the number of the vertex's input that each of its arguments is; other arguments are the node before
-    reads   the values of the vertex's inputs
+    nodes   in order, each with the input number for each of its arguments; other arguments are the previous node
+    reads   values of the vertex's inputs
     """
 
     nodes: tuple[tuple[Node, Mapping[Node, int]], ...]
@@ -130,12 +130,12 @@ class VertexCalls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedModule:
-    """A module as an imported graph, and the torch operators behind it.
+    """A module as an imported graph, with the underlying torch operators.
 
-    calls       of each vertex
-    outputs     of forward, in the order of the program; None of what is no tensor
+    calls       torch nodes of each vertex
+    outputs     outputs of forward in program order; None for an output that is not a tensor
     canonical   first name of each parameter
-    num_shares  sizes that depend on values, taken to be even shares
+    num_shares  sizes that depend on values, replaced by even shares
     """
 
     graph: ImportedGraph
@@ -148,7 +148,7 @@ class ExportedModule:
 
 @dataclass(slots=True)
 class _Draft:
-    """A vertex and the edges into it, while more may join."""
+    """A vertex and its incoming edges, before further operators are fused into it."""
 
     vertex: ImportedVertex
     edges: list[ImportedEdge] = field(default_factory=list)
@@ -157,7 +157,7 @@ class _Draft:
 
 
 class _Reader:
-    """Walks the nodes once; `values` holds, for each node, one value or one for each of its outputs."""
+    """Reader that walks the nodes once. `values`: one value per output of each node."""
 
     def __init__(self, module: nn.Module, program: ExportedProgram, mode: FakeTensorMode) -> None:
         self.program, self.mode, self.masks = program, mode, Masks()
@@ -165,11 +165,11 @@ class _Reader:
         self.values: dict[Any, list[ExportedValue]] = {}
         self.num_readers: dict[Any, int] = {}
         first_name: dict[int, str] = {}
-        self.canonical = {path: first_name.setdefault(id(each), path) for path, each in module.named_parameters(remove_duplicate=False)}
+        self.canonical = {path: first_name.setdefault(id(tensor), path) for path, tensor in module.named_parameters(remove_duplicate=False)}
         self.parameters = tuple(
-            ImportedParameter(name=path, shape=_shape(each), itemsize=each.element_size()) for path, each in module.named_parameters()
+            ImportedParameter(name=path, shape=_shape(tensor), itemsize=tensor.element_size()) for path, tensor in module.named_parameters()
         )
-        self.buffer_bytes = float(sum(each.numel() * each.element_size() for each in module.buffers()))
+        self.buffer_bytes = float(sum(buffer.numel() * buffer.element_size() for buffer in module.buffers()))
 
     def read(self, name: str) -> ImportedGraph:
         signature = self.program.graph_signature
@@ -211,7 +211,7 @@ class _Reader:
         self, node: Node, vertex: ImportedVertex, edges: list[ImportedEdge], bound: Mapping[Node, int], reads: list[ExportedValue]
     ) -> None:
         self.drafts.append(_Draft(vertex=vertex, edges=edges, nodes=[(node, bound)], reads=reads))
-        self.values[node] = _made(vertex, len(self.drafts) - 1)
+        self.values[node] = _output_values(vertex, len(self.drafts) - 1)
 
     def _call(self, node: Node) -> None:
         target = node.target
@@ -222,22 +222,22 @@ class _Reader:
             return
         results = _tensors(node.meta.get("val"))
         if not results:
-            return  # assertions and the like
+            return  # for example assertions
         schema = getattr(target, "_schema", None)
         if schema is None:
             self._unknown(node, str(getattr(target, "__name__", target)), results)
             return
         namespace, _, name = schema.name.partition("::")
         arguments = arguments_of(node, schema)
-        sources = {key: each for key, each in arguments.items() if isinstance(each, torch.fx.Node)}
+        sources = {key: argument for key, argument in arguments.items() if isinstance(argument, torch.fx.Node)}
         if name.endswith("_") and "self" in sources and self._is_stored(sources["self"]):
-            return  # bookkeeping of the module itself, such as the number of batches seen
+            return  # bookkeeping of the module, such as the number of batches seen
         if namespace in _NAMESPACES and self._view(node, name, arguments, results):
             return
         call = Call(
             name=name,
-            tensors={key: _shape(each.meta["val"]) for key, each in sources.items() if isinstance(each.meta.get("val"), torch.Tensor)},
-            values={key: each for key, each in arguments.items() if not isinstance(each, torch.fx.Node)},
+            tensors={key: _shape(node.meta["val"]) for key, node in sources.items() if isinstance(node.meta.get("val"), torch.Tensor)},
+            values={key: value for key, value in arguments.items() if not isinstance(value, torch.fx.Node)},
             outputs=tuple(_shape(result) for result in results),
             is_pointwise=torch.Tag.pointwise in target.tags,
         )
@@ -250,11 +250,11 @@ class _Reader:
             self._unknown(node, str(target), results, sources)
             return
         if space.is_view and all(self._is_stored(source) for source in sources.values()):
-            (source,) = sources.values()  # a part of a parameter is that parameter, to whoever reads it
-            whole_one = self.values[source][0]
-            axis = int(arguments.get("dim") or 0) % len(whole_one.view)
+            (source,) = sources.values()  # a slice of a parameter counts as that parameter for all readers
+            stored = self.values[source][0]
+            axis = int(arguments.get("dim") or 0) % len(stored.view)
             self.values[node] = [
-                whole_one.seen(node, name, _part(whole_one.view, axis, _shape(result)), number) for number, result in enumerate(results)
+                stored.seen(node, name, _part(stored.view, axis, _shape(result)), number) for number, result in enumerate(results)
             ]
             return
         self._vertex(node, str(target), space, sources, results, is_in_place=name.endswith("_"), arguments=arguments, views=views)
@@ -262,7 +262,7 @@ class _Reader:
             self.values[sources["self"]] = self.values[node]  # later readers of the old tensor see the new one
 
     def _unflattened(self, call: Call, sources: Mapping[str, Any]) -> dict[str, tuple[Position, ...]]:
-        """Rows of a linear layer that are several dims in one, apart again: any of them may be cut, not the outermost only."""
+        """Return the flattened rows of a linear layer as separate dims, so that any of them can be sharded, not only the outermost."""
         values = self.values.get(sources["input"], [])
         runs = [run for position in values[0].view[:-1] for run in position] if values and len(call.tensors["input"]) > 1 else []
         is_product = any(len(position) > 1 for position in values[0].view[:-1]) if runs else False
@@ -275,12 +275,12 @@ class _Reader:
         return bool(values) and values[0].vertex is None
 
     def _view(self, node: Node, name: str, arguments: Mapping[str, Any], results: Sequence[torch.Tensor]) -> bool:
-        """Reshapes, permutations and expansions are other views of the same value; a change of type is none."""
+        """Record a reshape, permutation or expansion as a view of the same value. Return False for other operators, such as dtype casts."""
         first = next(iter(arguments.values()), None)
         if not isinstance(first, torch.fx.Node) or first not in self.values:
             return False
-        if name == "broadcast_tensors" and all(isinstance(each, torch.fx.Node) and each in self.values for each in arguments.values()):
-            pairs = zip((self.values[each][0] for each in arguments.values()), results, strict=True)
+        if name == "broadcast_tensors" and all(isinstance(item, torch.fx.Node) and item in self.values for item in arguments.values()):
+            pairs = zip((self.values[item][0] for item in arguments.values()), results, strict=True)
             self.values[node] = [value.seen(node, "expand", expanded(value.view, _shape(result))) for value, result in pairs]
             return True
         before, after = first.meta["val"], results[0]
@@ -352,7 +352,7 @@ class _Reader:
         arguments: Mapping[str, Any],
         views: Mapping[str, tuple[Position, ...]],
     ) -> None:
-        """`views`: of operands that the space sees otherwise than torch does; the one output is then seen so as well."""
+        """Add a vertex. `views`: views of operands whose shape in the iteration space differs from torch's, as does then the output's."""
         written = 0.0 if space.is_view or is_in_place else _num_bytes(results)
         outputs = tuple(
             ImportedOperand(
@@ -382,8 +382,8 @@ class _Reader:
         )
         self._add(node, vertex, edges, bound, reads)
         if views:
-            made = self.values[node][0]
-            self.values[node] = [made.seen(node, "reshape", reshaped(made.view, _shape(results[0])))]
+            output = self.values[node][0]
+            self.values[node] = [output.seen(node, "reshape", reshaped(output.view, _shape(results[0])))]
 
     def _seen(self, kind: ImportedKind, node: Node, arguments: Mapping[str, Any]) -> SeenKeys:
         if kind is ImportedKind.SOFTMAX:
@@ -399,17 +399,17 @@ class _Reader:
         outputs: tuple[ImportedOperand, ...],
         written: float,
     ) -> bool:
-        """Make an elementwise operator part of the elementwise one just before it, where nothing else reads that one's tensor."""
+        """Fuse an elementwise operator into the elementwise vertex before it if that vertex has no other reader."""
         last = len(self.drafts) - 1
         if not self.drafts or self.drafts[last].vertex.kind is not ImportedKind.ELEMENTWISE or len(outputs) != 1:
             return False
         chain = self.drafts[last].vertex
-        inner = {key: each for key, each in sources.items() if self._is_output_of(each, last)}
-        if not inner or any(len(each.users) > 1 for each in inner.values()) or chain.outputs[0].shape != outputs[0].shape:
+        inner = {key: source for key, source in sources.items() if self._is_output_of(source, last)}
+        if not inner or any(len(source.users) > 1 for source in inner.values()) or chain.outputs[0].shape != outputs[0].shape:
             return False
         if dict(space.dims) != dict(chain.dims) or len(chain.outputs) != 1:
             return False
-        others = {key: each for key, each in sources.items() if key not in inner}
+        others = {key: source for key, source in sources.items() if key not in inner}
         operands, edges, bound, reads = self._inputs(space, others, last, first=len(chain.inputs))
         if any(edge.producer >= last for edge in edges):
             return False
@@ -430,7 +430,7 @@ class _Reader:
         self.drafts[last] = _Draft(
             vertex=joined, edges=[*draft.edges, *edges], nodes=[*draft.nodes, (node, bound)], reads=[*draft.reads, *reads]
         )
-        self.values[node] = _made(joined, last)
+        self.values[node] = _output_values(joined, last)
         return True
 
     def _is_output_of(self, node: Node, vertex: int) -> bool:
@@ -438,9 +438,9 @@ class _Reader:
         return len(values) == 1 and values[0].vertex == vertex and values[0].is_whole
 
     def _unknown(self, node: Node, target: str, results: Sequence[torch.Tensor], sources: Mapping[str, Any] | None = None) -> None:
-        """Replicated: no dims, so that every chip computes it whole. Its work is what torch counts."""
+        """Add an unrecognised operator: no dims, so every chip computes it in full. Its work is torch's FLOP count."""
         if sources is None:
-            sources = {str(index): each for index, each in enumerate(node.all_input_nodes)}
+            sources = {str(index): source for index, source in enumerate(node.all_input_nodes)}
         operands, edges, bound, reads = self._inputs(None, sources, len(self.drafts))
         outputs = tuple(
             ImportedOperand(shape=_shape(result), itemsize=result.element_size(), dims=("",) * result.ndim, is_index=_is_index(result))
@@ -460,19 +460,19 @@ class _Reader:
         self._add(node, vertex, edges, bound, reads)
 
     def _counted_flops(self, node: Node) -> float:
-        """FLOPs of one operator by torch's counter, run on tensors without values."""
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda each: each.meta.get("val"))
+        """Return the FLOPs of one operator by torch's counter, run on fake tensors."""
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda argument: argument.meta.get("val"))
         try:
-            # The values carry the fake mode of the export, which is not the one around us.
-            found = [each.fake_mode for each in _tensors(list(args)) if hasattr(each, "fake_mode")]
-            with found[0] if found else self.mode, FlopCounterMode(display=False) as counter:
+            # The values carry the fake mode of the export, which differs from the current one.
+            modes = [tensor.fake_mode for tensor in _tensors(list(args)) if hasattr(tensor, "fake_mode")]
+            with modes[0] if modes else self.mode, FlopCounterMode(display=False) as counter:
                 node.target(*args, **kwargs)
             return float(counter.get_total_flops())
         except Exception:
             return 0.0
 
 
-def _made(vertex: ImportedVertex, index: int) -> list[ExportedValue]:
+def _output_values(vertex: ImportedVertex, index: int) -> list[ExportedValue]:
     return [ExportedValue(view=_by_position(operand.shape), vertex=index, output=number) for number, operand in enumerate(vertex.outputs)]
 
 
@@ -481,7 +481,7 @@ def _by_position(shape: Shape) -> tuple[Position, ...]:
 
 
 def _part(view: Sequence[Position], axis: int, shape: Shape) -> tuple[Position, ...]:
-    """A part along one position, which cannot be followed then, or is taken away; the others stay."""
+    """Return the view of a slice along one axis, which becomes untracked or is removed; the other positions stay."""
     if len(shape) < len(view):
         return (*view[:axis], *view[axis + 1 :])
     return (*view[:axis], *lost(shape[axis : axis + 1]), *view[axis + 1 :])
@@ -509,32 +509,32 @@ def _num_bytes(tensors: Sequence[torch.Tensor]) -> float:
 def _tensors(value: object) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
-    return [each for each in value if isinstance(each, torch.Tensor)] if isinstance(value, (list, tuple)) else []
+    return [item for item in value if isinstance(item, torch.Tensor)] if isinstance(value, (list, tuple)) else []
 
 
 def arguments_of(node: Node, schema: Any) -> dict[str, Any]:
-    """Every argument by its schema name, defaults included; a list of tensors as `name.0`, `name.1`, ..."""
-    found: dict[str, Any] = {}
+    """Return every argument by its schema name, defaults included. A list of tensors becomes `name.0`, `name.1`, ..."""
+    bindings: dict[str, Any] = {}
     for index, argument in enumerate(schema.arguments):
         has_default = argument.has_default_value()
         value = (
             node.args[index] if index < len(node.args) else node.kwargs.get(argument.name, argument.default_value if has_default else None)
         )
-        if isinstance(value, (list, tuple)) and any(isinstance(each, torch.fx.Node) for each in value):
-            found |= {f"{argument.name}.{place}": each for place, each in enumerate(value)}
+        if isinstance(value, (list, tuple)) and any(isinstance(item, torch.fx.Node) for item in value):
+            bindings |= {f"{argument.name}.{index}": item for index, item in enumerate(value)}
         else:
-            found[argument.name] = value
-    return found
+            bindings[argument.name] = value
+    return bindings
 
 
 def _order(name: str, arguments: Mapping[str, Any], rank: int) -> list[int]:
-    """Where each position of a permuted tensor comes from."""
+    """Return the source position of each position of a permuted tensor."""
     order = list(range(rank))
     rest = list(arguments.values())[1:]
     if name == "permute":
         return [dim % rank for dim in rest[0]]
     if name in ("movedim", "moveaxis"):
-        sources, targets = ([dim % rank for dim in ([each] if isinstance(each, int) else each)] for each in rest[:2])
+        sources, targets = ([dim % rank for dim in ([argument] if isinstance(argument, int) else argument)] for argument in rest[:2])
         others = [dim for dim in order if dim not in sources]
         placed = dict(zip(targets, sources, strict=True))
         return [placed[dim] if dim in placed else others.pop(0) for dim in range(rank)]
@@ -546,8 +546,8 @@ def _order(name: str, arguments: Mapping[str, Any], rank: int) -> list[int]:
     return order
 
 
-def _links(view: Sequence[Position], dims: Sequence[str], made: Sequence[str]) -> tuple[DimLink, ...]:
-    """`made`: the producer's dim at each position of its tensor; a parameter has none."""
+def _links(view: Sequence[Position], dims: Sequence[str], producer_dims: Sequence[str]) -> tuple[DimLink, ...]:
+    """Return the links between producer and consumer dims. `producer_dims`: by position of the tensor; empty for a parameter."""
     links = []
     for position, dim in zip(view, dims, strict=True):
         inner = 1
@@ -555,7 +555,7 @@ def _links(view: Sequence[Position], dims: Sequence[str], made: Sequence[str]) -
         for run in reversed(position):
             of_position.append(
                 DimLink(
-                    producer=made[int(run.dim)] if run.dim and made else "",
+                    producer=producer_dims[int(run.dim)] if run.dim and producer_dims else "",
                     producer_inner=run.inner,
                     consumer=dim,
                     consumer_inner=inner,
@@ -569,7 +569,7 @@ def _links(view: Sequence[Position], dims: Sequence[str], made: Sequence[str]) -
 
 
 def _module_path(node: Node) -> str:
-    """The innermost submodule that the operator belongs to, as `named_modules` has it."""
+    """Return the innermost submodule of the operator, as named by `named_modules`."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = stack[-1][0] if stack else ""
     return re.sub(r"^L\['self'\]\.?|\['|'\]", "", path)

@@ -1,7 +1,7 @@
-"""Any `torch.nn.Module` as an `ImportedGraph`: exported under fake tensors, so that its size costs no memory.
+"""Import of any `torch.nn.Module` as an `ImportedGraph`: exported under fake tensors, so that its size needs no memory.
 
-`torch.export` gives the operators of one forward pass with their shapes; `exported_graph.py` reads them,
-`workload/imported/aten_rules.py` says what each is, and `workload/imported/views.py` follows the dims through reshapes between them.
+`torch.export` returns the operators of one forward pass with their shapes. `exported_graph.py` reads them,
+`workload/imported/aten_rules.py` recognises each one, and `workload/imported/views.py` follows the dims through reshapes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from perfmodel.workload.imported.input_spec import InputSpec
 
 
 def shipped(name: str) -> nn.Module:
-    """A factory for `perfmodel import`: the executor's own Transformer of a shipped model or of a config.json, without a loss."""
+    """Return the executor's own Transformer of a shipped model or of a config.json, without a loss. A factory for `perfmodel import`."""
     from perfmodel.execute.uniform.model import Transformer
     from perfmodel.workload.models import load_model
 
@@ -43,7 +43,7 @@ def shipped(name: str) -> nn.Module:
 
 
 def find_factory(reference: str) -> Callable[[], Any]:
-    """`package.module:name`, or `package.module:name(1, key="value")` with literal arguments, as a call without arguments."""
+    """Return `package.module:name`, or `package.module:name(1, key="value")` with literal arguments, as a callable without arguments."""
     where = "write module:factory, such as mynets:make_resnet or mynets:ResNet(50)"
     module_name, colon, call = reference.partition(":")
     if not colon or not module_name.strip() or not call.strip():
@@ -52,7 +52,7 @@ def find_factory(reference: str) -> Callable[[], Any]:
         tree = ast.parse(call.strip(), mode="eval").body
         name = ast.unparse(tree.func if isinstance(tree, ast.Call) else tree)
         arguments = [ast.literal_eval(argument) for argument in tree.args] if isinstance(tree, ast.Call) else []
-        named = {str(each.arg): ast.literal_eval(each.value) for each in tree.keywords} if isinstance(tree, ast.Call) else {}
+        named = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in tree.keywords} if isinstance(tree, ast.Call) else {}
         is_name = all(part.isidentifier() for part in name.split("."))
     except (SyntaxError, ValueError):
         is_name = False
@@ -60,7 +60,7 @@ def find_factory(reference: str) -> Callable[[], Any]:
         raise bad_field("module", reference, "after the colon must stand a name, or a call with plain numbers and strings", where)
     try:
         with _this_folder_first(), contextlib.redirect_stdout(sys.stderr):
-            found: object = importlib.import_module(module_name.strip())
+            target: object = importlib.import_module(module_name.strip())
     except ModuleNotFoundError as error:
         if error.name and (module_name.strip() + ".").startswith(error.name + "."):
             remedy = "give a module that is installed or in this folder"
@@ -69,26 +69,26 @@ def find_factory(reference: str) -> Callable[[], Any]:
     except (Exception, SystemExit) as error:
         raise bad_field("module", reference, f"its Python module cannot be loaded: {_first_line(error)}") from error
     for part in name.split("."):
-        if not hasattr(found, part):
-            # what may be meant: a factory, a class or a module that is made already, not what the file imports
-            known = [each for each, value in vars(found).items() if not each.startswith("_") and callable(value)]
+        if not hasattr(target, part):
+            # candidates for the suggestion: factories, classes and modules, not the imports of the file
+            known = [attribute for attribute, value in vars(target).items() if not attribute.startswith("_") and callable(value)]
             raise bad_field("module", reference, f"{module_name} has no {part!r}{suggest(part, known)}")
-        found = getattr(found, part)
-    if isinstance(found, nn.Module) and not isinstance(tree, ast.Call):
-        return lambda: found
-    if not callable(found):
+        target = getattr(target, part)
+    if isinstance(target, nn.Module) and not isinstance(tree, ast.Call):
+        return lambda: target
+    if not callable(target):
         raise bad_field("module", reference, "is neither a torch.nn.Module nor something to call that makes one", where)
 
     def make() -> Any:
         with _this_folder_first():
-            return found(*arguments, **named)
+            return target(*arguments, **named)
 
     return make
 
 
 @contextmanager
 def _this_folder_first() -> Iterator[None]:
-    """Modules of the working folder are found, as `python -m` finds them."""
+    """Search the working folder for modules first, as `python -m` does."""
     before = list(sys.path)
     sys.path.insert(0, os.getcwd())
     try:
@@ -111,13 +111,13 @@ def _make_inputs(specs: Sequence[InputSpec], device: torch.device) -> tuple[tupl
 
 
 def _check_signature(module: nn.Module, specs: Sequence[InputSpec]) -> None:
-    """Names and number of the inputs against those of `forward`, before torch is asked."""
+    """Check names and number of the inputs against the signature of `forward` before the export."""
     try:
         signature = inspect.signature(module.forward)
     except (TypeError, ValueError):
         return
-    names = [name for name, each in signature.parameters.items() if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-    takes_any = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
+    names = [name for name, item in signature.parameters.items() if item.kind not in (item.VAR_POSITIONAL, item.VAR_KEYWORD)]
+    takes_any = any(item.kind is item.VAR_KEYWORD for item in signature.parameters.values())
     for spec in specs:
         if spec.name and spec.name not in names and not takes_any:
             raise bad_field("inputs", spec.name, f"is no argument of {type(module).__name__}.forward{suggest(spec.name, names)}")
@@ -135,7 +135,7 @@ def _check_signature(module: nn.Module, specs: Sequence[InputSpec]) -> None:
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without torch's warnings about fake weights and its log: what fails becomes one sentence."""
+    """Suppress torch's log and its warnings about fake weights: a failure is reported as one sentence."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -148,12 +148,12 @@ def _quietly() -> Iterator[None]:
 
 @contextmanager
 def _convertible() -> Iterator[None]:
-    """`module.to(dtype)` and the like under fake tensors: torch 2.13 swaps the tensors in place and refuses, as fake ones are referred to.
+    """Support `module.to(dtype)` and the like under fake tensors.
 
-    New parameters take their places instead; one that several modules share stays shared.
+    torch 2.13 swaps tensors in place, and refuses because fake ones have references. Parameters are replaced instead; sharing is kept.
     """
     original = nn.Module._apply
-    converted: dict[tuple[int, int], tuple[Any, ...]] = {}  # holds what its keys are the ids of
+    converted: dict[tuple[int, int], tuple[Any, ...]] = {}  # keeps the objects alive whose ids are the keys
 
     def _apply(self: nn.Module, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
         for child in self.children() if recurse else ():
@@ -184,8 +184,8 @@ def _remedy_of_factory(name: str, error: BaseException) -> str:
 
 
 def _depends_on_values(error: BaseException) -> bool:
-    """Whether the export met a value that only data tell (a branch, a size); all else is what forward itself raises."""
-    names = {type(each).__name__ for each in (error, error.__cause__, error.__context__) if each is not None}
+    """Return whether the export failed on a data-dependent value (a branch, a size), and not on an error of forward itself."""
+    names = {type(cause).__name__ for cause in (error, error.__cause__, error.__context__) if cause is not None}
     return bool(names & _OF_VALUES) or "data-dependent" in str(error).lower()
 
 
@@ -193,14 +193,14 @@ _OF_VALUES = {"GuardOnDataDependentSymNode", "DataDependentOutputException", "Dy
 
 
 def import_module(make: Callable[[], Any], inputs: Sequence[InputSpec], *, name: str) -> ImportedGraph:
-    """The graph of one forward pass of the module that `make` returns."""
+    """Return the graph of one forward pass of the module that `make` returns."""
     return export_module(make, inputs, name=name).graph
 
 
 def export_module(make: Callable[[], Any], inputs: Sequence[InputSpec], *, name: str) -> ExportedModule:
-    """One forward pass of the module that `make` returns, as a graph and as torch has it.
+    """Return one forward pass of the module that `make` returns, as a graph and as torch nodes.
 
-    It is made under fake tensors: parameters have shapes and no memory. A module that exists already keeps its own.
+    The module is built under fake tensors: parameters have shapes but no memory. A module that exists already keeps its parameters.
     """
     with _quietly(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
         try:

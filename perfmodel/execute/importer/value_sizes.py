@@ -1,8 +1,8 @@
-"""Sizes of an exported program that only values tell: how many tokens chose an expert. They are taken as even shares.
+"""Data-dependent sizes of an exported program, such as the number of tokens per expert, replaced by even shares.
 
-Of the T k choices that T tokens make among E experts, each expert gets T k / E: the mask that picks its tokens has that many entries that
-are not zero. So every operator has a size, and the work of all experts together is that of the choices, which is exact where the router
-is balanced (Shazeer et al. 2017, arXiv 1701.06538, section 4, trains it to be). What is picked in another way has no size.
+T tokens that choose k of E experts each make T k choices; each expert gets T k / E. The mask that selects the tokens of an expert has
+that number of nonzero entries. Every operator then has a size, and the work of all experts together equals that of the choices.
+This is exact for a balanced router (Shazeer et al. 2017, arXiv 1701.06538, section 4, trains it to be). Other selections have no size.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
     from torch.fx import Node
 
-#: Operators that hand on which share of their first input is not zero.
+#: Operators whose output has the same share of nonzero entries as their first input.
 _KEEPS_SHARE = frozenset(
     {
         "select", "slice", "permute", "transpose", "t", "view", "reshape", "flatten", "squeeze", "unsqueeze", "to", "_to_copy", "bool",
         "contiguous", "clone", "detach", "unbind", "split", "chunk", "expand", "alias", "ne", "gt", "greater",
     }
 )  # fmt: skip
-#: Operators whose entries are numbers of entries along a dim: which output, and the number of the argument that names the dim.
+#: Operators that return indices along a dim: the output with the indices, the argument number of the dim, and its default.
 _SEARCHES = {"topk": (1, 2, -1), "sort": (1, 1, -1), "argsort": (0, 1, -1), "argmax": (0, 1, None), "max": (1, 1, None)}
 _FEWER = frozenset({"any", "sum", "amax"})
 
 
 def settle_sizes(program: ExportedProgram) -> int:
-    """Every tensor of the program that has such a size gets an even one, in place, else it keeps its symbol. How many sizes there are."""
+    """Replace each data-dependent size of the program by an even share, in place, where one is known. Return the number of sizes."""
     sizes: dict[Any, int] = {}
     for node in program.graph.nodes:
         value = node.meta.get("val")
@@ -45,26 +45,26 @@ def settle_sizes(program: ExportedProgram) -> int:
 
 
 def _picked(node: Node) -> float | None:
-    """How many entries an operator picks by their values."""
+    """Return the number of entries that an operator selects by value."""
     mask = _mask(node)
     share = None if mask is None else _share(mask)
     return None if share is None else share * mask.meta["val"].numel()
 
 
 def _mask(node: Node) -> Any:
-    name, tensors = _name(node), [each for each in node.args if isinstance(each, torch.fx.Node)]
+    name, tensors = _name(node), [argument for argument in node.args if isinstance(argument, torch.fx.Node)]
     if name in ("nonzero", "nonzero_numpy") or (name == "where" and len(tensors) == 1):
         return tensors[0]
     if name == "masked_select":
         return tensors[1]
     if name == "index":
-        masks = [each for each in node.args[1] if each is not None and each.meta["val"].dtype == torch.bool]
+        masks = [mask for mask in node.args[1] if mask is not None and mask.meta["val"].dtype == torch.bool]
         return masks[0] if len(masks) == 1 else None
     return None
 
 
 def _share(node: Node) -> float | None:
-    """Share of a tensor's entries that are not zero if all choices are equally frequent; None: not known."""
+    """Return the share of nonzero entries of a tensor if all choices are equally frequent; None if unknown."""
     name = _name(node)
     if name == "getitem" or name in _KEEPS_SHARE:
         is_of_zero = name not in ("ne", "gt", "greater") or node.args[1] == 0
@@ -84,21 +84,21 @@ def _share(node: Node) -> float | None:
 
 
 def _num_values(node: Node) -> int | None:
-    """Among how many numbers the whole numbers of a tensor are: those of the entries that were searched."""
+    """Return the number of possible values of an index tensor: the size of the searched dim."""
     number = 0
     while _name(node) not in _SEARCHES:
         if _name(node) != "getitem" and _name(node) not in _KEEPS_SHARE:
             return None
         number = node.args[1] if _name(node) == "getitem" else number
         node = node.args[0]
-    output, place, default = _SEARCHES[_name(node)]
+    output, position, default = _SEARCHES[_name(node)]
     searched = node.args[0].meta["val"]
-    dim = node.args[place] if len(node.args) > place else node.kwargs.get("dim", default)
+    dim = node.args[position] if len(node.args) > position else node.kwargs.get("dim", default)
     return int(searched.shape[dim]) if isinstance(dim, int) and number == output else None
 
 
 def _name(node: Node) -> str:
-    """Without namespace and overload; "" of what the caller gives."""
+    """Return the operator's name without namespace and overload; "" for an input."""
     if node.op != "call_function":
         return ""
     schema = getattr(node.target, "_schema", None)
@@ -109,16 +109,16 @@ def _symbols(value: object) -> set[Any]:
     if isinstance(value, torch.Tensor):
         return {symbol for size in value.shape if isinstance(size, torch.SymInt) for symbol in size.node.expr.free_symbols}
     if isinstance(value, (list, tuple)):
-        return {symbol for each in value for symbol in _symbols(each)}
+        return {symbol for item in value for symbol in _symbols(item)}
     return set()
 
 
 def _settled(value: object, sizes: Mapping[Any, int]) -> Any:
     if isinstance(value, (list, tuple)):
-        return type(value)(_settled(each, sizes) for each in value)
+        return type(value)(_settled(item, sizes) for item in value)
     if isinstance(value, torch.SymInt):
-        found = value.node.expr.subs(sizes)
-        return int(found) if found.is_Integer else value
+        number = value.node.expr.subs(sizes)
+        return int(number) if number.is_Integer else value
     if not isinstance(value, torch.Tensor) or all(type(size) is int for size in value.shape):
         return value
     shape = [_settled(size, sizes) for size in value.shape]

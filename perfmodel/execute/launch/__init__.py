@@ -1,1 +1,1 @@
-"""Processes: started, watched, ended."""
+"""Worker processes: start, monitoring and cleanup."""

@@ -1,10 +1,10 @@
-"""Groups of worker processes on this machine, and the watch over them.
+"""Groups of worker processes on this machine, with failure detection.
 
-`WorkerGroup(num_ranks)` starts the processes once and runs functions on all of them in turn (importing torch costs
-seconds, so tests, the demo and calibration share a group). A rank that dies, raises or hangs ends the group within
-`hang_timeout` seconds and a few more, with a `RunError` that names the rank, and leaves no process behind.
+`WorkerGroup(num_ranks)` starts the processes once and runs functions on all of them (importing torch takes
+seconds, so tests, the demo and calibration share a group). If a rank dies, raises or hangs, the group is closed within
+`hang_timeout` seconds plus a few, with a `RunError` that names the rank. No process is left behind.
 
-Nothing here imports torch: only the workers do.
+This module does not import torch: only the workers do.
 """
 
 from __future__ import annotations
@@ -32,43 +32,43 @@ from typing import Any
 
 from perfmodel.execute.launch.processes import (
     STOPPED_TIMEOUT,
-    Patience,
-    cause_of_death,
+    RunningClock,
     die_with_parent,
+    exit_reason,
     is_stopped,
-    last_words,
+    last_log_line,
     private_folder,
     start_python,
 )
 from perfmodel.foundation.errors import InputError, RunError, one_line
 
-#: What a rank says while it imports: that may take longer than any step.
+#: Status of a rank while it imports, which may take longer than any step.
 STARTING = "starting up"
-#: Longer messages go through a file: a stopped rank would leave the other end of the pipe waiting in the middle of one. [byte]
+#: Longer messages go through a file: a stopped rank would block the writer of the pipe in the middle of a message. [byte]
 _LONGEST_MESSAGE = 1 << 15
-#: Imported before a rank is ready, so that no call spends seconds on it.
+#: Imported before a rank is ready, so that no call spends time on imports.
 PRELOADED = ("perfmodel.execute.measure.measure", "perfmodel.execute.uniform.gradient_check")
 
-#: A heartbeat file holds the monotonic time, a counter and what the rank was doing.
+#: A heartbeat file holds the monotonic time, a counter and the current activity of the rank.
 HEARTBEAT_BYTES = 256
 _HEARTBEAT_HEAD = struct.Struct("<dqi")
 
-#: Frames that show a rank waiting for its peers rather than being the one that they wait for.
+#: Stack frames of a rank that waits for its peers and is therefore not the cause of a hang.
 _WAITING = ("distributed_c10d.py", "_functional_collectives.py", "pipelining/schedules.py", "wait_tensor", "in wait")
 
-#: What a rank says when a peer is gone: a consequence, not the cause.
+#: Error texts of a rank that lost its peer: a consequence, not the cause.
 _SECONDARY = ("closed by peer", "reset by peer", "broken pipe", "timed out waiting", "connection refused", "gloo", "nccl", "store")
 
 
-#: What a launcher sets for its own processes; ours are no part of its group.
+#: Variables that a launcher sets for its own processes. These workers are not part of its group.
 LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
-#: glibc: a worker keeps the memory that it frees, as the caching allocator of a GPU does; else every step pays for fresh pages again.
+#: glibc settings: a worker keeps freed memory, as a GPU's caching allocator does. Otherwise every step would fault in fresh pages.
 _KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(1 << 26)}
 
 
 class Heartbeat:
-    """One rank's sign of life, in a file that the parent can read while the rank is stuck."""
+    """Heartbeat of one rank, in a file that the parent can read while the rank is stuck."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         if create:
@@ -100,13 +100,13 @@ class Worker:
     cache: dict[Any, Any] = field(default_factory=dict)
 
     def beat(self, what: str) -> None:
-        """Say that this rank moves on; one that says nothing for `hang_timeout` seconds is taken to hang."""
+        """Report progress. A rank without a heartbeat for `hang_timeout` seconds counts as hung."""
         if self.heartbeat is not None:
             self.heartbeat.beat(what)
 
 
 def init_process_group(worker: Worker, store: Any, timeout: float) -> None:
-    """gloo on CPUs; on GPUs nccl, with gloo beside it for objects."""
+    """Initialize the process group: gloo on CPUs; nccl on GPUs, plus gloo for objects."""
     import torch
     import torch.distributed as dist
 
@@ -124,7 +124,7 @@ def init_process_group(worker: Worker, store: Any, timeout: float) -> None:
 
 
 def _post(connection: Connection, kind: str, data: bytes, path: Path) -> None:
-    """Send data, a long one through a file that this receiver alone reads: another's would be written again while it is read."""
+    """Send data; long data goes through a file with a single reader. A shared file could be overwritten while it is read."""
     if len(data) > _LONGEST_MESSAGE:
         path.write_bytes(data)
         data = b""
@@ -135,15 +135,15 @@ def _posted(data: bytes, path: Path) -> Any:
     return pickle.loads(data or path.read_bytes())
 
 
-def worker_main(descriptor: int, rank: int, world_size: int, device: str, place: str, parent: int, timeout: float) -> None:
-    """Entry point of a spawned worker: join the group, then run what the parent sends until it hangs up."""
+def worker_main(descriptor: int, rank: int, world_size: int, device: str, folder_name: str, parent: int, timeout: float) -> None:
+    """Join the group, then run the functions that the parent sends until it closes the connection. Entry point of a worker."""
     die_with_parent(parent)
     import faulthandler
 
-    folder = Path(place)
+    folder = Path(folder_name)
     stack = open(folder / f"stack{rank}", "w")  # noqa: SIM115 - must stay open for the signal handler
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
-    warnings.simplefilter("ignore")  # nobody reads them, but where a rank has died they would pass for its last words
+    warnings.simplefilter("ignore")  # suppressed: after a death they would be reported as the last lines of the log
     connection = Connection(descriptor)
     worker = Worker(rank, world_size, device, Heartbeat(folder / f"beat{rank}"))
     try:
@@ -153,8 +153,8 @@ def worker_main(descriptor: int, rank: int, world_size: int, device: str, place:
         for module in PRELOADED:
             importlib.import_module(module)
         worker.beat("joining the group")
-        # Ranks find each other through a file in a folder of this user's own: torch's server for that listens on every address, and what
-        # peers send is unpickled.
+        # Ranks meet through a file in a folder that only this user can read. torch's TCP store listens on every address and unpickles
+        # the data of its peers.
         init_process_group(worker, dist.FileStore(str(folder / "store"), world_size), timeout)
         worker.beat("ready")
         _post(connection, "ok", pickle.dumps(None), folder / f"result{rank}")
@@ -188,9 +188,9 @@ class WorkerGroup:
     with WorkerGroup(2) as group:
         results = group.call(function, argument)     # function(worker, argument) on every rank; results by rank
 
-    `function` must be importable (a module's top-level function), arguments and results picklable.
-    hang_timeout   seconds without a sign of life from any unfinished rank after which the group is given up
-    on_progress    called now and then with what rank 0 is doing
+    `function` must be importable (a module's top-level function); arguments and results must be picklable.
+    hang_timeout   seconds without a heartbeat of any unfinished rank after which the group is closed
+    on_progress    called periodically with the activity of rank 0
     """
 
     def __init__(
@@ -236,10 +236,10 @@ class WorkerGroup:
     def _start(self, rank: int) -> _Process:
         ours, theirs = Pipe()
         heartbeat = Heartbeat(self._folder / f"beat{rank}", create=True)
-        # Every gloo or nccl transfer outlives the watch below: the parent, not a peer's timeout, names the culprit.
+        # Every gloo or nccl timeout is longer than the hang detection below, so that the parent names the culprit before a peer times out.
         timeout = 3 * max(self.hang_timeout, 20.0) + self.start_timeout
         arguments = (theirs.fileno(), rank, self.num_ranks, self.device, str(self._folder), os.getpid(), timeout)
-        # All ranks are on this machine: whatever the user's other runs talk over, these listen to nothing but it.
+        # All ranks run on this machine: listen on the loopback interface only, whatever network the user's other runs use.
         loopback = "lo" if sys.platform.startswith("linux") else "lo0"
         settings = {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
         if self.device == "cpu":
@@ -263,7 +263,7 @@ class WorkerGroup:
         message = pickle.dumps((function, arguments))
         try:
             for process in self._processes:
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a dead rank is found below
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a dead rank is detected below
                     _post(process.connection, "call", message, self._folder / f"call{process.rank}")
             return self._receive(timeout)
         except BaseException:
@@ -271,10 +271,10 @@ class WorkerGroup:
             raise
 
     def _receive(self, timeout: float) -> list[Any]:
-        """The answer of every rank; watches over those that have not answered yet."""
+        """Return the reply of every rank, and monitor the ranks that have not replied yet."""
         pending = {process.connection: process for process in self._processes}
         results: dict[int, Any] = {}
-        patience, waited, silence, last_sign = Patience(), 0.0, 0.0, 0.0
+        clock, waited, silence, last_sign = RunningClock(), 0.0, 0.0, 0.0
         stopped = dict.fromkeys(range(self.num_ranks), 0.0)
         while pending:
             for connection in wait(list(pending), timeout=0.2):
@@ -282,12 +282,12 @@ class WorkerGroup:
                 try:
                     message = process.connection.recv()
                 except (EOFError, OSError):
-                    raise self._blame_failure() from None
+                    raise self._first_failure() from None
                 if message[0] == "error":
-                    raise self._blame_failure({process.rank: message[1:]})
+                    raise self._first_failure({process.rank: message[1:]})
                 results[process.rank] = _posted(message[1], self._folder / f"result{process.rank}")
                 del pending[connection]  # type: ignore[arg-type]
-            passed = patience.passed()
+            passed = clock.passed()
             waited += passed
             if self.on_progress is not None and self._processes:
                 self.on_progress(self._processes[0].heartbeat.read()[2])
@@ -301,18 +301,18 @@ class WorkerGroup:
             last_sign = max(last_sign, newest)
             silence_limit = self.start_timeout if any(text in ("", STARTING) for _, _, text in signs) else self.hang_timeout
             if pending and (silence > silence_limit or waited > timeout):
-                raise self._blame_hang(list(pending.values()))
+                raise self._hang_error(list(pending.values()))
         return [results[rank] for rank in range(self.num_ranks)]
 
-    def _blame_failure(self, errors: dict[int, tuple[str, str]] | None = None) -> RunError:
-        """Which rank failed first? A death before an exception, an exception of its own before a lost connection."""
+    def _first_failure(self, errors: dict[int, tuple[str, str]] | None = None) -> RunError:
+        """Return the error of the rank that failed first: deaths before exceptions, exceptions of a rank's own before lost connections."""
         errors = dict(errors or {})
-        deadline = time.monotonic() + 1.5  # peers notice a death within milliseconds: let every report come in
+        deadline = time.monotonic() + 1.5  # peers notice a death within milliseconds: wait for every report
         dead: list[_Process] = []
         while not dead and time.monotonic() < deadline:
             time.sleep(0.05)
             ended = [process for process in self._processes if process.popen.poll() is not None]
-            for process in self._processes:  # after the look at who has ended: a rank reports its exception before it ends
+            for process in self._processes:  # after the check of ended ranks: a rank reports its exception before it ends
                 with contextlib.suppress(EOFError, OSError):
                     while process.rank not in errors and process.connection.poll(0):
                         message = process.connection.recv()
@@ -323,9 +323,9 @@ class WorkerGroup:
             process = min(dead, key=lambda process: process.popen.returncode == -signal.SIGABRT)  # a lost peer may abort a rank
             code = process.popen.returncode
             doing = process.heartbeat.read()[2] or STARTING
-            words = last_words(self._folder / f"log{process.rank}", code)
+            words = last_log_line(self._folder / f"log{process.rank}", code)
             remedy = "; the kernel does that where memory runs out" if code == -signal.SIGKILL else ""
-            died = f"rank {process.rank} of {self.num_ranks} died ({cause_of_death(code)}) during {doing!r}{words}"
+            died = f"rank {process.rank} of {self.num_ranks} died ({exit_reason(code)}) during {doing!r}{words}"
             return RunError(f"{died}; nothing was written{remedy}")
         if not errors:
             return RunError(f"a rank of {self.num_ranks} closed its connection; nothing was written")
@@ -336,8 +336,8 @@ class WorkerGroup:
         failure.add_note(trace)
         return failure
 
-    def _blame_hang(self, pending: list[_Process]) -> RunError:
-        """Name the rank that the others wait for: one that cannot even answer, else one not inside a collective."""
+    def _hang_error(self, pending: list[_Process]) -> RunError:
+        """Return the error of the rank that the others wait for: one that does not respond, else one outside any collective."""
         for process in pending:
             with contextlib.suppress(ProcessLookupError):
                 process.popen.send_signal(signal.SIGUSR1)
@@ -361,7 +361,7 @@ class WorkerGroup:
         )
 
     def close(self) -> None:
-        """End every worker, for certain, and remove the temporary folder."""
+        """Kill every worker and remove the temporary folder."""
         for process in self._processes:
             with contextlib.suppress(OSError):
                 process.connection.close()
@@ -375,7 +375,7 @@ class WorkerGroup:
 
 
 def torchrun_worker(timeout: float = 25.0) -> Worker | None:
-    """The worker of this process where a launcher such as torchrun has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; else None."""
+    """Return the worker of this process if a launcher such as torchrun set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, else None."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
     rank, world_size = (launched_number(name) for name in ("RANK", "WORLD_SIZE"))
@@ -392,14 +392,14 @@ def torchrun_worker(timeout: float = 25.0) -> Worker | None:
 
     worker = Worker(rank, world_size, "cuda" if torch.cuda.is_available() else "cpu")
     if not dist.is_initialized():
-        # No parent of ours watches here: the transfers' own limit ends a run with a dead or hung rank.
+        # No parent monitors these ranks: the timeout of the collectives ends a run with a dead or hung rank.
         die_with_parent(os.getppid())
         init_process_group(worker, None, timeout=timeout)
     return worker
 
 
 def launched_number(name: str) -> int:
-    """A number that a launcher has put into the environment."""
+    """Return the integer that a launcher set in an environment variable."""
     value = os.environ[name].strip()
     if not (value.isascii() and value.isdigit() and len(value) < 10):
         raise InputError(f"{name}={one_line(value)}: must be a whole number; start the run with torchrun, or unset it for a run without")

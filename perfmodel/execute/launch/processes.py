@@ -1,6 +1,6 @@
-"""Python processes of our own: how they start, how one is seen to be stopped, and that nothing stays of them however this process ends.
+"""Child Python processes: start them, detect that they are stopped, and clean up however this process ends.
 
-Nothing here imports torch.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-#: A process that somebody stopped (SIGSTOP) for so long is given up. It is not slow: it does nothing at all. [s]
+#: Time after which a process stopped by SIGSTOP counts as failed. It is not slow: it makes no progress. [s]
 STOPPED_TIMEOUT = 10.0
 
 #: prctl option: the signal that a process gets when its parent dies (linux/prctl.h).
 PR_SET_PDEATHSIG = 1
 
-#: Removes the folder when its standard input ends, which it does however the process at the other end does: SIGKILL runs no handler there.
-#: What the folder's processes still write while they are killed takes another try.
-_JANITOR = 'trap "" HUP INT TERM; read -r _; for i in 1 2 3 4 5; do rm -rf -- "$0"; [ -e "$0" ] || exit 0; sleep 1; done'
+#: Remove the folder when standard input closes, which happens however the parent dies: SIGKILL runs no handler there.
+#: Retries cover files that processes in the folder still write while they are killed.
+_CLEANUP = 'trap "" HUP INT TERM; read -r _; for i in 1 2 3 4 5; do rm -rf -- "$0"; [ -e "$0" ] || exit 0; sleep 1; done'
 
-#: Signals that come from outside: what the process wrote last has nothing to do with its death.
+#: Signals from outside: the last output of the process is unrelated to its death.
 _FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
-#: Lines of warnings and notes, of torch's C++ ("[W1122 ... file.cpp:71]", "[rank0]:[W..."), and of Python's `warnings`.
+#: Warnings and notes in a log: of torch's C++ ("[W1122 ... file.cpp:71]", "[rank0]:[W...") and of Python's `warnings`.
 _WARNING = re.compile(r"^(\[rank\d+\]:)?\s*\[[WI]\d|\w*Warning: ")
 
 
@@ -45,7 +45,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether this child of ours was stopped and has not gone on; False where the system does not say."""
+    """Return whether this child process is stopped and has not continued; False where the system does not report it."""
     if not hasattr(os, "waitid"):
         return False
     try:
@@ -54,10 +54,10 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-class Patience:
-    """Seconds of this process's own waking time: neither Ctrl-Z nor a sleeping machine uses up anybody's limit."""
+class RunningClock:
+    """Elapsed time of this process without suspensions: neither Ctrl-Z nor a sleeping machine counts towards a time limit."""
 
-    _LONGEST = 1.0  # s; between two looks, which are a fraction of a second apart
+    _LONGEST = 1.0  # s; between two polls, which are a fraction of a second apart
 
     def __init__(self) -> None:
         self._last = time.monotonic()
@@ -70,42 +70,43 @@ class Patience:
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """A new folder that only this user may enter, gone in the end: also if this process is killed."""
+    """Yield a new folder that only this user can access. It is removed at the end, even if this process is killed."""
     folder = Path(tempfile.gettempdir(), f"perfmodel-run-{secrets.token_hex(8)}")
     try:
-        janitor = subprocess.Popen(
-            ["/bin/sh", "-c", _JANITOR, folder],
+        cleanup = subprocess.Popen(
+            ["/bin/sh", "-c", _CLEANUP, folder],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             cwd="/",
         )
-    except FileNotFoundError:  # a container without a shell: whoever kills this process leaves the folder
-        janitor = None
+    except FileNotFoundError:  # a container without a shell: if this process is killed, the folder stays
+        cleanup = None
     try:
         folder.mkdir(mode=0o700)
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        if janitor is not None:
-            assert janitor.stdin is not None
-            janitor.stdin.close()
-            janitor.wait()
+        if cleanup is not None:
+            assert cleanup.stdin is not None
+            cleanup.stdin.close()
+            cleanup.wait()
 
 
 def start_python(
     code: str, *, folder: Path, log: Path, descriptor: int, settings: Mapping[str, str], without: Iterable[str] = ()
 ) -> subprocess.Popen[bytes]:
-    """A Python process that runs `code`, with this one's modules but not the working folder's.
+    """Start a Python process that runs `code` with this process's modules, but not those of the working folder.
 
-    Python puts the working folder first on the path of `python -c`: a `queue.py` beside a plan file would then be run in place of
-    Python's own. Entries of this process's path are handed on in their order; the package itself is found in any case.
+    `python -c` puts the working folder first on its path, so a `queue.py` next to a plan file would replace Python's own module.
+    The entries of this process's path are passed on in order, and the package itself is always importable.
 
-    folder       for temporary files, its own and those of the libraries that it imports
-    log          file that takes what it prints
-    descriptor   of this process, which the new one keeps open
-    settings     variables of its environment beside ours; without: those of ours that it does not get
+    folder       for temporary files of the process and of the libraries that it imports
+    log          file for its output
+    descriptor   file descriptor of this process that the child keeps open
+    settings     environment variables added for the child
+    without      environment variables removed for the child
     """
     environment = {**os.environ, **settings}
     for name in without:
@@ -114,7 +115,7 @@ def start_python(
     environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*(entry for entry in sys.path if entry), package]))
     environment["PYTHONSAFEPATH"] = "1"
     environment["TMPDIR"] = str(folder)
-    # Ctrl-C is this process's to handle: the terminal sends it to the whole group.
+    # This process handles Ctrl-C, which the terminal sends to the whole process group.
     code = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); {code}"
     with log.open("wb") as stream:
         return subprocess.Popen(
@@ -127,8 +128,8 @@ def start_python(
         )
 
 
-def cause_of_death(code: int) -> str:
-    """How a process ended, from its return code."""
+def exit_reason(code: int) -> str:
+    """Return how a process ended, from its return code."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -137,8 +138,8 @@ def cause_of_death(code: int) -> str:
         return f"signal {-code}"
 
 
-def last_words(log: Path, code: int) -> str:
-    """The last line of its log, where that may tell why a process ended; warnings do not, nor what stands before a SIGKILL."""
+def last_log_line(log: Path, code: int) -> str:
+    """Return the last line of the log if it may explain the death: no warnings, and nothing after a signal from outside."""
     if -code in _FROM_OUTSIDE:
         return ""
     with contextlib.suppress(OSError):

@@ -10,29 +10,29 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorUse:
-    """Processor seconds so far: of everything on this machine (idle time too), of what was busy, and of our own processes."""
+    """Processor seconds so far: total (idle time included), busy, and of the measured processes."""
 
     total: float
     busy: float
-    own: float
+    measured: float
 
     def others_since(self, earlier: ProcessorUse) -> float:
-        """Share of the machine's processors that other processes took since then; 0 where the system does not say."""
+        """Return the share of the machine's processors used by other processes since `earlier`; 0 where unknown."""
         total = self.total - earlier.total
-        return max((self.busy - earlier.busy) - (self.own - earlier.own), 0.0) / total if total > 0 else 0.0
+        return max((self.busy - earlier.busy) - (self.measured - earlier.measured), 0.0) / total if total > 0 else 0.0
 
 
 def processor_use(pids: Sequence[int], *, proc: Path = Path("/proc")) -> ProcessorUse:
-    """As Linux tells it; all 0 elsewhere. `pids`: our processes beside this one."""
+    """Read the processor times from Linux's /proc; all 0 elsewhere. `pids`: measured processes other than this one."""
     try:
         tick = 1.0 / os.sysconf("SC_CLK_TCK")
         user, nice, system, idle, waiting, _, _, stolen = (int(word) for word in (proc / "stat").read_text().split()[1:9])
         times = os.times()
-        own = times.user + times.system
+        measured = times.user + times.system
         for pid in pids:
             fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
-            own += (int(fields[11]) + int(fields[12])) * tick  # utime and stime, the 14th and 15th field of proc(5)
+            measured += (int(fields[11]) + int(fields[12])) * tick  # utime and stime, the 14th and 15th field of proc(5)
     except (OSError, ValueError, IndexError):
-        return ProcessorUse(total=0.0, busy=0.0, own=0.0)
+        return ProcessorUse(total=0.0, busy=0.0, measured=0.0)
     busy = user + nice + system + stolen
-    return ProcessorUse(total=(busy + idle + waiting) * tick, busy=busy * tick, own=own)
+    return ProcessorUse(total=(busy + idle + waiting) * tick, busy=busy * tick, measured=measured)

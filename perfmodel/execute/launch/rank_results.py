@@ -1,4 +1,4 @@
-"""Results that ranks send back. Imports no torch: the parent process, which unpickles these, would import it too."""
+"""Results that ranks send to the parent. Does not import torch: the parent process unpickles them and would import it too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perfmodel.parallel.per_operator.traffic import NetworkTraffic
 
 @dataclass(slots=True)
 class CollectiveTally:
-    """Collectives by (kind, axis): how many, their full-buffer bytes, and the time that they blocked this rank."""
+    """Collectives by (kind, axis): number, full-buffer bytes, and time that they blocked this rank."""
 
     counts: dict[tuple[str, str], int] = field(default_factory=dict)
     num_bytes: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -38,9 +38,9 @@ class RankMeasurement:
 
 @dataclass(slots=True)
 class RankCheck:
-    """errors: of each loss ("step 0", ...), gradient and output by name; record, padding: what was noted; tally: what torch saw.
+    """Results of the correctness check: errors of each loss ("step 0", ...), gradient and output by name; recorded and observed traffic.
 
-    sent_elements   of activations and their gradients, to the neighbouring stages in a step
+    sent_elements   elements of activations and their gradients sent to neighbouring stages in a step
     """
 
     losses: list[float]
@@ -55,7 +55,7 @@ class RankCheck:
 
 @dataclass(slots=True)
 class RankTimes:
-    """Step times of one plan on one rank. `share`: its part of the first loss."""
+    """Step times of one plan on one rank. `share`: the rank's part of the first loss."""
 
     times: list[float]
     share: float

@@ -1,1 +1,1 @@
-"""Arithmetic of each layer kind, once: torch functions of local tensors and sizes, called by every program of the executor."""
+"""Arithmetic of each layer kind: torch functions of local tensors and sizes, shared by all programs of the executor."""

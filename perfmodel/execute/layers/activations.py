@@ -1,4 +1,4 @@
-"""Activation functions (`workload/activations.py`), and those that a second factor gates."""
+"""Activation functions (`workload/activations.py`) and their gated variants."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ aten = torch.ops.aten
 
 
 class _SquaredRelu(torch.autograd.Function):
-    """As one kernel does it: backward has its result and nothing else of that size, where torch's `square` makes two tensors more."""
+    """Squared ReLU as one fused kernel: backward allocates only its result. torch's `square` would allocate two more tensors."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: torch.Tensor) -> torch.Tensor:
@@ -39,7 +39,7 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
 }
 
-#: Gradient of an activation's input, of the gradient of its output and the input.
+#: Gradient of an activation's input from the gradient of its output and the input.
 _DERIVATIVES: Mapping[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "gelu": aten.gelu_backward,
     "gelu_tanh": lambda g, x: aten.gelu_backward(g, x, approximate="tanh"),
@@ -70,7 +70,7 @@ def _gated_backward(gradient: torch.Tensor, x: torch.Tensor, function: str) -> t
 
 _gated_backward.register_fake(lambda gradient, x, function: torch.empty_like(x))
 
-#: (x [..., 2 n], name of the function) -> the function of the first half of the last dim times the second half; keeps its input alone.
+#: (x [..., 2 n], name of the function) -> function(first half of the last dim) * second half. Only the input is saved for backward.
 gated = differentiable(_gated, _gated_backward)
 
 
@@ -98,7 +98,7 @@ gated_rows = differentiable(_gated_rows, _gated_rows_backward)
 
 
 def activated(x: torch.Tensor, function: str, *, is_gated: bool, weights: torch.Tensor | None = None) -> torch.Tensor:
-    """Output of the first product of a feed-forward, activated; weights: of each row, where given."""
+    """Return the activation of a feed-forward's first product, multiplied by the weight of each row where given."""
     if is_gated:
         return gated(x, function) if weights is None else gated_rows(x, weights, function)
     result = ACTIVATIONS[function](x)

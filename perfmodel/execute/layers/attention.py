@@ -1,4 +1,4 @@
-"""Attention of local heads to keys: which keys a query sees, the biases of their scores, and the kernels that compute it.
+"""Attention of local heads: causal and windowed masks, score biases, and the attention kernels.
 
 Shapes: b sequences, n heads, g heads of keys, q queries, z keys, d entries of a key, w of a value.
 """
@@ -25,7 +25,7 @@ Tensor: TypeAlias = torch.Tensor
 
 
 def alibi_slopes(num_heads: int) -> Tensor:
-    """How fast each head forgets: geometric slopes of Press et al. 2022, with their rule for head counts that are no power of two."""
+    """Return ALiBi's geometric slopes (Press et al. 2022), with their rule for head counts that are not a power of two."""
     power = 2 ** math.floor(math.log2(num_heads))
     slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
     slopes += [2 ** (-4 * (2 * i + 1) / power) for i in range(num_heads - power)]
@@ -33,10 +33,10 @@ def alibi_slopes(num_heads: int) -> Tensor:
 
 
 def alibi_bias(slopes: Tensor, keys: int, *, later: int = 0) -> Tensor:
-    """ALiBi bias of the scores [1, n, 1, z] from slopes [n]: the slope times the distance to the last key of the sequence.
+    """Return the ALiBi bias of the scores [1, n, 1, z] for slopes [n]: slope times distance to the last key of the sequence.
 
-    Scores less the same number for all keys have the same softmax: the distance to the query is not needed.
-    later   keys of the sequence behind these
+    Softmax is invariant to a shift common to all keys, so the distance to the query is not needed.
+    later   keys of the sequence after these
     """
     distances = torch.arange(1 - keys - later, 1 - later, device=slopes.device)
     return slopes.view(1, -1, 1, 1) * distances.to(slopes.dtype)
@@ -44,25 +44,26 @@ def alibi_bias(slopes: Tensor, keys: int, *, later: int = 0) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _last_queries(queries: int, keys: int) -> Tensor:
-    """Causal mask of the last queries, as flash kernels take it. Cached: under a dispatch mode (our counters) torch cannot make one."""
+    """Return the causal mask of the last queries for flash kernels. Cached: torch cannot build it under a dispatch mode (our counters)."""
     with _disable_current_modes():
         return causal_lower_right(queries, keys)
 
 
 # ------------------------------------------------------------------------------------------------------- flash on CPUs
 #
-# torch's own function reaches the flash kernel of a CPU for operands of one width without sinks alone. One operator each way, as a GPU's
-# kernels are; the last query is at the last key. With the sum of exponentials of a row Z, a head's sink s and plain attention's output o,
-# the output is o Z / (Z + exp s); the plain kernel's backward is right of that output and of log(Z + exp s) in the place of log Z.
+# torch's function uses the flash kernel of a CPU only for operands of one width and without sinks. Here forward and backward are one
+# operator each, as on a GPU; the last query is at the position of the last key. Let Z be a row's sum of exponentials, s a head's sink and o
+# the output of plain attention. The output is o Z / (Z + exp s). The plain kernel's backward is correct for that output if log(Z + exp s)
+# replaces log Z.
 
 
 def _as_queries(tensor: Tensor) -> Tensor:
-    """The same [b, n, q, w], which lies as [b, q, n, w]."""
+    """Return the tensor [b, n, q, w] with the memory layout [b, q, n, w]."""
     return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _empty(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and logarithms of the rows' sums, without values."""
+    """Return the empty output and the empty logarithms of the rows' sums."""
     b, n, s, _ = q.shape
     rest = q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
     return q.new_empty(b, s, n, v.shape[-1]).transpose(1, 2), rest
@@ -70,12 +71,12 @@ def _empty(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("perfmodel::sink_attention", mutates_args=())
 def _sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int, chunked: bool, scale: float) -> tuple[Tensor, Tensor]:
-    """The output, and the logarithm of each row's sum."""
+    """Return the output and the logarithm of each row's sum."""
     mask = additive(causal(q.shape[2], k.shape[2], window, chunked=chunked, device=q.device), q.dtype)
     keys, values = heads_of(k, q), heads_of(v, q)
     out, rest = aten._scaled_dot_product_flash_attention_for_cpu(q, keys, values, 0.0, False, attn_mask=mask, scale=scale)
-    whole = torch.logaddexp(rest, sinks.view(1, -1, 1).to(rest.dtype))
-    return _as_queries(out * torch.exp(rest - whole).unsqueeze(-1).to(out.dtype)), whole
+    total = torch.logaddexp(rest, sinks.view(1, -1, 1).to(rest.dtype))
+    return _as_queries(out * torch.exp(rest - total).unsqueeze(-1).to(out.dtype)), total
 
 
 _sinks.register_fake(lambda q, k, v, *_: _empty(q, v))
@@ -88,7 +89,7 @@ def _sinks_backward(
     mask = additive(causal(q.shape[2], k.shape[2], window, chunked=chunked, device=q.device), q.dtype)
     given = gradient, q, heads_of(k, q), heads_of(v, q), out, rest
     for_q, *others = aten._scaled_dot_product_flash_attention_for_cpu_backward(*given, 0.0, False, attn_mask=mask, scale=scale)
-    for_k, for_v = (each.unflatten(1, (k.shape[1], -1)).sum(dim=2) for each in others)
+    for_k, for_v = (piece.unflatten(1, (k.shape[1], -1)).sum(dim=2) for piece in others)
     share = torch.exp(sinks.view(1, -1, 1).to(rest.dtype) - rest)
     for_sinks = -(share * (gradient.to(rest.dtype) * out.to(rest.dtype)).sum(dim=-1)).sum(dim=(0, 2))
     return for_q.contiguous(), for_k.contiguous(), for_v.contiguous(), for_sinks.to(sinks.dtype)
@@ -102,7 +103,7 @@ sink_attention = differentiable(_sinks, _sinks_backward, keeps_output=True, is_c
 
 @torch.library.custom_op("perfmodel::uneven_attention", mutates_args=())
 def _uneven(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """The output, and the logarithm of each row's sum."""
+    """Return the output and the logarithm of each row's sum."""
     is_plain, mask = _causal(q, k, chosen)
     out, rest = aten._scaled_dot_product_flash_attention_for_cpu(q, k, _padded(v, q), 0.0, is_plain, attn_mask=mask, scale=scale)
     return _as_queries(out[..., : v.shape[-1]]), rest
@@ -115,7 +116,7 @@ _uneven.register_fake(lambda q, k, v, *_: _empty(q, v))
 def _uneven_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None, scale: float, out: Tensor, rest: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    padded = (_padded(each, q) for each in (gradient, q, k, v, out))
+    padded = (_padded(tensor, q) for tensor in (gradient, q, k, v, out))
     is_plain, mask = _causal(q, k, chosen)
     for_q, for_k, for_v = aten._scaled_dot_product_flash_attention_for_cpu_backward(
         *padded, rest, 0.0, is_plain, attn_mask=mask, scale=scale
@@ -127,7 +128,7 @@ _uneven_backward.register_fake(lambda gradient, q, k, v, *_: like(q, k, v))
 
 
 def _causal(q: Tensor, k: Tensor, chosen: Tensor | None) -> tuple[bool, Tensor | None]:
-    """Causality of attention: a flag, or a mask to add to the scores if queries are a later chunk or choose their keys."""
+    """Return the causality as a flag, or as an additive mask if the queries are a later chunk or choose their keys."""
     queries, keys = q.shape[2], k.shape[2]
     if chosen is None and queries == keys:
         return True, None
@@ -156,18 +157,18 @@ def attention(
     scale: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """[b, n, q, d], [b, g, z, d], [b, g, z, w] -> [b, n, q, w].
+    """Compute [b, n, q, d], [b, g, z, d], [b, g, z, w] -> [b, n, q, w].
 
-    mask    which keys a query sees, or what is added to the scores; None: all, or where `is_causal` those up to its own position
-    sinks   a score of each row that no key has [1, n, 1 or q, 1]: it takes its share of the softmax and adds nothing
+    mask    keys that each query sees, or a bias of the scores; None: all keys, or under `is_causal` those up to its own position
+    sinks   score of each row that belongs to no key [1, n, 1 or q, 1]: it takes a share of the softmax and contributes no value
     """
     repeats = q.shape[1] // k.shape[1]
-    if sinks is not None:  # no kernel has them: by the full square of scores
+    if sinks is not None:  # no kernel supports sinks: compute the full square of scores
         scores = torch.matmul(q, heads_of(k, q).transpose(2, 3)) * (q.shape[-1] ** -0.5 if scale is None else scale)
         if mask is not None and mask.dtype != torch.bool:
             scores, mask = scores + mask, None
         return torch.matmul(seen_softmax(scores, mask, sinks), heads_of(v, q))
-    if mask is not None:  # the fused kernels that take a mask want as many key heads as query heads
+    if mask is not None:  # fused kernels with a mask require equal numbers of key and query heads
         k, v = heads_of(k, q), heads_of(v, q)
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=is_causal, scale=scale, enable_gqa=mask is None and repeats > 1
@@ -186,12 +187,12 @@ def causal_attention(
     chosen: Tensor | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """The same of queries that are the last positions of the keys' sequence: each sees the keys up to its own.
+    """Compute attention of the last queries of the keys' sequence: each query sees the keys up to its own position.
 
-    window    keys that a query sees at most, or (`chunked`) positions of a chunk, within which it sees keys; 0: all before it
-    slopes    of ALiBi's biases [n]
-    sinks     a score of each head [n]
-    chosen    keys that each query attends to alone [b, q, top]
+    window    number of keys that a query sees, or (`chunked`) length of the chunk within which it sees keys; 0: all earlier keys
+    slopes    slopes of ALiBi's biases [n]
+    sinks     sink score of each head [n]
+    chosen    the only keys that each query attends to [b, q, top]
     """
     queries, keys, is_cpu = q.shape[2], k.shape[2], q.device.type == "cpu"
     window = window if window < keys else 0
@@ -208,12 +209,12 @@ def causal_attention(
             mask = additive(mask, q.dtype) + alibi_bias(slopes, keys)
     elif queries != keys:
         mask = _last_queries(queries, keys)
-    own = None if sinks is None else sinks.view(1, -1, 1, 1)
-    return attention(q, k, v, mask=mask, is_causal=mask is None, scale=scale, sinks=own)
+    row_sinks = None if sinks is None else sinks.view(1, -1, 1, 1)
+    return attention(q, k, v, mask=mask, is_causal=mask is None, scale=scale, sinks=row_sinks)
 
 
 def unfused_attention(q: Tensor, k: Tensor, v: Tensor, *, window: int, slopes: Tensor | None, probability: float) -> Tensor:
-    """`causal_attention` by operators of its own for scores, softmax and context; probability: of dropout."""
+    """Compute `causal_attention` with separate operators for scores, softmax and context. probability: dropout probability."""
     k, v = heads_of(k, q), heads_of(v, q)
     scores = torch.matmul(q, k.transpose(2, 3)).mul_(q.shape[-1] ** -0.5)
     if slopes is not None:
@@ -226,9 +227,9 @@ def unfused_attention(q: Tensor, k: Tensor, v: Tensor, *, window: int, slopes: T
 
 @torch.library.custom_op("perfmodel::latent_attention", mutates_args=())
 def latent_attention(q: Tensor, kept: Tensor, seen: Tensor | None, width: int, scale: float) -> Tensor:
-    """[b, n, c + r], [b, z, c + r], [b, 1, z] -> [b, n, c]: the latents themselves are keys, and their first `width` entries c are values.
+    """Compute [b, n, c + r], [b, z, c + r], [b, 1, z] -> [b, n, c]. The latents are the keys; their first `width` entries c are the values.
 
-    One operator, as a GPU's kernel is one: it reads what is kept once for both.
+    One operator, as on a GPU: it reads the cached latents once for keys and values.
     """
     scores = torch.bmm(q, kept.transpose(1, 2)).mul_(scale)
     weights = seen_softmax(scores, seen, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype)

@@ -1,24 +1,19 @@
-"""Dropout as a GPU runs it: one operator each way, which keeps a mask of one byte an element.
+"""Dropout as a GPU runs it: one operator each for forward and backward, with a saved mask of one byte per element.
 
-Only an audit asks for it, on tensors without values: a run drops nothing, so that its gradients can be compared with those of one
-process. (torch's CPU build keeps the mask in the tensor's own dtype.)
+Only an audit uses it, under fake tensors. A real run has no dropout, so that its gradients can be compared with those of one
+process. (torch's CPU build saves the mask in the tensor's own dtype.)
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import torch
 
 from perfmodel.execute.layers.kernel import differentiable
 
-if TYPE_CHECKING:
-    pass
-
 
 @torch.library.custom_op("perfmodel::dropout", mutates_args=())
 def _dropout(x: torch.Tensor, probability: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """y = m x / (1 - p), and the mask m."""
+    """Compute y = m x / (1 - p) and the mask m."""
     mask = torch.rand_like(x, dtype=torch.float32) >= probability
     return (x * mask).div_(1.0 - probability), mask
 
@@ -36,5 +31,5 @@ _two_way = differentiable(_dropout, _dropout_backward, keeps_inputs=False)
 
 
 def dropout(x: torch.Tensor, probability: float) -> torch.Tensor:
-    """Each element is zero with that probability, else divided by what is left of one; as it is where the probability is 0."""
+    """Zero each element with that probability and divide the others by (1 - probability). Return x unchanged if it is 0."""
     return _two_way(x, probability) if probability else x

@@ -1,6 +1,6 @@
-"""Experts of a mixture: the choice of each token, rows laid out and added up, and the products of several experts.
+"""Mixture of experts: routing of each token, permutation and combination of rows, and grouped matrix products.
 
-What a fused GPU kernel does is one operator each way.
+Each fused GPU kernel corresponds to one operator for forward and one for backward.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def choose(logits: torch.Tensor, experts: Experts, chosen: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """[t, E] -> weights [t, k] in float32 and experts [t, k] of each token; of equal scores the first expert wins.
+    """Route [t, E] -> weights [t, k] in float32 and experts [t, k] of each token. Ties go to the first expert.
 
-    chosen   these, whatever the scores
+    chosen   given experts, which replace the choice by score
     """
     rows = logits.float()
     scores = torch.softmax(rows, dim=-1) if experts.score == "softmax" else torch.sigmoid(rows)
@@ -33,7 +33,7 @@ def choose(logits: torch.Tensor, experts: Experts, chosen: torch.Tensor | None =
 
 
 def _in_best_groups(scores: torch.Tensor, experts: Experts) -> torch.Tensor:
-    """Scores with those outside the token's best groups below all others; a group is as good as its two best experts (DeepSeek-V3)."""
+    """Mask the scores outside each token's best groups. A group is ranked by the sum of its two best experts (DeepSeek-V3)."""
     groups = scores.unflatten(-1, (experts.num_groups, -1))
     best = groups.topk(min(2, groups.shape[-1]), dim=-1).values.sum(dim=-1)
     taken = best.sort(dim=-1, descending=True, stable=True).indices[:, : experts.top_groups]
@@ -45,81 +45,81 @@ def inverse(order: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
 
 
-class _Placed(torch.autograd.Function):
-    """Rows at their places among zeros. (torch's `index_copy` keeps the rows for backward, for their shape.)"""
+class _Scatter(torch.autograd.Function):
+    """Scatter of rows into zeros. (torch's `index_copy` saves the rows for backward, only for their shape.)"""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, rows: torch.Tensor, place: torch.Tensor, number: int, adds_up: bool) -> torch.Tensor:
-        ctx.save_for_backward(place)
+    def forward(ctx: FunctionCtx, rows: torch.Tensor, index: torch.Tensor, number: int, adds_up: bool) -> torch.Tensor:
+        ctx.save_for_backward(index)
         zeros = rows.new_zeros(number, rows.shape[1])
-        return zeros.index_add_(0, place, rows) if adds_up else zeros.index_copy_(0, place, rows)
+        return zeros.index_add_(0, index, rows) if adds_up else zeros.index_copy_(0, index, rows)
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         return gradients[0].index_select(0, ctx.saved_tensors[0]), None, None, None
 
 
-def laid_out(rows: torch.Tensor, slot: torch.Tensor, number: int) -> torch.Tensor:
-    """[n, h] -> [number, h]: row i at `slot[i]`, zeros where there is none."""
-    return _Placed.apply(rows, slot, number, False)  # type: ignore[no-any-return, no-untyped-call]
+def scatter_rows(rows: torch.Tensor, slot: torch.Tensor, number: int) -> torch.Tensor:
+    """Scatter [n, h] -> [number, h]: row i goes to `slot[i]`; empty slots are zero."""
+    return _Scatter.apply(rows, slot, number, False)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def combined(rows: torch.Tensor, token: torch.Tensor, number: int) -> torch.Tensor:
-    """[n, h] -> [number, h]: the rows of each token added up."""
-    return _Placed.apply(rows, token, number, True)  # type: ignore[no-any-return, no-untyped-call]
+def combine_rows(rows: torch.Tensor, token: torch.Tensor, number: int) -> torch.Tensor:
+    """Reduce [n, h] -> [number, h]: sum the rows of each token."""
+    return _Scatter.apply(rows, token, number, True)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @torch.library.custom_op("perfmodel::unpermute", mutates_args=())
-def _unpermute(rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """y[t] = sum over j of weights[t, j] rows[place[t, j]]"""
-    total = torch.zeros(len(place), rows.shape[1], dtype=weights.dtype, device=rows.device)
-    for j in range(place.shape[1]):
-        total.addcmul_(rows[place[:, j]].to(weights.dtype), weights[:, j : j + 1])
+def _unpermute(rows: torch.Tensor, weights: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Compute y[t] = sum over j of weights[t, j] rows[index[t, j]]"""
+    total = torch.zeros(len(index), rows.shape[1], dtype=weights.dtype, device=rows.device)
+    for j in range(index.shape[1]):
+        total.addcmul_(rows[index[:, j]].to(weights.dtype), weights[:, j : j + 1])
     return total.to(rows.dtype)
 
 
-_unpermute.register_fake(lambda rows, weights, place: rows.new_empty(place.shape[0], rows.shape[1]))
+_unpermute.register_fake(lambda rows, weights, index: rows.new_empty(index.shape[0], rows.shape[1]))
 
 
 @torch.library.custom_op("perfmodel::unpermute_backward", mutates_args=())
 def _unpermute_backward(
-    gradient: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor
+    gradient: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, index: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     for_rows, for_weights = torch.empty_like(rows), torch.empty_like(weights)
     wide = gradient.to(weights.dtype)
-    for j in range(place.shape[1]):
-        for_rows[place[:, j]] = (wide * weights[:, j : j + 1]).to(rows.dtype)
-        for_weights[:, j] = (wide * rows[place[:, j]]).sum(dim=-1)
+    for j in range(index.shape[1]):
+        for_rows[index[:, j]] = (wide * weights[:, j : j + 1]).to(rows.dtype)
+        for_weights[:, j] = (wide * rows[index[:, j]]).sum(dim=-1)
     return for_rows, for_weights
 
 
-_unpermute_backward.register_fake(lambda gradient, rows, weights, place: (torch.empty_like(rows), torch.empty_like(weights)))
+_unpermute_backward.register_fake(lambda gradient, rows, weights, index: (torch.empty_like(rows), torch.empty_like(weights)))
 
-#: (rows [n, h], weights [t, k], place [t, k]) -> [t, h]: each token's rows, weighted, added up in the weights' precision.
+#: (rows [n, h], weights [t, k], index [t, k]) -> [t, h]: weighted sum of each token's rows in the weights' precision.
 unpermute = differentiable(_unpermute, _unpermute_backward)
 
 
 @torch.library.custom_op("perfmodel::weighted_sum", mutates_args=())
-def _weighted_sum(rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor, number: int) -> torch.Tensor:
-    """y[t] = sum over i with place[i] = t of weights[i] rows[i]"""
+def _weighted_sum(rows: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, number: int) -> torch.Tensor:
+    """Compute y[t] = sum over i with index[i] = t of weights[i] rows[i]"""
     total = torch.zeros(number, rows.shape[1], dtype=weights.dtype, device=rows.device)
-    return total.index_add_(0, place, rows.to(weights.dtype) * weights.unsqueeze(-1)).to(rows.dtype)
+    return total.index_add_(0, index, rows.to(weights.dtype) * weights.unsqueeze(-1)).to(rows.dtype)
 
 
-_weighted_sum.register_fake(lambda rows, weights, place, number: rows.new_empty(number, rows.shape[1]))
+_weighted_sum.register_fake(lambda rows, weights, index, number: rows.new_empty(number, rows.shape[1]))
 
 
 @torch.library.custom_op("perfmodel::weighted_sum_backward", mutates_args=())
 def _weighted_sum_backward(
-    gradient: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, place: torch.Tensor, number: int
+    gradient: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, index: torch.Tensor, number: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    own = gradient.to(weights.dtype).index_select(0, place)
-    return (own * weights.unsqueeze(-1)).to(rows.dtype), (own * rows).sum(dim=-1)
+    token_gradients = gradient.to(weights.dtype).index_select(0, index)
+    return (token_gradients * weights.unsqueeze(-1)).to(rows.dtype), (token_gradients * rows).sum(dim=-1)
 
 
 _weighted_sum_backward.register_fake(lambda gradient, rows, weights, *_: (torch.empty_like(rows), torch.empty_like(weights)))
 
-#: (rows [n, h], weights [n], place [n], number) -> [number, h]: the rows of each token, weighted, added up in the weights' precision.
+#: (rows [n, h], weights [n], index [n], number) -> [number, h]: weighted sum of each token's rows in the weights' precision.
 weighted_sum = differentiable(_weighted_sum, _weighted_sum_backward)
 
 
@@ -129,13 +129,13 @@ def _even(rows: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None) 
 
 
 def _even_backward(gradient: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None) -> Any:
-    """The weights' gradient comes as they lie (torch's own would be transposed, then copied)."""
+    """Compute the gradients, the weights' in the layout of the weights (torch would compute the transpose and copy it)."""
     for_bias = None if bias is None else gradient.sum(dim=1)
     return torch.bmm(gradient, weights), torch.bmm(gradient.transpose(1, 2), rows), for_bias
 
 
 def _uneven(rows: torch.Tensor, weights: torch.Tensor, bias: torch.Tensor | None, counts: tuple[int, ...]) -> torch.Tensor:
-    """One product for each expert, of its own number of rows."""
+    """Compute one product per expert, each with its own number of rows."""
     out = rows.new_empty(len(rows), weights.shape[1])
     for expert, (mine, weight, into) in enumerate(zip(rows.split(counts), weights, out.split(counts), strict=True)):
         torch.mm(mine, weight.t(), out=into)
@@ -152,7 +152,7 @@ def _uneven_backward(
     for out, mine, weight, for_mine, for_weight in zip(*pieces, strict=True):
         torch.mm(out, weight, out=for_mine)
         torch.mm(out.t(), mine, out=for_weight)
-    for_bias = None if bias is None else torch.stack([each.sum(dim=0) for each in gradient.split(counts)])
+    for_bias = None if bias is None else torch.stack([part.sum(dim=0) for part in gradient.split(counts)])
     return for_rows, for_weights, for_bias
 
 
@@ -163,7 +163,7 @@ _uneven_linear = differentiable(_uneven, _uneven_backward)
 def grouped_linear(
     rows: torch.Tensor, weights: torch.Tensor, counts: tuple[int, ...] = (), bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """[e, m, h], [e, n, h], [e, n] -> [e, m, n]; with the rows of each expert counted [sum of counts, h], ... -> [sum of counts, n]"""
+    """Compute [e, m, h], [e, n, h], [e, n] -> [e, m, n]; with `counts` rows per expert: [sum of counts, h], ... -> [sum of counts, n]"""
     return _uneven_linear(rows, weights, bias, counts) if counts else _even_linear(rows, weights, bias)
 
 
@@ -178,10 +178,10 @@ def expert_feed_forward(
     biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
     weights: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[e, m, h], [e, (2) w, h], [e, h, w] -> [e, m, h]; with the rows of each expert counted [sum of counts, h] -> the same.
+    """Compute [e, m, h], [e, (2) w, h], [e, h, w] -> [e, m, h]; with `counts` rows per expert: [sum of counts, h] -> the same.
 
     biases    [e, (2) w] and [e, h]
-    weights   of each row, where they are weighted here
+    weights   routing weight of each row, if applied here
     """
     inner = activated(grouped_linear(rows, up, counts, biases[0]), function, is_gated=is_gated, weights=weights)
     return grouped_linear(inner, down, counts, biases[1])

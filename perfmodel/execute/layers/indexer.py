@@ -1,9 +1,9 @@
-"""Indexer of sparse attention: a small score of every query with every key before it, and the best keys of each query.
+"""Indexer of sparse attention: a low-dimensional score of every query with every earlier key, and the top keys of each query.
 
-One operator each way, as fused kernels have it: nothing of the square of scores is kept or leaves it. Choosing has no gradient; the indexer
-learns by a loss of its own, whose gradient is made of the scores alone (`workload/kinds/index_scores.py`): the cross-entropy of the
-softmax of a query's scores with its choice. (DeepSeek-V3.2, section 2.1, compares with what attention gave each key, which is work of
-attention's kernel; the products of the indexer are the same.)
+Forward and backward are one operator each, as fused kernels are; the square of scores is never stored. The choice has no gradient. The
+indexer learns from its own loss, the cross-entropy of the softmax of a query's scores with its choice. Its gradient depends on the scores
+alone (`workload/kinds/index_scores.py`). (DeepSeek-V3.2, section 2.1, uses the attention weight of each key as the target,
+which the attention kernel computes. The indexer's products are the same.)
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ if TYPE_CHECKING:
 
 
 def scores_of(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, seen: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """[b, q, z]: sum over heads of weights relu(q k), -inf of keys that are not `seen`; and the products [b, q, n, z] before it."""
+    """Return the scores [b, q, z], sum over heads of weights relu(q k) with -inf for keys not `seen`, and the products [b, q, n, z]."""
     products = torch.einsum("bqnd,bzd->bqnz", wide(q), wide(k))
     scores = torch.einsum("bqn,bqnz->bqz", wide(weights), products.relu())
     return (scores if seen is None else scores.masked_fill_(~seen, -torch.inf)), products
 
 
 def _scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scores of whole sequences."""
+    """Return the scores of full sequences."""
     return scores_of(q, k, weights, causal(q.shape[1], k.shape[1], device=q.device))
 
 
 def best(scores: torch.Tensor, top: int) -> torch.Tensor:
-    """[b, q, top], with later keys where there are fewer before; of equal scores the earliest keys."""
+    """Return the top keys [b, q, top]; later keys fill up where fewer are visible. Ties go to the earliest keys."""
     return scores.sort(dim=-1, descending=True, stable=True).indices[..., :top]
 
 
 @torch.library.custom_op("perfmodel::index_scores", mutates_args=())
 def index_scores(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, top: int) -> torch.Tensor:
-    """q [b, s, n, d], k [b, s, d], weights [b, s, n] -> which keys each query chooses, [b, s, top]"""
+    """Choose keys: q [b, s, n, d], k [b, s, d], weights [b, s, n] -> keys of each query [b, s, top]"""
     return best(_scores(q, k, weights)[0], top).to(torch.int32)
 
 
@@ -52,7 +52,7 @@ index_scores.register_fake(lambda q, k, weights, top: q.new_empty(*q.shape[:2], 
 def index_scores_backward(
     scale: float, q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, top: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of `scale` times the sum over queries of logsumexp of the scores minus the mean of the chosen ones."""
+    """Return the gradients of `scale` times the sum over queries of logsumexp of the scores minus the mean of the chosen ones."""
     scores, products = _scores(q, k, weights)
     chosen = marked(best(scores, top), k.shape[1]) & causal(q.shape[1], k.shape[1], device=q.device)
     for_scores = scale * (scores.softmax(-1) - chosen / chosen.sum(-1, keepdim=True))
@@ -66,7 +66,7 @@ index_scores_backward.register_fake(lambda scale, q, k, weights, top: like(q, k,
 
 
 class _Chosen(torch.autograd.Function):
-    """The choice, and a number of which backward makes the gradient of the indexer's loss."""
+    """The choice of keys, with a zero that stands for the indexer's loss: its backward computes the gradient of that loss."""
 
     @staticmethod
     def forward(
@@ -84,13 +84,13 @@ class _Chosen(torch.autograd.Function):
 
 
 def choose_keys(q: torch.Tensor, k: torch.Tensor, weights: torch.Tensor, *, top: int, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """(the choice [b, s, top], what to add to the loss). scale: of the loss of each query."""
+    """Return the choice [b, s, top] and the term to add to the loss. scale: weight of the loss of each query."""
     return _Chosen.apply(q, k, weights, top, scale)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @torch.library.custom_op("perfmodel::cached_index", mutates_args=())
 def cached_index(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, seen: torch.Tensor | None, top: int) -> torch.Tensor:
-    """[b, q, n, d], [b, z, d], [b, q, n], [b or 1, q, z] -> which of the keys each query chooses [b, q, top]"""
+    """Choose cached keys: [b, q, n, d], [b, z, d], [b, q, n], [b or 1, q, z] -> keys of each query [b, q, top]"""
     return best(scores_of(q, keys, weights, seen)[0], top).contiguous()
 
 
@@ -104,17 +104,17 @@ def _index_flops(q: list[int], keys: list[int], *_: object, **__: object) -> int
 
 
 def _forward_flops(q: torch.Tensor, k: torch.Tensor, *_: Any, **__: Any) -> float:
-    """Half of the square of queries and keys."""
+    """Return the FLOPs of half the square of queries and keys."""
     batch, queries, heads, width = q.shape
     return 2.0 * batch * heads * queries * max(k.shape[1] // 2, 1) * width
 
 
 def _backward_flops(_: float, q: torch.Tensor, k: torch.Tensor, *__: Any, **___: Any) -> float:
-    """Scores again, and of them the gradients of queries and of keys."""
+    """Return the FLOPs of the recomputed scores and of the gradients of queries and keys."""
     return 3.0 * _forward_flops(q, k)
 
 
-#: As those of `scans.py`.
+#: Same format as in `scans.py`.
 PRODUCTS: Mapping[Any, tuple[str, Callable[..., float]]] = {
     torch.ops.perfmodel.index_scores: ("index_scores", _forward_flops),
     torch.ops.perfmodel.index_scores_backward: ("index_scores.grad", _backward_flops),

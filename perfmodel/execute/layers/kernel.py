@@ -1,4 +1,4 @@
-"""Differentiable functions made of a forward and a backward operator, as a GPU's fused kernels are."""
+"""Differentiable functions built from a forward and a backward operator, like a GPU's fused kernels."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ class _Pair:
 class _Kernel(torch.autograd.Function):
     @staticmethod
     def forward(ctx: FunctionCtx, pair: _Pair, *inputs: Any) -> torch.Tensor:
-        made = pair.forward(*inputs)
-        outputs = made if isinstance(made, tuple) else (made,)
-        tensors = [each if isinstance(each, torch.Tensor) else None for each in inputs]
+        result = pair.forward(*inputs)
+        outputs = result if isinstance(result, tuple) else (result,)
+        tensors = [value if isinstance(value, torch.Tensor) else None for value in inputs]
         ctx.save_for_backward(*(tensors if pair.keeps_inputs else ()), *outputs[0 if pair.keeps_output else 1 :])
         ctx.pair = pair
-        ctx.constants = [None if given is not None else each for each, given in zip(inputs, tensors, strict=True)]
-        ctx.are_tensors = [each is not None for each in tensors]
+        ctx.constants = [None if given is not None else value for value, given in zip(inputs, tensors, strict=True)]
+        ctx.are_tensors = [tensor is not None for tensor in tensors]
         return outputs[0]  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         pair, inputs, kept = ctx.pair, ctx.constants, ctx.saved_tensors
         if pair.keeps_inputs:
-            inputs = [tensor if tensor is not None else each for each, tensor in zip(inputs, kept, strict=False)]
+            inputs = [tensor if tensor is not None else constant for constant, tensor in zip(inputs, kept, strict=False)]
             kept = kept[len(inputs) :]
         else:
-            inputs = [each for each, is_tensor in zip(inputs, ctx.are_tensors, strict=True) if not is_tensor]
+            inputs = [constant for constant, is_tensor in zip(inputs, ctx.are_tensors, strict=True) if not is_tensor]
         gradient = gradients[0].contiguous() if pair.is_contiguous else gradients[0]
-        made = pair.backward(gradient, *inputs, *kept)
-        found = made if isinstance(made, tuple) else (made,)
-        return None, *found, *(None,) * (len(ctx.are_tensors) - len(found))
+        result = pair.backward(gradient, *inputs, *kept)
+        input_gradients = result if isinstance(result, tuple) else (result,)
+        return None, *input_gradients, *(None,) * (len(ctx.are_tensors) - len(input_gradients))
 
 
 def differentiable(
@@ -55,17 +55,17 @@ def differentiable(
     keeps_output: bool = False,
     is_contiguous: bool = True,
 ) -> Callable[..., torch.Tensor]:
-    """Return the function whose passes are two operators.
+    """Return the differentiable function whose forward and backward passes are these two operators.
 
     forward         (inputs) -> the output, or (the output, statistics that backward reads)
-    backward        (gradient, inputs, the output where kept, statistics) -> gradients of the first inputs
-    keeps_inputs    False: backward gets only those inputs that are no tensors
-    is_contiguous   the gradient is made contiguous first
+    backward        (gradient, inputs, the output if saved, statistics) -> gradients of the first inputs
+    keeps_inputs    False: backward receives only the inputs that are not tensors
+    is_contiguous   make the gradient contiguous first
     """
     pair = _Pair(forward, backward, keeps_inputs, keeps_output, is_contiguous)
     return lambda *inputs: _Kernel.apply(pair, *inputs)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def like(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Empty contiguous tensors of these shapes and dtypes: what an operator returns under fake tensors."""
-    return tuple(each.new_empty(each.shape) for each in tensors)
+    """Return empty contiguous tensors of these shapes and dtypes: the fake result of an operator."""
+    return tuple(tensor.new_empty(tensor.shape) for tensor in tensors)

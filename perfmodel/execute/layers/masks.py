@@ -1,4 +1,4 @@
-"""Which keys a query sees."""
+"""Attention masks: the keys that each query sees."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import torch
 
 
 def seen(queries: torch.Tensor, keys: torch.Tensor, window: int = 0, *, chunked: bool = False) -> torch.Tensor:
-    """[..., q, z]: which keys each query sees, by their positions [..., q] and [z].
+    """Return whether each query sees each key [..., q, z], from their positions [..., q] and [z].
 
-    window   keys that a query sees at most, or (`chunked`) positions of a chunk, within which it sees keys; 0: all before it
+    window   number of keys that a query sees, or (`chunked`) length of the chunk within which it sees keys; 0: all earlier keys
     """
     query, key = queries.unsqueeze(-1), keys
     result = key <= query
@@ -18,22 +18,22 @@ def seen(queries: torch.Tensor, keys: torch.Tensor, window: int = 0, *, chunked:
 
 
 def causal(queries: int, keys: int, window: int = 0, *, chunked: bool = False, device: torch.device) -> torch.Tensor:
-    """[q, z]: the same of queries that are the last positions of the keys' sequence."""
+    """Return the mask [q, z] of queries at the last positions of the keys' sequence."""
     positions = torch.arange(keys, device=device)
     return seen(positions[keys - queries :], positions, window, chunked=chunked)
 
 
 def marked(chosen: torch.Tensor, keys: int) -> torch.Tensor:
-    """[..., top] -> [..., z]: whether a key is among those that a query chose."""
+    """Compute [..., top] -> [..., z]: whether a query chose a key."""
     return torch.zeros(*chosen.shape[:-1], keys, dtype=torch.bool, device=chosen.device).scatter_(-1, chosen.long(), True)
 
 
 def additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Bias that a kernel adds to the scores: -inf of keys that a query does not see."""
+    """Return the additive score bias: -inf for keys that a query does not see."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
 
 
 def heads_of(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """Keys or values [b, g, z, d] for each query head of `like` [b, n, q, d]."""
+    """Return keys or values [b, g, z, d] repeated for each query head of `like` [b, n, q, d]."""
     repeats = like.shape[1] // x.shape[1]
     return x.repeat_interleave(repeats, dim=1) if repeats > 1 else x

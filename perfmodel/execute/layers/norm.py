@@ -1,10 +1,10 @@
-"""Norms over the last dim or, where their dims may be cut over ranks, over any.
+"""Norms over the last dim, or over any dims where some may be sharded over ranks.
 
-An RMSNorm is one operator each way, as a GPU runs it, which keeps its input and the reciprocal root mean square of each row.
+An RMSNorm is one operator each for forward and backward, as on a GPU. It saves its input and the reciprocal root mean square of each row.
 
-torch's CPU build has no such kernel: its RMSNorm is a chain of operators that keeps two float32 copies of the tensor. So that a
-plan keeps and moves the same on a CPU as on a GPU (and under fake tensors, where an audit counts), this is an operator of ours on
-CPUs and torch's own on GPUs.
+torch's CPU build has no such kernel: its RMSNorm is a chain of operators that saves two float32 copies of the tensor. A plan must
+save and move the same bytes on a CPU as on a GPU (and under fake tensors in an audit). Therefore CPUs use the operator
+of this module and GPUs torch's own.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ import torch
 import torch.nn.functional as F
 
 from perfmodel.execute.layers.kernel import differentiable, like
-from perfmodel.execute.layers.reduce import Reduce, whole
+from perfmodel.execute.layers.reduce import Reduce, unsharded
 from perfmodel.workload.graph import Pass
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 
-#: Of layer and of RMS norms, as the operators of the graph have them.
+#: Epsilons of layer norms and of RMS norms, as in the operators of the graph.
 NORM_EPSILON, RMS_EPSILON = 1e-5, 1e-6
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """In the precision in which statistics are taken: at least float32."""
+    """Return the tensor in the precision of statistics: at least float32."""
     return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 @torch.library.custom_op("perfmodel::rms_norm", mutates_args=())
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """y = w x / r and 1 / r, where r^2 = mean(x^2) + epsilon over the last dim; 1 / r [..., 1] in float32 at least."""
+    """Compute y = w x / r and 1 / r, where r^2 = mean(x^2) + epsilon over the last dim; 1 / r [..., 1] in float32 at least."""
     rows = wide(x)
     scale = torch.rsqrt(rows.square().mean(dim=-1, keepdim=True).add_(epsilon))
     return (rows * scale).mul_(weight).to(x.dtype), scale
@@ -48,7 +48,7 @@ def _(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> tuple[torch.Tens
 def _rms_norm_backward(
     gradient: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, epsilon: float, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """dx = s (w dy - z mean(z w dy)) and dw = sum of z dy over rows, where z = s x is the normalised input."""
+    """Compute dx = s (w dy - z mean(z w dy)) and dw = sum of z dy over rows, where z = s x is the normalised input."""
     normed, rows = wide(x) * scale, wide(gradient)
     for_weight = (normed * rows).flatten(0, -2).sum(dim=0).to(weight.dtype)
     rows = rows * weight
@@ -61,14 +61,14 @@ _two_way = differentiable(_rms_norm, _rms_norm_backward)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
-    """w x / sqrt(mean(x^2) + epsilon) over the last dims, which are those of the weight."""
+    """Compute w x / sqrt(mean(x^2) + epsilon) over the last dims, which are those of the weight."""
     if x.device.type != "cpu" or weight.dim() > 1:
         return F.rms_norm(x, weight.shape, weight, epsilon)
     return _two_way(x, weight, epsilon)
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, epsilon: float) -> torch.Tensor:
-    """The same of x less its mean, plus the bias."""
+    """Compute the layer norm over the last dims, which are those of the weight."""
     return F.layer_norm(x, weight.shape, weight, bias, epsilon)
 
 
@@ -76,7 +76,7 @@ def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
 def _gated_norm(
     x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, width: int, gates_first: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The output, and the reciprocal root mean square of each row [b, s, m, rows] in at least float32."""
+    """Return the output and the reciprocal root mean square of each row [b, s, m, rows] in at least float32."""
     given = x * F.silu(gate) if gates_first else x
     rows = wide(given).unflatten(-1, (-1, width))
     scale = (rows.square().mean(-1) + RMS_EPSILON).rsqrt()
@@ -95,17 +95,17 @@ def _(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, width: int, gat
 def _gated_norm_backward(
     gradient: torch.Tensor, x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, width: int, gates_first: bool, scale: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of x, gate and weight. With n = r u the normed rows: du = r (dn - n mean(n dn)), where u is x, or x silu(gate)."""
+    """Return the gradients of x, gate, weight. Normed rows n = r u: du = r (dn - n mean(n dn)), where u is x, or x silu(gate)."""
     rows = (-1, width)
-    own, opened, wanted = (wide(each).unflatten(-1, rows) for each in (x, gate, gradient))
+    x_rows, opened, wanted = (wide(tensor).unflatten(-1, rows) for tensor in (x, gate, gradient))
     factor = wide(weight).unflatten(-1, rows) if weight.dim() > 1 else wide(weight)
     share = opened.sigmoid()
     gating, r = opened * share, scale.unsqueeze(-1)
-    normed = own * gating * r if gates_first else own * r
+    normed = x_rows * gating * r if gates_first else x_rows * r
     for_scaled = wanted if gates_first else wanted * gating
     for_normed = for_scaled * factor
     for_given = r * (for_normed - normed * (normed * for_normed).mean(-1, keepdim=True))
-    for_gating = for_given * own if gates_first else wanted * normed * factor
+    for_gating = for_given * x_rows if gates_first else wanted * normed * factor
     for_x = for_given * gating if gates_first else for_given
     for_gate = for_gating * share * (1 + opened * (1 - share))
     of_weight = for_scaled * normed
@@ -116,13 +116,13 @@ def _gated_norm_backward(
 
 _gated_norm_backward.register_fake(lambda gradient, x, gate, weight, *_: like(x, gate, weight))
 
-#: (x [b, s, m, o], gate like x, weight [width] or [m, o], width, gates_first) -> RMSNorm of `width` entries of x at a time, times
-#: silu(gate) before it (`gates_first`) or after it.
+#: (x [b, s, m, o], gate like x, weight [width] or [m, o], width, gates_first) -> RMSNorm over groups of `width` entries of x, multiplied by
+#: silu(gate) before the norm (`gates_first`) or after it.
 gated_norm = differentiable(_gated_norm, _gated_norm_backward)
 
 
 class _Normalise(torch.autograd.Function):
-    """y = weight x_hat + bias, x_hat by the mean (where `centred`) and variance over `over`, of which some may be cut over ranks."""
+    """Norm y = weight x_hat + bias, x_hat by the mean (if `centred`) and variance over the dims `over`, of which some may be sharded."""
 
     @staticmethod
     def forward(
@@ -182,13 +182,13 @@ def normalise(
     count: int,
     eps: float,
     centred: bool,
-    reduce: Reduce = whole,
+    reduce: Reduce = unsharded,
     observe: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
-    """weight x_hat + bias, with x_hat of mean 0 (where `centred`) and variance 1 over the positions `over`.
+    """Compute weight x_hat + bias, with x_hat of mean 0 (if `centred`) and variance 1 over the positions `over`.
 
-    weight, bias   with as many positions as x, of size 1 where they lack one
-    count          entries in one mean, at full size
-    observe        called with the mean and the variance of all entries, where `centred`
+    weight, bias   with the same number of dims as x, of size 1 where they lack one
+    count          global number of entries per mean
+    observe        called with the mean and the variance of all entries, if `centred`
     """
     return _Normalise.apply(x, weight, bias, over, count, eps, centred, reduce, observe)  # type: ignore[no-any-return, no-untyped-call]

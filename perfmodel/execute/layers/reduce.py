@@ -1,4 +1,4 @@
-"""Sums over ranks inside a layer's function: the caller, who knows how a dim is cut, passes them."""
+"""Sums over ranks inside a layer's function, passed by the caller, which owns the sharding."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from perfmodel.workload.graph import Pass
 
 class Reduce(Protocol):
     def __call__(self, tensor: torch.Tensor, *, phase: Pass, largest: bool = False) -> torch.Tensor:
-        """Sum, or maximum, over the ranks that have other shares of the dim."""
+        """Return the sum, or the maximum, over the ranks that hold other shards of the dim."""
 
 
-def whole(tensor: torch.Tensor, *, phase: Pass, largest: bool = False) -> torch.Tensor:
-    """The tensor: no dim is cut."""
+def unsharded(tensor: torch.Tensor, *, phase: Pass, largest: bool = False) -> torch.Tensor:
+    """Return the tensor unchanged: no dim is sharded."""
     return tensor

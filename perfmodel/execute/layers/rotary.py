@@ -1,15 +1,15 @@
-"""Rotary position embedding: pairs of entries half a head apart turn by their position."""
+"""Rotary position embedding: pairs of entries half a head apart are rotated by an angle proportional to the position."""
 
 from __future__ import annotations
 
 import torch
 
-#: Base of the frequencies where none is given; its value moves no time and no memory.
+#: Default base of the frequencies. Its value affects neither time nor memory.
 ROTARY_BASE = 10000.0
 
 
 def rotary_angles(positions: torch.Tensor, depth: int, dtype: torch.dtype, base: float = ROTARY_BASE) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines [s, depth] of positions [s], computed in at least float32."""
+    """Return cosines and sines [s, depth] of positions [s], computed in at least float32."""
     exact = torch.promote_types(dtype, torch.float32)
     half = depth // 2
     frequency = base ** (-torch.arange(half, device=positions.device, dtype=exact) / half)
@@ -18,7 +18,7 @@ def rotary_angles(positions: torch.Tensor, depth: int, dtype: torch.dtype, base:
 
 
 def rotate(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, *, start: int = 0) -> torch.Tensor:
-    """x [b, s, ..., d], angles [s, depth] -> x with the entries `start` to `start + depth` turned."""
+    """Rotate the entries `start` to `start + depth` of x [b, s, ..., d] by angles [s, depth]."""
     depth = cosine.shape[-1]
     if depth < x.shape[-1]:
         before, turned, after = x.split((start, depth, x.shape[-1] - start - depth), dim=-1)

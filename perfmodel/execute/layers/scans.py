@@ -1,7 +1,7 @@
-"""Recurrences of whole sequences as kernels: one operator each way, chunk by chunk, with the states between chunks in a workspace.
+"""Recurrences over full sequences as kernels: one operator each for forward and backward, by chunks, with the chunk states in a workspace.
 
-Kept is what the convolution reads, and the steps; the convolution and the states are made again in backward. Operators named `..._on` go on
-where a sequence stopped and have no backward: so a model serves (`execute/serving/states.py`).
+Saved for backward are the convolution's input and the steps; backward recomputes the convolution and the states. Operators named
+`..._on` continue a sequence from a state and have no backward: serving uses them (`execute/serving/states.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 
 Tensor: TypeAlias = torch.Tensor
-#: x, steps, the state before and parameters -> y and the state after.
+#: (x, steps, initial state, parameters) -> y and the final state.
 Recurrence: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
 
 
@@ -31,9 +31,9 @@ _AUTOGRAD = (torch._C.DispatchKey.AutogradFunctionality, torch._C.DispatchKey.AD
 
 @contextmanager
 def _differentiating() -> Iterator[None]:
-    """Context of a kernel's inside: gradients are recorded, which a custom operator leaves out, and no counter sees it.
+    """Enable autograd inside a custom operator, which torch excludes by default, and hide the inner operators from counters.
 
-    (functorch's would leave wrappers behind that nothing frees.)
+    (functorch's version would leave wrappers behind that are never freed.)
     """
     excluded = [torch._C._dispatch_tls_is_dispatch_key_excluded(key) for key in _AUTOGRAD]
     for key in _AUTOGRAD:
@@ -46,10 +46,10 @@ def _differentiating() -> Iterator[None]:
             torch._C._dispatch_tls_set_dispatch_key_excluded(key, was)
 
 
-def _pulled(function: Callable[..., Any], inputs: Sequence[Tensor], gradients: Any) -> Sequence[Tensor]:
-    """Gradients of the inputs of a function, of those of what it makes."""
+def _vjp(function: Callable[..., Any], inputs: Sequence[Tensor], gradients: Any) -> Sequence[Tensor]:
+    """Return the vector-Jacobian product: gradients of the function's inputs from those of its outputs."""
     with _differentiating():
-        given = [each.detach().requires_grad_() for each in inputs]
+        given = [tensor.detach().requires_grad_() for tensor in inputs]
         return torch.autograd.grad(function(*given), given, gradients)
 
 
@@ -63,7 +63,7 @@ def _from_start(x: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
 
 @torch.library.custom_op("perfmodel::causal_conv", mutates_args=())
 def causal_conv(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    """x [b, s, m, c]; weight [m, c, taps] and, where there is one, bias [m, c]."""
+    """Compute the convolution of x [b, s, m, c] with weight [m, c, taps] and, where present, bias [m, c]."""
     return _from_start(x, *parameters).contiguous()
 
 
@@ -72,7 +72,7 @@ causal_conv.register_fake(lambda x, parameters: x.new_empty(x.shape))
 
 @torch.library.custom_op("perfmodel::causal_conv_on", mutates_args={"last"})
 def causal_conv_on(x: Tensor, parameters: Sequence[Tensor], last: Tensor) -> Tensor:
-    """The same after the positions in `last` [b, taps - 1, m, c], in whose place it leaves the last ones."""
+    """Continue the convolution after the positions in `last` [b, taps - 1, m, c], and overwrite `last` with the new last positions."""
     joined = torch.cat((last, x), 1)
     last.copy_(joined[:, x.shape[1] :])
     weight, *bias = parameters
@@ -84,7 +84,7 @@ causal_conv_on.register_fake(lambda x, parameters, last: x.new_empty(x.shape))
 
 @torch.library.custom_op("perfmodel::causal_conv_backward", mutates_args=())
 def causal_conv_backward(gradient: Tensor, x: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    return [each.contiguous() for each in _pulled(_from_start, (x, *parameters), gradient)]
+    return [tensor.contiguous() for tensor in _vjp(_from_start, (x, *parameters), gradient)]
 
 
 causal_conv_backward.register_fake(lambda gradient, x, parameters: list(like(x, *parameters)))
@@ -96,19 +96,19 @@ causal_conv_backward.register_fake(lambda gradient, x, parameters: list(like(x, 
 def _by_chunk(
     scan: Recurrence, x: Tensor, steps: Tensor, parameters: Sequence[Tensor], state: Tensor, chunk: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """y of each chunk, and the state after it."""
-    given = [wide(each) for each in parameters]
-    for own, step in zip(x.split(chunk, 1), steps.split(chunk, 1), strict=True):
-        y, state = scan(wide(own), wide(step), state, *given)
+    """Yield y of each chunk and the state after it."""
+    given = [wide(parameter) for parameter in parameters]
+    for x_chunk, step in zip(x.split(chunk, 1), steps.split(chunk, 1), strict=True):
+        y, state = scan(wide(x_chunk), wide(step), state, *given)
         yield y.to(x.dtype), state
 
 
 def _forward(scan: Recurrence, x: Tensor, steps: Tensor, parameters: Sequence[Tensor], states: Tensor, chunk: int) -> Tensor:
     outputs = []
     states[:, 0] = 0
-    for place, (y, state) in enumerate(_by_chunk(scan, x, steps, parameters, states[:, 0], chunk), 1):
-        if place < states.shape[1]:
-            states[:, place] = state
+    for index, (y, state) in enumerate(_by_chunk(scan, x, steps, parameters, states[:, 0], chunk), 1):
+        if index < states.shape[1]:
+            states[:, index] = state
         outputs.append(y)
     return torch.cat(outputs, 1)
 
@@ -116,25 +116,25 @@ def _forward(scan: Recurrence, x: Tensor, steps: Tensor, parameters: Sequence[Te
 def _backward(
     scan: Recurrence, gradient: Tensor, x: Tensor, steps: Tensor, parameters: Sequence[Tensor], states: Tensor, chunk: int
 ) -> list[Tensor]:
-    """Gradients of x, steps and parameters; the states are recomputed."""
+    """Return the gradients of x, steps and parameters; the states are recomputed."""
     _forward(scan, x, steps, parameters, states, chunk)
-    given = [wide(each) for each in parameters]
-    for_state, for_parameters = torch.zeros_like(states[:, 0]), [torch.zeros_like(each) for each in given]
-    pieces = [each.split(chunk, 1) for each in (x, steps, gradient)]
+    given = [wide(parameter) for parameter in parameters]
+    for_state, for_parameters = torch.zeros_like(states[:, 0]), [torch.zeros_like(parameter) for parameter in given]
+    pieces = [tensor.split(chunk, 1) for tensor in (x, steps, gradient)]
     for_pieces: list[tuple[Tensor, Tensor]] = []
-    for place in reversed(range(len(pieces[0]))):
-        own, step, wanted = (wide(each[place]) for each in pieces)
-        for_own, for_step, for_state, *rest = _pulled(scan, (own, step, states[:, place], *given), (wanted, for_state))
+    for index in reversed(range(len(pieces[0]))):
+        x_chunk, step, wanted = (wide(chunks[index]) for chunks in pieces)
+        for_own, for_step, for_state, *rest = _vjp(scan, (x_chunk, step, states[:, index], *given), (wanted, for_state))
         for_pieces.insert(0, (for_own.to(x.dtype), for_step.to(steps.dtype)))
         for_parameters = [one + other for one, other in zip(for_parameters, rest, strict=True)]
-    joined = [torch.cat(each, 1) for each in zip(*for_pieces, strict=True)]
-    return [*joined, *(each.to(like.dtype) for each, like in zip(for_parameters, parameters, strict=True))]
+    joined = [torch.cat(chunks, 1) for chunks in zip(*for_pieces, strict=True)]
+    return [*joined, *(total.to(like.dtype) for total, like in zip(for_parameters, parameters, strict=True))]
 
 
 def _state_products(states: Sequence[int], chunk: int) -> tuple[float, float]:
-    """FLOP of the chunked form forward (Dao and Gu 2024, section 6), and of what backward makes again; below the diagonal of a chunk.
+    """Return the FLOPs of the chunked form (Dao and Gu 2024, section 6), below a chunk's diagonal: forward, and the recomputed part.
 
-    Q G N + Q H P + 4 H P N a token, with Q positions of a chunk, G groups, H heads of P and N of the state; of a position alone the last.
+    Per token Q G N + Q H P + 4 H P N: Q positions per chunk, G groups, H heads of width P, state size N. A single position: 4 H P N.
     """
     b, chunks, groups, heads, width, state = states
     scores = chunk * (chunk // 2) * state * groups
@@ -145,51 +145,53 @@ def _state_products(states: Sequence[int], chunk: int) -> tuple[float, float]:
 
 
 def _delta_products(states: Sequence[int], chunk: int) -> tuple[float, float]:
-    """The same of the gated delta rule (Yang et al. 2024, section 3): scores of keys with keys and with queries, the inverse of a triangle
-    (a third of a product's work, in whole columns), what it makes of keys and values, what scores weigh; three products with the state, all
-    that a position alone has."""
+    """Return the FLOPs of the gated delta rule (Yang et al. 2024, section 3): forward, and the part that backward recomputes.
+
+    Scores of keys with keys and queries; a triangular inverse (a third of a product, in full columns), times keys and values; weighting by
+    scores; three products with the state, the only ones of a single position.
+    """
     b, chunks, groups, heads, depth, width = states
     half, with_state = chunk // 2, chunk * depth * width
     scores, of_values = chunk * half * depth, chunk * half * width
     inverse = chunk * chunk * max(round(chunk / 6), 1) if half else 0
     number = 2.0 * b * chunks * groups * heads
-    made = scores + inverse + scores + of_values
-    return number * (made + scores + of_values + 3 * with_state), number * (made + 2 * with_state)
+    recomputed = scores + inverse + scores + of_values
+    return number * (recomputed + scores + of_values + 3 * with_state), number * (recomputed + 2 * with_state)
 
 
-#: Shape of the states [b, chunks, m, heads, ...] and positions of a chunk -> FLOP forward, and of what backward makes again.
+#: (shape of the states [b, chunks, m, heads, ...], positions per chunk) -> FLOPs of forward, and of the part that backward recomputes.
 _Products: TypeAlias = Callable[[Sequence[int], int], tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The operators of a recurrence: whole sequences, their backward, and sequences that go on from and into a state; FLOP of each."""
+    """Operators of a recurrence: forward and backward over full sequences, and continuation from a state in place; FLOPs of each."""
 
-    whole: Callable[..., Tensor]
+    forward: Callable[..., Tensor]
     backward: Callable[..., list[Tensor]]
     onward: Callable[..., Tensor]
     products: Mapping[Any, tuple[str, Callable[..., float]]]
 
 
 def _scan(name: str, scan: Recurrence, products: _Products, width: int) -> Scan:
-    """width: which dim of a head's state [heads, ., .] its output has"""
+    """Register the operators of a recurrence. width: the dim of a head's state [heads, ., .] that its output has."""
 
     def output(x: Tensor, state: Tensor) -> Tensor:
         return x.new_empty(*x.shape[:-1], state.shape[-3] * state.shape[width - 3])
 
     @torch.library.custom_op(f"perfmodel::{name}", mutates_args={"states"})
-    def whole(x: Tensor, steps: Tensor, parameters: Sequence[Tensor], states: Tensor, chunk: int) -> Tensor:
-        """y [b, s, m, heads * width]; states [b, chunks, m, heads, ...] are written."""
+    def forward(x: Tensor, steps: Tensor, parameters: Sequence[Tensor], states: Tensor, chunk: int) -> Tensor:
+        """Compute y [b, s, m, heads * width]; writes states [b, chunks, m, heads, ...]."""
         return _forward(scan, x, steps, parameters, states, chunk)
 
-    whole.register_fake(lambda x, steps, parameters, states, chunk: output(x, states))
+    forward.register_fake(lambda x, steps, parameters, states, chunk: output(x, states))
 
     @torch.library.custom_op(f"perfmodel::{name}_on", mutates_args={"state"})
     def onward(x: Tensor, steps: Tensor, parameters: Sequence[Tensor], state: Tensor, chunk: int) -> Tensor:
-        """y [b, s, m, heads * width], from and into a state [b, m, heads, ...]; one position is a decode step."""
-        made = list(_by_chunk(scan, x, steps, parameters, state, chunk))
-        state.copy_(made[-1][1])
-        return torch.cat([y for y, _ in made], 1)
+        """Compute y [b, s, m, heads * width] from a state [b, m, heads, ...], updated in place; one position is a decode step."""
+        chunks = list(_by_chunk(scan, x, steps, parameters, state, chunk))
+        state.copy_(chunks[-1][1])
+        return torch.cat([y for y, _ in chunks], 1)
 
     onward.register_fake(lambda x, steps, parameters, state, chunk: output(x, state))
 
@@ -206,19 +208,19 @@ def _scan(name: str, scan: Recurrence, products: _Products, width: int) -> Scan:
         return products((len(x), -(-x.shape[1] // chunk), *state.shape[1:]), chunk)[0]
 
     def flops_backward(_: Tensor, x: Tensor, steps: Tensor, parameters: Sequence[Tensor], states: Tensor, chunk: int, **__: Any) -> float:
-        """Two products for each, and those that are made again."""
+        """Return the FLOPs of two products per forward product, plus the recomputation."""
         forward, again = products(states.shape, chunk)
         return 2.0 * forward + again
 
-    made = getattr(torch.ops.perfmodel, name), getattr(torch.ops.perfmodel, f"{name}_on"), getattr(torch.ops.perfmodel, f"{name}_backward")
+    ops = getattr(torch.ops.perfmodel, name), getattr(torch.ops.perfmodel, f"{name}_on"), getattr(torch.ops.perfmodel, f"{name}_backward")
     counted = (name, flops), (name, flops_onward), (f"{name}.grad", flops_backward)
-    return Scan(whole, backward, onward, dict(zip(made, counted, strict=True)))
+    return Scan(forward, backward, onward, dict(zip(ops, counted, strict=True)))
 
 
 state_scan = _scan("state_scan", recurrence.state_scan, _state_products, 1)
 delta_scan = _scan("delta_scan", recurrence.delta_scan, _delta_products, 2)
 
-#: Of operators that are kernels of several products: the kind that the graph has them by (".grad": backward), and their FLOP.
+#: Operators that are kernels of several products: their kind in the graph (".grad": backward), and their FLOPs.
 PRODUCTS = {**state_scan.products, **delta_scan.products}
 
 
@@ -230,7 +232,7 @@ class _Scanned(torch.autograd.Function):
         x = causal_conv(mixed, parameters[:num_conv])
         ctx.save_for_backward(mixed, steps, *parameters)
         ctx.rest = scan, state, chunk, num_conv
-        return scan.whole(x, steps, parameters[num_conv:], _workspace(mixed, state, chunk), chunk)
+        return scan.forward(x, steps, parameters[num_conv:], _workspace(mixed, state, chunk), chunk)
 
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: Tensor) -> Any:
@@ -246,17 +248,17 @@ class _Scanned(torch.autograd.Function):
 
 
 def _workspace(x: Tensor, state: tuple[int, ...], chunk: int) -> Tensor:
-    """Room for the states before each chunk, in float32 at least."""
+    """Allocate the states before each chunk, in float32 at least."""
     shape = (x.shape[0], -(-x.shape[1] // chunk), x.shape[2], *state)
     return x.new_empty(shape, dtype=torch.promote_types(x.dtype, torch.float32))
 
 
 def scanned(
-    mixed: Tensor, steps: Tensor, conv: Sequence[Tensor], own: Sequence[Tensor], *, scan: Scan, state: tuple[int, ...], chunk: int
+    mixed: Tensor, steps: Tensor, conv: Sequence[Tensor], parameters: Sequence[Tensor], *, scan: Scan, state: tuple[int, ...], chunk: int
 ) -> Tensor:
-    """Convolution and scan of whole sequences: mixed [b, s, m, c], steps [b, s, m, ...] -> y [b, s, m, o].
+    """Run convolution and scan over full sequences: mixed [b, s, m, c], steps [b, s, m, ...] -> y [b, s, m, o].
 
-    conv, own   parameters of the convolution and of the scan
-    state       shape of the states of a group [heads, ...]
+    conv, parameters   parameters of the convolution and of the scan
+    state              shape of the states of a group [heads, ...]
     """
-    return _Scanned.apply(mixed, steps, scan, state, chunk, len(conv), *conv, *own)  # type: ignore[no-any-return, no-untyped-call]
+    return _Scanned.apply(mixed, steps, scan, state, chunk, len(conv), *conv, *parameters)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,4 +1,4 @@
-"""Softmax of scores over the keys that a query sees, with a sink where a model has one; and over a dim that is cut over ranks."""
+"""Softmax of scores over visible keys, with an optional sink; and softmax over a dim that is sharded over ranks."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def seen_softmax(
     position: int = -1,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Softmax over a position. Scores are overwritten where a key is not `seen`: nothing else of their size lives beside them.
+    """Compute the softmax over a dim. Masked scores are overwritten in place, so no other tensor of their size is live.
 
-    sinks   scores that no key has, of size 1 at the position: they take their share and add nothing
+    sinks   scores that belong to no key, of size 1 in the dim: they take a share of the softmax and contribute no value
     """
     if seen is not None:
-        with torch.no_grad():  # a key that is not seen has no probability, so no gradient: the mask need not be kept
+        with torch.no_grad():  # masked keys have zero probability and gradient: the mask is not saved
             scores.masked_fill_(~seen, -torch.inf)
     if sinks is None:
         return torch.softmax(scores, position, dtype=dtype)
-    own = sinks.to(scores.dtype).expand_as(scores.narrow(position, 0, 1))
-    joint = torch.cat((scores, own), position)
+    sink_scores = sinks.to(scores.dtype).expand_as(scores.narrow(position, 0, 1))
+    joint = torch.cat((scores, sink_scores), position)
     return torch.softmax(joint, position, dtype=dtype).narrow(position, 0, scores.shape[position])
 
 
 class _Softmax(torch.autograd.Function):
-    """Over a position whose dim may be cut; entries where `hidden` are 0."""
+    """Softmax over a dim that may be sharded; entries where `hidden` are 0."""
 
     @staticmethod
     def forward(
@@ -63,6 +63,6 @@ class _Softmax(torch.autograd.Function):
         return ((products - result * total) * scale).to(result.dtype), None, None, None, None
 
 
-def cut_softmax(x: torch.Tensor, *, position: int, scale: float, hidden: torch.Tensor | None, reduce: Reduce) -> torch.Tensor:
-    """Softmax of `scale` x over a position whose dim is cut over ranks; entries where `hidden` are 0."""
+def sharded_softmax(x: torch.Tensor, *, position: int, scale: float, hidden: torch.Tensor | None, reduce: Reduce) -> torch.Tensor:
+    """Compute the softmax of `scale` x over a dim that is sharded over ranks; entries where `hidden` are 0."""
     return _Softmax.apply(x, position, scale, hidden, reduce)  # type: ignore[no-any-return, no-untyped-call]

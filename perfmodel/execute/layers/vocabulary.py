@@ -1,4 +1,4 @@
-"""Layers whose table or logits may be cut by rows of the vocabulary: the lookup of token vectors, and the cross-entropy."""
+"""Vocabulary-parallel layers: embedding lookup and cross-entropy, with table or logits sharded by rows of the vocabulary."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import torch
 import torch.nn.functional as F
 
 from perfmodel.execute.layers.norm import wide
-from perfmodel.execute.layers.reduce import Reduce, whole
+from perfmodel.execute.layers.reduce import Reduce, unsharded
 from perfmodel.workload.graph import Pass
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
 
 
-def own_rows(entries: torch.Tensor, first: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which entries lie in the rows `first`, `first + 1`, ... of this rank, and where; 0 for the others."""
+def local_rows(entries: torch.Tensor, first: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return whether each entry lies in this rank's rows `first`, `first + 1`, ..., and its local index; 0 for the others."""
     mine = (entries >= first) & (entries < first + number)
     return mine, torch.where(mine, entries - first, 0)
 
 
 class _TokenVectors(torch.autograd.Function):
-    """Keeps nothing but the tokens."""
+    """Embedding lookup that saves only the tokens for backward."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, table: torch.Tensor, tokens: torch.Tensor, first: int) -> torch.Tensor:
-        mine, index = own_rows(tokens, first, table.shape[0])
+        mine, index = local_rows(tokens, first, table.shape[0])
         ctx.save_for_backward(tokens)
         ctx.first, ctx.num_rows = first, table.shape[0]
         return F.embedding(index, table).masked_fill_(~mine.unsqueeze(-1), 0.0)
@@ -34,16 +34,16 @@ class _TokenVectors(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         (tokens,) = ctx.saved_tensors
-        mine, index = own_rows(tokens, ctx.first, ctx.num_rows)
-        # what belongs to other ranks falls into an own row, as zeros
+        mine, index = local_rows(tokens, ctx.first, ctx.num_rows)
+        # gradients of other ranks' tokens are added to a local row as zeros
         gradient = gradients[0].masked_fill(~mine.unsqueeze(-1), 0.0)
         return torch.ops.aten.embedding_dense_backward(gradient, index, ctx.num_rows, -1, False), None, None
 
 
 def token_vectors(table: torch.Tensor, tokens: torch.Tensor, *, first: int | None = None) -> torch.Tensor:
-    """[rows, h], [...] -> [..., h].
+    """Look up embeddings: [rows, h], [...] -> [..., h].
 
-    first   of a table that is cut, this rank's first row: zeros for tokens that other ranks hold; None: the table is whole
+    first   first row of this rank in a sharded table, with zeros for tokens of other ranks; None: the table is not sharded
     """
     if first is None:
         return F.embedding(tokens, table)
@@ -51,17 +51,17 @@ def token_vectors(table: torch.Tensor, tokens: torch.Tensor, *, first: int | Non
 
 
 def bag_vectors(table: torch.Tensor, bags: torch.Tensor, *, first: int | None = None) -> torch.Tensor:
-    """[rows, h], [b, n] -> [b, h]: the sum of the vectors of each bag; `first` as that of `token_vectors`."""
+    """Look up and sum embeddings: [rows, h], [b, n] -> [b, h], one sum per bag; `first` as in `token_vectors`."""
     if first is None:
         return F.embedding_bag(bags, table, mode="sum")
-    mine, index = own_rows(bags, first, table.shape[0])
+    mine, index = local_rows(bags, first, table.shape[0])
     return F.embedding_bag(index, table, mode="sum", per_sample_weights=mine.to(table.dtype))
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Keeps one copy of the logits in at least float32, in which the gradient is computed; torch's own works with three.
+    """Cross-entropy that saves one copy of the logits in at least float32, reused for the gradient; torch's own version uses three.
 
-    Columns from `num_columns` on are padding and have no probability: a piece of the logits would cost another gradient of them all.
+    Columns from `num_columns` on are padding with zero probability. Slicing them off would cost another gradient of all logits.
     """
 
     @staticmethod
@@ -72,10 +72,10 @@ class _CrossEntropy(torch.autograd.Function):
         else:
             largest = values.new_full(values.shape[:-1], -torch.inf)
         largest = reduce(largest, phase=Pass.FORWARD, largest=True).unsqueeze(-1)
-        # in place where a copy was made
+        # in place if `wide` made a copy
         values = values - largest if values is logits else values.sub_(largest)
         values[..., num_columns:].fill_(-torch.inf)
-        mine, index = own_rows(labels, first, num_columns)
+        mine, index = local_rows(labels, first, num_columns)
         picked = torch.where(mine, values.gather(-1, index.unsqueeze(-1)).squeeze(-1), 0.0)
         exponentials = values.exp_()
         total = reduce(exponentials.sum(dim=-1), phase=Pass.FORWARD)
@@ -88,19 +88,19 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
         probabilities, labels = ctx.saved_tensors
         first, num_columns, dtype = ctx.rest
-        mine, index = own_rows(labels, first, num_columns)
-        # in place: nothing else reads the probabilities, and they are the largest tensor of the step
+        mine, index = local_rows(labels, first, num_columns)
+        # in place: nothing else reads the probabilities, the largest tensor of the step
         probabilities.scatter_add_(-1, index.unsqueeze(-1), -mine.to(probabilities.dtype).unsqueeze(-1))
         return probabilities.mul_(gradients[0].unsqueeze(-1)).to(dtype), None, None, None, None
 
 
 def cross_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, *, first: int = 0, size: int | None = None, reduce: Reduce = whole
+    logits: torch.Tensor, labels: torch.Tensor, *, first: int = 0, size: int | None = None, reduce: Reduce = unsharded
 ) -> torch.Tensor:
-    """[rows..., v], [rows...] -> one loss a row, in at least float32.
+    """Compute [rows..., v], [rows...] -> one loss per row, in at least float32.
 
-    This rank holds the columns `first`, `first + 1`, ... of `size`; those behind are padding. size None: none is.
-    Reduced: one number a row three times forward (maximum, sum of exponentials, logit of the label), none backward.
+    This rank holds the columns `first`, `first + 1`, ... of `size`; further columns are padding. size None: no padding.
+    Reductions: three in forward, one number per row each (maximum, sum of exponentials, logit of the label); none in backward.
     """
     columns = logits.shape[-1]
     num_columns = columns if size is None else max(0, min(columns, size - first))

@@ -1,1 +1,1 @@
-"""Measures steps, operators and this machine."""
+"""Measurement of steps, operators and this machine."""

@@ -1,4 +1,4 @@
-"""Collectives and allocations of a step, seen below DTensor: counted in separate steps, never in timed ones."""
+"""Counters of the collectives and allocations of a step, below DTensor: used in separate steps, never in timed ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from perfmodel.execute.launch.rank_results import CollectiveTally
 
-#: Dispatcher names of collectives and the kind that each is. `c10d` operators carry a process group, functional ones a name.
+#: Dispatcher names of collectives and their kinds. `c10d` operators carry a process group, functional ones a group name.
 _KINDS = {
     "allreduce_": "all_reduce",
     "allreduce_coalesced_": "all_reduce",
@@ -41,7 +41,7 @@ _KINDS = {
 _NAMESPACES = ("c10d", "_c10d_functional")
 _WAIT = torch.ops._c10d_functional.wait_tensor
 
-#: Name of a group, of its ranks and the kind of collective.
+#: (ranks of the group, kind of collective) -> name of the axis.
 Label = Callable[[list[int], str], str]
 
 
@@ -73,7 +73,7 @@ def _group_ranks(arguments: tuple[Any, ...]) -> list[int]:
 
 
 class CollectiveCounter(TorchDispatchMode):
-    """Counts every collective that reaches the dispatcher; with `times_them`, waits for each one on the spot."""
+    """Counter of the collectives that reach the dispatcher; with `times_them`, waits for each one and times it."""
 
     def __init__(self, label: Label, *, times_them: bool, synchronize: Callable[[], None] = lambda: None) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class CollectiveCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # its local tensors come back here
+            return NotImplemented  # its local tensors are dispatched again
         kwargs = kwargs or {}
         name = func._schema.name.split("::")
         kind = _KINDS.get(name[1]) if name[0] in _NAMESPACES else None
@@ -121,7 +121,7 @@ class CollectiveCounter(TorchDispatchMode):
 
 @contextmanager
 def timed_pipeline_waits(tally: CollectiveTally) -> Iterator[None]:
-    """Adds the time that torch's pipeline schedules wait for their sends and receives, as axis pp."""
+    """Add the time that torch's pipeline schedules wait for their sends and receives, as axis pp."""
     from torch.distributed.pipelining import schedules
 
     original = schedules._wait_batch_p2p
@@ -141,7 +141,7 @@ def timed_pipeline_waits(tally: CollectiveTally) -> Iterator[None]:
 
 
 class StorageTracker(TorchDispatchMode):
-    """Bytes of live tensor storages, and their peak: the allocator's view on a device that keeps no statistics."""
+    """Bytes of live tensor storages and their peak, for devices whose allocator keeps no statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,8 +160,8 @@ class StorageTracker(TorchDispatchMode):
         self._end()
 
     @contextmanager
-    def shown(self) -> Iterator[StorageTracker]:
-        """Tracks what another mode shows it (`see`), which spares every operator a way through this one."""
+    def observing(self) -> Iterator[StorageTracker]:
+        """Track the operators that another mode reports through `observe`, which saves one dispatch per operator."""
         self._begin()
         try:
             yield self
@@ -190,8 +190,8 @@ class StorageTracker(TorchDispatchMode):
         self._seen.clear()
 
     @property
-    def made(self) -> int:
-        """Bytes that live in storages made since tracking began."""
+    def allocated(self) -> int:
+        """Bytes of live storages allocated since tracking began."""
         return sum(size for key, size in self.live.items() if key not in self._before)
 
     def _track(self, tensor: torch.Tensor) -> None:
@@ -216,11 +216,11 @@ class StorageTracker(TorchDispatchMode):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
-        self.see(func, args, result)
+        self.observe(func, args, result)
         return result
 
-    def see(self, func: Any, args: Any, result: Any) -> None:
-        """Note the results of an operator."""
+    def observe(self, func: Any, args: Any, result: Any) -> None:
+        """Track the results of an operator."""
         if func._overloadpacket is _WAIT:
             self._release(args[0], result)
         if isinstance(result, torch.Tensor):
@@ -230,7 +230,7 @@ class StorageTracker(TorchDispatchMode):
                 self._track(tensor)
 
     def _release(self, waiting: torch.Tensor, arrived: torch.Tensor) -> None:
-        """A fake tensor that is waited for comes back with a storage of its own; a real one is the same."""
+        """Release the storage of an awaited collective. Under fake tensors the result has a new storage; a real tensor keeps its own."""
         key = waiting.untyped_storage()._cdata
         if key in self.live and key != arrived.untyped_storage()._cdata:
             self.current -= self.live[key]

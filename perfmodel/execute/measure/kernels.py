@@ -1,6 +1,6 @@
-"""Kernels as the executor's programs run them, each with the sample that its time makes.
+"""Microbenchmark kernels of the executor's programs, each with the sample built from its time.
 
-Through autograd, outputs freshly allocated. Bytes and elements are counted as the cost model counts them (`perfmodel.cost.program`).
+Kernels run through autograd with newly allocated outputs. Bytes and elements follow the cost model (`perfmodel.cost.program`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from perfmodel.execute.layers.norm import NORM_EPSILON, rms_norm
 from perfmodel.execute.layers.rotary import rotary_angles, rotate
 from perfmodel.execute.layers.vocabulary import cross_entropy
 from perfmodel.execute.measure.scope import Scope
-from perfmodel.execute.measure.stopwatch import copies_from_memory, from_memory, in_turn
+from perfmodel.execute.measure.stopwatch import copies_from_memory, from_memory, in_rotation
 from perfmodel.execute.zero.flat import TORCH_DTYPES
 from perfmodel.execute.zero.optimizers import build_optimizer
 from perfmodel.foundation.dtypes import Dtype
@@ -26,13 +26,13 @@ from perfmodel.hardware.calibration import KernelClass
 from perfmodel.hardware.samples import AttentionSample, DecodeSample, MatmulSample, Sample, StreamingSample, WeightSample
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
 
-#: Rows of activations are this wide: streaming kernels depend on the size, hardly on the width.
+#: Width of the activation rows. Streaming kernels depend on the size and hardly on the width.
 WIDTH = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """A kernel to time: what it is called, one call of it, and the sample that its time makes."""
+    """A kernel to time: its label, one call, and the sample as a function of the time."""
 
     label: str
     call: Callable[[], object]
@@ -40,7 +40,7 @@ class Kernel:
 
 
 def linear_kernels(shape: tuple[int, int, int], dtype: Dtype, device: str) -> Iterator[Kernel]:
-    """A linear layer [rows, inputs] -> [rows, outputs]: forward, gradient of the input, gradient of the weight."""
+    """Yield the products of a linear layer [rows, inputs] -> [rows, outputs]: forward, input gradient and weight gradient."""
     rows, outputs, inputs = shape
     options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
     num_bytes = (rows * inputs + outputs * inputs + rows * outputs) * options["dtype"].itemsize
@@ -64,7 +64,7 @@ def linear_kernels(shape: tuple[int, int, int], dtype: Dtype, device: str) -> It
     ):
         yield Kernel(
             label=f"matrix multiply {m} x {n} x {k} in {dtype}",
-            call=in_turn(make, num_bytes),
+            call=in_rotation(make, num_bytes),
             sample=lambda seconds, m=m, n=n, k=k: MatmulSample(m=m, n=n, k=k, batch=1, dtype=dtype, time=seconds),  # type: ignore[misc]
         )
 
@@ -79,12 +79,12 @@ def batched_kernel(shape: tuple[int, int, int, int], dtype: Dtype, device: str) 
 
     return Kernel(
         label=f"{batch} matrix multiplies {m} x {n} x {k}",
-        call=in_turn(make, batch * (m * k + k * n + m * n) * options["dtype"].itemsize),
+        call=in_rotation(make, batch * (m * k + k * n + m * n) * options["dtype"].itemsize),
         sample=lambda seconds: MatmulSample(m=m, n=n, k=k, batch=batch, dtype=dtype, time=seconds),
     )
 
 
-#: Bytes that the cost model counts, in units of the tensor's: (forward, backward). 0: no kernel of its own.
+#: Bytes in the cost model, in units of the tensor's size: (forward, backward). 0: no kernel.
 _TENSORS_MOVED = {
     KernelClass.DEFAULT: (2.0, 0.0),
     KernelClass.ADD: (3.0, 5.0),
@@ -100,7 +100,7 @@ _TENSORS_MOVED = {
 
 
 def _streaming_function(kernel: KernelClass, rows: int, options: dict[str, Any]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The operator of that class, on a tensor [rows, WIDTH]."""
+    """Return the operator of the kernel class, on a tensor [rows, WIDTH]."""
     other, scale = torch.randn(rows, WIDTH, **options).requires_grad_(), torch.randn(WIDTH, **options).requires_grad_()
     shift = torch.randn(WIDTH, **options).requires_grad_()
     match kernel:
@@ -130,7 +130,7 @@ def _streaming_function(kernel: KernelClass, rows: int, options: dict[str, Any])
 
 
 def _with_gradient(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Callable[[], object]:
-    """The backward pass alone, of everything that `function` reads and that wants a gradient."""
+    """Return the backward pass alone, for all inputs of `function` that require a gradient."""
     output = function(x)
     gradient = torch.randn_like(output)
     leaves = [x, *_leaves(function)]
@@ -139,12 +139,12 @@ def _with_gradient(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Te
 
 def _leaves(function: Callable[..., object]) -> list[torch.Tensor]:
     cells = getattr(function, "__closure__", None) or ()
-    found = [cell.cell_contents for cell in cells]
-    return [value for value in found if isinstance(value, torch.Tensor) and value.requires_grad]
+    contents = [cell.cell_contents for cell in cells]
+    return [value for value in contents if isinstance(value, torch.Tensor) and value.requires_grad]
 
 
 def streaming_kernels(kernel: KernelClass, elements: int, dtype: Dtype, device: str) -> Iterator[Kernel]:
-    """Forward and backward of one class on that many elements."""
+    """Yield forward and backward of one kernel class on `elements` elements."""
     rows = max(elements // WIDTH, 1)
     options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
     size = rows * WIDTH * options["dtype"].itemsize
@@ -162,13 +162,13 @@ def streaming_kernels(kernel: KernelClass, elements: int, dtype: Dtype, device: 
         if moved:
             yield Kernel(
                 label=f"{kernel} {phase}",
-                call=in_turn(make, 2 * size),
+                call=in_rotation(make, 2 * size),
                 sample=_streaming_sample(kernel, moved * size, rows * WIDTH, phase),
             )
 
 
 def _streaming_sample(kernel: KernelClass, num_bytes: float, elements: float, phase: str = "forward") -> Callable[[float], Sample]:
-    # ADD stands for several elementwise kernels, forward and backward: they share one curve
+    # ADD covers several elementwise kernels; forward and backward share one curve
     is_backward = phase == "backward" and kernel is not KernelClass.ADD
     return lambda seconds: StreamingSample(
         kernel_class=kernel, num_bytes=num_bytes, num_elements=elements, time=seconds, is_backward=is_backward
@@ -176,7 +176,7 @@ def _streaming_sample(kernel: KernelClass, num_bytes: float, elements: float, ph
 
 
 def bias_gradient_kernel(elements: int, dtype: Dtype, device: str) -> Kernel:
-    """The sum over rows that is a bias's gradient: one pass."""
+    """Return the sum over rows that computes a bias gradient: one pass."""
     options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
     rows = max(elements // WIDTH, 1)
     size = rows * WIDTH * options["dtype"].itemsize
@@ -185,13 +185,13 @@ def bias_gradient_kernel(elements: int, dtype: Dtype, device: str) -> Kernel:
         gradient = torch.randn(rows, WIDTH, **options)
         return lambda: gradient.sum(0)
 
-    return Kernel(label="bias gradient", call=in_turn(make, size), sample=_streaming_sample(KernelClass.ADD, size, rows * WIDTH))
+    return Kernel(label="bias gradient", call=in_rotation(make, size), sample=_streaming_sample(KernelClass.ADD, size, rows * WIDTH))
 
 
 def dropout_kernels(elements: int, dtype: Dtype, device: str) -> Iterator[Kernel]:
     options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
     size = elements * options["dtype"].itemsize
-    num_bytes = 2 * size + elements  # the mask is a byte an element
+    num_bytes = 2 * size + elements  # the mask takes one byte per element
 
     def forward() -> Callable[[], object]:
         x = torch.randn(elements, **options).requires_grad_()
@@ -203,7 +203,7 @@ def dropout_kernels(elements: int, dtype: Dtype, device: str) -> Iterator[Kernel
     for phase, make in (("forward", forward), ("backward", backward)):
         yield Kernel(
             label=f"dropout {phase}",
-            call=in_turn(make, 2 * size),
+            call=in_rotation(make, 2 * size),
             sample=_streaming_sample(KernelClass.DROPOUT, num_bytes, elements, phase),
         )
 
@@ -227,7 +227,7 @@ def embedding_kernels(rows: int, vocabulary: int, dtype: Dtype, device: str) -> 
     for phase, make, num_bytes in (("forward", forward, 2 * size), ("backward", backward, 2 * size + table_size)):
         yield Kernel(
             label=f"embedding {phase}",
-            call=in_turn(make, 2 * size),
+            call=in_rotation(make, 2 * size),
             sample=_streaming_sample(KernelClass.EMBEDDING, num_bytes, rows * WIDTH, phase),
         )
 
@@ -250,7 +250,7 @@ def loss_kernels(rows: int, vocabulary: int, logit_bytes: float, dtype: Dtype, d
         (probabilities, *_) = output.grad_fn.saved_tensors  # type: ignore[union-attr]
 
         def gradient() -> object:
-            # Made in place of the probabilities, for which a graph is used once; here only the time of it counts.
+            # The gradient overwrites the probabilities, so a graph is normally used once. Only its time matters here.
             with torch.autograd._unsafe_preserve_version_counter(probabilities):
                 return torch.autograd.grad(output, logits, weights, retain_graph=True)
 
@@ -259,13 +259,13 @@ def loss_kernels(rows: int, vocabulary: int, logit_bytes: float, dtype: Dtype, d
     for phase, make in (("forward", forward), ("backward", backward)):
         yield Kernel(
             label=f"cross-entropy {phase}",
-            call=in_turn(make, 3 * elements * options["dtype"].itemsize),
+            call=in_rotation(make, 3 * elements * options["dtype"].itemsize),
             sample=_streaming_sample(KernelClass.CROSS_ENTROPY, elements * logit_bytes / 2, elements, phase),
         )
 
 
 def optimizer_kernel(elements: int, device: str) -> Kernel:
-    """AdamW as the executor runs it, on fp32 weights."""
+    """Return the AdamW step of the executor on fp32 weights."""
 
     def make() -> Callable[[], object]:
         weights = torch.randn(elements, device=device)
@@ -274,14 +274,14 @@ def optimizer_kernel(elements: int, device: str) -> Kernel:
 
     num_bytes = elements * PRECISION_POLICIES[Precision.FP32].step_bytes_per_parameter(Optimizer.ADAMW)
     return Kernel(
-        label="optimizer step", call=in_turn(make, num_bytes), sample=_streaming_sample(KernelClass.OPTIMIZER, num_bytes, elements)
+        label="optimizer step", call=in_rotation(make, num_bytes), sample=_streaming_sample(KernelClass.OPTIMIZER, num_bytes, elements)
     )
 
 
 def attention_calls(
     shape: tuple[int, int, int, int, int], dtype: Dtype, device: str
 ) -> tuple[Callable[[], object], Callable[[], object], Callable[[float, float], Sample]]:
-    """Forward, backward, and the sample of both times. Operands lie as the model's projections leave them."""
+    """Return forward, backward, and the sample of both times. Operands have the layout that the model's projections produce."""
     batch, heads, kv_heads, length, head_dim = shape
     options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
     size = batch * length * heads * head_dim * options["dtype"].itemsize
@@ -309,11 +309,11 @@ def attention_calls(
             causal_fraction=0.5, dtype=dtype, time=forward_time, backward_time=backward_time,
         )  # fmt: skip
 
-    return in_turn(forward, 4 * size), in_turn(backward, 8 * size), sample
+    return in_rotation(forward, 4 * size), in_rotation(backward, 8 * size), sample
 
 
 def decode_kernel(shape: tuple[int, int, int, int, int], dtype: Dtype, device: str) -> Kernel:
-    """One new token of each sequence against its cache; query heads that share a key head are rows of one product, as in the executor."""
+    """Return decode attention: one new token per sequence with its KV cache. Query heads that share a key head form rows of one product."""
     batch, heads, kv_heads, length, head_dim = shape
     options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
 
@@ -331,31 +331,31 @@ def decode_kernel(shape: tuple[int, int, int, int, int], dtype: Dtype, device: s
     return Kernel(label=f"decoding over {length} tokens", call=from_memory(make, num_bytes), sample=sample)
 
 
-#: Rows of a decode step.
+#: Numbers of rows in a decode step.
 FEW_ROWS = (1, 4, 8, 16, 32)
 
 
 def weight_kernels(shape: tuple[int, int], dtype: Dtype, device: str) -> Iterator[Kernel]:
-    """Products of a few rows with weights of this shape, one after another as in a model: no cache holds them all."""
+    """Yield products of a few rows with weights of this shape, rotating over so large a set of weights that no cache holds it."""
     outputs, inputs = shape
     options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
     number = copies_from_memory(outputs * inputs * options["dtype"].itemsize)
     weights = [torch.full((outputs, inputs), 0.5, **options) for _ in range(number)]
     for rows in FEW_ROWS:
         x = torch.randn(rows, inputs, **options)
-        each = itertools.cycle(weights)
+        cycle = itertools.cycle(weights)
 
         def sample(time: float, rows: int = rows) -> Sample:
             return WeightSample(rows=rows, outputs=outputs, inputs=inputs, dtype=dtype, time=time)
 
-        def call(x: torch.Tensor = x, each: Iterator[torch.Tensor] = each) -> object:
-            return F.linear(x, next(each))
+        def call(x: torch.Tensor = x, cycle: Iterator[torch.Tensor] = cycle) -> object:
+            return F.linear(x, next(cycle))
 
         yield Kernel(label=f"{rows} rows of a weight", call=call, sample=sample)
 
 
 def all_kernels(scope: Scope, device: str) -> Iterator[Kernel]:
-    """Everything but attention, made one at a time: operands of the next kernel take the memory of the last."""
+    """Yield all kernels except attention, one at a time, so that the next kernel reuses the memory of the last."""
     for shape in scope.matmuls:
         yield from linear_kernels(shape, scope.dtype, device)
     for batched in scope.batched_matmuls:

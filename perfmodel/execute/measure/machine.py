@@ -1,4 +1,4 @@
-"""`measure_machine`: microbenchmarks of this machine, on as many ranks as its plans will use. Only the workers import torch."""
+"""`measure_machine`: microbenchmarks of this machine, on the number of ranks that its plans will use. Only the workers import torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from perfmodel.parallel.results import MachineMeasurement
 
 CPU_PROFILE, GPU_PROFILE = "torch-gloo", "torch-fsdp2"
 
-#: Share of the whole by phase: start of the workers, kernels, contention, collectives, tiny programs. By experience.
+#: Cumulative progress after each phase: start of the workers, kernels, contention, collectives, tiny programs. Empirical.
 _PHASES = {False: (0.08, 0.45, 0.55, 0.7, 1.0), True: (0.15, 0.45, 0.55, 0.65, 1.0)}
 
 #: Steps of the tiny programs: warm-up and timed.
@@ -74,10 +74,10 @@ def measure_machine(
     group: WorkerGroup | None = None,
     progress: Progress | None = None,
 ) -> MachineMeasurement:
-    """Measure what predictions need of this machine; under two minutes on two cores, `brief` under one.
+    """Measure this machine for predictions; takes under two minutes on two cores, `brief` under one.
 
-    ranks     processes that compute and communicate together: as many as the plans will use, not more than cores or GPUs
-    device    cpu, cuda, or auto: GPUs where there are enough
+    ranks     number of ranks that the plans will use, at most the number of cores or GPUs
+    device    cpu, cuda, or auto: GPUs if there are enough
     group     a running WorkerGroup of `ranks` to use
     """
     report = progress or (lambda share, what: None)
@@ -89,7 +89,7 @@ def measure_machine(
     limits = [0.0, phases[0]]
 
     def on_progress(what: str) -> None:
-        # within a phase the end is approached, never reached: what is left is not known
+        # within a phase, progress approaches the end and never reaches it: the remaining time is unknown
         limits[0] += 0.02 * (limits[1] - limits[0])
         report(limits[0], what)
 
@@ -146,7 +146,7 @@ def _measure(group: WorkerGroup, brief: bool, limits: list[float], phases: Seque
         programs=(),
     )
     if not on_cpu:
-        return measured  # the host runs ahead of the kernels
+        return measured  # host overhead is overlapped by the kernels
     plans = overhead_plans(group.num_ranks, cluster=cluster.name, profile=profile.name, brief=brief)
     steps = _BRIEF_STEPS if brief else _STEPS
     programs = []
@@ -158,7 +158,7 @@ def _measure(group: WorkerGroup, brief: bool, limits: list[float], phases: Seque
 
 
 def combine(by_rank: Sequence[Sequence[Sample]], *, slowest: bool) -> list[Sample]:
-    """One sample of each measurement: the mean of the ranks, or the slowest. A rank that took no part has fewer samples."""
+    """Return one sample per measurement: the mean over ranks, or the slowest. A rank that did not take part has fewer samples."""
     length = max(len(samples) for samples in by_rank)
     columns = zip(*(samples for samples in by_rank if len(samples) == length), strict=True)
     return [_merged(column, slowest=slowest) for column in columns]
@@ -187,7 +187,7 @@ _PART = {
 
 
 def alone(sample: Sample, contention: Sequence[Sample]) -> Sample:
-    """The sample without contention by other ranks; `resolve_machine` applies the contention of the actual number."""
+    """Return the sample without contention by other ranks; `resolve_machine` applies the contention of the actual number of ranks."""
     factors = {item.name: item.factor for item in contention if isinstance(item, ContentionSample)}
     factor = factors.get(_PART.get(type(sample), ""), 1.0)
     match sample:
@@ -199,7 +199,7 @@ def alone(sample: Sample, contention: Sequence[Sample]) -> Sample:
 
 
 def machine_cluster(group: WorkerGroup, device_name: str) -> Cluster:
-    """This machine as a cluster of `group.num_ranks` chips; a GPU is looked up among the known chips."""
+    """Return this machine as a cluster of `group.num_ranks` chips; a GPU is looked up among the known chips."""
     if group.device == "cpu":
         return local_cluster(num_chips=group.num_ranks)
     from perfmodel.hardware.reader import list_chips, load_chip
@@ -209,8 +209,8 @@ def machine_cluster(group: WorkerGroup, device_name: str) -> Cluster:
 
 
 def match_gpu(device_name: str, chips: Sequence[str]) -> str:
-    """The known chip whose name shares most words with what the driver says ("NVIDIA A100-SXM4-80GB" -> a100-sxm-80gb)."""
-    joined = re.sub(r"tx (\d+)( ti)?", lambda found: f"tx{found[1]}{'ti' if found[2] else ''}", device_name.lower())
+    """Return the known chip with the most words in common with the driver's name ("NVIDIA A100-SXM4-80GB" -> a100-sxm-80gb)."""
+    joined = re.sub(r"tx (\d+)( ti)?", lambda match: f"tx{match[1]}{'ti' if match[2] else ''}", device_name.lower())
     words = set(re.findall(r"[a-z]+\d+[a-z]*|\d+gb|sxm|pcie|nvl", joined))
     best = max(chips, key=lambda chip: (len(words & set(chip.split("-"))), -len(chip)))
     if not words & {part for part in best.split("-") if not part.endswith("gb")}:

@@ -1,4 +1,4 @@
-"""Measuring a training program on one rank: timed steps, then a counted and a tracked one."""
+"""Measurement of a training program on one rank: timed steps, then one counted and one memory-tracked step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def synchronize(device: str) -> None:
 
 
 def count_step(program: TrainingProgram) -> CollectiveTally:
-    """Collectives of one step, and the time that each axis blocked this rank."""
+    """Count the collectives of one step, and the time that each axis blocked this rank."""
     device = program.worker.device
     counter = CollectiveCounter(program.mesh.axis_of, times_them=True, synchronize=lambda: synchronize(device))
     with timed_pipeline_waits(counter.tally), counter:
@@ -31,14 +31,14 @@ def count_step(program: TrainingProgram) -> CollectiveTally:
 
 
 def peak_bytes(program: TrainingProgram) -> float:
-    """Largest sum of live storages during a step, where the device keeps no statistics."""
+    """Return the peak of live storages during a step, for devices without allocator statistics."""
     with StorageTracker() as tracker:
         program.step()
     return float(tracker.peak)
 
 
 def measure_on_rank(worker: Worker, plan: Plan, steps: int, warmup: int, *, inspects: bool = True) -> RankMeasurement:
-    """Build the plan's program on this rank, run it and look at it."""
+    """Build and run the plan's program on this rank, and measure it."""
     on_gpu = worker.device == "cuda"
     program = TrainingProgram(worker, plan)
     times, parts, first_loss = [], [], 0.0

@@ -1,6 +1,6 @@
-"""Microbenchmarks that every rank of a group runs at once: kernels, collectives, and what ranks cost one another.
+"""Microbenchmarks that all ranks of a group run at once: kernels, collectives, and contention between ranks.
 
-All ranks are busy, so a sample holds what memory and caches are shared. Collectives are timed by the clock.
+All ranks are busy, so the samples include the sharing of memory bandwidth and caches. Collectives are timed by wall-clock time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from perfmodel.hardware.samples import CollectiveSample, ContentionSample, Sampl
 
 
 def measure_kernels_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
-    """Every kernel, on all ranks at the same time."""
+    """Time every kernel, on all ranks at the same time."""
     watch = Stopwatch(worker.device)
     samples = []
     of_states = (kernel for shape in scope.states for kernel in state_kernels(shape, scope.dtype, worker.device))
@@ -52,7 +52,7 @@ def measure_kernels_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
 
 
 def measure_contention_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
-    """How much longer kernels take while every rank computes than on rank 0 alone, and while a collective is under way."""
+    """Measure the slowdown of kernels while every rank computes, relative to rank 0 alone, and during a collective."""
     device, watch = worker.device, Stopwatch(worker.device)
     parts: dict[str, list[Callable[[], object]]] = {
         "matmul": [kernel.call for kernel in linear_kernels(scope.matmuls[-2], scope.dtype, device)],
@@ -83,7 +83,7 @@ def measure_contention_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
 
 
 def _under_communication(worker: Worker, call: Callable[[], object]) -> float:
-    """Time of compute while an all-reduce is under way over its time without, by the clock."""
+    """Return the compute time during an all-reduce divided by the time without one, by wall-clock time."""
     buffer = torch.randn(2 * MEBIBYTE, device=worker.device)
 
     def seconds() -> float:
@@ -114,40 +114,40 @@ def _under_communication(worker: Worker, call: Callable[[], object]) -> float:
 
 
 def group_sizes(world_size: int) -> tuple[int, ...]:
-    """Powers of two up to the world, and the world."""
+    """Return the powers of two up to the world size, and the world size."""
     sizes = [1 << exponent for exponent in range(1, world_size.bit_length()) if 1 << exponent <= world_size]
     return tuple(dict.fromkeys([*sizes, world_size])) if world_size > 1 else ()
 
 
 def _collective(kind: CollectiveKind, num_bytes: int, ranks: int, group: Any, device: str) -> Callable[[], object]:
-    whole = torch.zeros(max(num_bytes // 4 // ranks, 1) * ranks, device=device)
-    part = torch.zeros(whole.numel() // ranks, device=device)
+    full = torch.zeros(max(num_bytes // 4 // ranks, 1) * ranks, device=device)
+    part = torch.zeros(full.numel() // ranks, device=device)
     match kind:
         case CollectiveKind.ALL_REDUCE:
-            return lambda: dist.all_reduce(whole, group=group)
+            return lambda: dist.all_reduce(full, group=group)
         case CollectiveKind.REDUCE_SCATTER:
-            return lambda: dist.reduce_scatter_tensor(part, whole, group=group)
+            return lambda: dist.reduce_scatter_tensor(part, full, group=group)
         case CollectiveKind.ALL_GATHER:
-            return lambda: dist.all_gather_into_tensor(whole, part, group=group)
+            return lambda: dist.all_gather_into_tensor(full, part, group=group)
         case CollectiveKind.ALL_TO_ALL:
-            other = torch.empty_like(whole)
-            return lambda: dist.all_to_all_single(other, whole, group=group)
+            other = torch.empty_like(full)
+            return lambda: dist.all_to_all_single(other, full, group=group)
         case CollectiveKind.SEND_RECV:
             first, second = 0, 1
             if dist.get_rank() == first:
-                return lambda: (dist.send(whole, second), dist.recv(whole, second))
+                return lambda: (dist.send(full, second), dist.recv(full, second))
             if dist.get_rank() == second:
-                return lambda: (dist.recv(whole, first), dist.send(whole, first))
+                return lambda: (dist.recv(full, first), dist.send(full, first))
             return lambda: None
     raise AssertionError(kind)
 
 
-#: Most calls of a collective in one timing, and how many timings there are; their lower quartile counts: what disturbs adds.
+#: Most calls of a collective per timing, and the number of timings. Their lower quartile counts, as disturbances only add time.
 MOST_CALLS, NUM_TIMINGS = 20, 15
 
 
 def measure_collectives_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
-    """Every collective over sizes and group sizes, a few calls after one another: each waits for its peers."""
+    """Time every collective over message and group sizes, in a few consecutive calls that each wait for their peers."""
     samples: list[Sample] = []
     for ranks in group_sizes(worker.world_size):
         key = ("microbenchmark group", ranks)

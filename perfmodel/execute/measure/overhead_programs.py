@@ -1,7 +1,7 @@
-"""Tiny training programs whose steps are hardly anything but overhead of the host: what dispatch and bookkeeping cost is fitted to them.
+"""Tiny training programs whose steps consist almost entirely of host overhead: dispatch and bookkeeping costs are fitted to them.
 
-Of a step counts the processor time of the thread that runs it: not what it waits for its peers, nor what the transport's own threads do,
-which is the collectives' own time; and not what other processes of the machine take.
+The time of a step is the processor time of its main thread. It excludes waiting for peers and the transport's own threads, which belong
+to the collectives, and the time of other processes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perfmodel.workload.job import Precision, TrainingJob
 
 
 def tiny_model(*, layers: int, hidden: int, vocabulary: int, length: int) -> TransformerConfig:
-    """A GPT-2 of that size."""
+    """Return a GPT-2 of that size."""
     return TransformerConfig(
         name=f"overhead-{layers}x{hidden}", architecture="gpt2", num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=8,
         num_key_value_heads=8, head_dim=hidden // 8, intermediate_size=4 * hidden, vocab_size=vocabulary, max_position_embeddings=length,
@@ -29,7 +29,7 @@ def tiny_model(*, layers: int, hidden: int, vocabulary: int, length: int) -> Tra
 
 
 def overhead_plans(num_ranks: int, *, cluster: str, profile: str, brief: bool) -> tuple[Plan, ...]:
-    """Tiny programs of every form that so many ranks admit, each small and, for the bytes, somewhat larger."""
+    """Return tiny programs of every parallelism that `num_ranks` ranks allow, in a small and, for the bytes, a somewhat larger size."""
     n = num_ranks
     fp32 = Precision.FP32
     short = {"vocabulary": 512, "length": 16}
@@ -58,13 +58,13 @@ def overhead_plans(num_ranks: int, *, cluster: str, profile: str, brief: bool) -
         wanted.append((small, {"pp": n, "schedule": "1f1b", "micro_batch": 1}))
     plans = []
     for job, knobs in wanted:
-        with contextlib.suppress(InputError):  # heads, layers or tokens do not divide over so many ranks
+        with contextlib.suppress(InputError):  # heads, layers or tokens are not divisible by the number of ranks
             plans.append(make_plan(job, cluster=cluster, num_chips=n, profile=profile, **knobs))
     return tuple(plans)
 
 
 def processor_time_on_rank(worker: Worker, plan: Plan, steps: int, warmup: int) -> float:
-    """Median processor time of this rank's main thread in a step of the plan. [s]"""
+    """Return the median processor time of this rank's main thread in a step of the plan. [s]"""
     import torch.distributed as dist
 
     from perfmodel.execute.uniform.parallelize import TrainingProgram

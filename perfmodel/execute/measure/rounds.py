@@ -1,6 +1,6 @@
-"""Plans measured in turn, A B C A B C, watching what other processes take of the machine.
+"""Measurement of plans in rounds, A B C A B C, while monitoring the processor use of other processes.
 
-An anchor, a fixed piece of work between the rounds, tells how the machine's own speed moved.
+An anchor, a fixed workload between the rounds, measures drift of the machine's own speed.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from perfmodel.parallel.results import Measurement
 from perfmodel.workload.job import TrainingJob
 
 Progress = Callable[[float, str], None]
-"""Called with the finished share (0 to 1) and what is being measured."""
+"""Called with the finished share (0 to 1) and a description of the current measurement."""
 
-#: Steps of a plan in one round, before and while it is timed, and how many rounds: A B C A B C, so that what else the machine does
-#: disturbs all plans alike.
+#: Warm-up and timed steps of a plan per round, and the number of rounds: A B C A B C, so that disturbances by other
+#: processes affect all plans equally.
 WARMUP, STEPS, ROUNDS = 2, 6, 3
-#: Turns of a plan in which other processes took more than `MOST_BUSY` of the processors are measured again.
+#: A plan's turn is repeated if other processes took more than `MOST_BUSY` of the processors.
 MOST_ROUNDS = 8
 
 
 def anchor_on_rank(worker: Worker, job: TrainingJob) -> float:
-    """Time of a fixed piece of work, forward and backward of a model on every rank by itself. [s]"""
+    """Return the time of a fixed workload: forward and backward of a model on every rank, without communication. [s]"""
     import torch.distributed as dist
 
     from perfmodel.execute.uniform.model import Transformer
     from perfmodel.execute.uniform.weights import fill, make_tokens
 
-    model = Transformer(job.transformer, device=worker.device)  # built anew: what stayed would count in the memory of the plans
+    model = Transformer(job.transformer, device=worker.device)  # rebuilt every time: a kept model would count as memory of the plans
     for name, parameter in model.named_parameters():
         fill(job.transformer, name, parameter)
     tokens = make_tokens(job)[:2, :-1].to(worker.device)
@@ -52,7 +52,7 @@ def anchor_on_rank(worker: Worker, job: TrainingJob) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One plan's steps in one round, and the share of the processors that others took meanwhile."""
+    """One plan's steps in one round, and the share of the processors used by other processes."""
 
     measurement: Measurement
     others: float
@@ -60,11 +60,11 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Measurements of the plans over the turns that count.
+    """Measurements of the plans over the accepted turns.
 
     anchor      median of the anchor's times before, between and after the rounds [s]
-    others      largest share of the processors that others took in a turn that counts
-    turns, discarded   turns that count, and those in which the machine was too busy
+    others      largest processor share of other processes in an accepted turn
+    turns, discarded   number of accepted turns, and of turns on a too busy machine
     """
 
     measurements: tuple[Measurement, ...]
@@ -77,33 +77,33 @@ class Measured:
 def measure_rounds(
     group: WorkerGroup, job: TrainingJob, plans: Sequence[tuple[str, Plan]], *, rounds: int = ROUNDS, deadline: float, progress: Progress
 ) -> Measured:
-    """Rounds through the plans, which have names, until each has had enough quiet turns or the time is up.
+    """Measure the named plans in rounds until each has enough quiet turns or the deadline is near.
 
-    Where a plan had no quiet turn, the quietest counts. job: of the anchor. deadline: no round is begun that would end later, on the
+    A plan without a quiet turn uses its quietest turn. job: job of the anchor. deadline: no round starts that would end later, on the
     clock of `time.monotonic` [s].
     """
-    found: list[list[Turn]] = [[] for _ in plans]
+    turns_by_plan: list[list[Turn]] = [[] for _ in plans]
     anchors = [max(group.call(anchor_on_rank, job))]
     slowest_turn = 0.0
     for index in range(max(MOST_ROUNDS, rounds)):
-        due = [number for number, turns in enumerate(found) if len(quiet(turns)) < rounds]
+        due = [number for number, turns in enumerate(turns_by_plan) if len(quiet(turns)) < rounds]
         if not due or (index and time.monotonic() + len(due) * slowest_turn > deadline):
             break
-        for place, number in enumerate(due):
+        for position, number in enumerate(due):
             name, plan = plans[number]
-            progress(min(index + place / len(due), rounds - 0.1) / rounds, f"round {index + 1}: {name}")
+            progress(min(index + position / len(due), rounds - 0.1) / rounds, f"round {index + 1}: {name}")
             start, inspects = time.monotonic(), index == 0
             measurement = run_plan(plan, steps=STEPS, warmup=WARMUP, check_gradients=inspects, inspects=inspects, group=group)
-            found[number].append(Turn(measurement=measurement, others=measurement.busy_fraction))
+            turns_by_plan[number].append(Turn(measurement=measurement, others=measurement.busy_fraction))
             slowest_turn = max(slowest_turn, 0.0 if inspects else time.monotonic() - start)
         anchors.append(max(group.call(anchor_on_rank, job)))
-    counting = [quiet(turns) or [min(turns, key=lambda turn: turn.others)] for turns in found]
+    counting = [quiet(turns) or [min(turns, key=lambda turn: turn.others)] for turns in turns_by_plan]
     return Measured(
-        measurements=tuple(joined(turns[0].measurement, chosen) for turns, chosen in zip(found, counting, strict=True)),
+        measurements=tuple(joined(turns[0].measurement, chosen) for turns, chosen in zip(turns_by_plan, counting, strict=True)),
         anchor=statistics.median(anchors),
         others=max(turn.others for chosen in counting for turn in chosen),
         turns=sum(map(len, counting)),
-        discarded=sum(map(len, found)) - sum(map(len, counting)),
+        discarded=sum(map(len, turns_by_plan)) - sum(map(len, counting)),
     )
 
 
@@ -112,7 +112,7 @@ def quiet(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def joined(inspected: Measurement, turns: Sequence[Turn]) -> Measurement:
-    """The turns' steps as one measurement; what only the first turn looked at holds whether its times count or not."""
+    """Merge the steps of the turns into one measurement. Memory, collectives and gradient error come from the inspected first turn."""
     return replace(
         merge([turn.measurement for turn in turns]),
         peak_memory=inspected.peak_memory,

@@ -1,4 +1,4 @@
-"""Scopes of the microbenchmarks on CPUs and GPUs. Imports no torch."""
+"""Scopes of the microbenchmarks on CPUs and GPUs. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from perfmodel.foundation.dtypes import Dtype
 class Scope:
     """Shapes of the microbenchmarks, and their time budget.
 
-    budget            [s] for one kernel
+    budget            time for one kernel [s]
     matmuls           (rows, outputs, inputs) of a linear layer: its forward and both backward products are measured
     batched_matmuls   (batch, rows, columns, depth)
+    half_matmuls      `matmuls` in half_dtype
     elements          sizes of streaming kernels
     attentions        (batch, heads, kv heads, length, head dim), causal
-    decodes           (batch, heads, kv heads, cached tokens, head dim), one new token for each sequence
-    weights           (outputs, inputs) of weights that a few rows at a time are multiplied with
-    states            (sequences, new positions, groups of heads) of layers with a state
+    decodes           (batch, heads, kv heads, cached tokens, head dim), one new token per sequence
+    weights           (outputs, inputs) of weights that are multiplied with a few rows
+    states            (sequences, new positions, groups of heads) of layers with a recurrent state
     message_bytes     sizes of collectives
-    logit_bytes       memory traffic of the loss for each logit, forward and backward together (execution profile)
-    dtype             of activations; half_dtype is measured on `half_matmuls` only
+    logit_bytes       memory traffic of the loss per logit, forward and backward together (execution profile)
+    dtype             of activations
     """
 
     budget: float
@@ -40,7 +41,7 @@ class Scope:
 
 
 _CPU_MATMULS = (
-    # few rows against a weight that no cache holds: its bytes count
+    # few rows with a weight that no cache holds: its bytes dominate
     (12, 3072, 4096), (24, 2560, 5120), (48, 3072, 3072), (96, 4096, 2560),
     (32, 128, 128), (128, 256, 256), (128, 768, 768), (256, 384, 384), (256, 1536, 384), (512, 512, 512), (512, 4096, 384),
     (1024, 384, 1536), (1024, 384, 384), (1024, 768, 192), (1024, 1536, 384), (2048, 192, 384),

@@ -1,7 +1,7 @@
-"""Microbenchmarks of what a layer with a state runs between its products: the convolution and the scan, from and into what they left.
+"""Microbenchmarks of recurrent layers between their matrix products: the convolution and the scan, continued from a state.
 
-On a CPU a scan is a chain of torch's small operators, position by position or chunk by chunk: no product's rate tells its time. On a GPU
-kernels do it, which are predicted by their products and passes, and nothing is measured.
+On a CPU a scan is a chain of small torch operators, by position or by chunk, so the rate of matrix products does not predict its time.
+On a GPU these are kernels that are predicted from their products and passes, and nothing is measured.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.hardware.samples import StreamingSample
 
-#: Of a group: heads, and the two dims of a state (Nemotron 3 Nano; Qwen3-Next). Positions of a chunk, and of the convolution.
+#: Per group: heads, and the two dims of a state (Nemotron 3 Nano; Qwen3-Next). Then positions per chunk, and taps of the convolution.
 _MAMBA, _DELTA = (8, 64, 128), (2, 128, 128)
 _CHUNK, _TAPS = 128, 4
-#: Read what no cache holds: the states of a layer come after those of all others.
+#: Kernels whose state is in no cache: the states of all other layers are read in between.
 _UPDATES = (KernelClass.STATE_UPDATE, KernelClass.DELTA_UPDATE)
 
 
 def state_kernels(shape: tuple[int, int, int], dtype: Dtype, device: str) -> Iterator[Kernel]:
-    """New positions of each of some sequences, in layers of so many groups: the convolution, Mamba-2's scan, the delta rule.
+    """Yield the convolution, Mamba-2's scan and the delta rule for new positions of several sequences in layers of several groups.
 
-    Bytes of an update, of one position, are those of the state that is read and written; a scan over several, whose state stays in a cache,
-    has none that count. Elements are those of the state, for each position; of the convolution its inputs.
+    The bytes of an update by one position are those of the state, read and written. A scan over several positions keeps its state in a
+    cache, so no bytes count. Elements are those of the state, per position; for the convolution, of its inputs.
     """
     b, s, groups = shape
     heads, width, depth = _MAMBA
@@ -38,23 +38,23 @@ def state_kernels(shape: tuple[int, int, int], dtype: Dtype, device: str) -> Ite
     options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
     item = options["dtype"].itemsize
 
-    def made(*sizes: int) -> torch.Tensor:
+    def normal(*sizes: int) -> torch.Tensor:
         return torch.randn(*sizes, **options)
 
     def convolution() -> Callable[[], object]:
-        x, weight, last = made(b, s, groups, channels), made(groups, channels, _TAPS), made(b, _TAPS - 1, groups, channels)
+        x, weight, last = normal(b, s, groups, channels), normal(groups, channels, _TAPS), normal(b, _TAPS - 1, groups, channels)
         return lambda: causal_conv_on(x, [weight], last)
 
     def mamba() -> Callable[[], object]:
-        x, steps, own = made(b, s, groups, channels), made(b, s, groups, heads), [made(groups, heads) for _ in range(3)]
+        x, steps, parameters = normal(b, s, groups, channels), normal(b, s, groups, heads), [normal(groups, heads) for _ in range(3)]
         state = torch.randn(b, groups, heads, width, depth, device=device)
-        return lambda: state_scan.onward(x, steps, own, state, min(_CHUNK, s))
+        return lambda: state_scan.onward(x, steps, parameters, state, min(_CHUNK, s))
 
     def delta() -> Callable[[], object]:
         heads, key, value = _DELTA
-        x, state = made(b, s, groups, 2 * key + heads * value), torch.randn(b, groups, heads, key, value, device=device)
-        strengths, own = made(b, s, groups, 2 * heads), [made(groups, heads) for _ in range(2)]
-        return lambda: delta_scan.onward(x, strengths, own, state, s)
+        x, state = normal(b, s, groups, 2 * key + heads * value), torch.randn(b, groups, heads, key, value, device=device)
+        strengths, parameters = normal(b, s, groups, 2 * heads), [normal(groups, heads) for _ in range(2)]
+        return lambda: delta_scan.onward(x, strengths, parameters, state, s)
 
     inputs = b * s * groups * channels
     yield _kernel(KernelClass.CAUSAL_CONV, convolution, 2.0 * item * inputs, inputs)

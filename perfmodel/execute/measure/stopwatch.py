@@ -1,6 +1,6 @@
-"""Times of calls, and calls whose operands no cache holds from the last one.
+"""Timing of calls, including calls whose operands have left every cache.
 
-On a CPU a call is timed by the processor time of its thread: other processes of the machine then do not disturb it.
+On a CPU a call is timed by the processor time of its thread, so that other processes do not disturb it.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import torch
 
 MEBIBYTE = 2**20
 
-#: Copies of the operands, used in turn, up to this many bytes together: what a step reads has not just been written.
+#: Copies of the operands are used in turn, up to this total size: the inputs of a kernel in a step are not freshly written.
 ROTATED_BYTES = 32 * MEBIBYTE
 MOST_COPIES = 8
-#: Of operands that come from memory: more than a core's share of any cache.
+#: Size of operands that are read from memory: more than a core's share of any cache.
 STREAMED_BYTES = 192 * MEBIBYTE
 MOST_STREAMED = 512
 
 
 class Stopwatch:
-    """Median time of a call."""
+    """Timer that returns the median time of a call."""
 
     def __init__(self, device: str) -> None:
         self.on_gpu = device == "cuda"
 
     def time(self, call: Callable[[], object], *, budget: float, least: int = 5, most: int = 60) -> float:
-        """Seconds of one call: the median of as many as the budget allows."""
+        """Return the median time of a call over the repetitions that the budget allows. [s]"""
         call()
         once = self._one(call)
         count = max(least, min(most, int(budget / max(once, 1e-7))))
@@ -48,17 +48,17 @@ class Stopwatch:
 
 
 def copies_from_memory(num_bytes: float) -> int:
-    """So many operands that each comes from memory when its turn has come again."""
+    """Return the number of operand copies after which each one is read from memory again."""
     return min(max(2, int(STREAMED_BYTES / max(num_bytes, 1.0))), MOST_STREAMED)
 
 
 def from_memory(make: Callable[[], Callable[[], object]], num_bytes: float) -> Callable[[], object]:
-    """Calls on copies of the operands that no cache holds together."""
+    """Return a function that calls on rotating copies of the operands that together fit no cache."""
     return _rotated([make() for _ in range(copies_from_memory(num_bytes))])
 
 
-def in_turn(make: Callable[[], Callable[[], object]], num_bytes: float) -> Callable[[], object]:
-    """Calls on several copies of the operands, one after the other."""
+def in_rotation(make: Callable[[], Callable[[], object]], num_bytes: float) -> Callable[[], object]:
+    """Return a function that calls on several copies of the operands in rotation."""
     return _rotated([make() for _ in range(max(1, min(MOST_COPIES, int(ROTATED_BYTES / max(num_bytes, 1.0)))))])
 
 

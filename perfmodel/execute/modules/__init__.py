@@ -1,1 +1,1 @@
-"""Torch modules of the user under plans in which every operator has a sharding of its own."""
+"""A user's torch modules under plans with a sharding per operator."""

@@ -1,8 +1,8 @@
-"""Operators of a user's module on one rank: torch's operators called on local tensors, as functions of the per-operator executor.
+"""Operators of a user's module on one rank: torch operators called on local tensors, as functions of the per-operator executor.
 
-An operator gets its inputs in the layouts that the plan says, views them as the exported program does, and takes its share of what it
-reads whole. Most operators then compute as they are. Those whose result depends on what other ranks have are computed by `RULES`:
-statistics, sums over a cut vocabulary, means.
+An operator receives its inputs in the layouts of the plan, views them as the exported program does, and slices replicated inputs to its
+local shard. Most torch operators then run unchanged. `RULES` computes those whose result depends on other ranks: statistics, sums over
+a sharded vocabulary, means.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import torch
 
 from perfmodel.execute.importer.exported_graph import VertexCalls, arguments_of
 from perfmodel.execute.layers.norm import normalise
-from perfmodel.execute.layers.softmax import cut_softmax
+from perfmodel.execute.layers.softmax import sharded_softmax
 from perfmodel.execute.layers.vocabulary import cross_entropy
 from perfmodel.execute.modules.views import joined_pieces, viewed
+from perfmodel.execute.per_operator.collective_rules import with_halo
 from perfmodel.execute.per_operator.context import OperatorContext
-from perfmodel.execute.per_operator.own_rules import with_halo
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.graph import Operator
 from perfmodel.workload.imported.graph import ImportedKind, ImportedVertex, Shape
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
 
     from perfmodel.execute.modules.module import UserModule
 
-#: Arguments of a call by their schema names, tensors as this rank has them.
+#: Arguments of a call by their schema names, with local tensors.
 Arguments = dict[str, Any]
 
 
 def functional(target: Any) -> Any:
-    """The form of an operator that leaves its arguments as they are."""
+    """Return the out-of-place form of an operator."""
     name = target._schema.name.rpartition("::")[2]
     if not name.endswith("_") or name.endswith("__"):
         return target
     packet = getattr(torch.ops.aten, name[:-1], None)
-    found = getattr(packet, target._overloadname, None) or getattr(packet, "default", None)
-    if found is None:
+    form = getattr(packet, target._overloadname, None) or getattr(packet, "default", None)
+    if form is None:
         raise InputError(f"operator {target}: has no form that leaves its input as it is; write it without the underscore")
-    return found
+    return form
 
 
 def function_name(node: Node) -> str:
-    """Torch name of a node's operator, without namespace, overload and the mark of in-place forms."""
+    """Return the torch name of a node's operator, without namespace, overload and the underscore of in-place forms."""
     schema = getattr(node.target, "_schema", None)
     name = str(getattr(node.target, "__name__", node.target)) if schema is None else schema.name.rpartition("::")[2]
     return name.removesuffix("_")
@@ -59,9 +59,9 @@ def function_name(node: Node) -> str:
 class ModuleOperator:
     """One operator of the network as a function of its local inputs.
 
-    shape     of the output as the network has it, with what pads uneven shares
-    places    which of the operator's inputs each of the vertex's inputs is
-    further   outputs that are made with the first, until their own operators ask for them
+    shape     output shape in the network, with the padding of uneven shards
+    places    input number of the operator by input number of the vertex
+    further   additional outputs of the vertex, kept until their own operators read them
     """
 
     module: UserModule
@@ -78,10 +78,10 @@ class ModuleOperator:
             return
         tensors = [operand.tensor for operand in self.operator.inputs]
         for number in range(len(self.vertex.inputs)):
-            place = len(self.places)
+            position = len(self.places)
             without = self.source.computed is Computed.PRODUCT and number == added
-            if not without and place < len(tensors) and self.module.read_tensor(index, number) == tensors[place]:
-                self.places[number] = place
+            if not without and position < len(tensors) and self.module.read_tensor(index, number) == tensors[position]:
+                self.places[number] = position
         if len(self.places) < len(tensors):
             raise InputError(f"operator {self.operator.name}: reads {', '.join(tensors)}: not as the module does; import it again")
 
@@ -94,7 +94,7 @@ class ModuleOperator:
         return self.module.exported.calls[self.source.vertex]
 
     def names(self, dim: str) -> tuple[str, ...]:
-        """The network's dims that a dim of the vertex is, outermost first."""
+        """Return the network's dims that make up a dim of the vertex, outermost first."""
         return tuple(name for name, _ in self.module.imported.dims_of(self.source.vertex, dim))
 
     def __call__(self, inputs: Sequence[torch.Tensor], context: OperatorContext) -> torch.Tensor:
@@ -121,7 +121,7 @@ class ModuleOperator:
                     arguments[name] = self._read(bound[value], inputs, context)
             rule = RULES.get(function_name(node), _as_it_is)
             last = rule(self, node, arguments, context)
-        results = [each for each in last if isinstance(each, torch.Tensor)] if isinstance(last, (list, tuple)) else [last]
+        results = [item for item in last if isinstance(item, torch.Tensor)] if isinstance(last, (list, tuple)) else [last]
         result = self._as_network(results[self.source.number], context)
         if self.vertex.kind is not ImportedKind.SPLIT:
             for number in self.module.further_outputs(index):
@@ -132,14 +132,14 @@ class ModuleOperator:
         return result
 
     def _read(self, number: int, inputs: Sequence[torch.Tensor], context: OperatorContext) -> torch.Tensor:
-        """Input `number` of the vertex as torch's operator takes it: of what is read whole, this rank's share."""
+        """Return input `number` of the vertex as torch's operator takes it, sliced to this rank's shard if it is replicated."""
         index, value, operand = self.source.vertex, self.calls.reads[number], self.vertex.inputs[number]
         held: tuple[str, ...] = ()
         if number in self.places:
-            place = self.places[number]
-            held = self.operator.inputs[place].dims
+            position = self.places[number]
+            held = self.operator.inputs[position].dims
             tensor = viewed(
-                inputs[place], value, self.module.grouping_of_input(index, number), is_part=operand.parameter != value.parameter
+                inputs[position], value, self.module.grouping_of_input(index, number), is_part=operand.parameter != value.parameter
             )
         else:
             tensor = self.module.stored(value)
@@ -156,21 +156,21 @@ class ModuleOperator:
                 apart.append(size // parts if name in held else size)
             apart += [] if run else [local]
         tensor = tensor.reshape(apart)
-        for place, name in cuts:
-            share = apart[place] // context.parts(name)
-            tensor = tensor.narrow(place, context.index(name) * share, share)
+        for position, name in cuts:
+            share = apart[position] // context.parts(name)
+            tensor = tensor.narrow(position, context.index(name) * share, share)
         return joined_pieces(tensor, [run or [("", 1)] for run in runs])
 
     def _run(self, dim: str, size: int) -> tuple[tuple[str, int], ...]:
-        """The network's dims along a position of an input, and their sizes; none where the position is no outer part of the dim."""
-        found: list[tuple[str, int]] = []
+        """Return the network's dims along a position of an input, with their sizes; () if the position is not an outer part of the dim."""
+        pieces: list[tuple[str, int]] = []
         for name, piece in self.module.imported.dims_of(self.source.vertex, dim) if dim else ():
-            if prod(size for _, size in found) < size:
-                found.append((name, piece))
-        return tuple(found) if prod(size for _, size in found) == size else ()
+            if prod(size for _, size in pieces) < size:
+                pieces.append((name, piece))
+        return tuple(pieces) if prod(size for _, size in pieces) == size else ()
 
     def _as_network(self, tensor: torch.Tensor, context: OperatorContext) -> torch.Tensor:
-        """The output with the positions of the network's tensor."""
+        """Return the output in the shape of the network's tensor."""
         dims = self.operator.output.dims
         sizes = [size // context.parts(dim) if dim else size for size, dim in zip(self.shape, dims, strict=True)]
         if prod(sizes) != tensor.numel():
@@ -180,7 +180,7 @@ class ModuleOperator:
 
 @dataclass(slots=True)
 class FurtherOutput:
-    """An output that is made with the first of its vertex: it goes where its operator reads the first, small whole numbers as floats."""
+    """An additional output of a vertex, computed with the first and passed to its operator in its place; indices as floats."""
 
     source: OperatorSource
     shape: Shape
@@ -188,7 +188,7 @@ class FurtherOutput:
     further: dict[tuple[int, int], torch.Tensor]
 
     def taken(self) -> torch.Tensor:
-        """Return it, to be read in place of the first output."""
+        """Return the stored output, which is read in place of the first output."""
         return self.further.pop((self.source.vertex, self.source.number))
 
     def __call__(self, inputs: Sequence[torch.Tensor], context: OperatorContext) -> torch.Tensor:
@@ -202,7 +202,7 @@ def _arguments(node: Node) -> Arguments:
 
 
 def _as_it_is(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
-    """Torch's operator on the local tensors."""
+    """Call torch's operator on the local tensors."""
     target = functional(node.target)
     positional, named = [], {}
     for argument in target._schema.arguments:
@@ -221,7 +221,7 @@ def _as_it_is(operator: ModuleOperator, node: Node, arguments: Arguments, contex
 
 
 def _cut(operator: ModuleOperator, context: OperatorContext, *dims: str) -> tuple[str, ...]:
-    """The network's dims of these dims of the vertex that the plan cuts."""
+    """Return the network's dims, among these dims of the vertex, that the plan shards."""
     return tuple(name for dim in dims for name in operator.names(dim) if context.parts(name) > 1)
 
 
@@ -237,7 +237,7 @@ def _one(names: tuple[str, ...], operator: ModuleOperator) -> str:
 
 
 def product_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
-    """`addmm` and the like where the sum is an operator of its own."""
+    """Compute `addmm` and the like without the addition if the addition is a separate operator."""
     added, first, second = (
         ("self", "mat1", "mat2") if "mat1" in arguments else ("input" if "input" in arguments else "self", "batch1", "batch2")
     )
@@ -249,7 +249,7 @@ def product_rule(operator: ModuleOperator, node: Node, arguments: Arguments, con
 
 
 def convolution_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
-    """Groups of the local channels; rows of the neighbours where pixels are cut."""
+    """Convolve with the local channel groups, and exchange halo rows if pixels are sharded."""
     vertex = operator.vertex
     taps = vertex.unsplit
     x, weight, groups = arguments["input"], arguments["weight"], int(arguments.get("groups", 1))
@@ -257,7 +257,7 @@ def convolution_rule(operator: ModuleOperator, node: Node, arguments: Arguments,
     if groups > 1:
         dim = "g" if "g" in vertex.dims else vertex.outputs[0].dims[1]
         parts = context.parts(*operator.names(dim))
-        if dim != "g" and parts > 1:  # channels are read whole
+        if dim != "g" and parts > 1:  # channels are replicated
             share = x.shape[1] // parts
             x = x.narrow(1, context.index(_one(_cut(operator, context, dim), operator)) * share, share)
         changed |= {"input": x, "groups": groups // parts}
@@ -265,25 +265,25 @@ def convolution_rule(operator: ModuleOperator, node: Node, arguments: Arguments,
     if _cut(operator, context, *space):
         rank = len(space)
         given = [arguments[name] for name in ("stride", "padding", "dilation")]
-        stride, padding, dilation = (list(each) * (rank if len(each) == 1 else 1) for each in given)
+        stride, padding, dilation = (list(values) * (rank if len(values) == 1 else 1) for values in given)
         row = x.numel()
         left = list(padding)
-        for place, dim in enumerate(space):
+        for axis, dim in enumerate(space):
             name = _one(_cut(operator, context, dim), operator)
             if not name:
                 continue
-            below = max(0, dilation[place] * (weight.shape[2 + place] - 1) + 1 - stride[place] - padding[place])
+            below = max(0, dilation[axis] * (weight.shape[2 + axis] - 1) + 1 - stride[axis] - padding[axis])
             x = with_halo(
-                x, position=2 + place, above=padding[place], below=below, context=context, dim=name, fill=0.0,
-                row=row // arguments["input"].shape[2 + place],
+                x, position=2 + axis, above=padding[axis], below=below, context=context, dim=name, fill=0.0,
+                row=row // arguments["input"].shape[2 + axis],
             )  # fmt: skip
-            left[place] = 0
+            left[axis] = 0
         changed |= {"input": x, "padding": left}
     return _as_it_is(operator, node, arguments | changed, context)
 
 
 def attention_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
-    """A causal mask knows where the local queries lie."""
+    """Compute attention with a causal mask at the positions of the local queries."""
     queries = _one(_cut(operator, context, "s"), operator)
     p = arguments.get("dropout_p", 0.0) if operator.module.drops else 0.0
     if not queries or not arguments["is_causal"]:
@@ -299,7 +299,7 @@ def attention_rule(operator: ModuleOperator, node: Node, arguments: Arguments, c
 
 
 def recurrent_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
-    """Initial states of the local samples."""
+    """Run a recurrent layer with the initial states of the local samples."""
     batch = _one(_cut(operator, context, "b"), operator)
     changed: Arguments = {} if operator.module.drops else {"dropout": 0.0}
     for name, value in arguments.items():
@@ -310,7 +310,7 @@ def recurrent_rule(operator: ModuleOperator, node: Node, arguments: Arguments, c
 
 
 def embedding_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
-    """Rows of other ranks are zero here: their sum is the result."""
+    """Look up local rows of a sharded table; rows of other ranks are zero, and the sum over ranks is the result."""
     vocabulary = _one(_cut(operator, context, "v"), operator)
     if not vocabulary:
         return _as_it_is(operator, node, arguments, context)
@@ -324,7 +324,7 @@ def embedding_rule(operator: ModuleOperator, node: Node, arguments: Arguments, c
 
 
 def embedding_bag_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
-    """Bags of the local samples begin at the first local entry; rows of other ranks weigh nothing here, and the sum is the result."""
+    """Sum the bags of the local samples, from their first local entry; rows of other ranks have weight zero."""
     changed: Arguments = {}
     if _cut(operator, context, "b"):
         changed["offsets"] = arguments["offsets"] - arguments["offsets"][:1]
@@ -338,14 +338,14 @@ def embedding_bag_rule(operator: ModuleOperator, node: Node, arguments: Argument
 
 
 def norm_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
-    """Sums over the ranks where a normalised dim is cut."""
+    """Compute the norm, with reductions over the ranks if a normalised dim is sharded."""
     x = arguments["input"]
     over = tuple(range(x.dim() - len(arguments["normalized_shape"]), x.dim()))
     dims = _cut(operator, context, *operator.vertex.reduced)
     if not dims:
-        return _as_it_is(operator, node, arguments | {"normalized_shape": [x.shape[place] for place in over]}, context)
+        return _as_it_is(operator, node, arguments | {"normalized_shape": [x.shape[position] for position in over]}, context)
     eps = arguments.get("eps")
-    weight = arguments["weight"] if arguments["weight"] is not None else x.new_ones([x.shape[place] for place in over])
+    weight = arguments["weight"] if arguments["weight"] is not None else x.new_ones([x.shape[position] for position in over])
     return normalise(
         x,
         weight.reshape(*[1] * over[0], *weight.shape),
@@ -359,14 +359,14 @@ def norm_rule(operator: ModuleOperator, node: Node, arguments: Arguments, contex
 
 
 def batch_norm_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
-    """Statistics of the whole batch, and running averages of them."""
+    """Compute synchronised batch norm: statistics and running averages of the global batch."""
     x = arguments["input"]
     if not (arguments["training"] or arguments["running_mean"] is None):
         return _as_it_is(operator, node, arguments, context)
     dims = _cut(operator, context, *operator.vertex.reduced)
     if not dims:
         return _as_it_is(operator, node, arguments, context)
-    shape = [-1 if place == 1 else 1 for place in range(x.dim())]
+    shape = [-1 if position == 1 else 1 for position in range(x.dim())]
     weight, bias = (None if arguments[name] is None else arguments[name].reshape(shape) for name in ("weight", "bias"))
     count = x.numel() // x.shape[1] * context.parts(*dims)
     momentum = float(arguments["momentum"])
@@ -380,7 +380,7 @@ def batch_norm_rule(operator: ModuleOperator, node: Node, arguments: Arguments, 
         x,
         x.new_ones([1, x.shape[1], *shape[2:]]) if weight is None else weight,
         bias,
-        over=tuple(place for place in range(x.dim()) if place != 1),
+        over=tuple(position for position in range(x.dim()) if position != 1),
         count=count,
         eps=float(arguments["eps"]),
         centred=True,
@@ -395,21 +395,21 @@ def softmax_rule(operator: ModuleOperator, node: Node, arguments: Arguments, con
         return _as_it_is(operator, node, arguments, context)
     x = arguments["self"] if arguments.get("dtype") is None else arguments["self"].to(arguments["dtype"])
     reduce = partial(context.all_reduce, dims=(dim,))
-    return cut_softmax(x, position=int(arguments["dim"]) % x.dim(), scale=1.0, hidden=None, reduce=reduce)
+    return sharded_softmax(x, position=int(arguments["dim"]) % x.dim(), scale=1.0, hidden=None, reduce=reduce)
 
 
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 
 
 def cross_entropy_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
-    """The mean is over the samples of all ranks: here their share of it."""
+    """Compute the cross-entropy; a mean covers the samples of all ranks, so each rank returns its share."""
     scores, target, reduction = arguments["self"], arguments["target"], int(arguments["reduction"])
     rows = tuple(name for name in operator.operator.dims if name not in operator.names("v"))
     parts = context.parts(*rows)
     dim = _one(_cut(operator, context, "v"), operator)
     if not dim:
-        found = _as_it_is(operator, node, arguments, context)
-        return found / parts if reduction == 1 and parts > 1 else found
+        loss = _as_it_is(operator, node, arguments, context)
+        return loss / parts if reduction == 1 and parts > 1 else loss
     scores = scores.movedim(1, -1) if scores.dim() > 1 else scores
     size = context.sizes[dim]
     first, reduce = context.index(dim) * scores.shape[-1], partial(context.all_reduce, dims=(dim,))
@@ -422,20 +422,20 @@ def cross_entropy_rule(operator: ModuleOperator, node: Node, arguments: Argument
 
 
 def loss_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
-    """A mean over entries of which this rank has a share."""
-    found = _as_it_is(operator, node, arguments, context)
+    """Compute a loss; a mean covers the entries of all ranks, so each rank returns its share."""
+    loss = _as_it_is(operator, node, arguments, context)
     parts = context.parts(*_cut(operator, context, *operator.vertex.reduced))
-    return found / parts if int(arguments["reduction"]) == 1 and parts > 1 else found
+    return loss / parts if int(arguments["reduction"]) == 1 and parts > 1 else loss
 
 
 def mean_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
-    found = _as_it_is(operator, node, arguments, context)
+    result = _as_it_is(operator, node, arguments, context)
     parts = context.parts(*_cut(operator, context, *operator.vertex.reduced))
-    return found / parts if parts > 1 else found
+    return result / parts if parts > 1 else result
 
 
 def dropout_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
-    """Nothing is dropped in a run whose gradients are compared; else each entry has one fate on all ranks that hold it."""
+    """Apply dropout, unless gradients are compared. Replicated entries share one mask on all ranks."""
     x = arguments["input"]
     p = float(arguments["p"])
     if not operator.module.drops or not arguments.get("train", True) or p == 0.0:
@@ -444,13 +444,13 @@ def dropout_rule(operator: ModuleOperator, node: Node, arguments: Arguments, con
 
 
 def split_rule(operator: ModuleOperator, node: Node, arguments: Arguments, context: OperatorContext) -> Any:
-    """Equal parts whose entries are cut are shorter here."""
+    """Split into equal parts, which are shorter locally if the split dim is sharded."""
     x = arguments["self"]
     axis, _ = operator.module.imported.pieces.even_part(operator.source.vertex)
     if not axis:
         return _as_it_is(operator, node, arguments, context)
-    place = operator.vertex.inputs[0].dims.index(axis)
-    return x.chunk(len(operator.vertex.outputs), place)
+    position = operator.vertex.inputs[0].dims.index(axis)
+    return x.chunk(len(operator.vertex.outputs), position)
 
 
 Rule = Callable[[ModuleOperator, "Node", Arguments, OperatorContext], Any]
@@ -460,7 +460,7 @@ def _rules(rule: Rule, names: str) -> dict[str, Rule]:
     return dict.fromkeys(names.split(), rule)
 
 
-#: By torch name; all others compute on local tensors as they are.
+#: Rules by torch name; all other operators run unchanged on local tensors.
 RULES: Mapping[str, Rule] = {
     **_rules(product_rule, "addmm baddbmm"),
     **_rules(convolution_rule, "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution"),

@@ -1,4 +1,4 @@
-"""A user's module as it is executed: its exported program, the network that plans are made for, and its weights and data."""
+"""A user's module for execution: exported program, planned network, weights and data."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from perfmodel.workload.imported.synchronised import synchronised
 
 @dataclass(slots=True, eq=False)
 class UserModule:
-    """`module` with its weights, `exported` and read as a network.
+    """`module` with its weights, exported and converted to a network.
 
-    drops   dropout drops entries; else it does nothing, so that gradients can be compared
+    drops   dropout is active; otherwise disabled, so that gradients can be compared
     """
 
     module: nn.Module
@@ -48,7 +48,7 @@ class UserModule:
 
     @classmethod
     def named(cls, reference: str, inputs: Sequence[str], *, seed: int = 0) -> UserModule:
-        """Make the module that `package.module:factory` returns, its random weights drawn from the seed."""
+        """Build the module that `package.module:factory` returns, with random weights from the seed."""
         make = find_factory(reference)
         specs = parse_inputs(inputs)
         with torch.random.fork_rng(devices=[]):
@@ -58,7 +58,7 @@ class UserModule:
 
     @classmethod
     def read(cls, reference: str, inputs: Sequence[str]) -> UserModule:
-        """The module without weights: what is needed to check a plan."""
+        """Build the module without weights, which suffices to check a plan."""
         specs = parse_inputs(inputs)
         exported = export_module(find_factory(reference), specs, name=reference)
         return cls(nn.Module(), exported, synchronised(network_of(exported.graph)), specs)
@@ -66,24 +66,24 @@ class UserModule:
     @classmethod
     def of(cls, module: nn.Module, specs: Sequence[InputSpec], *, name: str, drops: bool = False) -> UserModule:
         exported = export_module(lambda: module, specs, name=name)
-        found = cls(module, exported, synchronised(network_of(exported.graph)), tuple(specs), drops)
-        found._read_values()
-        return found
+        user = cls(module, exported, synchronised(network_of(exported.graph)), tuple(specs), drops)
+        user._read_values()
+        return user
 
     @property
     def network(self) -> Graph:
         return self.imported.network
 
-    # ---------------------------------------------------------------------------------------------------- what the export has
+    # ---------------------------------------------------------------------------------------------------- exported program
 
     def added(self, vertex: int) -> int:
-        """Which input of a vertex is added to its product, as an operator of its own; -1 for none."""
+        """Return the input of a vertex that is added to its product as a separate operator; -1 for none."""
         from perfmodel.workload.imported.kinds import added_input
 
         return added_input(self.imported.graph.vertices[vertex])
 
     def arguments(self, vertex: int) -> Mapping[str, Any]:
-        """Arguments of the last node of a vertex by their schema names; nodes stand for tensors."""
+        """Return the arguments of a vertex's last node by their schema names; nodes represent tensors."""
         node = self.exported.calls[vertex].nodes[-1][0]
         schema = getattr(node.target, "_schema", None)
         return {} if schema is None else arguments_of(node, schema)
@@ -99,7 +99,7 @@ class UserModule:
         return self.grouping(value.vertex, value.output)
 
     def read_tensor(self, vertex: int, number: int) -> str:
-        """The network's tensor that a vertex reads as its input `number`; "" of a buffer."""
+        """Return the network's tensor that a vertex reads as input `number`; "" for a buffer."""
         operand, value = self.imported.graph.vertices[vertex].inputs[number], self.exported.calls[vertex].reads[number]
         if operand.parameter in self.imported.shapes:
             return operand.parameter
@@ -111,17 +111,17 @@ class UserModule:
                 yield number
 
     def stored(self, value: ExportedValue) -> torch.Tensor:
-        """A part of a buffer, or of a parameter, whole."""
+        """Return a buffer or an unsharded parameter, or the part of it that `value` views."""
         assert value.stored is not None
         signature = self.exported.program.graph_signature
         name = value.stored.name
         if name in signature.inputs_to_parameters:
-            whole = self.module.get_parameter(self.exported.canonical[signature.inputs_to_parameters[name]])
+            tensor = self.module.get_parameter(self.exported.canonical[signature.inputs_to_parameters[name]])
         elif name in signature.inputs_to_buffers:
-            whole = self.module.get_buffer(signature.inputs_to_buffers[name])
+            tensor = self.module.get_buffer(signature.inputs_to_buffers[name])
         else:
-            whole = self.exported.program.constants[signature.inputs_to_lifted_tensor_constants[name]]
-        return viewed(whole, value, [[None]] * whole.dim())
+            tensor = self.exported.program.constants[signature.inputs_to_lifted_tensor_constants[name]]
+        return viewed(tensor, value, [[None]] * tensor.dim())
 
     # ------------------------------------------------------------------------------------------------------------- values
 
@@ -133,29 +133,29 @@ class UserModule:
                     self.parameters[operand.parameter] = self._parameter(operand.parameter, self.exported.calls[index].reads[number])
             name = self.imported.tensor(index, 0) if vertex.outputs else ""
             if vertex.kind is ImportedKind.INPUT and vertex.outputs:
-                named = [place for place, spec in enumerate(self.specs) if spec.name == vertex.name]
+                named = [position for position, spec in enumerate(self.specs) if spec.name == vertex.name]
                 self.inputs[name] = named[0] if named else len(self.inputs)
             elif vertex.kind is ImportedKind.CONSTANT:
                 node = self.exported.calls[index].nodes[0][0]
                 args, kwargs = torch.fx.node.map_arg(
-                    (node.args, node.kwargs), lambda each: torch.empty(each.meta["val"].shape, dtype=each.meta["val"].dtype)
+                    (node.args, node.kwargs), lambda argument: torch.empty(argument.meta["val"].shape, dtype=argument.meta["val"].dtype)
                 )
                 self.constants[name] = node.target(*args, **kwargs).reshape(self.network.tensors[name].shape)
 
     def _parameter(self, name: str, value: ExportedValue) -> torch.Tensor:
-        """A parameter, or the part of one that an operator reads, with the network's positions."""
-        whole = self.module.get_parameter(value.parameter).detach()
+        """Return a parameter, or the part of one that an operator reads, in the network's shape."""
+        parameter = self.module.get_parameter(value.parameter).detach()
         shape = self.network.tensors[name].shape
-        return whole.reshape(shape) if name == value.parameter else whole.reshape(-1)[self.part(name, value)].reshape(shape)
+        return parameter.reshape(shape) if name == value.parameter else parameter.reshape(-1)[self.part(name, value)].reshape(shape)
 
     def part(self, name: str, value: ExportedValue) -> torch.Tensor:
-        """Which entries of a parameter a part of it has."""
-        whole = self.module.get_parameter(value.parameter)
-        entries = torch.arange(whole.numel()).view(whole.shape)
-        return viewed(entries, value, [[None]] * whole.dim()).flatten().sort().values
+        """Return the flat indices of a parameter's entries that belong to a part of it."""
+        parameter = self.module.get_parameter(value.parameter)
+        entries = torch.arange(parameter.numel()).view(parameter.shape)
+        return viewed(entries, value, [[None]] * parameter.dim()).flatten().sort().values
 
     def draw(self, name: str, seed: int, dtype: torch.dtype, microbatch: int) -> torch.Tensor:
-        """A tensor that no operator makes, at full size: a weight, a constant, or data drawn by their name."""
+        """Return a tensor that no operator computes, at full size: a weight, a constant, or data seeded by its name."""
         shape = self.network.tensors[name].shape
         if name in self.parameters:
             value = self.parameters[name]
@@ -175,11 +175,11 @@ class UserModule:
         return torch.randint(limit, spec.shape, generator=generator).to(dtype) if limit else torch.ones(spec.shape, dtype=dtype)
 
     def _limit(self, name: str) -> int:
-        """Whole numbers that an input names lie below this: rows of a table, classes; 0: they name nothing."""
+        """Return the upper bound of an integer input: rows of a table or number of classes; 0 if it indexes nothing."""
         graph = self.imported.graph
         reached = {index for index, vertex in enumerate(graph.vertices) if vertex.outputs and self.imported.tensor(index, 0) == name}
         limits: list[int] = []
-        for edge in sorted(graph.edges, key=lambda each: each.consumer):
+        for edge in sorted(graph.edges, key=lambda edge: edge.consumer):
             if edge.producer not in reached:
                 continue
             vertex = graph.vertices[edge.consumer]
@@ -194,54 +194,55 @@ class UserModule:
     # -------------------------------------------------------------------------------------------------------------- runs
 
     def functions(self, network: Graph) -> dict[str, NetworkFunction]:
-        """The function of each operator of the network by its name; `network`: with padded sizes."""
+        """Return the function of each operator of the network, by name; `network`: with padded sizes."""
         further: dict[tuple[int, int], torch.Tensor] = {}
-        found: dict[str, NetworkFunction] = {}
+        functions: dict[str, NetworkFunction] = {}
         for operator in network.operators:
             source, shape = self.imported.sources[operator.name], network.tensors[operator.output.tensor].shape
             if source.computed is Computed.FURTHER:
                 node = self.exported.calls[source.vertex].nodes[-1][0]
-                dtype = [each for each in node.meta["val"] if isinstance(each, torch.Tensor)][source.number].dtype
-                found[operator.name] = FurtherOutput(source, shape, dtype, further)
+                dtype = [value for value in node.meta["val"] if isinstance(value, torch.Tensor)][source.number].dtype
+                functions[operator.name] = FurtherOutput(source, shape, dtype, further)
             else:
-                found[operator.name] = ModuleOperator(self, operator, source, shape, further)
-        return found
+                functions[operator.name] = ModuleOperator(self, operator, source, shape, further)
+        return functions
 
     def known_operators(self) -> list[Operator]:
-        """Operators that compute something of data and constants alone, of which no gradient is made: every rank computes it whole."""
+        """Return the operators on data and constants alone, without gradient: every rank computes them in full."""
         tensors, producers = self.network.tensors, self.network.producers()
-        found: dict[str, Operator] = {}
+        known: dict[str, Operator] = {}
         for operator in self.network.operators:
             reads = [operand.tensor for operand in operator.inputs]
-            is_known = all(tensors[each].role is TensorRole.INDEX and (each in found or each not in producers) for each in reads)
+            is_known = all(tensors[tensor].role is TensorRole.INDEX and (tensor in known or tensor not in producers) for tensor in reads)
             if is_known and tensors[operator.output.tensor].role is TensorRole.INDEX:
-                found[operator.output.tensor] = operator
-        return list(found.values())
+                known[operator.output.tensor] = operator
+        return list(known.values())
 
     def known_inputs(self) -> list[str]:
-        """Tensors that they read and that no operator makes."""
+        """Return the inputs of `known_operators` that no operator computes."""
         operators, producers = self.known_operators(), self.network.producers()
-        return list(dict.fromkeys(each.tensor for operator in operators for each in operator.inputs if each.tensor not in producers))
+        reads = (operand.tensor for operator in operators for operand in operator.inputs)
+        return list(dict.fromkeys(tensor for tensor in reads if tensor not in producers))
 
     def known(self, given: Mapping[str, torch.Tensor], mesh: NetworkMesh) -> dict[str, torch.Tensor]:
-        """Return the outputs of `known_operators`, from whole tensors."""
+        """Return the outputs of `known_operators`, from unsharded tensors."""
         functions, values = self.functions(self.network), dict(given)
         operators = self.known_operators()
         for operator in operators:
             context = OperatorContext(mesh, operator, {}, dict(operator.dims))
-            values[operator.output.tensor] = functions[operator.name]([values[each.tensor] for each in operator.inputs], context)
+            values[operator.output.tensor] = functions[operator.name]([values[operand.tensor] for operand in operator.inputs], context)
         return {operator.output.tensor: values[operator.output.tensor] for operator in operators}
 
     def kept_entries(self, x: torch.Tensor, p: float, context: OperatorContext) -> torch.Tensor:
-        """Return the factors of a dropout of `x`: 0 with probability p, else 1 / (1 - p). Ranks with the same part of x have the same."""
+        """Return the dropout factors of `x`: 0 with probability p, else 1 / (1 - p). Replicas of a shard get the same factors."""
         part = tuple(context.index(dim) for dim in context.operator.output.dims if dim)
         if part not in self.generators:
             self.generators[part] = torch.Generator(x.device).manual_seed(zlib.crc32(repr((self.seed, part)).encode()))
         return torch.empty_like(x).bernoulli_(1.0 - p, generator=self.generators[part]) / (1.0 - p)
 
     def outputs(self) -> list[str]:
-        """Tensors of the network that forward returns and that depend on weights."""
-        found = []
+        """Return the tensors of the network that forward returns and that depend on weights."""
+        names = []
         for number, value in enumerate(self.exported.outputs):
             if value is None or value.vertex is None:
                 continue
@@ -251,18 +252,18 @@ class UserModule:
                 if prod(run.size for position in value.view for run in position if run.dim) != tensor.num_elements:
                     rule = "is a broadcast or a part of a tensor"
                     raise bad_field("network", f"output {number + 1} of {self.network.name}", rule, "return the tensor itself")
-                found.append(name)
-        return list(dict.fromkeys(found))
+                names.append(name)
+        return list(dict.fromkeys(names))
 
     def is_trained(self, name: str) -> bool:
-        """Whether the user trains a parameter."""
+        """Return whether a parameter requires a gradient."""
         return self.module.get_parameter(name.partition("[")[0]).requires_grad
 
     def trains(self, name: str) -> bool:
-        """Whether a tensor is made of floats that depend on a weight."""
+        """Return whether a tensor is floating-point and depends on a weight."""
         vertices, edges = self.imported.graph.vertices, self.imported.graph.edges
         depends = [any(operand.parameter for operand in vertex.inputs) for vertex in vertices]
-        for edge in sorted(edges, key=lambda each: each.consumer):
+        for edge in sorted(edges, key=lambda edge: edge.consumer):
             depends[edge.consumer] |= depends[edge.producer] and not vertices[edge.producer].outputs[edge.output].is_index
         index = next(
             i for i, vertex in enumerate(vertices) for number in range(len(vertex.outputs)) if self.imported.tensor(i, number) == name
@@ -271,43 +272,43 @@ class UserModule:
         return depends[index] and not vertices[index].outputs[number].is_index
 
     def loss_weight(self, name: str, seed: int, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-        """Fixed numbers of which the loss takes the scalar product with an output: its mean alone may not depend on what came before."""
+        """Return fixed random weights: the loss is their dot product with an output. A plain mean may be independent of earlier layers."""
         if prod(shape) == 1:
             return torch.ones(tuple(shape), dtype=dtype)
         generator = torch.Generator().manual_seed((seed << 32) + zlib.crc32(f"loss of {name}".encode()))
         return torch.randn(tuple(shape), generator=generator).to(dtype)
 
     def unsharded_step(self, seed: int, num_microbatches: int, dtype: torch.dtype) -> tuple[float, dict[str, torch.Tensor]]:
-        """Loss and gradients of the module itself, by the names and with the positions of the network's parameters."""
+        """Return loss and gradients of the module itself, by the names and in the shapes of the network's parameters."""
         names = self.outputs()
         places = {
-            self.imported.tensor(value.vertex, value.output): place
-            for place, value in enumerate(self.exported.outputs)
+            self.imported.tensor(value.vertex, value.output): index
+            for index, value in enumerate(self.exported.outputs)
             if value is not None and value.vertex is not None
         }
         total = 0.0
         for parameter in self.module.parameters():
             parameter.grad = None
         for microbatch in range(num_microbatches):
-            drawn = {place: self.data(self.specs[place], name, seed, microbatch) for name, place in self.inputs.items()}
-            data = [drawn[place] for place in range(len(self.specs))]
-            positional = [each for each, spec in zip(data, self.specs, strict=True) if not spec.name]
-            named = {spec.name: each for each, spec in zip(data, self.specs, strict=True) if spec.name}
-            with dropping_nothing():
+            drawn = {index: self.data(self.specs[index], name, seed, microbatch) for name, index in self.inputs.items()}
+            data = [drawn[index] for index in range(len(self.specs))]
+            positional = [tensor for tensor, spec in zip(data, self.specs, strict=True) if not spec.name]
+            named = {spec.name: tensor for tensor, spec in zip(data, self.specs, strict=True) if spec.name}
+            with without_dropout():
                 flat, _ = torch.utils._pytree.tree_flatten(self.module(*positional, **named))
             loss = torch.zeros((), dtype=torch.float64)
             for name in names:
                 output = flat[places[name]]
                 shape = self.network.tensors[name].shape
                 weight = self.loss_weight(name, seed, dtype, shape)
-                loss = loss + (self.as_made(output, name, places[name]) * weight).double().sum() / (prod(shape) * num_microbatches)
+                loss = loss + (self.in_network_shape(output, name, places[name]) * weight).double().sum() / (prod(shape) * num_microbatches)
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
         return total, dict(self._gradients())
 
-    def as_made(self, output: torch.Tensor, name: str, place: int) -> torch.Tensor:
-        """An output of forward with the network's positions: its views undone."""
-        value = self.exported.outputs[place]
+    def in_network_shape(self, output: torch.Tensor, name: str, index: int) -> torch.Tensor:
+        """Return an output of forward in the network's shape, with its views undone."""
+        value = self.exported.outputs[index]
         assert value is not None
         assert value.vertex is not None
         shape = self.network.tensors[name].shape
@@ -330,11 +331,11 @@ class UserModule:
                         yield operand.parameter, gradient.reshape(-1)[self.part(operand.parameter, value)].reshape(shape)
 
 
-#: Where torch's functions take the probability of a dropout inside them.
+#: Position of the dropout probability among the arguments of torch's functions.
 _DROPOUT_PLACES = {"multi_head_attention_forward": 10, "lstm": 5, "gru": 5, "rnn_tanh": 5, "rnn_relu": 5}
 
 
-class _DroppingNothing(TorchFunctionMode):
+class _WithoutDropout(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "").removesuffix("_")
@@ -345,14 +346,14 @@ class _DroppingNothing(TorchFunctionMode):
                 args = (*args[:4], 0.0, *args[5:])
             else:
                 kwargs["dropout_p"] = 0.0
-        place = _DROPOUT_PLACES.get(name, len(args))
-        if place < len(args):
-            args = (*args[:place], 0.0, *args[place + 1 :])
+        position = _DROPOUT_PLACES.get(name, len(args))
+        if position < len(args):
+            args = (*args[:position], 0.0, *args[position + 1 :])
         return func(*args, **kwargs)
 
 
 @contextmanager
-def dropping_nothing() -> Iterator[None]:
-    """Dropout does nothing."""
-    with _DroppingNothing():
+def without_dropout() -> Iterator[None]:
+    """Disable dropout."""
+    with _WithoutDropout():
         yield

@@ -1,4 +1,4 @@
-"""A user's module under a plan, in the user's own process group and training loop."""
+"""A user's module executed under a plan, in the user's own process group and training loop."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from perfmodel.workload.network_model import NetworkModel
 
 
 class ParallelModule(nn.Module):
-    """A module whose operators run as a plan says. Every rank calls it with the whole batch of a micro-batch and gets whole outputs.
+    """A module whose operators run in parallel as planned. Every rank calls it with the global micro-batch and gets unsharded outputs.
 
-    `parameters()` are this rank's shards, whose gradients are complete after `backward`. With ZeRO 1 to 3 they are those of `fully_shard`
-    (with 1 and 2, weights stay gathered until backward has used them).
+    `parameters()` are this rank's shards; their gradients are complete after `backward`. ZeRO 1 to 3 use the shards of `fully_shard`
+    (with 1 and 2, weights stay gathered until the end of their backward).
     """
 
     def __init__(self, module: nn.Module, plan: Plan) -> None:
@@ -53,8 +53,8 @@ class ParallelModule(nn.Module):
         plan = replace(plan, zero=ZeroStage(2)) if plan.zero == 1 else plan
         user = UserModule.of(module, parse_inputs(model.inputs), name=model.name, drops=True)
         check_module_plan(user, plan)
-        self._user, self._signature = [user], inspect.signature(module.forward)  # in a list: its whole weights are none of ours
-        device = next((str(each.device.type) for each in module.parameters()), "cpu")
+        self._user, self._signature = [user], inspect.signature(module.forward)  # in a list: nn.Module must not register it
+        device = next((str(parameter.device.type) for parameter in module.parameters()), "cpu")
         worker = Worker(dist.get_rank(), dist.get_world_size(), device)
         network = user.network
         self._mesh = NetworkMesh(worker, plan.cuts.axes)
@@ -62,14 +62,14 @@ class ParallelModule(nn.Module):
         self._values: dict[str, torch.Tensor] = {}
         self._read_now: dict[str, torch.Tensor] = {}
         readers = network.readers()
-        self._layouts = {each.name: self._derivation.layout_of(each).resolved() for each in self._derivation.parameters}
-        self._axes = {each.name: each.gradient_axes for each in self._derivation.parameters}
+        self._layouts = {parameter.name: self._derivation.layout_of(parameter).resolved() for parameter in self._derivation.parameters}
+        self._axes = {parameter.name: parameter.gradient_axes for parameter in self._derivation.parameters}
         self._operator = {name: network.operators[readers[name][0][0]].name for name in self._layouts if name in readers}
         tensors = {
-            name: local_part(whole, self._layouts[name], self._mesh).clone().requires_grad_(user.is_trained(name))
-            for name, whole in user.parameters.items()
+            name: local_part(tensor, self._layouts[name], self._mesh).clone().requires_grad_(user.is_trained(name))
+            for name, tensor in user.parameters.items()
         }
-        dtype = next((each.dtype for each in tensors.values()), torch.float32)
+        dtype = next((tensor.dtype for tensor in tensors.values()), torch.float32)
         interpreter = self._interpreter(user, plan, worker, dtype)
         self._leaving = {
             name: interpreter.leave(name, Layout(cuts=((),) * len(network.tensors[name].shape)))
@@ -90,18 +90,18 @@ class ParallelModule(nn.Module):
         for name, tensor in tensors.items():
             self.register_parameter(self._places[name], nn.Parameter(tensor.detach(), requires_grad=tensor.requires_grad))
         self._run = interpreter
-        for parameter in module.parameters():  # as with fully_shard, the module's own weights are gone
+        for parameter in module.parameters():  # as with fully_shard, the module's own weights are released
             parameter.data = parameter.data.new_empty(0)
 
     def _interpreter(self, user: UserModule, plan: Plan, worker: Worker, dtype: torch.dtype) -> Interpreter:
         network = user.network
         contexts = {
-            index: OperatorContext(self._mesh, each, plan.cuts.shardings[each.name], dict(each.dims))
-            for index, each in enumerate(network.operators)
+            index: OperatorContext(self._mesh, operator, plan.cuts.shardings[operator.name], dict(operator.dims))
+            for index, operator in enumerate(network.operators)
         }
         known = {operator.output.tensor for operator in user.known_operators()}
-        made = [user.imported.tensor(each.vertex, each.output) for each in user.exported.outputs if each and each.vertex is not None]
-        outputs = frozenset(name for name in made if name in network.producers() and name not in known)
+        names = [user.imported.tensor(out.vertex, out.output) for out in user.exported.outputs if out and out.vertex is not None]
+        outputs = frozenset(name for name in names if name in network.producers() and name not in known)
         return Interpreter(
             worker,
             self._derivation,
@@ -118,7 +118,7 @@ class ParallelModule(nn.Module):
         )  # fmt: skip
 
     def _read(self, name: str) -> torch.Tensor:
-        """A parameter as operators read it; its gradient is summed over the ranks that have parts of it, once a backward pass."""
+        """Return a parameter for the operators. Its gradient is all-reduced once per backward over the ranks with partial gradients."""
         if name not in self._places:
             assert self._held is not None
             return self._held.read(name)
@@ -134,8 +134,8 @@ class ParallelModule(nn.Module):
         self._values = {name: value.to(self._mesh.device) for name, value in user.constants.items()}
         positional = iter(given.values())
         by_spec = [given[spec.name] if spec.name else next(positional) for spec in user.specs]
-        for name, place in user.inputs.items():
-            value, spec = by_spec[place], user.specs[place]
+        for name, position in user.inputs.items():
+            value, spec = by_spec[position], user.specs[position]
             if tuple(value.shape) != spec.shape:
                 raise bad_field(
                     "inputs", f"{name} of shape {tuple(value.shape)}", f"the plan is for {spec.shape}", "give whole batches of it"
@@ -150,40 +150,40 @@ class ParallelModule(nn.Module):
             values = self.program(values, 0)
         self._read_now = {}
         nodes = next(node for node in user.exported.program.graph.nodes if node.op == "output").args[0]
-        found: list[Any] = []
+        results: list[Any] = []
         for node, value in zip(nodes, user.exported.outputs, strict=True):
             if value is None:
-                found.append(node)
+                results.append(node)
             elif value.vertex is None:
-                found.append(user.stored(value))
+                results.append(user.stored(value))
             else:
                 name = user.imported.tensor(value.vertex, value.output)
-                whole = self._leaving[name](values[name]) if name in self._leaving else self._values[name]
-                found.append(viewed(whole, value, user.grouping(value.vertex, value.output)))
+                result = self._leaving[name](values[name]) if name in self._leaving else self._values[name]
+                results.append(viewed(result, value, user.grouping(value.vertex, value.output)))
         spec = user.exported.program.call_spec.out_spec
         assert spec is not None
-        return torch.utils._pytree.tree_unflatten(found, spec)
+        return torch.utils._pytree.tree_unflatten(results, spec)
 
     @torch.no_grad()
     def whole_parameters(self, *, gradients: bool = False) -> dict[str, torch.Tensor]:
-        """Parameters of the module at full size, or their gradients, by the module's names. Every rank must ask.
+        """Return the module's parameters at full size, or their gradients, by name. Collective: call it on every rank.
 
-        A parameter of which operators read parts is there part by part.
+        A parameter whose parts are read by operators is returned part by part.
         """
         (user,) = self._user
         local: dict[str, torch.Tensor] = {}
-        for name, place in self._places.items():
-            parameter = self.get_parameter(place)
+        for name, attribute in self._places.items():
+            parameter = self.get_parameter(attribute)
             if not gradients:
                 local[name] = parameter
             elif parameter.requires_grad:
                 local[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         if self._held is not None:
-            local |= self._held.whole_shards(gradients=gradients)
-        found = {}
+            local |= self._held.full_tensors(gradients=gradients)
+        tensors = {}
         for name, tensor in local.items():
             shape, layout = user.network.tensors[name].shape, self._layouts[name]
             purpose = Purpose(Pass.FORWARD, name, self._operator[name], "check")
-            whole = Redistribution(layout, Layout(cuts=((),) * len(shape)), shape, self._mesh, purpose)(tensor.detach())
-            found[name] = whole.reshape(user.imported.shapes[name])
-        return found
+            full = Redistribution(layout, Layout(cuts=((),) * len(shape)), shape, self._mesh, purpose)(tensor.detach())
+            tensors[name] = full.reshape(user.imported.shapes[name])
+        return tensors

@@ -1,4 +1,4 @@
-"""Checks of a plan of a user's module before any process starts."""
+"""Checks of a plan for a user's module before any process starts."""
 
 from __future__ import annotations
 
@@ -14,15 +14,14 @@ from perfmodel.workload.imported.graph import ImportedKind, ImportedVertex
 
 
 def readable_module(reference: ModuleReference, plan: Plan) -> UserModule:
-    """The module of a plan, read without its weights; InputError where its graph is not the plan's, or where torch or this executor lacks
-    what the plan needs."""
+    """Return the module of a plan without its weights. Raise InputError if its graph differs from the plan's or the plan cannot run."""
     module = UserModule.read(reference.name, reference.inputs)
     check_module_plan(module, plan)
     return module
 
 
 def check_module_plan(module: UserModule, plan: Plan) -> None:
-    """The plan is for this graph, and every operator can be computed as it says."""
+    """Check that the plan belongs to this graph, and that every operator can run as planned."""
     if plan.cuts.stages:
         raise bad_field("stages", len(plan.cuts.stages), "a module runs as one stage", "search without --stages")
     check_assignment(plan.cuts, module.network, needs_held=True)
@@ -37,7 +36,7 @@ def check_module_plan(module: UserModule, plan: Plan) -> None:
         for function in vertex.functions:
             if function in _RANDOM and plan.num_chips > 1:
                 raise InputError(f"operator {operator.name} ({vertex.operator}): draws other numbers on each rank; pass them as an input")
-        for dim in whole_dims(vertex, module.arguments(source.vertex)):
+        for dim in unshardable_dims(vertex, module.arguments(source.vertex)):
             for name, _ in module.imported.dims_of(source.vertex, dim):
                 axes = [axis for axis in sharding.get(name, ()) if plan.cuts.size((axis,)) > 1]
                 if axes:
@@ -46,15 +45,15 @@ def check_module_plan(module: UserModule, plan: Plan) -> None:
 
 
 _RANDOM = frozenset({"rand", "randn", "rand_like", "randn_like", "bernoulli", "randint", "randperm", "multinomial", "normal"})
-#: Reductions whose shares add up.
+#: Linear reductions: the local results can be summed over ranks.
 _LINEAR = frozenset(
     {"mean", "sum", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "kl_div"}
     | {"binary_cross_entropy_with_logits"}
 )
 
 
-def whole_dims(vertex: ImportedVertex, arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """Dims of a vertex that this executor cannot cut, though a plan may."""
+def unshardable_dims(vertex: ImportedVertex, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the dims of a vertex that this executor cannot shard, though a plan may."""
     function, dims = vertex.function, tuple(vertex.dims)
     if function in ("group_norm", "instance_norm"):
         return vertex.reduced

@@ -1,7 +1,7 @@
-"""Views between operators on one rank's part of a tensor.
+"""Views between operators on one rank's shard of a tensor.
 
-A tensor of the network has a position for each piece of a dim; torch's tensor has positions that are products of pieces. A view of the
-exported graph is repeated on the local tensor with the sizes that its runs have there.
+A tensor of the network has one position per piece of a dim. Torch's tensor has positions that are products of pieces. A view of the
+exported graph is repeated on the local tensor with the local sizes of its runs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from perfmodel.workload.imported.views import Position, Stride
 
 #: Pieces of a tensor at each of its positions in torch; None: a position of size 1.
 Grouping = Sequence[Sequence[Piece | None]]
-#: Steps that take a part of a parameter or buffer.
+#: Views that slice a parameter or buffer.
 PARTS = frozenset({"split", "split_with_sizes", "chunk", "tensor_split", "unbind", "slice", "select", "narrow"})
 
 
 def joined_pieces(tensor: torch.Tensor, grouping: Sequence[Sequence[object]]) -> torch.Tensor:
-    """A tensor of the network with the positions that torch gives it; `grouping`: its positions that are one of torch's."""
+    """Merge the positions of a network tensor into torch's; `grouping`: network positions in each position of torch."""
     sizes, start = [], 0
     for pieces in grouping:
         sizes.append(prod(tensor.shape[start : start + len(pieces)]))
@@ -31,10 +31,10 @@ def joined_pieces(tensor: torch.Tensor, grouping: Sequence[Sequence[object]]) ->
 
 
 def viewed(tensor: torch.Tensor, value: ExportedValue, grouping: Grouping, *, is_part: bool = False) -> torch.Tensor:
-    """The local part of `value`, from that of the tensor that it views.
+    """Return the local part of `value`, given the local part of the tensor that it views.
 
-    tensor    local, with the network's positions: each piece of `grouping` whole or a share
-    is_part   it is the part of a parameter that the first steps of the path take
+    tensor    local tensor in the network's shape: each piece of `grouping` full or sharded
+    is_part   the tensor is the part of a parameter that the first steps of the path select
     """
     local = dict(zip([piece for pieces in grouping for piece in pieces], tensor.shape, strict=True))
 
@@ -46,11 +46,11 @@ def viewed(tensor: torch.Tensor, value: ExportedValue, grouping: Grouping, *, is
     def sizes(view: Sequence[Position]) -> list[int]:
         return [prod(size(run) for run in position) for position in view]
 
-    found = joined_pieces(tensor, grouping)
+    result = joined_pieces(tensor, grouping)
     for step in value.path:
-        found = _stepped(found, step, sizes(step.view), is_part=is_part)
+        result = _stepped(result, step, sizes(step.view), is_part=is_part)
     goal = sizes(value.view)
-    return found if list(found.shape) == goal else found.reshape(goal)
+    return result if list(result.shape) == goal else result.reshape(goal)
 
 
 def _meets(piece: Piece, run: Stride) -> bool:
@@ -61,8 +61,8 @@ def _stepped(tensor: torch.Tensor, step: ViewStep, sizes: list[int], *, is_part:
     if step.function in PARTS:
         if is_part:
             return tensor.reshape(sizes)
-        found = step.node.target(tensor, *step.node.args[1:], **step.node.kwargs)  # type: ignore[operator]
-        return found if isinstance(found, torch.Tensor) else found[step.number]  # type: ignore[no-any-return]
+        result = step.node.target(tensor, *step.node.args[1:], **step.node.kwargs)  # type: ignore[operator]
+        return result if isinstance(result, torch.Tensor) else result[step.number]  # type: ignore[no-any-return]
     if step.function in PERMUTATIONS:
         return step.node.target(tensor, *step.node.args[1:], **step.node.kwargs)  # type: ignore[operator, no-any-return]
     return tensor.expand(sizes) if step.function in EXPANSIONS else tensor.reshape(sizes)

@@ -1,1 +1,1 @@
-"""Runs plans in which every operator has a sharding of its own."""
+"""Execution of plans with a sharding per operator."""

@@ -1,4 +1,4 @@
-"""Context of an operator's torch function: how its dims are cut, and collectives over the axes that cut them."""
+"""Context of an operator's torch function: the sharding of its dims, and collectives over their mesh axes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from perfmodel.workload.graph import Operator, Pass
 class OperatorContext:
     """One operator on one rank.
 
-    sizes    size of each dim, without what pads uneven shares
-    imitate  parts of each dim in the plan that one process is compared with: a rule that is other mathematics where a dim is cut
-             (statistics of each share alone) is followed in one process too
+    sizes    size of each dim, without the padding of uneven shards
+    imitate  shards per dim in the plan that a single process is compared with. Rules whose result depends on the sharding
+             (statistics per shard) then compute the sharded result in one process too
     """
 
     mesh: NetworkMesh
@@ -39,29 +39,29 @@ class OperatorContext:
         return self.mesh.size(self.axes(*dims))
 
     def index(self, dim: str) -> int:
-        """Which share of a dim this rank has."""
+        """Return the index of this rank's shard of a dim."""
         return self.mesh.index(self.axes(dim))
 
     def positions(self, dim: str, local_size: int, device: torch.device) -> torch.Tensor:
-        """Where the entries of the local share lie in the whole dim."""
+        """Return the global positions of the local shard's entries in a dim."""
         return torch.arange(local_size, device=device) + self.index(dim) * local_size
 
     def purpose(self, phase: Pass) -> Purpose:
         return Purpose(phase, self.operator.output.tensor, self.operator.name, "own")
 
     def all_reduce(self, tensor: torch.Tensor, dims: tuple[str, ...], phase: Pass, *, largest: bool = False) -> torch.Tensor:
-        """The sum over the ranks that have other shares of `dims`, in place where there are any."""
+        """Sum over the ranks with other shards of `dims`; in place if there are any."""
         return network_mesh.all_reduce(self.mesh, tensor, self.axes(*dims), self.purpose(phase), largest=largest)
 
     def gather_last(self, tensor: torch.Tensor, dim: str, phase: Pass) -> torch.Tensor:
-        """The whole of a tensor whose last position is cut where `dim` is."""
+        """All-gather a tensor whose last position is sharded like `dim`."""
         if self.parts(dim) == 1:
             return tensor
         pieces = network_mesh.all_gather(self.mesh, tensor, self.axes(dim), self.purpose(phase))[self._order(dim)]
         return pieces.movedim(0, -2).reshape(*tensor.shape[:-1], -1)
 
     def scatter_last(self, tensor: torch.Tensor, dim: str, phase: Pass) -> torch.Tensor:
-        """This rank's share, at the last position, of the sum over the ranks."""
+        """Reduce-scatter along the last position: return this rank's shard of the sum."""
         parts = self.parts(dim)
         if parts == 1:
             return tensor
@@ -69,13 +69,13 @@ class OperatorContext:
         return network_mesh.reduce_scatter(self.mesh, pieces, self.axes(dim), self.purpose(phase))
 
     def _order(self, dim: str) -> list[int]:
-        """Place in the group of the rank with each share of the dim."""
+        """Return the group position of the rank with each shard of the dim."""
         axes = self.axes(dim)
         shares = [self.mesh.index(axes, rank) for rank in self.mesh.members(axes)]
         return _inverse(shares)
 
     def neighbours(self, dim: str) -> tuple[int, int]:
-        """Ranks of the world with the shares before and after; -1 where there is none."""
+        """Return the world ranks with the previous and the next shard; -1 where there is none."""
         axes = self.axes(dim)
         by_share = {self.mesh.index(axes, rank): self.mesh.world_rank(rank) for rank in self.mesh.members(axes)}
         mine = self.index(dim)
@@ -93,10 +93,10 @@ class OperatorContext:
         *,
         is_noted: bool = True,
     ) -> None:
-        """Send `up` to the share before and `down` to the one after, and fill what comes from them; nothing at the ends.
+        """Send `up` to the previous shard and `down` to the next one, and receive from both; no transfer at the ends.
 
-        noted      elements that an inner rank sends, as the operator declares them; it sends corners too where a second dim is cut
-        is_noted   False of what only receives: who sends notes it
+        noted      elements that an inner rank sends by the operator's declaration; with a second sharded dim, corners are sent too
+        is_noted   False for a pure receive: the sender records the transfer
         """
         before, after = self.neighbours(dim)
         work: list[Any] = []
@@ -118,7 +118,7 @@ class OperatorContext:
 
 
 def _inverse(order: list[int]) -> list[int]:
-    found = [0] * len(order)
-    for place, value in enumerate(order):
-        found[value] = place
-    return found
+    inverse = [0] * len(order)
+    for index, value in enumerate(order):
+        inverse[value] = index
+    return inverse

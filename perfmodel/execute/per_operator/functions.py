@@ -1,7 +1,7 @@
-"""The torch function of each kind of operator, on local tensors.
+"""Torch function of each kind of operator, on local tensors.
 
-A function gets the local inputs in the operator's order, and the operator's context: how its dims are cut on this rank, and the groups over
-which they are (`network_context`). A new kind is one entry more, here or in the table that a caller passes (`functions=`).
+A function receives the local inputs in the operator's order and the operator's context: the sharding of its dims on this rank and the
+process groups (`context.py`). A new kind needs one more entry, here or in the table that a caller passes (`functions=`).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from perfmodel.execute.layers.activations import ACTIVATIONS
 from perfmodel.execute.layers.attention import alibi_bias, alibi_slopes, attention, causal_attention
 from perfmodel.execute.layers.norm import layer_norm, normalise, rms_norm, wide
 from perfmodel.execute.layers.rotary import rotary_angles, rotate
-from perfmodel.execute.layers.softmax import cut_softmax, seen_softmax
+from perfmodel.execute.layers.softmax import seen_softmax, sharded_softmax
 from perfmodel.execute.layers.vocabulary import bag_vectors, cross_entropy, token_vectors
 from perfmodel.execute.per_operator import mixers
+from perfmodel.execute.per_operator.collective_rules import joined, lstm, shares, with_halo
 from perfmodel.execute.per_operator.context import OperatorContext
-from perfmodel.execute.per_operator.own_rules import joined, lstm, shares, with_halo
 from perfmodel.workload.graph import Operand
 
 NetworkFunction = Callable[[Sequence[torch.Tensor], OperatorContext], torch.Tensor]
@@ -30,8 +30,8 @@ Tensors = Sequence[torch.Tensor]
 
 
 def aligned(tensor: torch.Tensor, operand: Operand, output: tuple[str, ...]) -> torch.Tensor:
-    """A view with the positions of `output`, of size 1 where the operand lacks one; whole positions ("") match from the last."""
-    blanks = [place for place, dim in enumerate(operand.dims) if not dim]
+    """Return a view in the positions of `output`, of size 1 where the operand lacks a dim; unnamed positions ("") match from the last."""
+    blanks = [position for position, dim in enumerate(operand.dims) if not dim]
     order: list[int] = []
     for dim in reversed(output):
         if dim:
@@ -39,13 +39,13 @@ def aligned(tensor: torch.Tensor, operand: Operand, output: tuple[str, ...]) -> 
         else:
             order.append(blanks.pop() if blanks else -1)
     order.reverse()
-    result = tensor.permute([place for place in order if place >= 0])
-    return result.reshape([tensor.shape[place] if place >= 0 else 1 for place in order])
+    result = tensor.permute([position for position in order if position >= 0])
+    return result.reshape([tensor.shape[position] if position >= 0 else 1 for position in order])
 
 
 def _einsum(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
-    """x[rows..., k...] W[n..., k...] -> [rows..., n...] is a linear layer, whose weight's gradient comes out as the weight lies in memory;
-    of another product it may come out transposed, and is copied, which takes as long as the product."""
+    """Compute an einsum. A linear layer x[rows..., k...] W[n..., k...] -> [rows..., n...] has its weight gradient in the weight's layout;
+    the gradient of another product may be transposed and copied, which takes as long as the product."""
     operator = context.operator
     x, weight, result = (operand.dims for operand in (*operator.inputs, operator.output))
     summed = [dim for dim in x if dim in weight and dim not in result]
@@ -53,7 +53,7 @@ def _einsum(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     if summed and x == (*rows, *summed) and weight == (*columns, *summed) and result == (*rows, *columns):
         flat = F.linear(inputs[0].flatten(len(rows)), inputs[1].reshape(prod(inputs[1].shape[: len(columns)]), -1))
         return flat.unflatten(-1, inputs[1].shape[: len(columns)]) if len(columns) != 1 else flat
-    letters = {dim: chr(ord("a") + place) for place, dim in enumerate(operator.dims)}
+    letters = {dim: chr(ord("a") + index) for index, dim in enumerate(operator.dims)}
     first, second, output = ("".join(letters[dim] for dim in operand.dims) for operand in (*operator.inputs, operator.output))
     return torch.einsum(f"{first},{second}->{output}", *inputs)
 
@@ -84,23 +84,23 @@ def _elementwise(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
 
 
 def _pair(context: OperatorContext, name: str) -> tuple[int, int]:
-    found = context.operator.settings.get(name, (1, 1))
-    assert isinstance(found, tuple)
-    return found[0], found[1]
+    value = context.operator.settings.get(name, (1, 1))
+    assert isinstance(value, tuple)
+    return value[0], value[1]
 
 
 def _windowed(x: torch.Tensor, context: OperatorContext, fill: float) -> tuple[torch.Tensor, tuple[int, int]]:
-    """Where h or w is cut the rows that windows share, then what is left to pad."""
+    """Return the input with halo rows if h or w is sharded, and the remaining padding."""
     window, stride, padding = _pair(context, "window"), _pair(context, "stride"), _pair(context, "padding")
     dilation, left = _pair(context, "dilation"), list(padding)
     local = x.shape
-    for place, dim in enumerate(("h", "w")):
+    for axis, dim in enumerate(("h", "w")):
         if context.parts(dim) > 1:
-            reach = dilation[place] * (window[place] - 1) + 1
-            below = max(0, reach - stride[place] - padding[place])
-            row = prod(local) // local[2 + place]
-            x = with_halo(x, position=2 + place, above=padding[place], below=below, context=context, dim=dim, fill=fill, row=row)
-            left[place] = 0
+            reach = dilation[axis] * (window[axis] - 1) + 1
+            below = max(0, reach - stride[axis] - padding[axis])
+            row = prod(local) // local[2 + axis]
+            x = with_halo(x, position=2 + axis, above=padding[axis], below=below, context=context, dim=dim, fill=fill, row=row)
+            left[axis] = 0
     return x, (left[0], left[1])
 
 
@@ -124,7 +124,7 @@ def _reduction(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     operator = context.operator
     kept = operator.output.dims
     dims = operator.inputs[0].dims
-    over = [place for place, dim in enumerate(dims) if dim and dim not in kept]
+    over = [position for position, dim in enumerate(dims) if dim and dim not in kept]
     order = [dim for dim in dims if not dim or dim in kept]
     result = wide(inputs[0]).sum(over)
     if operator.settings["function"] == "mean":
@@ -133,17 +133,17 @@ def _reduction(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
 
 
 def _over(context: OperatorContext) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Positions of x over which batch normalisation has its statistics: all whose dims the weight lacks; and their dims."""
+    """Return the positions of x that batch norm averages over, those whose dims the weight lacks, and their dims."""
     x, weight = context.operator.inputs[:2]
-    places = tuple(place for place, dim in enumerate(x.dims) if not dim or dim not in weight.dims)
-    return places, tuple(x.dims[place] for place in places)
+    places = tuple(position for position, dim in enumerate(x.dims) if not dim or dim not in weight.dims)
+    return places, tuple(x.dims[position] for position in places)
 
 
 def _statistics_of_shares(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
-    """Batch normalisation that is not synchronised: one process normalises each share of the plan by itself, as its ranks do."""
+    """Compute unsynchronised batch norm: one process normalises each shard of the plan separately, as its ranks do."""
     x = inputs[0]
     places, _ = _over(context)
-    parts = [context.imitate.get(dim, 1) if place in places else 1 for place, dim in enumerate(context.operator.inputs[0].dims)]
+    parts = [context.imitate.get(dim, 1) if position in places else 1 for position, dim in enumerate(context.operator.inputs[0].dims)]
     pieces = [_batch_normalised((piece, *inputs[1:]), context, places, ()) for piece in shares(x, parts)]
     return joined(pieces, parts) if len(pieces) > 1 else pieces[0]
 
@@ -151,11 +151,11 @@ def _statistics_of_shares(inputs: Tensors, context: OperatorContext) -> torch.Te
 def _batch_normalised(inputs: Tensors, context: OperatorContext, places: tuple[int, ...], dims: tuple[str, ...]) -> torch.Tensor:
     x, weight, bias = inputs
     operands = context.operator.inputs
-    count = prod(x.shape[place] for place in places) * context.parts(*dims)
+    count = prod(x.shape[position] for position in places) * context.parts(*dims)
     eps = float(context.operator.settings["eps"])  # type: ignore[arg-type]
     if context.parts(*dims) == 1 and operands[0].dims.index(operands[1].dims[0]) == 1 and len(weight.shape) == 1:
         return F.batch_norm(x, None, None, weight, bias, training=True, eps=eps)
-    rows = [aligned(each, operand, operands[0].dims) for each, operand in zip(inputs[1:], operands[1:], strict=True)]
+    rows = [aligned(parameter, operand, operands[0].dims) for parameter, operand in zip(inputs[1:], operands[1:], strict=True)]
     reduce = partial(context.all_reduce, dims=dims)
     return normalise(x, rows[0], rows[1], over=places, count=count, eps=eps, centred=True, reduce=reduce)
 
@@ -176,7 +176,7 @@ def _row_norm(inputs: Tensors, context: OperatorContext, *, centred: bool) -> to
     places = tuple(operands[0].dims.index(dim) for dim in dims)
     if context.parts(*dims) == 1 and operands[0].dims[-len(dims) :] == operands[1].dims == dims:
         return layer_norm(x, weight, bias, eps) if centred else rms_norm(x, weight, eps)
-    rows = [aligned(each, operand, operands[0].dims) for each, operand in zip(inputs[1:], operands[1:], strict=True)]
+    rows = [aligned(parameter, operand, operands[0].dims) for parameter, operand in zip(inputs[1:], operands[1:], strict=True)]
     count = prod(context.sizes[dim] for dim in dims)
     shift, reduce = rows[1] if bias is not None else None, partial(context.all_reduce, dims=dims)
     return normalise(x, rows[0], shift, over=places, count=count, eps=eps, centred=centred, reduce=reduce)
@@ -202,9 +202,9 @@ def _softmax(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
         x, scale = x * scale + aligned(bias, Operand(tensor="", dims=(g, r, over)), dims), 1.0
     if context.parts(over) > 1:
         hidden, reduce = None if seen is None else ~seen, partial(context.all_reduce, dims=(over,))
-        return cut_softmax(x, position=position, scale=scale, hidden=hidden, reduce=reduce)
-    own = aligned(sinks[0], operator.inputs[1], dims) if sinks else None
-    return seen_softmax(x * scale if scale != 1.0 or seen is not None else x, seen, own, position=position)
+        return sharded_softmax(x, position=position, scale=scale, hidden=hidden, reduce=reduce)
+    sink_scores = aligned(sinks[0], operator.inputs[1], dims) if sinks else None
+    return seen_softmax(x * scale if scale != 1.0 or seen is not None else x, seen, sink_scores, position=position)
 
 
 def _cross_entropy(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
@@ -228,7 +228,7 @@ def _binary_cross_entropy(inputs: Tensors, context: OperatorContext) -> torch.Te
 
 
 def _first_row(table: torch.Tensor, context: OperatorContext) -> int | None:
-    """First row of a table that is cut by rows; None: it is whole."""
+    """Return the first local row of a table sharded by rows; None if it is not sharded."""
     vocabulary = context.operator.inputs[1].dims[0]
     return context.index(vocabulary) * table.shape[0] if context.parts(vocabulary) > 1 else None
 
@@ -241,13 +241,13 @@ def _embedding(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     result = aligned(rows, Operand(tensor="", dims=dims), operator.output.dims)
     if len(dims) == len(operator.output.dims):
         return result
-    # indices that lack a dim of the output are the same along it: positions of every sequence
+    # indices without a dim of the output are equal along it, such as positions of every sequence
     shape = [operator.dims[dim] // context.parts(dim) if dim not in dims else -1 for dim in operator.output.dims]
     return result.expand(shape)
 
 
 def _dropout(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
-    """A run drops nothing: its gradients are compared with those of one process, which would draw other entries."""
+    """Return the input: a run has no dropout, because a single process would draw another mask and gradients could not be compared."""
     return inputs[0]
 
 
@@ -257,7 +257,7 @@ def _embedding_bag(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
 
 
 def _attention(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
-    """q [b,q,g,r,d], k and v [b,z,g,d] -> [b,q,g,r,d]; q may be a chunk of the sequence, whose later keys are never looked at."""
+    """Compute q [b,q,g,r,d], k and v [b,z,g,d] -> [b,q,g,r,d]. q may be a chunk of the sequence; keys after it are sliced off."""
     q, k, v, *sinks = inputs
     settings = context.operator.settings
     _, queries, groups, shared, _ = q.shape
@@ -272,24 +272,24 @@ def _attention(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
         result = attention(heads, k, v, scale=scale)
     else:
         slopes = _slopes(context, (g, groups), (r, shared), q) if settings.get("alibi", False) else None
-        own = sinks[0].flatten() if sinks else None
+        sink_scores = sinks[0].flatten() if sinks else None
         window, chunked = _window(context), _is_chunked(context)
-        result = causal_attention(heads, k, v, window=window, chunked=chunked, slopes=slopes, sinks=own, scale=scale)
+        result = causal_attention(heads, k, v, window=window, chunked=chunked, slopes=slopes, sinks=sink_scores, scale=scale)
     return result.transpose(1, 2).unflatten(2, (groups, shared))
 
 
 def _window(context: OperatorContext) -> int:
-    """Keys that a query sees at most; 0: all before it."""
+    """Return the number of keys that a query sees; 0: all earlier keys."""
     return int(context.operator.settings.get("window", 0))  # type: ignore[arg-type]
 
 
 def _is_chunked(context: OperatorContext) -> bool:
-    """Whether the window is a chunk of the sequence, within which a query sees keys."""
+    """Return whether the window is a chunk of the sequence, within which a query sees keys."""
     return bool(context.operator.settings.get("chunked", False))
 
 
 def _slopes(context: OperatorContext, groups: tuple[str, int], shared: tuple[str, int], like: torch.Tensor) -> torch.Tensor:
-    """ALiBi slopes of the local heads [groups * shared]; groups, shared: dim and local size of the heads."""
+    """Return the ALiBi slopes of the local heads [groups * shared]; groups, shared: dim and local size of the heads."""
     dims, device = context.operator.dims, torch.device("cpu")
     heads = context.positions(*groups, device)[:, None] * dims[shared[0]] + context.positions(*shared, device)[None, :]
     return alibi_slopes(dims[groups[0]] * dims[shared[0]])[heads.flatten()].to(like)

@@ -1,4 +1,4 @@
-"""The operators of one stage, in order, each on the layouts that the plan says: what a rank computes of one microbatch."""
+"""Interpreter of one stage: its operators in order, each in the layouts of the plan, for one micro-batch on one rank."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Operator, Pass
 
 Values = dict[str, torch.Tensor]
-#: What an operator reads, by its index and the place among its inputs.
+#: Inputs of operators, by operator index and input position.
 Inputs = dict[tuple[int, int], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkEnds:
-    """Tensors at the ends of a user's module.
+    """Boundary tensors of a user's module.
 
-    outputs      leave the network though operators may read them
-    known        operators make them of data alone: they are given, and their operators left out
-    index_dtype  whole numbers that operators make are redistributed as this
+    outputs      leave the network, even if operators read them
+    known        outputs of operators on data alone: passed in, and their operators are skipped
+    index_dtype  integers computed by operators are redistributed in this type
     """
 
     outputs: frozenset[str] = frozenset()
@@ -40,18 +40,18 @@ class NetworkEnds:
     index_dtype: torch.dtype = torch.int64
 
 
-#: Of a network whose outputs are what no operator reads.
+#: For a network whose outputs are the tensors that no operator reads.
 NETWORK_ENDS = NetworkEnds()
 
 
 class Interpreter:
     """Operators [start, end) of a network.
 
-    contexts    of the operators of the whole network, where these are inside
-    parameter   this rank's part of a parameter, as it is to be read now
-    given       this rank's part of a tensor that no operator makes, in a layout, of a microbatch
+    contexts    context of each operator in this range, by index
+    parameter   returns this rank's shard of a parameter, ready to read
+    given       returns this rank's shard of an input tensor, in a layout, for a micro-batch
     functions   by kind, or by the name of an operator
-    kept        where somebody wants it, every operator's output
+    kept        collects every operator's output if it is not None
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class Interpreter:
         network = derivation.graph
         self.worker, self.network, self.plan, self.mesh, self.run_of = worker, network, plan, mesh, run
         self.derivation, self.contexts, self.parameter, self.given = derivation, contexts, parameter, given
-        self.partial = {each.name: each.gradient_axes for each in derivation.parameters}
+        self.partial = {sharded.name: sharded.gradient_axes for sharded in derivation.parameters}
         self.producers, self.readers = network.producers(), network.readers()
         self.outputs, self.known, self.index_dtype = ends.outputs, ends.known, ends.index_dtype
         self.kept: Values | None = None
         operators = {index: network.operators[index] for index in range(*run)}
-        self.calls = {index: functions.get(each.name) or functions[each.kind] for index, each in operators.items()}
+        self.calls = {index: functions.get(operator.name) or functions[operator.kind] for index, operator in operators.items()}
         self.again = dict(recomputed_runs(network, plan, run))
         self._compile()
 
     def _compile(self) -> None:
-        """Compile the transitions of each operator's inputs, and of each tensor before it is read."""
+        """Compile the transitions of each operator's inputs, and of each tensor before its first reader."""
         start, end = self.run_of
         self.edges: dict[int, list[Transition | Layout]] = {}
         self.shared: dict[str, Transition] = {}
@@ -94,7 +94,7 @@ class Interpreter:
             self.worker.beat(f"preparing {operator.name}")
             self.edges[index] = [self._edge(operator, position) for position in range(len(operator.inputs))]
         for tensor, held in self.plan.cuts.held.items():
-            # where it is read: what comes from another stage comes as it was left
+            # done on the stage of the first reader: a tensor is sent between stages in the layout of its producer
             if (
                 tensor in self.producers
                 and tensor not in self.known
@@ -130,11 +130,11 @@ class Interpreter:
         )
 
     def enter(self, tensor: str, value: torch.Tensor) -> torch.Tensor:
-        """A tensor that was just made, or came from another stage, in the layout of its readers."""
+        """Return a tensor, computed here or received from another stage, in the layout of its readers."""
         return self.shared[tensor](value) if tensor in self.shared else value
 
     def run(self, start: int, end: int, values: Values, microbatch: int) -> None:
-        """Operators [start, end), which take what they read from `values` and put what they make there; what nobody reads any more goes."""
+        """Run operators [start, end): read inputs from `values`, store outputs there, and free each tensor after its last reader."""
         index = start
         while index < end:
             if self.network.operators[index].output.tensor in self.known:
@@ -147,39 +147,39 @@ class Interpreter:
             index = self.again.get(index, index + 1)
 
     def _recomputed(self, start: int, end: int, values: Values, microbatch: int) -> None:
-        """Operators [start, end) as a function that keeps its inputs alone and runs again in backward."""
-        leaving = self.left_for_others(start, end)
+        """Run operators [start, end) under activation checkpointing: only their inputs are saved, and backward runs them again."""
+        leaving = self.external_outputs(start, end)
         ready: Inputs = {}
         before: Values = {}
         if self.plan.recompute is Recompute.SELECTIVE:
             for index in range(start, end):
-                for place, operand in enumerate(self.network.operators[index].inputs):
+                for position, operand in enumerate(self.network.operators[index].inputs):
                     if self.producers.get(operand.tensor, start) < start:
-                        ready[index, place] = self._input(operand.tensor, self.edges[index][place], values, microbatch)
+                        ready[index, position] = self._input(operand.tensor, self.edges[index][position], values, microbatch)
         else:
-            before = {tensor: values[tensor] for tensor in self.wanted_from_before(start, end)}
+            before = {tensor: values[tensor] for tensor in self.external_inputs(start, end)}
 
         def function(ready: Inputs, before: Values) -> tuple[torch.Tensor, ...]:
-            own = dict(before)
+            inner = dict(before)
             for index in range(start, end):
-                self._operate(index, own, microbatch, ready)
-            return tuple(own[tensor] for tensor in leaving)
+                self._operate(index, inner, microbatch, ready)
+            return tuple(inner[tensor] for tensor in leaving)
 
         for index in range(start, end):
             for tensor in self.dead[index]:
                 values.pop(tensor, None)
-        found = checkpoint(function, ready, before, use_reentrant=False, preserve_rng_state=False)
-        values |= zip(leaving, found, strict=True)
+        outputs = checkpoint(function, ready, before, use_reentrant=False, preserve_rng_state=False)
+        values |= zip(leaving, outputs, strict=True)
 
     def _operate(self, index: int, values: Values, microbatch: int, ready: Inputs) -> None:
-        """One operator. `ready`: inputs that are there already as it reads them."""
+        """Run one operator. `ready`: inputs that are already in the operator's layout."""
         operator = self.network.operators[index]
         self.worker.beat(operator.name)
         taken, first = getattr(self.calls[index], "taken", None), operator.inputs[0].tensor if operator.inputs else ""
-        at_hand = values if taken is None else {**values, first: self.enter(first, taken())}
+        live = values if taken is None else {**values, first: self.enter(first, taken())}
         inputs = [
-            ready[index, place] if (index, place) in ready else self._input(operand.tensor, self.edges[index][place], at_hand, microbatch)
-            for place, operand in enumerate(operator.inputs)
+            ready[index, number] if (index, number) in ready else self._input(operand.tensor, self.edges[index][number], live, microbatch)
+            for number, operand in enumerate(operator.inputs)
         ]
         for tensor in self.dead[index]:
             values.pop(tensor, None)
@@ -202,18 +202,18 @@ class Interpreter:
             return edge(value)
         return edge(value.to(self.index_dtype)).to(value.dtype)
 
-    def wanted_from_before(self, start: int, end: int) -> list[str]:
-        """Tensors that operators [start, end) read and others make."""
+    def external_inputs(self, start: int, end: int) -> list[str]:
+        """Return the tensors that operators [start, end) read and earlier operators compute."""
         names = dict.fromkeys(operand.tensor for index in range(start, end) for operand in self.network.operators[index].inputs)
         return [name for name in names if self.producers.get(name, start) < start]
 
-    def left_for_others(self, start: int, end: int) -> list[str]:
-        """Tensors that operators [start, end) make and that are read later, or by nobody."""
-        made = [self.network.operators[index].output.tensor for index in range(start, end)]
-        return [tensor for tensor in made if tensor in self.outputs or tensor not in self.readers or self.readers[tensor][-1][0] >= end]
+    def external_outputs(self, start: int, end: int) -> list[str]:
+        """Return the outputs of operators [start, end) that are read later or not at all."""
+        produced = [self.network.operators[index].output.tensor for index in range(start, end)]
+        return [tensor for tensor in produced if tensor in self.outputs or tensor not in self.readers or self.readers[tensor][-1][0] >= end]
 
     def leave(self, tensor: str, needed: Layout | None = None) -> Transition:
-        """How a tensor leaves the network: in a layout, or as it is; its gradient comes back so, whole where the tensor is partial."""
+        """Return the transitions of an output to a layout (default: its own) and of its gradient, replicated if the output is partial."""
         held, producer = self.plan.cuts.held.get(tensor) if tensor in self.readers else None, self.network.operators[self.producers[tensor]]
         goal = needed or (held.layout if held else self.derivation.left[tensor])
         source, into = ends_of_edge(self.derivation.left[tensor], held, goal.resolved())
@@ -225,20 +225,20 @@ class Interpreter:
 
 
 class Section(nn.Module):
-    """Operators [start, end) as a module: tensors by name in, tensors by name out."""
+    """Operators [start, end) as a module: maps input tensors to output tensors, by name."""
 
     def __init__(self, interpreter: Interpreter, start: int, end: int) -> None:
         super().__init__()
         self.interpreter, self.start, self.end = interpreter, start, end
 
     def forward(self, values: Mapping[str, torch.Tensor], microbatch: int) -> Values:
-        own = dict(values)
-        self.interpreter.run(self.start, self.end, own, microbatch)
-        return {tensor: own[tensor] for tensor in self.interpreter.left_for_others(self.start, self.end)}
+        live = dict(values)
+        self.interpreter.run(self.start, self.end, live, microbatch)
+        return {tensor: live[tensor] for tensor in self.interpreter.external_outputs(self.start, self.end)}
 
 
 class Chain(nn.Module):
-    """Modules one after another, each with what it reads of what the others make; what none reads any more goes."""
+    """Sequence of modules. Each receives the tensors that it reads; a tensor is freed after its last reader."""
 
     def __init__(self, modules: Iterable[nn.Module], wanted: Iterable[list[str]], left: list[str]) -> None:
         super().__init__()
@@ -248,11 +248,11 @@ class Chain(nn.Module):
         self.dead = [[t for t in names if last[t] == number and t not in left] for number, names in enumerate(self.wanted)]
 
     def forward(self, values: Mapping[str, torch.Tensor], microbatch: int) -> Values:
-        at_hand = dict(values)
+        live = dict(values)
         for number, section in enumerate(self.sections):
-            taken = {tensor: at_hand[tensor] for tensor in self.wanted[number]}
+            taken = {tensor: live[tensor] for tensor in self.wanted[number]}
             for tensor in self.dead[number]:
-                del at_hand[tensor]
-            at_hand |= section(taken, microbatch)
+                del live[tensor]
+            live |= section(taken, microbatch)
             del taken
-        return {tensor: at_hand[tensor] for tensor in self.left}
+        return {tensor: live[tensor] for tensor in self.left}

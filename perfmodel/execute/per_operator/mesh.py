@@ -1,7 +1,7 @@
-"""The mesh of a network plan on the ranks of a run: who is where, process groups over any axes, and a record of what was issued.
+"""Device mesh of a network plan: rank coordinates, process groups over any set of axes, and a record of issued collectives.
 
-Ranks are numbered with the axes outermost first, so the members of a group, in ascending order, lie in the order of the mesh. The stages of
-a pipeline have a mesh each, one after another: here ranks are counted within a stage, from 0.
+Ranks are numbered with the axes outermost first. The members of a group in ascending order are therefore in mesh order. Each pipeline
+stage has a mesh of its own, one after another; ranks here are counted within a stage, from 0.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from perfmodel.parallel.per_operator.mesh import STAGES, MeshAxis
 from perfmodel.parallel.per_operator.traffic import NetworkTraffic
 from perfmodel.workload.graph import Pass
 
-#: Collectives of a step by what they are; the value counts them. `repeats` of a key is 1.
+#: Number of collectives of a step, by description. `repeats` of a key is 1.
 Record = Counter[NetworkTraffic]
-#: Elements issued beyond those on record, by kind, axes and what they are.
+#: Elements issued in addition to the recorded ones, by kind, axes and description.
 Padding = Counter[tuple[str, frozenset[str], str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """Why a collective is issued: what `NetworkTraffic` says about it."""
+    """Reason for a collective: its description in `NetworkTraffic`."""
 
     phase: Pass
     tensor: str
@@ -41,16 +41,15 @@ class Purpose:
 
 
 class NetworkMesh:
-    """One rank's place, and the groups that it talks in. A mesh without axes is one process: every collective is then void.
+    """One rank's coordinates and process groups. A mesh without axes is a single process: collectives do nothing.
 
-    num_stages     of the pipeline; `stage` is this rank's
-    uses_dtensor   redistributions go through DTensor and functional collectives where these do what is asked; else they are called directly
-    record         what was issued, where somebody wants to know; else None
-    padding        elements that were issued beyond what is on record: an uneven cut on the way to a layout makes the
-                   shares of a gather or a scatter larger, those of an all-to-all different from rank to rank; halos along a second dim
-                   have corners
-    shared         tensors that operators of many layers read, made once
-    indices, moves what parts of tensors ranks hold, and how they are redistributed, worked out once
+    num_stages     pipeline stages; `stage` is this rank's
+    uses_dtensor   redistribute through DTensor and functional collectives where they support it; otherwise call collectives directly
+    record         issued collectives if recording is on; else None
+    padding        elements issued in addition to the record: uneven sharding on the way to a layout enlarges the
+                   shards of a gather or scatter, and makes those of an all-to-all unequal; halos along a second dim have corners
+    shared         tensors shared by operators of many layers, computed once
+    indices, moves cached index sets of shards, and cached redistributions
     """
 
     def __init__(self, worker: Worker, axes: tuple[MeshAxis, ...], *, num_stages: int = 1, uses_dtensor: bool = True) -> None:
@@ -58,7 +57,7 @@ class NetworkMesh:
         self.axes = tuple(axis for axis in axes if axis.size > 1)
         self.sizes = {axis.name: axis.size for axis in axes}
         self.num_ranks = prod(self.sizes.values())
-        # one process has a mesh without axes, wherever it stands
+        # a single process has a mesh without axes, whatever its rank
         self.stage, self.rank = divmod(worker.rank, self.num_ranks) if self.axes or num_stages > 1 else (0, 0)
         self.record: Record | None = None
         self.shared: dict[tuple[object, ...], tuple[torch.Tensor, ...]] = {}
@@ -67,7 +66,7 @@ class NetworkMesh:
         self.moves: dict[tuple[object, ...], Any] = {}
 
         if num_stages > 1:
-            # stages ask for different groups, or for none, and all ranks must make the same ones: every group is made here
+            # stages need different groups, or none, but group creation is collective: create every group here
             names = [axis.name for axis in self.axes]
             for some in chain.from_iterable(combinations(names, count) for count in range(1, len(names) + 1)):
                 self.group(some)
@@ -80,37 +79,37 @@ class NetworkMesh:
     def size(self, axes: Iterable[str]) -> int:
         return prod(self.sizes[axis] for axis in axes)
 
-    def place(self, rank: int) -> dict[str, int]:
-        """The rank's coordinate on every axis."""
-        place = dict.fromkeys(self.sizes, 0)
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Return the rank's coordinate on every axis."""
+        coordinates = dict.fromkeys(self.sizes, 0)
         for axis in reversed(self.axes):
-            rank, place[axis.name] = divmod(rank, axis.size)
-        return place
+            rank, coordinates[axis.name] = divmod(rank, axis.size)
+        return coordinates
 
     def index(self, axes: Iterable[str], rank: int | None = None) -> int:
-        """Which chunk a rank (this one) has of something cut over `axes`, outermost first."""
-        place, index = self.place(self.rank if rank is None else rank), 0
+        """Return the chunk index of a rank (default: this one) in a dim sharded over `axes`, outermost first."""
+        coordinates, index = self.coordinates(self.rank if rank is None else rank), 0
         for axis in axes:
-            index = index * self.sizes[axis] + place[axis]
+            index = index * self.sizes[axis] + coordinates[axis]
         return index
 
     def members(self, axes: Iterable[str]) -> list[int]:
-        """Ranks that differ from this one in `axes` alone, in ascending order."""
+        """Return the ranks that differ from this one only in `axes`, in ascending order."""
         return self._members(frozenset(axes), self.rank)
 
     def _members(self, axes: frozenset[str], rank: int) -> list[int]:
         ranks, stride = [0], 1
-        place = self.place(rank)
+        coordinates = self.coordinates(rank)
         for axis in reversed(self.axes):
-            steps = range(axis.size) if axis.name in axes else (place[axis.name],)
+            steps = range(axis.size) if axis.name in axes else (coordinates[axis.name],)
             ranks = [step * stride + other for step in steps for other in ranks]
             stride *= axis.size
         return ranks
 
     def group(self, axes: Iterable[str]) -> DeviceMesh | None:
-        """A mesh of one dimension over the product of `axes`; None for one rank.
+        """Return a one-dimensional mesh over the product of `axes`; None for one rank.
 
-        Made when first asked for, and kept for the next plan on a mesh of the same shape: every rank must ask in the same order.
+        It is cached for later plans on a mesh of the same shape. Creation is collective: every rank must call in the same order.
         """
         chosen = frozenset(axis.name for axis in self.axes if axis.name in set(axes))
         if not chosen:
@@ -120,7 +119,7 @@ class NetworkMesh:
         return self.worker.cache[self._key(chosen)]  # type: ignore[no-any-return]
 
     def shard_mesh(self, shards: Iterable[str], replicas: Iterable[str]) -> DeviceMesh | None:
-        """Mesh of shards over some axes and replicas over others, as `fully_shard` takes it: replicas by shards, or shards alone."""
+        """Return the mesh for `fully_shard`: replicas by shards, or shards alone."""
         shards, replicas = frozenset(shards), frozenset(replicas)
         over, of = self.group(replicas), self.group(shards)
         if over is None or of is None:
@@ -154,7 +153,7 @@ class NetworkMesh:
         return DeviceMesh.from_group(mine, self.device)
 
     def stages_group(self) -> dist.ProcessGroup | None:
-        """The ranks at this one's place in every stage; made once."""
+        """Return the group of ranks with this rank's coordinates in every stage; created once."""
         key = ("network stages", self.num_stages, self.num_ranks)
         if key not in self.worker.cache:
             for rank in range(self.num_ranks):
@@ -164,7 +163,7 @@ class NetworkMesh:
         return self.worker.cache[key]  # type: ignore[no-any-return]
 
     def holders_group(self, stages: Iterable[int]) -> dist.ProcessGroup:
-        """The ranks at this one's place in these stages. Every rank of the world must ask, for all of them in the same order."""
+        """Return the group of ranks with this rank's coordinates in these stages. Collective over the world, in the same order."""
         chosen = sorted({stage % self.num_stages for stage in stages})
         key = ("network holders", self.num_stages, self.num_ranks, *chosen)
         if key not in self.worker.cache:
@@ -173,22 +172,22 @@ class NetworkMesh:
         return self.worker.cache[key]  # type: ignore[no-any-return]
 
     def world_rank(self, rank: int) -> int:
-        """World rank of a rank of this stage."""
+        """Return the world rank of a rank of this stage."""
         return self.stage * self.num_ranks + rank
 
     def label(self, ranks: Iterable[int], kind: str = "") -> str:
-        """The axes along which ranks of the world differ, joined by `+`, whatever they do; `STAGES` where they are of several stages."""
-        stages, places = zip(*((rank // self.num_ranks, self.place(rank % self.num_ranks)) for rank in ranks), strict=True)
+        """Return the axes along which world ranks differ, joined by `+`; `STAGES` if they belong to several stages."""
+        stages, places = zip(*((rank // self.num_ranks, self.coordinates(rank % self.num_ranks)) for rank in ranks), strict=True)
         if len(set(stages)) > 1:
             return STAGES
-        return "+".join(axis.name for axis in self.axes if len({place[axis.name] for place in places}) > 1)
+        return "+".join(axis.name for axis in self.axes if len({coordinates[axis.name] for coordinates in places}) > 1)
 
     def process_group(self, axes: Iterable[str]) -> dist.ProcessGroup | None:
         group = self.group(axes)
         return None if group is None else group.get_group()
 
     def note(self, kind: CollectiveKind, axes: Iterable[str], num_elements: float, purpose: Purpose, *, issued: float = -1.0) -> None:
-        """Put a collective on record; `issued` elements where these are others than an even cut has."""
+        """Record a collective. `issued`: actual number of elements if it differs from that of even sharding."""
         if self.record is None:
             return
         row = NetworkTraffic(
@@ -206,7 +205,7 @@ class NetworkMesh:
 
 
 def all_reduce(mesh: NetworkMesh, tensor: torch.Tensor, axes: Iterable[str], purpose: Purpose, *, largest: bool = False) -> torch.Tensor:
-    """The sum (or the largest) over the group, in place."""
+    """Return the sum (or the maximum) over the group, in place."""
     axes = tuple(axes)
     group = mesh.process_group(axes)
     if group is None:
@@ -218,7 +217,7 @@ def all_reduce(mesh: NetworkMesh, tensor: torch.Tensor, axes: Iterable[str], pur
 
 
 def begin_all_reduce(mesh: NetworkMesh, tensor: torch.Tensor, axes: Iterable[str], purpose: Purpose) -> dist.Work:
-    """The sum over a group of several ranks, in place of a contiguous tensor; under way until its `wait`."""
+    """Start an all-reduce of a contiguous tensor in place over several ranks; the result is complete after its `wait`."""
     axes = tuple(axes)
     mesh.note(CollectiveKind.ALL_REDUCE, axes, tensor.numel(), purpose)
     return dist.all_reduce(tensor, group=mesh.process_group(axes), async_op=True)  # type: ignore[no-any-return]
@@ -227,7 +226,7 @@ def begin_all_reduce(mesh: NetworkMesh, tensor: torch.Tensor, axes: Iterable[str
 def all_gather(
     mesh: NetworkMesh, tensor: torch.Tensor, axes: Iterable[str], purpose: Purpose, *, num_elements: float = -1.0
 ) -> torch.Tensor:
-    """[ways, ...]: what each member of the group has, in the order of `NetworkMesh.members`. `num_elements`: what to put on record."""
+    """Return [ways, ...]: the tensor of each group member, in the order of `NetworkMesh.members`. `num_elements`: recorded size."""
     axes = tuple(axes)
     group = mesh.process_group(axes)
     if group is None:
@@ -243,7 +242,7 @@ def all_gather(
 def reduce_scatter(
     mesh: NetworkMesh, pieces: torch.Tensor, axes: Iterable[str], purpose: Purpose, *, num_elements: float = -1.0
 ) -> torch.Tensor:
-    """The sum over the group of pieces[own place], of [ways, ...]. `num_elements`: what to put on record."""
+    """Return this rank's piece of the sum over the group, from pieces [ways, ...]. `num_elements`: recorded size."""
     axes = tuple(axes)
     group = mesh.process_group(axes)
     if group is None:

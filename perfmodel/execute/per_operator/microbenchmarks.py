@@ -1,7 +1,7 @@
-"""Microbenchmarks of what networks have and a transformer has not: convolutions, pooling, the cell of an LSTM. On CPUs only.
+"""Microbenchmarks of kernels that networks have and transformers lack: convolutions, pooling, LSTM cells. On CPUs only.
 
-On a GPU these count as what they are nearest to, a matrix multiply and a plain pass over memory. Bytes and elements are counted as the
-kinds of operators count them (`perfmodel.workload.kinds`).
+On a GPU they are priced as their nearest equivalent: a matrix multiply or a plain pass over memory. Bytes and elements are counted as
+in the operator kinds (`perfmodel.workload.kinds`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.measure.kernels import Kernel
 from perfmodel.execute.measure.scope import Scope
-from perfmodel.execute.measure.stopwatch import Stopwatch, in_turn
-from perfmodel.execute.per_operator.own_rules import lstm_cell, lstm_cell_backward
+from perfmodel.execute.measure.stopwatch import Stopwatch, in_rotation
+from perfmodel.execute.per_operator.collective_rules import lstm_cell, lstm_cell_backward
 from perfmodel.execute.zero.flat import TORCH_DTYPES
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.hardware.samples import ConvolutionSample, Sample, StreamingSample
 
-#: (samples, channels, filters, side of the image, window, stride); padding is half the window. One of a single entry is a plain product.
+#: (samples, channels, filters, side of the image, window, stride); padding is half the window. A window of 1 is a plain product.
 _CONVOLUTIONS = (
     (4, 3, 64, 112, 7, 2), (4, 64, 64, 56, 3, 1), (8, 128, 128, 28, 3, 1), (8, 128, 256, 28, 3, 2), (8, 512, 512, 7, 3, 1),
     (8, 256, 192, 14, 3, 1), (4, 48, 96, 35, 5, 1), (2, 192, 160, 17, 7, 1), (2, 32, 32, 28, 3, 1),
@@ -35,7 +35,7 @@ _CELLS = ((4, 64), (4, 512), (16, 256), (16, 1024), (64, 384), (64, 1536))
 
 
 def convolution_kernels(shape: tuple[int, int, int, int, int, int], dtype: Dtype, device: str) -> Iterator[Kernel]:
-    """Forward and both gradients; of an image of three channels, which is data, no gradient of the input."""
+    """Yield forward and both gradients; no input gradient for an image of three channels, which is data."""
     batch, channels, filters, side, window, stride = shape
     options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
     padding = window // 2
@@ -62,7 +62,7 @@ def convolution_kernels(shape: tuple[int, int, int, int, int, int], dtype: Dtype
     for make, (rows, columns, depth) in passes:
         yield Kernel(
             label=f"convolution of {channels} channels, {side} x {side}",
-            call=in_turn(make, num_bytes),
+            call=in_rotation(make, num_bytes),
             sample=lambda seconds, rows=rows, columns=columns, depth=depth: ConvolutionSample(  # type: ignore[misc]
                 m=rows, n=columns, k=depth, batch=1, num_bytes=num_bytes, dtype=dtype, time=seconds
             ),
@@ -72,11 +72,11 @@ def convolution_kernels(shape: tuple[int, int, int, int, int, int], dtype: Dtype
 def _streaming(
     kernel: KernelClass, makes: tuple[Callable[[], Callable[[], object]], ...], num_bytes: tuple[float, float], elements: float
 ) -> Iterator[Kernel]:
-    """Forward and backward of a class of kernels."""
+    """Yield forward and backward of a class of kernels."""
     for make, moved, is_backward in zip(makes, num_bytes, (False, True), strict=True):
         yield Kernel(
             label=f"{kernel} {'backward' if is_backward else 'forward'}",
-            call=in_turn(make, moved),
+            call=in_rotation(make, moved),
             sample=lambda seconds, moved=moved, is_backward=is_backward: StreamingSample(  # type: ignore[misc]
                 kernel_class=kernel, num_bytes=moved, num_elements=elements, time=seconds, is_backward=is_backward
             ),
@@ -84,7 +84,7 @@ def _streaming(
 
 
 def pooling_kernels(shape: tuple[int, int, int, int, int], dtype: Dtype, device: str) -> Iterator[Kernel]:
-    """Maximum and average; an element is one entry of one window."""
+    """Yield maximum and average pooling; an element is one entry of one window."""
     batch, channels, side, window, stride = shape
     options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
     out = (side - window) // stride + 1
@@ -107,14 +107,14 @@ def pooling_kernels(shape: tuple[int, int, int, int, int], dtype: Dtype, device:
 
         return make
 
-    # positions of the maxima have 8 bytes, which the kind counts as two entries
+    # indices of the maxima have 8 bytes, which the operator kind counts as two entries
     for kernel, pool, kept in ((KernelClass.MAX_POOLING, F.max_pool2d, 2.0), (KernelClass.AVERAGE_POOLING, F.avg_pool2d, 0.0)):
         moved = read + written * (1.0 + kept)
         yield from _streaming(kernel, (forward(pool), backward(pool)), (moved, moved), window * window * written / item)
 
 
 def cell_kernels(shape: tuple[int, int], dtype: Dtype, device: str) -> Iterator[Kernel]:
-    """One time step of an LSTM, without its product: the sum of both parts of the gates, the gates, the cell and the output."""
+    """Yield one time step of an LSTM without its product: sum of both parts of the gates, gates, cell and output."""
     batch, width = shape
     options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
     size = float(batch * width * options["dtype"].itemsize)
@@ -130,7 +130,7 @@ def cell_kernels(shape: tuple[int, int], dtype: Dtype, device: str) -> Iterator[
         into = torch.empty(batch, 4, width, **options)
         return lambda: lstm_cell_backward(into, above + for_hidden, for_cell, values, cell, before)
 
-    # as the kind counts: 3 tensors of gates and 3 of the cell's size forward, 2 and 5 backward
+    # as in the operator kind: 3 tensors of gates and 3 of the cell's size forward, 2 and 5 backward
     yield from _streaming(KernelClass.LSTM_CELL, (forward, backward), (15.0 * size, 13.0 * size), 4.0 * batch * width)
 
 
@@ -144,7 +144,7 @@ def network_kernels(dtype: Dtype, device: str) -> Iterator[Kernel]:
 
 
 def measure_network_kernels_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
-    """Every kernel, on all ranks at the same time."""
+    """Time every kernel, on all ranks at the same time."""
     if worker.device == "cuda":
         return []
     watch = Stopwatch(worker.device)

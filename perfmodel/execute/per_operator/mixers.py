@@ -1,6 +1,6 @@
-"""The torch functions of the kinds that mixers other than plain attention are made of: pieces of tensors, and recurrences over a sequence.
+"""Torch functions of the operator kinds in mixers other than plain attention: slices and copies of tensors, and recurrences.
 
-Recurrences are those of `execute/recurrence.py`: a rank runs its share of the positions in one piece.
+Recurrences are those of `execute/layers/recurrence.py`: a rank runs its shard of the positions in one piece.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from perfmodel.execute.layers import norm, recurrence
+from perfmodel.execute.per_operator.collective_rules import state_before, with_halo, with_state_sent
 from perfmodel.execute.per_operator.context import OperatorContext
-from perfmodel.execute.per_operator.own_rules import handing_on, state_before, with_halo
 
 Tensors = Sequence[torch.Tensor]
 
@@ -31,17 +31,17 @@ def copy(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
 
 
 def side_by_side(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
-    """Along the positions that the second lacks it is the same."""
+    """Concatenate along the last position; the second operand is expanded along the dims that it lacks."""
     first, second = inputs
     ours, theirs = (operand.dims for operand in context.operator.inputs)
-    for place, dim in enumerate(ours[:-1]):
+    for position, dim in enumerate(ours[:-1]):
         if dim not in theirs:
-            second = second.unsqueeze(place)
+            second = second.unsqueeze(position)
     return torch.cat((first, second.expand(*first.shape[:-1], -1)), -1)
 
 
 def causal_conv(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
-    """x [b,s,m,c], weight [m,c,taps], bias [m,c]"""
+    """Compute the causal convolution of x [b,s,m,c] with weight [m,c,taps] and bias [m,c]."""
     x, weight = inputs[:2]
     before, positions = _number(context, "taps") - 1, context.operator.inputs[0].dims[1]
     if context.parts(positions) > 1:
@@ -63,7 +63,7 @@ def state_scan(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     positions = context.operator.inputs[0].dims[1]
     before = state_before(x, shape, context=context, dim=positions)
     y, after = recurrence.state_scan(x, steps, before, *parameters)
-    return handing_on(y, after, context=context, dim=positions)
+    return with_state_sent(y, after, context=context, dim=positions)
 
 
 def delta_scan(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
@@ -72,7 +72,7 @@ def delta_scan(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     positions = context.operator.inputs[0].dims[1]
     before = state_before(x, shape, context=context, dim=positions)
     y, after = recurrence.delta_scan(x, strengths, before, *parameters)
-    return handing_on(y, after, context=context, dim=positions)
+    return with_state_sent(y, after, context=context, dim=positions)
 
 
 FUNCTIONS = {

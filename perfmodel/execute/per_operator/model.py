@@ -1,8 +1,8 @@
-"""A network as a program on one rank: its operators in order, each on the layouts that the plan says.
+"""Training program of a network on one rank: its operators in order, each in the layouts of the plan.
 
-Inputs and parameters are made at full size from a seed, the same on every rank and in one process, and cut to what their readers need. The
-loss is the mean of what nobody reads, over all microbatches. A tensor with several readers goes by way of the layout that holds it; the
-gradient of a parameter is reduced over the axes on which it is partial.
+Inputs and parameters are generated at full size from a seed, the same on every rank and in one process, then sharded for their
+readers. The loss is the mean of the network's outputs over all micro-batches. A tensor with several readers is redistributed through
+the layout that holds it. A parameter's gradient is reduced over the axes on which it is partial.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ NO_FUNCTIONS: Mapping[str, NetworkFunction] = MappingProxyType({})
 
 
 def one_process(network: Graph, plan: Plan) -> Plan:
-    """The plan in which nothing is cut, and nothing runs twice; its microbatches stay."""
+    """Return the unsharded plan without recomputation; the number of micro-batches stays."""
     held = {tensor: Held(cuts=((),) * len(network.tensors[tensor].shape)) for tensor in plan.cuts.held}
-    whole = Assignment(axes=(), shardings={operator.name: {} for operator in network.operators}, held=held)
+    unsharded = Assignment(axes=(), shardings={operator.name: {} for operator in network.operators}, held=held)
     alone: dict[str, Any] = {"layout": ParallelLayout(), "schedule": PipelineSchedule.ONE_F_ONE_B, "virtual_stages": 1}
-    return replace(plan, num_chips=1, zero=ZeroStage.NONE, recompute=Recompute.NONE, assignment=whole, **alone)
+    return replace(plan, num_chips=1, zero=ZeroStage.NONE, recompute=Recompute.NONE, assignment=unsharded, **alone)
 
 
 def index_limit(network: Graph, tensor: str) -> int:
-    """Indices of a tensor lie below this: the rows of the smallest table that it names, or the classes of the loss."""
+    """Return the upper bound of an index tensor: the rows of the smallest table that it indexes, or the number of classes."""
     limits = []
     for index, position in network.readers().get(tensor, []):
         operator = network.operators[index]
@@ -63,7 +63,7 @@ def index_limit(network: Graph, tensor: str) -> int:
 
 
 def make_tensor(network: Graph, name: str, seed: int, dtype: torch.dtype, microbatch: int = 0) -> torch.Tensor:
-    """A tensor that no operator makes, at full size, drawn by its name: weights about as large as keep activations near one."""
+    """Generate a tensor that no operator computes, at full size, seeded by its name. Weights are scaled to keep activations near one."""
     tensor = network.tensors[name]
     drawn_by = f"{name} of microbatch {microbatch}" if microbatch else name
     generator = torch.Generator().manual_seed((seed << 32) + zlib.crc32(drawn_by.encode()))
@@ -79,13 +79,13 @@ def make_tensor(network: Graph, name: str, seed: int, dtype: torch.dtype, microb
 
 
 class NetworkProgram:
-    """One rank's part of the training step. `network` must be the one that the plan is for.
+    """One rank's part of the training step. `network` must be the network of the plan.
 
-    dtype       of everything; None: what the plan's precision says
+    dtype       of all tensors; None: according to the plan's precision
     optimizer   "" for the plan's
-    functions   kind -> torch function, besides `FUNCTIONS` and before them
-    module      the user's, of which the network is an image: its weights, data and functions
-    imitate     shardings that one process is compared with (`OperatorContext.imitate`)
+    functions   kind -> torch function, with priority over `FUNCTIONS`
+    module      the user's module that the network was imported from: its weights, data and functions
+    imitate     sharded plan that a single process is compared with (`OperatorContext.imitate`)
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class NetworkProgram:
         self.inputs: dict[tuple[str, Layout, int], torch.Tensor] = {}
         runs = dict(enumerate(stage_runs(self.network, plan)))
         runs = {index: run for index, run in runs.items() if index % plan.layout.pp == self.mesh.stage}
-        self.own = {index for run in runs.values() for index in range(*run)}
+        self.local_operators = {index for run in runs.values() for index in range(*run)}
         units = parameter_units(self.network, plan)
         for unit in units:
             if len(unit.holders) > 1:
@@ -133,9 +133,9 @@ class NetworkProgram:
             learning_rate=learning_rate,
         )
         contexts = self._contexts(imitate)
-        own = {} if module is None else module.functions(self.network)
+        table = {**FUNCTIONS, **functions, **({} if module is None else module.functions(self.network))}
         returned = [] if module is None else module.outputs()
-        self.stages = [self._stage(index, run, {**FUNCTIONS, **functions, **own}, contexts, returned) for index, run in runs.items()]
+        self.stages = [self._stage(index, run, table, contexts, returned) for index, run in runs.items()]
         self.outputs = returned or [name for stage in self.stages for name in stage.left if name not in self.readers]
         self.leaving = {name: self.stages[-1].interpreter.leave(name) for name in self.outputs if name in self.readers}
         self.loss_weights = {name: self._loss_weight(name) for name in returned}
@@ -169,56 +169,56 @@ class NetworkProgram:
         return NetworkStage(index, run, interpreter, module)
 
     def _contexts(self, imitate: Plan | None) -> dict[int, OperatorContext]:
-        found = {}
-        for index in sorted(self.own):
+        contexts = {}
+        for index in sorted(self.local_operators):
             operator, original = self.network.operators[index], self.given.operators[index]
             copied = (
                 {}
                 if imitate is None
                 else {dim: imitate.cuts.size(tuple(axes)) for dim, axes in imitate.cuts.shardings[operator.name].items()}
             )
-            found[index] = OperatorContext(self.mesh, operator, self.plan.cuts.shardings[operator.name], dict(original.dims), copied)
-        return found
+            contexts[index] = OperatorContext(self.mesh, operator, self.plan.cuts.shardings[operator.name], dict(original.dims), copied)
+        return contexts
 
     # ------------------------------------------------------------------------------------------------ parameters and data
 
     def _whole(self, name: str, seed: int, dtype: torch.dtype, microbatch: int = 0) -> torch.Tensor:
-        """At full size, padded with zeros."""
+        """Return a tensor at full size, padded with zeros."""
         if self.module is not None:
             return self._padded(name, self.module.draw(name, seed, dtype, microbatch))
         return self._padded(name, make_tensor(self.given, name, seed, dtype, microbatch))
 
     def _known(self, module: UserModule) -> dict[str, list[torch.Tensor]]:
-        """Return the outputs of operators that read data alone, whole, for each microbatch."""
+        """Return the outputs of operators on data alone, unsharded, for each micro-batch."""
         given = module.known_inputs()
-        found: dict[str, list[torch.Tensor]] = {}
+        outputs: dict[str, list[torch.Tensor]] = {}
         for microbatch in range(self.plan.num_microbatches):
             values = {name: module.draw(name, self.seed, self.dtype, microbatch) for name in given}
             for name, value in module.known(values, self.mesh).items():
-                found.setdefault(name, []).append(self._padded(name, value))
-        return found
+                outputs.setdefault(name, []).append(self._padded(name, value))
+        return outputs
 
-    def _padded(self, name: str, whole: torch.Tensor) -> torch.Tensor:
-        padding = [extra for old, new in zip(whole.shape, self.network.tensors[name].shape, strict=True) for extra in (new - old, 0)]
-        return torch.nn.functional.pad(whole, padding[::-1]) if any(padding) else whole
+    def _padded(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        padding = [extra for old, new in zip(tensor.shape, self.network.tensors[name].shape, strict=True) for extra in (new - old, 0)]
+        return torch.nn.functional.pad(tensor, padding[::-1]) if any(padding) else tensor
 
     def _loss_weight(self, name: str) -> torch.Tensor:
-        """This rank's part of what the loss multiplies an output with."""
+        """Return this rank's shard of the loss weights of an output."""
         assert self.module is not None
-        whole = self._padded(name, self.module.loss_weight(name, self.seed, self.dtype, self.given.tensors[name].shape))
-        return local_part(whole, self._left(name), self.mesh).clone().to(self.worker.device)
+        weight = self._padded(name, self.module.loss_weight(name, self.seed, self.dtype, self.given.tensors[name].shape))
+        return local_part(weight, self._left(name), self.mesh).clone().to(self.worker.device)
 
     def _left(self, name: str) -> Layout:
-        """Layout in which an output leaves the network."""
+        """Return the layout in which an output leaves the network."""
         held = self.plan.cuts.held.get(name) if name in self.readers else None
         return held.layout if held is not None else self.derivation.left[name]
 
     def _fill(self, seed: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """The parameters of this stage, of `dtype`; its data go into `inputs`."""
+        """Return the parameters of this stage in `dtype`; store its data in `inputs`."""
         parameters = {}
         layouts = {parameter.name: self.derivation.layout_of(parameter) for parameter in self.derivation.parameters}
         for name, tensor in self.network.tensors.items():
-            reading = [(index, place) for index, place in self.readers.get(name, ()) if index in self.own]
+            reading = [(index, position) for index, position in self.readers.get(name, ()) if index in self.local_operators]
             if (name in self.producers and name not in self.known) or not reading:
                 continue
             self.worker.beat(f"making {name}")
@@ -228,29 +228,29 @@ class NetworkProgram:
                 parameters[name] = local.requires_grad_(tensor.has_gradient)
                 continue
             for microbatch in range(self.plan.num_microbatches):
-                whole = self.known[name][microbatch] if name in self.known else self._whole(name, seed, self.dtype, microbatch)
+                value = self.known[name][microbatch] if name in self.known else self._whole(name, seed, self.dtype, microbatch)
                 for index, position in reading:
                     layout = self.derivation.needed[self.network.operators[index].name, position]
                     if (name, layout, microbatch) not in self.inputs:
-                        self.inputs[name, layout, microbatch] = local_part(whole, layout, self.mesh).clone().to(self.worker.device)
+                        self.inputs[name, layout, microbatch] = local_part(value, layout, self.mesh).clone().to(self.worker.device)
         return parameters
 
     # ------------------------------------------------------------------------------------------------------------- steps
 
     def forward(self, values: Values, microbatch: int = 0, *, stage: NetworkStage | None = None, keep: Values | None = None) -> Values:
-        """Outputs of a stage (the first one here) for other stages, or that nobody reads. `values`: inputs from the stage before; `keep`:
-        receives every output."""
+        """Return the outputs of a stage (default: this rank's first) that other stages read or no operator reads. `values`: inputs from the
+        previous stage; `keep`: receives every operator's output."""
         stage = stage or self.stages[0]
         interpreter = stage.interpreter
-        own = {tensor: interpreter.enter(tensor, value) for tensor, value in values.items()}
+        entered = {tensor: interpreter.enter(tensor, value) for tensor, value in values.items()}
         interpreter.kept = keep
         if stage.module is not None:
-            return stage.module(own, microbatch)  # type: ignore[no-any-return]
-        interpreter.run(*stage.run, own, microbatch)
-        return own
+            return stage.module(entered, microbatch)  # type: ignore[no-any-return]
+        interpreter.run(*stage.run, entered, microbatch)
+        return entered
 
     def loss(self, outputs: Values) -> torch.Tensor:
-        """Loss of one microbatch that this rank differentiates; ranks with the same values count each."""
+        """Return the loss of one micro-batch that this rank differentiates; replicated values count on each rank."""
         values = {name: self.leaving[name](outputs[name]) if name in self.leaving else outputs[name] for name in self.outputs}
         return torch.stack([self._weighted(name, values[name]).sum() / self._count(name) for name in self.outputs]).sum()
 
@@ -258,21 +258,21 @@ class NetworkProgram:
         return wide(value) * self.loss_weights[name] if name in self.loss_weights else wide(value)
 
     def _count(self, output: str) -> int:
-        """Entries of it in a step, of which the loss is the mean."""
+        """Return the number of entries of an output in a step, over which the loss is a mean."""
         return self.given.tensors[output].num_elements * self.plan.num_microbatches
 
     @torch.no_grad()
     def share(self, outputs: Values) -> torch.Tensor:
-        """This rank's share of the loss of one microbatch; the sum over ranks is the loss."""
-        found = torch.zeros((), device=self.worker.device)
+        """Return this rank's share of the loss of one micro-batch; the sum over ranks is the loss."""
+        total = torch.zeros((), device=self.worker.device)
         for name in self.outputs:
             left = self._left(name)
             ways = self.mesh.num_ranks / self.mesh.size(left.cut_axes | left.partial)
-            found = found + self._weighted(name, outputs[name].detach()).sum() / (self._count(name) * ways)
-        return found
+            total = total + self._weighted(name, outputs[name].detach()).sum() / (self._count(name) * ways)
+        return total
 
     def forward_backward(self) -> torch.Tensor:
-        """The local share of the loss; gradients of the parameters are complete."""
+        """Run forward and backward of a step. Return the local share of the loss; the parameters' gradients are complete."""
         self.parameters.begin_step()
         if self.pipeline is not None:
             share = self.pipeline.run()
@@ -294,19 +294,19 @@ class NetworkProgram:
 
     @torch.no_grad()
     def update(self) -> None:
-        """The optimizer's step, which takes the gradients away."""
+        """Run the optimizer's step, which frees the gradients."""
         self.parameters.update()
 
     def step(self) -> torch.Tensor:
-        """One training step; the local share of its loss (the sum over ranks is the loss)."""
+        """Run one training step and return the local share of its loss; the sum over ranks is the loss."""
         share = self.forward_backward()
         self.update()
         return share
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Before the update, each in the layout of its parameter. Every rank must ask."""
+        """Return the gradients before the update, in the layouts of their parameters. Collective: call it on every rank."""
         return dict(self.parameters.gradients())
 
     def release(self) -> None:
-        """Free what lives between steps besides parameters and data."""
+        """Free all memory that persists between steps, except parameters and data."""
         self.parameters.release()

@@ -1,4 +1,4 @@
-"""How a network plan is run, for the parent process and the ranks alike. Imports no torch."""
+"""Options for running a network plan, shared by the parent process and the ranks. Does not import torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleReference:
-    """A module as `package.module:factory`, and the shapes of its inputs."""
+    """A module as `package.module:factory`, with the shapes of its inputs."""
 
     name: str
     inputs: tuple[str, ...]
@@ -22,12 +22,14 @@ class ModuleReference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkOptions:
-    """steps            updates by `optimizer` between them ("": the plan's)
-    dtype             a torch dtype's name; "": those of the plan's precision
-    compares_outputs  every operator's output too
-    uses_dtensor      redistribute through DTensor; without it the same collectives are called directly
-    module            the user's module that the network is an image of
-    functions         torch functions of kinds that are not known: kind -> function(inputs, context); importable, for the workers
+    """Options of a run.
+
+    steps             steps, each with an update by `optimizer` ("": the plan's)
+    dtype             name of a torch dtype; "": those of the plan's precision
+    compares_outputs  also compare every operator's output
+    uses_dtensor      redistribute through DTensor; otherwise call the same collectives directly
+    module            the user's module that the network was imported from
+    functions         torch functions of additional kinds: kind -> function(inputs, context); importable by the workers
     """
 
     seed: int = 0

@@ -1,7 +1,7 @@
-"""Sizes that a plan cuts unevenly, rounded up, so that every share of a run is equal: a vocabulary of 10 over 4 ranks becomes 12.
+"""Padding of unevenly sharded sizes, so that all shards are equal: a vocabulary of 10 over 4 ranks becomes 12.
 
-The entries that are added do nothing: rows of a table that no index names, columns of logits that the loss leaves out, zeros elsewhere.
-What a run issues is the traffic of the padded network; where all sizes divide it is the network itself.
+The padding has no effect: rows of a table that are never indexed, columns of logits that the loss leaves out, zeros elsewhere.
+A run issues the traffic of the padded network. If all sizes are divisible, it is the network itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from perfmodel.workload.graph import Graph, Operator, OwnTraffic
 
 
 def padded_network(network: Graph, plan: Plan) -> Graph:
-    """The network with every unevenly cut size rounded up to what all operators that meet it can cut evenly."""
+    """Return the network with every unevenly sharded size rounded up to a multiple that suits all operators with that size."""
     classes = _same_sizes(network)
     parts: dict[object, int] = {}
     uneven: set[object] = set()
@@ -34,7 +34,7 @@ def padded_network(network: Graph, plan: Plan) -> Graph:
         return -(-size // parts[root]) * parts[root] if root in uneven else size
 
     tensors = {
-        name: replace(tensor, shape=tuple(padded((f"tensor {name}", place), size) for place, size in enumerate(tensor.shape)))
+        name: replace(tensor, shape=tuple(padded((f"tensor {name}", position), size) for position, size in enumerate(tensor.shape)))
         for name, tensor in network.tensors.items()
     }
     operators = tuple(
@@ -45,23 +45,23 @@ def padded_network(network: Graph, plan: Plan) -> Graph:
 
 
 def _same_sizes(network: Graph) -> dict[tuple[str, str | int], tuple[str, str | int]]:
-    """Dims of operators and positions of tensors -> one mark for all that must be padded alike."""
+    """Map dims of operators and positions of tensors to one representative for all that must be padded to the same size."""
     joined = DisjointSets[tuple[str, str | int]]((operator.name, dim) for operator in network.operators for dim in operator.dims)
     for operator in network.operators:
         for operand in (*operator.inputs, operator.output):
-            for place, dim in enumerate(operand.dims):
+            for position, dim in enumerate(operand.dims):
                 if dim:
-                    joined.join((operator.name, dim), (f"tensor {operand.tensor}", place))
+                    joined.join((operator.name, dim), (f"tensor {operand.tensor}", position))
     return joined.representatives()
 
 
 def _resized(operator: Operator, dims: dict[str, int]) -> Operator:
-    """With the dims and the traffic of these sizes; its work stays as it is, nothing here asks for it."""
+    """Return the operator with these dims and their traffic; its work is not updated, as it is not used here."""
     if dims == dict(operator.dims):
         return operator
 
-    def own(old: OwnTraffic) -> OwnTraffic:
+    def resized(old: OwnTraffic) -> OwnTraffic:
         extent = tuple((dims[dim] if dim and size == operator.dims[dim] else size, dim) for size, dim in old.extent)
         return replace(old, extent=extent)
 
-    return replace(operator, dims=dims, traffic=tuple(own(each) for each in operator.traffic))
+    return replace(operator, dims=dims, traffic=tuple(resized(entry) for entry in operator.traffic))

@@ -1,10 +1,10 @@
-"""Weights, gradients and optimizer state of one rank, and what becomes of them: ZeRO stages 0 to 3.
+"""Weights, gradients and optimizer state of one rank under ZeRO stages 0 to 3.
 
-Stages 0 and 1 have flat buffers of each unit (`parallel/per_operator/parameters.py`), which are reduced once a step, under the rest of the
-backward pass; 2 and 3 are torch's `fully_shard` on modules that hold the parameters of a unit. Stage 3 frees
-gathered weights after each pass, 2 after the last microbatch; both reduce gradients each microbatch. In a pipeline both keep weights
-gathered and reduce gradients once a step, as torch does. What several ranks hold the same shard
-of (`dp_replicate`, weights of norms that tp reads in parts) is added up among them once a step.
+Stages 0 and 1 use flat buffers per unit (`parallel/per_operator/parameters.py`), reduced once a step and overlapped with
+backward. Stages 2 and 3 use torch's `fully_shard` on modules that hold the parameters of a unit. Stage 3 reshards
+weights after each pass, stage 2 after the last micro-batch; both reduce gradients every micro-batch. In a pipeline, both keep weights
+gathered and reduce gradients once a step, as torch does. Gradients of shards with several replicas (`dp_replicate`, weights of norms
+that tp reads in parts) are all-reduced over them once a step.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 
 class Parameters:
-    """Every rank has all, and each gradient is reduced by itself after the last backward pass.
+    """Replicated parameters; each gradient is all-reduced separately after the last backward pass.
 
-    tensors    what the rank has of each parameter that is trained, by name, a leaf that wants a gradient
-    frozen     of the others
-    masters    what the optimizer updates; the tensors themselves where weights are read as they are updated
-    sums       gradients as they add up and are reduced, where that is not the format in which they are made
-    readers    operator that a gradient's collective is put on record for
+    tensors    local part of each trained parameter, by name: an autograd leaf
+    frozen     the same of frozen parameters
+    masters    tensors that the optimizer updates; equal to `tensors` without master copies
+    sums       accumulated gradients, if they are accumulated and reduced in another dtype
+    readers    operator under which a gradient's collective is recorded
     """
 
     def __init__(
@@ -68,32 +68,32 @@ class Parameters:
         self.unreduced: Iterable[str] = [name for unit in units for name in unit.parameters if not unit.is_frozen]
         self.axes = {name: unit.axes for unit in units for name in unit.parameters}
         self._updates = ShardOptimizer(optimizer, learning_rate=learning_rate)
-        self._listens = False
+        self._has_hooks = False
 
     @property
     def adds_up(self) -> bool:
-        """Whether gradients add up in another format than that in which they are made."""
+        """Whether gradients are accumulated in another dtype than that of backward."""
         return self.dtypes.reduce != self.dtypes.weight
 
-    def _listen(self) -> None:
-        """Each gradient goes to its sum as soon as it is made."""
-        if self.adds_up and not self._listens:
+    def _register_hooks(self) -> None:
+        """Register hooks that add each gradient to its sum as soon as it is computed."""
+        if self.adds_up and not self._has_hooks:
             for name in self.unreduced:
                 self.tensors[name].register_post_accumulate_grad_hook(partial(_add_up, self.sums, name))
-        self._listens = True
+        self._has_hooks = True
 
     def read(self, name: str) -> torch.Tensor:
-        """As an operator reads it now."""
+        """Return a parameter as an operator reads it."""
         return self.tensors[name] if name in self.tensors else self.frozen[name]
 
     def module(self, interpreter: Interpreter, stage: int, sections: Sequence[tuple[int, int]]) -> nn.Module | None:
-        """A stage as modules, where ZeRO needs them."""
+        """Return a stage as modules, where ZeRO needs them."""
         return None
 
     def begin_step(self) -> None:
-        """Where several microbatches add up, each gradient has a place of its own: torch hands two parameters one tensor as their gradient
-        (both biases of a sum, a sample a rank), which must not be added to twice."""
-        self._listen()
+        """Give each gradient its own buffer if several micro-batches accumulate: autograd may return one tensor as the gradient of two
+        parameters (both biases of a sum, one sample per rank), and accumulation must not add to it twice."""
+        self._register_hooks()
         for name in self.unreduced:
             parameter = self.tensors[name]
             parameter.grad = torch.zeros_like(parameter) if self.times > 1 and not self.adds_up else None
@@ -101,10 +101,10 @@ class Parameters:
                 self.sums[name] = torch.zeros_like(parameter, dtype=self.dtypes.reduce)
 
     def begin_backward(self, microbatch: int, stage: int) -> None:
-        """Called before the backward pass of a microbatch through a stage, in order."""
+        """Prepare the backward pass of a micro-batch through a stage; called in order."""
 
     def finish_gradients(self) -> None:
-        """Reduce the gradients of all microbatches."""
+        """Reduce the gradients of all micro-batches."""
         self._reduce()
         for unit in self.units:
             if len(unit.holders) > 1 and not unit.is_frozen:
@@ -115,27 +115,27 @@ class Parameters:
                     dist.all_reduce(gradient, group=self.mesh.holders_group(unit.holders))
 
     def _kept_gradients(self, unit: ParameterUnit) -> Iterator[torch.Tensor]:
-        """As this rank has them, reduced."""
+        """Yield this rank's reduced gradients of a unit."""
         for name in unit.parameters:
             gradient = self.sums[name] if self.adds_up else self.tensors[name].grad
             assert gradient is not None
             yield gradient
 
     def _reduce(self) -> None:
-        """All at once: the ranks meet once, not for each. In place, but where two parameters have one tensor as their gradient."""
+        """All-reduce all gradients at once, in place, so that the ranks synchronise only once. Aliased gradients are cloned first."""
         if not self.adds_up:
             self._part_gradients()
-        under_way = []
+        pending = []
         for name in self.unreduced:
             gradient = self.sums[name] if self.adds_up else self.tensors[name].grad
             if self.axes[name] and gradient is not None:
                 purpose = Purpose(Pass.BACKWARD, name, self.readers[name], "gradient")
-                under_way.append(begin_all_reduce(self.mesh, gradient, self.axes[name], purpose))
-        for work in under_way:
+                pending.append(begin_all_reduce(self.mesh, gradient, self.axes[name], purpose))
+        for work in pending:
             work.wait()
 
     def _part_gradients(self) -> None:
-        """Each has a tensor of its own, in order."""
+        """Give each gradient a contiguous tensor of its own, in order."""
         seen: set[int] = set()
         for name in self.unreduced:
             parameter = self.tensors[name]
@@ -161,21 +161,21 @@ class Parameters:
         return self.masters.values()
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Before the update, each in the layout of its parameter. Every rank must ask."""
+        """Yield the gradients before the update, in the layouts of their parameters. Collective: call it on every rank."""
         yield from self.sums.items()
         for name, parameter in self.tensors.items():
             if parameter.grad is not None:
                 yield name, parameter.grad
 
     def stored(self) -> Iterator[torch.Tensor]:
-        """Tensors that live between steps."""
+        """Yield the tensors that persist between steps."""
         yield from self.frozen.values()
         yield from self.tensors.values()
         yield from self.masters.values() if self.dtypes.has_master_copy else ()
         yield from state_of(self._updates.optimizer)
 
     def release(self) -> None:
-        """Free what lives between steps besides the weights."""
+        """Free all memory that persists between steps, except the weights."""
         self.sums.clear()
         for parameter in self.tensors.values():
             parameter.grad = None
@@ -184,30 +184,30 @@ class Parameters:
         padded = unit.padded_elements(together=together) if self.plan.zero else unit.num_elements
         for row in unit_traffic(unit, self.plan.zero, self.times, keeps=self.plan.layout.pp > 1):
             if row.what == "sum":
-                continue  # noted where it is issued
+                continue  # recorded where it is issued
             issued = padded // unit.ways if row.kind is CollectiveKind.ALL_REDUCE and self.plan.zero else padded
             for _ in range(row.repeats):
                 self.mesh.note(row.kind, row.axes, row.num_elements, Purpose(row.phase, row.tensor, row.operator, row.what), issued=issued)
 
 
 def _add_up(sums: Mapping[str, torch.Tensor], name: str, parameter: torch.Tensor) -> None:
-    """(A function of the sums alone: a hook that knew its parameter would keep it alive.)"""
+    """Add a gradient to its sum. (The hook does not reference its parameter, which would keep it alive.)"""
     assert parameter.grad is not None
     sums[name].add_(parameter.grad)
     parameter.grad = None
 
 
 def _launch(waiting: dict[int, int], number: int, flat: FlatUnit, parameter: torch.Tensor) -> None:
-    """A gradient is there: of the last one of a unit and a step the reduction starts."""
+    """Count a finished gradient, and start the unit's reduction after the last one of the step."""
     waiting[number] -= 1
     if not waiting[number]:
         flat.launch()
 
 
 class FlatParameters(Parameters):
-    """ZeRO 0 and 1: gradients add up in flat buffers and leave once a step; as shards, where new weights are gathered then.
+    """ZeRO 0 and 1: gradients accumulate in flat buffers, reduced once a step. ZeRO 1 reduce-scatters them and all-gathers new weights.
 
-    waiting   gradients of each unit that the step has yet to make: the last one starts the unit's reduction, and backward goes on
+    waiting   number of gradients of each unit that are missing in this step; the last one starts the unit's overlapped reduction
     """
 
     def __init__(self, tensors: dict[str, torch.Tensor], units: Sequence[ParameterUnit], *rest: Any, **more: Any) -> None:
@@ -217,38 +217,38 @@ class FlatParameters(Parameters):
         self.waiting: dict[int, int] = {}
         self.flat: list[tuple[ParameterUnit, FlatUnit]] = []
         for unit in units:
-            own = [tensors[name] for name in unit.parameters]
+            unit_tensors = [tensors[name] for name in unit.parameters]
             shards = unit.shard_axes if self.plan.zero else frozenset[str]()
             flat = FlatUnit(
-                [tensor.numel() for tensor in own],
+                [tensor.numel() for tensor in unit_tensors],
                 shard_group=self.mesh.process_group(shards),
                 replica_group=self.mesh.process_group(unit.axes - shards),
                 dtypes=self.dtypes,
                 device=self.mesh.device,
             )
             exact = torch.zeros_like(flat.weights, dtype=self.dtypes.master)
-            for tensor, place in zip(own, flat.places, strict=True):
-                exact[place] = tensor.detach().reshape(-1)
+            for tensor, span in zip(unit_tensors, flat.places, strict=True):
+                exact[span] = tensor.detach().reshape(-1)
             flat.weights.copy_(exact)
             flat.master.copy_(exact[flat.shard])
-            for name, tensor, place in zip(unit.parameters, own, flat.places, strict=True):
-                self.tensors[name] = flat.weights[place].view(tensor.shape).detach().requires_grad_()
-                self.sums[name] = flat.gradients[place].view(tensor.shape)
+            for name, tensor, span in zip(unit.parameters, unit_tensors, flat.places, strict=True):
+                self.tensors[name] = flat.weights[span].view(tensor.shape).detach().requires_grad_()
+                self.sums[name] = flat.gradients[span].view(tensor.shape)
             self.flat.append((unit, flat))
         masters = [flat.master for _, flat in self.flat]
-        # a stage may have no parameters at all
+        # a stage may have no parameters
         self._optimizer = build_optimizer(self.optimizer, masters, learning_rate=self.learning_rate) if masters else None
 
     def begin_step(self) -> None:
-        self._listen()
+        self._register_hooks()
         for number, (unit, flat) in enumerate(self.flat):
             flat.gradients.zero_()
             self.waiting[number] = len(unit.parameters) * self.times
             for name in unit.parameters:
                 self.tensors[name].grad = None if self.adds_up else self.sums[name]
 
-    def _listen(self) -> None:
-        super()._listen()
+    def _register_hooks(self) -> None:
+        super()._register_hooks()
         if not self.launches:
             self.launches = True
             for number, (unit, flat) in enumerate(self.flat):
@@ -256,11 +256,11 @@ class FlatParameters(Parameters):
                     self.tensors[name].register_post_accumulate_grad_hook(partial(_launch, self.waiting, number, flat))
 
     def _kept_gradients(self, unit: ParameterUnit) -> Iterator[torch.Tensor]:
-        yield from (flat.gradients[flat.shard] for own, flat in self.flat if own is unit)
+        yield from (flat.gradients[flat.shard] for owner, flat in self.flat if owner is unit)
 
     def _reduce(self) -> None:
         for number, (_, flat) in enumerate(self.flat):
-            if self.waiting[number] > 0:  # a parameter that nothing read has no gradient
+            if self.waiting[number] > 0:  # a parameter without a reader has no gradient
                 flat.launch()
         for unit, flat in self.flat:
             flat.finish()
@@ -273,9 +273,9 @@ class FlatParameters(Parameters):
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         for unit, flat in self.flat:
-            whole = flat.whole_gradients()
-            for name, place in zip(unit.parameters, flat.places, strict=True):
-                yield name, whole[place].view(self.tensors[name].shape).clone()
+            full = flat.full_gradients()
+            for name, span in zip(unit.parameters, flat.places, strict=True):
+                yield name, full[span].view(self.tensors[name].shape).clone()
 
     def stored(self) -> Iterator[torch.Tensor]:
         yield from self.frozen.values()
@@ -289,7 +289,7 @@ class FlatParameters(Parameters):
 
 
 class Summed(torch.autograd.Function):
-    """The tensor as it is; its gradient is added up over axes."""
+    """Identity whose gradient is all-reduced over axes."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, tensor: torch.Tensor, mesh: NetworkMesh, axes: frozenset[str], purpose: Purpose) -> torch.Tensor:
@@ -303,35 +303,35 @@ class Summed(torch.autograd.Function):
 
 
 class _Holder(nn.Module):
-    """Holds the parameters of a unit for `fully_shard`, and what reads them.
+    """Module that holds the parameters of a unit for `fully_shard`, and the module that reads them.
 
-    Each as a vector: `fully_shard` cuts the first dim, which of a weight with a dim for heads may be shorter than the group.
+    Parameters are flattened: `fully_shard` shards the first dim, and that of a weight with a heads dim may be shorter than the group.
     """
 
     def __init__(self, unit: ParameterUnit, tensors: Mapping[str, torch.Tensor], inner: nn.Module, mesh: NetworkMesh) -> None:
         super().__init__()
         self.unit, self.mesh = unit, mesh
         self.places = {name: f"p{number}" for number, name in enumerate(unit.parameters)}
-        for name, place in self.places.items():
-            self.register_parameter(place, nn.Parameter(tensors[name].detach().reshape(-1), requires_grad=not unit.is_frozen))
+        for name, attribute in self.places.items():
+            self.register_parameter(attribute, nn.Parameter(tensors[name].detach().reshape(-1), requires_grad=not unit.is_frozen))
         self.shapes = {name: tensors[name].shape for name in unit.parameters}
         self.inner = inner
 
     def read(self, name: str) -> torch.Tensor:
-        """As `fully_shard` has it now: whole while an operator computes with it."""
-        whole = getattr(self, self.places[name]).view(self.shapes[name])
+        """Return a parameter as `fully_shard` provides it: unsharded while an operator computes with it."""
+        weight = getattr(self, self.places[name]).view(self.shapes[name])
         axes = self.unit.summed.get(name)
         if axes is None:
-            return whole  # type: ignore[no-any-return]
+            return weight  # type: ignore[no-any-return]
         purpose = Purpose(Pass.BACKWARD, name, self.unit.operator, "sum")
-        return Summed.apply(whole, self.mesh, axes, purpose)  # type: ignore[no-any-return, no-untyped-call]
+        return Summed.apply(weight, self.mesh, axes, purpose)  # type: ignore[no-any-return, no-untyped-call]
 
     def forward(self, values: Mapping[str, torch.Tensor], microbatch: int) -> Values:
         return self.inner(values, microbatch)  # type: ignore[no-any-return]
 
 
 class ShardedParameters(Parameters):
-    """ZeRO 2 and 3. Parameters that no axis cuts into shards are as those of ZeRO 0."""
+    """ZeRO 2 and 3. Parameters that no axis shards are handled as under ZeRO 0."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], units: Sequence[ParameterUnit], *rest: Any, **more: Any) -> None:
         super().__init__(tensors, units, *rest, **more)
@@ -344,12 +344,12 @@ class ShardedParameters(Parameters):
     def module(self, interpreter: Interpreter, stage: int, sections: Sequence[tuple[int, int]]) -> nn.Module:
         start, end = interpreter.run_of
         modules = [self._held_by(stage, number, Section(interpreter, *section)) for number, section in enumerate(sections)]
-        wanted = [interpreter.wanted_from_before(*section) for section in sections]
-        chain = Chain(modules, wanted, interpreter.left_for_others(start, end))
+        wanted = [interpreter.external_inputs(*section) for section in sections]
+        chain = Chain(modules, wanted, interpreter.external_outputs(start, end))
         return self._held_by(stage, -1, chain)
 
     def _held_by(self, stage: int, section: int, module: nn.Module) -> nn.Module:
-        """The module inside one holder for each unit of the section."""
+        """Return the module wrapped in one holder for each unit of the section."""
         policy = MixedPrecisionPolicy(cast_forward_inputs=False)
         if self.dtypes.has_master_copy:
             policy = MixedPrecisionPolicy(param_dtype=self.dtypes.weight, reduce_dtype=self.dtypes.reduce, cast_forward_inputs=False)
@@ -367,7 +367,7 @@ class ShardedParameters(Parameters):
             frees = not self.keeps_weights and not unit.is_wanted_at_once
             fully_shard(holder, mesh=mesh, reshard_after_forward=frees, mp_policy=policy)
             assert isinstance(holder, FSDPModule)
-            # gradients are shares of a sum
+            # each rank has a partial gradient: sum, do not average
             holder.set_gradient_divide_factor(1.0)
             holder.set_force_sum_reduction_for_comms(True)
             self.holders.append((unit, holder))
@@ -379,17 +379,17 @@ class ShardedParameters(Parameters):
 
     def _sharded(self) -> Iterator[tuple[str, nn.Parameter]]:
         for _, holder in self.holders:
-            for name, place in holder.places.items():
-                yield name, holder.get_parameter(place)
+            for name, attribute in holder.places.items():
+                yield name, holder.get_parameter(attribute)
 
-    def whole_shards(self, *, gradients: bool = False) -> dict[str, torch.Tensor]:
-        """Parameters that `fully_shard` holds, or their gradients, each in the layout of its parameter. Every rank must ask."""
-        found = {}
+    def full_tensors(self, *, gradients: bool = False) -> dict[str, torch.Tensor]:
+        """Return the parameters that `fully_shard` holds, or their gradients, in the layouts of the plan. A collective call."""
+        shards = {}
         for name, parameter in self._sharded():
             tensor = parameter.grad if gradients else parameter
             if isinstance(tensor, DTensor):
-                found[name] = tensor.full_tensor().view(self.holder_of[name].shapes[name])
-        return found
+                shards[name] = tensor.full_tensor().view(self.holder_of[name].shapes[name])
+        return shards
 
     def begin_step(self) -> None:
         super().begin_step()
@@ -425,7 +425,7 @@ class ShardedParameters(Parameters):
             self._note(unit, together=False)
             if not unit.runs_backward:
                 assert isinstance(holder, FSDPModule)
-                holder.reshard()  # which torch does after a backward pass
+                holder.reshard()  # as torch does after a backward pass
 
     def _held(self) -> Iterable[torch.Tensor]:
         yield from super()._held()
@@ -451,7 +451,7 @@ class ShardedParameters(Parameters):
             parameter.grad = None
         for _, holder in self.holders:
             assert isinstance(holder, FSDPModule)
-            holder.reshard()  # a forward pass alone may have left weights gathered
+            holder.reshard()  # a forward pass without backward may have left weights gathered
 
 
 #: By ZeRO stage.

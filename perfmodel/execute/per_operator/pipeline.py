@@ -1,7 +1,7 @@
-"""Stages of a pipeline around a per-operator plan, under torch's schedules.
+"""Pipeline stages of a per-operator plan, under torch's schedules.
 
-A rank sends what it has of the tensor that crosses, as its producer left it, to the rank at its place in the next stage; that one
-redistributes it. Its gradient comes back resolved. With fewer microbatches than stages, where 1F1B and GPipe are one, torch's GPipe.
+A rank sends its shard of the boundary tensor, in the producer's layout, to the rank with the same coordinates in the next stage, which
+redistributes it. The gradient returns in the resolved layout. With fewer micro-batches than stages, 1F1B equals GPipe: torch's GPipe runs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class NetworkStage:
-    """Operators `run` of the network, stage `index` in their order; `module`: as modules, where ZeRO needs them."""
+    """Operators `run` of the network as stage `index`; `module`: the stage as modules, where ZeRO needs them."""
 
     index: int
     run: tuple[int, int]
@@ -35,12 +35,12 @@ class NetworkStage:
 
     @property
     def left(self) -> list[str]:
-        """Tensors that the stage makes for others, or for nobody."""
-        return self.interpreter.left_for_others(*self.run)
+        """Outputs of the stage that other stages read or no operator reads."""
+        return self.interpreter.external_outputs(*self.run)
 
 
 class _StageModule(nn.Module):
-    """One microbatch of a stage; the last one returns its loss."""
+    """One micro-batch of a stage; the last stage returns its loss."""
 
     def __init__(self, pipeline: StagePipeline, stage: NetworkStage) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class _StageModule(nn.Module):
             self.inner = stage.module
 
     def _crossing(self, start: int) -> tuple[str, torch.Tensor]:
-        """The tensor that enters the stage which begins there, by name and as one rank has it."""
+        """Return the tensor that enters the stage starting there: its name and a meta tensor of the local shape."""
         program = self.pipeline.program
         tensor, layout = stage_send(program.network, program.plan, start)
         shape = [len(part) for part in holding(layout, program.network.tensors[tensor].shape, program.mesh)]
@@ -63,26 +63,26 @@ class _StageModule(nn.Module):
 
     @property
     def sent_elements(self) -> int:
-        """Elements that the stage sends for a microbatch: outputs, and gradients of its inputs."""
+        """Elements that the stage sends per micro-batch: outputs, and gradients of its inputs."""
         return (prod(self.first.shape) if self.entering else 0) + (prod(self.last.shape) if self.leaving else 0)
 
     def forward(self, received: torch.Tensor) -> torch.Tensor:
         program, number = self.pipeline.program, self.next_microbatch
-        self.next_microbatch += 1  # through each stage they go in order
+        self.next_microbatch += 1  # micro-batches pass each stage in order
         outputs = program.forward({self.entering: received} if self.entering else {}, number, stage=self.stage)
         if self.is_last:
             self.pipeline.shares.append(program.share(outputs))
             result = program.loss(outputs)
         else:
             result = outputs[self.leaving].contiguous()
-        if not result.requires_grad:  # nothing before it is trained: torch's schedules send a gradient back all the same
+        if not result.requires_grad:  # no earlier parameter is trained, but torch's schedules send a gradient back anyway
             result = result.detach().requires_grad_()
         result.register_hook(lambda gradient: program.parameters.begin_backward(number, self.stage.index))
         return result
 
 
 class StagePipeline:
-    """This rank's part of a step in stages. `sent_elements`: what it sends to its neighbours in a step."""
+    """This rank's part of a pipelined step. `sent_elements`: elements sent to its neighbours per step."""
 
     def __init__(self, program: NetworkProgram) -> None:
         self.program = program
@@ -115,7 +115,7 @@ class StagePipeline:
             self.schedule = ScheduleGPipe(stages[0], **options)
 
     def run(self) -> torch.Tensor:
-        """All microbatches, forward and backward; the local share of the loss."""
+        """Run forward and backward of all micro-batches. Return the local share of the loss."""
         self.shares = []
         for module in self.modules:
             module.next_microbatch = 0

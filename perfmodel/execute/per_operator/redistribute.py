@@ -1,11 +1,11 @@
-"""A tensor redistributed between two layouts, collective for collective as `parallel.algebra.sharding.redistribute` says.
+"""Redistribution of a tensor between two layouts, with the same collectives as `parallel.algebra.sharding.redistribute`.
 
-Every rank holds, at each position of a tensor, a set of indices in ascending order. Each step turns one such product of sets into another,
-so chunks in any order (R10) need no case of their own: a peer gets what it will hold of what this rank holds.
+At each position of a tensor, a rank holds a set of indices in ascending order. Each step maps one product of such sets to another.
+HeldChunks in any order (R10) therefore need no special case: a peer receives the intersection of its target set with this rank's set.
 
-Where a step is a transition between two placements on the mesh of its group, DTensor issues it. Two are not: cuts that move between
-positions, which DTensor on CPUs turns into an all-gather, and gathers over several positions at once. A mesh that does without DTensor has
-the same collectives called directly: on two ranks with gloo that takes 0.3 ms for a small tensor, where DTensor takes 1.2 ms.
+If a step is a transition between two placements on the mesh of its group, DTensor issues it. Two are not: sharding that moves between
+positions, which DTensor on CPUs implements as an all-gather, and gathers over several positions at once. A mesh without DTensor calls
+the same collectives directly: on two ranks with gloo this takes 0.3 ms for a small tensor, where DTensor takes 1.2 ms.
 """
 
 from __future__ import annotations
@@ -30,52 +30,52 @@ if TYPE_CHECKING:
 
 #: Indices that a rank holds at each position.
 Holding = tuple[np.ndarray, ...]
-#: Where something lies in a local tensor, at each position.
+#: Location of a selection in a local tensor, at each position.
 Selection = tuple["slice | torch.Tensor", ...]
 
 
 def holding(layout: Layout, shape: Sequence[int], mesh: NetworkMesh, rank: int | None = None) -> Holding:
-    """Part of a tensor that a rank (default: this one) holds in a layout."""
-    place = mesh.place(mesh.rank if rank is None else rank)
-    return tuple(_held(size, HeldChunks(axes), mesh, place) for size, axes in zip(shape, layout.cuts, strict=True))
+    """Return the indices of a tensor that a rank (default: this one) holds in a layout."""
+    coordinates = mesh.coordinates(mesh.rank if rank is None else rank)
+    return tuple(_held(size, HeldChunks(axes), mesh, coordinates) for size, axes in zip(shape, layout.cuts, strict=True))
 
 
 def local_part(tensor: torch.Tensor, layout: Layout, mesh: NetworkMesh) -> torch.Tensor:
-    """This rank's part of a tensor that it has whole."""
-    whole = tuple(np.arange(size) for size in tensor.shape)
-    return _take(tensor, _selection(whole, holding(layout, tensor.shape, mesh)))
+    """Return this rank's shard of an unsharded tensor."""
+    full_range = tuple(np.arange(size) for size in tensor.shape)
+    return _take(tensor, _selection(full_range, holding(layout, tensor.shape, mesh)))
 
 
-def _held(size: int, chunks: HeldChunks, mesh: NetworkMesh, place: dict[str, int]) -> np.ndarray:
-    """Indices of a position of `size` that the rank at `place` holds; uneven shares end short."""
-    key = (size, chunks, *[place[axis] for axis in (*chunks.axes, *chunks.further)])
+def _held(size: int, chunks: HeldChunks, mesh: NetworkMesh, coordinates: dict[str, int]) -> np.ndarray:
+    """Return the indices of a position of `size` held by the rank at `coordinates`; with uneven shards the last are shorter."""
+    key = (size, chunks, *[coordinates[axis] for axis in (*chunks.axes, *chunks.further)])
     if key not in mesh.indices:
-        mesh.indices[key] = _indices(size, chunks, mesh, place)
+        mesh.indices[key] = _indices(size, chunks, mesh, coordinates)
     return mesh.indices[key]
 
 
-def _indices(size: int, chunks: HeldChunks, mesh: NetworkMesh, place: dict[str, int]) -> np.ndarray:
+def _indices(size: int, chunks: HeldChunks, mesh: NetworkMesh, coordinates: dict[str, int]) -> np.ndarray:
     indices = np.arange(size)
     if size % mesh.size(chunks.axes) == 0:
         grid = indices.reshape(*(mesh.sizes[axis] for axis in chunks.axes), -1)
-        indices = grid[tuple(slice(None) if axis in chunks.free else place[axis] for axis in chunks.axes)].reshape(-1)
-        return _cut(indices, chunks.further, mesh, place)
+        indices = grid[tuple(slice(None) if axis in chunks.free else coordinates[axis] for axis in chunks.axes)].reshape(-1)
+        return _cut(indices, chunks.further, mesh, coordinates)
     if chunks.free:
         raise AssertionError(f"uneven chunks of {size} over {chunks.axes}")
-    return _cut(indices, (*chunks.axes, *chunks.further), mesh, place)
+    return _cut(indices, (*chunks.axes, *chunks.further), mesh, coordinates)
 
 
-def _cut(indices: np.ndarray, axes: Sequence[str], mesh: NetworkMesh, place: dict[str, int]) -> np.ndarray:
-    """A further cut inside what is held."""
+def _cut(indices: np.ndarray, axes: Sequence[str], mesh: NetworkMesh, coordinates: dict[str, int]) -> np.ndarray:
+    """Shard the held indices further over `axes`."""
     for axis in axes:
         share = ceil(len(indices) / mesh.sizes[axis])
-        indices = indices[place[axis] * share : (place[axis] + 1) * share]
+        indices = indices[coordinates[axis] * share : (coordinates[axis] + 1) * share]
     return indices
 
 
 @dataclass(frozen=True, slots=True)
 class _Stages:
-    """Parts that a rank holds at first, after slices and the reduce-scatter, after the all-to-all, and in the end."""
+    """Indices that a rank holds initially, after slices and the reduce-scatter, after the all-to-all, and finally."""
 
     first: Holding
     scattered: Holding
@@ -85,10 +85,10 @@ class _Stages:
 
 def _stages(source: Layout, target: Layout, steps: Sequence[Step], shape: Sequence[int], mesh: NetworkMesh, rank: int) -> _Stages:
     between = chunks_between(source, target, steps)
-    place = mesh.place(rank)
+    coordinates = mesh.coordinates(rank)
 
     def hold(chunks: Iterable[HeldChunks]) -> Holding:
-        return tuple(_held(size, each, mesh, place) for size, each in zip(shape, chunks, strict=True))
+        return tuple(_held(size, chunk, mesh, coordinates) for size, chunk in zip(shape, chunks, strict=True))
 
     return _Stages(
         hold(map(HeldChunks, source.cuts)),
@@ -99,17 +99,17 @@ def _stages(source: Layout, target: Layout, steps: Sequence[Step], shape: Sequen
 
 
 def _selection(held: Holding, wanted: Holding) -> Selection:
-    """Where `wanted` lies in a local tensor of `held`."""
-    found: list[slice | torch.Tensor] = []
+    """Return the location of `wanted` in a local tensor of `held`."""
+    selection: list[slice | torch.Tensor] = []
     for have, want in zip(held, wanted, strict=True):
         at = np.searchsorted(have, want)
         if len(at) == 0:
-            found.append(slice(0, 0))
+            selection.append(slice(0, 0))
         elif at[-1] - at[0] + 1 == len(at):
-            found.append(slice(int(at[0]), int(at[-1]) + 1))
+            selection.append(slice(int(at[0]), int(at[-1]) + 1))
         else:
-            found.append(torch.from_numpy(at))
-    return tuple(found)
+            selection.append(torch.from_numpy(at))
+    return tuple(selection)
 
 
 def _meet(one: Holding, other: Holding) -> Holding:
@@ -139,11 +139,11 @@ def _put(tensor: torch.Tensor, where: Selection, piece: torch.Tensor) -> None:
     tensor[tuple(rows)] = piece
 
 
-def _joined_position(pieces: Sequence[Holding], whole: Holding) -> int:
-    """The position along which pieces of equal size, one after another, are the whole; -1 if there is none."""
-    for position, indices in enumerate(whole):
+def _joined_position(pieces: Sequence[Holding], union: Holding) -> int:
+    """Return the position along which concatenated pieces of equal size give the union; -1 if there is none."""
+    for position, indices in enumerate(union):
         rows = [piece[position] for piece in pieces]
-        others = all(len(piece[i]) == len(whole[i]) for piece in pieces for i in range(len(whole)) if i != position)
+        others = all(len(piece[i]) == len(union[i]) for piece in pieces for i in range(len(union)) if i != position)
         if others and len({len(row) for row in rows}) == 1 and np.array_equal(np.concatenate(rows), indices):
             return position
     return -1
@@ -153,10 +153,10 @@ def _joined_position(pieces: Sequence[Holding], whole: Holding) -> int:
 class _Move:
     """One step on this rank.
 
-    num_elements   of the full buffer, as `NetworkTraffic` counts it
-    placements     of DTensor, before and after, where it issues the step
-    out            for each peer, what it gets of the local tensor; or what the local tensor is cut to
-    into           for each peer, where its piece goes; `shapes` of the pieces, `pick` what is left out of one at first
+    num_elements   size of the full buffer, as counted by `NetworkTraffic`
+    placements     DTensor placements before and after, if DTensor issues the step
+    out            part of the local tensor that each peer receives; for a slice, the part that stays
+    into           destination of each peer's piece; `shapes` of the pieces, `pick`: the part of each piece that is used
     """
 
     kind: CollectiveKind | None
@@ -171,7 +171,7 @@ class _Move:
 
 
 class Redistribution:
-    """Callable: a local tensor in layout `source` -> in layout `target`. One rank's program, worked out once."""
+    """Callable that redistributes a local tensor from layout `source` to `target`. The steps of this rank are computed once."""
 
     def __init__(self, source: Layout, target: Layout, shape: Sequence[int], mesh: NetworkMesh, purpose: Purpose) -> None:
         self.mesh, self.purpose = mesh, purpose
@@ -202,8 +202,8 @@ class Redistribution:
         if not self.mesh.uses_dtensor:
             return self._placed_directly(tensor, move.axes, before, after)
         group = self.mesh.group(move.axes)
-        whole = DTensor.from_local(tensor.contiguous(), group, [before], run_check=False)
-        return whole.redistribute(placements=[after]).to_local()
+        dtensor = DTensor.from_local(tensor.contiguous(), group, [before], run_check=False)
+        return dtensor.redistribute(placements=[after]).to_local()
 
     def _placed_directly(self, tensor: torch.Tensor, axes: tuple[str, ...], before: Placement, after: Placement) -> torch.Tensor:
         group = self.mesh.process_group(axes)
@@ -259,7 +259,7 @@ class Redistribution:
 
 
 def _moves_once(source: Layout, target: Layout, shape: tuple[int, ...], mesh: NetworkMesh) -> tuple[_Move, ...]:
-    """Layers that are alike redistribute alike."""
+    """Return the cached moves: identical layers share them."""
     if source == target:
         return ()
     key = (source, target, shape)
@@ -317,7 +317,7 @@ def _moves(source: Layout, target: Layout, steps: Sequence[Step], shape: Sequenc
             had = [peer.exchanged for peer in peers]
             union = tuple(np.unique(np.concatenate(rows)) for rows in zip(*had, strict=True))
             position = _joined_position(had, union)
-            parts = [_meet(each, mine.last) for each in had]
+            parts = [_meet(peer_holding, mine.last) for peer_holding in had]
             if position >= 0:
                 moves.append(_Move(step.kind, axes, nominal, (Shard(position), Replicate())))
                 if _shape(union) != _shape(mine.last):
@@ -329,8 +329,8 @@ def _moves(source: Layout, target: Layout, steps: Sequence[Step], shape: Sequenc
                         axes,
                         nominal,
                         into=tuple(_selection(mine.last, part) for part in parts),
-                        pick=tuple(_selection(each, part) for each, part in zip(had, parts, strict=True)),
-                        shapes=tuple(_shape(each) for each in had),
+                        pick=tuple(_selection(peer_holding, part) for peer_holding, part in zip(had, parts, strict=True)),
+                        shapes=tuple(_shape(peer_holding) for peer_holding in had),
                         shape=_shape(mine.last),
                     )
                 )
@@ -341,7 +341,7 @@ def _moves(source: Layout, target: Layout, steps: Sequence[Step], shape: Sequenc
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """An edge: the tensor goes `there`, its gradient comes `back` and is divided by `ways` (whole made partial: R7)."""
+    """Redistribution of a tensor in forward and of its gradient in backward, divided by `ways` (replicated made partial: R7)."""
 
     there: Redistribution
     back: Redistribution

@@ -1,4 +1,4 @@
-"""Checks of network plans before anything starts. Without torch."""
+"""Checks of network plans before any process starts. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfmodel.parallel.per_operator.traffic import derive_assigned
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph
 
-#: Kinds that have a torch function (`network_functions.FUNCTIONS`).
+#: Kinds that have a torch function (`functions.FUNCTIONS`).
 KINDS = frozenset(
     {
         *(
@@ -35,7 +35,7 @@ KINDS = frozenset(
 
 
 def check_runnable(network: Graph, plan: Plan, further_kinds: Collection[str] = ()) -> None:
-    """The plan is legal, every kind has a torch function, the readers of a parameter agree, and stages can be cut as it says."""
+    """Check that the plan is legal, all kinds have torch functions, readers of a parameter agree, and the stages are possible."""
     name = plan.job.model.name
     if name != network.name:
         raise bad_field("network", name, f"the plan is not for {network.name}", "use the network that it was made for")

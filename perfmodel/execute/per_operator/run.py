@@ -1,7 +1,7 @@
-"""A network plan checked against one process, and plans of one network timed beside each other. Imports torch in the workers only.
+"""Correctness check of a network plan against one process, and timing of several plans. Imports torch in the workers only.
 
-A run counts only if its loss and every gradient equal those of one process and if it issues, operator by operator, what `network_traffic`
-says; torch's dispatcher is asked apart, so that what is noted is what was issued.
+A run counts only if its loss and every gradient equal those of one process, and if it issues the traffic of each operator that
+`step_traffic` predicts. Torch's dispatcher is counted independently, so that the recorded traffic is the issued one.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ if TYPE_CHECKING:
     from perfmodel.execute.launch.launch import Worker
     from perfmodel.execute.launch.rank_results import RankCheck, RankTimes
 
-#: Largest relative error that is round-off, by dtype. Measured ones lie a hundred times lower; in the plan's own precision (""), which may
-#: be bf16's, 3 % of a gradient were found.
+#: Largest relative error that counts as round-off, by dtype. Measured errors are a hundred times smaller. In the plan's own precision (""),
+#: which may be bf16, errors of 3 % of a gradient were measured.
 TOLERANCES = {"float64": 1e-9, "float32": TOLERANCE, "": 0.1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElementBytes:
-    """Bytes of an element that a collective moves in a run. `says_own`: whether operators' own sizes of their collectives hold too."""
+    """Bytes per element that a collective moves in a run. `uses_declared_sizes`: element sizes declared by operators apply."""
 
     activation: float
     weight: float
     gradient: float
-    says_own: bool = True
+    uses_declared_sizes: bool = True
 
     @classmethod
     def of(cls, plan: Plan, dtype: str = "") -> ElementBytes:
-        """In a run in which all is of a torch dtype; "": as the plan's precision has it."""
+        """Return the sizes in a run in one torch dtype, or in the plan's precision if `dtype` is ""."""
         if dtype:
             size = 8.0 if dtype == "float64" else 4.0
-            return cls(activation=size, weight=size, gradient=size, says_own=False)
+            return cls(activation=size, weight=size, gradient=size, uses_declared_sizes=False)
         policy = plan.job.policy
         return cls(
             activation=float(itemsize(policy.compute)),
@@ -64,7 +64,7 @@ class ElementBytes:
     def size(self, row: NetworkTraffic) -> float:
         if row.what in ("gradient", "weights", "sum"):
             return self.gradient if row.what == "gradient" else self.weight
-        return row.itemsize if self.says_own and row.itemsize > 0 else self.activation
+        return row.itemsize if self.uses_declared_sizes and row.itemsize > 0 else self.activation
 
 
 def check_on_rank(worker: Worker, network: Graph, plan: Plan, options: NetworkOptions) -> RankCheck:
@@ -81,7 +81,7 @@ def measure_on_rank(
     return network_worker.measure_on_rank(worker, network, plans, options, warmup, rounds)
 
 
-#: How plans are checked and timed where nothing else is said. What DTensor adds to each small collective is no part of a prediction.
+#: Default options of checks and of timed runs. DTensor's overhead per small collective is not part of a prediction.
 CHECKED = NetworkOptions()
 TIMED = NetworkOptions(learning_rate=1e-3, uses_dtensor=False)
 
@@ -95,9 +95,9 @@ def check_network_plan(
     hang_timeout: float = 60.0,
     group: WorkerGroup | None = None,
 ) -> NetworkCheck:
-    """Run the plan and compare loss, gradients and traffic with what they must be; RunError where they differ.
+    """Run the plan and compare loss, gradients and traffic with the expected ones; raise RunError if they differ.
 
-    options   losses are compared of all steps, gradients and traffic of the first
+    options   losses of all steps are compared, gradients and traffic of the first
     group     a running WorkerGroup of the right size to use
     """
     dtype = options.dtype
@@ -135,7 +135,7 @@ def assemble_check(network: Graph, plan: Plan, results: Sequence[RankCheck], dty
 
 
 def _worst(errors: Sequence[Mapping[str, float]], what: str, dtype: str) -> float:
-    """The largest on any rank; nan where there is none. Too large a one ends the check."""
+    """Return the largest error on any rank; nan if there is none. Raise RunError if it exceeds the tolerance."""
 
     def sentence(name: str, error: float, others: int) -> str:
         more = f", and {others} more" if others else ""
@@ -146,47 +146,47 @@ def _worst(errors: Sequence[Mapping[str, float]], what: str, dtype: str) -> floa
 
 
 def expected_traffic(network: Graph, plan: Plan, stage: int = 0) -> Counter[NetworkTraffic]:
-    """Collectives that a rank of a pipeline must issue: `step_traffic` of its stages with equal shares, without axes of size 1."""
+    """Return the collectives that a rank of a pipeline must issue: `step_traffic` of its stages, evenly sharded, without axes of size 1."""
     return _unpriced(_expected(network, plan, stage))
 
 
 def _unpriced(rows: Counter[NetworkTraffic]) -> Counter[NetworkTraffic]:
-    found: Counter[NetworkTraffic] = Counter()
+    unpriced: Counter[NetworkTraffic] = Counter()
     for row, count in rows.items():
-        found[replace(row, itemsize=0.0)] += count
-    return found
+        unpriced[replace(row, itemsize=0.0)] += count
+    return unpriced
 
 
 def _expected(network: Graph, plan: Plan, stage: int) -> Counter[NetworkTraffic]:
-    """`expected_traffic`, each row with the bytes of its elements."""
+    """Return `expected_traffic` with the element size of each row."""
     sizes = {axis.name: axis.size for axis in plan.cuts.axes} | {STAGES: plan.layout.pp}
-    found: Counter[NetworkTraffic] = Counter()
+    expected: Counter[NetworkTraffic] = Counter()
     padded = padded_network(network, plan)
     for row in (row for number in range(stage, plan.cuts.num_stages, plan.layout.pp) for row in step_traffic(padded, plan, number)):
         axes = frozenset(axis for axis in row.axes if sizes[axis] > 1)
         if axes and row.num_elements and row.repeats:
-            found[replace(row, axes=axes, repeats=1)] += row.repeats
-    return found
+            expected[replace(row, axes=axes, repeats=1)] += row.repeats
+    return expected
 
 
 def compare_traffic(network: Graph, plan: Plan, ranks: Sequence[RankCheck | RankTimes], sizes: ElementBytes) -> tuple[NetworkTraffic, ...]:
-    """The rows that the ranks of each stage issued, each with the bytes of its elements; RunError unless they are those of the plan and
-    those that torch's dispatcher saw."""
-    found: Counter[NetworkTraffic] = Counter()
+    """Return the traffic that the ranks of each stage issued, with element sizes. Raise RunError unless it equals the plan's traffic
+    and the counts of torch's dispatcher."""
+    issued: Counter[NetworkTraffic] = Counter()
     for stage in range(plan.layout.pp):
         first = stage * plan.cuts.num_chips
-        found += _compare_stage(network, plan, stage, dict(enumerate(ranks[first : first + plan.cuts.num_chips], first)), sizes)
-    return tuple(replace(row, repeats=count) for row, count in found.items())
+        issued += _compare_stage(network, plan, stage, dict(enumerate(ranks[first : first + plan.cuts.num_chips], first)), sizes)
+    return tuple(replace(row, repeats=count) for row, count in issued.items())
 
 
 def _compare_stage(
     network: Graph, plan: Plan, stage: int, ranks: Mapping[int, RankCheck | RankTimes], sizes: ElementBytes
 ) -> Counter[NetworkTraffic]:
-    # whole numbers that operators make are no traffic of a plan, and what is made with another output travels as that one does
-    beside = {operator.inputs[0].tensor for operator in network.operators if operator.kind == "part"}
-    beside |= {name for name in network.producers() if network.tensors[name].role is TensorRole.INDEX}
-    issued_outside = {row: count for row, count in next(iter(ranks.values())).record.items() if row.tensor in beside}
-    rows = {row: count for row, count in _expected(network, plan, stage).items() if row.tensor not in beside}
+    # indices computed by operators are not part of a plan's traffic; additional outputs are moved with the first output of their operator
+    outside_plan = {operator.inputs[0].tensor for operator in network.operators if operator.kind == "part"}
+    outside_plan |= {name for name in network.producers() if network.tensors[name].role is TensorRole.INDEX}
+    issued_outside = {row: count for row, count in next(iter(ranks.values())).record.items() if row.tensor in outside_plan}
+    rows = {row: count for row, count in _expected(network, plan, stage).items() if row.tensor not in outside_plan}
     priced: Counter[NetworkTraffic] = Counter()
     for row, count in (*rows.items(), *issued_outside.items()):
         priced[replace(row, itemsize=sizes.size(row))] += count
@@ -211,10 +211,10 @@ def _compare_stage(
         for (kind, over, what), more in rank.padding.items():
             size = {"gradient": sizes.gradient, "weights": sizes.weight}.get(what, sizes.activation)
             padding[kind, "+".join(sorted(over, key=order.index))] += more * size  # type: ignore[assignment]
-        handed_on = tally.num_bytes.get(("send", STAGES), 0.0) / sizes.activation
-        if handed_on != rank.sent_elements:
+        sent_to_next = tally.num_bytes.get(("send", STAGES), 0.0) / sizes.activation
+        if sent_to_next != rank.sent_elements:
             raise RunError(
-                f"network check: stage {stage + 1}: on rank {number} torch sent {handed_on:.0f} elements to its neighbours, due were "
+                f"network check: stage {stage + 1}: on rank {number} torch sent {sent_to_next:.0f} elements to its neighbours, due were "
                 f"{rank.sent_elements}"
             )
         sent += sum(value for (kind, axes), value in tally.num_bytes.items() if kind == "send" and axes != STAGES)
@@ -223,7 +223,7 @@ def _compare_stage(
             count, num_bytes = noted.get(key, (0, 0.0))
             num_bytes += padding[key]
             if key[0] == CollectiveKind.SEND_RECV:
-                # the first and the last rank of a line of n send in one direction only: on average (n - 1) / n of what an inner one sends
+                # the ends of a line of n ranks send in one direction only: on average (n - 1) / n of what an inner rank sends
                 ways = plan.cuts.size(frozenset(key[1].split("+")))
                 due += num_bytes * (ways - 1) / ways
                 continue
@@ -263,10 +263,10 @@ def measure_network_plans(
     group: WorkerGroup | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> tuple[NetworkMeasurement, ...]:
-    """Time plans of one network in turn, A B C A B C, in the precision of each: what else the machine does then disturbs all of them alike.
+    """Time plans of one network in turn, A B C A B C, each in its own precision, so that disturbances affect all plans equally.
 
-    steps, rounds    timed steps of each plan, spread over so many rounds, or fewer where there are fewer steps; `warmup` steps before each
-    check_gradients  compare gradients and traffic with one process's first, as `check_network_plan` does, in float32
+    steps, rounds    timed steps of each plan, spread over up to `rounds` rounds; `warmup` steps before each
+    check_gradients  first compare gradients and traffic with one process, as `check_network_plan` does, in float32
     """
     if not plans:
         raise InputError("plans=(): must be at least one; give a plan")
@@ -279,7 +279,7 @@ def measure_network_plans(
     if len(sizes) > 1:
         raise InputError(f"plans: are for {sorted(sizes)} chips: plans of one run must have the same number; measure them apart")
     timing = replace(options, dtype="", steps=steps, optimizer="")
-    checking = replace(timing, dtype="float32", steps=1, optimizer=options.optimizer, learning_rate=0.0)  # nothing is updated
+    checking = replace(timing, dtype="float32", steps=1, optimizer=options.optimizer, learning_rate=0.0)  # no update
     errors = [float("nan")] * len(plans)
     device = group.device if group is not None else pick_device(device, plans[0].num_chips)
     _check_memory(plans[0].num_chips, device)
@@ -294,12 +294,12 @@ def measure_network_plans(
                 errors[index] = assemble_check(network, plan, results, "float32").gradient_error
         ranks = workers.call(measure_on_rank, network, tuple(plans), timing, warmup, rounds)
         busy_fraction = processor_use(workers.pids).others_since(use)
-    found = []
+    measurements = []
     for index, plan in enumerate(plans):
         times_of_ranks = [rank[0][index] for rank in ranks]
         times = tuple(max(column) for column in zip(*(rank.times for rank in times_of_ranks), strict=True))
         names = dict.fromkeys(name for rank in times_of_ranks for name in rank.tally.times)
-        found.append(
+        measurements.append(
             NetworkMeasurement(
                 plan=plan,
                 step_time=statistics.median(times),
@@ -317,7 +317,7 @@ def measure_network_plans(
                 busy_fraction=busy_fraction,
             )
         )
-    return tuple(found)
+    return tuple(measurements)
 
 
 def _start(num_ranks: int, device: str, hang_timeout: float, on_progress: Callable[[str], None] | None) -> WorkerGroup:

@@ -1,4 +1,4 @@
-"""Work of each rank to check and time a network plan. Imports torch; the parent process does not import this."""
+"""Checking and timing of a network plan on each rank. Imports torch; the parent process does not import this module."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _build(worker: Worker, network: Graph, plan: Plan, options: NetworkOptions, 
 
 
 def _module(worker: Worker, options: NetworkOptions) -> UserModule | None:
-    """The user's module, made once."""
+    """Return the user's module, built once."""
     if options.module is None:
         return None
     kept: dict[object, UserModule] = worker.cache.setdefault("user's module", {})
@@ -65,7 +65,7 @@ def _module(worker: Worker, options: NetworkOptions) -> UserModule | None:
 
 
 def _reference(worker: Worker, network: Graph, plan: Plan, options: NetworkOptions) -> _Reference:
-    """Losses, and of the first step gradients and outputs, of one process; kept for the next plan of the same network."""
+    """Return losses, and first-step gradients and outputs, of one process; cached for later plans of the same network."""
     copied = [
         (operator.name, sorted((dim, plan.cuts.size(tuple(axes))) for dim, axes in plan.cuts.shardings[operator.name].items()))
         for operator in network.operators
@@ -97,44 +97,44 @@ def _reference(worker: Worker, network: Graph, plan: Plan, options: NetworkOptio
 
 
 def _broadcast(worker: Worker, tensors: dict[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> None:
-    """Fill `tensors` on every rank with those of rank 0, in few messages."""
+    """Broadcast `tensors` of rank 0 to all ranks, in few messages."""
     limit, batch = 1 << 24, []
     names = list(shapes)
     for position, name in enumerate(names):
         batch.append(name)
-        sizes = [int(torch.Size(shapes[each]).numel()) for each in batch]
+        sizes = [int(torch.Size(shapes[entry]).numel()) for entry in batch]
         if sum(sizes) < limit and position + 1 < len(names):
             continue
         worker.beat(f"comparing {name}")
         if worker.rank == 0:
-            flat = torch.cat([tensors[each].to(dtype).reshape(-1) for each in batch])
+            flat = torch.cat([tensors[entry].to(dtype).reshape(-1) for entry in batch])
         else:
             flat = torch.empty(sum(sizes), dtype=dtype, device=worker.device)
         dist.broadcast(flat, 0)
-        for each, piece in zip(batch, flat.split(sizes), strict=True):
-            tensors[each] = piece.view(shapes[each])
+        for entry, piece in zip(batch, flat.split(sizes), strict=True):
+            tensors[entry] = piece.view(shapes[entry])
         batch = []
 
 
-def _relative(found: torch.Tensor, expected: torch.Tensor, floor: float) -> float:
-    if found.shape != expected.shape:
+def _relative(actual: torch.Tensor, expected: torch.Tensor, floor: float) -> float:
+    if actual.shape != expected.shape:
         return float("inf")
     if not expected.numel():
         return 0.0
     size = max(float(expected.abs().max()), floor)
-    return float((found - expected).abs().max()) / size if size else float(found.abs().max())
+    return float((actual - expected).abs().max()) / size if size else float(actual.abs().max())
 
 
-def _part_of(program: NetworkProgram, whole: torch.Tensor, name: str, layout: object) -> torch.Tensor:
-    """This rank's part of a tensor of the network as given, padded with zeros."""
+def _part_of(program: NetworkProgram, tensor: torch.Tensor, name: str, layout: object) -> torch.Tensor:
+    """Return this rank's shard of an unpadded tensor of the network, padded with zeros."""
     shape = program.network.tensors[name].shape
-    padding = [extra for old, new in zip(whole.shape, shape, strict=True) for extra in (new - old, 0)]
-    padded = torch.nn.functional.pad(whole, padding[::-1]) if any(padding) else whole
+    padding = [extra for old, new in zip(tensor.shape, shape, strict=True) for extra in (new - old, 0)]
+    padded = torch.nn.functional.pad(tensor, padding[::-1]) if any(padding) else tensor
     return local_part(padded, layout, program.mesh)  # type: ignore[arg-type]
 
 
 def check_on_rank(worker: Worker, network: Graph, plan: Plan, options: NetworkOptions) -> RankCheck:
-    """Run the plan, count one step, and compare with one process, which is rank 0."""
+    """Run the plan, count one step, and compare with a single process, which rank 0 runs."""
     program = _build(worker, network, plan, options, None)
     outputs: dict[str, torch.Tensor] = {}
     if options.compares_outputs:
@@ -142,7 +142,7 @@ def check_on_rank(worker: Worker, network: Graph, plan: Plan, options: NetworkOp
             program.forward({}, keep=outputs)
         program.release()
     if program.pipeline is not None:
-        program.forward_backward()  # what torch's schedules send only once, to learn of each other
+        program.forward_backward()  # includes the one-time messages of torch's schedules
     losses, counter = [], CollectiveCounter(program.mesh.label, times_them=False)
     for step in range(options.steps):
         worker.beat(f"step {step}")
@@ -160,16 +160,16 @@ def check_on_rank(worker: Worker, network: Graph, plan: Plan, options: NetworkOp
         dist.all_reduce(share)
         losses.append(float(share))
 
-    found = _reference(worker, network, plan, options) if worker.rank == 0 else _Reference([], {}, {})
+    reference = _reference(worker, network, plan, options) if worker.rank == 0 else _Reference([], {}, {})
     header: list[Any] = [
-        found.losses,
-        {name: tuple(g.shape) for name, g in found.gradients.items()},
-        {n: tuple(o.shape) for n, o in found.outputs.items()},
+        reference.losses,
+        {name: tuple(g.shape) for name, g in reference.gradients.items()},
+        {n: tuple(o.shape) for n, o in reference.outputs.items()},
     ]
     dist.broadcast_object_list(header)
     expected_losses, gradient_shapes, output_shapes = header
     dtype = getattr(torch, options.dtype or "float32")
-    gradients, expected_outputs = dict(found.gradients), dict(found.outputs)
+    gradients, expected_outputs = dict(reference.gradients), dict(reference.outputs)
     _broadcast(worker, gradients, gradient_shapes, dtype)
     _broadcast(worker, expected_outputs, output_shapes, dtype)
 
@@ -188,35 +188,35 @@ def check_on_rank(worker: Worker, network: Graph, plan: Plan, options: NetworkOp
             name = operator.output.tensor
             left = program.derivation.left[name]
             purpose = Purpose(Pass.FORWARD, name, operator.name, "check")
-            whole = Redistribution(left, left.resolved(), program.network.tensors[name].shape, program.mesh, purpose)(outputs[name])
+            resolved = Redistribution(left, left.resolved(), program.network.tensors[name].shape, program.mesh, purpose)(outputs[name])
             given = network.tensors[name].shape
-            if given == program.network.tensors[name].shape:  # what pads an activation means nothing
+            if given == program.network.tensors[name].shape:  # the padding of an activation has no meaning
                 expected = _part_of(program, expected_outputs[name], name, left.resolved())
-                output_errors[name] = _relative(whole, expected, 0.0)
+                output_errors[name] = _relative(resolved, expected, 0.0)
     sent = program.pipeline.sent_elements if program.pipeline is not None else 0
     return RankCheck(losses, loss_errors, gradient_errors, output_errors, record, program.mesh.padding, counter.tally, sent)
 
 
 def _peak_bytes(program: NetworkProgram) -> float:
-    """Largest sum of live tensors in a step, those of other programs left out."""
-    own = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in program.parameters.stored()}
-    own |= {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in program.inputs.values()}
+    """Return the peak of live tensors in a step, without those of other programs."""
+    persistent = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in program.parameters.stored()}
+    persistent |= {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in program.inputs.values()}
     program.release()
     with StorageTracker() as tracker:
         before = tracker.current
         program.step()
-    return float(tracker.peak - before + sum(own.values()))
+    return float(tracker.peak - before + sum(persistent.values()))
 
 
 def measure_on_rank(
     worker: Worker, network: Graph, plans: Sequence[Plan], options: NetworkOptions, warmup: int, rounds: int
 ) -> tuple[list[RankTimes], str, dict[str, str]]:
-    """Steps of all plans in turn, A B C A B C; then, apart from what is timed, one step of each counted and one tracked."""
+    """Time steps of all plans in turn, A B C A B C. Then run one counted and one memory-tracked step of each, untimed."""
     programs = [_build(worker, network, plan, options, None) for plan in plans]
-    found = [RankTimes([], float("nan"), Counter(), Counter(), CollectiveTally(), 0.0) for _ in plans]
+    results = [RankTimes([], float("nan"), Counter(), Counter(), CollectiveTally(), 0.0) for _ in plans]
     for index in range(rounds):
         share = options.steps // rounds + (index < options.steps % rounds)
-        for number, (program, result) in enumerate(zip(programs, found, strict=True)):
+        for number, (program, result) in enumerate(zip(programs, results, strict=True)):
             for step in range(warmup + share):
                 worker.beat(f"plan {number}, round {index}, step {step}")
                 dist.barrier()
@@ -229,7 +229,7 @@ def measure_on_rank(
                 if index == 0 and step == 0:
                     result.share = float(loss)
             program.release()
-    for program, result in zip(programs, found, strict=True):
+    for program, result in zip(programs, results, strict=True):
         worker.beat("counted step")
         dist.barrier()
         program.mesh.record, program.mesh.padding = Counter(), Counter()
@@ -249,4 +249,4 @@ def measure_on_rank(
         program.release()
     del programs
     gc.collect()
-    return found, *describe_on_rank(worker)
+    return results, *describe_on_rank(worker)

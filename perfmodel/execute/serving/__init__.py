@@ -1,1 +1,1 @@
-"""Inference under torch: a decoder with a key-value cache, requests that are batched as they come, and what their steps take."""
+"""Inference under torch: a decoder with a KV cache, continuous batching, and measurements of its steps."""

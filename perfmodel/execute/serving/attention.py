@@ -1,4 +1,4 @@
-"""Attention that keeps keys and values: training's projections, new tokens into the cache, each group of chunks against its own."""
+"""Attention with a KV cache: the projections of training, cache writes of new tokens, and attention by groups of chunks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfmodel.workload.config import TransformerConfig
 
 
 def seen_keys(group: ChunkGroup, start: int, window: int, device: torch.device) -> torch.Tensor:
-    """[b or 1, q, z]: which keys from `start` on each new token sees, itself the last."""
+    """Return whether each new token sees each key from `start` on [b or 1, q, z], itself included."""
     keys, queries = group.reads.length, group.queries
     lengths = torch.tensor([keys], device=device) if group.lengths is None else group.lengths
     positions = lengths.view(-1, 1) - queries + torch.arange(queries, device=device)
@@ -23,26 +23,27 @@ def seen_keys(group: ChunkGroup, start: int, window: int, device: torch.device) 
 
 
 class CachedCore(CoreAttention):
-    """Queries that are the last tokens of their sequences, against all of a cache that they see."""
+    """Attention of the last tokens of sequences to the cached keys that they see."""
 
     def attend(
         self, q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: ChunkGroup, sinks: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """[b, q, n, d], pools of keys and values, a score of each head that no key has [n] -> [b, q, n * d]
+        """Compute [b, q, n, d], pools of keys and values, sink score of each head [n] -> [b, q, n * d]
 
-        Query heads that share a key head are rows of one product: the cache is read as it lies, once.
+        Query heads that share a key head are rows of one product: the cache is read once, without a copy.
         """
         start = max(0, group.reads.length - group.queries + 1 - self.window) if self.window and group.lengths is None else 0
         k, v = (group.reads.of(pool, start).transpose(1, 2) for pool in (keys, values))
         _, queries, heads, _ = q.shape
         shared = heads // k.shape[1]
         rows = q.unflatten(2, (-1, shared)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [b, g, r q, d]
-        own = None if sinks is None else sinks.view(1, -1, shared, 1).expand(-1, -1, -1, queries).reshape(1, -1, shared * queries, 1)
-        context = attention(rows, k, v, mask=self._added(group, start, shared, q), sinks=own)
+        if sinks is not None:
+            sinks = sinks.view(1, -1, shared, 1).expand(-1, -1, -1, queries).reshape(1, -1, shared * queries, 1)
+        context = attention(rows, k, v, mask=self._added(group, start, shared, q), sinks=sinks)
         return context.unflatten(2, (shared, queries)).permute(0, 3, 1, 2, 4).flatten(2)
 
     def _added(self, group: ChunkGroup, start: int, shared: int, like: torch.Tensor) -> torch.Tensor | None:
-        """[b or 1, 1 or g, r q, z] to add to the scores; None where a token sees all, or a kernel knows by itself which keys are seen."""
+        """Return the score bias [b or 1, 1 or g, r q, z]; None if a token sees all keys, or if a kernel computes the mask itself."""
         is_plain = group.queries == 1 and group.lengths is None
         slopes = self.slopes(like)
         if self.sharding.is_abstract or (is_plain and slopes is None):
@@ -61,13 +62,13 @@ class CachedAttention(Attention):
         self.index, self.core = index, CachedCore(config, sharding, fused=True, window=self.core.window)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[1, t, h] -> [1, t, h]"""
+        """Compute [1, t, h] -> [1, t, h]."""
         cache, step = self.sharding.now()
         keys, values = cache.pools[self.index]
-        q, k, v = (each.squeeze(0) for each in self.project(x))
+        q, k, v = (tensor.squeeze(0) for tensor in self.project(x))
         keys.index_copy_(0, step.places, k)
         values.index_copy_(0, step.places, v)
-        sinks = self.own_sinks()
+        sinks = self.local_sinks()
         rows = [
             self.core.attend(q[group.rows : group.stop].unflatten(0, (-1, group.queries)), keys, values, group, *sinks).flatten(0, 1)
             for group in step.groups
@@ -77,11 +78,11 @@ class CachedAttention(Attention):
 
 
 class CachedLatent(LatentMixer):
-    """Latent attention that keeps latents alone, and the keys of an indexer.
+    """Latent attention that caches only latents, and the keys of an indexer.
 
-    Single tokens attend to the latents themselves: what would make keys of them is applied to the query instead, and what would make values
-    to the sum of latents ("absorbed"); with an indexer, to those that it chose. Of several new tokens in a sequence, keys and values are
-    made again for all of it.
+    Single tokens attend to the latents themselves ("absorbed"): the key up-projection is applied to the query, and the value up-projection
+    to the weighted sum of latents. With an indexer, they attend to the chosen latents. For several new tokens in a sequence, keys and
+    values of the full sequence are recomputed from the latents.
     """
 
     sharding: ServedSharding
@@ -91,30 +92,30 @@ class CachedLatent(LatentMixer):
         self.index = index
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[1, t, h] -> [1, t, h]"""
+        """Compute [1, t, h] -> [1, t, h]."""
         cache, step = self.sharding.now()
         pool, *index = cache.pools[self.index]
         given = self._query_latent(x)
         q = self._of_heads(given).squeeze(0)
         asked: tuple[torch.Tensor, ...] = ()
         if index:
-            queries, keys, weights = (each.squeeze(0) for each in self.indexed(x, given))
+            queries, keys, weights = (tensor.squeeze(0) for tensor in self.indexed(x, given))
             index[0].index_copy_(0, step.places, keys)
             asked = queries, weights
         compressed, shared = self.compress(x)
         pool.index_copy_(0, step.places, torch.cat((compressed, shared.squeeze(2)), dim=-1).squeeze(0))
         rows = []
         for group in step.groups:
-            mine, *own = (each[group.rows : group.stop].unflatten(0, (-1, group.queries)) for each in (q, *asked))
-            chosen = self._chosen(own[0], group.reads.of(index[0]), own[1], group) if index else None
+            mine, *index_inputs = (tensor[group.rows : group.stop].unflatten(0, (-1, group.queries)) for tensor in (q, *asked))
+            chosen = self._chosen(index_inputs[0], group.reads.of(index[0]), index_inputs[1], group) if index else None
             kept = group.reads.of(pool)
-            made = self._absorbed(mine, kept, group, chosen) if group.queries == 1 else self._expanded(mine, kept, chosen)
-            rows.append(made.flatten(0, 1))
+            context = self._absorbed(mine, kept, group, chosen) if group.queries == 1 else self._expanded(mine, kept, chosen)
+            rows.append(context.flatten(0, 1))
         output: torch.Tensor = self.o_proj(torch.cat(rows).unsqueeze(0))
         return output
 
     def _chosen(self, q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, group: ChunkGroup) -> torch.Tensor:
-        """[b, q, top]"""
+        """Return the chosen keys [b, q, top]."""
         seen = self._seen(group, q)
         top = min(self.latent.index_top, keys.shape[1])
         return cached_index(q, keys, weights, None if seen is None else seen.squeeze(1), top)  # type: ignore[no-any-return]
@@ -125,7 +126,7 @@ class CachedLatent(LatentMixer):
         return seen_keys(group, 0, 0, like.device).unsqueeze(1)
 
     def _absorbed(self, q: torch.Tensor, kept: torch.Tensor, group: ChunkGroup, chosen: torch.Tensor | None) -> torch.Tensor:
-        """[b, 1, n, qk], [b, z, c + r], [b, 1, top] -> [b, 1, n * v]"""
+        """Compute [b, 1, n, qk], [b, z, c + r], [b, 1, top] -> [b, 1, n * v]."""
         latent = self.latent
         plain, turned = q.squeeze(1).split((latent.nope_head_dim, latent.rope_head_dim), dim=-1)
         weight = local_tensor(self.kv_b_proj.weight)
@@ -142,7 +143,7 @@ class CachedLatent(LatentMixer):
         return torch.bmm(context.transpose(0, 1), for_values.transpose(1, 2)).transpose(0, 1).flatten(1).unsqueeze(1)
 
     def _expanded(self, q: torch.Tensor, kept: torch.Tensor, chosen: torch.Tensor | None) -> torch.Tensor:
-        """[b, q, n, qk], [b, z, c + r], [b, q, top] -> [b, q, n * v]"""
+        """Compute [b, q, n, qk], [b, z, c + r], [b, q, top] -> [b, q, n * v]."""
         latent = self.latent
         compressed, shared = kept.split((latent.key_value_rank, latent.rope_head_dim), dim=-1)
         k, v = self.expand(compressed, shared.unsqueeze(2))

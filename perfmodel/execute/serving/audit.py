@@ -1,6 +1,6 @@
-"""`audit_serving`: torch's own counts of steps of a served model, at full size, on any machine.
+"""`audit_serving`: torch's own counts of the steps of a served model, at full size, on any machine.
 
-Nothing here imports torch: a process of its own does.
+This module does not import torch: a separate process does.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ def audit_serving(
     dtype: Dtype = Dtype.BF16,
     process: CountingProcess | None = None,
 ) -> list[StepCounts]:
-    """Torch's counts of one of `tp` ranks in a step of each shape; experts are chosen in turn.
+    """Return torch's counts of one of `tp` ranks in a step of each shape; experts are chosen round-robin.
 
-    ep        ranks of tp over which experts are dealt; the others cut each of them
-    process   one that counts; None: one of its own
+    ep        number of expert-parallel ranks within tp; the remaining factor of tp shards each expert
+    process   a running counting process; None: start one
     """
     reason = not_served_reason(config, tp, ep=ep) or _uneven_reason(config, shapes, ep)
     if reason:
         raise InputError(reason)
     if process is None:
-        with CountingProcess() as own:
-            return audit_serving(config, shapes, tp=tp, ep=ep, dtype=dtype, process=own)
+        with CountingProcess() as counting:
+            return audit_serving(config, shapes, tp=tp, ep=ep, dtype=dtype, process=counting)
     counts, _, _ = process.ask(_COUNTS, config, tuple(shapes), tp, ep, dtype, about=config.name, program="a serving step of this model")
     return list(counts)
 
 
 def _uneven_reason(config: TransformerConfig, shapes: Sequence[StepShape], ep: int) -> str:
-    """Why experts chosen in turn would not get equally many rows; "" where they do."""
+    """Return why round-robin routing would give experts unequal numbers of rows; "" if they are equal."""
     if config.experts is None:
         return ""
     number, chosen = config.experts.num_experts, config.experts.top_k

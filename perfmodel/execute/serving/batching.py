@@ -1,4 +1,4 @@
-"""Continuous batching: requests join whenever there is room in the cache, and leave when they have all their tokens."""
+"""Continuous batching: requests join when the KV cache has free blocks, and leave after their last token."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from perfmodel.foundation.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class ServedRequest:
-    """A prompt and how many tokens are wanted after it; greedy: each is the most likely one.
+    """A prompt and the number of tokens to generate by greedy decoding.
 
-    arrives   the step before which nobody knows of it
+    arrives   step at which the request arrives
     """
 
     prompt: tuple[int, ...]
@@ -25,13 +25,13 @@ class ServedRequest:
 
     @property
     def most_tokens(self) -> int:
-        """In the cache: the last token that is made is never read."""
+        """Largest number of tokens in the cache: the last generated token is never read."""
         return len(self.prompt) + self.num_new - 1
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """Contents of a step: sequences that decode, rows of prompts, bytes of the cache that sequences hold."""
+    """Contents of a step: decoding sequences, prompt rows, and bytes of the cache in use."""
 
     decoding: int
     prompt_rows: int
@@ -43,21 +43,21 @@ class _Running:
     number: int
     request: ServedRequest
     cached: int = 0
-    made: list[int] = field(default_factory=list)
+    generated: list[int] = field(default_factory=list)
 
-    def chunk(self, room: int) -> Chunk:
-        """The next tokens: the one made last, or as much of the prompt as there is room for."""
+    def chunk(self, free_rows: int) -> Chunk:
+        """Return the next chunk: the last generated token, or up to `free_rows` tokens of the prompt."""
         prompt = self.request.prompt
         if self.cached < len(prompt):
-            return Chunk(self.number, self.cached, prompt[self.cached : self.cached + room])
-        return Chunk(self.number, self.cached, (self.made[-1],))
+            return Chunk(self.number, self.cached, prompt[self.cached : self.cached + free_rows])
+        return Chunk(self.number, self.cached, (self.generated[-1],))
 
 
 def serve(decoder: Decoder, requests: Sequence[ServedRequest], *, step_tokens: int) -> tuple[list[tuple[int, ...]], list[StepRecord]]:
-    """The new tokens of each request, and what every step was.
+    """Return the new tokens of each request, and a record of every step.
 
-    Requests join in the order in which they come, as soon as blocks for all their tokens are free. In a step every running request
-    that has its prompt in the cache gets a token; what is left of `step_tokens` rows goes to prompts, in chunks.
+    Requests join in order of arrival, as soon as blocks for all their tokens are free. In each step, every running request with a
+    complete prompt in the cache generates a token. The remaining rows of `step_tokens` go to prompts, in chunks.
     """
     cache = decoder.cache
     _check(requests, cache, step_tokens)
@@ -74,26 +74,26 @@ def serve(decoder: Decoder, requests: Sequence[ServedRequest], *, step_tokens: i
         clock += 1
         if not running:
             continue
-        # those that decode come first: a prompt takes what they leave
-        room, chunks = step_tokens, []
-        for each in sorted(running, key=lambda each: each.cached < len(each.request.prompt)):
-            if room:
-                chunks.append(each.chunk(room))
-                room -= len(chunks[-1].tokens)
+        # decode first: prompts get the remaining rows
+        free_rows, chunks = step_tokens, []
+        for sequence in sorted(running, key=lambda sequence: sequence.cached < len(sequence.request.prompt)):
+            if free_rows:
+                chunks.append(sequence.chunk(free_rows))
+                free_rows -= len(chunks[-1].tokens)
         step = make_step(chunks, cache)
         best = decoder.run(step).argmax(dim=-1).tolist()
-        by_number = {each.number: each for each in running}
+        by_number = {sequence.number: sequence for sequence in running}
         decoding = sum(chunk.start >= len(by_number[chunk.sequence].request.prompt) for chunk in chunks)
         records.append(StepRecord(decoding, sum(len(chunk.tokens) for chunk in chunks) - decoding, cache.bytes_held))
         for chunk, token in zip(step.chunks, best, strict=True):
-            each = by_number[chunk.sequence]
-            each.cached = chunk.stop
-            if each.cached >= len(each.request.prompt):
-                each.made.append(token)
-            if len(each.made) == each.request.num_new:
-                finished[each.number] = tuple(each.made)
-                cache.release(each.number)
-                running.remove(each)
+            sequence = by_number[chunk.sequence]
+            sequence.cached = chunk.stop
+            if sequence.cached >= len(sequence.request.prompt):
+                sequence.generated.append(token)
+            if len(sequence.generated) == sequence.request.num_new:
+                finished[sequence.number] = tuple(sequence.generated)
+                cache.release(sequence.number)
+                running.remove(sequence)
     return [finished[number] for number in range(len(requests))], records
 
 

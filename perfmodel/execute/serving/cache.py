@@ -1,5 +1,4 @@
-"""The cache: what layers keep of the tokens of a sequence, in blocks of a few tokens that any sequence may hold; of layers with a state a
-slot for each sequence."""
+"""KV cache in blocks of a few tokens that any sequence may hold, plus one state slot per sequence for layers with a recurrent state."""
 
 from __future__ import annotations
 
@@ -15,13 +14,13 @@ from perfmodel.execute.uniform.model import kind_of
 from perfmodel.foundation.errors import RunError
 from perfmodel.workload.config import TransformerConfig
 
-#: Tokens of a block, as in vLLM.
+#: Tokens per block, as in vLLM.
 BLOCK_TOKENS = 16
 
 
 def cache_widths(config: TransformerConfig, mixer: str, tp: int) -> tuple[tuple[int, ...], ...]:
-    """Shapes of what a layer keeps of one token on one rank: keys and values of its heads, or the one latent that all heads share, and
-    the key of an indexer; none of a layer that attends to nothing."""
+    """Return the shapes that a layer caches per token on one rank: keys and values of its heads, or the latent of all heads and the key of
+    an indexer; none for a layer without attention."""
     latent = config.latent
     if mixer not in ("attention", "latent"):
         return ()
@@ -34,9 +33,9 @@ def cache_widths(config: TransformerConfig, mixer: str, tp: int) -> tuple[tuple[
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """Places of a pool that a step reads for `number` sequences, `length` tokens of each.
+    """Slots of a pool that a step reads for `number` sequences, `length` tokens of each.
 
-    index    [number, length] places; None where the sequences lie `stride` places apart from `first` on: they are read where they are
+    index    [number, length] slots; None if the sequences start at `first` with a constant `stride`, so that they are read without a copy
     """
 
     number: int
@@ -46,17 +45,17 @@ class Reads:
     stride: int = 0
 
     def of(self, pool: torch.Tensor, start: int = 0) -> torch.Tensor:
-        """[places, ...] -> [number, length - start, ...]: the tokens from `start` on"""
+        """Read [slots, ...] -> [number, length - start, ...], the tokens from `start` on."""
         if self.index is not None:
             return pool[self.index[:, start:]]
-        place = pool.stride(0)
+        row_stride = pool.stride(0)
         shape = (self.number, self.length - start, *pool.shape[1:])
-        return pool.as_strided(shape, (self.stride * place, *pool.stride()), (self.first + start) * place)
+        return pool.as_strided(shape, (self.stride * row_stride, *pool.stride()), (self.first + start) * row_stride)
 
 
 class PagedCache:
-    """Pools of `num_blocks` blocks, one set for each layer that attends, and which blocks each sequence holds; beside them the states of up
-    to `num_sequences` sequences (0: as many as there are blocks)."""
+    """Pools of `num_blocks` blocks, one set per attention layer, and the block table of each sequence; states of up to `num_sequences`
+    sequences (0: the number of blocks)."""
 
     def __init__(
         self,
@@ -72,7 +71,7 @@ class PagedCache:
         self.block_tokens, self.num_blocks, self.device = block_tokens, num_blocks, device
         places = num_blocks * block_tokens
         mixers = [kind_of(config, layer).mixer for layer in range(config.num_hidden_layers)]
-        # zeros: what lies beyond the end of a short sequence is read with a probability of 0, and must be a number
+        # zeros: slots past the end of a short sequence are read with probability 0, so they must be finite
         self.pools: dict[int, tuple[torch.Tensor, ...]] = {
             layer: tuple(torch.zeros(places, *width, dtype=dtype, device=device) for width in cache_widths(config, mixer, tp))
             for layer, mixer in enumerate(mixers)
@@ -105,11 +104,11 @@ class PagedCache:
         return ceil(tokens / self.block_tokens)
 
     def has_capacity(self, tokens: int) -> bool:
-        """Whether a further sequence of so many tokens would find its blocks, and a slot."""
+        """Return whether blocks and a slot are free for another sequence of `tokens` tokens."""
         return self.blocks_for(tokens) <= len(self.free) and bool(self.states.free)
 
     def reserve(self, sequence: int, tokens: int) -> None:
-        """A slot, and blocks for a sequence of up to `tokens` tokens: the first that follow each other, or else whichever are free."""
+        """Reserve a slot and blocks for a sequence of up to `tokens` tokens: the first contiguous run, else the first free blocks."""
         number = self.blocks_for(tokens)
         if sequence in self.tables:
             raise RunError(f"sequence={sequence}: is in the cache already")
@@ -130,14 +129,14 @@ class PagedCache:
             self.release(sequence)
 
     def places(self, sequence: int, start: int, stop: int) -> list[int]:
-        """Where the tokens `start` to `stop` of a sequence lie in a pool."""
+        """Return the slots in a pool of the tokens `start` to `stop` of a sequence."""
         table, size = self.tables[sequence], self.block_tokens
         if stop > len(table) * size:
             raise RunError(f"sequence={sequence}: token {stop} is beyond the {len(table)} blocks that it holds")
         return [table[token // size] * size + token % size for token in range(start, stop)]
 
     def reads(self, sequences: Sequence[int], lengths: Sequence[int]) -> Reads:
-        """Places that a step reads for these sequences, each up to the longest one."""
+        """Return the slots that a step reads for these sequences, each padded to the longest one."""
         number, longest = len(sequences), max(lengths)
         tables = [self.tables[sequence] for sequence in sequences]
         firsts = [table[0] for table in tables]

@@ -1,4 +1,4 @@
-"""Counter of a serving step's weights, cache, FLOP and collectives, as torch dispatches them."""
+"""Counter of a serving step's weight bytes, cache bytes, FLOPs and collectives, as torch dispatches them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from perfmodel.parallel.results import CollectiveCount
 from perfmodel.parallel.serving.measurement import StepCounts
 
 aten = torch.ops.aten
-#: Operators that read as much of their first tensor as they give, not all of it.
+#: Operators that read the bytes that they return from their first tensor, not all of it.
 _LOOKUPS = (aten.embedding, aten.gather, aten.index, aten.index_select)
 
 
 def _is_view(func: Any) -> bool:
-    return any(each.alias_info is not None and not each.alias_info.is_write for each in func._schema.returns)
+    return any(value.alias_info is not None and not value.alias_info.is_write for value in func._schema.returns)
 
 
 def _written(func: Any, args: Any) -> list[Any]:
-    """Arguments that an operator changes."""
+    """Return the arguments that an operator writes."""
     given = zip(args, func._schema.arguments, strict=False)
-    return [value for value, each in given if each.alias_info is not None and each.alias_info.is_write]
+    return [value for value, argument in given if argument.alias_info is not None and argument.alias_info.is_write]
 
 
 def _num_bytes(tensor: torch.Tensor) -> int:
@@ -34,11 +34,11 @@ def _num_bytes(tensor: torch.Tensor) -> int:
 
 
 def _flat(values: Any) -> list[torch.Tensor]:
-    return [each for value in values for each in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(each, torch.Tensor)]
+    return [item for value in values for item in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(item, torch.Tensor)]
 
 
 class ReadCounter(StepCounter):
-    """Beside what a step of training is counted for: bytes that operators read of weights and of the cache."""
+    """Step counter that also counts the bytes that operators read of weights and of the cache."""
 
     def __init__(self, decoder: Decoder, tracker: StorageTracker) -> None:
         super().__init__(lambda ranks, kind: "tp", tracker)
@@ -50,15 +50,15 @@ class ReadCounter(StepCounter):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if result is NotImplemented or _is_view(func) or not _flat((result,)):
-            return result  # what gives no tensor asks for a shape or a device
+            return result  # without a tensor result: a query of a shape or a device
         if func._overloadpacket is aten.index_copy_ and args[0].untyped_storage()._cdata in self._pools:
             self.written += _num_bytes(args[3])
             return result
-        for place, tensor in enumerate(_flat(args)):
+        for position, tensor in enumerate(_flat(args)):
             storage = tensor.untyped_storage()._cdata
             what = "weights" if storage in self._weights else "cache" if storage in self._pools else ""
             if what:
-                looks_up = place == 0 and func._overloadpacket in _LOOKUPS
+                looks_up = position == 0 and func._overloadpacket in _LOOKUPS
                 self.read[what] += _num_bytes(result if looks_up else tensor)
         for tensor in _flat(_written(func, args)):
             if tensor.untyped_storage()._cdata in self._pools:
@@ -67,10 +67,10 @@ class ReadCounter(StepCounter):
 
 
 def count_step(decoder: Decoder, step: ServedStep) -> StepCounts:
-    """One step of the decoder, counted."""
+    """Count one step of the decoder."""
     tracker = StorageTracker()
     counter = ReadCounter(decoder, tracker)
-    with tracker.shown(), counter:
+    with tracker.observing(), counter:
         decoder.run(step)
     tally = counter.tally
     return StepCounts(
@@ -89,5 +89,5 @@ def count_step(decoder: Decoder, step: ServedStep) -> StepCounts:
 
 
 def _weights(decoder: Decoder) -> dict[int, torch.Tensor]:
-    """By their storage: tied ones are one."""
-    return {each.untyped_storage()._cdata: each for each in map(local_tensor, decoder.parameters())}
+    """Return the weights by their storage, so that tied weights count once."""
+    return {tensor.untyped_storage()._cdata: tensor for tensor in map(local_tensor, decoder.parameters())}

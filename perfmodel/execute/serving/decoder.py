@@ -1,4 +1,4 @@
-"""The decoder that serves: the training model's modules and weights, with a cache where training attends to whole sequences."""
+"""Decoder for serving: the modules and weights of the training model, with a KV cache in its attention."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perfmodel.execute.serving.experts import ServedMixture
 from perfmodel.execute.serving.states import CACHED_STATES
 from perfmodel.execute.serving.step import ServedSharding, ServedStep
 from perfmodel.execute.uniform.collective_ops import gather_sequence
-from perfmodel.execute.uniform.data_parallel import clean_name
+from perfmodel.execute.uniform.data_parallel import canonical_name
 from perfmodel.execute.uniform.experts import ExpertMixture
 from perfmodel.execute.uniform.model import FeedForward, Layer, Transformer, kind_of
 from perfmodel.execute.uniform.sharding import ExpertSharding
@@ -32,22 +32,22 @@ class ServedLayer(Layer):
     def make_mixer(self, *, index: int, fused: bool, recompute_core: bool, device: str) -> nn.Module:
         mixer = kind_of(self.config, index).mixer
         if mixer in CACHED_STATES:
-            made = CACHED_STATES[mixer](self.config, self.sharding, device=device)
-            made.index = index
-            return made
+            module = CACHED_STATES[mixer](self.config, self.sharding, device=device)
+            module.index = index
+            return module
         if mixer == "latent":
             return CachedLatent(self.config, self.sharding, index=index, device=device)
         return CachedAttention(self.config, self.sharding, index=index, device=device)
 
     def make_feed_forward(self, *, index: int, device: str) -> FeedForward | ExpertMixture:
-        made = super().make_feed_forward(index=index, device=device)
-        if isinstance(made, ExpertMixture):
-            return ServedMixture(self.config, self.sharding, shared=getattr(made, "shared", None), device=device)
-        return made
+        feed_forward = super().make_feed_forward(index=index, device=device)
+        if isinstance(feed_forward, ExpertMixture):
+            return ServedMixture(self.config, self.sharding, shared=getattr(feed_forward, "shared", None), device=device)
+        return feed_forward
 
 
 class Decoder(Transformer):
-    """All layers on one rank, or cut over tp."""
+    """All layers on one rank, or sharded over tp."""
 
     layer_type = ServedLayer
     sharding: ServedSharding
@@ -62,7 +62,7 @@ class Decoder(Transformer):
 
     @torch.no_grad()
     def run(self, step: ServedStep) -> torch.Tensor:
-        """Logits [chunks, vocabulary] of the tokens that follow `step.chunks`; what layers keep of these is in the cache then."""
+        """Return the logits [chunks, vocabulary] of the tokens after `step.chunks`, whose keys and values are written to the cache."""
         self.sharding.begin(step)
         x = self.embed(step.tokens.unsqueeze(0))
         for index, layer in self.layers.items():
@@ -85,12 +85,12 @@ def build_decoder(
     experts: ExpertSharding | None = None,
     fake: AbstractContextManager[object] | None = None,
 ) -> Decoder:
-    """A decoder with an empty cache and the weights with which training begins; modules that predict further tokens are left out.
+    """Return a decoder with an empty cache and the initial weights of training, without modules for multi-token prediction.
 
-    num_sequences   that have room for their states; 0: as many as there are blocks
-    mesh      of one axis, tp; None: one rank
-    experts   how experts are cut over the ranks of tp; None: each is cut
-    fake      a mode in which tensors have no values: weights and cache are made in it, and not filled
+    num_sequences   capacity for recurrent states; 0: the number of blocks
+    mesh            of one axis, tp; None: one rank
+    experts         sharding of experts over the ranks of tp; None: every expert is sharded over tp
+    fake            a fake-tensor mode: weights and cache are allocated in it, and not filled
     """
     config = replace(config, num_mtp_layers=0)
     group = mesh.get_group("tp") if mesh is not None else None
@@ -106,19 +106,19 @@ def build_decoder(
         _materialise(model, device)
         sharding.cache = PagedCache(config, num_blocks, num_sequences=num_sequences, tp=tp, dtype=dtype, device=device)
     for name, parameter in () if fake is not None else model.named_parameters():
-        fill(config, clean_name(name), parameter, sharding)
+        fill(config, canonical_name(name), parameter, sharding)
     return model.eval()
 
 
 def _materialise(model: Decoder, device: str) -> None:
-    """Parameters in memory in the place of those on the meta device. (torch's `to_empty` swaps tensors, which fake ones do not bear.)"""
+    """Allocate the parameters in place of those on the meta device. (torch's `to_empty` swaps tensors, which fails for fake ones.)"""
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
             local = local_tensor(parameter)
-            made = torch.empty_like(local, device=device, requires_grad=False)
+            empty = torch.empty_like(local, device=device, requires_grad=False)
             if isinstance(parameter, DTensor):
-                made = DTensor.from_local(
-                    made, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+                empty = DTensor.from_local(
+                    empty, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
                 )
-            module.register_parameter(name, nn.Parameter(made, requires_grad=False))
+            module.register_parameter(name, nn.Parameter(empty, requires_grad=False))
     model.tie_weights()

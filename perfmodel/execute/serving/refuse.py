@@ -1,4 +1,4 @@
-"""Which models the serving executor does not run, each with one sentence. Pure Python."""
+"""Reasons why the serving executor cannot run a model. Pure Python."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from perfmodel.workload.config import TransformerConfig
 
 
 def not_served_reason(config: TransformerConfig, tp: int, *, ep: int = 1) -> str:
-    """Why this model cannot be run with a cache on `tp` ranks, over `ep` of which experts are dealt; "" if it can."""
+    """Return why this model cannot be served on `tp` ranks with experts distributed over `ep` of them; "" if it can."""
     used = {part for kind in config.layer_kinds for part in (kind.mixer, kind.feed_forward)}
     lacking = ["attention in chunks"] if config.attention_chunk else []
     if config.attention_sinks and config.position == "alibi":

@@ -15,9 +15,9 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.serving.measurement import MeasuredStep, ServingMeasurement, StepCounts, StepShape
 from perfmodel.workload.config import TransformerConfig
 
-#: Largest difference of logits, over the largest logit, that a right fp32 decoder shows, with room: measured ones are below 1e-6.
+#: Largest error of logits, relative to the largest logit, of a correct fp32 decoder, with a margin: measured errors are below 1e-6.
 LOGIT_TOLERANCE = 1e-5
-#: Steps of each shape: rounds through all of them, and timed steps of one in a round.
+#: Rounds over all shapes, and timed steps of each shape per round.
 ROUNDS, REPEATS = 5, 4
 
 
@@ -55,52 +55,52 @@ def run_serving(
     group: WorkerGroup | None = None,
     on_progress: Callable[[str], None] | None = None,
 ) -> ServingMeasurement:
-    """Measure steps of these shapes. Raises InputError where they cannot run here, RunError if the run fails or its logits are wrong.
+    """Measure steps of these shapes. Raise InputError if they cannot run here, RunError if the run fails or its logits are wrong.
 
-    tp               ranks that share every layer
-    rounds, repeats  rounds through the shapes, and timed steps of each in a round
-    checks           compare logits with the uncached forward pass first (models of up to CHECKED_PARAMETERS parameters)
+    tp               tensor-parallel ranks
+    rounds, repeats  rounds over the shapes, and timed steps of each per round
+    checks           first compare logits with the uncached forward pass (models of up to CHECKED_PARAMETERS parameters)
     group            a running WorkerGroup of `tp` ranks to use
     """
     _check(config, shapes, tp=tp, rounds=rounds, repeats=repeats, group=group)
-    place = group.device if group is not None else pick_device(device, tp)
-    if tp > num_devices(place):
-        raise InputError(f"tp={tp}: this machine has room for {num_devices(place)} ranks; use a smaller tp")
-    workers = nullcontext(group) if group is not None else WorkerGroup(tp, device=place, hang_timeout=hang_timeout, on_progress=on_progress)
-    with workers as ranks:
+    device = group.device if group is not None else pick_device(device, tp)
+    if tp > num_devices(device):
+        raise InputError(f"tp={tp}: this machine has room for {num_devices(device)} ranks; use a smaller tp")
+    scope = nullcontext(group) if group is not None else WorkerGroup(tp, device=device, hang_timeout=hang_timeout, on_progress=on_progress)
+    with scope as ranks:
         errors = ranks.call(check_serving, config) if checks and config.num_parameters <= CHECKED_PARAMETERS else []
         error = worst_error(errors, LOGIT_TOLERANCE, _wrong_logits)
         use = processor_use(ranks.pids)
-        found = ranks.call(time_serving, config, tuple(shapes), dtype, rounds, repeats)
+        results = ranks.call(time_serving, config, tuple(shapes), dtype, rounds, repeats)
         busy = processor_use(ranks.pids).others_since(use)
         chip, software = ranks.call(describe)[0]
     steps = [
         MeasuredStep(
             shape=shape,
-            times=tuple(max(each) for each in zip(*(times for times, _, _ in by_rank), strict=True)),
+            times=tuple(max(repeat) for repeat in zip(*(times for times, _, _ in by_rank), strict=True)),
             counts=by_rank[0][2],
-            processor_times=tuple(by_rank[0][1]) if tp == 1 and place == "cpu" else (),
+            processor_times=tuple(by_rank[0][1]) if tp == 1 and device == "cpu" else (),
         )
-        for shape, by_rank in zip(shapes, zip(*(steps for steps, _ in found), strict=True), strict=True)
+        for shape, by_rank in zip(shapes, zip(*(steps for steps, _ in results), strict=True), strict=True)
     ]
     return ServingMeasurement(
         model=config,
         tp=tp,
         dtype=str(dtype),
         chip=chip,
-        device=place,
+        device=device,
         software=software,
         steps=tuple(steps),
         logit_error=error,
         busy_fraction=busy,
-        anchor=found[0][1],
+        anchor=results[0][1],
     )
 
 
 def _check(
     config: TransformerConfig, shapes: Sequence[StepShape], *, tp: int, rounds: int, repeats: int, group: WorkerGroup | None
 ) -> None:
-    """Check the arguments, whatever the machine. Raises InputError."""
+    """Raise InputError for invalid arguments, on any machine."""
     if not shapes:
         raise InputError("shapes: none are given; say how many sequences, cached and new tokens a step has")
     longest = max(shape.cached + shape.new for shape in shapes)

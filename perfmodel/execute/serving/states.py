@@ -1,4 +1,4 @@
-"""States that stay of a sequence in place of its keys and values: a slot for each sequence, and mixers that go on from what lies there."""
+"""Recurrent states of sequences, which replace keys and values: one slot per sequence, and mixers that continue from a state."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from perfmodel.workload.config import TransformerConfig
 
 
 def state_shapes(config: TransformerConfig, mixer: str, tp: int) -> tuple[tuple[int, ...], ...]:
-    """Shapes of a layer's state of one sequence on one rank: the convolution's last inputs [taps - 1, m, c], and the state of each head
-    [m, heads, ...]; none for a layer without a state."""
+    """Return the shapes of a layer's state per sequence on one rank: last inputs of the convolution [taps - 1, m, c], and the state of
+    each head [m, heads, ...]; none for a layer without a state."""
     spec = config.recurrence_of(mixer)
     if spec is None:
         return ()
@@ -26,9 +26,9 @@ def state_shapes(config: TransformerConfig, mixer: str, tp: int) -> tuple[tuple[
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Where states of `number` sequences lie.
+    """State slots of `number` sequences.
 
-    index   [number] slots; None where they follow each other from `first` on: they are read and written where they are
+    index   [number] slots; None if they are contiguous from `first` on, so that they are read and written in place
     """
 
     number: int
@@ -36,19 +36,19 @@ class Slots:
     first: int = 0
 
     def of(self, pool: torch.Tensor) -> torch.Tensor:
-        """[slots, ...] -> [number, ...]"""
+        """Read [slots, ...] -> [number, ...]."""
         return pool[self.first : self.first + self.number] if self.index is None else pool[self.index]
 
     def put(self, pool: torch.Tensor, values: torch.Tensor) -> None:
-        """Write back values of `of` that have changed."""
+        """Write back values read with `of` after an update."""
         if self.index is not None:
             pool.index_copy_(0, self.index, values)
 
 
 class StateCache:
-    """Pools of `num_slots` slots, one pair for each layer with a state, and which slot each sequence has.
+    """Pools of `num_slots` slots, one pair per layer with a state, and the slot of each sequence.
 
-    What the convolution read last is kept in the model's dtype, states in float32 at least.
+    The last inputs of the convolution are kept in the model's dtype, states in at least float32.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class StateCache:
         self.device = device
         dtypes = dtype, torch.promote_types(dtype, torch.float32)
         self.pools: dict[int, tuple[torch.Tensor, ...]] = {
-            layer: tuple(torch.zeros(num_slots, *shape, dtype=each, device=device) for shape, each in zip(shapes, dtypes, strict=True))
+            layer: tuple(torch.zeros(num_slots, *shape, dtype=kind, device=device) for shape, kind in zip(shapes, dtypes, strict=True))
             for layer, mixer in enumerate(mixers)
             if (shapes := state_shapes(config, mixer, tp))
         }
@@ -70,7 +70,7 @@ class StateCache:
         return sum(pool[0].numel() * pool.element_size() for pools in self.pools.values() for pool in pools)
 
     def reserve(self, sequence: int) -> None:
-        """The first free slot, empty."""
+        """Reserve the first free slot and clear it."""
         if not self.free:
             raise RunError(f"sequence={sequence}: none of the {len(self.slots)} slots for states is free")
         slot = self.slots[sequence] = self.free.pop(0)
@@ -89,22 +89,22 @@ class StateCache:
 
 
 class CachedStates(RecurrentMixer):
-    """Sequences that go on: each group of chunks from the states that its sequences left, several positions chunk by chunk, one by itself.
+    """Recurrent mixer that continues sequences: several positions by chunks, a single position as a decode step.
 
-    index   of the layer
+    index   index of the layer
     """
 
     index: int
 
-    def _run(self, mixed: torch.Tensor, steps: torch.Tensor, conv: Sequence[torch.Tensor], own: Sequence[torch.Tensor]) -> torch.Tensor:
-        """[1, t, m, c], [1, t, m, ...] -> [1, t, m, o]"""
+    def _run(self, mixed: torch.Tensor, steps: torch.Tensor, conv: Sequence[torch.Tensor], scan: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Compute [1, t, m, c], [1, t, m, ...] -> [1, t, m, o]."""
         cache, step = self.sharding.now()  # type: ignore[attr-defined]
         pools = cache.states.pools[self.index]
         rows = []
         for group in step.groups:
-            x, given = (each[0, group.rows : group.stop].unflatten(0, (-1, group.queries)) for each in (mixed, steps))
+            x, given = (tensor[0, group.rows : group.stop].unflatten(0, (-1, group.queries)) for tensor in (mixed, steps))
             last, state = (group.slots.of(pool) for pool in pools)
-            y = self.scan.onward(causal_conv_on(x, conv, last), given, own, state, self.chunk_of(x))
+            y = self.scan.onward(causal_conv_on(x, conv, last), given, scan, state, self.chunk_of(x))
             for pool, values in zip(pools, (last, state), strict=True):
                 group.slots.put(pool, values)
             rows.append(y.flatten(0, 1))

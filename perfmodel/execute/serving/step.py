@@ -1,4 +1,4 @@
-"""One step of serving: new tokens of some sequences, whose earlier tokens are in the cache."""
+"""One step of serving: new tokens of some sequences whose earlier tokens are in the cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfmodel.execute.uniform.sharding import Sharding
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The next tokens of a sequence, of which the cache has `start` tokens: a prompt, a piece of one, or the token that came last."""
+    """The next tokens of a sequence with `start` cached tokens: a prompt, a chunk of a prompt, or the last generated token."""
 
     sequence: int
     start: int
@@ -27,13 +27,13 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class ChunkGroup:
-    """Chunks of as many new tokens each, whose attention, or recurrence, is one call.
+    """Chunks with the same number of new tokens, whose attention or recurrence is one call.
 
-    rows      first row of the step that is theirs
-    queries   new tokens of each
-    reads     what they read of the cache, new tokens included
-    slots     where their states are
-    lengths   tokens of each in the cache, new ones included [b]; None where all have as many
+    rows      first row of the group in the step
+    queries   new tokens per chunk
+    reads     slots that they read from the cache, new tokens included
+    slots     their state slots
+    lengths   cached tokens of each, new ones included [b]; None if all are equal
     """
 
     rows: int
@@ -49,10 +49,10 @@ class ChunkGroup:
 
 @dataclass(frozen=True, slots=True)
 class ServedStep:
-    """Rows of all chunks one after another: first those of one token, which are one call of attention, then each other by itself.
+    """Rows of all chunks in sequence: first the single tokens, which share one attention call, then each longer chunk.
 
-    places       of every row in the cache [t]
-    last         of every chunk the row whose logits say its next token [chunks]
+    places       cache slot of every row [t]
+    last         row of every chunk whose logits give its next token [chunks]
     """
 
     chunks: tuple[Chunk, ...]
@@ -64,7 +64,7 @@ class ServedStep:
 
 
 def make_step(chunks: Sequence[Chunk], cache: PagedCache) -> ServedStep:
-    """`chunks` come in another order where one of several tokens is before one of a single token: `ServedStep.chunks` says which."""
+    """Build a step from chunks. `ServedStep.chunks` has them in the order of the rows: single tokens first."""
     ordered = sorted(chunks, key=lambda chunk: len(chunk.tokens) > 1)
     single = sum(len(chunk.tokens) == 1 for chunk in ordered)
     runs = [ordered[:single]] if single else []
@@ -86,7 +86,7 @@ def make_step(chunks: Sequence[Chunk], cache: PagedCache) -> ServedStep:
         chunks=tuple(ordered),
         tokens=row_of([token for chunk in ordered for token in chunk.tokens]),
         positions=row_of([position for chunk in ordered for position in range(chunk.start, chunk.stop)]),
-        places=row_of([place for chunk in ordered for place in cache.places(chunk.sequence, chunk.start, chunk.stop)]),
+        places=row_of([slot for chunk in ordered for slot in cache.places(chunk.sequence, chunk.start, chunk.stop)]),
         last=row_of(last),
         groups=tuple(groups),
     )
@@ -94,7 +94,7 @@ def make_step(chunks: Sequence[Chunk], cache: PagedCache) -> ServedStep:
 
 @dataclass(slots=True)
 class ServedSharding(Sharding):
-    """How a serving rank's model is cut, and what its layers read in this step."""
+    """Sharding of a serving rank's model, and the inputs of its layers in this step."""
 
     cache: PagedCache | None = None
     step: ServedStep | None = None

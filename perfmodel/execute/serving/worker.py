@@ -1,4 +1,4 @@
-"""Work of a rank in a serving run: check the cache against the uncached forward pass, then time and count steps."""
+"""A rank's work in a serving run: check the cache against the uncached forward pass, then time and count steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perfmodel.execute.serving.cache import BLOCK_TOKENS, PagedCache
 from perfmodel.execute.serving.counter import count_step
 from perfmodel.execute.serving.decoder import Decoder, build_decoder
 from perfmodel.execute.serving.step import Chunk, ServedStep, make_step
-from perfmodel.execute.uniform.data_parallel import clean_name
+from perfmodel.execute.uniform.data_parallel import canonical_name
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.weights import SEED, fill
 from perfmodel.execute.zero.flat import TORCH_DTYPES
@@ -27,14 +27,14 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.parallel.serving.measurement import ANCHOR, StepCounts, StepShape
 from perfmodel.workload.config import TransformerConfig
 
-#: [s] For the anchor in each round.
+#: Time for the anchor in each round. [s]
 ANCHOR_BUDGET = 0.05
-#: Tokens of the two sequences that are checked, and where prompts end: the first comes whole, the second in two chunks.
+#: Lengths of the two checked sequences, and the ends of their prompt chunks: the first prompt is one chunk, the second two.
 _CHECKED, _PROMPTS = (24, 37), ((19,), (16, 33))
 
 
 def mesh_of(worker: Worker) -> DeviceMesh | None:
-    """All ranks as one axis, tp; None for one rank."""
+    """Return the mesh of all ranks as one axis, tp; None for one rank."""
     if worker.world_size == 1:
         return None
     if "serving mesh" not in worker.cache:
@@ -43,9 +43,9 @@ def mesh_of(worker: Worker) -> DeviceMesh | None:
 
 
 def check_on_rank(worker: Worker, config: TransformerConfig) -> float:
-    """Largest difference of logits from the training model's, which has no cache and is whole on each rank, over the largest logit (fp32).
+    """Return the largest error of logits against the unsharded training model without a cache, relative to the largest logit (fp32).
 
-    Prompts whole and in chunks, then token by token, sequences of different lengths in one step.
+    Covers full prompts, chunked prompts, single tokens, and sequences of different lengths in one step.
     """
     config = replace(config, num_mtp_layers=0)
     generator = torch.Generator().manual_seed(SEED)
@@ -55,7 +55,7 @@ def check_on_rank(worker: Worker, config: TransformerConfig) -> float:
     cache = decoder.cache
     for sequence, length in enumerate(_CHECKED):
         cache.reserve(sequence, length)
-    found: list[tuple[int, int, torch.Tensor]] = []
+    logit_rows: list[tuple[int, int, torch.Tensor]] = []
     done = [0, 0]
     while done[0] < _CHECKED[0] or done[1] < _CHECKED[1]:
         chunks = []
@@ -65,32 +65,32 @@ def check_on_rank(worker: Worker, config: TransformerConfig) -> float:
                 chunks.append(Chunk(sequence, done[sequence], tuple(tokens[sequence][done[sequence] : stop])))
                 done[sequence] = stop
         step = make_step(chunks, cache)
-        found += [(chunk.sequence, chunk.stop - 1, row) for chunk, row in zip(step.chunks, decoder.run(step), strict=True)]
+        logit_rows += [(chunk.sequence, chunk.stop - 1, row) for chunk, row in zip(step.chunks, decoder.run(step), strict=True)]
     del decoder
     model = Transformer(config, device=worker.device)
     for name, parameter in model.named_parameters():
         worker.beat(f"filling {name}")
-        fill(config, clean_name(name), parameter)
+        fill(config, canonical_name(name), parameter)
     with torch.no_grad():
-        whole = [model(torch.tensor([row], device=worker.device))[0] for row in tokens]
-    largest = max(float(each.abs().max()) for each in whole)
-    return max(float((row - whole[sequence][at]).abs().max()) for sequence, at, row in found) / largest
+        expected = [model(torch.tensor([row], device=worker.device))[0] for row in tokens]
+    largest = max(float(logits.abs().max()) for logits in expected)
+    return max(float((row - expected[sequence][at]).abs().max()) for sequence, at, row in logit_rows) / largest
 
 
-def take_places(cache: PagedCache, shape: StepShape) -> None:
-    """For the sequences of a step of that shape, in a cache that held nothing; what it keeps of tokens before the new ones is zeros."""
+def reserve_sequences(cache: PagedCache, shape: StepShape) -> None:
+    """Reserve an empty cache for the sequences of a step of that shape; the cached tokens before the new ones are zeros."""
     for sequence in range(shape.sequences):
         cache.reserve(sequence, shape.cached + shape.new)
 
 
 def prepared_step(decoder: Decoder, shape: StepShape) -> ServedStep:
-    """A step of that shape of sequences that have their places."""
+    """Return a step of that shape, of sequences that are reserved already."""
     tokens = tuple(number % decoder.config.vocab_size for number in range(shape.new))
     return make_step([Chunk(sequence, shape.cached, tokens) for sequence in range(shape.sequences)], decoder.cache)
 
 
 def cache_for(config: TransformerConfig, shapes: Sequence[StepShape], *, tp: int, dtype: torch.dtype, device: str = "cpu") -> PagedCache:
-    """With room for each of them by itself."""
+    """Return a cache with capacity for each of the shapes separately."""
     blocks = max(shape.sequences * -(-(shape.cached + shape.new) // BLOCK_TOKENS) for shape in shapes)
     return PagedCache(config, blocks, num_sequences=max(shape.sequences for shape in shapes), tp=tp, dtype=dtype, device=device)
 
@@ -98,12 +98,12 @@ def cache_for(config: TransformerConfig, shapes: Sequence[StepShape], *, tp: int
 def measure_on_rank(
     worker: Worker, config: TransformerConfig, shapes: Sequence[StepShape], dtype: Dtype, rounds: int, repeats: int
 ) -> tuple[list[tuple[list[float], list[float], StepCounts]], float]:
-    """Times and processor times of steps of each shape in turn, A B C A B C, `repeats` in a row after one that warms up; and counts of
-    one more each. Beside them the time of the anchor, taken between the rounds on a CPU."""
-    made = TORCH_DTYPES[dtype]
-    decoder = build_decoder(config, num_blocks=1, device=worker.device, dtype=made, mesh=mesh_of(worker))
+    """Return times, processor times and counts of steps of each shape, timed in turn, A B C A B C, `repeats` in a row after a warm-up step;
+    and the time of the anchor, measured between the rounds on a CPU."""
+    torch_dtype = TORCH_DTYPES[dtype]
+    decoder = build_decoder(config, num_blocks=1, device=worker.device, dtype=torch_dtype, mesh=mesh_of(worker))
     decoder.beat = worker.beat
-    cache = cache_for(config, shapes, tp=worker.world_size, dtype=made, device=worker.device)
+    cache = cache_for(config, shapes, tp=worker.world_size, dtype=torch_dtype, device=worker.device)
     decoder.sharding.cache = cache
     times: list[list[float]] = [[] for _ in shapes]
     processor: list[list[float]] = [[] for _ in shapes]
@@ -113,10 +113,10 @@ def measure_on_rank(
     for index in range(rounds):
         if anchor is not None:
             anchors.append(Stopwatch(worker.device).time(anchor.call, budget=ANCHOR_BUDGET))
-        for place, shape in enumerate(shapes):
+        for position, shape in enumerate(shapes):
             for repeat in range(repeats + 1):
                 worker.beat(f"step {index} of {shape}")
-                take_places(cache, shape)
+                reserve_sequences(cache, shape)
                 if worker.world_size > 1:
                     dist.barrier()
                 synchronize(worker.device)
@@ -124,13 +124,13 @@ def measure_on_rank(
                 decoder.run(prepared_step(decoder, shape)).argmax(dim=-1).tolist()
                 busy, duration = time.thread_time() - busy, time.perf_counter() - start
                 if repeat:
-                    times[place].append(duration)
-                    processor[place].append(busy)
+                    times[position].append(duration)
+                    processor[position].append(busy)
                 cache.release_all()
-    anchor = None  # its weights are none of the model's memory
+    anchor = None  # its weights must not count as memory of the model
     for shape in shapes:
         worker.beat(f"counting {shape}")
-        take_places(cache, shape)
+        reserve_sequences(cache, shape)
         counts.append(count_step(decoder, prepared_step(decoder, shape)))
         cache.release_all()
     return list(zip(times, processor, counts, strict=True)), statistics.median(anchors) if anchors else 0.0

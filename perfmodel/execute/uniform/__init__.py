@@ -1,1 +1,1 @@
-"""Runs uniform plans with torch's own parallelism."""
+"""Execution of uniform plans with torch's own parallelism."""

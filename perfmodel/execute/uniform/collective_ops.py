@@ -1,6 +1,6 @@
-"""Redistributions of a tensor over one mesh axis with their gradients, where torch has none that we can use.
+"""Differentiable redistributions of a tensor over one mesh axis, where torch has no suitable operator.
 
-Each is one row of the redistribution table of ARCHITECTURE.md and its transpose for the gradient.
+Each is one row of the redistribution table of ARCHITECTURE.md, with the transposed row for the gradient.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from perfmodel.execute.layers.kernel import differentiable
-from perfmodel.execute.layers.reduce import Reduce, whole
+from perfmodel.execute.layers.reduce import Reduce, unsharded
 from perfmodel.workload.graph import Pass
 
 if TYPE_CHECKING:
@@ -48,11 +48,11 @@ def _exchange(tensor: torch.Tensor, split: int, join: int, group: dist.ProcessGr
     return result.movedim(0, join).flatten(join, join + 1)
 
 
-def _own_copy(gradient: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
+def _local_chunk(gradient: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
     return gradient.chunk(dist.get_world_size(group), dim)[dist.get_rank(group)].contiguous()
 
 
-def _added_up(gradient: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+def _all_reduced(gradient: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
     gradient = gradient.contiguous()
     dist.all_reduce(gradient, group=group)
     return gradient
@@ -60,26 +60,26 @@ def _added_up(gradient: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
 
 _redistribution = partial(differentiable, keeps_inputs=False, is_contiguous=False)
 
-#: (tensor, dim, group) -> the whole of a dim that is cut into contiguous chunks over the group; the gradient is partial and is scattered.
+#: (tensor, dim, group) -> all-gather of a dim sharded into contiguous chunks; the gradient is partial and is reduce-scattered.
 gather_sequence = _redistribution(_all_gather, _reduce_scatter)
-#: (tensor, dim, group) -> the same; the gradient is whole on every rank, of which each takes its chunk.
-gather_copies = _redistribution(_all_gather, _own_copy)
-#: (tensor, dim, group) -> this rank's chunk along the dim of the sum over the group; the gradient is gathered.
+#: (tensor, dim, group) -> all-gather; the gradient is replicated, so each rank takes its chunk.
+gather_copies = _redistribution(_all_gather, _local_chunk)
+#: (tensor, dim, group) -> reduce-scatter: this rank's chunk along the dim of the sum over the group; the gradient is all-gathered.
 scatter_partial = _redistribution(_reduce_scatter, _all_gather)
-#: (tensor, ways) -> the tensor; each rank hands on its share of a gradient that all have, where gradients are added up over ranks.
+#: (tensor, ways) -> the tensor; a replicated gradient is divided by `ways`, where gradients are summed over ranks.
 share_gradient = _redistribution(lambda tensor, ways: tensor.view_as(tensor), lambda gradient, ways: gradient / ways)
-#: (tensor, group) -> the tensor, which all ranks of the group hold; its gradient is partial and is all-reduced.
-add_gradients = _redistribution(lambda tensor, group: tensor.view_as(tensor), _added_up)
+#: (tensor, group) -> the replicated tensor; its gradient is partial and is all-reduced.
+add_gradients = _redistribution(lambda tensor, group: tensor.view_as(tensor), _all_reduced)
 _exchanged = _redistribution(_exchange, lambda gradient, split, join, group: _exchange(gradient, join, split, group))
 
 
 def exchange(tensor: torch.Tensor, *, split: int, join: int, group: dist.ProcessGroup) -> torch.Tensor:
-    """The tensor with `join` whole, of which `group` cut contiguous chunks, and `split` cut into as many instead."""
+    """Return an all-to-all: `join`, sharded into contiguous chunks over `group`, is gathered, and `split` is sharded instead."""
     return _exchanged(tensor, split, join, group)
 
 
 class _ReducePartial(torch.autograd.Function):
-    """Partial -> replicated, by an all-reduce in place; the gradient is whole already."""
+    """Partial -> replicated, by an all-reduce in place; the gradient is replicated already."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -93,14 +93,14 @@ class _ReducePartial(torch.autograd.Function):
 
 
 def reduce_partial(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """The sum over `group` of what each rank holds a part of."""
+    """Return the sum of partial tensors over `group`."""
     return _ReducePartial.apply(tensor, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def reduced_over(group: dist.ProcessGroup | None) -> Reduce:
-    """Sums and maxima over a group, in place; None: nothing is cut."""
+    """Return the in-place reduction (sum or maximum) over a group; None: no sharding."""
     if group is None:
-        return whole
+        return unsharded
 
     def reduce(tensor: torch.Tensor, *, phase: Pass, largest: bool = False) -> torch.Tensor:
         dist.all_reduce(tensor, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group)
@@ -122,5 +122,5 @@ class _AddLoss(torch.autograd.Function):
 
 
 def add_loss(x: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
-    """x; whatever loss is made of it, `loss` is added to it in backward, so that what a pipeline hands on is the logits alone."""
+    """Return x. Backward also adds `loss` to the loss computed from x, so that a pipeline needs to send the logits only."""
     return _AddLoss.apply(x, loss)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,9 +1,9 @@
 """ZeRO stages 0 to 3: weights, gradients and optimizer state on the data axes.
 
-Stages 2 and 3 are torch's `fully_shard`. Stages 0 and 1 are flat buffers of ours, one for each unit (a layer, or the
-embedding, final norm and head together): gradients accumulate there and leave once a step in one collective a unit,
-which starts as soon as the last microbatch has filled the buffer, under the rest of the backward pass. For stage 0 it is
-an all-reduce; for stage 1 a reduce-scatter, an optimizer step on the shard, and an all-gather of the new weights.
+Stages 2 and 3 use torch's `fully_shard`. Stages 0 and 1 use flat buffers, one per unit (a layer, or the
+embedding, final norm and head together). Gradients accumulate there and are reduced once a step, in one collective per unit.
+It starts as soon as the last micro-batch has filled the buffer and overlaps with the rest of backward. Stage 0 all-reduces.
+Stage 1 reduce-scatters, updates the shard, and all-gathers the new weights.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPM
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import Partial as PartialPlacement
 
-from perfmodel.execute.uniform.experts import GroupedExperts, is_of_experts, whole_matrix
+from perfmodel.execute.uniform.experts import GroupedExperts, gathered_matrix, is_expert_parameter
 from perfmodel.execute.uniform.mesh import RunMesh
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.tensor_parallel import has_partial_gradient
@@ -35,19 +35,19 @@ _WRAPPERS = ("_checkpoint_wrapped_module", "branches", "attention", "mlp")
 _PREFIXES = ("experts", "shared")
 
 
-def clean_name(name: str) -> str:
-    """The name of `TransformerConfig.parameter_shapes`: without the modules that only group others."""
+def canonical_name(name: str) -> str:
+    """Return the name used in `TransformerConfig.parameter_shapes`, without modules that only group others."""
     words = [part for part in name.split(".") if part not in _WRAPPERS]
     return "".join(word + ("_" if word in _PREFIXES else ".") for word in words).removesuffix(".")
 
 
 def units_of(model: Transformer, *, experts_apart: bool) -> list[tuple[str, nn.Module, dict[str, nn.Parameter]]]:
-    """(name, module, its parameters) of the embedding, each layer, its experts where they lie on other ranks, and the head; a tied matrix
-    is the embedding's."""
+    """Return (name, module, parameters) of the embedding, each layer, experts that are sharded separately, and the head. A tied matrix
+    belongs to the embedding."""
     units: list[tuple[str, nn.Module, dict[str, nn.Parameter]]] = []
     for index, layer in model.layers.items():
-        parameters = {clean_name(f"layers.{index}.{name}"): p for name, p in layer.named_parameters()}
-        experts = {name: p for name, p in parameters.items() if experts_apart and is_of_experts(name)}
+        parameters = {canonical_name(f"layers.{index}.{name}"): p for name, p in layer.named_parameters()}
+        experts = {name: p for name, p in parameters.items() if experts_apart and is_expert_parameter(name)}
         units.append((f"layer {index}", layer, {name: p for name, p in parameters.items() if name not in experts}))
         if experts:
             units.append((f"experts of layer {index}", layer, experts))
@@ -56,10 +56,10 @@ def units_of(model: Transformer, *, experts_apart: bool) -> list[tuple[str, nn.M
         parameters, experts = {}, {}
         for name, p in model.named_parameters():
             if id(p) not in taken and any(p is q for module in modules for q in module.parameters()):
-                clean = clean_name(name)
-                (experts if experts_apart and is_of_experts(clean) else parameters)[clean] = p
+                clean = canonical_name(name)
+                (experts if experts_apart and is_expert_parameter(clean) else parameters)[clean] = p
         taken.update(id(p) for p in (*parameters.values(), *experts.values()))
-        units += [(name, model, each) for name, each in ((end, parameters), (f"experts of {end}", experts)) if each]
+        units += [(name, model, group) for name, group in ((end, parameters), (f"experts of {end}", experts)) if group]
     return units
 
 
@@ -69,11 +69,11 @@ def embedding_modules(model: Transformer) -> list[nn.Module]:
 
 
 def head_modules(model: Transformer) -> list[nn.Module]:
-    return [model.final_norm, model.lm_head, *model.further] if model.has_head else []
+    return [model.final_norm, model.lm_head, *model.mtp_modules] if model.has_head else []
 
 
 def tied_name(model: Transformer) -> str:
-    """The parameter here that another pipeline stage holds too; empty if there is none."""
+    """Return the parameter of this stage that another pipeline stage holds too; empty if there is none."""
     if not model.shares_table or model.has_embedding == model.has_head:
         return ""
     return "embedding.weight" if hasattr(model, "embedding") else "lm_head.weight"
@@ -84,7 +84,7 @@ def tied_name(model: Transformer) -> str:
 
 @dataclass(slots=True)
 class _Slot:
-    """Where one parameter lies in its unit's flat buffers."""
+    """Location of a parameter in the flat buffers of its unit."""
 
     name: str
     parameter: nn.Parameter
@@ -95,7 +95,7 @@ class _Slot:
 
 
 class _Unit(FlatUnit):
-    """`partial`: the part of the buffers whose gradients are partial over tp; `is_tied`: two pipeline stages hold it."""
+    """Flat unit. `partial`: part of the buffers with gradients partial over tp; `is_tied`: held by two pipeline stages."""
 
     def __init__(self, slots: list[_Slot], partial: slice, *, is_tied: bool, **buffers: Any) -> None:
         super().__init__([slot.numel for slot in slots], **buffers)
@@ -104,7 +104,7 @@ class _Unit(FlatUnit):
 
 
 class FlatData:
-    """ZeRO stages 0 and 1 over flat buffers."""
+    """ZeRO stages 0 and 1 with flat buffers."""
 
     def __init__(self, stages: Sequence[Transformer], mesh: RunMesh, *, shards: bool, dtypes: Dtypes, optimizer: Optimizer) -> None:
         self.mesh, self.shards, self.dtypes, self.num_microbatches = mesh, shards, dtypes, 1
@@ -117,7 +117,7 @@ class FlatData:
         for model in self.stages:
             tied = tied_name(model)
             for _, module, parameters in units_of(model, experts_apart=self.mesh.has_experts_apart):
-                # A tied matrix is a unit of its own, so that both stages cut it into the same shards.
+                # A tied matrix is a separate unit, so that both stages shard it in the same way.
                 plain = {name: p for name, p in parameters.items() if name != tied}
                 if plain:
                     self.units.append(self._build(module, plain, device, is_tied=False))
@@ -126,7 +126,7 @@ class FlatData:
         self.optimizer = build_optimizer(self._optimizer_kind, [unit.master for unit in self.units])
 
     def _build(self, module: nn.Module, parameters: dict[str, nn.Parameter], device: str, *, is_tied: bool) -> _Unit:
-        ordered = sorted(parameters.items(), key=lambda item: has_partial_gradient(*item))  # partial ones last, together
+        ordered = sorted(parameters.items(), key=lambda item: has_partial_gradient(*item))  # partial gradients last, contiguous
         slots, offset, first_partial = [], 0, -1
         for name, parameter in ordered:
             partial = has_partial_gradient(name, parameter)
@@ -135,7 +135,7 @@ class FlatData:
             numel = local(parameter).numel()
             slots.append(_Slot(name, parameter, offset, numel, partial))
             offset += numel
-        shard_group, replica_group = self._groups(of_experts=all(is_of_experts(name) for name in parameters))
+        shard_group, replica_group = self._groups(of_experts=all(is_expert_parameter(name) for name in parameters))
         unit = _Unit(
             slots,
             slice(first_partial if first_partial >= 0 else offset, offset),
@@ -152,12 +152,12 @@ class FlatData:
         return unit
 
     def _groups(self, *, of_experts: bool) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-        """(ranks that share a unit's shards, ranks that hold the same): experts see the tokens of other ranks too."""
+        """Return (shard group, replica group) of a unit. Experts process the tokens of other ranks too, so their groups are smaller."""
         groups = self.mesh.groups
         if of_experts:
             return (groups["edp_shard"], groups["edp_replicate"]) if self.shards else (None, groups["edp"])
-        whole = "dp_replicate+dp_shard+cp"
-        return (groups["dp_shard+cp"], groups["dp_replicate"]) if self.shards else (None, groups[whole])
+        data_axes = "dp_replicate+dp_shard+cp"
+        return (groups["dp_shard+cp"], groups["dp_replicate"]) if self.shards else (None, groups[data_axes])
 
     @staticmethod
     def _move_into(module: nn.Module, slot: _Slot, weights: torch.Tensor) -> None:
@@ -177,19 +177,19 @@ class FlatData:
             gradient = parameter.grad
             assert gradient is not None
             target = unit.gradients[slot.offset : slot.offset + slot.numel]
-            found = gradient
+            local_gradient = gradient
             if isinstance(gradient, DTensor):
                 is_partial = gradient.placements[0].is_partial()
-                found = gradient.to_local()
+                local_gradient = gradient.to_local()
                 if slot.is_partial and not is_partial:
-                    found = found / gradient.device_mesh.size()
+                    local_gradient = local_gradient / gradient.device_mesh.size()
                 elif is_partial and not slot.is_partial:
                     raise AssertionError(f"{slot.name}: its gradient is partial over tp")
-            found = found.reshape(-1)
+            local_gradient = local_gradient.reshape(-1)
             if slot.fired:
-                target.add_(found)
+                target.add_(local_gradient)
             else:
-                target.copy_(found)
+                target.copy_(local_gradient)
             parameter.grad = None
             slot.fired += 1
             if slot.fired == self.num_microbatches and all(other.fired == slot.fired for other in unit.slots):
@@ -199,7 +199,7 @@ class FlatData:
 
     @staticmethod
     def _launch(unit: _Unit) -> None:
-        """Start this unit's reduction; backward goes on."""
+        """Start this unit's reduction, overlapped with backward."""
         unit.launched = True
         unit.launch()
 
@@ -213,7 +213,7 @@ class FlatData:
 
     def finish_gradients(self) -> None:
         for unit in self.units:
-            if not unit.launched:  # a parameter that nothing read has no gradient
+            if not unit.launched:  # a parameter without a reader has no gradient
                 for slot in unit.slots:
                     if not slot.fired:
                         unit.gradients[slot.offset : slot.offset + slot.numel].zero_()
@@ -225,7 +225,7 @@ class FlatData:
                 dist.all_reduce(unit.gradients[unit.shard], group=self.mesh.group("tied"))
 
     def _reduce_partial(self) -> None:
-        """Norm weights under sequence parallelism: one all-reduce over tp for all of them."""
+        """All-reduce the gradients of norm weights under sequence parallelism over tp, in one collective."""
         if self.tp_group is None:
             return
         pieces = []
@@ -244,13 +244,13 @@ class FlatData:
         update(self.optimizer, self.units)
 
     def close(self) -> None:
-        """Undo the hooks: they refer to the buffers, in a circle that the garbage collector does not see."""
+        """Remove the hooks: they form a reference cycle with the buffers that the garbage collector cannot detect."""
         for hook in self._hooks:
             hook.remove()
 
     @torch.no_grad()
     def fill(self, config: TransformerConfig, beat: Callable[[str], None]) -> None:
-        """Random weights. The master copy is not rounded: on the weights' own grid small updates would be lost at first."""
+        """Fill with random weights. The master copy is not rounded, so that small updates are not lost in the precision of the weights."""
         for unit in self.units:
             exact = torch.zeros_like(unit.weights, dtype=torch.float32)
             for slot in unit.slots:
@@ -262,33 +262,33 @@ class FlatData:
 
     def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
         for unit in self.units:
-            whole = unit.whole_gradients()
+            full = unit.full_gradients()
             for slot in unit.slots:
                 parameter = slot.parameter
-                found = whole[slot.offset : slot.offset + slot.numel].view(local(parameter).shape)
+                tensor = full[slot.offset : slot.offset + slot.numel].view(local(parameter).shape)
                 if isinstance(parameter, DTensor):
-                    found = DTensor.from_local(
-                        found,
+                    tensor = DTensor.from_local(
+                        tensor,
                         parameter.device_mesh,
                         parameter.placements,
                         run_check=False,
                         shape=parameter.shape,
                         stride=parameter.stride(),
                     ).full_tensor()
-                yield slot.name, _of_all_experts(slot.name, found, self.stages[0])
+                yield slot.name, _all_experts(slot.name, tensor, self.stages[0])
 
 
-def _of_all_experts(name: str, found: torch.Tensor, model: Transformer) -> torch.Tensor:
-    """Tensor of all experts, from this rank's own experts."""
+def _all_experts(name: str, tensor: torch.Tensor, model: Transformer) -> torch.Tensor:
+    """Return the tensor of all experts, given this rank's experts."""
     experts = model.config.experts
-    return whole_matrix(found, name, experts, model.sharding.experts) if experts is not None and is_of_experts(name) else found
+    return gathered_matrix(tensor, name, experts, model.sharding.experts) if experts is not None and is_expert_parameter(name) else tensor
 
 
 # ---------------------------------------------------------------------------------------------------- stages 2 and 3
 
 
 def _expert_mesh(mesh: RunMesh) -> FSDPMeshInfo | None:
-    """Over what experts leave of the data axes; None without experts, or where they leave all."""
+    """Return the mesh of the data axes that shards experts; None without experts, or if it is that of the other parameters."""
     if mesh.expert_mesh is None or not mesh.has_experts_apart:
         return None
     if mesh.size("edp_replicate") == 1:
@@ -297,33 +297,35 @@ def _expert_mesh(mesh: RunMesh) -> FSDPMeshInfo | None:
 
 
 def _placed(parameter: nn.Parameter, *, experts: set[nn.Parameter], mesh: FSDPMeshInfo) -> ShardPlacementResult | None:
-    """Where `fully_shard` lays a parameter of a layer: None is where it lays all else."""
+    """Return the placement of a parameter for `fully_shard`; None: the default."""
     return ShardPlacementResult(Shard(0), mesh) if parameter in experts else None
 
 
-def _where(modules: Iterable[nn.Module], mesh: FSDPMeshInfo | None) -> Callable[[nn.Parameter], ShardPlacementResult | None] | None:
-    """`shard_placement_fn` of a unit with these modules: where experts among them lie; None where nothing lies apart."""
-    experts = {p for each in modules if isinstance(each, GroupedExperts) for p in each.parameters()}
+def _placement_function(
+    modules: Iterable[nn.Module], mesh: FSDPMeshInfo | None
+) -> Callable[[nn.Parameter], ShardPlacementResult | None] | None:
+    """Return the `shard_placement_fn` of a unit with these modules; None if no experts have a mesh of their own."""
+    experts = {p for module in modules if isinstance(module, GroupedExperts) for p in module.parameters()}
     return partial(_placed, experts=experts, mesh=mesh) if experts and mesh is not None else None
 
 
 def _divide_by_all_tokens(layer: nn.Module, experts: FSDPMeshInfo, data_ranks: int) -> None:
-    """A gradient is the mean over all tokens, of which an expert has seen those of all its ranks already: it is divided by as many as a
-    dense one, whatever the ranks that it is added up over."""
+    """Divide expert gradients by the number of all data ranks, as for dense parameters. A gradient is a mean over all tokens, and an
+    expert has already received those of all its ranks."""
     assert isinstance(layer, FSDPModule)
     for group in layer._get_fsdp_state()._fsdp_param_groups:
         if group.mesh_info is experts:
             group.gradient_divide_factor = float(data_ranks)
-            # gloo cannot scale what it adds up; a single rank adds nothing up
+            # gloo does not support scaled reductions, and a single rank does not reduce
             group.force_sum_reduction_for_comms = experts.shard_mesh_size > 1
 
 
 class ShardedData:
-    """ZeRO stages 2 and 3: torch's fully_shard on every layer and on the rest.
+    """ZeRO stages 2 and 3: torch's fully_shard on every layer and on the remaining modules.
 
-    Stage 3 frees gathered weights after forward and gathers them again for backward; stage 2 keeps them in between.
-    Gradients are reduce-scattered after every microbatch, but all-reduced over dp_replicate once a step. Under pipeline
-    parallelism weights stay gathered for all microbatches and gradients are reduced once a step, as torchtitan does by default.
+    Stage 3 reshards weights after forward and all-gathers them again for backward; stage 2 keeps them gathered.
+    Gradients are reduce-scattered after every micro-batch, but all-reduced over dp_replicate once a step. Under pipeline
+    parallelism weights stay gathered for all micro-batches and gradients are reduced once a step, as torchtitan does by default.
     """
 
     def __init__(self, stages: Sequence[Transformer], mesh: RunMesh, *, keeps_weights: bool, dtypes: Dtypes, optimizer: Optimizer) -> None:
@@ -335,21 +337,21 @@ class ShardedData:
             policy = MixedPrecisionPolicy(param_dtype=dtypes.weight, reduce_dtype=dtypes.reduce)
         self.names: list[list[str]] = []
         for model in stages:
-            self.names.append([clean_name(name) for name, _ in model.named_parameters()])
+            self.names.append([canonical_name(name) for name, _ in model.named_parameters()])
             for layer in model.layers.values():
-                where = _where(layer.modules(), expert_mesh)
+                where = _placement_function(layer.modules(), expert_mesh)
                 fully_shard(layer, mesh=data_mesh, reshard_after_forward=not keeps_weights, mp_policy=policy, shard_placement_fn=where)
                 if expert_mesh is not None:
                     _divide_by_all_tokens(layer, expert_mesh, mesh.layout.data_parallel * mesh.layout.cp)
             ends = [embedding_modules(model), head_modules(model)]
             if model.shares_table and all(ends):
-                ends = []  # one unit, for a matrix belongs to one: the model's own
+                ends = []  # one unit, the model's own: a tied matrix can belong to one unit only
             for modules in ends:
                 if modules:
-                    # the head's weights are wanted again at once, for backward
+                    # the head's weights are needed by backward immediately
                     frees = not keeps_weights and modules is not ends[-1]
                     fully_shard(modules, mesh=data_mesh, reshard_after_forward=frees, mp_policy=policy)
-            where = _where((each for module in model.further for each in module.modules()), expert_mesh)
+            where = _placement_function((child for module in model.mtp_modules for child in module.modules()), expert_mesh)
             fully_shard(model, mesh=data_mesh, reshard_after_forward=False, mp_policy=policy, shard_placement_fn=where)
             if where is not None and expert_mesh is not None:
                 _divide_by_all_tokens(model, expert_mesh, mesh.layout.data_parallel * mesh.layout.cp)
@@ -399,4 +401,4 @@ class ShardedData:
             assert isinstance(gradient, DTensor)
             if any(isinstance(placement, PartialPlacement) for placement in gradient.placements):
                 gradient = gradient.redistribute(placements=[Replicate()] * gradient.device_mesh.ndim)
-            yield name, _of_all_experts(name, gradient.full_tensor(), self.stages[0])
+            yield name, _all_experts(name, gradient.full_tensor(), self.stages[0])

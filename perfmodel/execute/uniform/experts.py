@@ -1,6 +1,6 @@
-"""A mixture of experts in the place of the MLP: dropless, tokens sent to their experts by an all-to-all and brought back by another.
+"""Dropless mixture of experts in place of the MLP: tokens are dispatched to their experts by an all-to-all and combined by another.
 
-Weights of all experts of a rank are two matrices, an expert's rows after another's, so that ZeRO cuts them by rows like any other.
+The weights of a rank's experts form two matrices, stacked by expert, so that ZeRO shards them by rows like any other matrix.
 """
 
 from __future__ import annotations
@@ -11,52 +11,52 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor, Partial
 
-from perfmodel.execute.layers.experts import choose, combined, expert_feed_forward, inverse, laid_out, unpermute, weighted_sum
+from perfmodel.execute.layers.experts import choose, combine_rows, expert_feed_forward, inverse, scatter_rows, unpermute, weighted_sum
 from perfmodel.execute.local import local_tensor
 from perfmodel.execute.uniform.collective_ops import gather_sequence, scatter_partial
 from perfmodel.execute.uniform.once import counted_once, sent_once
 from perfmodel.execute.uniform.routing import (
     Routes,
-    as_counted,
     balanced_routes,
     by_expert,
+    choices_of_counts,
     counted_routes,
     exchange_rows,
-    in_turn,
-    own_choices,
+    local_choices,
+    round_robin,
     routes,
 )
 from perfmodel.execute.uniform.sharding import ExpertSharding, Sharding
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.layer_specs import Experts
 
-#: Names of the matrices of the experts among which tokens choose, in a layer.
+#: Names of the matrices of the routed experts in a layer.
 UP, DOWN = "experts_up.weight", "experts_down.weight"
 _BIASES = ("experts_up.bias", "experts_down.bias")
 
 
-def is_of_experts(name: str) -> bool:
-    """Whether a parameter is one of those, or their biases."""
+def is_expert_parameter(name: str) -> bool:
+    """Return whether a parameter is one of the experts' matrices or biases."""
     return name.endswith((UP, DOWN, *_BIASES))
 
 
 def _split(name: str, experts: Experts) -> tuple[int, int]:
-    """(blocks of rows before those that etp cuts, dim of the view [experts, blocks, rows, columns] that it cuts)"""
+    """Return (number of row blocks that etp shards separately, dim of the view [experts, blocks, rows, columns] that it shards)."""
     return (2 if experts.gated else 1, 2) if name.endswith(UP) else (1, 3)
 
 
-def own_piece(whole: torch.Tensor, name: str, experts: Experts, sharding: ExpertSharding) -> torch.Tensor:
-    """A rank's part of a matrix of all experts, or of their biases."""
+def expert_shard(matrix: torch.Tensor, name: str, experts: Experts, sharding: ExpertSharding) -> torch.Tensor:
+    """Return a rank's shard of the stacked matrix of all experts, or of their biases."""
     if name.endswith(_BIASES):
-        return whole.chunk(sharding.ep)[sharding.ep_rank]
+        return matrix.chunk(sharding.ep)[sharding.ep_rank]
     blocks, dim = _split(name, experts)
-    viewed = whole.view(experts.num_experts, blocks, -1, whole.shape[-1])
+    viewed = matrix.view(experts.num_experts, blocks, -1, matrix.shape[-1])
     piece = viewed.chunk(sharding.ep)[sharding.ep_rank].chunk(sharding.etp, dim=dim)[sharding.etp_rank]
     return piece.reshape(-1, piece.shape[-1])
 
 
-def whole_matrix(piece: torch.Tensor, name: str, experts: Experts, sharding: ExpertSharding) -> torch.Tensor:
-    """The matrix of all experts, of what each rank of ep and etp holds."""
+def gathered_matrix(piece: torch.Tensor, name: str, experts: Experts, sharding: ExpertSharding) -> torch.Tensor:
+    """Return the stacked matrix of all experts, all-gathered from the ranks of ep and etp."""
     if name.endswith(_BIASES):
         return _joined(piece.contiguous(), sharding.ep_group, 0)
     blocks, dim = _split(name, experts)
@@ -66,7 +66,7 @@ def whole_matrix(piece: torch.Tensor, name: str, experts: Experts, sharding: Exp
 
 
 def _joined(piece: torch.Tensor, group: dist.ProcessGroup | None, dim: int) -> torch.Tensor:
-    """The pieces of all ranks of a group."""
+    """Return the concatenated pieces of all ranks of a group."""
     if group is None:
         return piece
     pieces = [torch.empty_like(piece) for _ in range(dist.get_world_size(group))]
@@ -74,8 +74,8 @@ def _joined(piece: torch.Tensor, group: dist.ProcessGroup | None, dim: int) -> t
     return torch.cat(pieces, dim=dim)
 
 
-def holds_all(shape: torch.Size, name: str, config: TransformerConfig) -> bool:
-    """Whether these are the biases of all experts, which a rank that serves has."""
+def holds_all_biases(shape: torch.Size, name: str, config: TransformerConfig) -> bool:
+    """Return whether this is the shape of the biases of all experts, which every serving rank holds."""
     experts = config.experts
     if experts is None or not name.endswith(_BIASES):
         return False
@@ -83,8 +83,8 @@ def holds_all(shape: torch.Size, name: str, config: TransformerConfig) -> bool:
     return shape == (experts.num_experts * rows,)
 
 
-def whole_shape(shape: torch.Size, name: str, experts: Experts, sharding: ExpertSharding) -> torch.Size:
-    """Shape of a matrix of all experts, from that of a rank's piece."""
+def unsharded_shape(shape: torch.Size, name: str, experts: Experts, sharding: ExpertSharding) -> torch.Size:
+    """Return the shape of the stacked matrix of all experts, given that of a rank's shard."""
     if name.endswith(_BIASES):
         return torch.Size((shape[0] * sharding.ep,))
     rows, columns = shape
@@ -93,17 +93,17 @@ def whole_shape(shape: torch.Size, name: str, experts: Experts, sharding: Expert
 
 
 class ReplicatedLinear(nn.Linear):
-    """A linear that each rank of tp applies to tokens of its own: its weight's gradient is partial over tp."""
+    """A linear layer that each tp rank applies to its own tokens: its weight gradient is partial over tp."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        def here(parameter: torch.Tensor) -> torch.Tensor:
+        def local(parameter: torch.Tensor) -> torch.Tensor:
             return parameter.to_local(grad_placements=[Partial()]) if isinstance(parameter, DTensor) else parameter
 
-        return F.linear(x, here(self.weight), None if self.bias is None else here(self.bias))
+        return F.linear(x, local(self.weight), None if self.bias is None else local(self.bias))
 
 
 class ExpertMatrices(nn.Module):
-    """One matrix of each of several experts, an expert's rows after another's, and their biases."""
+    """One matrix of each of several experts, stacked by rows, and their biases."""
 
     def __init__(self, number: int, rows: int, columns: int, *, bias: bool, device: str) -> None:
         super().__init__()
@@ -112,13 +112,13 @@ class ExpertMatrices(nn.Module):
         self.register_parameter("bias", nn.Parameter(torch.empty(number * rows, device=device)) if bias else None)
 
     def of_experts(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Weights [e, rows, columns] and biases [e, rows]."""
+        """Return the weights [e, rows, columns] and biases [e, rows]."""
         bias = None if self.bias is None else self.bias.unflatten(0, (self.number, -1))
         return self.weight.unflatten(0, (self.number, -1)), bias
 
 
 class GroupedExperts(nn.Module):
-    """The experts of this rank, on rows that lie sorted: [e, m, h] -> [e, m, h]; [n, h] -> [n, h] of so many each as `counts` says."""
+    """The experts of this rank, on rows sorted by expert: [e, m, h] -> [e, m, h], or [n, h] -> [n, h] with `counts` rows per expert."""
 
     def __init__(self, config: TransformerConfig, sharding: ExpertSharding, *, device: str) -> None:
         super().__init__()
@@ -131,10 +131,10 @@ class GroupedExperts(nn.Module):
         self.down = ExpertMatrices(number, config.hidden_size, width, bias=experts.bias, device=device)
 
     def forward(self, rows: torch.Tensor, counts: tuple[int, ...] = (), weights: torch.Tensor | None = None) -> torch.Tensor:
-        """weights: of each row, where they are weighted here"""
+        """Compute the experts. weights: routing weight of each row, if applied here."""
         order = None
         if self.group is not None and counts:
-            # those who share an expert have as many rows of it each, one after another
+            # the ranks that shard an expert have equal numbers of rows of it; gather and sort them by expert
             ways = dist.get_world_size(self.group)
             order = by_expert(counts, ways, rows.device)
             rows, counts = gather_sequence(rows, 0, self.group).index_select(0, order), tuple(ways * number for number in counts)
@@ -150,9 +150,9 @@ class GroupedExperts(nn.Module):
 
 
 class ExpertMixture(nn.Module):
-    """Router, experts, and what every token runs besides (`shared`: of the width of all shared experts together; None without).
+    """Router, experts, and shared experts (`shared`: one MLP with the total width of the shared experts; None without).
 
-    adds_before_reduction   what tp's ranks have of the shared experts' output is a part of the sum, to which others are added first
+    adds_before_reduction   the shared experts' output is partial over tp, and the routed output is added before the reduction
     """
 
     adds_before_reduction = False
@@ -170,7 +170,7 @@ class ExpertMixture(nn.Module):
             self.shared_gate = ReplicatedLinear(config.hidden_size, 1, bias=False, device=device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[b, s, h] of this rank's tokens, which may be a DTensor cut over tp."""
+        """Compute [b, s, h] -> [b, s, h] for this rank's tokens, which may be a DTensor sharded over tp."""
         local = local_tensor(x)
         cut = self.sharding.experts
         reach = self._gathered if cut.gathers else self._once if cut.once and cut.ep_group is not None else self._routed
@@ -184,74 +184,74 @@ class ExpertMixture(nn.Module):
         return output if shared is None else output + shared
 
     def _fixed(self, x: torch.Tensor) -> torch.Tensor | None:
-        """The experts of each token where that does not depend on scores."""
+        """Return the experts of each token if they do not depend on scores; else None."""
         counts = self.sharding.routing
         if counts is not None:
-            return as_counted(counts.rows[self.sharding.experts.ep_rank], self.config, x.device)
-        return in_turn(len(x), self.config, x.device) if self.sharding.is_abstract else None
+            return choices_of_counts(counts.rows[self.sharding.experts.ep_rank], self.config, x.device)
+        return round_robin(len(x), self.config, x.device) if self.sharding.is_abstract else None
 
     def _gathered(self, x: torch.Tensor) -> torch.Tensor:
-        """[t, h] -> [ranks * t, h]: of all ranks' tokens what a rank's experts make of them, to be added up."""
+        """Compute [t, h] -> [ranks * t, h]: the partial sums of this rank's experts for the tokens of all ranks."""
         cut, counts, experts = self.sharding.experts, self.sharding.routing, self.config
-        choices = torch.stack(choose(self.router(x), experts, self._fixed(x)), dim=-1)  # with the number of the expert as float32
+        choices = torch.stack(choose(self.router(x), experts, self._fixed(x)), dim=-1)  # with expert indices as float32
         if cut.ep_group is not None:
             x, choices = gather_sequence(x, 0, cut.ep_group), gather_sequence(choices, 0, cut.ep_group)
         weights, chosen = choices.unbind(-1)
         del choices
         if counts is not None:
-            totals = [sum(each) for each in zip(*counts.rows, strict=True)]
+            totals = [sum(column) for column in zip(*counts.rows, strict=True)]
         elif self.sharding.is_abstract:
             totals = [chosen.numel() // experts.num_experts] * experts.num_experts
         else:
             totals = torch.bincount(chosen.flatten().long(), minlength=experts.num_experts).tolist()
         number = experts.num_experts // cut.ep
-        mine = own_choices(chosen, totals, cut.ep_rank * number, number)
-        own, token, tokens = tuple(totals[cut.ep_rank * number :][:number]), mine // experts.top_k, len(x)
+        mine = local_choices(chosen, totals, cut.ep_rank * number, number)
+        local_counts, token, tokens = tuple(totals[cut.ep_rank * number :][:number]), mine // experts.top_k, len(x)
         rows, of_rows = x.index_select(0, token), weights.flatten().index_select(0, mine)
         del x, weights, chosen, mine
-        if counts is None and len(set(own)) == 1:
+        if counts is None and len(set(local_counts)) == 1:
             rows = self.experts(rows.unflatten(0, (number, -1)), weights=of_rows.unflatten(0, (number, -1))).flatten(0, 1)
         else:
-            rows = self.experts(rows, own, of_rows)
-        return combined(rows, token, tokens)
+            rows = self.experts(rows, local_counts, of_rows)
+        return combine_rows(rows, token, tokens)
 
     def _routed(self, x: torch.Tensor) -> torch.Tensor:
-        """[t, h] -> [t, h]"""
+        """Compute [t, h] -> [t, h], with an all-to-all of one row per choice."""
         cut, fixed = self.sharding.experts, self._fixed(x)
         weights, chosen = choose(self.router(x), self.config, fixed)
         way = self._way(chosen, is_fixed=fixed is not None)
         del chosen, fixed
         rows = exchange_rows(x.index_select(0, way.token), way.sent, way.received, cut.ep_group)
-        room = self._room(rows, way)
+        buffer = self._sorted(rows, way)
         del rows
-        room = self._computed(room, way)
-        rows = exchange_rows(room.index_select(0, way.slot), way.received, way.sent, cut.ep_group)
-        del room
-        return unpermute(rows, weights, way.place)
+        buffer = self._computed(buffer, way)
+        rows = exchange_rows(buffer.index_select(0, way.slot), way.received, way.sent, cut.ep_group)
+        del buffer
+        return unpermute(rows, weights, way.row_of_choice)
 
     def _once(self, x: torch.Tensor) -> torch.Tensor:
-        """[t, h] -> [t, h], each token once to every rank that has experts of its choice (`once.py`)."""
+        """Compute [t, h] -> [t, h], sending each token once to every rank that has experts of its choice (`once.py`)."""
         cut, counts = self.sharding.experts, self.sharding.routing
         assert cut.ep_group is not None
         weights, chosen = choose(self.router(x), self.config, self._fixed(x))
         way = self._way(chosen)
         if self.sharding.is_abstract:
-            assert counts is not None  # `counted_routing` makes them
+            assert counts is not None  # set by `counted_routing`
             once = counted_once(chosen, way, counts, cut.ep_rank)
         else:
             once = sent_once(chosen, way, self.config.num_experts, cut.ep_group)
         del chosen
         weights = exchange_rows(weights.flatten().index_select(0, once.order), way.sent, way.received, cut.ep_group)
         rows = exchange_rows(x.index_select(0, once.token), once.sent, once.received, cut.ep_group)
-        room = self._room(rows.index_select(0, once.copy), way)
+        buffer = self._sorted(rows.index_select(0, once.copy), way)
         del rows
-        room = self._computed(room, way)
-        rows = weighted_sum(room.index_select(0, way.slot), weights, once.copy, sum(once.received))
-        del room
-        return combined(exchange_rows(rows, once.received, once.sent, cut.ep_group), once.token, len(x))
+        buffer = self._computed(buffer, way)
+        rows = weighted_sum(buffer.index_select(0, way.slot), weights, once.copy, sum(once.received))
+        del buffer
+        return combine_rows(exchange_rows(rows, once.received, once.sent, cut.ep_group), once.token, len(x))
 
     def _way(self, chosen: torch.Tensor, *, is_fixed: bool = False) -> Routes:
-        """is_fixed: of experts in turn, where no counts say more"""
+        """Return the routes of the choices. is_fixed: round-robin choices without counts."""
         number, cut, counts = self.config.num_experts, self.sharding.experts, self.sharding.routing
         if counts is not None:
             return counted_routes(chosen, counts, cut.ep_rank)
@@ -259,9 +259,9 @@ class ExpertMixture(nn.Module):
             return balanced_routes(chosen, number, cut.ep)
         return routes(chosen, number, ep=cut.ep_group, etp=cut.etp_group)
 
-    def _room(self, rows: torch.Tensor, way: Routes) -> torch.Tensor:
-        """Rows in the order of this rank's experts."""
-        return laid_out(rows, way.slot, sum(way.counts) or self.experts.up.number * way.room)
+    def _sorted(self, rows: torch.Tensor, way: Routes) -> torch.Tensor:
+        """Return the rows in the order of this rank's experts."""
+        return scatter_rows(rows, way.slot, sum(way.counts) or self.experts.up.number * way.capacity)
 
-    def _computed(self, room: torch.Tensor, way: Routes) -> torch.Tensor:
-        return self.experts(room, way.counts) if way.counts else self.experts(room.unflatten(0, (-1, way.room))).flatten(0, 1)
+    def _computed(self, buffer: torch.Tensor, way: Routes) -> torch.Tensor:
+        return self.experts(buffer, way.counts) if way.counts else self.experts(buffer.unflatten(0, (-1, way.capacity))).flatten(0, 1)

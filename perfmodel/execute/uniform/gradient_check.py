@@ -1,8 +1,8 @@
-"""The gate of every run: gradients of the parallel program against those of one process.
+"""Gradient check of every run: gradients of the parallel program compared with those of one process.
 
-A right loss proves nothing: torch has combinations with a right loss and wrong gradients. The check runs in fp32 from
-the same weights and tokens; the error of a parameter is its largest deviation over the largest gradient, with a floor of
-a hundredth of the model's largest gradient, below which a gradient is round-off (a key bias's is exactly zero in theory).
+A correct loss proves nothing: torch has combinations with a correct loss and wrong gradients. The check runs in fp32 from
+the same weights and tokens. The error of a parameter is its largest deviation over its largest gradient, with a floor of
+a hundredth of the model's largest gradient. Smaller gradients are round-off (a key bias's is exactly zero in theory).
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import torch.nn.functional as F
 
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.tolerance import ROUND_OFF_FLOOR
-from perfmodel.execute.uniform.data_parallel import clean_name
+from perfmodel.execute.uniform.data_parallel import canonical_name
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.parallelize import TrainingProgram
 from perfmodel.execute.uniform.sharding import Sharding
-from perfmodel.execute.uniform.weights import fill, further_tokens, make_tokens
+from perfmodel.execute.uniform.weights import fill, make_tokens, shifted_tokens
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.job import Precision
 
 
 def reference_gradients(worker: Worker, plan: Plan) -> tuple[float, dict[str, np.ndarray]]:
-    """Loss and gradients of the plan's step on this process alone; those of the last job are kept for its next plan."""
+    """Return loss and gradients of the plan's step in this process alone, cached for the next plan of the same job."""
     job = plan.job
     key = ("reference", job, plan.attention)
     if worker.cache.get("reference key") == key:
@@ -38,34 +38,34 @@ def reference_gradients(worker: Worker, plan: Plan) -> tuple[float, dict[str, np
     model.beat = worker.beat
     for name, parameter in model.named_parameters():
         worker.beat(f"filling {name}")
-        fill(job.transformer, clean_name(name), parameter)
+        fill(job.transformer, canonical_name(name), parameter)
 
     def share(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum") / job.tokens_per_step
 
     model.loss = share
-    total, whole, further = 0.0, slice(0, job.seq_len), job.transformer.num_mtp_layers
+    total, positions, num_mtp = 0.0, slice(0, job.seq_len), job.transformer.num_mtp_layers
     for row in make_tokens(job).to(worker.device).split(plan.micro_batch):
-        logits = model(row[:, whole], further_tokens(row, whole, further) if further else None)
+        logits = model(row[:, positions], shifted_tokens(row, positions, num_mtp) if num_mtp else None)
         loss = share(logits, row[:, 1 : 1 + job.seq_len])
         worker.beat("reference backward")
         loss.backward()
         total += float(loss)
-    # As numpy arrays: the tracker of live tensors must not see them.
-    result = total, {clean_name(name): p.grad.cpu().numpy().copy() for name, p in model.named_parameters() if p.grad is not None}
+    # As numpy arrays, so that the tracker of live tensors does not count them.
+    result = total, {canonical_name(name): p.grad.cpu().numpy().copy() for name, p in model.named_parameters() if p.grad is not None}
     worker.cache["reference key"], worker.cache["reference"] = key, result
     return result
 
 
 def check_gradients_on_rank(worker: Worker, plan: Plan) -> dict[str, float]:
-    """Relative error of the loss ("loss") and of every parameter's gradient held on this rank."""
+    """Return the relative error of the loss ("loss") and of every parameter gradient held on this rank."""
     plan = replace(plan, job=replace(plan.job, precision=Precision.FP32))
     program = TrainingProgram(worker, plan)
     program.clock.mark("start")
     program.forward_backward()
     share = torch.tensor([program.loss_share()], dtype=torch.float64)
     dist.all_reduce(share)
-    own = dict(program.data.gradients())
+    local_gradients = dict(program.data.gradients())
     program.close()
     del program
 
@@ -80,16 +80,16 @@ def check_gradients_on_rank(worker: Worker, plan: Plan) -> dict[str, float]:
         dist.broadcast(gradient, 0)
         largest = max(largest, float(gradient.abs().max()))
         for alias in (name, "lm_head.weight") if plan.job.transformer.tie_word_embeddings and name == "embedding.weight" else (name,):
-            if alias in own:
-                found = own[alias].to(gradient.dtype)
-                padding = found[shape[0] :]
-                difference = float((found[: shape[0]] - gradient).abs().max())
+            if alias in local_gradients:
+                local_gradient = local_gradients[alias].to(gradient.dtype)
+                padding = local_gradient[shape[0] :]
+                difference = float((local_gradient[: shape[0]] - gradient).abs().max())
                 if padding.numel():
                     difference = max(difference, float(padding.abs().max()))
                 errors[alias], sizes[alias] = difference, float(gradient.abs().max())
-    missing = set(own) - set(sizes)
+    missing = set(local_gradients) - set(sizes)
     assert not missing, f"no reference for {sorted(missing)}"
     for name, size in sizes.items():
-        # nan stays nan: a comparison with the tolerance then fails
+        # nan stays nan, and the comparison with the tolerance fails
         errors[name] = errors[name] / max(size, ROUND_OFF_FLOOR * largest)
     return errors

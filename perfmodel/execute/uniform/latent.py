@@ -1,4 +1,4 @@
-"""Latent attention: keys and values of every head are made from one latent for each token (`workload/decoder/latent.py`)."""
+"""Latent attention: keys and values of every head are computed from one latent per token (`workload/decoder/latent.py`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from perfmodel.workload.config import TransformerConfig
 
 
 class LatentMixer(nn.Module):
-    """Latents are made of each rank's own tokens by whole weights, and gathered over tp; heads of them are cut."""
+    """Latent attention under tp: latents are computed from local tokens with replicated weights and all-gathered; heads are sharded."""
 
     def __init__(self, config: TransformerConfig, sharding: Sharding, *, device: str) -> None:
         super().__init__()
@@ -48,15 +48,15 @@ class LatentMixer(nn.Module):
         self.o_proj = linear(self.heads * latent.value_head_dim, size, bias=config.attention_output_bias)
 
     def _rotate(self, x: torch.Tensor, start: int = 0, *, of_residual: bool = False) -> torch.Tensor:
-        """[b, s, n, d], whose entries from `start` on turn"""
+        """Rotate the entries of [b, s, n, d] from `start` on."""
         return rotate(x, *rotary_angles(self.sharding, x, self.latent.rope_head_dim, of_residual=of_residual), start=start)
 
     def queries(self, x: torch.Tensor) -> torch.Tensor:
-        """[b, s, h] -> [b, s, n, qk]"""
+        """Compute [b, s, h] -> [b, s, n, qk]."""
         return self._of_heads(self._query_latent(x))
 
     def _query_latent(self, x: torch.Tensor) -> torch.Tensor:
-        """Latent of the queries; may be a DTensor."""
+        """Return the latent of the queries; may be a DTensor."""
         return self.q_a_norm(self.q_a_proj(x)) if self.latent.query_rank else x  # type: ignore[no-any-return]
 
     def _of_heads(self, compressed: torch.Tensor) -> torch.Tensor:
@@ -65,20 +65,20 @@ class LatentMixer(nn.Module):
         return self._rotate(q.unflatten(-1, (-1, latent.score_head_dim)), latent.nope_head_dim)
 
     def compress(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[b, s, h] -> what keys and values are made of: the latent [b, s, c], and the part of a key that all heads share [b, s, 1, r]"""
+        """Compute [b, s, h] -> the latent of keys and values [b, s, c], and the rotary key part shared by all heads [b, s, 1, r]."""
         latent = self.latent
         compressed, turned = self.kv_a_proj(x).split((latent.key_value_rank, latent.rope_head_dim), dim=-1)
         return self.kv_a_norm(compressed), self._rotate(turned.unsqueeze(2), of_residual=True)
 
     def expand(self, compressed: torch.Tensor, shared: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys [b, s, n, qk] and values [b, s, n, v]."""
+        """Return keys [b, s, n, qk] and values [b, s, n, v]."""
         latent = self.latent
-        made = self.kv_b_proj(compressed).unflatten(-1, (-1, latent.nope_head_dim + latent.value_head_dim))
-        own, value = made.split((latent.nope_head_dim, latent.value_head_dim), dim=-1)
-        return torch.cat((own, shared.expand(-1, -1, own.shape[2], -1)), dim=-1), value.contiguous()
+        expanded = self.kv_b_proj(compressed).unflatten(-1, (-1, latent.nope_head_dim + latent.value_head_dim))
+        head_keys, value = expanded.split((latent.nope_head_dim, latent.value_head_dim), dim=-1)
+        return torch.cat((head_keys, shared.expand(-1, -1, head_keys.shape[2], -1)), dim=-1), value.contiguous()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[b, s, h] of this rank's residual stream -> the same"""
+        """Compute [b, s, h] -> [b, s, h] of this rank's residual stream."""
         if isinstance(x, DTensor):
             x = x.to_local()
         compressed, chosen = self._query_latent(x), None
@@ -94,9 +94,9 @@ class LatentMixer(nn.Module):
         del compressed, shared
         group, exchanges = self.sharding.cp_group, self.sharding.exchanges_heads
         if group is not None and exchanges:
-            q, k, v = (exchange(each, split=2, join=1, group=group) for each in (q, k, v))
+            q, k, v = (exchange(tensor, split=2, join=1, group=group) for tensor in (q, k, v))
         elif group is not None:
-            # contiguous chunks: later keys are never looked at
+            # contiguous chunks: slice off later keys
             seen = (self.sharding.cp_rank + 1) * q.shape[1]
             k, v = gather_sequence(k, 1, group)[:, :seen], gather_sequence(v, 1, group)[:, :seen]
         context = self.attend(q, k, v, chosen)
@@ -107,9 +107,9 @@ class LatentMixer(nn.Module):
         return output
 
     def _for_indexer(self, compressed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Query latents of all tokens: for heads, of which each rank has some, and for the indexer, which each rank has whole.
+        """Return the query latents of all tokens for the local heads, and for the indexer, which is replicated.
 
-        Gathered once; what ranks hand back is added up, of what is the same on all ranks each its share.
+        They are all-gathered once. Backward sums partial gradients over ranks, so replicated ones are divided by the number of ranks.
         """
         ways = self.sharding.tp
         if ways == 1:
@@ -123,7 +123,7 @@ class LatentMixer(nn.Module):
         return compressed, share_gradient(compressed.to_local(grad_placements=[Partial()]), ways)
 
     def _choose(self, x: torch.Tensor, compressed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The keys that each query attends to, by small heads of all tokens: (which [b, s, top], what to add to the loss)."""
+        """Choose the keys of each query with the indexer: (keys [b, s, top], term to add to the loss)."""
         group = self.sharding.tp_group if self.sharding.sequence_parallel else None
         q, k, weights = self.indexed(x, compressed)
         if group is not None:
@@ -131,7 +131,7 @@ class LatentMixer(nn.Module):
         return choose_keys(q, k, weights, top=min(self.latent.index_top, q.shape[1]), scale=self.sharding.loss_scale)
 
     def indexed(self, x: torch.Tensor, compressed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The indexer's queries [b, s, n, d] of all tokens, and of those of the residual stream keys [b, s, d] and weights [b, s, n]."""
+        """Return the indexer's queries [b, s, n, d] of all tokens, and keys [b, s, d] and weights [b, s, n] of the local tokens."""
         latent = self.latent
         q = self._rotate(self.index_q_proj(compressed).unflatten(-1, (-1, latent.index_head_dim)))
         k = local_tensor(self.index_k_norm(self.index_k_proj(x))).unsqueeze(2)
@@ -139,7 +139,7 @@ class LatentMixer(nn.Module):
         return q, k, self.index_weights_proj(x)
 
     def _for_heads(self, shared: torch.Tensor) -> torch.Tensor:
-        """Input of a rank's heads for all tokens; its gradient is summed over the ranks' heads."""
+        """Return the input of the local heads for all tokens; its gradient is summed over the ranks' heads."""
         group = self.sharding.tp_group
         if group is None:
             return shared
@@ -147,5 +147,5 @@ class LatentMixer(nn.Module):
 
     @staticmethod
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: torch.Tensor | None = None) -> torch.Tensor:
-        """[b, q, n, qk], [b, z, n, qk], [b, z, n, v] -> [b, q, n * v]; chosen [b, q, top]: the keys that each query attends to"""
+        """Compute [b, q, n, qk], [b, z, n, qk], [b, z, n, v] -> [b, q, n * v]; chosen [b, q, top]: the keys that each query attends to."""
         return causal_attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), chosen=chosen).transpose(1, 2).flatten(2)

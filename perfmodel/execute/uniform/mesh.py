@@ -1,7 +1,7 @@
 """The mesh of a plan on the ranks of a run: torch device meshes, process groups, and names for any group of ranks.
 
-Parameters live on a mesh (pp, dp_replicate, dp_shard x cp, tp): cp is a data axis for weights (Megatron's dp-cp group,
-torchtitan's dp_shard_cp), so the ZeRO axes are one mesh dimension of dp_shard * cp ranks. Weights of experts live on another mesh of
+Parameters are laid out on a mesh (pp, dp_replicate, dp_shard x cp, tp). For weights, cp is a data axis (Megatron's dp-cp group,
+torchtitan's dp_shard_cp), so the ZeRO axes are one mesh dimension of dp_shard * cp ranks. Expert weights use another mesh of
 the same ranks (`parallel/folded_mesh.py`): (pp, edp_replicate, edp_shard, ep x etp).
 """
 
@@ -21,12 +21,12 @@ from perfmodel.parallel.folded_mesh import EXPERT_DATA, FoldedMesh, folded_mesh
 from perfmodel.parallel.layout import DEFAULT_ORDER, ParallelLayout
 from perfmodel.parallel.plan import Plan
 
-#: Outermost first: how the axes of the parameter mesh nest, whatever the order of the ranks.
+#: Nesting of the axes in the parameter mesh, outermost first, independent of the order of the ranks.
 CANONICAL_ORDER = tuple(reversed(DEFAULT_ORDER))
 
 
 def rank_grid(layout: ParallelLayout, order: Sequence[str]) -> torch.Tensor:
-    """ranks[pp, dp_replicate, dp_shard, cp, tp] when ranks are numbered with `order`, innermost axis first."""
+    """Return ranks[pp, dp_replicate, dp_shard, cp, tp] if ranks are numbered with `order`, innermost axis first."""
     outermost_first = tuple(reversed(tuple(order)))
     grid = torch.arange(layout.num_chips).reshape([layout.degree(axis) for axis in outermost_first])
     return grid.permute([outermost_first.index(axis) for axis in CANONICAL_ORDER]).contiguous()
@@ -34,9 +34,9 @@ def rank_grid(layout: ParallelLayout, order: Sequence[str]) -> torch.Tensor:
 
 @dataclass(slots=True)
 class RunMesh:
-    """One rank's place in the mesh, and the groups that it talks in. Groups of one rank are None.
+    """One rank's coordinates in the mesh, and its process groups. Groups of one rank are None.
 
-    expert_mesh   of weights of experts: (edp_replicate, edp_shard); None without experts
+    expert_mesh   mesh of expert weights: (edp_replicate, edp_shard); None without experts
     """
 
     layout: ParallelLayout
@@ -52,36 +52,36 @@ class RunMesh:
         return self.groups["+".join(axes)]
 
     def size(self, axis: str) -> int:
-        """Ranks of a group."""
+        """Return the number of ranks of a group."""
         group = self.groups[axis]
         return 1 if group is None else dist.get_world_size(group)
 
     def index(self, axis: str) -> int:
-        """This rank's place in a group."""
+        """Return this rank's index in a group."""
         group = self.groups[axis]
         return 0 if group is None else dist.get_rank(group)
 
     @property
     def has_experts_apart(self) -> bool:
-        """Whether an expert lies on fewer ranks than a weight of attention."""
+        """Whether an expert is replicated over fewer ranks than an attention weight."""
         ranks = (self.layout.dp_replicate, self.layout.dp_shard * self.layout.cp)
         return self.expert_mesh is not None and (self.size("edp_replicate"), self.size("edp_shard")) != ranks
 
     def axis_of(self, members: Sequence[int], kind: str) -> str:
-        """Name of the group of these ranks for this kind of collective; "none" for a single rank."""
-        return self.folded.group_name([self._place(rank) for rank in members], kind)
+        """Return the name of the group of these ranks for this kind of collective; "none" for a single rank."""
+        return self.folded.group_name([self._coordinates(rank) for rank in members], kind)
 
-    def _place(self, rank: int) -> dict[str, int]:
+    def _coordinates(self, rank: int) -> dict[str, int]:
         if rank not in self.places:
-            left, place = rank, {}
+            left, coordinates = rank, {}
             for axis in self.order:
-                left, place[axis] = divmod(left, self.layout.degree(axis))
-            self.places[rank] = place
+                left, coordinates[axis] = divmod(left, self.layout.degree(axis))
+            self.places[rank] = coordinates
         return self.places[rank]
 
 
 def _lists(ranks: torch.Tensor, names: Sequence[str], axes: Sequence[str]) -> list[list[int]]:
-    """The groups of ranks that differ in `axes` only; names: of the dims of `ranks`."""
+    """Return the groups of ranks that differ only in `axes`; names: dims of `ranks`."""
     inside = [names.index(axis) for axis in axes]
     outside = [i for i in range(len(names)) if i not in inside]
     size = prod(ranks.shape[i] for i in inside)
@@ -89,7 +89,7 @@ def _lists(ranks: torch.Tensor, names: Sequence[str], axes: Sequence[str]) -> li
 
 
 def _new_group(lists: list[list[int]], my_rank: int) -> dist.ProcessGroup | None:
-    """The one of these groups that this rank is in. Every rank of the world must call this alike."""
+    """Create these groups and return the one of this rank. Collective: every rank of the world must call this in the same order."""
     if len(lists[0]) == 1:
         return None
     mine = None
@@ -101,7 +101,7 @@ def _new_group(lists: list[list[int]], my_rank: int) -> dist.ProcessGroup | None
 
 
 def build_mesh(worker: Worker, plan: Plan) -> RunMesh:
-    """The mesh of a plan, made once for each worker group: process groups are few and dear."""
+    """Return the mesh of a plan, cached per worker group, as process groups are limited and expensive."""
     layout, order, folded = plan.layout, plan.order, folded_mesh(plan)
     key = ("mesh", layout, order, tuple(folded.sizes.items()) if plan.has_experts else None)
     if key in worker.cache:
@@ -125,15 +125,15 @@ def build_mesh(worker: Worker, plan: Plan) -> RunMesh:
             group = dist.new_group([first, last])
             if worker.rank in (first, last):
                 groups["tied"] = group
-    place = (ranks == worker.rank).nonzero()[0].tolist()
+    coordinates = (ranks == worker.rank).nonzero()[0].tolist()
     expert_mesh = _lay_out_experts(worker, ranks, folded, groups) if plan.has_experts else None
-    mesh = RunMesh(layout, order, folded, dict(zip(CANONICAL_ORDER, place, strict=True)), parameter_mesh, groups, expert_mesh)
+    mesh = RunMesh(layout, order, folded, dict(zip(CANONICAL_ORDER, coordinates, strict=True)), parameter_mesh, groups, expert_mesh)
     worker.cache[key] = mesh
     return mesh
 
 
 def _lay_out_experts(worker: Worker, ranks: torch.Tensor, folded: FoldedMesh, groups: dict[str, dist.ProcessGroup | None]) -> DeviceMesh:
-    """Adds the groups that experts talk in; returns the mesh of their weights."""
+    """Add the process groups of experts, and return the mesh of their weights."""
     names = [part for axis in CANONICAL_ORDER for part in folded.parts[axis]]
     finer = ranks.reshape([folded.sizes[name] for name in names])
 

@@ -1,8 +1,7 @@
-"""The transformer that a plan runs: built from a `TransformerConfig`, whole or as one pipeline stage.
+"""The transformer that executes a plan: built from a `TransformerConfig`, as a full model or as one pipeline stage.
 
-Weights are kept as Hugging Face keeps them: q, k and v are separate matrices. Parameter names are global
-(`layers.7.attention.q_proj.weight` on whichever stage holds layer 7), so that stages, shards and the single-process
-reference speak of the same tensors.
+Weights are stored as in Hugging Face: q, k and v are separate matrices. Parameter names are global (`layers.7.attention.q_proj.weight` on
+the stage that holds layer 7), so that stages, shards and the single-process reference use the same names.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ from perfmodel.execute.uniform.sharding import Sharding, rotary_angles
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.layer_specs import LayerSpec, layer_order
 
-#: Of the mean loss of further tokens beside that of the next one, as DeepSeek-V3 begins (arXiv 2412.19437, section 4.2).
-FURTHER_LOSS_WEIGHT = 0.3
+#: Weight of the mean MTP loss, added to the next-token loss: DeepSeek-V3's initial value (arXiv 2412.19437, section 4.2).
+MTP_LOSS_WEIGHT = 0.3
 
 
 def _norm(config: TransformerConfig, size: int, device: str) -> nn.Module:
@@ -43,18 +42,18 @@ def _norm(config: TransformerConfig, size: int, device: str) -> nn.Module:
 
 
 def padded_vocab(config: TransformerConfig, ways: int) -> int:
-    """Rows of the embedding once they divide over `ways` tensor-parallel ranks."""
+    """Return the rows of the embedding, padded to a multiple of `ways` tensor-parallel ranks."""
     return math.ceil(config.vocab_size / ways) * ways
 
 
 def window_of(config: TransformerConfig, index: int) -> int:
-    """Keys that a query of layer `index` sees at most; 0: all before it."""
+    """Return the number of keys that a query of layer `index` sees; 0: all earlier keys."""
     every = config.full_attention_every
     return 0 if every and (index + 1) % every == 0 else config.sliding_window
 
 
 def has_rotary(config: TransformerConfig, index: int) -> bool:
-    """Whether layer `index` turns its queries and keys."""
+    """Return whether layer `index` applies rotary embedding to queries and keys."""
     every = config.no_rotary_every
     return config.position == "rotary" and not (every and (index + 1) % every == 0)
 
@@ -67,16 +66,16 @@ class CoreAttention(nn.Module):
         self.config, self.sharding, self.fused, self.window = config, sharding, fused, window
 
     def slopes(self, q: torch.Tensor) -> torch.Tensor | None:
-        """ALiBi slopes of the local heads, of which there are as many as in q [b, q, n, d]."""
+        """Return the ALiBi slopes of the local heads, whose number is that of q [b, q, n, d]."""
         if self.config.position != "alibi":
             return None
         first = self.sharding.head_rank * q.shape[2]
         return alibi_slopes(self.config.num_attention_heads)[first : first + q.shape[2]].to(q)
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
-        """[b, s_q, n, d], [b, s_k, g, d], [b, s_k, g, d] and of sinks [n] -> [b, s_q, n * d]"""
+        """Compute [b, s_q, n, d], [b, s_k, g, d], [b, s_k, g, d] and sinks [n] -> [b, s_q, n * d]."""
         if self.sharding.cp > 1 and not self.sharding.exchanges_heads:
-            # Contiguous chunks: this rank's queries end where its chunk does, so later keys are never looked at.
+            # Contiguous chunks: this rank's queries end with its chunk, so later keys are sliced off.
             last = (self.sharding.cp_rank + 1) * q.shape[1]
             k, v = k[:, :last], v[:, :last]
         slopes = self.slopes(q)
@@ -113,18 +112,18 @@ class Attention(nn.Module):
             self.sinks = nn.Parameter(torch.empty(config.num_attention_heads, device=device))
         self.core = CoreAttention(config, sharding, fused=fused, window=window_of(config, index))
 
-    def own_sinks(self) -> tuple[torch.Tensor, ...]:
-        """Sinks of this rank's heads; none for a model without sinks."""
+    def local_sinks(self) -> tuple[torch.Tensor, ...]:
+        """Return the sinks of this rank's heads; () for a model without sinks."""
         return (local_tensor(self.sinks),) if self.config.attention_sinks else ()
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """[b, s, h] -> queries, keys and values of the local heads, [b, s, n or g, d]"""
+        """Compute [b, s, h] -> queries, keys and values of the local heads, [b, s, n or g, d]."""
         depth = self.config.head_dim
         q, k, v = (projection(x) for projection in (self.q_proj, self.k_proj, self.v_proj))
         over_all = self.config.qk_norm_scope == "all"
         if self.config.qk_norm and over_all:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = (each.unflatten(-1, (-1, depth)) for each in (q, k, v))
+        q, k, v = (tensor.unflatten(-1, (-1, depth)) for tensor in (q, k, v))
         if self.config.qk_norm and not over_all:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.is_rotary:
@@ -136,20 +135,20 @@ class Attention(nn.Module):
         q, k, v = self.project(x)
         group, exchanges = self.sharding.cp_group, self.sharding.exchanges_heads
         if group is not None and exchanges:
-            q, k, v = (exchange(each, split=2, join=1, group=group) for each in (q, k, v))
+            q, k, v = (exchange(tensor, split=2, join=1, group=group) for tensor in (q, k, v))
         elif group is not None:
             k, v = gather_sequence(k, 1, group), gather_sequence(v, 1, group)
         if self.recompute_core:
-            context = checkpoint(self.core, q, k, v, *self.own_sinks(), use_reentrant=False, preserve_rng_state=False)
+            context = checkpoint(self.core, q, k, v, *self.local_sinks(), use_reentrant=False, preserve_rng_state=False)
         else:
-            context = self.core(q, k, v, *self.own_sinks())
-        del q, k, v  # gathered keys and values are not held longer than what reads them
+            context = self.core(q, k, v, *self.local_sinks())
+        del q, k, v  # free gathered keys and values right after their last reader
         if group is not None and exchanges:
             context = exchange(context, split=1, join=2, group=group)
         return self.finish(context, x)
 
     def finish(self, context: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """[b, s, n * d] -> [b, s, h], through the gate that the layer's input opens where there is one"""
+        """Compute [b, s, n * d] -> [b, s, h], with the output gate of the layer's input where there is one."""
         if self.config.attention_gate:
             context = context * torch.sigmoid(self.q_gate_proj(x))
         output: torch.Tensor = self.o_proj(context)
@@ -174,13 +173,13 @@ class FeedForward(nn.Module):
 
 
 def kind_of(config: TransformerConfig, index: int) -> LayerSpec:
-    """Kind of layer `index`."""
+    """Return the kind of layer `index`."""
     kinds = {kind.name: kind for kind in config.layer_kinds}
     return kinds[layer_order(config.layer_kinds)[index]]
 
 
 def feed_forward(config: TransformerConfig, sharding: Sharding, *, index: int, device: str) -> FeedForward | ExpertMixture:
-    """Feed-forward of layer `index`."""
+    """Return the feed-forward of layer `index`."""
     if kind_of(config, index).feed_forward == "dense":
         return FeedForward(config, inner=config.intermediate_size, gated=config.gated_mlp, bias=config.mlp_bias, device=device)
     experts = config.experts
@@ -192,7 +191,7 @@ def feed_forward(config: TransformerConfig, sharding: Sharding, *, index: int, d
 
 
 class Branches(nn.Module):
-    """Attention and MLP side by side: their outputs are added before they are reduced over tp."""
+    """Attention and MLP in parallel: their outputs are added before the reduction over tp."""
 
     def __init__(self, attention: nn.Module, mlp: nn.Module) -> None:
         super().__init__()
@@ -204,7 +203,7 @@ class Branches(nn.Module):
 
 
 class SharedInputBranches(Branches):
-    """Branches that read one norm: its output is redistributed once."""
+    """Branches with one shared norm, whose output is redistributed once."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return super().forward(x, x)
@@ -215,7 +214,7 @@ MIXERS: dict[str, Callable[..., nn.Module]] = {"latent": LatentMixer, "mamba": M
 
 
 class Layer(nn.Module):
-    """One block, sequential or parallel, with the norms of its configuration."""
+    """One transformer block, sequential or parallel, with the norms of its configuration."""
 
     def __init__(
         self, config: TransformerConfig, sharding: Sharding, *, index: int, fused: bool, recompute_core: bool, device: str
@@ -248,7 +247,7 @@ class Layer(nn.Module):
 
     @property
     def mixer(self) -> nn.Module | None:
-        """None of a layer without one."""
+        """The mixer; None for a layer without one."""
         return self.attention if self.has_mixer else None
 
     @property
@@ -283,7 +282,7 @@ class Layer(nn.Module):
         return x
 
 
-class FurtherToken(Layer):
+class MTPModule(Layer):
     """Multi-token-prediction module: a layer like the last one, on the hidden state and the embedding of the next token."""
 
     def __init__(self, config: TransformerConfig, sharding: Sharding, *, fused: bool, device: str) -> None:
@@ -301,9 +300,9 @@ class FurtherToken(Layer):
 
 
 class TokenEmbedding(nn.Module):
-    """A table of token vectors whose rows may be cut over tp: each rank looks up its own rows, the sum is whole.
+    """Embedding table whose rows may be sharded over tp: each rank looks up its own rows, and the results are summed.
 
-    (torch's row-wise DTensor embedding leaves the table's gradient partial over tp, whole on each rank.)
+    (torch's row-wise DTensor embedding leaves the table's gradient partial over tp and unsharded on each rank.)
     """
 
     def __init__(self, rows: int, size: int, sharding: Sharding, *, device: str) -> None:
@@ -320,7 +319,7 @@ class TokenEmbedding(nn.Module):
 
 
 class PositionEmbedding(nn.Module):
-    """Learned positions of this rank's piece of the sequence."""
+    """Learned positions of this rank's part of the sequence."""
 
     def __init__(self, config: TransformerConfig, sharding: Sharding, *, device: str) -> None:
         super().__init__()
@@ -343,7 +342,7 @@ class PositionEmbedding(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Layers `first_layer` to `first_layer + num_layers`, with the embedding and the head where this stage has them."""
+    """Layers `first_layer` to `first_layer + num_layers`, with the embedding and the head if this stage has them."""
 
     layer_type: type[Layer] = Layer
 
@@ -384,42 +383,42 @@ class Transformer(nn.Module):
             self.final_norm = _norm(config, config.hidden_size, device)
             self.lm_head = nn.Linear(config.hidden_size, vocab, bias=config.lm_head_bias, device=device)
             for depth in range(config.num_mtp_layers):
-                self.add_module(f"mtp{depth}", FurtherToken(config, sharding, fused=fused_attention, device=device))
+                self.add_module(f"mtp{depth}", MTPModule(config, sharding, fused=fused_attention, device=device))
         self.has_embedding, self.has_head = has_embedding, has_head
         self.tie_weights()
         self.beat: Callable[[str], None] = lambda what: None
-        #: Of logits and targets; of further tokens it is taken here.
+        #: Loss of logits and targets; used here for the MTP loss.
         self.loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
     @property
     def shares_table(self) -> bool:
-        """Whether the head reads the table of tokens too."""
+        """Whether the head reads the embedding table too."""
         return self.config.tie_word_embeddings or self.config.num_mtp_layers > 0
 
     @property
-    def further(self) -> list[FurtherToken]:
+    def mtp_modules(self) -> list[MTPModule]:
         """Multi-token-prediction modules in order."""
-        return [module for module in self.children() if isinstance(module, FurtherToken)]
+        return [module for module in self.children() if isinstance(module, MTPModule)]
 
     def tie_weights(self) -> None:
         if self.config.tie_word_embeddings and hasattr(self, "embedding") and self.has_head:
             self.lm_head.weight = self.embedding.weight
 
-    def _further_loss(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """The weighed loss of further tokens; tokens: [b, depths + 1, s], each row those of one position further."""
+    def _mtp_loss(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the weighted MTP loss; tokens [b, depths + 1, s]: row d is shifted by d + 1 positions."""
         assert self.loss is not None
         losses = []
-        for depth, module in enumerate(self.further):
+        for depth, module in enumerate(self.mtp_modules):
             self.beat(f"further token {depth}")
             x = module(x, self.embedding(tokens[:, depth]))
             losses.append(self.loss(self.lm_head(module.final_norm(x)), tokens[:, depth + 1]))
-        return torch.stack(losses).sum() * (FURTHER_LOSS_WEIGHT / len(losses))
+        return torch.stack(losses).sum() * (MTP_LOSS_WEIGHT / len(losses))
 
     def _beat_backward(self, index: str, gradient: torch.Tensor) -> None:
         self.beat(f"backward of layer {index}")
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
-        """[b, s] -> [b, s, h]"""
+        """Compute [b, s] -> [b, s, h]."""
         x: torch.Tensor = self.embedding(tokens)
         if hasattr(self, "position_embedding"):
             x = self.position_embedding(x)
@@ -427,10 +426,10 @@ class Transformer(nn.Module):
             x = local_tensor(self.embedding_norm(x))
         return dropout(x, self.sharding.dropout)
 
-    def forward(self, x: torch.Tensor, further: torch.Tensor | None = None) -> torch.Tensor:
-        """Token ids [b, s] or activations [b, s, h] -> activations, or this rank's columns of the logits.
+    def forward(self, x: torch.Tensor, mtp_tokens: torch.Tensor | None = None) -> torch.Tensor:
+        """Compute token ids [b, s] or activations [b, s, h] -> activations, or this rank's columns of the logits.
 
-        further   where further tokens are predicted [b, depths + 1, s]: the tokens one position further, two, ...
+        mtp_tokens   tokens for MTP modules [b, depths + 1, s], shifted by one position, two, ...
         """
         if self.has_embedding:
             x = self.embed(x)
@@ -441,7 +440,7 @@ class Transformer(nn.Module):
                 x.register_hook(partial(self._beat_backward, index))
         if self.has_head:
             if self.config.num_mtp_layers:
-                assert further is not None
-                x = add_loss(x, self._further_loss(x, further))
+                assert mtp_tokens is not None
+                x = add_loss(x, self._mtp_loss(x, mtp_tokens))
             x = self.lm_head(self.final_norm(x))
         return x

@@ -1,4 +1,4 @@
-"""RMSNorm as a module, on tensors that may be cut over tp."""
+"""RMSNorm as a module, on tensors that may be sharded over tp."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perfmodel.execute.local import local_tensor
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's module with the operator above. A tensor cut over rows stays so; the weight's gradient is then partial."""
+    """torch's module with our operator (`layers/norm.py`). Sharding by rows is kept; the weight gradient is then partial."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert self.eps is not None

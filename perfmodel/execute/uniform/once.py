@@ -1,13 +1,12 @@
-"""Tokens sent once to each rank that has experts of their choice: copied to them there, and added up there before they travel back.
+"""Token dispatch that sends each token once to every rank with experts of its choice, which copies it for them and sums their outputs.
 
-What DeepEP and HybridEP do within a node, by ordinary all-to-alls: one of tokens, and one of the weights of all choices, which those who
-add up need. Backward every one of them goes the other way.
+DeepEP and HybridEP do this within a node. Here it uses ordinary all-to-alls: one of tokens, and one of the routing weights of all choices
+for the sums. Backward reverses each of them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -16,18 +15,15 @@ from perfmodel.execute.layers.experts import inverse
 from perfmodel.execute.uniform.routing import Routes, exchange_rows
 from perfmodel.workload.routing import RoutingCounts
 
-if TYPE_CHECKING:
-    pass
-
 
 @dataclass(frozen=True, slots=True)
 class SentOnce:
-    """Which tokens travel, and which rows are copies of those that come.
+    """Tokens that are sent, and the copies made of received tokens.
 
-    order            of the choices [t * k], those of one expert together: in which their weights leave
-    token            of each token that leaves its number here, those for one rank together
-    sent, received   tokens to and from each rank
-    copy             of each row that this rank's experts get, as `Routes` has them: which of the tokens that came it is
+    order            order of the choices [t * k], by expert, in which their routing weights are sent
+    token            index of each token sent, grouped by destination rank
+    sent, received   number of tokens to and from each rank
+    copy             index of the received token for each row of this rank's experts, in the order of `Routes`
     """
 
     order: torch.Tensor
@@ -39,15 +35,15 @@ class SentOnce:
 
 @torch.no_grad()
 def sent_once(chosen: torch.Tensor, way: Routes, num_experts: int, ep: dist.ProcessGroup) -> SentOnce:
-    """Each rank tells the others how many tokens it sends them, and of which of these each row is a copy. chosen [t, k]"""
+    """Exchange the number of tokens per rank, and the token of which each row is a copy. chosen [t, k]"""
     ways = dist.get_world_size(ep)
     to = chosen // (num_experts // ways)
     goes = torch.zeros(len(chosen), ways, dtype=torch.int64, device=chosen.device).scatter_(1, to, 1)
     sent = goes.sum(dim=0)
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=ep)
-    order = inverse(way.place.flatten())
-    among = (goes.cumsum(dim=0) - 1).gather(1, to).flatten()[order]  # those that go to the same rank
+    order = inverse(way.row_of_choice.flatten())
+    among = (goes.cumsum(dim=0) - 1).gather(1, to).flatten()[order]  # index among the tokens to the same rank
     among = exchange_rows(among, way.sent, way.received, ep)
     first = received.cumsum(dim=0) - received
     assert way.received is not None
@@ -57,9 +53,9 @@ def sent_once(chosen: torch.Tensor, way: Routes, num_experts: int, ep: dist.Proc
 
 @torch.no_grad()
 def counted_once(chosen: torch.Tensor, way: Routes, counts: RoutingCounts, rank: int) -> SentOnce:
-    """Tokens sent once, for tensors without values: as many as the counts, with the choices of `RoutingCounts.choices`."""
+    """Return the sent tokens for tensors without values, in the numbers that follow from `RoutingCounts.choices`."""
     travel = counts.tokens_to_ranks(chosen.shape[1])
     sent, received = travel[rank].tolist(), travel[:, rank].tolist()
     assert way.received is not None
     token, copy = (torch.zeros(number, dtype=torch.int64, device=chosen.device) for number in (sum(sent), sum(way.received)))
-    return SentOnce(inverse(way.place.flatten()), token, sent, received, copy)
+    return SentOnce(inverse(way.row_of_choice.flatten()), token, sent, received, copy)

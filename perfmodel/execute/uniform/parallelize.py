@@ -1,7 +1,7 @@
-"""From a plan to a training program: the model cut as the plan says, and one step of it.
+"""Construction of the training program of a plan: the sharded model, and one step of it.
 
-The order is torch's: build on the meta device, cut over tp (DTensor), wrap for recomputation, then lay out over the
-data axes (`fully_shard`, or flat buffers for ZeRO stages 0 and 1), then fill in the weights.
+The order is torch's: build on the meta device, shard over tp (DTensor), wrap for activation checkpointing, lay out over the
+data axes (`fully_shard`, or flat buffers for ZeRO stages 0 and 1), and fill in the weights.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from perfmodel.execute.uniform.mesh import RunMesh, build_mesh
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.sharding import ExpertSharding, Sharding
 from perfmodel.execute.uniform.tensor_parallel import apply_tensor_parallel
-from perfmodel.execute.uniform.weights import further_tokens, make_tokens
+from perfmodel.execute.uniform.weights import make_tokens, shifted_tokens
 from perfmodel.execute.zero.flat import dtypes_of
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher, PipelineSchedule, Recompute, ZeroStage
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.routing import RoutingCounts
 
-#: Phases of a step, in order. A pipelined step cannot tell forward from backward: both are `pipeline`.
+#: Phases of a step, in order. In a pipelined step, forward and backward are not separable: both are `pipeline`.
 PHASES = ("forward", "backward", "pipeline", "gradient_sync", "optimizer")
 
 
 class Clock:
-    """Marks the ends of phases: with CUDA events on a GPU, with the wall clock on a CPU."""
+    """Timer of phases: CUDA events on a GPU, wall clock on a CPU."""
 
     def __init__(self, device: str) -> None:
         self.on_gpu = device == "cuda"
@@ -50,7 +50,7 @@ class Clock:
             self._marks.append((phase, time.perf_counter()))
 
     def durations(self) -> dict[str, float]:
-        """Seconds by phase. Clears the marks."""
+        """Return the seconds by phase, and clear the marks."""
         if self.on_gpu:
             torch.cuda.synchronize()
         parts: dict[str, float] = {}
@@ -64,20 +64,20 @@ class Clock:
 class TrainingProgram:
     """The program of one rank: `step()` trains on the rank's share of the job's tokens.
 
-    routing   how many of them each rank sends to each expert; None: as they choose
+    routing   number of tokens that each rank sends to each expert; None: by the router
     """
 
     def __init__(self, worker: Worker, plan: Plan, routing: RoutingCounts | None = None) -> None:
         self.worker, self.plan = worker, plan
         layout = plan.layout
         self.mesh: RunMesh = build_mesh(worker, plan)
-        place = self.mesh.coordinates
+        coordinates = self.mesh.coordinates
         self.sharding = Sharding(
             tp=layout.tp,
-            tp_rank=place["tp"],
+            tp_rank=coordinates["tp"],
             tp_group=self.mesh.group("tp"),
             cp=layout.cp,
-            cp_rank=place["cp"],
+            cp_rank=coordinates["cp"],
             cp_group=self.mesh.group("cp"),
             sequence_parallel=plan.sequence_parallel,
             exchanges_heads=plan.rules.exchanges_heads,
@@ -86,7 +86,7 @@ class TrainingProgram:
         )
         self.dtypes = dtypes_of(plan.job.precision)
         num_stages = layout.pp * plan.virtual_stages
-        self.stage_indices = range(place["pp"], num_stages, layout.pp)
+        self.stage_indices = range(coordinates["pp"], num_stages, layout.pp)
         self.stages = [self._build_stage(index, num_stages) for index in self.stage_indices]
         self.has_head = self.stages[-1].has_head
         self.data = self._lay_out_data()
@@ -153,40 +153,40 @@ class TrainingProgram:
         )
 
     def _materialise(self) -> None:
-        """Until here all is on the meta device; an audit makes what follows of fake tensors."""
+        """Allocate and fill the parameters, which are on the meta device until here. An audit overrides this with fake tensors."""
         self.data.materialise(self.worker.device)
         self.data.fill(self.plan.job.transformer, self.worker.beat)
 
     def _lay_out_step(self) -> None:
-        """All that depends on how many microbatches a step has."""
+        """Prepare everything that depends on the number of micro-batches per step."""
         plan, layout = self.plan, self.plan.layout
-        self.tokens, self.targets, self.further = self._local_tokens()
+        self.tokens, self.targets, self.mtp_tokens = self._local_tokens()
         if isinstance(self.data, FlatData):
             self.data.num_microbatches = plan.num_microbatches
-        # Each rank's loss is its tokens' share of the mean; fully_shard averages over the data ranks where we add.
+        # Each rank's loss is its share of the mean over tokens; fully_shard averages over the data ranks, flat buffers sum.
         data_ranks = layout.data_parallel * layout.cp
         self.loss_scale = (data_ranks if isinstance(self.data, ShardedData) else 1) / plan.job.tokens_per_step
         self.sharding.loss_scale = self.loss_scale
         self.schedule = self._build_schedule(layout.pp * plan.virtual_stages) if layout.pp > 1 else None
 
     def _local_tokens(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-        """Inputs and targets [microbatches * micro_batch, s / cp] of this rank, in the order of its microbatches, and what modules that
-        predict further tokens read (`Transformer.forward`)."""
-        plan, place = self.plan, self.mesh.coordinates
+        """Return inputs and targets [microbatches * micro_batch, s / cp] of this rank in micro-batch order, and the inputs of MTP modules
+        (`Transformer.forward`)."""
+        plan, coordinates = self.plan, self.mesh.coordinates
         tokens = make_tokens(plan.job)
-        data_rank = place["dp_replicate"] * plan.layout.dp_shard + place["dp_shard"]
+        data_rank = coordinates["dp_replicate"] * plan.layout.dp_shard + coordinates["dp_shard"]
         mine = tokens.chunk(plan.layout.data_parallel)[data_rank]
         length = plan.job.seq_len // plan.layout.cp
-        chunk = slice(place["cp"] * length, (place["cp"] + 1) * length)
+        chunk = slice(coordinates["cp"] * length, (coordinates["cp"] + 1) * length)
         device, number = self.worker.device, plan.job.transformer.num_mtp_layers
-        further = further_tokens(mine, chunk, number).to(device) if number and self.has_head else None
-        return mine[:, chunk].contiguous().to(device), mine[:, 1:][:, chunk].contiguous().to(device), further
+        mtp_tokens = shifted_tokens(mine, chunk, number).to(device) if number and self.has_head else None
+        return mine[:, chunk].contiguous().to(device), mine[:, 1:][:, chunk].contiguous().to(device), mtp_tokens
 
     def _build_schedule(self, num_stages: int) -> Any:
         plan, job = self.plan, self.plan.job
         length = job.seq_len // plan.layout.cp
         local_length = length // (plan.layout.tp if plan.sequence_parallel else 1)
-        # Static shapes; what carries a gradient must say so, or the schedules send none back.
+        # Static shapes; tensors with a gradient must set requires_grad, or the schedules send no gradient back.
         options: dict[str, Any] = {"dtype": self.dtypes.weight, "device": "meta", "requires_grad": True}
         activation = torch.empty(plan.micro_batch, local_length, job.transformer.hidden_size, **options)
         columns = 0 if not self.has_head else _local_rows(self.stages[-1].lm_head.weight, self.sharding.tp)
@@ -217,13 +217,13 @@ class TrainingProgram:
     # -------------------------------------------------------------------------------------------------------- step
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """This rank's share of the mean cross-entropy over the step's tokens."""
+        """Return this rank's share of the mean cross-entropy over the step's tokens."""
         first, vocab_size = self.sharding.tp_rank * logits.shape[-1], self.plan.job.transformer.vocab_size
         losses = cross_entropy(logits, targets, first=first, size=vocab_size, reduce=reduced_over(self.mesh.group("tp")))
         return losses.sum() * self.loss_scale
 
     def forward_backward(self) -> None:
-        """Gradients of the whole step, reduced."""
+        """Compute the reduced gradients of a step."""
         self.data.begin_step()
         self.losses = self._run_pipeline() if self.schedule is not None else self._run_microbatches()
         self.worker.beat("gradient sync")
@@ -236,8 +236,8 @@ class TrainingProgram:
         for index in range(plan.num_microbatches):
             self.data.begin_microbatch(is_last=index == plan.num_microbatches - 1)
             rows = slice(index * plan.micro_batch, (index + 1) * plan.micro_batch)
-            further = None if self.further is None else self.further[rows]
-            loss = self.loss(model(self.tokens[rows], further), self.targets[rows])
+            mtp_tokens = None if self.mtp_tokens is None else self.mtp_tokens[rows]
+            loss = self.loss(model(self.tokens[rows], mtp_tokens), self.targets[rows])
             self.clock.mark("forward")
             self.worker.beat(f"backward of microbatch {index}")
             loss.backward()
@@ -251,8 +251,8 @@ class TrainingProgram:
         losses: list[torch.Tensor] = []
         arguments = (self.tokens,) if self.stages[0].has_embedding else ()
         keywords: dict[str, Any] = {"target": self.targets, "losses": losses} if self.has_head else {}
-        if self.further is not None:
-            keywords["further"] = self.further
+        if self.mtp_tokens is not None:
+            keywords["mtp_tokens"] = self.mtp_tokens
         if "return_outputs" in inspect.signature(self.schedule.step).parameters:
             keywords["return_outputs"] = False
         self.schedule.step(*arguments, **keywords)
@@ -260,7 +260,7 @@ class TrainingProgram:
         return [loss.detach() for loss in losses]
 
     def loss_share(self) -> float:
-        """This rank's share of the last step's mean loss (tp ranks hold equal copies); reading it waits for the device."""
+        """Return this rank's share of the last step's mean loss; only tp rank 0 counts. Waits for the device."""
         if self.sharding.tp_rank:
             return 0.0
         return sum(float(loss) for loss in self.losses) / (self.loss_scale * self.plan.job.tokens_per_step)
@@ -273,11 +273,11 @@ class TrainingProgram:
         self.clock.mark("optimizer")
 
     def close(self) -> None:
-        """Let the program's memory go."""
+        """Release the program's memory."""
         self.data.close()
         self.losses = []
 
 
 def _local_rows(weight: torch.Tensor, tp: int) -> int:
-    """Columns of the logits that a rank computes: global rows of the (padded) output matrix over tp."""
+    """Return the columns of the logits on a rank: global rows of the (padded) output matrix over tp."""
     return int(weight.shape[0]) // tp

@@ -1,6 +1,6 @@
-"""Mixers with a state in the place of keys, as modules: Mamba-2 and the gated delta network (`workload/decoder/recurrent.py`).
+"""Mixers with a recurrent state instead of keys: Mamba-2 and the gated delta network (`workload/decoder/recurrent.py`).
 
-Groups of heads are cut over tp; a rank has whole sequences. Kept: what the first products made, the scan's output, the norm's statistics.
+Groups of heads are sharded over tp; sequences are not sharded. Saved: outputs of the first products, the scan's output, norm statistics.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class _Weight(nn.Module):
 
 
 class RecurrentMixer(nn.Module):
-    """Common recurrent mixer: a product, then for each group the convolution, the scan, the gated norm, and a product that ends the branch.
+    """Common recurrent mixer: input products, then per group the convolution, the scan and the gated norm, and the output product.
 
-    chunk, groups, heads   positions of a chunk; groups of all ranks; heads of a group
-    state                  of one head: two dims, in the order of the scan
-    shared_norm            the norm with one weight for all heads; "": each has its own
-    scan                   its operators
+    chunk, groups, heads   positions per chunk; groups over all ranks; heads per group
+    state                  the two dims of a head's state, in the order of the scan
+    shared_norm            name of a norm whose weight is shared by all heads; "": each head has its own
+    scan                   operators of the scan
     """
 
     chunk: int
@@ -52,17 +52,17 @@ class RecurrentMixer(nn.Module):
         return min(self.chunk, x.shape[1])
 
     def _by_group(self, parameter: torch.Tensor) -> torch.Tensor:
-        """This rank's piece of one that is cut by groups."""
+        """Return this rank's shard of a parameter that is sharded by groups."""
         return local_tensor(parameter).unflatten(0, (self.groups // self.sharding.tp, -1))
 
     def _scanned(self, mixed: torch.Tensor, steps: torch.Tensor, names: Sequence[str]) -> torch.Tensor:
-        """Output [b, s, m, o] of the scan of mixed [b, s, m, c] and steps [b, s, m, ...]; names: of the scan's parameters"""
+        """Return the scan's output [b, s, m, o] for mixed [b, s, m, c] and steps [b, s, m, ...]; names: the scan's parameters."""
         conv = [self._by_group(parameter) for parameter in self.conv.parameters()]
-        own = [self._by_group(getattr(self, name)) for name in names]
-        return self._run(mixed, steps, conv, own)
+        parameters = [self._by_group(getattr(self, name)) for name in names]
+        return self._run(mixed, steps, conv, parameters)
 
-    def _run(self, mixed: torch.Tensor, steps: torch.Tensor, conv: Sequence[torch.Tensor], own: Sequence[torch.Tensor]) -> torch.Tensor:
-        return scanned(mixed, steps, conv, own, scan=self.scan, state=(self.heads, *self.state), chunk=self.chunk_of(mixed))
+    def _run(self, mixed: torch.Tensor, steps: torch.Tensor, conv: Sequence[torch.Tensor], scan: Sequence[torch.Tensor]) -> torch.Tensor:
+        return scanned(mixed, steps, conv, scan, scan=self.scan, state=(self.heads, *self.state), chunk=self.chunk_of(mixed))
 
 
 class MambaMixer(RecurrentMixer):
@@ -84,7 +84,7 @@ class MambaMixer(RecurrentMixer):
         self.out_proj = nn.Linear(mamba.inner_size, config.hidden_size, bias=mamba.bias, device=device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[b, s, h] -> the same; over tp a part of the sum"""
+        """Compute [b, s, h] -> [b, s, h]; partial over tp."""
         gate, mixed, steps = self.in_proj(x).unflatten(-1, (-1, sum(self.pieces))).split(self.pieces, -1)
         y = self._scanned(mixed, steps, ("dt_bias", "A_log", "D"))
         y = gated_norm(y, gate, self._by_group(self.mamba_norm.weight), self.inner, True)
@@ -114,11 +114,11 @@ class DeltaMixer(RecurrentMixer):
         self.out_proj = nn.Linear(self.groups * inner, size, bias=False, device=device)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[b, s, h] -> the same; over tp a part of the sum"""
+        """Compute [b, s, h] -> [b, s, h]; partial over tp."""
         mixed, gate = self.in_proj_qkvz(x).unflatten(-1, (-1, sum(self.pieces))).split(self.pieces, -1)
         y = self._scanned(mixed, self.in_proj_ba(x).unflatten(-1, (-1, 2 * self.heads)), ("dt_bias", "A_log"))
         weight = self.delta_norm.weight
-        if isinstance(weight, DTensor):  # each rank norms its own heads
+        if isinstance(weight, DTensor):  # each rank normalises its own heads
             weight = weight.to_local(grad_placements=[Partial()])
         y = gated_norm(y, gate, weight, self.state[1], False)
         output: torch.Tensor = self.out_proj(y.flatten(2))

@@ -1,10 +1,9 @@
-"""Routes of tokens to the ranks of their experts and back."""
+"""Dispatch of tokens to the ranks of their experts, and back."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -14,25 +13,22 @@ from perfmodel.execute.layers.kernel import differentiable
 from perfmodel.workload.layer_specs import Experts
 from perfmodel.workload.routing import RoutingCounts, expert_order
 
-if TYPE_CHECKING:
-    pass
-
 # ------------------------------------------------------------------------------------------------------------ choosing
 
 
-def in_turn(tokens: int, experts: Experts, device: torch.device) -> torch.Tensor:
-    """[t, k]: experts one after another, whatever the scores."""
+def round_robin(tokens: int, experts: Experts, device: torch.device) -> torch.Tensor:
+    """Return round-robin choices of experts [t, k], independent of scores."""
     k = experts.top_k
     return (torch.arange(tokens * k, device=device) % experts.num_experts).view(tokens, k)
 
 
-def as_counted(counts: Sequence[int], experts: Experts, device: torch.device) -> torch.Tensor:
-    """[t, k]: each expert so often, no token one twice: none is chosen more often than there are tokens, which come in turn, expert after
-    expert as `RoutingCounts.choices` has it."""
+def choices_of_counts(counts: Sequence[int], experts: Experts, device: torch.device) -> torch.Tensor:
+    """Return choices [t, k] with `counts` choices of each expert, no expert twice per token: none has more choices than there are tokens,
+    which are assigned in turn, expert by expert, as in `RoutingCounts.choices`."""
     order = expert_order(len(counts)).tolist()
     times = torch.tensor([counts[expert] for expert in order], device=device)
-    each = torch.tensor(order, device=device).repeat_interleave(times, output_size=sum(counts))
-    return each.view(experts.top_k, -1).t().contiguous()
+    choices = torch.tensor(order, device=device).repeat_interleave(times, output_size=sum(counts))
+    return choices.view(experts.top_k, -1).t().contiguous()
 
 
 # ------------------------------------------------------------------------------------------------------- where rows go
@@ -40,27 +36,27 @@ def as_counted(counts: Sequence[int], experts: Experts, device: torch.device) ->
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Where the rows of a rank go, and where those that it receives lie.
+    """Dispatch of a rank's rows, and the layout of the rows that it receives.
 
-    token        of each row that leaves, rows in the order of their experts
-    place        [t, k]: which of these rows is a token's copy for its j-th expert
-    sent, received   rows to and from each rank of ep; None: as many of each
-    slot, room   of each row that arrives its place among the rows of this rank's experts, `room` for each of them
-    counts       of each of these experts its rows, where each has room for its own alone
+    token            token of each row that is sent, in the order of experts
+    row_of_choice    [t, k]: the row of a token's copy for its j-th expert
+    sent, received   rows to and from each rank of ep; None: equal numbers
+    slot, capacity   slot of each received row among the rows of this rank's experts, with `capacity` rows per expert
+    counts           rows of each expert, if each has exactly its own number of rows instead
     """
 
     token: torch.Tensor
-    place: torch.Tensor
+    row_of_choice: torch.Tensor
     sent: list[int] | None
     received: list[int] | None
     slot: torch.Tensor
-    room: int
+    capacity: int
     counts: tuple[int, ...] = ()
 
 
 @torch.no_grad()
 def balanced_routes(chosen: torch.Tensor, num_experts: int, ep: int) -> Routes:
-    """Where every expert gets as many rows: nothing need be told."""
+    """Return the routes for equal numbers of rows per expert: no counts need to be exchanged."""
     order = chosen.flatten().argsort(stable=True)
     rows = chosen.numel()
     slot = torch.arange(rows, device=chosen.device)
@@ -69,11 +65,11 @@ def balanced_routes(chosen: torch.Tensor, num_experts: int, ep: int) -> Routes:
 
 @torch.no_grad()
 def counted_routes(chosen: torch.Tensor, counts: RoutingCounts, rank: int) -> Routes:
-    """Where it is known how many rows go from each rank to each expert; this rank is that one of those that experts are dealt over."""
+    """Return the routes for given counts from each rank to each expert; rank: this rank within ep."""
     order, ranks = chosen.flatten().argsort(stable=True), range(len(counts.rows))
-    own, coming = counts.received(rank), [counts.sent(source, rank) for source in ranks]
+    local_counts, coming = counts.received(rank), [counts.sent(source, rank) for source in ranks]
     flat = torch.tensor([number for row in coming for number in row], device=chosen.device)
-    expert = torch.arange(len(own), device=chosen.device).repeat(len(ranks)).repeat_interleave(flat, output_size=sum(own))
+    expert = torch.arange(len(local_counts), device=chosen.device).repeat(len(ranks)).repeat_interleave(flat, output_size=sum(local_counts))
     return Routes(
         order // chosen.shape[1],
         inverse(order).view(chosen.shape),
@@ -81,13 +77,13 @@ def counted_routes(chosen: torch.Tensor, counts: RoutingCounts, rank: int) -> Ro
         [sum(row) for row in coming],
         inverse(expert.argsort(stable=True)),
         0,
-        own,
+        local_counts,
     )
 
 
 @torch.no_grad()
 def routes(chosen: torch.Tensor, num_experts: int, *, ep: dist.ProcessGroup | None, etp: dist.ProcessGroup | None) -> Routes:
-    """Each rank of ep tells the others how many rows it sends to which of their experts; ranks of etp agree on the room of an expert."""
+    """Exchange the number of rows per expert over ep, and take the largest expert capacity over etp."""
     flat = chosen.flatten()
     order = flat.argsort(stable=True)
     ways = dist.get_world_size(ep) if ep is not None else 1
@@ -96,23 +92,23 @@ def routes(chosen: torch.Tensor, num_experts: int, *, ep: dist.ProcessGroup | No
     if ep is not None:
         coming = torch.empty_like(leaving)
         dist.all_to_all_single(coming, leaving, group=ep)
-    own = coming.sum(dim=0)
-    room = own.max().clamp(min=1)
+    local_counts = coming.sum(dim=0)
+    capacity = local_counts.max().clamp(min=1)
     if etp is not None:
-        dist.all_reduce(room, dist.ReduceOp.MAX, group=etp)
-    expert = torch.arange(len(own), device=flat.device).repeat(ways).repeat_interleave(coming.flatten())
+        dist.all_reduce(capacity, dist.ReduceOp.MAX, group=etp)
+    expert = torch.arange(len(local_counts), device=flat.device).repeat(ways).repeat_interleave(coming.flatten())
     sorted_rows = expert.argsort(stable=True)
-    first = own.cumsum(0) - own
+    first = local_counts.cumsum(0) - local_counts
     at = torch.arange(len(expert), device=flat.device) - first[expert[sorted_rows]]
     slot = torch.empty_like(expert)
-    slot[sorted_rows] = expert[sorted_rows] * room + at
+    slot[sorted_rows] = expert[sorted_rows] * capacity + at
     sent, received = leaving.sum(dim=1).tolist(), coming.sum(dim=1).tolist()
-    return Routes(order // chosen.shape[1], inverse(order).view(chosen.shape), sent, received, slot, int(room))
+    return Routes(order // chosen.shape[1], inverse(order).view(chosen.shape), sent, received, slot, int(capacity))
 
 
 @torch.no_grad()
-def own_choices(chosen: torch.Tensor, totals: Sequence[int], first: int, number: int) -> torch.Tensor:
-    """Choices [t, k] of all tokens, as flat indices, of `number` experts from `first` on, in the order of experts.
+def local_choices(chosen: torch.Tensor, totals: Sequence[int], first: int, number: int) -> torch.Tensor:
+    """Return the choices [t, k] of `number` experts from `first` on, as flat indices in the order of experts.
 
     totals   choices of each expert
     """
@@ -121,7 +117,7 @@ def own_choices(chosen: torch.Tensor, totals: Sequence[int], first: int, number:
 
 
 def by_expert(counts: Sequence[int], ways: int, device: torch.device) -> torch.Tensor:
-    """The order by experts of rows that come as each of `ways` ranks has them, by experts: so many of each."""
+    """Return the order that sorts rows by expert, if each of `ways` ranks contributes `counts` rows per expert, in expert order."""
     places = torch.arange(ways * sum(counts), device=device).view(ways, -1)
     return torch.cat([piece.flatten() for piece in places.split(list(counts), dim=1)])
 
@@ -144,5 +140,5 @@ _exchanged = differentiable(
 
 
 def exchange_rows(rows: torch.Tensor, sent: list[int] | None, received: list[int] | None, group: dist.ProcessGroup | None) -> torch.Tensor:
-    """The first `sent[0]` rows go to the first rank of the group, and so on; None: as many to each."""
+    """Send the first `sent[0]` rows to the first rank of the group, and so on; None: equal numbers."""
     return rows if group is None else _exchanged(rows, sent, received, group)

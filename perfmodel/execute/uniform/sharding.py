@@ -1,4 +1,4 @@
-"""How a rank's copy of the model is cut: what its modules must know beyond their own local shapes."""
+"""Sharding of a rank's copy of the model: the information that modules need beyond their local shapes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from perfmodel.workload.routing import RoutingCounts
 
 @dataclass(frozen=True, slots=True)
 class ExpertSharding:
-    """Experts are dealt over ep, each of them cut over etp.
+    """Experts are distributed over ep; each of them is sharded over etp.
 
-    gathers   tokens are gathered over ep, and what is made of them is added up
-    once      a token travels once to each rank of ep, however many of its experts are there
+    gathers   all-gather tokens over ep, and sum the partial outputs
+    once      send a token once to each rank of ep, independent of the number of its experts there
     """
 
     ep: int = 1
@@ -33,15 +33,15 @@ class ExpertSharding:
 class Sharding:
     """Sharding of all modules of a rank.
 
-    exchanges_heads   attention has the whole sequence of some heads, by all-to-alls over cp; else its own queries, and all keys gathered
-    tp_group        over which partial sums are added up; None on one rank
-    angles          cosines and sines that all layers read, made once
-    loss_scale      of what modules add to the loss for each token
-    positions       of the tokens where they are not one chunk of a sequence [s]; None: they are
-    dropout         probability; only audits drop
-    is_abstract     tensors have no values (an audit): fused attention need not be told which keys a query sees, which it takes as an
-                    argument on a GPU and as a tensor on a CPU; and experts are chosen in turn, so that splits are known
-    routing         how many tokens each rank sends to each expert, whatever their scores; None: as they choose
+    exchanges_heads   attention over the full sequence of some heads, by all-to-alls over cp; else of local queries over gathered keys
+    tp_group        group that reduces partial sums; None on one rank
+    angles          cosines and sines shared by all layers, computed once
+    loss_scale      weight per token of losses that modules add
+    positions       positions of the tokens if they are not one chunk of a sequence [s]; else None
+    dropout         dropout probability; nonzero only in audits
+    is_abstract     tensors have no values (an audit): fused attention then needs no mask, which is an argument on a GPU and a tensor on
+                    a CPU, and experts are chosen round-robin, so that splits are known
+    routing         given number of tokens from each rank to each expert; None: by the router
     """
 
     tp: int = 1
@@ -62,14 +62,14 @@ class Sharding:
 
     @property
     def head_rank(self) -> int:
-        """Place of the heads of this rank's attention among those of all ranks: tp cuts them first."""
+        """Index of this rank's attention heads among those of all ranks: tp shards them first."""
         return self.tp_rank * self.cp + self.cp_rank if self.exchanges_heads else self.tp_rank
 
 
 def rotary_angles(sharding: Sharding, x: torch.Tensor, depth: int, *, of_residual: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines [s, depth] of this rank's positions, for x[b, s, n, d]; made once.
+    """Return cosines and sines [s, depth] of this rank's positions, for x[b, s, n, d]; cached.
 
-    of_residual   of those of its residual stream, which sequence parallelism cuts further
+    of_residual   positions of its residual stream, which sequence parallelism shards further
     """
     length = x.shape[1]
     chunk = sharding.cp_rank

@@ -1,7 +1,7 @@
-"""Tensor and sequence parallelism with torch's DTensor, one redistribution for each edge of the algebra.
+"""Tensor and sequence parallelism with torch's DTensor, with one redistribution per edge of the algebra.
 
-A norm's output is redistributed once for all the projections that read it (`PrepareModuleInput` on the attention and on
-the MLP): their gradients are added while partial and reduced once, where torch's per-linear default would reduce each.
+A norm's output is redistributed once for all projections that read it (`PrepareModuleInput` on the attention and on
+the MLP). Their gradients are summed while partial and reduced once; torch's per-linear default would reduce each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from perfmodel.execute.uniform.model import Layer, Transformer
 from perfmodel.execute.uniform.recurrent import RecurrentMixer
 from perfmodel.workload.config import TransformerConfig
 
-#: The dim of [b, s, h] activations that sequence parallelism cuts, and that of heads in [b, s, n, d].
+#: The dim of [b, s, h] activations that sequence parallelism shards, and the heads dim of [b, s, n, d].
 SEQUENCE_DIM, HEAD_DIM = 1, 2
 
 
@@ -37,7 +37,7 @@ def _layer_styles(config: TransformerConfig, layer: Layer, *, sequence_parallel:
         return PrepareModuleInput(input_layouts=(residual,) * number, desired_input_layouts=(Replicate(),) * number)
 
     def row() -> RowwiseParallel:
-        # Side by side, attention and MLP leave partial sums that are added before one reduction.
+        # In a parallel block, attention and MLP leave partial sums that are added before one reduction.
         if config.parallel_block:
             return RowwiseParallel(output_layouts=Partial(), use_local_output=False)
         return RowwiseParallel(output_layouts=residual)
@@ -69,8 +69,8 @@ def _layer_styles(config: TransformerConfig, layer: Layer, *, sequence_parallel:
         return styles
     name = f"{prefix}mlp"
     if mixes:
-        # Each rank sends its own tokens; what all tokens run is cut like any MLP.
-        styles += [(f"mlp.{name}", _Table(Replicate())) for name, each in mlp.named_children() if isinstance(each, ReplicatedLinear)]
+        # Each rank dispatches its own tokens; shared experts are sharded like any MLP.
+        styles += [(f"mlp.{name}", _Table(Replicate())) for name, child in mlp.named_children() if isinstance(child, ReplicatedLinear)]
         if not hasattr(mlp, "shared"):
             return styles
         name = "mlp.shared"
@@ -84,19 +84,19 @@ def _layer_styles(config: TransformerConfig, layer: Layer, *, sequence_parallel:
 
 
 def _attention_styles(config: TransformerConfig, attention: nn.Module, path: str) -> list[tuple[str, ParallelStyle]]:
-    made: list[tuple[str, ParallelStyle]] = []
-    made += [(f"{path}.{name}", ColwiseParallel()) for name in ("q_proj", "k_proj", "v_proj", "q_gate_proj") if hasattr(attention, name)]
+    styles: list[tuple[str, ParallelStyle]] = []
+    styles += [(f"{path}.{name}", ColwiseParallel()) for name in ("q_proj", "k_proj", "v_proj", "q_gate_proj") if hasattr(attention, name)]
     if config.attention_sinks:
-        made.append((path, _Table(Shard(0))))
+        styles.append((path, _Table(Shard(0))))
     if config.qk_norm:
-        # Each rank norms its own heads: the weight's gradient is partial on tp, with or without sequence parallelism.
+        # Each rank normalises its own heads: the weight gradient is partial over tp, with or without sequence parallelism.
         for name in ("q_norm", "k_norm"):
-            made.append((f"{path}.{name}", SequenceParallel(sequence_dim=HEAD_DIM, use_local_output=True)))
-    return made
+            styles.append((f"{path}.{name}", SequenceParallel(sequence_dim=HEAD_DIM, use_local_output=True)))
+    return styles
 
 
 def _recurrent_styles(mixer: RecurrentMixer) -> list[tuple[str, ParallelStyle]]:
-    """All is cut by groups of heads, but a norm's weight that all heads share: its gradient is partial."""
+    """Shard everything by groups of heads, except a norm weight shared by all heads, whose gradient is partial."""
     styles: list[tuple[str, ParallelStyle]] = [("attention", _Table(Shard(0)))]
     for name, _ in mixer.named_children():
         if name.startswith("in_proj"):
@@ -107,11 +107,11 @@ def _recurrent_styles(mixer: RecurrentMixer) -> list[tuple[str, ParallelStyle]]:
 
 
 def _latent_styles(attention: nn.Module, residual: Shard | Replicate) -> list[tuple[str, ParallelStyle]]:
-    """Latents are made of each rank's tokens, by whole weights; they are gathered for what makes heads of them, which is cut."""
+    """Compute latents from local tokens with replicated weights, and all-gather them for the sharded up-projections of the heads."""
     styles: list[tuple[str, ParallelStyle]] = []
     for name, module in attention.named_children():
         if name in ("q_proj", "q_b_proj", "kv_b_proj"):
-            # with an indexer, what queries are made of is gathered for it too
+            # with an indexer, the query latents are all-gathered for it too
             given = Replicate() if name != "kv_b_proj" and hasattr(attention, "index_q_proj") else residual
             styles.append((f"attention.{name}", ColwiseParallel(input_layouts=given)))
         elif residual.is_shard() and isinstance(module, ReplicatedLinear):
@@ -122,7 +122,7 @@ def _latent_styles(attention: nn.Module, residual: Shard | Replicate) -> list[tu
 
 
 class _Table(ParallelStyle):
-    """A module's parameters as DTensors: an embedding table whose rows are cut over tp, or what each rank reads for tokens of its own."""
+    """Style for parameters as DTensors: an embedding table sharded by rows over tp, or parameters applied to local tokens."""
 
     def __init__(self, placement: Shard | Replicate) -> None:
         self.placement = placement
@@ -135,7 +135,7 @@ class _Table(ParallelStyle):
 
 
 def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh, *, sequence_parallel: bool) -> None:
-    """Cut heads, ffn and vocabulary over tp; with sequence parallelism the residual stream too."""
+    """Shard heads, MLP and vocabulary over tp; under sequence parallelism the residual stream too."""
     config = model.config
     residual = Shard(SEQUENCE_DIM) if sequence_parallel else Replicate()
     if hasattr(model, "embedding"):
@@ -145,11 +145,11 @@ def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh, *, sequence_para
             parallelize_module(model.position_embedding, mesh, _Table(Replicate()))
         if sequence_parallel and hasattr(model, "embedding_norm"):
             parallelize_module(model.embedding_norm, mesh, SequenceParallel(sequence_dim=SEQUENCE_DIM))
-    for layer in (*model.layers.values(), *model.further):
+    for layer in (*model.layers.values(), *model.mtp_modules):
         assert isinstance(layer, Layer)
         for path, style in _layer_styles(config, layer, sequence_parallel=sequence_parallel):
             parallelize_module(layer.get_submodule(path), mesh, style)
-    for module in model.further if sequence_parallel else ():
+    for module in model.mtp_modules if sequence_parallel else ():
         for name in ("hidden_norm", "embedding_norm", "final_norm"):
             parallelize_module(module.get_submodule(name), mesh, SequenceParallel(sequence_dim=SEQUENCE_DIM))
         parallelize_module(module.joint_proj, mesh, _Table(Replicate()))
@@ -161,10 +161,10 @@ def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh, *, sequence_para
 
 
 def has_partial_gradient(name: str, parameter: nn.Parameter) -> bool:
-    """Whether this parameter's gradient is a partial sum over tp.
+    """Return whether this parameter's gradient is a partial sum over tp.
 
-    Replicated DTensors are norm and position weights that each rank applies to its own tokens or heads; but the bias of
-    a row-parallel linear is added to the reduced sum, and its gradient is whole on every rank.
+    Replicated DTensors are norm and position weights that each rank applies to its own tokens or heads. The exception is the bias of
+    a row-parallel linear: it is added to the reduced sum, and its gradient is complete on every rank.
     """
     if not isinstance(parameter, DTensor) or not parameter.placements[-1].is_replicate():
         return False

@@ -1,4 +1,4 @@
-"""Random weights and tokens, a function of name and seed alone: every shard of every plan starts from the same model."""
+"""Random weights and tokens that depend on name and seed only: every shard of every plan starts from the same model."""
 
 from __future__ import annotations
 
@@ -8,38 +8,38 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from perfmodel.execute.uniform.experts import holds_all, is_of_experts, own_piece, whole_shape
+from perfmodel.execute.uniform.experts import expert_shard, holds_all_biases, is_expert_parameter, unsharded_shape
 from perfmodel.execute.uniform.sharding import Sharding
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import TrainingJob
 
 SEED = 20240601
-#: Spread of norm weights about 1 and of biases about 0: enough to show in every gradient.
+#: Spread of norm weights around 1 and of biases around 0: large enough to affect every gradient.
 NORM_SPREAD = 0.05
 
 
 def make_weight(config: TransformerConfig, name: str, shape: torch.Size, device: torch.device | str) -> torch.Tensor:
-    """The whole tensor `name` in fp32; rows of a padded vocabulary beyond the real one are 0."""
+    """Return the unsharded tensor `name` in fp32; padded rows of the vocabulary are 0."""
     if config.tie_word_embeddings and name == "lm_head.weight":
         name = "embedding.weight"
     generator = torch.Generator(device=device).manual_seed(SEED + zlib.crc32(name.encode()))
-    whole = torch.zeros(shape, device=device)
-    real = whole[: config.vocab_size] if name.startswith(("embedding.", "lm_head.")) else whole
+    weight = torch.zeros(shape, device=device)
+    real = weight[: config.vocab_size] if name.startswith(("embedding.", "lm_head.")) else weight
     real.normal_(generator=generator)
     if name.endswith("norm.weight"):
         return real.mul_(NORM_SPREAD).add_(1.0)
     real.mul_(NORM_SPREAD if len(shape) == 1 else shape[-1] ** -0.5)
-    return whole
+    return weight
 
 
-def local_piece(whole: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
-    """This rank's piece of the whole tensor: tp cuts first, the data axes cut rows inside it."""
+def local_piece(tensor: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
+    """Return this rank's shard of the tensor: tp shards first, then the data axes shard its rows."""
     if not isinstance(parameter, DTensor):
-        return whole
-    mesh, piece = parameter.device_mesh, whole
+        return tensor
+    mesh, piece = parameter.device_mesh, tensor
     names = mesh.mesh_dim_names or ()
     for index in sorted(range(mesh.ndim), key=lambda i: names[i] != "tp"):
-        dim = getattr(parameter.placements[index], "dim", None)  # Shard and _StridedShard have one, Replicate has not
+        dim = getattr(parameter.placements[index], "dim", None)  # Shard and _StridedShard have one, Replicate does not
         if dim is not None:
             chunks = piece.chunk(mesh.size(index), dim=dim)
             rank = mesh.get_local_rank(index)
@@ -48,11 +48,11 @@ def local_piece(whole: torch.Tensor, parameter: nn.Parameter) -> torch.Tensor:
 
 
 def initial_piece(config: TransformerConfig, name: str, parameter: nn.Parameter, sharding: Sharding, device: torch.device) -> torch.Tensor:
-    """This rank's part of a parameter's initial value."""
-    if config.experts is None or not is_of_experts(name) or holds_all(parameter.shape, name, config):
+    """Return this rank's shard of a parameter's initial value."""
+    if config.experts is None or not is_expert_parameter(name) or holds_all_biases(parameter.shape, name, config):
         return local_piece(make_weight(config, name, parameter.shape, device), parameter)
-    shape = whole_shape(parameter.shape, name, config.experts, sharding.experts)
-    return local_piece(own_piece(make_weight(config, name, shape, device), name, config.experts, sharding.experts), parameter)
+    shape = unsharded_shape(parameter.shape, name, config.experts, sharding.experts)
+    return local_piece(expert_shard(make_weight(config, name, shape, device), name, config.experts, sharding.experts), parameter)
 
 
 @torch.no_grad()
@@ -62,12 +62,12 @@ def fill(config: TransformerConfig, name: str, parameter: nn.Parameter, sharding
 
 
 def make_tokens(job: TrainingJob) -> torch.Tensor:
-    """[global_batch, seq_len + 1 + n] token ids: each sequence, the token after it and the n further ones that are predicted."""
+    """Return [global_batch, seq_len + 1 + n] token ids: each sequence, the next token, and the n further targets of MTP modules."""
     generator = torch.Generator().manual_seed(SEED)
     length = job.seq_len + 1 + job.transformer.num_mtp_layers
     return torch.randint(job.transformer.vocab_size, (job.global_batch, length), generator=generator)
 
 
-def further_tokens(tokens: torch.Tensor, positions: slice, number: int) -> torch.Tensor:
-    """[b, s + 1 + n] -> [b, n + 1, len(positions)]: the tokens one position further than these, two, ... as many as n + 1."""
+def shifted_tokens(tokens: torch.Tensor, positions: slice, number: int) -> torch.Tensor:
+    """Return [b, s + 1 + n] -> [b, n + 1, len(positions)]: the tokens shifted by one position, two, ... up to n + 1."""
     return torch.stack([tokens[:, positions.start + i : positions.stop + i] for i in range(1, number + 2)], dim=1)

@@ -1,4 +1,4 @@
-"""The flat buffers of a unit: parameters whose gradients leave a rank in one collective, as an all-reduce or, for ZeRO 1, as shards."""
+"""Flat buffers of a unit: parameters whose gradients are reduced in one collective, an all-reduce or, for ZeRO 1, a reduce-scatter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TORCH_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.flo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dtypes:
-    """Formats of one run: weights as the forward reads them, gradients as they are reduced, the optimizer's master copy."""
+    """Dtypes of one run: weights in the forward pass, gradients in the reduction, and the optimizer's master copy."""
 
     weight: torch.dtype
     reduce: torch.dtype
@@ -33,12 +33,12 @@ def dtypes_of(precision: Precision) -> Dtypes:
 
 
 class FlatUnit:
-    """Weights and gradients of a unit one after another, padded so that the ranks of `shard_group` have equal shards.
+    """Contiguous weights and gradients of a unit, padded so that the ranks of `shard_group` have equal shards.
 
-    shard_group     ranks that share gradients, optimizer state and update; None: every rank has all
-    replica_group   ranks that hold the same; None: there are no others
-    places          of each parameter in the buffers, in order
-    master          this rank's shard as the optimizer updates it: a view of the weights where both have one format
+    shard_group     ranks that shard gradients, optimizer state and update; None: no sharding
+    replica_group   ranks with the same shards; None: no replicas
+    places          slice of each parameter in the buffers, in order
+    master          this rank's shard that the optimizer updates: a view of the weights if both have the same dtype
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class FlatUnit:
         self.shard_group, self.replica_group, self.dtypes = shard_group, replica_group, dtypes
         ways = dist.get_world_size(shard_group) if shard_group is not None else 1
         index = dist.get_rank(shard_group) if shard_group is not None else 0
-        starts = [sum(sizes[:place]) for place in range(len(sizes))]
+        starts = [sum(sizes[:number]) for number in range(len(sizes))]
         self.places = [slice(start, start + size) for start, size in zip(starts, sizes, strict=True)]
         padded = -(-sum(sizes) // ways) * ways
         self.weights = torch.zeros(padded, dtype=dtypes.weight, device=device)
@@ -67,31 +67,31 @@ class FlatUnit:
         self._work: list[Any] = []
 
     def launch(self) -> None:
-        """Start the reduction of the gradients over one group; what computes goes on."""
+        """Start the reduction of the gradients over one group, overlapped with computation."""
         if self.shard_group is not None:
             self._work.append(dist.reduce_scatter_tensor(self.gradients[self.shard], self.gradients, group=self.shard_group, async_op=True))
         elif self.replica_group is not None:
             self._work.append(dist.all_reduce(self.gradients, group=self.replica_group, async_op=True))
 
     def finish(self) -> None:
-        """Wait for what was launched; shards that others hold too are then added up among them."""
+        """Wait for the reduction, then all-reduce shards over their replicas."""
         for work in self._work:
             work.wait()
         self._work.clear()
         if self.shard_group is not None and self.replica_group is not None:
             dist.all_reduce(self.gradients[self.shard], group=self.replica_group)
 
-    def whole_gradients(self) -> torch.Tensor:
-        """Gradients of all shards, after they are reduced."""
+    def full_gradients(self) -> torch.Tensor:
+        """Return the reduced gradients of all shards."""
         if self.shard_group is None:
             return self.gradients
-        whole = torch.empty_like(self.gradients)
-        dist.all_gather_into_tensor(whole, self.gradients[self.shard].clone(), group=self.shard_group)
-        return whole
+        gathered = torch.empty_like(self.gradients)
+        dist.all_gather_into_tensor(gathered, self.gradients[self.shard].clone(), group=self.shard_group)
+        return gathered
 
 
 def update(optimizer: torch.optim.Optimizer, units: Sequence[FlatUnit]) -> None:
-    """One step of the optimizer on this rank's shards, and the new weights to all ranks that hold them."""
+    """Run the optimizer on this rank's shards, and all-gather the new weights."""
     for unit in units:
         unit.master.grad = unit.gradients[unit.shard].to(unit.dtypes.master)
     optimizer.step()

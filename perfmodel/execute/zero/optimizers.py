@@ -1,4 +1,4 @@
-"""torch's optimizers over the plain local tensors that a rank holds."""
+"""torch's optimizers over the plain local tensors of a rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOMENTUM = 0.9
 
 
 def build_optimizer(kind: Optimizer, shards: list[torch.Tensor], *, learning_rate: float = LEARNING_RATE) -> torch.optim.Optimizer:
-    """torch's optimizer over plain local tensors: a DTensor would pay its dispatch for every elementary operator."""
+    """Return torch's optimizer over plain local tensors: on DTensors, every elementary operator would pay the dispatch overhead."""
     fused = all(shard.dtype in (torch.float32, torch.bfloat16) for shard in shards)
     match kind:
         case Optimizer.ADAMW:
@@ -29,18 +29,18 @@ def build_optimizer(kind: Optimizer, shards: list[torch.Tensor], *, learning_rat
 
 
 def state_of(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.Tensor]:
-    """The tensors that it keeps between steps; none before its first."""
+    """Yield the optimizer's state tensors; none before its first step."""
     for state in optimizer.state.values() if optimizer is not None else ():
         yield from (tensor for tensor in state.values() if torch.is_tensor(tensor))
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:
-    """This rank's part of the tensor."""
+    """Return this rank's shard of the tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 class ShardOptimizer:
-    """An optimizer over what this rank holds of parameters, built at its first step. `optimizer` is None until then."""
+    """An optimizer over the local shards of parameters, built at its first step. `optimizer` is None until then."""
 
     def __init__(self, kind: Optimizer, *, learning_rate: float = LEARNING_RATE) -> None:
         self._kind, self._learning_rate = kind, learning_rate
@@ -48,12 +48,12 @@ class ShardOptimizer:
         self._shards: list[torch.Tensor] = []
 
     def step(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Step the same parameters each time, and clear their gradients."""
+        """Run a step on the same parameters each time, and clear their gradients."""
         pairs = [(p, p.grad) for p in parameters if p.grad is not None]
         if self.optimizer is None:
             # Views of the local shards, so that the optimizer works on plain tensors.
             self._shards = [local(p).detach() for p, _ in pairs]
-            # of small weights over many ranks this one may hold nothing at all, and torch's optimizers want a parameter
+            # small weights over many ranks may leave this rank without any entries, but torch's optimizers require a parameter
             held = [shard for shard in self._shards if shard.numel()] or self._shards[:1]
             if not held:
                 return

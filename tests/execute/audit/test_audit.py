@@ -34,7 +34,7 @@ pytestmark = [
 ]
 
 SP_OFF = {"sequence_parallel": False}
-#: Microbatches cost as much as they are many, and further ones repeat these (test_audit_repeat.py): two, or more than a pipeline has ranks.
+#: Microbatches cost as much as they are many, and further ones repeat these (test_repeat.py): two, or more than a pipeline has ranks.
 FORMS = {
     "data parallel": dict(num_chips=8),
     "gradient accumulation": dict(num_chips=2),

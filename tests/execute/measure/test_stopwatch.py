@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfmodel.execute.measure.stopwatch import in_turn
+from perfmodel.execute.measure.stopwatch import in_rotation
 
 
 def test_copies_take_turns():
@@ -13,7 +13,7 @@ def test_copies_take_turns():
         made.append(mine)
         return lambda: mine.append(1)
 
-    call = in_turn(make, 8 * 2**20)
+    call = in_rotation(make, 8 * 2**20)
     for _ in range(8):
         call()
     assert [len(calls) for calls in made] == [2, 2, 2, 2]

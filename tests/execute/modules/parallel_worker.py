@@ -9,7 +9,7 @@ import torch
 
 import perfmodel
 from perfmodel.execute.launch.launch import Worker
-from perfmodel.execute.modules.module import dropping_nothing
+from perfmodel.execute.modules.module import without_dropout
 from perfmodel.execute.tolerance import ROUND_OFF_FLOOR
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.imported.input_spec import parse_inputs
@@ -46,7 +46,7 @@ def train(worker: Worker, factory: str, plan: Plan, inputs: tuple[str, ...], ste
     differences, errors = [], {}
     for step in range(steps):
         loss, expected = loss_of(parallel(**dict(data))), None
-        with dropping_nothing():
+        with without_dropout():
             expected = loss_of(alone(**dict(data)))
         loss.backward()
         expected.backward()

@@ -53,7 +53,7 @@ def redistribute_all(
     found = []
 
     def label(ranks: list[int], kind: str) -> str:
-        places = [mesh.place(rank) for rank in ranks]
+        places = [mesh.coordinates(rank) for rank in ranks]
         return "+".join(axis.name for axis in axes if len({place[axis.name] for place in places}) > 1)
 
     for source, target in pairs:

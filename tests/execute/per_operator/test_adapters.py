@@ -81,7 +81,7 @@ def test_torch_counts_what_is_predicted(train, recompute):
         program.forward_backward()
     program.release()
     kept = []
-    with StorageTracker() as tracker, _before_first_backward(lambda: kept.append(tracker.made)):
+    with StorageTracker() as tracker, _before_first_backward(lambda: kept.append(tracker.allocated)):
         program.forward_backward()
     found = estimator.predict(plan)
     assert counter.get_total_flops() == pytest.approx(found.hfu * found.step_time * found.peak_flop_rate, rel=1e-12)

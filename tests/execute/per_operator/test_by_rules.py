@@ -15,7 +15,7 @@ from perfmodel.execute.per_operator.model import NetworkProgram
 from perfmodel.execute.per_operator.options import NetworkOptions
 from perfmodel.execute.per_operator.run import check_network_plan
 from perfmodel.execute.run import run_plan
-from perfmodel.execute.uniform.data_parallel import clean_name
+from perfmodel.execute.uniform.data_parallel import canonical_name
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.weights import fill
 from perfmodel.parallel.algebra.rules import RuleSet
@@ -40,11 +40,11 @@ def test_both_ways_compute_the_same(variant, attention):
     config = tiny(variant)
     model = Transformer(config, fused_attention=attention == "flash").double()
     for name, parameter in model.named_parameters():
-        fill(config, clean_name(name), parameter)
+        fill(config, canonical_name(name), parameter)
     plan = tiny_plan(1, model=config, batch=2, micro_batch=2, attention=attention)
     graph = graph_of(plan)
     program = NetworkProgram(Worker(rank=0, world_size=1, device="cpu"), graph, plan_by_rules(plan, graph), dtype=torch.float64)
-    ours = {clean_name(name).replace("layers.", "layer"): parameter for name, parameter in model.named_parameters()}
+    ours = {canonical_name(name).replace("layers.", "layer"): parameter for name, parameter in model.named_parameters()}
     for name, tensor in program.parameters.tensors.items():
         tensor.detach().copy_(ours[name].detach().reshape(tensor.shape))
     assert program.parameters.tensors.keys() == ours.keys()
@@ -176,7 +176,7 @@ def test_under_fake_tensors_both_ways_send_and_keep_the_same(monkeypatch):
             program = NetworkProgram(worker, graph, own, optimizer="", learning_rate=1e-4, uses_dtensor=False)
             program.step()
             counter = CollectiveCounter(program.mesh.label, times_them=False)
-            with StorageTracker() as tracker, counter, _before_first_backward(lambda: saved.append(tracker.made)):
+            with StorageTracker() as tracker, counter, _before_first_backward(lambda: saved.append(tracker.allocated)):
                 program.step()
     sent = {key: (count, counter.tally.num_bytes[key]) for key, count in counter.tally.counts.items()}
     for kind in ("all_gather", "reduce_scatter", "all_reduce"):

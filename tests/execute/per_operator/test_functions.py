@@ -6,12 +6,12 @@ import torch.nn.functional as F
 
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.layers.norm import normalise
-from perfmodel.execute.layers.reduce import whole
-from perfmodel.execute.layers.softmax import cut_softmax
+from perfmodel.execute.layers.reduce import unsharded
+from perfmodel.execute.layers.softmax import sharded_softmax
+from perfmodel.execute.per_operator.collective_rules import joined, shares
 from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.execute.per_operator.functions import FUNCTIONS
 from perfmodel.execute.per_operator.mesh import NetworkMesh
-from perfmodel.execute.per_operator.own_rules import joined, shares
 from perfmodel.execute.per_operator.refuse import KINDS
 from perfmodel.workload.graph import Operand, Operator, Tensor
 from perfmodel.workload.kinds.attention import Causal, attention, rotary
@@ -168,7 +168,7 @@ def test_softmax(causal):
     hidden = torch.ones(4, 4, dtype=torch.bool).triu(1) if causal else None
     values = 0.5 * x if hidden is None else (0.5 * x).masked_fill(hidden, -torch.inf)
     agree(run(operator, x), values.softmax(-1), x)
-    agree(cut_softmax(x, position=3, scale=0.5, hidden=hidden, reduce=whole), values.softmax(-1), x)
+    agree(sharded_softmax(x, position=3, scale=0.5, hidden=hidden, reduce=unsharded), values.softmax(-1), x)
 
 
 def test_cross_entropy_of_any_order_of_positions():

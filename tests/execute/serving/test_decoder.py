@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from perfmodel.execute.serving.cache import BLOCK_TOKENS  # noqa: E402
 from perfmodel.execute.serving.decoder import build_decoder  # noqa: E402
 from perfmodel.execute.serving.step import Chunk, make_step  # noqa: E402
-from perfmodel.execute.uniform.data_parallel import clean_name  # noqa: E402
+from perfmodel.execute.uniform.data_parallel import canonical_name  # noqa: E402
 from perfmodel.execute.uniform.model import Transformer  # noqa: E402
 from perfmodel.execute.uniform.weights import fill  # noqa: E402
 from perfmodel.workload.layer_specs import Experts  # noqa: E402
@@ -24,7 +24,7 @@ def uncached(config, tokens):
     """[s, vocabulary]: the training model's logits of one sequence."""
     model = Transformer(replace(config, num_mtp_layers=0))
     for name, parameter in model.named_parameters():
-        fill(config, clean_name(name), parameter)
+        fill(config, canonical_name(name), parameter)
     with torch.no_grad():
         return [model(torch.tensor([row]))[0] for row in tokens]
 
@@ -81,7 +81,7 @@ GPT_OSS = dict(
 
 @pytest.mark.parametrize("config", [tiny(**GPT_OSS), tiny("mixtral"), tiny("deepseek"), tiny("sparse")], ids=lambda config: config.name)
 def test_parameters_are_those_of_the_configuration(config):
-    found = {clean_name(name): each.shape.numel() for name, each in build_decoder(config, num_blocks=1).named_parameters()}
+    found = {canonical_name(name): each.shape.numel() for name, each in build_decoder(config, num_blocks=1).named_parameters()}
     assert found == {shape.name: shape.num_elements for shape in config.parameter_shapes()}
 
 

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from perfmodel.execute.layers.attention import alibi_slopes, causal_attention, unfused_attention  # noqa: E402
-from perfmodel.execute.uniform.data_parallel import clean_name  # noqa: E402
+from perfmodel.execute.uniform.data_parallel import canonical_name  # noqa: E402
 from perfmodel.execute.uniform.model import Transformer  # noqa: E402
 from perfmodel.execute.uniform.weights import fill  # noqa: E402
 from perfmodel.workload.models import load_model  # noqa: E402
@@ -18,7 +18,7 @@ from tests.marks import mostly_slow  # noqa: E402
 
 def parameters(config):
     model = Transformer(config, device="meta")
-    return {clean_name(name): tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    return {canonical_name(name): tuple(parameter.shape) for name, parameter in model.named_parameters()}
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -35,7 +35,7 @@ def test_shipped_models_have_their_parameters(name):
 def build(config, *, fused):
     model = Transformer(config, fused_attention=fused)
     for name, parameter in model.named_parameters():
-        fill(config, clean_name(name), parameter)
+        fill(config, canonical_name(name), parameter)
     return model
 
 

@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from perfmodel.execute.layers.experts import grouped_linear, weighted_sum  # noqa: E402
-from perfmodel.execute.uniform.routing import as_counted, by_expert  # noqa: E402
+from perfmodel.execute.uniform.routing import by_expert, choices_of_counts  # noqa: E402
 from perfmodel.workload.layer_specs import Experts  # noqa: E402
 from perfmodel.workload.routing import RoutingCounts  # noqa: E402
 
@@ -29,7 +29,7 @@ def test_rows_of_several_ranks_are_put_in_the_order_of_experts():
 
 def test_tokens_choose_experts_as_counts_say_and_none_twice():
     counts = (4, 0, 3, 1)
-    chosen = as_counted(counts, Experts(num_experts=4, top_k=2, width=8), torch.device("cpu"))
+    chosen = choices_of_counts(counts, Experts(num_experts=4, top_k=2, width=8), torch.device("cpu"))
     assert chosen.shape == (4, 2)
     assert torch.bincount(chosen.flatten(), minlength=4).tolist() == list(counts)
     assert (chosen[:, 0] != chosen[:, 1]).all()
@@ -39,7 +39,7 @@ def test_counts_know_which_experts_the_executor_chooses_and_to_how_many_ranks_a_
     counts = RoutingCounts(((4, 0, 3, 1), (2, 2, 2, 2)))
     experts = Experts(num_experts=4, top_k=2, width=8)
     for source, row in enumerate(counts.rows):
-        chosen = as_counted(row, experts, torch.device("cpu"))
+        chosen = choices_of_counts(row, experts, torch.device("cpu"))
         assert counts.choices(source, 2).tolist() == chosen.tolist()
         for rank in range(2):
             goes = sum(any(expert // 2 == rank for expert in each) for each in chosen.tolist())

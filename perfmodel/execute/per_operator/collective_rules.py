@@ -1,7 +1,7 @@
-"""Operators that issue collectives of their own where certain dims are cut: halos, states, an LSTM.
+"""Operators that issue collectives if certain dims are sharded: halo exchange, recurrent states, LSTM.
 
-Each is an autograd function, so that it issues exactly what its kind declares (`Operator.traffic`) in either pass, and computes as
-one process does where nothing is cut.
+Each is an autograd function that issues exactly the traffic declared by its kind (`Operator.traffic`) in either pass. Without sharding
+it computes the same as a single process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Halo(torch.autograd.Function):
-    """Rows of the neighbours around the local ones, `fill` at the ends; backward returns their gradients, which are added."""
+    """Halo exchange: rows of the neighbours around the local ones, `fill` at the ends. Backward returns and adds their gradients."""
 
     @staticmethod
     def forward(
@@ -55,7 +55,7 @@ class _Halo(torch.autograd.Function):
         size = gradient.shape[position] - above - below
         up = gradient.narrow(position, 0, above).contiguous()
         down = gradient.narrow(position, above + size, below).contiguous()
-        # what comes back belongs to the rows that were sent
+        # the received gradients belong to the rows that were sent
         from_up, from_down = torch.zeros_like(down), torch.zeros_like(up)
         context.trade(dim, up, down, from_up, from_down, Pass.BACKWARD, noted)
         result = gradient.narrow(position, above, size).clone()
@@ -67,14 +67,14 @@ class _Halo(torch.autograd.Function):
 def with_halo(
     x: torch.Tensor, *, position: int, above: int, below: int, context: OperatorContext, dim: str, fill: float, row: int
 ) -> torch.Tensor:
-    """`row`: elements of one row as the operator declares it, without the corners that a second cut dim adds."""
+    """Return `x` with halo rows. `row`: elements of one row as declared by the operator, without the corners of a second sharded dim."""
     if not above and not below:
         return x
     return _Halo.apply(x, position, above, below, fill, (above + below) * row, context, dim)  # type: ignore[no-any-return, no-untyped-call]
 
 
-class _FromBefore(torch.autograd.Function):
-    """The state that the share before leaves, zero at the first; backward sends its gradient there."""
+class _ReceiveState(torch.autograd.Function):
+    """Receive of the final state of the previous shard, zero on the first; backward sends its gradient back."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: torch.Tensor, shape: tuple[int, ...], context: OperatorContext, dim: str) -> torch.Tensor:
@@ -91,8 +91,8 @@ class _FromBefore(torch.autograd.Function):
         return None, None, None, None
 
 
-class _ToAfter(torch.autograd.Function):
-    """The output, once the state has been sent to the share after; its gradient comes from there, zero at the last."""
+class _SendState(torch.autograd.Function):
+    """Send of the final state to the next shard, returning the output; backward receives the state's gradient, zero on the last."""
 
     @staticmethod
     def forward(ctx: FunctionCtx, output: torch.Tensor, state: torch.Tensor, context: OperatorContext, dim: str) -> torch.Tensor:
@@ -110,24 +110,24 @@ class _ToAfter(torch.autograd.Function):
 
 
 def state_before(x: torch.Tensor, shape: tuple[int, ...], *, context: OperatorContext, dim: str) -> torch.Tensor:
-    """Initial state of this rank's share of `x` in a recurrence along `dim`."""
+    """Return the initial state of this rank's shard of `x` in a recurrence along `dim`."""
     if context.parts(dim) == 1:
         return x.new_zeros(shape)
-    return _FromBefore.apply(x, shape, context, dim)  # type: ignore[no-any-return, no-untyped-call]
+    return _ReceiveState.apply(x, shape, context, dim)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def handing_on(output: torch.Tensor, state: torch.Tensor, *, context: OperatorContext, dim: str) -> torch.Tensor:
-    """The output of a recurrence whose share of `dim` ends with `state`."""
+def with_state_sent(output: torch.Tensor, state: torch.Tensor, *, context: OperatorContext, dim: str) -> torch.Tensor:
+    """Send the final state of this rank's shard of a recurrence along `dim`, and return the output."""
     if context.parts(dim) == 1:
         return output
-    return _ToAfter.apply(output, state, context, dim)  # type: ignore[no-any-return, no-untyped-call]
+    return _SendState.apply(output, state, context, dim)  # type: ignore[no-any-return, no-untyped-call]
 
 
 Gates = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def lstm_cell(sums: torch.Tensor, cell: torch.Tensor) -> tuple[Gates, torch.Tensor, torch.Tensor]:
-    """One time step of sums [b,4,e] and the cell [b,e] before: the four gates, the cell and the output."""
+    """Compute one time step from sums [b,4,e] and the previous cell [b,e]: the four gates, the cell and the output."""
     i, f, g, o = sums[:, 0].sigmoid(), sums[:, 1].sigmoid(), sums[:, 2].tanh(), sums[:, 3].sigmoid()
     cell = torch.addcmul(i * g, f, cell)
     return (i, f, g, o), cell, o * cell.tanh()
@@ -136,7 +136,7 @@ def lstm_cell(sums: torch.Tensor, cell: torch.Tensor) -> tuple[Gates, torch.Tens
 def lstm_cell_backward(
     into: torch.Tensor, above: torch.Tensor, for_cell: torch.Tensor, gates: Gates, cell: torch.Tensor, before: torch.Tensor | None
 ) -> torch.Tensor:
-    """From the gradients of the output and the cell: those of the sums, written `into` [b,4,e], and that of the cell before (`before`)."""
+    """Return the gradient of the previous cell (`before`) from those of output and cell; write those of the sums `into` [b,4,e]."""
     i, f, g, o = gates
     bent = cell.tanh()
     for_cell = for_cell + above * o * (1 - bent.square())
@@ -151,9 +151,9 @@ def lstm_cell_backward(
 
 
 class _Lstm(torch.autograd.Function):
-    """gates [b,s,4,e], weight [4,e,k] -> h [b,s,e] from a zero state; e may be cut, k is whole.
+    """LSTM over gates [b,s,4,e] with weight [4,e,k] -> h [b,s,e], from a zero state; e may be sharded, k is not.
 
-    The first step has no h before it: where e is cut, the others gather it forward and scatter its gradient backward.
+    The first step has no previous h. With e sharded, each other step all-gathers h, and reduce-scatters its gradient in backward.
     """
 
     @staticmethod
@@ -166,9 +166,9 @@ class _Lstm(torch.autograd.Function):
         for step in range(steps):
             sums = gates[:, step]
             if step:
-                whole = context.gather_last(hiddens[-1], dim, Pass.FORWARD)
-                gathered.append(whole)
-                sums = sums + (whole @ matrix).view(batch, 4, hidden)
+                previous = context.gather_last(hiddens[-1], dim, Pass.FORWARD)
+                gathered.append(previous)
+                sums = sums + (previous @ matrix).view(batch, 4, hidden)
             gate_values, cell, output = lstm_cell(sums, cell)
             active.append(gate_values)
             cells.append(cell)
@@ -206,15 +206,15 @@ def lstm(gates: torch.Tensor, weight: torch.Tensor, *, context: OperatorContext,
 
 
 def shares(x: torch.Tensor, parts: Sequence[int]) -> list[torch.Tensor]:
-    """Equal shares of a tensor cut into so many parts at each position."""
-    found = [x]
+    """Split a tensor into equal shards, `parts` of them at each position."""
+    pieces = [x]
     for position, number in enumerate(parts):
-        found = [piece for whole in found for piece in whole.chunk(number, position)]
-    return found
+        pieces = [piece for part in pieces for piece in part.chunk(number, position)]
+    return pieces
 
 
 def joined(pieces: list[torch.Tensor], parts: Sequence[int]) -> torch.Tensor:
-    """The inverse of `shares`."""
+    """Concatenate the shards: the inverse of `shares`."""
     for position in reversed(range(len(parts))):
         number = parts[position]
         pieces = [torch.cat(pieces[start : start + number], position) for start in range(0, len(pieces), number)]
