@@ -120,7 +120,7 @@ def _plainly(parameter: Any) -> Callable[[Any, Any], Any]:
             return checked(context, value)
         if value is None:
             value = () if takes_many else None
-        elif takes_many and annotation == list[str] and all(type(each) is str for each in value):
+        elif takes_many and annotation == list[str] and all(type(item) is str for item in value):
             value = list(value)
         elif annotation in _NUMBERS and type(value) is str:
             value = _number(value, parameter.opts[0], annotation)
@@ -270,9 +270,9 @@ def _refuse_repeats(arguments: list[str], parameters: Iterable[Any]) -> None:
     given = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
     for parameter in parameters:
         names = [*parameter.opts, *parameter.secondary_opts]
-        found = [name for name in given if name in names]
-        if len(found) > 1 and not parameter.multiple and not (parameter.is_flag and len(set(found)) == 1):
-            raise InputError(f"{' and '.join(dict.fromkeys(found))}: takes one value and is given {len(found)} times; give it once")
+        uses = [name for name in given if name in names]
+        if len(uses) > 1 and not parameter.multiple and not (parameter.is_flag and len(set(uses)) == 1):
+            raise InputError(f"{' and '.join(dict.fromkeys(uses))}: takes one value and is given {len(uses)} times; give it once")
 
 
 #: What other tools call a flag, where the nearest spelling here is another thing.
@@ -292,15 +292,15 @@ _ELSEWHERE = {
 
 def _meant(error: Exception, verb: str, parameters: Sequence[Any]) -> str:
     """Remedy for an unknown flag: its name here if another tool has it, or how to write a plan file that holds it."""
-    asked = getattr(error, "option_name", "")
+    option = getattr(error, "option_name", "")
     known = {name for parameter in parameters for name in parameter.opts}
-    meant = [name for name in _ELSEWHERE.get(asked, ()) if name in known]
+    meant = [name for name in _ELSEWHERE.get(option, ()) if name in known]
     if meant:
-        return f"No such option: {asked} (here it is {' or '.join(meant)})"
+        return f"No such option: {option} (here it is {' or '.join(meant)})"
     takes_plan = any(parameter.name in ("plan", "plans") and parameter.required for parameter in parameters)
-    if takes_plan and asked in _flags_of_plans():
-        written = f"perfmodel predict {asked} ... --save plan.yaml"
-        return f"No such option: {asked} ({verb} takes the file of a plan, which says that; `{written}` writes one, search the best)"
+    if takes_plan and option in _flags_of_plans():
+        written = f"perfmodel predict {option} ... --save plan.yaml"
+        return f"No such option: {option} ({verb} takes the file of a plan, which says that; `{written}` writes one, search the best)"
     return ""
 
 
@@ -311,8 +311,8 @@ def _flags_of_plans() -> set[str]:
     from perfmodel.parallel.knobs import Knobs
     from perfmodel.parallel.request import Request
 
-    held = {name for record in (ChipWords, Request, Knobs) for name in words_of(record)} - {"calibration", "memory_headroom"}
-    return {name for parameter in command_of("predict").params if parameter.name in held for name in parameter.opts}
+    plan_words = {name for record in (ChipWords, Request, Knobs) for name in words_of(record)} - {"calibration", "memory_headroom"}
+    return {name for parameter in command_of("predict").params if parameter.name in plan_words for name in parameter.opts}
 
 
 def _interrupted() -> int:

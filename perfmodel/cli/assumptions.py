@@ -19,8 +19,15 @@ def assumptions(*, sources: Sources = False, output: Output) -> None:
 
     known = list_assumptions()
     rows = [
-        (each.name, f"{each.value:g}", f"{each.low:g} to {each.high:g}", "" if each.unit == "-" else each.unit, each.means, each.source)
-        for each in known
+        (
+            constant.name,
+            f"{constant.value:g}",
+            f"{constant.low:g} to {constant.high:g}",
+            "" if constant.unit == "-" else constant.unit,
+            constant.means,
+            constant.source,
+        )
+        for constant in known
     ]
     table = listed(
         ("assumption", "value", "published", "unit", "meaning", "source"),

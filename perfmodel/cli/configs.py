@@ -134,19 +134,19 @@ def _advice_blocks(advice: Advice, read: list[str]) -> Iterator[Block]:
     from perfmodel.report.predictions import job_line, memory_line, plan_line, verdict_line
     from perfmodel.report.remedies import fitting_changes_table, nothing_helps
 
-    own = advice.prediction
-    facts = [("job", job_line(own.plan)), ("plan", plan_line(own.plan)), ("memory", memory_line(own))]
-    yield Facts(verdict_line(own), facts)
-    yield Text(why_slow(own), apart=True)
-    if not own.fits:
+    current = advice.prediction
+    facts = [("job", job_line(current.plan)), ("plan", plan_line(current.plan)), ("memory", memory_line(current))]
+    yield Facts(verdict_line(current), facts)
+    yield Text(why_slow(current), apart=True)
+    if not current.fits:
         if advice.remedies:
             yield fitting_changes_table(advice.remedies)
         else:
-            yield Text(nothing_helps(own.plan), apart=True)
+            yield Text(nothing_helps(current.plan), apart=True)
     if advice.changes:
         yield changes_table(advice)
     yield Text(gain_line(advice), apart=True)
     if advice.diff:
         yield Text(f"Options of {advice.framework} to change", apart=True)
         yield from map(Text, diff_lines(advice))
-    yield Notes([*advice.notes, *read, *notes(own)])
+    yield Notes([*advice.notes, *read, *notes(current)])

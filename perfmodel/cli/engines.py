@@ -31,7 +31,7 @@ def engines(
     """List serving engines: releases, what each runs, and the sources."""
     from perfmodel.frameworks.engine import list_engines, load_engine
 
-    known = [load_engine(each) for each in ([name] if name else list_engines())]
+    known = [load_engine(engine_name) for engine_name in ([name] if name else list_engines())]
 
     def blocks() -> Iterator[Block]:
         if name:
@@ -60,7 +60,7 @@ def supported(engine: Engine) -> dict[str, Any]:
         "prefill_context_parallel": engine.runs.prefill_context,
         "cuda_graphs": engine.host.has_graphs,
         "launch_command": can_launch(engine),
-        "formats": list(dict.fromkeys(each.format for each in engine.kernels.formats)) or None,
+        "formats": list(dict.fromkeys(kernel_format.format for kernel_format in engine.kernels.formats)) or None,
     }
 
 
@@ -72,13 +72,13 @@ def engine_object(engine: Engine) -> dict[str, Any]:
 
 
 def _row(engine: Engine) -> tuple[str, ...]:
-    found = supported(engine)
+    features = supported(engine)
     words = {"attention_dp": "attn dp", "expert_parallel": "ep"}
-    runs = [f"{word} ({found[name]})" if found[name] == "whole" else word for name, word in words.items() if found[name] != "none"]
-    runs += ["dcp"] if found["decode_context_parallel"] else []
-    runs += ["pcp"] if found["prefill_context_parallel"] != "none" else []
+    runs = [f"{word} ({features[name]})" if features[name] == "whole" else word for name, word in words.items() if features[name] != "none"]
+    runs += ["dcp"] if features["decode_context_parallel"] else []
+    runs += ["pcp"] if features["prefill_context_parallel"] != "none" else []
     prompts = "chunks" if engine.scheduling.has_chunks else "first"
-    start = "yes" if found["launch_command"] else ""
+    start = "yes" if features["launch_command"] else ""
     return (
         engine.name,
         _shortened(engine.version),
@@ -96,23 +96,23 @@ def _shortened(version: str) -> str:
 
 def _facts(engine: Engine) -> list[tuple[str, str]]:
     facts = [(name.replace("_", " "), _text(value)) for name, value in supported(engine).items() if name != "formats"]
-    facts += [(f"format {each.format}", _conditions(each)) for each in engine.kernels.formats]
+    facts += [(f"format {kernel_format.format}", _conditions(kernel_format)) for kernel_format in engine.kernels.formats]
     shown = {"formats", "versions", "notes", "name", "has_chunks", "attention_dp", "expert_parallel", "has_decode_context", "has_graphs"}
     plain = {"version": engine.version, "source": engine.source, **engine.options}
     facts += [(name.replace("_", " "), _text(value)) for name, value in plain.items() if name not in shown]
     return [(name, text) for name, text in facts if text]
 
 
-def _conditions(each: EngineFormat) -> str:
+def _conditions(kernel_format: EngineFormat) -> str:
     """On which chips a format runs, and as what."""
-    chips = [f"{', '.join(each.vendors)} chips" if each.vendors else "chips"]
-    chips += [f"with {', '.join(each.units)} units"] if each.units else []
-    return " ".join([*([f"as {each.runs_as}"] if each.runs_as else []), "on", *chips])
+    chips = [f"{', '.join(kernel_format.vendors)} chips" if kernel_format.vendors else "chips"]
+    chips += [f"with {', '.join(kernel_format.units)} units"] if kernel_format.units else []
+    return " ".join([*([f"as {kernel_format.runs_as}"] if kernel_format.runs_as else []), "on", *chips])
 
 
 def _text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
-        return ", ".join(f"{each:,}" if isinstance(each, int) else str(each) for each in value)
+        return ", ".join(f"{item:,}" if isinstance(item, int) else str(item) for item in value)
     return f"{value:,g}" if isinstance(value, float) else str(value)

@@ -43,11 +43,11 @@ def explain(
     from perfmodel.verbs.configs import overridden_plan, start_from
 
     start = start_from(plan, assumed, spelled=flag)
-    found = overridden_plan(start.plan, assumed, spelled=flag)
+    overridden = overridden_plan(start.plan, assumed, spelled=flag)
     assumptions = {name: value for name, value in given_words(assumed).items() if name in options.ASSUMED.words()}
     asked = [parse_knobs(text) for text in why_not] or [{}]
     first, *others = (
-        explain_plan(found, why_not=knobs or None, trust=trust and knobs is asked[0], any_framework=any_framework, **assumptions)
+        explain_plan(overridden, why_not=knobs or None, trust=trust and knobs is asked[0], any_framework=any_framework, **assumptions)
         for knobs in asked
     )
     read = start.notes(verbose=output.verbose)
@@ -75,7 +75,7 @@ def _blocks(first: Explanation, others: Sequence[Explanation], output: Output) -
     from perfmodel.report.remedies import fitting_changes_table
     from perfmodel.report.searches import neighbours_table
 
-    for answer in (answer for each in (first, *others) for answer in each.why_not):
+    for answer in (answer for explanation in (first, *others) for answer in explanation.why_not):
         yield Text(f"Why not {answer.reason}.")
     if first.trust is not None:
         from perfmodel.report.trust import remedies_table, trust_lines, uncertainty_table
@@ -131,7 +131,7 @@ def compare(
 def _compared_object(plans: Sequence[str], predictions: Sequence[Prediction]) -> dict[str, Any]:
     from perfmodel.report.predictions import is_one_job, prediction_object
 
-    objects = [{"file": name, **prediction_object(each)} for name, each in zip(plans, predictions, strict=True)]
+    objects = [{"file": name, **prediction_object(prediction)} for name, prediction in zip(plans, predictions, strict=True)]
     return {"same_job": is_one_job(predictions), "plans": objects}
 
 

@@ -104,37 +104,37 @@ def _explore(words: dict[str, Any], files: options.Files, progress: Progress) ->
     from perfmodel.report.explorations import exploration_object, exploration_rows, exploration_table, saturation_lines
     from perfmodel.verbs.explore import explore as explored
 
-    found = explored(**words, progress=progress.share)
-    _draw(found, files)
+    exploration = explored(**words, progress=progress.share)
+    _draw(exploration, files)
 
     def blocks() -> Iterator[Block]:
-        yield exploration_table(found)
-        yield from (Text(line, apart=True) for line in saturation_lines(found))
-        yield Notes(found.notes)
+        yield exploration_table(exploration)
+        yield from (Text(line, apart=True) for line in saturation_lines(exploration))
+        yield Notes(exploration.notes)
 
-    return Document(content=lambda: exploration_object(found), blocks=blocks, rows=lambda: exploration_rows(found))
+    return Document(content=lambda: exploration_object(exploration), blocks=blocks, rows=lambda: exploration_rows(exploration))
 
 
-def _draw(found: Exploration | Sensitivities | Waterfall, files: options.Files) -> None:
+def _draw(result: Exploration | Sensitivities | Waterfall, files: options.Files) -> None:
     if files.plot is not None:
         from perfmodel.report.exploration_figures import plot
 
-        plot(found, files.plot)
+        plot(result, files.plot)
 
 
 def _sensitivity(words: dict[str, Any], files: options.Files) -> Document:
     from perfmodel.report.explorations import sensitivities_object, sensitivities_table
     from perfmodel.verbs.explore import explore_sensitivity
 
-    found = explore_sensitivity(**words)
-    _draw(found, files)
-    return Document(content=lambda: sensitivities_object(found), blocks=lambda: [sensitivities_table(found)])
+    sensitivities = explore_sensitivity(**words)
+    _draw(sensitivities, files)
+    return Document(content=lambda: sensitivities_object(sensitivities), blocks=lambda: [sensitivities_table(sensitivities)])
 
 
 def _waterfall(words: dict[str, Any], files: options.Files, progress: Progress) -> Document:
     from perfmodel.report.explorations import waterfall_object, waterfall_table
     from perfmodel.verbs.explore import explore_waterfall
 
-    found = explore_waterfall(**words, progress=progress.share)
-    _draw(found, files)
-    return Document(content=lambda: waterfall_object(found), blocks=lambda: [waterfall_table(found)])
+    waterfall = explore_waterfall(**words, progress=progress.share)
+    _draw(waterfall, files)
+    return Document(content=lambda: waterfall_object(waterfall), blocks=lambda: [waterfall_table(waterfall)])

@@ -89,9 +89,9 @@ def _write_options(command: Any, context: Any, formatter: Any) -> None:
 
 
 def _write_commands(group: Any, context: Any, formatter: Any) -> None:
-    found = {name: group.get_command(context, name).get_short_help_str(formatter.width) for name in group.list_commands(context)}
-    grouped = {heading: [(name, found.pop(name)) for name in names] for heading, names in COMMANDS.items()}
-    _write_sections(formatter, grouped | ({_OTHER: list(found.items())} if found else {}))
+    summaries = {name: group.get_command(context, name).get_short_help_str(formatter.width) for name in group.list_commands(context)}
+    grouped = {heading: [(name, summaries.pop(name)) for name in names] for heading, names in COMMANDS.items()}
+    _write_sections(formatter, grouped | ({_OTHER: list(summaries.items())} if summaries else {}))
 
 
 def _write_sections(formatter: Any, sections: Mapping[str, Iterable[tuple[str, str]]]) -> None:

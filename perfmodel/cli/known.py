@@ -47,7 +47,7 @@ def chips(
         return
     from perfmodel.hardware.reader import list_chips, load_chip
 
-    known = [load_chip(each) for each in ([name] if name else list_chips())]
+    known = [load_chip(chip_name) for chip_name in ([name] if name else list_chips())]
 
     def blocks() -> Iterator[Block]:
         if name:
@@ -82,39 +82,39 @@ def chip(
     from perfmodel.hardware.writer import save_chip
 
     options.needed(("--from", spec or None, f"a specification: {', '.join(list_chip_specs())}, or the path of a file"))
-    found = load_chip_spec(spec)
-    made = construct_chip(found, technology_of(found))
+    chip_spec = load_chip_spec(spec)
+    construction = construct_chip(chip_spec, technology_of(chip_spec))
     if save:
-        save_chip(made.chip, save)
+        save_chip(construction.chip, save)
 
     def blocks() -> Iterator[Block]:
-        yield Facts(made.chip.name, [*_chip_facts(made.chip), *_limits_of(made)])
-        for title, unit, scale, parts in (("Area", "mm2", 1e6, made.areas), ("Power", "W", 1.0, made.powers)):
-            whole = sum(parts.values())
-            rows = tuple((name, f"{part * scale:.4g} {unit}", percent(part / whole)) for name, part in parts.items())
+        yield Facts(construction.chip.name, [*_chip_facts(construction.chip), *_limits_of(construction)])
+        for title, unit, scale, parts in (("Area", "mm2", 1e6, construction.areas), ("Power", "W", 1.0, construction.powers)):
+            total = sum(parts.values())
+            rows = tuple((name, f"{part * scale:.4g} {unit}", percent(part / total)) for name, part in parts.items())
             yield Table(title=title, headers=("part", "taken", "share"), rows=rows, right=("taken", "share"))
         if save:
             yield Text(f"chip: {save}", apart=True)
 
-    content = {"chip": made.chip, **{name: getattr(made, name) for name in _MADE}}
+    content = {"chip": construction.chip, **{name: getattr(construction, name) for name in _CONSTRUCTION_FIELDS}}
     show(Document(content=lambda: content, blocks=blocks), output)
 
 
-_MADE = ("binding", "units_by_area", "units_by_power", "stacks", "stacks_by_edge", "areas", "powers", "spec")
+_CONSTRUCTION_FIELDS = ("binding", "units_by_area", "units_by_power", "stacks", "stacks_by_edge", "areas", "powers", "spec")
 
 
-def _limits_of(made: Construction) -> list[tuple[str, str]]:
+def _limits_of(construction: Construction) -> list[tuple[str, str]]:
     """Limits of a chip that was made from technology."""
-    asked = made.spec.memory.stacks
-    room = (
-        f"{made.stacks} of {asked} stacks"
-        if made.stacks < asked
-        else f"{asked} stacks; the die edge has room for {made.stacks_by_edge:.1f}"
+    requested = construction.spec.memory.stacks
+    stacks = (
+        f"{construction.stacks} of {requested} stacks"
+        if construction.stacks < requested
+        else f"{requested} stacks; the die edge has room for {construction.stacks_by_edge:.1f}"
     )
     return [
-        ("limited by", made.binding),
-        ("units", f"{made.units_by_area:.1f} by area, {made.units_by_power:.1f} by power"),
-        ("memory stacks", room),
+        ("limited by", construction.binding),
+        ("units", f"{construction.units_by_area:.1f} by area, {construction.units_by_power:.1f} by power"),
+        ("memory stacks", stacks),
     ]
 
 
@@ -160,8 +160,8 @@ def _chip_row(chip: Chip) -> tuple[str, ...]:
 
 def _training_dtype(chip: Chip) -> Dtype:
     """The dtype in which one would train: the quickest of bf16, fp16 and fp32 (a GTX 1080 Ti does fp16 at 1/64 of its fp32 rate)."""
-    held = [dtype for dtype in _TRAINING_DTYPES if dtype in chip.peak_flop_rate] or list(chip.peak_flop_rate)
-    return max(held, key=chip.flop_rate)
+    dtypes = [dtype for dtype in _TRAINING_DTYPES if dtype in chip.peak_flop_rate] or list(chip.peak_flop_rate)
+    return max(dtypes, key=chip.flop_rate)
 
 
 def _marked(text: str, provenance: Mapping[str, str], group: str) -> str:
@@ -193,8 +193,8 @@ def _price(chip: Chip) -> str:
 
     if not chip.price_per_hour:
         return "unknown"
-    found = load_prices().get(chip.name)
-    dated = f", indicative, {found.date}: {found.source}" if found else ""
+    price = load_prices().get(chip.name)
+    dated = f", indicative, {price.date}: {price.source}" if price else ""
     return f"{chip.price_per_hour:g} USD per hour{dated}"
 
 
@@ -214,7 +214,7 @@ def clusters(
         return
     from perfmodel.hardware.reader import list_clusters, load_cluster
 
-    known = [load_cluster(each) for each in ([name] if name else list_clusters())]
+    known = [load_cluster(cluster_name) for cluster_name in ([name] if name else list_clusters())]
 
     def blocks() -> Iterator[Block]:
         if name:
@@ -297,7 +297,7 @@ def models(
     """List models: shape, and exact numbers of parameters, total and active per token, with their sources."""
     from perfmodel.workload.models import list_models, load_model
 
-    known = [load_model(each) for each in ([name] if name else list_models())]
+    known = [load_model(model_name) for model_name in ([name] if name else list_models())]
 
     def blocks() -> Iterator[Block]:
         if name:
@@ -353,7 +353,7 @@ def profiles(
     from perfmodel.frameworks.profile import list_profiles, load_profile, profile_fields
     from perfmodel.parallel.framework_ref import STATED
 
-    known = [load_profile(each) for each in ([name] if name else list_profiles())]
+    known = [load_profile(profile_name) for profile_name in ([name] if name else list_profiles())]
 
     def blocks() -> Iterator[Block]:
         if name:
@@ -370,7 +370,7 @@ def profiles(
             )
             yield Text(f"Settings of any of them (--setting, docs/settings.md): {', '.join(STATED)}.", apart=True)
 
-    show(Document(content=lambda: {"profiles": [profile_fields(each) for each in known]}, blocks=blocks), output)
+    show(Document(content=lambda: {"profiles": [profile_fields(profile) for profile in known]}, blocks=blocks), output)
 
 
 def _profile_row(profile: ExecutionProfile) -> tuple[str, ...]:
@@ -416,7 +416,7 @@ def _profile_value(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
-        return ", ".join(str(each) for each in value) or "none"
+        return ", ".join(str(item) for item in value) or "none"
     if isinstance(value, float) and (name.endswith(("_time", "_constant")) or "_time_per_" in name):
         return format_time(value) if value else "0"
     if isinstance(value, float) and name.endswith("_bytes"):
@@ -438,7 +438,7 @@ def calibrations(
     from perfmodel.hardware.reader import list_calibrations, load_calibration
 
     folders = user_folders()
-    known = [load_calibration(each, folders) for each in ([name] if name else list_calibrations(folders))]
+    known = [load_calibration(calibration_name, folders) for calibration_name in ([name] if name else list_calibrations(folders))]
     places = ", ".join(map(str, folders)) or "no folder"
 
     def blocks() -> Iterator[Block]:

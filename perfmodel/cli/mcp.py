@@ -119,7 +119,7 @@ def command_line(tool: str, given: Mapping[str, Any]) -> list[str]:
         if name not in given:
             raise InputError(f"{name}: {tool} needs it; {properties[name]['description']}")
     written: list[str] = []
-    places: list[str] = []
+    positional: list[str] = []
     for name, value in ({"format": _FORMATS[0]} | dict(given)).items():
         if name not in properties:
             raise bad_field("argument", name, f"{tool} has none of this name{suggest(name, properties)}", f"use {', '.join(properties)}")
@@ -133,5 +133,5 @@ def command_line(tool: str, given: Mapping[str, Any]) -> list[str]:
         elif name in options:
             written += [f"--{name}={entry}" for entry in values]
         else:
-            places += [str(entry) for entry in values]
-    return [tool, *written, "--", *places]
+            positional += [str(entry) for entry in values]
+    return [tool, *written, "--", *positional]

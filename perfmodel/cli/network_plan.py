@@ -21,15 +21,15 @@ def predict_network_file(plan: Plan, asked: Request, *, network: str, output: Ou
     from perfmodel.report.predictions import prediction_object
     from perfmodel.verbs.networks import network_of_plan, predict_requested
 
-    own = network_of_plan(plan, named=network or None)
-    found = predict_requested(plan, asked, network=own, **others)
+    graph = network_of_plan(plan, named=network or None)
+    predictions = predict_requested(plan, asked, network=graph, **others)
 
     def content() -> dict[str, Any]:
-        objects = [prediction_object(each) for each in found]
+        objects = [prediction_object(prediction) for prediction in predictions]
         return objects[0] if len(objects) == 1 else {"predictions": objects}
 
-    blocks = (block for prediction in found for block in _blocks(own, prediction, verbose=output.verbose))
-    show(Document(content=content, blocks=lambda: blocks, rows=lambda: table_rows(found)), output)
+    blocks = (block for prediction in predictions for block in _blocks(graph, prediction, verbose=output.verbose))
+    show(Document(content=content, blocks=lambda: blocks, rows=lambda: table_rows(predictions)), output)
 
 
 def _blocks(network: Graph, prediction: Prediction, *, verbose: bool) -> Iterator[Block]:

@@ -76,9 +76,9 @@ class Files:
     def written(self, output: Output, **others: Path | None) -> Iterator[Block]:
         """Lines that name each written file."""
         paths = {"figure": self.plot, "table": self.csv, "plan": self.save, "page": self.report, **others}
-        for what, path in paths.items():
+        for name, path in paths.items():
             if path is not None and output.is_text:
-                yield Text(f"{what}: {path}", apart=True)
+                yield Text(f"{name}: {path}", apart=True)
 
 
 #: What verbs that take a plan's file assume beside it.
@@ -154,7 +154,7 @@ def with_chip(clusters: list[str], chips: ChipWords) -> list[str]:
     for chip in lists["chip"]:
         load_chip(chip)  # the name of a cluster is none of a chip
     stated = (dict(zip(lists, values, strict=True)) for values in product(*lists.values()))
-    return [*clusters, *(state_chip_cluster(**each).text for each in stated)]
+    return [*clusters, *(state_chip_cluster(**values).text for values in stated)]
 
 
 def parse_fraction(text: str, field: str) -> float:

@@ -87,17 +87,17 @@ def print_table(
     for header in () if wide else optional:
         if _least_width(cells, kept, set(fold), _FOLDED_WIDTH) <= page_width():
             break
-        place = list(headers).index(header) if header in headers else -1
-        if place in kept:
-            kept.remove(place)
+        index = list(headers).index(header) if header in headers else -1
+        if index in kept:
+            kept.remove(index)
             left_out.append(header)
     may_fold, to_the_right = set() if wide else set(fold), set(right)
     lines = list(map(bold, _broken(printable(title), page_width()))) if title else []
     lines += _broken(printable(caption), page_width()) if caption else []
     for block in [kept] if wide else _blocks(cells, kept, may_fold):
-        columns = [[row[place] for row in cells] for place in block]
-        widths = _fitted([_cells_width(column) for column in columns], [headers[place] in may_fold for place in block])
-        aligned = [headers[place] in to_the_right for place in block]
+        columns = [[row[index] for row in cells] for index in block]
+        widths = _fitted([_cells_width(column) for column in columns], [headers[index] in may_fold for index in block])
+        aligned = [headers[index] in to_the_right for index in block]
         rule = ("─" if _is_unicode(sys.stdout.encoding) else "-") * (sum(widths) + _COLUMN_GAP * (len(widths) - 1))
         head, *body = (list(_row_lines(row, widths, aligned)) for row in zip(*columns, strict=True))
         lines += [*head, rule, *(line for row in body for line in row)]
@@ -118,7 +118,7 @@ def _cells_width(column: Sequence[str]) -> int:
 
 def _least_width(cells: Sequence[Sequence[str]], kept: Sequence[int], fold: set[str], folded: int) -> int:
     """The narrowest that these columns can be, gaps included."""
-    widths = [(_cells_width([row[place] for row in cells]), cells[0][place] in fold) for place in kept]
+    widths = [(_cells_width([row[index] for row in cells]), cells[0][index] in fold) for index in kept]
     return sum(min(width, folded) if may_fold else width for width, may_fold in widths) + _COLUMN_GAP * (len(kept) - 1)
 
 
@@ -126,11 +126,11 @@ def _blocks(cells: Sequence[Sequence[str]], kept: Sequence[int], fold: set[str])
     """The columns in groups that fit the page, the first column in each of them."""
     first, *others = kept or [0]
     block = [first] if kept else []
-    for place in others:
-        if len(block) > 1 and _least_width(cells, [*block, place], fold, _LEAST_FOLDED) > page_width():
+    for index in others:
+        if len(block) > 1 and _least_width(cells, [*block, index], fold, _LEAST_FOLDED) > page_width():
             yield block
             block = [first]
-        block.append(place)
+        block.append(index)
     yield block
 
 
@@ -139,10 +139,10 @@ def _fitted(widths: Sequence[int], may_fold: Sequence[bool]) -> list[int]:
     fitted = list(widths)
     excess = sum(fitted) + _COLUMN_GAP * (len(fitted) - 1) - page_width()
     while excess > 0:
-        place = max((i for i, folds in enumerate(may_fold) if folds and fitted[i] > _LEAST_FOLDED), key=fitted.__getitem__, default=-1)
-        if place < 0:
+        widest = max((i for i, folds in enumerate(may_fold) if folds and fitted[i] > _LEAST_FOLDED), key=fitted.__getitem__, default=-1)
+        if widest < 0:
             break
-        fitted[place] -= 1
+        fitted[widest] -= 1
         excess -= 1
     return fitted
 
@@ -250,28 +250,28 @@ def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
     """Print a title and one `name  value` line for each fact; longer values break at the width of the page."""
     pairs = [(printable(name), printable(value)) for name, value in facts]
     width = max((len(name) for name, _ in pairs), default=0)
-    room = page_width() - width - _COLUMN_GAP
+    value_width = page_width() - width - _COLUMN_GAP
     print("\n".join(map(bold, _broken(printable(title), page_width()))))
     for name, value in pairs:
-        for line, text in enumerate(_broken(value, room)):
+        for line, text in enumerate(_broken(value, value_width)):
             print(_aligned(("" if line else name, text), (width, 0), (False, False)))
 
 
 @contextmanager
 def first_interrupt() -> Iterator[Callable[[], bool]]:
     """Inside, the first Ctrl-C only answers the question whether there was one; the next interrupts as ever."""
-    asked = False
+    interrupted = False
 
     def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
+        nonlocal interrupted
+        interrupted = True
         signal.signal(number, previous)
 
     previous = signal.getsignal(signal.SIGINT)
     if previous is not signal.SIG_IGN:  # as a shell's jobs in the background have it
         signal.signal(signal.SIGINT, ask)
     try:
-        yield lambda: asked
+        yield lambda: interrupted
     finally:
         signal.signal(signal.SIGINT, previous)
 

@@ -68,7 +68,7 @@ def command_schema(verb: str) -> dict[str, Any]:
         kind = parameter.type_descriptor.annotation
         name = parameter.name
         if parameter.param_type_name == "option":
-            name = next(each for each in parameter.opts if each.startswith("--"))[2:]
+            name = next(spelling for spelling in parameter.opts if spelling.startswith("--"))[2:]
             options.append(name)
         value: dict[str, Any] = {"type": _TYPES.get(kind, "string") if isinstance(kind, type) else "string"}
         if parameter.multiple or parameter.nargs == -1:
@@ -79,9 +79,9 @@ def command_schema(verb: str) -> dict[str, Any]:
         properties.setdefault(name, value)  # an argument that may also be given as an option is described once
         if parameter.required:
             required.append(name)
-    taken = {"$schema": DRAFT, "type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    input_schema = {"$schema": DRAFT, "type": "object", "properties": properties, "required": required, "additionalProperties": False}
     described = {"command": verb, "summary": VERBS[verb][1], "options": options}
-    return {**described, "input": taken, "output": {"$schema": DRAFT, **output_schema(verb)}}
+    return {**described, "input": input_schema, "output": {"$schema": DRAFT, **output_schema(verb)}}
 
 
 def _indented(path: str, options: Collection[str]) -> str:

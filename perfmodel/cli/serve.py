@@ -178,26 +178,27 @@ def _several(requests: list[ServingRequest], wanted: WantedWords, files: options
     from perfmodel.verbs.serving import limits_of
     from perfmodel.verbs.serving_requests import served_several
 
-    found, limits = served_several(requests), limits_of(wanted.limits())
-    predicted = [each.prediction for each in found if each.prediction is not None]
+    answers, limits = served_several(requests), limits_of(wanted.limits())
+    predicted = [answer.prediction for answer in answers if answer.prediction is not None]
 
     def content() -> dict[str, Any]:
         objects = [
-            {"verdict": verdict_text(each, limits), **serving_object(each), "limits": limits_object(each, limits)} for each in predicted
+            {"verdict": verdict_text(prediction, limits), **serving_object(prediction), "limits": limits_object(prediction, limits)}
+            for prediction in predicted
         ]
-        failures = [{**each.asked, "reason": each.reason} for each in found if each.prediction is None]
+        failures = [{**answer.asked, "reason": answer.reason} for answer in answers if answer.prediction is None]
         return {"predictions": objects, "not_predicted": failures}
 
     def blocks() -> Iterator[Block]:
         job = predicted[0].job
         yield Text(f"{job.model.name} in {job.quantization.name}, {lengths_line(job)}, {predicted[0].plan.engine}")
-        yield services_table([predicted_line(each.asked, each.prediction, limits) for each in found])
-        for reason in dict.fromkeys(each.reason for each in found if each.reason):
+        yield services_table([predicted_line(answer.asked, answer.prediction, limits) for answer in answers])
+        for reason in dict.fromkeys(answer.reason for answer in answers if answer.reason):
             yield Text(f"not predicted: {reason}", apart=True)
 
-    rows = [serving_row(each.prediction) if each.prediction else {**each.asked, "reason": each.reason} for each in found]
+    rows = [serving_row(answer.prediction) if answer.prediction else {**answer.asked, "reason": answer.reason} for answer in answers]
     _give(content, blocks, lambda: rows, files, output)
-    return 0 if any(each.fits for each in predicted) else EXIT_NOTHING_FITS
+    return 0 if any(prediction.fits for prediction in predicted) else EXIT_NOTHING_FITS
 
 
 def _give(
@@ -287,7 +288,7 @@ def _operators(asked: ServingRequest, files: options.Files, output: Output) -> N
         plot_roofline(operators, service_line(prediction), files.plot)
 
     def rows() -> list[dict[str, Any]]:
-        return [operator_object(each) for each in operators]
+        return [operator_object(row) for row in operators]
 
     def blocks() -> Iterator[Block]:
         yield Facts(verdict_line(prediction, {}), [("job", service_line(prediction)), *headline(prediction, verbose=output.verbose)])
@@ -303,15 +304,15 @@ def _run(asked: ServingRequest, output: Output) -> None:
     from perfmodel.verbs.served_run import run_served_asked
 
     with Progress("serve") as progress:
-        found = run_served_asked(asked, progress.note)
+        comparison = run_served_asked(asked, progress.note)
 
     def blocks() -> Iterator[Block]:
-        yield Facts(run_line(found), run_facts(found))
-        yield run_table(found)
-        if sentence := busy_sentence(found.measurement.busy_fraction, "run it"):
+        yield Facts(run_line(comparison), run_facts(comparison))
+        yield run_table(comparison)
+        if sentence := busy_sentence(comparison.measurement.busy_fraction, "run it"):
             yield Text(sentence, apart=True)
 
-    show(Document(content=lambda: run_object(found), blocks=blocks), output)
+    show(Document(content=lambda: run_object(comparison), blocks=blocks), output)
 
 
 def _search(
@@ -330,37 +331,37 @@ def _search(
     )
     from perfmodel.verbs.serving import launch_of, limits_of, search_asked
 
-    setting, found = search_asked(asked, **_how(wanted, p99=p99, disaggregated=disaggregated))
-    line, launch = search_line(setting.job, found, setting.reference), launch_of(setting, found.best.prediction)
+    setting, result = search_asked(asked, **_how(wanted, p99=p99, disaggregated=disaggregated))
+    line, launch = search_line(setting.job, result, setting.reference), launch_of(setting, result.best.prediction)
     if files.plot is not None:
         from perfmodel.report.serving_figures import plot_front
 
-        plot_front(found, line, files.plot)
+        plot_front(result, line, files.plot)
     if files.report is not None:
         from perfmodel.verbs.reporting import write_service_report
 
         start, limits = list(_launch_blocks(launch)), limits_of(wanted.limits())
         write_service_report(
-            setting, found.best.prediction, out=files.report, limits=limits, start=start, command=command_line, found=found
+            setting, result.best.prediction, out=files.report, limits=limits, start=start, command=command_line, found=result
         )
 
     def blocks() -> Iterator[Block]:
-        yield Facts(best_line(found), [("job", line), *search_facts(found)])
-        yield from search_tables(found, with_pools=disaggregated)
+        yield Facts(best_line(result), [("job", line), *search_facts(result)])
+        yield from search_tables(result, with_pools=disaggregated)
         yield from _launch_blocks(launch)
-        yield Notes([*search_notes(found), *setting.notes], search_details(found))
+        yield Notes([*search_notes(result), *setting.notes], search_details(result))
 
-    _give(lambda: {**search_object(found), "launch": launch_object(launch)}, blocks, lambda: search_rows(found), files, output)
+    _give(lambda: {**search_object(result), "launch": launch_object(launch)}, blocks, lambda: search_rows(result), files, output)
 
 
 def _command(config: str, *records: Any, **flags: bool) -> str:
     """The command line with these words. A word is None or empty where it was not given."""
-    given = [(each.name, getattr(record, each.name)) for record in records for each in fields(record)]
-    found = ["perfmodel", "serve", *([config] if config else [])]
+    given = [(field.name, getattr(record, field.name)) for record in records for field in fields(record)]
+    words = ["perfmodel", "serve", *([config] if config else [])]
     for name, value in given:
-        for each in value if isinstance(value, (list, tuple)) else [value]:
-            found += [flag(name), str(each)] if each not in (None, "") else []
-    return shlex.join([*found, *(flag(name) for name, is_given in flags.items() if is_given)])
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            words += [flag(name), str(item)] if item not in (None, "") else []
+    return shlex.join([*words, *(flag(name) for name, is_given in flags.items() if is_given)])
 
 
 def _how(wanted: WantedWords, *, p99: bool, disaggregated: bool) -> dict[str, Any]:
@@ -387,25 +388,25 @@ def _searches(
     from perfmodel.verbs.serving_requests import searched_several
 
     how = _how(wanted, p99=p99, disaggregated=disaggregated)
-    found = searched_several(requests, lambda each: search_asked(each, **how)[1])
-    none = [{**asked, "reason": reason} for asked, result, reason in found if result is None]
+    results = searched_several(requests, lambda request: search_asked(request, **how)[1])
+    none = [{**asked, "reason": reason} for asked, result, reason in results if result is None]
 
     def rows() -> list[dict[str, Any]]:
-        best = [result.best for _, result, _ in found if result is not None]
-        kinds = ["aggregated" if each.plan.pools is None else "disaggregated" for each in best]
-        return [*(ranked_row(each, place=1, kind=kind) for each, kind in zip(best, kinds, strict=True)), *none]
+        best = [result.best for _, result, _ in results if result is not None]
+        kinds = ["aggregated" if ranked.plan.pools is None else "disaggregated" for ranked in best]
+        return [*(ranked_row(ranked, rank=1, kind=kind) for ranked, kind in zip(best, kinds, strict=True)), *none]
 
     def content() -> dict[str, Any]:
-        return {"searches": [{**asked, **search_object(result)} for asked, result, _ in found if result is not None], "not_found": none}
+        return {"searches": [{**asked, **search_object(result)} for asked, result, _ in results if result is not None], "not_found": none}
 
     def blocks() -> Iterator[Block]:
-        first = next(result for _, result, _ in found if result is not None)
+        first = next(result for _, result, _ in results if result is not None)
         job = first.best.prediction.job
         under = f", under {first.limits}" if str(first.limits) else ""
         yield Text(f"{job.model.name}, {lengths_line(job)}, the best plan of each{under}")
-        lines = [searched_line(asked, result) for asked, result, _ in found]
+        lines = [searched_line(asked, result) for asked, result, _ in results]
         yield services_table(lines, shows_load=first.is_load_searched, shows_chips=requests[0].chips is None)
-        for reason in dict.fromkeys(reason for _, _, reason in found if reason):
+        for reason in dict.fromkeys(reason for _, _, reason in results if reason):
             yield Text(f"no plan: {reason}", apart=True)
 
     _give(content, blocks, rows, files, output)

@@ -94,10 +94,10 @@ def shard(
         )
         _by_pase_cost(network, 2 if asked.chips is None else whole(asked.chips, "chips"), inputs, output)
         return
-    places = options.with_chip([asked.cluster] if asked.cluster else [], chip)
-    if len(places) > 1:
+    clusters = options.with_chip([asked.cluster] if asked.cluster else [], chip)
+    if len(clusters) > 1:
         raise InputError("--chip: stands in place of --cluster; give one of the two")
-    cluster = places[0] if places else ""
+    cluster = clusters[0] if clusters else ""
     may_have_chips = bool(cluster)  # this machine and a cluster's own file say how many they have
     options.needed(
         ("--cluster", cluster, "a name from `perfmodel clusters` or the path of a cluster file, or --chip with a chip"),
@@ -164,13 +164,13 @@ def parse_sizes(given: Sequence[str]) -> dict[str, int | tuple[int, ...]]:
 
 
 def _counts(text: str, name: str) -> list[int]:
-    found = []
+    counts = []
     for item in text.split(",") if text else []:
         count = whole_number(item)
         if not count:
             raise bad_field(name, text, "must be whole numbers of at least 1, separated by commas", "write 4 or 4,8")
-        found.append(count)
-    return found
+        counts.append(count)
+    return counts
 
 
 def _as_object(result: ShardResult) -> dict[str, Any]:
@@ -209,8 +209,8 @@ def _blocks(result: ShardResult, cluster: str) -> Iterator[Block]:
     counts = search.num_configurations
     proof = "each search proved" if result.is_proved else f"each search within {result.gap:.2%} of its best"
     proof += f", cut off by the {result.cut_off}" if result.cut_off else ""
-    tables = sum(each.table_time for each in result.searches.values())
-    spent = sum(each.search_time for each in result.searches.values())
+    tables = sum(one_search.table_time for one_search in result.searches.values())
+    spent = sum(one_search.search_time for one_search in result.searches.values())
     alike = "; equal layers choose alike" if search.has_equal_layers else ""
     claim = "no plan with equal layers alike" if alike else "no plan"
     others = f", best of {', '.join(map(str, result.searches))}" if len(result.searches) > 1 else ""
@@ -274,31 +274,32 @@ def _with_pipeline(
     )
 
 
-def _pipeline_blocks(network: str, batch: int, found: PipelineSearch, given: dict[str, Any]) -> Iterator[Block]:
+def _pipeline_blocks(network: str, batch: int, search: PipelineSearch, given: dict[str, Any]) -> Iterator[Block]:
     from perfmodel.foundation.units import format_time
     from perfmodel.report.networks import memory_line, operators_table, parts_table, price_line, stages_table
     from perfmodel.report.predictions import short_verdict
     from perfmodel.verbs.networks import network_of_plan
 
-    best, plan = found.best, found.best.plan
-    cut_off = f"; cut off by the {found.cut_off}" if found.cut_off else ""
+    best, plan = search.best, search.best.plan
+    cut_off = f"; cut off by the {search.cut_off}" if search.cut_off else ""
     facts = [
         ("network", f"{network}, batch {batch}, on {plan.num_chips} chip{'s' * (plan.num_chips > 1)} of {given['cluster']}"),
         ("plan", f"{plan.cuts.described()}, {plan.num_microbatches} microbatches of {plan.micro_batch}; ZeRO {int(plan.zero)}"),
-        ("searched", f"{found.num_candidates} pairs of stages and microbatches in {format_time(found.search_time)}{cut_off}"),
+        ("searched", f"{search.num_candidates} pairs of stages and microbatches in {format_time(search.search_time)}{cut_off}"),
         (
             "step time",
             f"{format_time(best.step_time)}; no plan with these stages, microbatches and ZeRO {int(plan.zero)} can take less than "
-            f"{format_time(found.lower_bound)} "
-            f"(gap {found.gap:.1%})",
+            f"{format_time(search.lower_bound)} "
+            f"(gap {search.gap:.1%})",
         ),
         (
             "memory",
-            f"fullest chip {memory_line(best.memory, best.memory_usable, best.verdict)}; {price_line(found.price * plan.num_microbatches)}",
+            f"fullest chip {memory_line(best.memory, best.memory_usable, best.verdict)}; "
+            f"{price_line(search.price * plan.num_microbatches)}",
         ),
     ]
     yield Facts(short_verdict(best), facts)
-    yield from (stages_table(found.stages), parts_table(best.parts, best.step_time), operators_table(network_of_plan(plan), plan))
+    yield from (stages_table(search.stages), parts_table(best.parts, best.step_time), operators_table(network_of_plan(plan), plan))
 
 
 def _by_pase_cost(network: str, chips: int, inputs: list[str], output: Output) -> None:

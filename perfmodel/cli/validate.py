@@ -163,6 +163,6 @@ def _blocks(result: ValidationResult) -> Iterator[Block]:
 
         yield Text(serving_headline(result.serving), apart=bool(result.rows))
         yield from serving_tables(result.serving)
-    told = [f"{name} ({count:,} runs)" for name, count in result.passed_over.items()]
-    for line in [*fit_lines(result.fits), *choice_lines(result.choices), *([passed_over_line(told)] if told else [])]:
+    settings = [f"{name} ({count:,} runs)" for name, count in result.passed_over.items()]
+    for line in [*fit_lines(result.fits), *choice_lines(result.choices), *([passed_over_line(settings)] if settings else [])]:
         yield Text(line)

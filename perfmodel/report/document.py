@@ -78,8 +78,8 @@ def flat_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     Fields of objects in objects are named `outer.inner`; lists of numbers and names are joined by spaces, lists of objects left out.
     """
     for value in content.values():
-        if isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
-            return [dict(_flat(each)) for each in value]
+        if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value):
+            return [dict(_flat(entry)) for entry in value]
     return [dict(_flat(content))]
 
 
@@ -89,5 +89,5 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from _flat(value, f"{prefix}{name}.")
         elif not isinstance(value, list):
             yield prefix + name, value
-        elif not any(isinstance(each, (list, Mapping)) for each in value):
+        elif not any(isinstance(entry, (list, Mapping)) for entry in value):
             yield prefix + name, " ".join(map(str, value))

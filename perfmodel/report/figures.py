@@ -92,35 +92,35 @@ def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str
     """At most `_MOST_BARS` bars: of more predictions the fastest, in their order."""
     number = len(predictions)
     if number > _MOST_BARS:
-        fastest = sorted(sorted(range(number), key=lambda place: predictions[place].step_time)[:_MOST_BARS])
-        predictions, names = [predictions[place] for place in fastest], [names[place] for place in fastest] if names else ()
+        fastest = sorted(sorted(range(number), key=lambda index: predictions[index].step_time)[:_MOST_BARS])
+        predictions, names = [predictions[index] for index in fastest], [names[index] for index in fastest] if names else ()
     labels = list(names) or _labels(predictions)
     figure = new_figure(width=min(max(8.4, 4.6 + 2.0 * len(predictions)), _WIDEST), height=5.0 if len(predictions) <= _FEW_BARS else 6.2)
     left, right = figure.subplots(1, 2)
-    slowest = max(each.step_time for each in predictions)
+    slowest = max(prediction.step_time for prediction in predictions)
     scale, unit = (1.0, "s") if slowest >= 1.0 else (1e3, "ms")
     _stack(
         left,
         labels,
-        [{part: time * scale for part, time in each.parts.items()} for each in predictions],
+        [{part: time * scale for part, time in prediction.parts.items()} for prediction in predictions],
         PART_COLOURS,
-        total=[f"{each.step_time * scale:.3g} {unit}" for each in predictions],
+        total=[f"{prediction.step_time * scale:.3g} {unit}" for prediction in predictions],
     )
     left.set_ylabel(f"exposed time [{unit}]")
     left.set_title("Step time by part")
     _stack(
         right,
         labels,
-        [{name: size / GIB for name, size in each.memory.items() if name != "total"} for each in predictions],
+        [{name: size / GIB for name, size in prediction.memory.items() if name != "total"} for prediction in predictions],
         MEMORY_COLOURS,
-        total=[f"{each.memory['total'] / GIB:.3g} GiB" for each in predictions],
-        lines=[each.memory_usable / GIB for each in predictions],
+        total=[f"{prediction.memory['total'] / GIB:.3g} GiB" for prediction in predictions],
+        lines=[prediction.memory_usable / GIB for prediction in predictions],
     )
-    capacities = [each.memory_usable / GIB for each in predictions]
+    capacities = [prediction.memory_usable / GIB for prediction in predictions]
     right.hlines(
         capacities,
-        [place - 0.45 for place in range(len(predictions))],
-        [place + 0.45 for place in range(len(predictions))],
+        [index - 0.45 for index in range(len(predictions))],
+        [index + 0.45 for index in range(len(predictions))],
         color="black",
         linewidth=1.5,
         linestyle="--",
@@ -138,15 +138,17 @@ def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str
 def search_figure(result: SearchResult) -> Figure:
     figure = new_figure(width=8.4, height=5.2)
     axes = figure.subplots()
-    shown = [*result.plans, *result.pareto, *(each.prediction[0] for each in result.baselines if each.prediction)]
-    scale, unit = (1.0, "s") if max(each.step_time for each in shown) >= 1.0 else (1e3, "ms")
+    shown = [*result.plans, *result.pareto, *(baseline.prediction[0] for baseline in result.baselines if baseline.prediction)]
+    scale, unit = (1.0, "s") if max(prediction.step_time for prediction in shown) >= 1.0 else (1e3, "ms")
 
     def points(predictions: Sequence[Prediction]) -> tuple[list[float], list[float]]:
-        return [each.memory["total"] / GIB for each in predictions], [each.step_time * scale for each in predictions]
+        return [prediction.memory["total"] / GIB for prediction in predictions], [
+            prediction.step_time * scale for prediction in predictions
+        ]
 
-    front = sorted(result.pareto, key=lambda each: each.memory["total"])
+    front = sorted(result.pareto, key=lambda prediction: prediction.memory["total"])
     memory, time = points(front)
-    shown_times = [*points(result.plans)[1], *(points(each.prediction)[1][0] for each in result.baselines if each.fits)]
+    shown_times = [*points(result.plans)[1], *(points(baseline.prediction)[1][0] for baseline in result.baselines if baseline.fits)]
     top = max(1.1 * max(shown_times), 1.3 * min(shown_times))
     name = "Pareto front" if max(time, default=0.0) <= top else f"Pareto front (goes on to {max(time):.3g} {unit})"
     axes.step(memory, time, where="post", color="#0072B2", linewidth=1.5, label=name, zorder=2)
@@ -159,7 +161,7 @@ def search_figure(result: SearchResult) -> Figure:
     axes.plot(
         *points([best]), "*", color="#D55E00", markersize=16, markeredgecolor="black", label=f"best: {degrees_line(best.plan)}", zorder=5
     )
-    for marker, baseline in zip("sD^v", (each for each in result.baselines if each.prediction), strict=False):
+    for marker, baseline in zip("sD^v", (baseline for baseline in result.baselines if baseline.prediction), strict=False):
         fits = "" if baseline.fits else " (does not fit)"
         where, when = points(baseline.prediction)
         if when[0] > top:  # only in the legend
@@ -188,7 +190,11 @@ def search_figure(result: SearchResult) -> Figure:
         ha="right",
         fontsize=8,
     )
-    drawn = [each for each in shown if each.step_time * scale <= top and each.memory["total"] / GIB <= _WIDEST_MEMORY * capacity]
+    drawn = [
+        prediction
+        for prediction in shown
+        if prediction.step_time * scale <= top and prediction.memory["total"] / GIB <= _WIDEST_MEMORY * capacity
+    ]
     values = points(drawn)[0]
     if max(values) > 6 * capacity or max(values) > 20 * min(values):
         axes.set_xscale("log")
@@ -206,24 +212,24 @@ def scaling_figure(predictions: Sequence[Prediction]) -> Figure:
     """Throughput and MFU of each cluster against the number of chips."""
     lines: dict[tuple[str, str], list[Prediction]] = {}
     between: list[tuple[float, float]] = []  # points of the lines of MFU, which labels keep clear of
-    for each in sorted(predictions, key=lambda each: each.plan.num_chips):
-        lines.setdefault((each.plan.cluster, each.plan.profile), []).append(each)
+    for prediction in sorted(predictions, key=lambda prediction: prediction.plan.num_chips):
+        lines.setdefault((prediction.plan.cluster, prediction.plan.profile), []).append(prediction)
     figure = new_figure(width=10.4, height=4.8)
     left, right = figure.subplots(1, 2)
-    largest = max(each.tokens_per_second for each in predictions)
+    largest = max(prediction.tokens_per_second for prediction in predictions)
     scale, unit = next((s, u) for s, u in ((1e6, "million "), (1e3, "thousand "), (1.0, "")) if largest >= s or s == 1.0)
-    for (cluster, profile), some in lines.items():
-        chips = [each.plan.num_chips for each in some]
+    for (cluster, profile), group in lines.items():
+        chips = [prediction.plan.num_chips for prediction in group]
         label = cluster if len({name for _, name in lines}) == 1 else f"{cluster}, {profile}"
-        rate = [each.tokens_per_second / scale for each in some]
+        rate = [prediction.tokens_per_second / scale for prediction in group]
         (line,) = left.plot(chips, rate, "o-", label=label)
         left.plot(chips, [rate[0] * n / chips[0] for n in chips], ":", color=line.get_color(), linewidth=1.0)
-        mfu = [100.0 * each.mfu_palm for each in some]
+        mfu = [100.0 * prediction.mfu_palm for prediction in group]
         right.plot(chips, mfu, "o-", color=line.get_color(), label=label)
         for (n, low), (m, high) in pairwise(zip(chips, mfu, strict=True)):
-            shares = [place / _LINE_POINTS for place in range(1, _LINE_POINTS)]
+            shares = [index / _LINE_POINTS for index in range(1, _LINE_POINTS)]
             between += [(n * (m / n) ** share, low + share * (high - low)) for share in shares]
-    shown = sorted({each.plan.num_chips for each in predictions})
+    shown = sorted({prediction.plan.num_chips for prediction in predictions})
     for axes in (left, right):
         axes.set_xlabel("chips")
         if len(shown) > 1:
@@ -243,7 +249,7 @@ def scaling_figure(predictions: Sequence[Prediction]) -> Figure:
     left.legend(fontsize=8, frameon=False)
     figure.suptitle(_title(predictions), fontsize=10)
     figure.draw_without_rendering()  # the layout of the axes decides where labels have room
-    layouts = [(degrees_line(each.plan), (each.plan.num_chips, 100.0 * each.mfu_palm)) for each in predictions]
+    layouts = [(degrees_line(prediction.plan), (prediction.plan.num_chips, 100.0 * prediction.mfu_palm)) for prediction in predictions]
     name_spots(right, layouts, [*(spot for _, spot in layouts), *between])
     return figure
 
@@ -282,25 +288,25 @@ def _undisturbed_import() -> Iterator[None]:
 
 
 def _title(predictions: Sequence[Prediction]) -> str:
-    plans = [each.plan for each in predictions]
+    plans = [prediction.plan for prediction in predictions]
     first = workload_line(plans[0])
     if any(workload_line(plan) != first for plan in plans):
         return "Plans of different jobs"
-    places = {(plan.num_chips, plan.cluster) for plan in plans}
-    return f"{first}\non {plans[0].num_chips:,} chips of {short_name(plans[0].cluster)}" if len(places) == 1 else first
+    clusters = {(plan.num_chips, plan.cluster) for plan in plans}
+    return f"{first}\non {plans[0].num_chips:,} chips of {short_name(plans[0].cluster)}" if len(clusters) == 1 else first
 
 
 def _labels(predictions: Sequence[Prediction]) -> list[str]:
     if len(predictions) == 1:
         return ["\n".join(degrees_line(predictions[0].plan).split(", "))]
-    labels = [f"{each.plan.num_chips:,} chips\n{short_name(each.plan.cluster)}" for each in predictions]
+    labels = [f"{prediction.plan.num_chips:,} chips\n{short_name(prediction.plan.cluster)}" for prediction in predictions]
     if len(set(labels)) == len(labels):
         return labels
-    facts = [plan_facts(each.plan) for each in predictions]
-    varying = [name for name in facts[0] if len({str(each.get(name)) for each in facts}) > 1]
+    facts = [plan_facts(prediction.plan) for prediction in predictions]
+    varying = [name for name in facts[0] if len({str(row.get(name)) for row in facts}) > 1]
     given = [name for name in varying if name not in _FOLLOWING]
-    names = given if len({tuple(str(each.get(name)) for name in given) for each in facts}) == len(facts) else varying
-    return ["\n".join(f"{words(name)} {each.get(name)}" for name in names) for each in facts]
+    names = given if len({tuple(str(row.get(name)) for name in given) for row in facts}) == len(facts) else varying
+    return ["\n".join(f"{words(name)} {row.get(name)}" for name in names) for row in facts]
 
 
 def _stack(
@@ -319,27 +325,29 @@ def _stack(
     tallest = max(sum(column.values()) for column in columns)
     names = [name for name in colours if any(column.get(name, 0.0) > 0 for column in columns)]
     names += [name for name in columns[0] if name not in colours and any(column.get(name, 0.0) > 0 for column in columns)]
-    places = range(len(columns))
+    positions = range(len(columns))
     bottom = [0.0] * len(columns)
     for name in names:
         heights = [max(column.get(name, 0.0), 0.0) for column in columns]
         label = words(name) if max(heights) > _THINNEST * tallest else "_"
-        axes.bar(places, heights, bottom=bottom, width=0.6, color=colours.get(name, _OTHER), label=label, edgecolor="white", linewidth=0.5)
-        for place, height, base in zip(places, heights, bottom, strict=True):
+        axes.bar(
+            positions, heights, bottom=bottom, width=0.6, color=colours.get(name, _OTHER), label=label, edgecolor="white", linewidth=0.5
+        )
+        for position, height, base in zip(positions, heights, bottom, strict=True):
             if height > _SMALLEST_LABEL * tallest and len(columns) <= _FEW_BARS:
-                axes.text(place, base + height / 2, f"{height:.3g}", ha="center", va="center", fontsize=8, color=_ink(name, colours))
+                axes.text(position, base + height / 2, f"{height:.3g}", ha="center", va="center", fontsize=8, color=_ink(name, colours))
         bottom = [base + height for base, height in zip(bottom, heights, strict=True)]
-    for place, height, text in zip(places, bottom, total, strict=True):
-        line = lines[place] if lines else 0.0
+    for position, height, text in zip(positions, bottom, total, strict=True):
+        line = lines[position] if lines else 0.0
         height = line if 0.0 <= line - height < _LABEL_HEIGHT * max(tallest, line) else height
         is_dense = len(columns) > _FEW_BARS
         size, turned, text = (7, 90, f" {text}") if is_dense else (9, 0, text)
-        axes.text(place, height, text, ha="center", va="bottom", fontsize=size, rotation=turned, fontweight="bold")
+        axes.text(position, height, text, ha="center", va="bottom", fontsize=size, rotation=turned, fontweight="bold")
     if len(columns) > _FEW_BARS:
         slanted = [label.replace("\n", ", ") for label in labels]
-        axes.set_xticks(list(places), slanted, fontsize=7, rotation=40, ha="right", rotation_mode="anchor")
+        axes.set_xticks(list(positions), slanted, fontsize=7, rotation=40, ha="right", rotation_mode="anchor")
     else:
-        axes.set_xticks(list(places), labels, fontsize=8)
+        axes.set_xticks(list(positions), labels, fontsize=8)
     axes.set_xlim(-0.6, len(columns) - 0.4)
     axes.set_ylim(top=tallest * (1.08 if len(columns) <= _FEW_BARS else 1.2))
     axes.spines[["top", "right"]].set_visible(False)
@@ -348,8 +356,8 @@ def _stack(
 
 def _legend(axes: Axes) -> None:
     """Beside the bars, in the order in which they are stacked."""
-    handles, found = axes.get_legend_handles_labels()
-    axes.legend(handles[::-1], found[::-1], fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles[::-1], labels[::-1], fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _ink(name: str, colours: dict[str, str]) -> str:
@@ -380,21 +388,21 @@ def name_spots(axes: Any, names: Sequence[tuple[str, tuple[float, float]]], spot
     points = 72.0 / figure.dpi
     left_edge, low_edge, right_edge, high_edge = (edge * points for edge in axes.bbox.extents)
     marks = [tuple(axes.transData.transform(spot) * points) for spot in dict.fromkeys(spots)]
-    taken: list[tuple[float, float, float, float]] = [(x - 3.0, y - 3.0, x + 3.0, y + 3.0) for x, y in marks]
+    occupied: list[tuple[float, float, float, float]] = [(x - 3.0, y - 3.0, x + 3.0, y + 3.0) for x, y in marks]
     for name, spot in names:
         x, y = axes.transData.transform(spot) * points
         width = _LETTER * len(name)
         level, below, above = -_LINE / 2, -_LINE - _GAP / 2, _GAP / 2
-        beside, centred = (_GAP, -_GAP - width), -width / 2
-        sides = [*((shift, level) for shift in beside), (centred, below - _GAP / 2), (centred, above + _GAP / 2)]
-        sides += [(shift, rise) for shift in beside for rise in (below, above)]
+        sideways, centred = (_GAP, -_GAP - width), -width / 2
+        sides = [*((shift, level) for shift in sideways), (centred, below - _GAP / 2), (centred, above + _GAP / 2)]
+        sides += [(shift, rise) for shift in sideways for rise in (below, above)]
         for shift, rise in sides:
             left, low = x + shift, y + rise
             box = (left, low, left + width, low + _LINE)
             if box[0] < left_edge or box[1] < low_edge or box[2] > right_edge or box[3] > high_edge:
                 continue
-            if any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken):
+            if any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in occupied):
                 continue
             axes.annotate(name, spot, textcoords="offset points", xytext=(left - x, rise + 1.5), fontsize=7)
-            taken.append(box)
+            occupied.append(box)
             break

@@ -112,12 +112,12 @@ def _lines(block: Block) -> Iterator[str]:
 
 def linked(text: str) -> str:
     """The text escaped, addresses in it as links."""
-    found, end = [], 0
-    for each in _ADDRESS.finditer(text):
-        address = escape(each[0])
-        found += [escape(text[end : each.start()]), f'<a href="{address}" rel="noreferrer">{address}</a>']
-        end = each.end()
-    return "".join(found) + escape(text[end:])
+    pieces, end = [], 0
+    for match in _ADDRESS.finditer(text):
+        address = escape(match[0])
+        pieces += [escape(text[end : match.start()]), f'<a href="{address}" rel="noreferrer">{address}</a>']
+        end = match.end()
+    return "".join(pieces) + escape(text[end:])
 
 
 def _table(table: Table) -> Iterator[str]:
@@ -127,12 +127,12 @@ def _table(table: Table) -> Iterator[str]:
     yield from (f"<caption>{escape(table.title)} {caption}</caption>",) if table.title or caption else ()
     yield from (
         "<thead><tr>",
-        *(f"<th{side}>{escape(each)}</th>" for each, side in zip(table.headers, sides, strict=True)),
+        *(f"<th{side}>{escape(header)}</th>" for header, side in zip(table.headers, sides, strict=True)),
         "</tr></thead>",
     )
     yield "<tbody>"
     for row in table.rows:
-        yield "<tr>" + "".join(f"<td{side}>{_cell(each)}</td>" for each, side in zip(row, sides, strict=True)) + "</tr>"
+        yield "<tr>" + "".join(f"<td{side}>{_cell(cell)}</td>" for cell, side in zip(row, sides, strict=True)) + "</tr>"
     yield "</tbody></table></div>"
 
 

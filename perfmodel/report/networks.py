@@ -117,17 +117,17 @@ def stages_table(stages: Sequence[Stage]) -> Table:
     return Table(title="Stages", headers=headers, rows=tuple(rows), right=("stage", "number", "in flight", "a microbatch", "memory"))
 
 
-def pipeline_object(found: PipelineSearch) -> dict[str, Any]:
+def pipeline_object(search: PipelineSearch) -> dict[str, Any]:
     return {
-        **prediction_object(found.best),
-        "lower_bound": found.lower_bound,
-        "gap": found.gap,
-        "cut_off": found.cut_off,
-        "num_microbatches": found.best.plan.num_microbatches,
-        "num_candidates": found.num_candidates,
-        "price": found.price,
-        "search_time": found.search_time,
-        "stages": found.stages,
+        **prediction_object(search.best),
+        "lower_bound": search.lower_bound,
+        "gap": search.gap,
+        "cut_off": search.cut_off,
+        "num_microbatches": search.best.plan.num_microbatches,
+        "num_candidates": search.num_candidates,
+        "price": search.price,
+        "search_time": search.search_time,
+        "stages": search.stages,
     }
 
 

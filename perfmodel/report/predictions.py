@@ -97,8 +97,13 @@ def confidence_object(prediction: Prediction, interval: StepInterval, named: Seq
         "step_time_high": prediction.step_time * interval.high,
         "interval": {"coverage": COVERAGE, "rests_on": interval.rests_on, "num_runs": interval.num_runs, "trust": interval.trust},
         "sensitivities": [
-            {"parameter": each.parameter, "parameter_change": STEP, "step_time_change": each.change, "rests_on": each.rests_on}
-            for each in named
+            {
+                "parameter": sensitivity.parameter,
+                "parameter_change": STEP,
+                "step_time_change": sensitivity.change,
+                "rests_on": sensitivity.rests_on,
+            }
+            for sensitivity in named
         ],
     }
 
@@ -117,7 +122,7 @@ def sensitivity_table(named: Sequence[Sensitivity]) -> Table:
     return Table(
         title=f"Most sensitive parameters: step time with each {STEP:.0%} larger",
         headers=("parameter", "step time", "based on"),
-        rows=tuple((each.parameter, f"{each.change:+.1%}", each.rests_on) for each in named),
+        rows=tuple((sensitivity.parameter, f"{sensitivity.change:+.1%}", sensitivity.rests_on) for sensitivity in named),
         right=("step time",),
     )
 
@@ -208,20 +213,20 @@ def fits_cell(verdict: Verdict) -> str:
 def verdict_line(prediction: Prediction) -> str:
     """`fits (over 99 %): 47.1 GiB of 79.1 GiB; 7.54 s a step, 8,695 tokens/s a chip, MFU 50.9 %`."""
     share = probability_text(prediction.fits_probability)
-    room = f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)}"
+    memory = f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)}"
     speed = f"{prediction.tokens_per_second_per_chip:,.0f} {prediction.plan.job.unit}/s a chip, MFU {percent(prediction.mfu_palm)}"
-    return f"{_VERDICTS[prediction.verdict]} ({share}): {room}; {format_step(prediction.step_time)} a step, {speed}"
+    return f"{_VERDICTS[prediction.verdict]} ({share}): {memory}; {format_step(prediction.step_time)} a step, {speed}"
 
 
 def short_verdict(prediction: Prediction) -> str:
     """`fits: 264 MiB of 10.9 GiB; 23.3 ms a step`."""
-    room = f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)}"
-    return f"{_VERDICTS[prediction.verdict]}: {room}; {format_step(prediction.step_time)} a step"
+    memory = f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)}"
+    return f"{_VERDICTS[prediction.verdict]}: {memory}; {format_step(prediction.step_time)} a step"
 
 
 def comparison_verdict(names: Sequence[str], predictions: Sequence[Prediction]) -> str:
     """Name the plan with the most tokens per second and chip among those that fit, and how much slower the next one is."""
-    rates = {name: each.tokens_per_second_per_chip for name, each in zip(names, predictions, strict=True) if each.fits}
+    rates = {name: prediction.tokens_per_second_per_chip for name, prediction in zip(names, predictions, strict=True) if prediction.fits}
     if not rates:
         return "None of the plans fits"
     first, *others = sorted(rates, key=lambda name: -rates[name])
@@ -341,45 +346,47 @@ def settings_table(
     """
     varying = _varying(predictions)
     knobs = [name for name in _KNOB_COLUMNS if name in varied]
-    step, room = times_like(min(each.step_time for each in predictions)), bytes_like(predictions[0].memory_usable)
+    step, size = times_like(min(prediction.step_time for prediction in predictions)), bytes_like(predictions[0].memory_usable)
     days = ("days", "chip-hours", "USD") if tokens else ()
-    held = (f"{COVERAGE:.0%} interval",) if intervals else ()
+    interval_header = (f"{COVERAGE:.0%} interval",) if intervals else ()
     rows = []
-    for place, each in enumerate(predictions):
+    for index, prediction in enumerate(predictions):
         bounds = tuple(
-            f"{step(each.step_time * found.low)} to {step(each.step_time * found.high)}" for found in intervals[place : place + 1]
+            f"{step(prediction.step_time * interval.low)} to {step(prediction.step_time * interval.high)}"
+            for interval in intervals[index : index + 1]
         )
         cost: tuple[str, ...] = ()
         if tokens:
-            taken, hours = training_time(each, tokens)
-            price = training_cost(each, tokens)
-            cost = (f"{taken:,.1f}", format_count(hours), f"{price:,.0f}" if price else "-")
+            days_taken, hours = training_time(prediction, tokens)
+            price = training_cost(prediction, tokens)
+            cost = (f"{days_taken:,.1f}", format_count(hours), f"{price:,.0f}" if price else "-")
         rows.append(
             (
-                *(_COLUMNS[name](each) for name in varying),
-                *(_KNOB_COLUMNS[name](each.plan) for name in knobs),
-                *(cells[place] for cells in of_run.values()),
-                step(each.step_time),
+                *(_COLUMNS[name](prediction) for name in varying),
+                *(_KNOB_COLUMNS[name](prediction.plan) for name in knobs),
+                *(cells[index] for cells in of_run.values()),
+                step(prediction.step_time),
                 *bounds,
-                f"{each.tokens_per_second_per_chip:,.0f}",
-                flop_rate_text(each.tflops_per_chip),
-                percent(each.mfu_palm),
-                room(each.memory["total"]),
-                fits_cell(each.verdict),
-                probability_cell(each.fits_probability),
+                f"{prediction.tokens_per_second_per_chip:,.0f}",
+                flop_rate_text(prediction.tflops_per_chip),
+                percent(prediction.mfu_palm),
+                size(prediction.memory["total"]),
+                fits_cell(prediction.verdict),
+                probability_cell(prediction.fits_probability),
                 *cost,
-                degrees_line(each.plan),
-                rests_on_lines(each)[0],
+                degrees_line(prediction.plan),
+                rests_on_lines(prediction)[0],
             )
         )
     return Table(
         title="",
-        headers=(*varying, *map(words, knobs), *of_run, "step time", *held, "tokens/s/chip", "TFLOP/s/chip", "MFU",
+        headers=(*varying, *map(words, knobs), *of_run, "step time", *interval_header, "tokens/s/chip", "TFLOP/s/chip", "MFU",
                  "memory", "fits", PROBABILITY, *days, "plan", "based on"),
         rows=tuple(rows),
         fold=("plan", "based on"),
         optional=("TFLOP/s/chip", "fits", "based on", "MFU", "chip-hours", "tokens/s/chip"),
-        right=("chips", "batch", "seq", *of_run, "step time", *held, "tokens/s/chip", "TFLOP/s/chip", "MFU", "memory", PROBABILITY, *days),
+        right=("chips", "batch", "seq", *of_run, "step time", *interval_header, "tokens/s/chip", "TFLOP/s/chip", "MFU", "memory",
+               PROBABILITY, *days),
     )  # fmt: skip
 
 
@@ -392,16 +399,16 @@ _KNOB_COLUMNS: Mapping[str, Callable[[Plan], str]] = {
 }
 
 _COLUMNS: Mapping[str, Callable[[Prediction], str]] = {
-    "cluster": lambda each: short_name(each.plan.cluster),
-    "chips": lambda each: f"{each.plan.num_chips:,}",
-    "model": lambda each: each.plan.job.model.name,
-    "batch": lambda each: f"{each.plan.job.global_batch:,}",
-    "seq": lambda each: f"{each.plan.job.seq_len:,}",
-    "precision": lambda each: str(each.plan.job.precision),
-    "optimizer": lambda each: str(each.plan.job.optimizer),
-    "train": lambda each: str(each.plan.job.train),
-    "routing": lambda each: _routing_cell(each.plan.job.routing),
-    "framework": lambda each: short_name(each.plan.profile),
+    "cluster": lambda prediction: short_name(prediction.plan.cluster),
+    "chips": lambda prediction: f"{prediction.plan.num_chips:,}",
+    "model": lambda prediction: prediction.plan.job.model.name,
+    "batch": lambda prediction: f"{prediction.plan.job.global_batch:,}",
+    "seq": lambda prediction: f"{prediction.plan.job.seq_len:,}",
+    "precision": lambda prediction: str(prediction.plan.job.precision),
+    "optimizer": lambda prediction: str(prediction.plan.job.optimizer),
+    "train": lambda prediction: str(prediction.plan.job.train),
+    "routing": lambda prediction: _routing_cell(prediction.plan.job.routing),
+    "framework": lambda prediction: short_name(prediction.plan.profile),
 }
 
 
@@ -411,7 +418,7 @@ def _routing_cell(routing: Routing) -> str:
 
 
 def _varying(predictions: Sequence[Prediction]) -> list[str]:
-    return [name for name, value in _COLUMNS.items() if len({value(each) for each in predictions}) > 1]
+    return [name for name, value in _COLUMNS.items() if len({value(prediction) for prediction in predictions}) > 1]
 
 
 def settings_title(predictions: Sequence[Prediction]) -> str:
@@ -441,16 +448,18 @@ def _places(plan: Plan, varying: Sequence[str]) -> dict[str, str]:
 
 def convention_lines(predictions: Sequence[Prediction]) -> list[str]:
     """Notes of a table: how it counts FLOPs, plans that their framework cannot run, and the warnings of its predictions."""
-    dtypes = " or ".join(dict.fromkeys(each.peak_dtype for each in predictions))
+    dtypes = " or ".join(dict.fromkeys(prediction.peak_dtype for prediction in predictions))
     counted = f"TFLOP/s and MFU count model FLOPs as PaLM does (attention on the full square); MFU is of each chip's dense {dtypes} peak"
     unable: dict[str, dict[str, None]] = {}
-    for each in predictions:
-        if each.not_runnable:
-            unable.setdefault(each.not_runnable, {})[short_plan_text(each.plan)] = None
+    for prediction in predictions:
+        if prediction.not_runnable:
+            unable.setdefault(prediction.not_runnable, {})[short_plan_text(prediction.plan)] = None
     marked = [f"not a plan for this framework: {reason} ({'; '.join(plans)})" for reason, plans in unable.items()]
-    several = len({each.plan.job.model.name for each in predictions}) > 1
-    logits = [f"{each.plan.job.model.name}: {text}" if several else text for each in predictions for text in logits_note(each)]
-    return [*marked, *dict.fromkeys([*logits, *(text for each in predictions for text in each.warnings)]), counted]
+    several = len({prediction.plan.job.model.name for prediction in predictions}) > 1
+    logits = [
+        f"{prediction.plan.job.model.name}: {text}" if several else text for prediction in predictions for text in logits_note(prediction)
+    ]
+    return [*marked, *dict.fromkeys([*logits, *(text for prediction in predictions for text in prediction.warnings)]), counted]
 
 
 PLAN_HEADERS = ("tp", "sp", "cp", "pp", "schedule", "dp", "zero", "micro", "recompute")
@@ -501,8 +510,11 @@ def short_names(plans: Sequence[str]) -> list[str]:
 
 def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -> list[Table]:
     """Plans side by side: results, where the time goes, the memory, and the knobs in which they differ."""
-    best, most = min(each.step_time for each in predictions), max(each.tokens_per_second_per_chip for each in predictions)
-    step, room = times_like(best), bytes_like(predictions[0].memory_usable)
+    best, most = (
+        min(prediction.step_time for prediction in predictions),
+        max(prediction.tokens_per_second_per_chip for prediction in predictions),
+    )
+    step, size = times_like(best), bytes_like(predictions[0].memory_usable)
     same_job = is_one_job(predictions)
     columns = tuple(names)
 
@@ -510,29 +522,33 @@ def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -
         return (name, *values)
 
     results = [
-        row("step time", [step(each.step_time) for each in predictions]),
-        *([row("against the fastest", [_more(each.step_time / best) for each in predictions])] if same_job else []),
-        row(f"{predictions[0].plan.job.unit}/s/chip", [f"{each.tokens_per_second_per_chip:,.0f}" for each in predictions]),
-        *([] if same_job else [row("against the most", [_less(each.tokens_per_second_per_chip / most) for each in predictions])]),
-        row("TFLOP/s/chip", [flop_rate_text(each.tflops_per_chip) for each in predictions]),
-        row("MFU (PaLM)", [percent(each.mfu_palm) for each in predictions]),
-        row("fits", [fits_cell(each.verdict) for each in predictions]),
-        row("probability that it fits", [probability_cell(each.fits_probability) for each in predictions]),
-        row("memory to spare", [room(each.memory_spare) for each in predictions]),
+        row("step time", [step(prediction.step_time) for prediction in predictions]),
+        *([row("against the fastest", [_more(prediction.step_time / best) for prediction in predictions])] if same_job else []),
+        row(f"{predictions[0].plan.job.unit}/s/chip", [f"{prediction.tokens_per_second_per_chip:,.0f}" for prediction in predictions]),
+        *(
+            []
+            if same_job
+            else [row("against the most", [_less(prediction.tokens_per_second_per_chip / most) for prediction in predictions])]
+        ),
+        row("TFLOP/s/chip", [flop_rate_text(prediction.tflops_per_chip) for prediction in predictions]),
+        row("MFU (PaLM)", [percent(prediction.mfu_palm) for prediction in predictions]),
+        row("fits", [fits_cell(prediction.verdict) for prediction in predictions]),
+        row("probability that it fits", [probability_cell(prediction.fits_probability) for prediction in predictions]),
+        row("memory to spare", [size(prediction.memory_spare) for prediction in predictions]),
     ]
     parts = [
-        row(words(part), [step(each.parts[part]) if each.parts.get(part) else "-" for each in predictions])
-        for part in dict.fromkeys(part for each in predictions for part in each.parts)  # not every plan has all of them
-        if any(each.parts.get(part) for each in predictions)
+        row(words(part), [step(prediction.parts[part]) if prediction.parts.get(part) else "-" for prediction in predictions])
+        for part in dict.fromkeys(part for prediction in predictions for part in prediction.parts)  # not every plan has all of them
+        if any(prediction.parts.get(part) for prediction in predictions)
     ]
     memory = [
-        row(words(name), [room(each.memory[name]) if each.memory[name] else "-" for each in predictions])
+        row(words(name), [size(prediction.memory[name]) if prediction.memory[name] else "-" for prediction in predictions])
         for name in predictions[0].memory
-        if any(each.memory[name] for each in predictions)
+        if any(prediction.memory[name] for prediction in predictions)
     ]
-    knobs = [_knobs(each) for each in predictions]
-    told = {knob: [values.get(knob, "-") for values in knobs] for knob in dict.fromkeys(knob for values in knobs for knob in values)}
-    differing = [row(words(knob), values) for knob, values in told.items() if len(set(values)) > 1]
+    knobs = [_knobs(prediction) for prediction in predictions]
+    settings = {knob: [values.get(knob, "-") for values in knobs] for knob in dict.fromkeys(knob for values in knobs for knob in values)}
+    differing = [row(words(knob), values) for knob, values in settings.items() if len(set(values)) > 1]
     tables = [
         Table(title="Results", headers=("", *columns), rows=tuple(results), right=columns),
         Table(title="Where the step goes", headers=("part", *columns), rows=tuple(parts), right=columns),
@@ -545,7 +561,10 @@ def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -
 
 def is_one_job(predictions: Sequence[Prediction]) -> bool:
     """Their steps do the same work on as many chips, so that their times can be compared."""
-    jobs = ((each.plan.job.model, each.plan.job.global_batch, each.plan.job.seq_len, each.plan.num_chips) for each in predictions)
+    jobs = (
+        (prediction.plan.job.model, prediction.plan.job.global_batch, prediction.plan.job.seq_len, prediction.plan.num_chips)
+        for prediction in predictions
+    )
     return len(set(jobs)) == 1
 
 

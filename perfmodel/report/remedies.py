@@ -41,12 +41,12 @@ def fitting_changes_table(remedies: Sequence[FittingChange]) -> Table:
         headers=("flags", "step time", "memory", PROBABILITY),
         rows=tuple(
             (
-                flags_text(each.changes),
-                format_step(each.prediction.step_time),
-                format_bytes(each.prediction.memory["total"]),
-                probability_cell(each.prediction.fits_probability),
+                flags_text(change.changes),
+                format_step(change.prediction.step_time),
+                format_bytes(change.prediction.memory["total"]),
+                probability_cell(change.prediction.fits_probability),
             )
-            for each in remedies
+            for change in remedies
         ),
         right=("step time", "memory", PROBABILITY),
         fold=("flags",),
@@ -56,11 +56,11 @@ def fitting_changes_table(remedies: Sequence[FittingChange]) -> Table:
 def remedies_objects(remedies: Sequence[FittingChange]) -> list[dict[str, Any]]:
     return [
         {
-            "flags": flags_text(each.changes),
-            "changes": dict(each.changes),
-            "step_time": each.prediction.step_time,
-            "memory": each.prediction.memory["total"],
-            "fits_probability": each.prediction.fits_probability,
+            "flags": flags_text(change.changes),
+            "changes": dict(change.changes),
+            "step_time": change.prediction.step_time,
+            "memory": change.prediction.memory["total"],
+            "fits_probability": change.prediction.fits_probability,
         }
-        for each in remedies
+        for change in remedies
     ]

@@ -97,7 +97,10 @@ def _row(name: str, predicted: float, measured: float, form: Any) -> tuple[str, 
 
 
 def collectives_table(measurement: Measurement) -> Table:
-    rows = [(each.kind.replace("_", " "), each.axis, f"{each.count:,}", format_traffic(each.num_bytes)) for each in measurement.collectives]
+    rows = [
+        (collective.kind.replace("_", " "), collective.axis, f"{collective.count:,}", format_traffic(collective.num_bytes))
+        for collective in measurement.collectives
+    ]
     return Table(
         title="Collectives that one rank issued in a step (full buffers)",
         headers=("kind", "axis", "count", "bytes"),
@@ -109,7 +112,7 @@ def collectives_table(measurement: Measurement) -> Table:
 def demo_table(rows: Sequence[tuple[str, Comparison, tuple[int, int], tuple[int, int]]]) -> Table:
     """Plans in the predicted order, with the places in which they were predicted and came in."""
 
-    def place(range_: tuple[int, int]) -> str:
+    def rank_text(range_: tuple[int, int]) -> str:
         first, last = range_
         return str(first) if first == last else f"{first}-{last}"
 
@@ -122,8 +125,8 @@ def demo_table(rows: Sequence[tuple[str, Comparison, tuple[int, int], tuple[int,
                 format_time(predicted.step_time),
                 format_time(measured.step_time),
                 f"{comparison.time_error:+.1%}",
-                place(predicted_place),
-                place(measured_place),
+                rank_text(predicted_place),
+                rank_text(measured_place),
                 format_bytes(predicted.memory["total"]),
                 format_bytes(measured.peak_memory),
                 f"{comparison.memory_error:+.1%}",

@@ -39,8 +39,8 @@ def load_text(job: ServingJob) -> str:
 def service_line(prediction: ServingPrediction) -> str:
     """The model, its load and where it runs."""
     job = prediction.job
-    what = f"{job.model.name} in {job.quantization.name}"
-    return f"{what}, {lengths_line(job)}, {load_text(job)}, on {chips_text(prediction.plan.num_chips)} of {short_name(prediction.cluster)}"
+    model = f"{job.model.name} in {job.quantization.name}"
+    return f"{model}, {lengths_line(job)}, {load_text(job)}, on {chips_text(prediction.plan.num_chips)} of {short_name(prediction.cluster)}"
 
 
 def verdict_line(prediction: ServingPrediction, limits: Mapping[str, float]) -> str:
@@ -69,15 +69,17 @@ def verdict_text(prediction: ServingPrediction, limits: Mapping[str, float]) -> 
     """Fits or not, keeps up or not, meets the limits or not."""
     if not prediction.fits:
         return "; ".join(note for note in prediction.notes if note.startswith(DOES_NOT_FIT))
-    said = ["fits"]
+    parts = ["fits"]
     if prediction.is_saturated and prediction.job.rate is not None:
-        said.append("cannot keep up: more requests come than are answered")
+        parts.append("cannot keep up: more requests come than are answered")
     elif not prediction.fits_load:
-        said.append("some requests wait for room")
-    for name, kept in limits_object(prediction, limits).items():
-        seen = getattr(prediction, name).mean
-        said.append(f"{'meets' if kept['kept_by_mean'] else 'misses'} {words(name)} {format_time(kept['limit'])} ({format_time(seen)})")
-    return "; ".join(said)
+        parts.append("some requests wait for room")
+    for name, result in limits_object(prediction, limits).items():
+        mean = getattr(prediction, name).mean
+        parts.append(
+            f"{'meets' if result['kept_by_mean'] else 'misses'} {words(name)} {format_time(result['limit'])} ({format_time(mean)})"
+        )
+    return "; ".join(parts)
 
 
 def remedy_text(change: Mapping[str, Any], renamed: Mapping[str, str] = {}) -> str:
@@ -154,9 +156,9 @@ def _cost(prediction: ServingPrediction) -> str:
 def short_plan(plan: ServingPlan) -> str:
     """As its label, for tables: tp 4, ep 8 x 2 replicas; of disaggregated plans workers and chips of each alone."""
     if plan.pools is not None:
-        one, other = plan.pools.prefill, plan.pools.decode
+        prefill_plan, decode_plan = plan.pools.prefill, plan.pools.decode
         prefill, decode = plan.pools.prefill_workers, plan.pools.decode_workers
-        return f"prefill {prefill}x{one.chips_per_replica}, decode {decode}x{other.chips_per_replica}"
+        return f"prefill {prefill}x{prefill_plan.chips_per_replica}, decode {decode}x{decode_plan.chips_per_replica}"
     label = plan.label().replace(f", {plan.replicas} replicas", f" x {plan.replicas}").replace("attention dp", "attn dp")
     return label.removeprefix("tp 1, ")
 
@@ -169,24 +171,24 @@ def limits_facts(prediction: ServingPrediction, limits: Mapping[str, float]) -> 
     """Which limits the mean and the 99th percentile keep; how many requests do, a simulation says."""
     if not limits:
         return []
-    said = "; ".join(_limit_text(name, kept) for name, kept in limits_object(prediction, limits).items())
-    return [("limits", said if prediction.goodput is not None else f"{said}; --simulate counts the requests that keep all of them")]
+    text = "; ".join(_limit_text(name, result) for name, result in limits_object(prediction, limits).items())
+    return [("limits", text if prediction.goodput is not None else f"{text}; --simulate counts the requests that keep all of them")]
 
 
-def _limit_text(name: str, kept: Mapping[str, Any]) -> str:
-    means = "its mean keeps it" if kept["kept_by_mean"] else "its mean is above"
-    tail = {None: "", True: ", so does its p99", False: ", its p99 is above"}[kept["kept_by_p99"] if kept["kept_by_mean"] else None]
-    return f"{words(name)} {format_time(kept['limit'])}: {means}{tail}"
+def _limit_text(name: str, result: Mapping[str, Any]) -> str:
+    means = "its mean keeps it" if result["kept_by_mean"] else "its mean is above"
+    tail = {None: "", True: ", so does its p99", False: ", its p99 is above"}[result["kept_by_p99"] if result["kept_by_mean"] else None]
+    return f"{words(name)} {format_time(result['limit'])}: {means}{tail}"
 
 
 def limits_object(prediction: ServingPrediction, limits: Mapping[str, float]) -> dict[str, dict[str, Any]]:
     """Limit -> seconds, and whether the mean and the 99th percentile over requests keep it; None: not known."""
-    found = {}
+    results = {}
     for name, limit in limits.items():
-        seen = getattr(prediction, name)
-        by_p99 = None if seen.p99 is None else prediction.fits and seen.p99 <= limit
-        found[name] = {"limit": limit, "kept_by_mean": prediction.fits and seen.mean <= limit, "kept_by_p99": by_p99}
-    return found
+        spread = getattr(prediction, name)
+        by_p99 = None if spread.p99 is None else prediction.fits and spread.p99 <= limit
+        results[name] = {"limit": limit, "kept_by_mean": prediction.fits and spread.mean <= limit, "kept_by_p99": by_p99}
+    return results
 
 
 def _verdict(prediction: ServingPrediction) -> str:
@@ -197,9 +199,9 @@ def _verdict(prediction: ServingPrediction) -> str:
 
 def _running(prediction: ServingPrediction) -> str:
     replicas = prediction.plan.replicas
-    each = " in each replica" if replicas > 1 else ""
+    scope = " in each replica" if replicas > 1 else ""
     shown = _sequences(prediction.running)
-    text = f"{shown} {'runs' if shown == '1 sequence' else 'run'}{each}"
+    text = f"{shown} {'runs' if shown == '1 sequence' else 'run'}{scope}"
     if not prediction.queued:
         return text
     return f"{text}, {_amount(prediction.queued)} wait" if math.isfinite(prediction.queued) else f"{text}, and a queue that only grows"

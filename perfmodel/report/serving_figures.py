@@ -40,7 +40,7 @@ def roofline_figure(rows: Sequence[OperatorRow], title: str) -> Figure:
     for ridge, bandwidth in sorted({(row.ridge, row.bandwidth) for row in shown}):
         level = bandwidth * ridge / 1e12
         axes.plot([low, ridge, high], [bandwidth * low / 1e12, level, level], color="#333333", linewidth=1.0)
-        slope = [low * (high / low) ** (place / _ROOF_POINTS) for place in range(_ROOF_POINTS + 1)]
+        slope = [low * (high / low) ** (index / _ROOF_POINTS) for index in range(_ROOF_POINTS + 1)]
         roof += [(intensity, min(bandwidth * intensity / 1e12, level)) for intensity in slope]
     for row in shown:
         axes.scatter(row.intensity, row.flops / row.time / 1e12, s=36, marker=_MARKS[row.phase], color=BOUND_COLOURS[row.bound], zorder=3)
@@ -62,50 +62,50 @@ def roofline_figure(rows: Sequence[OperatorRow], title: str) -> Figure:
     return figure
 
 
-def plot_front(found: ServingSearchResult, title: str, path: Path) -> None:
+def plot_front(result: ServingSearchResult, title: str, path: Path) -> None:
     """The front of a search, its best plan and its baselines."""
-    write_figure(front_figure(found, title), path)
+    write_figure(front_figure(result, title), path)
 
 
-def front_figure(found: ServingSearchResult, title: str) -> Figure:
+def front_figure(result: ServingSearchResult, title: str) -> Figure:
     """Tokens/s a chip against tokens/s a user; points of one layout have one colour."""
     figure = new_figure(width=9.0, height=5.6)
     axes = figure.add_subplot()
-    points = found.pareto
+    points = result.pareto
     axes.plot(
-        [each.tokens_per_second_per_user for each in points],
-        [each.tokens_per_second_per_chip for each in points],
+        [point.tokens_per_second_per_user for point in points],
+        [point.tokens_per_second_per_chip for point in points],
         color="#BBBBBB",
         linewidth=1.0,
         zorder=1,
     )
-    labels = list(dict.fromkeys(f"{short_plan(each.plan)}, {each.quantization}" for each in points))
-    for place, label in enumerate(labels):
-        of = [each for each in points if f"{short_plan(each.plan)}, {each.quantization}" == label]
+    labels = list(dict.fromkeys(f"{short_plan(point.plan)}, {point.quantization}" for point in points))
+    for index, label in enumerate(labels):
+        members = [point for point in points if f"{short_plan(point.plan)}, {point.quantization}" == label]
         axes.scatter(
-            [each.tokens_per_second_per_user for each in of],
-            [each.tokens_per_second_per_chip for each in of],
+            [point.tokens_per_second_per_user for point in members],
+            [point.tokens_per_second_per_chip for point in members],
             s=26,
-            color=_LAYOUT_COLOURS[place % len(_LAYOUT_COLOURS)],
-            marker=_LAYOUT_MARKS[place // len(_LAYOUT_COLOURS) % len(_LAYOUT_MARKS)],
-            label=label if place < _NAMED else None,
+            color=_LAYOUT_COLOURS[index % len(_LAYOUT_COLOURS)],
+            marker=_LAYOUT_MARKS[index // len(_LAYOUT_COLOURS) % len(_LAYOUT_MARKS)],
+            label=label if index < _NAMED else None,
             zorder=2,
         )
     names: list[tuple[str, tuple[float, float]]] = []
     for name, ranked, mark in [
-        ("best under the limits" if found.limits.given() else "best", found.best, "*"),
-        *((f"baseline: {each.name}", each.found[0], "x") for each in found.baselines if each.found),
+        ("best under the limits" if result.limits.given() else "best", result.best, "*"),
+        *((f"baseline: {baseline.name}", baseline.found[0], "x") for baseline in result.baselines if baseline.found),
     ]:
         spot = (ranked.prediction.tokens_per_second_per_user, ranked.tokens_per_second_per_chip)
         axes.scatter(*spot, s=120 if mark == "*" else 45, color="#000000", marker=mark, zorder=3)
         names.append((name, spot))
-    if found.limits.tpot is not None:
-        limit = 1.0 / found.limits.tpot
-        axes.axvline(limit, color="#D55E00", linewidth=1.0, linestyle="--", label=f"TPOT limit: {1e3 * found.limits.tpot:.3g} ms")
+    if result.limits.tpot is not None:
+        limit = 1.0 / result.limits.tpot
+        axes.axvline(limit, color="#D55E00", linewidth=1.0, linestyle="--", label=f"TPOT limit: {1e3 * result.limits.tpot:.3g} ms")
     axes.set(xlabel="output tokens/s per user", ylabel="output tokens/s per chip")
     axes.set_title(title, fontsize=9)
     axes.legend(fontsize=7, loc="upper right")
     axes.grid(alpha=0.3)
     figure.draw_without_rendering()
-    name_spots(axes, names, [(each.tokens_per_second_per_user, each.tokens_per_second_per_chip) for each in points])
+    name_spots(axes, names, [(point.tokens_per_second_per_user, point.tokens_per_second_per_chip) for point in points])
     return figure

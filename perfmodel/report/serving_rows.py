@@ -53,12 +53,12 @@ def serving_row(prediction: ServingPrediction) -> dict[str, Any]:
     return row | {"notes": "; ".join(prediction.notes), "reason": ""}
 
 
-def ranked_row(ranked: RankedPlan, *, place: int, kind: str) -> dict[str, Any]:
+def ranked_row(ranked: RankedPlan, *, rank: int, kind: str) -> dict[str, Any]:
     """A row of a search: figures of all chips given, idle ones too. kind: aggregated or disaggregated."""
     row = serving_row(ranked.prediction)
     for name, (low, high) in ranked.intervals.items():
         row |= {f"{name}_low": _finite(low), f"{name}_high": _finite(high)}
-    return {"place": place, "kind": kind} | row | {
+    return {"place": rank, "kind": kind} | row | {
         "chips": ranked.plan.num_chips + ranked.idle_chips,
         "idle_chips": ranked.idle_chips,
         "tokens_per_second_per_chip": ranked.tokens_per_second_per_chip,
@@ -68,10 +68,10 @@ def ranked_row(ranked: RankedPlan, *, place: int, kind: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def search_rows(found: ServingSearchResult) -> list[dict[str, Any]]:
+def search_rows(result: ServingSearchResult) -> list[dict[str, Any]]:
     """All plans that a search lists."""
-    rows = [ranked_row(each, place=place, kind="aggregated") for place, each in enumerate(found.plans, 1) if each.plan.pools is None]
-    return rows + [ranked_row(each, place=place, kind="disaggregated") for place, each in enumerate(found.disaggregated, 1)]
+    rows = [ranked_row(ranked, rank=rank, kind="aggregated") for rank, ranked in enumerate(result.plans, 1) if ranked.plan.pools is None]
+    return rows + [ranked_row(ranked, rank=rank, kind="disaggregated") for rank, ranked in enumerate(result.disaggregated, 1)]
 
 
 def _load_columns(job: ServingJob) -> dict[str, Any]:
@@ -134,12 +134,12 @@ def predicted_line(asked: Mapping[str, Any], prediction: ServingPrediction | Non
     return ServiceLine(asked=asked, prediction=prediction, verdict=verdict)
 
 
-def searched_line(asked: Mapping[str, Any], found: ServingSearchResult | None) -> ServiceLine:
+def searched_line(asked: Mapping[str, Any], result: ServingSearchResult | None) -> ServiceLine:
     """The best plan of one search of several; none where nothing fits or meets the limits."""
-    if found is None:
+    if result is None:
         return ServiceLine(asked=asked, verdict="no plan")
     return ServiceLine(
-        asked=asked, prediction=found.best.prediction, ranked=found.best, verdict="meets" if found.limits.given() else "fits"
+        asked=asked, prediction=result.best.prediction, ranked=result.best, verdict="meets" if result.limits.given() else "fits"
     )
 
 
@@ -201,7 +201,7 @@ def short_verdict(prediction: ServingPrediction, limits: Mapping[str, float]) ->
         return "does not fit"
     if prediction.is_saturated and prediction.job.rate is not None:
         return "cannot keep up"
-    missed = [words(name) for name, kept in limits_object(prediction, limits).items() if not kept["kept_by_mean"]]
+    missed = [words(name) for name, result in limits_object(prediction, limits).items() if not result["kept_by_mean"]]
     if missed:
         return f"misses {', '.join(missed)}"
     waits = "" if prediction.fits_load else ", some wait"

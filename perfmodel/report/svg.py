@@ -15,7 +15,7 @@ _ROW, _GAP = 20.0, 4.0
 _RADIUS = 5.5
 _WIDEST = 3.0  # of an axis, as a multiple of the limit and of the least value: what lies beyond is not drawn
 
-Place: TypeAlias = Callable[[float], float]
+Scale: TypeAlias = Callable[[float], float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * size for size in (1.0, 2.0, 5.0, 10.0) if power * size >= rough)
     first = math.ceil(low / step - 1e-9)
-    return [place * step for place in range(first, math.floor(high / step + 1e-9) + 1)]
+    return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
 def _svg(height: float, label: str, body: Sequence[str]) -> str:
@@ -63,12 +63,12 @@ def _text(x: float, y: float, text: str, anchor: str = "middle", more: str = "")
     return f'<text x="{_number(x)}" y="{_number(y)}" text-anchor="{anchor}"{more}>{escape(text)}</text>'
 
 
-def _axis(low: float, high: float, start: float, end: float) -> Place:
+def _axis(low: float, high: float, start: float, end: float) -> Scale:
     scale = (end - start) / ((high - low) or 1.0)
     return lambda value: start + (value - low) * scale
 
 
-def _across(x: Place, low: float, high: float, height: float, label: str) -> Iterator[str]:
+def _across(x: Scale, low: float, high: float, height: float, label: str) -> Iterator[str]:
     """Horizontal axis below a figure."""
     for value in ticks(low, high, 8):
         yield f'<path class="grid" d="M{_number(x(value))} {_number(_TOP)}V{_number(height - _BOTTOM)}"/>'
@@ -76,7 +76,7 @@ def _across(x: Place, low: float, high: float, height: float, label: str) -> Ite
     yield _text((_LEFT + _WIDTH - _RIGHT) / 2, height - 6, label)
 
 
-def _upright(y: Place, low: float, high: float, label: str) -> Iterator[str]:
+def _upright(y: Scale, low: float, high: float, label: str) -> Iterator[str]:
     """Vertical axis on the left."""
     for value in ticks(low, high):
         yield f'<path class="grid" d="M{_number(_LEFT)} {_number(y(value))}H{_number(_WIDTH - _RIGHT)}"/>'
@@ -96,17 +96,17 @@ def area(
     x, y = _axis(0.0, end, _LEFT, _WIDTH - _RIGHT), _axis(0.0, top, height - _BOTTOM, _TOP)
     columns: dict[int, Mapping[str, float]] = {}
     for time, sizes in points:
-        place = round(x(time))
-        if place not in columns or sum(sizes.values()) >= sum(columns[place].values()):
-            columns[place] = sizes
+        pixel = round(x(time))
+        if pixel not in columns or sum(sizes.values()) >= sum(columns[pixel].values()):
+            columns[pixel] = sizes
     body = [*_across(x, 0.0, end, height, x_label), *_upright(y, 0.0, top, y_label)]
     for number in range(len(names), 0, -1):
         name, below = names[number - 1], names[:number]
         path, last = [f"M{_number(_LEFT)} {_number(y(0.0))}"], ""
-        for place, sizes in columns.items():
-            up = _number(y(sum(sizes.get(each, 0.0) for each in below)))
+        for pixel, sizes in columns.items():
+            up = _number(y(sum(sizes.get(part, 0.0) for part in below)))
             if up != last:
-                path.append(f"H{place}V{up}")
+                path.append(f"H{pixel}V{up}")
             last = up
         most = max(sizes.get(name, 0.0) for _, sizes in points)
         title = f"<title>{escape(name.replace('_', ' '))}: at most {most:.4g} {escape(y_label.partition('[')[2].rstrip(']'))}</title>"
@@ -163,8 +163,8 @@ def scatter(
         path = "".join(f"H{_number(x(mark.x))}V{_number(y(mark.y))}" for mark in front[1:])
         body.append(f'<path class="front" d="M{_number(x(front[0].x))} {_number(y(front[0].y))}{path}"/>')
     for mark in sorted(drawn, key=lambda mark: -list(colours).index(mark.kind)):
-        place = f'cx="{_number(x(mark.x))}" cy="{_number(y(mark.y))}" r="{_RADIUS:g}"'
-        body.append(f'<circle class="dot" {place} fill="{colours[mark.kind]}"><title>{escape(mark.text)}</title></circle>')
+        position = f'cx="{_number(x(mark.x))}" cy="{_number(y(mark.y))}" r="{_RADIUS:g}"'
+        body.append(f'<circle class="dot" {position} fill="{colours[mark.kind]}"><title>{escape(mark.text)}</title></circle>')
     left_out = f"<p>{len(marks) - len(drawn)} slower or larger ones are in the table only.</p>" if len(drawn) < len(marks) else ""
     kinds = {kind: colour for kind, colour in colours.items() if any(mark.kind == kind for mark in drawn)}
     return Markup(_svg(height, f"{y_label} against {x_label}", body) + legend(kinds) + left_out)

@@ -74,10 +74,10 @@ def answer_line(verb: str, data: object, on_progress: OnProgress = lambda share:
     try:
         return {"answer": known() if verb == "known" else answer(verb, data, on_progress)}
     except Exception as error:
-        found = failure(error)
-        if found["code"] == ErrorCode.FAILED:
+        content = failure(error)
+        if content["code"] == ErrorCode.FAILED:
             traceback.print_exception(error)
-        return {"error": found}
+        return {"error": content}
 
 
 def failure(error: Exception) -> dict[str, Any]:
@@ -102,9 +102,9 @@ def known() -> dict[str, Any]:
         "model": list_models(),
         "cluster": [*list_clusters(), *list_chips()],
         "profile": list_profiles(),
-        "precision": [str(each) for each in Precision],
-        "optimizer": [str(each) for each in Optimizer],
-        **{name: [str(each) for each in choices] for name, choices in choices_of().items()},
+        "precision": [str(member) for member in Precision],
+        "optimizer": [str(member) for member in Optimizer],
+        **{name: [str(choice) for choice in choices] for name, choices in choices_of().items()},
         "knobs": list(words_of(Knobs)),
         "modules": MODULES,
         "colours": {**PART_COLOURS, **MEMORY_COLOURS},
@@ -116,10 +116,10 @@ def known() -> dict[str, Any]:
 
 def _predict(asked: PageRequest, on_progress: OnProgress) -> dict[str, Any]:
     """As `predict --json`. remedies: also the smallest changes that fit, which are a search"""
-    found = asked.answer()
+    predicted = asked.answer()
     wanted = asked.options.get("remedies") is True
-    remedies = remedies_of(found, asked.request) if wanted else ()
-    content = one_object(found, runs=(), tokens=0.0, confidences=shown_intervals([found], interval=False), remedies=remedies)
+    remedies = remedies_of(predicted, asked.request) if wanted else ()
+    content = one_object(predicted, runs=(), tokens=0.0, confidences=shown_intervals([predicted], interval=False), remedies=remedies)
     if not wanted:
         content.pop("remedies", None)
     return content
@@ -180,12 +180,12 @@ def _read(data: object) -> PageRequest:
     for name, value in chosen.items():
         if knobs[name].kind is bool and isinstance(value, str):
             chosen[name] = parsed_bool(value, name)
-    found = make_requests(asked, of_plan=start is not None)
-    if len(found) != 1:
+    resolved = make_requests(asked, of_plan=start is not None)
+    if len(resolved) != 1:
         several = next((name for name, value in words.items() if isinstance(value, str) and "," in value), "chips")
         raise bad_field(several, words.get(several), "must be one value", "use `perfmodel predict` for a table of several")
     options = {name: value for name, value in given.items() if name in _OPTIONS}
-    return PageRequest(request=found[0], knobs=Knobs(**chosen), start=start, options=options)
+    return PageRequest(request=resolved[0], knobs=Knobs(**chosen), start=start, options=options)
 
 
 def _value(name: str, value: object) -> str | int | float | bool:
@@ -227,7 +227,7 @@ def _start_of(text: str, given: tuple[tuple[str, Any], ...]) -> Start:
         raise InputError("config: is a plan of `perfmodel shard`, which the page does not show; use `perfmodel predict plan.yaml`")
     if start.setup is None:
         return start
-    others = [each.name for each in start.setup.files if each != path]
+    others = [file.name for file in start.setup.files if file != path]
     if others:
         raise InputError(f"config: names the file {one_line(others[0])}, which the page does not read; paste what it holds in its place")
     return replace(start, setup=replace(start.setup, files=(Path(path.name),)))

@@ -115,10 +115,10 @@ class _Handler(BaseHTTPRequestHandler):
         except (Cancelled, ConnectionError, TimeoutError):
             self.close_connection = True
         except Exception as error:
-            found = failure(error)
-            if found["code"] == "failed":
+            content = failure(error)
+            if content["code"] == "failed":
                 traceback.print_exception(error)
-            self._send_object(found)
+            self._send_object(content)
 
     def _page(self) -> None:
         html, policy = page()
@@ -136,8 +136,8 @@ class _Handler(BaseHTTPRequestHandler):
         verb, data = self.path.partition("?")[0].rpartition("/")[2], self._data()
         if verb == "predict" and not (isinstance(data, dict) and data.get("remedies")):
             with self.server.lock:
-                found = answer(verb, data)
-            self._send_object(found)
+                content = answer(verb, data)
+            self._send_object(content)
             return
         by_line, is_open = _LINES in self.headers.get("Accept", ""), False
         for line in self.server.worker.ask(verb, data, self.connection):

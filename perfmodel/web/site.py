@@ -63,10 +63,10 @@ def _runtime_files(folder: Path) -> Iterator[Path]:
             yield file
     wanted = [*_COMPILED]
     for name in wanted:
-        of = packages.get(name, {})
-        wanted += [each for each in of.get("depends", ()) if each not in wanted]
-        if (folder / str(of.get("file_name"))).is_file():
-            yield folder / of["file_name"]
+        package = packages.get(name, {})
+        wanted += [dependency for dependency in package.get("depends", ()) if dependency not in wanted]
+        if (folder / str(package.get("file_name"))).is_file():
+            yield folder / package["file_name"]
 
 
 def _archive() -> bytes:
@@ -84,16 +84,18 @@ def _archived() -> Iterator[tuple[str, Path]]:
         name = path.relative_to(_PACKAGE)
         if path.is_file() and path.suffix != ".pyc" and name.parts[0] not in (*_LEFT_OUT, "_data"):
             yield f"perfmodel/{name.as_posix()}", path
-    for each in ("hardware_specs", "strategies"):
-        folder = resource_dir(each)
-        yield from ((f"perfmodel/_data/{each}/{path.relative_to(folder).as_posix()}", path) for path in folder.rglob("*") if path.is_file())
-    for each in (*_DISTRIBUTIONS, "perfmodel"):
+    for folder_name in ("hardware_specs", "strategies"):
+        folder = resource_dir(folder_name)
+        yield from (
+            (f"perfmodel/_data/{folder_name}/{path.relative_to(folder).as_posix()}", path) for path in folder.rglob("*") if path.is_file()
+        )
+    for package in (*_DISTRIBUTIONS, "perfmodel"):
         try:
-            files = distribution(each).files or ()
+            files = distribution(package).files or ()
         except PackageNotFoundError:  # of perfmodel in a checkout that is not installed
             continue
         for file in files:
             is_about = file.name == "METADATA" or "LICENSE" in file.name  # the version, and what its licence asks for
-            is_wanted = is_about if ".dist-info" in file.parts[0] else each != "perfmodel" and file.suffix == ".py"
+            is_wanted = is_about if ".dist-info" in file.parts[0] else package != "perfmodel" and file.suffix == ".py"
             if is_wanted and not file.parts[0].startswith("..") and Path(str(file.locate())).is_file():
                 yield file.as_posix(), Path(str(file.locate()))

@@ -55,10 +55,10 @@ class AnswerProcess:
                         raise Cancelled
                     watched = []  # more bytes than it announced
                 if out in ready:
-                    found = os.read(out, 1 << 16)
-                    if not found:
+                    chunk = os.read(out, 1 << 16)
+                    if not chunk:
                         raise RunError("search: the process that answers has ended; ask again")
-                    *lines, text = (text + found).split(b"\n")
+                    *lines, text = (text + chunk).split(b"\n")
                     for line in map(json.loads, lines):
                         is_done = "progress" not in line
                         yield line
