@@ -68,7 +68,7 @@ VERBS = {
 _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-class Ended(BaseException):
+class Terminated(BaseException):
     """Somebody asked this process to end (SIGTERM), or its terminal was closed (SIGHUP)."""
 
     def __init__(self, number: int) -> None:
@@ -81,7 +81,7 @@ def make_app(*, with_options: bool = False) -> typer.Typer:
     app = _empty_app(add_completion=True)
     app.callback()(_root())
     for name, (module, summary) in VERBS.items():
-        function = _function(module, name) if with_options else _not_loaded(name)
+        function = _function(module, name) if with_options else _placeholder(name)
         app.command(name, short_help=summary)(function)
     return app
 
@@ -103,11 +103,11 @@ def command_of(verb: str) -> Any:
     app.command(verb, short_help=summary, epilog=epilog(verb), context_settings=_SETTINGS)(function)
     command = typer.main.get_command(app)
     for parameter in command.get_params(command.context_class(command, **_SETTINGS)):
-        parameter.process_value = _plainly(parameter)  # type: ignore[method-assign, assignment]
+        parameter.process_value = _fast_converter(parameter)  # type: ignore[method-assign, assignment]
     return with_groups(command)
 
 
-def _plainly(parameter: Any) -> Callable[[Any, Any], Any]:
+def _fast_converter(parameter: Any) -> Callable[[Any, Any], Any]:
     """The function that converts an option's value: text stays text, digits become a whole number, a missing value is not checked.
 
     Anything else, what is wrong included, typer checks: with all of pydantic, whose import takes as long as a prediction.
@@ -167,7 +167,7 @@ def _function_of(verb: str) -> str:
     return f"{name}_" if iskeyword(name) else name
 
 
-def _not_loaded(name: str) -> Callable[[], Any]:
+def _placeholder(name: str) -> Callable[[], Any]:
     def stand_in() -> None:
         from perfmodel.foundation.errors import PerfModelError
 
@@ -206,13 +206,13 @@ def run(arguments: list[str]) -> int:
         import typer
         from typer.exceptions import TyperException
 
-        from perfmodel.cli.complaints import complain
+        from perfmodel.cli.errors import print_error
         from perfmodel.cli.streams import OutputError, abandon_output
         from perfmodel.foundation.error_objects import ErrorCode
         from perfmodel.foundation.errors import InputError, PerfModelError, presentable, shortened
     except KeyboardInterrupt:
         return _interrupted()
-    complain = partial(complain, as_json=as_json)
+    print_error = partial(print_error, as_json=as_json)
     try:
         if _COMPLETION in environ:  # a shell asks what may come next
             return int(typer.main.get_command(make_app(with_options=True))(arguments, prog_name="perfmodel", standalone_mode=False) or 0)
@@ -230,26 +230,26 @@ def run(arguments: list[str]) -> int:
             command = with_command_groups(typer.main.get_command(make_app()))
             code = command(arguments, prog_name="perfmodel", standalone_mode=False)
         if code == EXIT_INTERRUPTED:
-            complain("interrupted", code=ErrorCode.INTERRUPTED)
+            print_error("interrupted", code=ErrorCode.INTERRUPTED)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except OutputError as error:
         abandon_output()
         if error.is_unread:
             return EXIT_UNREAD
-        complain(str(error), code=ErrorCode.FAILED)
+        print_error(str(error), code=ErrorCode.FAILED)
         return EXIT_FAILED
     except TyperException as error:
-        sentence = _meant(error, verb, parameters) if verb else ""
+        sentence = _flag_remedy(error, verb, parameters) if verb else ""
         sentence = sentence or error.format_message().rstrip(".")
         sentence = shortened(presentable(sentence))
-        complain(f"{sentence}; see perfmodel{f' {verb}' if verb else ''} --help", code=ErrorCode.BAD_INPUT)
+        print_error(f"{sentence}; see perfmodel{f' {verb}' if verb else ''} --help", code=ErrorCode.BAD_INPUT)
         return EXIT_BAD_INPUT
     except InputError as error:
-        complain(str(error), code=ErrorCode.BAD_INPUT, full=error.full)
+        print_error(str(error), code=ErrorCode.BAD_INPUT, full=error.full)
         return EXIT_BAD_INPUT
     except PerfModelError as error:
-        complain(str(error), code=ErrorCode.FAILED)
+        print_error(str(error), code=ErrorCode.FAILED)
         return EXIT_FAILED
     except (KeyboardInterrupt, typer.Abort):  # typer hands Ctrl-C on as its exit code, but not before the verb is looked up
         return _interrupted()
@@ -276,7 +276,7 @@ def _refuse_repeats(arguments: list[str], parameters: Iterable[Any]) -> None:
 
 
 #: What other tools call a flag, where the nearest spelling here is another thing.
-_ELSEWHERE = {
+_OTHER_SPELLINGS = {
     "--batch": ("--global-batch", "--micro-batch", "--batch-tokens"),
     "--batch-size": ("--global-batch", "--micro-batch", "--batch-tokens", "--batch"),
     "--context-length": ("--seq-len",),
@@ -290,11 +290,11 @@ _ELSEWHERE = {
 }
 
 
-def _meant(error: Exception, verb: str, parameters: Sequence[Any]) -> str:
+def _flag_remedy(error: Exception, verb: str, parameters: Sequence[Any]) -> str:
     """Remedy for an unknown flag: its name here if another tool has it, or how to write a plan file that holds it."""
     option = getattr(error, "option_name", "")
     known = {name for parameter in parameters for name in parameter.opts}
-    meant = [name for name in _ELSEWHERE.get(option, ()) if name in known]
+    meant = [name for name in _OTHER_SPELLINGS.get(option, ()) if name in known]
     if meant:
         return f"No such option: {option} (here it is {' or '.join(meant)})"
     takes_plan = any(parameter.name in ("plan", "plans") and parameter.required for parameter in parameters)
@@ -322,22 +322,22 @@ def _interrupted() -> int:
 
 def _report(sentence: str, *, was_stopped: bool = False) -> None:
     """An error outside of any verb."""
-    from perfmodel.cli.complaints import complain
+    from perfmodel.cli.errors import print_error
     from perfmodel.foundation.error_objects import ErrorCode
 
-    complain(sentence, code=ErrorCode.INTERRUPTED if was_stopped else ErrorCode.FAILED, as_json=wants_json(sys.argv))
+    print_error(sentence, code=ErrorCode.INTERRUPTED if was_stopped else ErrorCode.FAILED, as_json=wants_json(sys.argv))
 
 
-def _end(number: int, frame: FrameType | None) -> NoReturn:
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
     signal.signal(number, signal.SIG_DFL)  # the next one does not wait for what this one cleans up
-    raise Ended(number)
+    raise Terminated(number)
 
 
 def main() -> NoReturn:
     try:
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and so do we
-                signal.signal(number, _end)
+                signal.signal(number, _terminate)
         from perfmodel.cli.streams import OutputError, abandon_output, guard_streams
 
         code = 0
@@ -352,7 +352,7 @@ def main() -> NoReturn:
                 code = EXIT_FAILED
     except KeyboardInterrupt:
         code = _interrupted()
-    except Ended as ended:
+    except Terminated as ended:
         _report(f"ended ({signal.Signals(ended.number).name})", was_stopped=True)
         code = EXIT_SIGNAL + ended.number
     sys.exit(code)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfmodel.cli import options
-from perfmodel.cli.known import Sources, listed
+from perfmodel.cli.known import Sources, table_with_sources
 from perfmodel.cli.output import Output, show
 from perfmodel.cli.words import command
 from perfmodel.report.document import Document
@@ -29,7 +29,7 @@ def assumptions(*, sources: Sources = False, output: Output) -> None:
         )
         for constant in known
     ]
-    table = listed(
+    table = table_with_sources(
         ("assumption", "value", "published", "unit", "meaning", "source"),
         rows,
         sources=sources,

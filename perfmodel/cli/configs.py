@@ -120,7 +120,9 @@ def advise(
     from perfmodel.verbs.advice import advise_on
     from perfmodel.verbs.configs import start_from
 
-    assumed = replace(assumed, cluster=options.only_one(options.with_chip([assumed.cluster] if assumed.cluster else [], chip), "cluster"))
+    assumed = replace(
+        assumed, cluster=options.single_value(options.with_chip([assumed.cluster] if assumed.cluster else [], chip), "cluster")
+    )
     start = start_from(plan, assumed, spelled=flag)
     with Progress("advise") as progress:
         advice = advise_on(start, assumed, any_framework=any_framework, spelled=flag, progress=progress.share)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.known import Sources, listed
+from perfmodel.cli.known import Sources, table_with_sources
 from perfmodel.cli.output import Output, show
 from perfmodel.cli.words import command
 from perfmodel.foundation.plain import to_plain
@@ -37,7 +37,7 @@ def engines(
         if name:
             yield Facts(known[0].name, _facts(known[0]))
         else:
-            yield from listed(
+            yield from table_with_sources(
                 ("engine", "releases", "sequences", "tokens", "prompts", "runs", "start", "source"),
                 [(*_row(engine), engine.source) for engine in known],
                 title=f"Known engines: {len(known)}. sequences, tokens: of a step, at most; start: `serve` prints the command.",

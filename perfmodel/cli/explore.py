@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class WaysWords:
+class AxisWords:
     """Axes, or the way from one system to another."""
 
     vary: Any = word(
@@ -54,10 +54,10 @@ _FILES = Words(
 )
 
 
-@command(wanted=WaysWords, asked=Request, chip=options.ChipWords, knobs=Knobs, served=_SERVED, files=_FILES, output=options.OUTPUT)
+@command(wanted=AxisWords, asked=Request, chip=options.ChipWords, knobs=Knobs, served=_SERVED, files=_FILES, output=options.OUTPUT)
 def explore(
     *,
-    wanted: WaysWords,
+    wanted: AxisWords,
     search: Annotated[bool, typer.Option("--search", help="Search the best plan at each point; given knobs are held.")] = False,
     shares: Annotated[bool, typer.Option("--shares", help="Also the shares of the time that compute, memory and network bound.")] = False,
     sensitivity: Annotated[

@@ -53,7 +53,7 @@ def chips(
         if name:
             yield Facts(known[0].name, _chip_facts(known[0]))
         else:
-            yield from listed(
+            yield from table_with_sources(
                 ("chip", "year", "FLOP rate  ", "memory  ", "bandwidth  ", "source"),
                 [(*_chip_row(chip), chip.source) for chip in known],
                 title=f"Known chips: {len(known)}. FLOP rates are dense. * = recalled, not read.",
@@ -81,7 +81,7 @@ def chip(
     from perfmodel.hardware.technology import list_chip_specs, load_chip_spec, technology_of
     from perfmodel.hardware.writer import save_chip
 
-    options.needed(("--from", spec or None, f"a specification: {', '.join(list_chip_specs())}, or the path of a file"))
+    options.require(("--from", spec or None, f"a specification: {', '.join(list_chip_specs())}, or the path of a file"))
     chip_spec = load_chip_spec(spec)
     construction = construct_chip(chip_spec, technology_of(chip_spec))
     if save:
@@ -125,7 +125,7 @@ def read_template(name: str) -> str:
     return (resource_dir("hardware_specs") / "templates" / name).read_text(encoding="utf-8")
 
 
-def listed(
+def table_with_sources(
     headers: Sequence[str],
     rows: Sequence[Sequence[str]],
     *,
@@ -220,7 +220,7 @@ def clusters(
         if name:
             yield Facts(known[0].name, _cluster_facts(known[0]))
         else:
-            yield from listed(
+            yield from table_with_sources(
                 ("cluster", "chip", "chips", "per node", "network tiers, innermost first", "source"),
                 [(*_cluster_row(cluster), cluster.source) for cluster in known],
                 title=f"Known clusters: {len(known)}. Link bandwidth is one direction of one chip.",
@@ -303,7 +303,7 @@ def models(
         if name:
             yield Facts(known[0].name, [(key, _fact(value)) for key, value in _model_object(known[0]).items() if key != "name"])
         else:
-            yield from listed(
+            yield from table_with_sources(
                 ("model", "params", "active", "layers", "hidden", "heads/kv", "positions", "source"),
                 [(*_model_row(model), model.source) for model in known],
                 title=f"Known models: {len(known)}. `perfmodel models NAME` prints all sizes.",
@@ -360,7 +360,7 @@ def profiles(
             facts = [fact for name, value in profile_fields(known[0]).items() for fact in _profile_facts(name, value)]
             yield Facts(known[0].name, facts[1:])
         else:
-            yield from listed(
+            yield from table_with_sources(
                 ("profile", "attention", "gradients", "ZeRO-2", "overlap", "host/kernel", "host/step", "source"),
                 [(*_profile_row(profile), profile.source) for profile in known],
                 title=f"Known execution profiles: {len(known)}. `perfmodel profiles NAME` prints everything about one.",
@@ -445,7 +445,7 @@ def calibrations(
         if name:
             yield Facts(known[0].name, calibration_facts(known[0]))
         else:
-            yield from listed(
+            yield from table_with_sources(
                 ("calibration", "date", "measured on", "lent to", "source"),
                 [(*_calibration_row(calibration), calibration.source) for calibration in known],
                 title=f"Known calibrations: {len(known)}. The user's own are in {places}.",

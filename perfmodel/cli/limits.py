@@ -68,14 +68,17 @@ def limits(
 
         asked = job_words(start_from(config, replace(asked, cluster=clusters), spelled=flag).plan, asked)
         clusters = clusters or [asked.cluster]
-    options.needed(
+    options.require(
         ("--model", asked.model, "a name from `perfmodel models` or a config.json"),
         ("--cluster", len(clusters) or None, "a name from `perfmodel clusters` or a cluster file, or --chip with a chip"),
         ("--seq-len", asked.seq_len, "the tokens of a sequence"),
     )
     with Progress("limits") as progress:
         result = limits_of(
-            replace(asked, cluster=options.only_one(clusters, "cluster") or ""), knobs, any_framework=any_framework, progress=progress.share
+            replace(asked, cluster=options.single_value(clusters, "cluster") or ""),
+            knobs,
+            any_framework=any_framework,
+            progress=progress.share,
         )
     show(Document(content=lambda: _object(result), blocks=lambda: _blocks(result), rows=lambda: limits_rows(result)), output)
 

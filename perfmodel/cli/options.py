@@ -184,14 +184,14 @@ class WholeRun:
         return read_run(self.tokens, assumed) if self.tokens else None
 
 
-def only_one(values: list[str], field: str) -> str | None:
+def single_value(values: list[str], field: str) -> str | None:
     """The value of a flag that takes several where there can be one only."""
     if len(values) > 1:
         raise InputError(f"{flag(field)}: is given {len(values)} times and can be one only; give one")
     return values[0] if values else None
 
 
-def needed(*given: tuple[str, int | str | None, str]) -> None:
+def require(*given: tuple[str, int | str | None, str]) -> None:
     """Flags that a verb cannot do without, their values and what each means: those that are missing are refused all at once."""
     absent = [f"{flag}: is missing; give {meaning}" for flag, value, meaning in given if not value and value != 0]
     if absent:

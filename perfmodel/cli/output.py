@@ -262,14 +262,14 @@ def first_interrupt() -> Iterator[Callable[[], bool]]:
     """Inside, the first Ctrl-C only answers the question whether there was one; the next interrupts as ever."""
     interrupted = False
 
-    def ask(number: int, frame: FrameType | None) -> None:
+    def record(number: int, frame: FrameType | None) -> None:
         nonlocal interrupted
         interrupted = True
         signal.signal(number, previous)
 
     previous = signal.getsignal(signal.SIGINT)
     if previous is not signal.SIG_IGN:  # as a shell's jobs in the background have it
-        signal.signal(signal.SIGINT, ask)
+        signal.signal(signal.SIGINT, record)
     try:
         yield lambda: interrupted
     finally:

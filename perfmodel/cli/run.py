@@ -96,7 +96,7 @@ def _run_network(
     plan: Plan, network: str, *, steps: int, warmup: int, strategies: bool, device: str, calibration: str | None, output: Output
 ) -> None:
     from perfmodel.report.networks import measured_table, trained_line
-    from perfmodel.report.predictions import prediction_object, rests_on_lines
+    from perfmodel.report.predictions import basis_lines, prediction_object
     from perfmodel.verbs.networks import run_network_plan
 
     with Progress("run") as progress:
@@ -134,7 +134,7 @@ def _run_network(
             ("checked", "gradients against one process; collectives (kind, axes, bytes) equal to the plan's"),
             ("steps", f"{len(measured.step_times)} of each plan, in turn, after {measured.warmup}"),
             ("trained", trained_line(measured.plan)),
-            ("prediction", f"based on {'; '.join(rests_on_lines(result.predictions[0]))}"),
+            ("prediction", f"based on {'; '.join(basis_lines(result.predictions[0]))}"),
         ]
         yield Facts(f"{result.network.name}, batch {result.network.batch * measured.plan.num_microbatches}", facts)
         yield measured_table(result.names, result.predictions, result.measurements)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.complaints import complain
+from perfmodel.cli.errors import print_error
 from perfmodel.cli.output import Form, Output, Progress, first_interrupt, show
 from perfmodel.cli.words import command, flag, largest_of
 from perfmodel.foundation.error_objects import ErrorCode
@@ -173,7 +173,9 @@ def search(
     from perfmodel.report.searches import nothing_fits_line
 
     _, result = min(results, key=lambda pair: pair[1].least_memory[0].memory["total"])
-    complain(nothing_fits_line(result, given=bool(knobs.given() or maximum)), code=ErrorCode.NOTHING_FITS, as_json=output.form is Form.JSON)
+    print_error(
+        nothing_fits_line(result, given=bool(knobs.given() or maximum)), code=ErrorCode.NOTHING_FITS, as_json=output.form is Form.JSON
+    )
     return EXIT_NOTHING_FITS
 
 

@@ -128,7 +128,7 @@ def serve(
         read = tuple(described(setup, verbose=output.verbose))
     is_sized = search and (asked.concurrency is not None or asked.rate is not None)
     absent = {name: meaning for name, meaning in NEEDED.items() if not (is_sized and name == "chips")}
-    options.needed(*((flag(name), _given(getattr(asked, name)), meaning) for name, meaning in absent.items()))
+    options.require(*((flag(name), _text_of(getattr(asked, name)), meaning) for name, meaning in absent.items()))
     requests = serving_requests(asked)
     if len(requests) > 1:
         if operators or simulated or plot is not None or files.report is not None:
@@ -197,11 +197,11 @@ def _several(requests: list[ServingRequest], wanted: WantedWords, files: options
             yield Text(f"not predicted: {reason}", apart=True)
 
     rows = [serving_row(answer.prediction) if answer.prediction else {**answer.asked, "reason": answer.reason} for answer in answers]
-    _give(content, blocks, lambda: rows, files, output)
+    _write_and_show(content, blocks, lambda: rows, files, output)
     return 0 if any(prediction.fits for prediction in predicted) else EXIT_NOTHING_FITS
 
 
-def _give(
+def _write_and_show(
     content: Callable[[], dict[str, Any]],
     blocks: Callable[[], Iterator[Block]],
     rows: Callable[[], Iterable[dict[str, Any]]] | None,
@@ -262,7 +262,7 @@ def _predict(
             yield from _launch_blocks(launch)
         yield Notes([*shown_notes(prediction), *read])
 
-    _give(content, blocks, lambda: [serving_row(prediction)], files, output)
+    _write_and_show(content, blocks, lambda: [serving_row(prediction)], files, output)
     return 0 if prediction.fits else EXIT_NOTHING_FITS
 
 
@@ -295,7 +295,7 @@ def _operators(asked: ServingRequest, files: options.Files, output: Output) -> N
         yield from (operators_table(operators, phase) for phase in ("decode", "prefill"))
         yield Notes(shown_notes(prediction))
 
-    _give(lambda: {**serving_object(prediction), "operators": rows()}, blocks, rows, files, output)
+    _write_and_show(lambda: {**serving_object(prediction), "operators": rows()}, blocks, rows, files, output)
 
 
 def _run(asked: ServingRequest, output: Output) -> None:
@@ -331,7 +331,7 @@ def _search(
     )
     from perfmodel.verbs.serving import launch_of, limits_of, search_asked
 
-    setting, result = search_asked(asked, **_how(wanted, p99=p99, disaggregated=disaggregated))
+    setting, result = search_asked(asked, **_search_arguments(wanted, p99=p99, disaggregated=disaggregated))
     line, launch = search_line(setting.job, result, setting.reference), launch_of(setting, result.best.prediction)
     if files.plot is not None:
         from perfmodel.report.serving_figures import plot_front
@@ -351,7 +351,7 @@ def _search(
         yield from _launch_blocks(launch)
         yield Notes([*search_notes(result), *setting.notes], search_details(result))
 
-    _give(lambda: {**search_object(result), "launch": launch_object(launch)}, blocks, lambda: search_rows(result), files, output)
+    _write_and_show(lambda: {**search_object(result), "launch": launch_object(launch)}, blocks, lambda: search_rows(result), files, output)
 
 
 def _command(config: str, *records: Any, **flags: bool) -> str:
@@ -364,7 +364,7 @@ def _command(config: str, *records: Any, **flags: bool) -> str:
     return shlex.join([*words, *(flag(name) for name, is_given in flags.items() if is_given)])
 
 
-def _how(wanted: WantedWords, *, p99: bool, disaggregated: bool) -> dict[str, Any]:
+def _search_arguments(wanted: WantedWords, *, p99: bool, disaggregated: bool) -> dict[str, Any]:
     """Arguments of a search in addition to its request."""
     return {
         "limits": wanted.limits(),
@@ -387,7 +387,7 @@ def _searches(
     from perfmodel.verbs.serving import search_asked
     from perfmodel.verbs.serving_requests import searched_several
 
-    how = _how(wanted, p99=p99, disaggregated=disaggregated)
+    how = _search_arguments(wanted, p99=p99, disaggregated=disaggregated)
     results = searched_several(requests, lambda request: search_asked(request, **how)[1])
     none = [{**asked, "reason": reason} for asked, result, reason in results if result is None]
 
@@ -409,8 +409,8 @@ def _searches(
         for reason in dict.fromkeys(reason for _, _, reason in results if reason):
             yield Text(f"no plan: {reason}", apart=True)
 
-    _give(content, blocks, rows, files, output)
+    _write_and_show(content, blocks, rows, files, output)
 
 
-def _given(value: object) -> str | None:
+def _text_of(value: object) -> str | None:
     return None if value is None else str(value)

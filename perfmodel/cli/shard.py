@@ -29,7 +29,7 @@ OWN, PASE = "own", "pase"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class NetworkWords:
     """How a network is built: its sizes, or what a module of one's own is called with."""
 
     batch: int | None = word("Samples of a step; the network's default if left out", kind=int)
@@ -49,7 +49,7 @@ class Built:
         helps={"precision": "fp32, bf16-mixed, fp16-mixed or bf16; by the chip if left out."}, defaults={"optimizer": "adamw"},
     ),
     chip=options.ChipWords,
-    built=Words(Built, several=True),
+    built=Words(NetworkWords, several=True),
     knobs=Words(Knobs, only="zero"),
     files=Words(options.Files, only="save"),
     output=options.PLAIN_OUTPUT,
@@ -62,7 +62,7 @@ def shard(
     *,
     asked: Request,
     chip: options.ChipWords,
-    built: Built,
+    built: NetworkWords,
     cost: Annotated[str, typer.Option("--cost", metavar="NAME", help="own: this tool's model; pase: the paper's, in FLOP.")] = OWN,
     stages: Annotated[
         str, typer.Option("--stages", metavar="N[,N...]|auto", help="Pipeline stages to try around the search; none if left out.")
@@ -78,7 +78,7 @@ def shard(
     Networks are built in, or any torch.nn.Module. A dim cut "b 4x8" is cut 4 ways across nodes and 8 ways within one.
     """
     files.check(output)
-    batch = None if built.batch is None else words_of(Built)["batch"].value(built.batch, "batch")
+    batch = None if built.batch is None else words_of(NetworkWords)["batch"].value(built.batch, "batch")
     save, inputs = files.save, list(built.inputs or ())
     if cost not in (OWN, PASE):
         raise bad_field("cost", cost, "is not known", f"use {OWN} or {PASE}")
@@ -86,7 +86,7 @@ def shard(
     if cost == PASE:
         _check_pase(
             network,
-            **{name: getattr(built, name) for name in words_of(Built)},
+            **{name: getattr(built, name) for name in words_of(NetworkWords)},
             stages=stages,
             microbatches=microbatches,
             zero=knobs.zero,
@@ -99,7 +99,7 @@ def shard(
         raise InputError("--chip: stands in place of --cluster; give one of the two")
     cluster = clusters[0] if clusters else ""
     may_have_chips = bool(cluster)  # this machine and a cluster's own file say how many they have
-    options.needed(
+    options.require(
         ("--cluster", cluster, "a name from `perfmodel clusters` or the path of a cluster file, or --chip with a chip"),
         ("--chips", may_have_chips or asked.chips, "how many chips the job runs on, for example 64"),
     )
@@ -203,7 +203,7 @@ def _as_object(result: ShardResult) -> dict[str, Any]:
 def _blocks(result: ShardResult, cluster: str) -> Iterator[Block]:
     from perfmodel.foundation.units import format_count, format_time
     from perfmodel.report.networks import memory_line, operators_table, parts_table, price_line, strategies_table
-    from perfmodel.report.predictions import rests_on_lines, short_verdict
+    from perfmodel.report.predictions import basis_lines, short_verdict
 
     network, search, best = result.network, result.search, result.best
     counts = search.num_configurations
@@ -233,7 +233,7 @@ def _blocks(result: ShardResult, cluster: str) -> Iterator[Block]:
                       f"{format_time(result.lower_bound)}"),
         ("ZeRO", f"{result.zero}{others}; " + price_line(search.price)),
         ("memory", memory_line(best.memory, best.memory_usable, best.verdict)),
-        ("based on", "; ".join(rests_on_lines(best))),
+        ("based on", "; ".join(basis_lines(best))),
     ]  # fmt: skip
     yield Facts(short_verdict(best), facts)
     yield strategies_table(best, result.strategies)
@@ -253,7 +253,7 @@ def _with_pipeline(
     from perfmodel.report.networks import pipeline_object
     from perfmodel.verbs.networks import shard_pipeline
 
-    options.needed(("--batch", batch, "the samples of a step"))
+    options.require(("--batch", batch, "the samples of a step"))
     with Progress("shard") as progress:
         best = shard_pipeline(
             network,

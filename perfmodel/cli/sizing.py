@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from perfmodel.cli import options
-from perfmodel.cli.complaints import complain
+from perfmodel.cli.errors import print_error
 from perfmodel.cli.output import Form, Output, Progress, first_interrupt, show
 from perfmodel.cli.words import flag
 from perfmodel.foundation.error_objects import ErrorCode
@@ -77,5 +77,5 @@ def size(
     show(document, output)
     if sizing.best is None and not sizing.interrupted:
         sys.stdout.flush()
-        complain(sizing.reason, code=ErrorCode.NOTHING_MEETS, as_json=output.form is Form.JSON)
+        print_error(sizing.reason, code=ErrorCode.NOTHING_MEETS, as_json=output.form is Form.JSON)
     return sizing, sizing.best is not None

@@ -25,16 +25,16 @@ class _Output(io.TextIOWrapper):
         try:
             return super().write(text)
         except OSError as error:
-            raise _lost(error) from None
+            raise _output_error(error) from None
 
     def flush(self) -> None:
         try:
             super().flush()
         except OSError as error:
-            raise _lost(error) from None
+            raise _output_error(error) from None
 
 
-class _Complaints(io.TextIOWrapper):
+class _ErrorStream(io.TextIOWrapper):
     """Standard error: where even that cannot be written, nobody is left to be told."""
 
     def write(self, text: str) -> int:
@@ -50,7 +50,7 @@ class _Complaints(io.TextIOWrapper):
             pass
 
 
-def _lost(error: OSError) -> OutputError:
+def _output_error(error: OSError) -> OutputError:
     return OutputError(error.strerror or str(error), is_unread=error.errno == errno.EPIPE)
 
 
@@ -67,7 +67,7 @@ def guard_streams() -> None:
         # `shutil.get_terminal_size` asks `sys.__stdout__`, which the wrapper has just detached.
         sys.stdout = sys.__stdout__ = _wrapped(_Output, sys.stdout)  # type: ignore[misc]
     if isinstance(sys.stderr, io.TextIOWrapper):
-        sys.stderr = _wrapped(_Complaints, sys.stderr)
+        sys.stderr = _wrapped(_ErrorStream, sys.stderr)
 
 
 def _wrapped(kind: type[io.TextIOWrapper], stream: io.TextIOWrapper) -> io.TextIOWrapper:

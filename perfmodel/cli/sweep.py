@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.complaints import complain
+from perfmodel.cli.errors import print_error
 from perfmodel.cli.output import Form, Output, Progress, show
 from perfmodel.cli.words import command
 from perfmodel.foundation.error_objects import ErrorCode
@@ -56,7 +56,7 @@ def sweep(
     show(Document(content=lambda: _object(result, out), blocks=lambda: _blocks(result, out), rows=lambda: result.rows), output)
     if len(result.failures) < result.study.num_points:
         return 0
-    complain(f"no point has a result: {_reasons(result)[0]}", code=ErrorCode.BAD_INPUT, as_json=output.form is Form.JSON)
+    print_error(f"no point has a result: {_reasons(result)[0]}", code=ErrorCode.BAD_INPUT, as_json=output.form is Form.JSON)
     return EXIT_NOTHING
 
 

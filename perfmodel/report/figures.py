@@ -250,7 +250,7 @@ def scaling_figure(predictions: Sequence[Prediction]) -> Figure:
     figure.suptitle(_title(predictions), fontsize=10)
     figure.draw_without_rendering()  # the layout of the axes decides where labels have room
     layouts = [(degrees_line(prediction.plan), (prediction.plan.num_chips, 100.0 * prediction.mfu_palm)) for prediction in predictions]
-    name_spots(right, layouts, [*(spot for _, spot in layouts), *between])
+    label_marks(right, layouts, [*(spot for _, spot in layouts), *between])
     return figure
 
 
@@ -263,14 +263,14 @@ def write_figure(figure: Figure, path: Path) -> None:
 
 def new_figure(*, width: float, height: float) -> Figure:
     """An empty figure, not bound to any display. [inch]"""
-    with _undisturbed_import():
+    with _quiet_import():
         from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 @contextmanager
-def _undisturbed_import() -> Iterator[None]:
+def _quiet_import() -> Iterator[None]:
     """matplotlib, first loaded here, fails on an unknown MPLBACKEND and complains of a home folder without room for its cache.
 
     A figure that goes to a file needs neither.
@@ -335,7 +335,9 @@ def _stack(
         )
         for position, height, base in zip(positions, heights, bottom, strict=True):
             if height > _SMALLEST_LABEL * tallest and len(columns) <= _FEW_BARS:
-                axes.text(position, base + height / 2, f"{height:.3g}", ha="center", va="center", fontsize=8, color=_ink(name, colours))
+                axes.text(
+                    position, base + height / 2, f"{height:.3g}", ha="center", va="center", fontsize=8, color=_label_colour(name, colours)
+                )
         bottom = [base + height for base, height in zip(bottom, heights, strict=True)]
     for position, height, text in zip(positions, bottom, total, strict=True):
         line = lines[position] if lines else 0.0
@@ -360,7 +362,7 @@ def _legend(axes: Axes) -> None:
     axes.legend(handles[::-1], labels[::-1], fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def _ink(name: str, colours: dict[str, str]) -> str:
+def _label_colour(name: str, colours: dict[str, str]) -> str:
     """White on the dark colours, black on the light ones."""
     return "white" if colours.get(name) in _DARK else "black"
 
@@ -378,7 +380,7 @@ _LETTER, _LINE, _GAP = 4.2, 8.0, 5.0
 """Of a label of 7 points: width of a letter, height, and distance from its mark. [point]"""
 
 
-def name_spots(axes: Any, names: Sequence[tuple[str, tuple[float, float]]], spots: Sequence[tuple[float, float]]) -> None:
+def label_marks(axes: Any, names: Sequence[tuple[str, tuple[float, float]]], spots: Sequence[tuple[float, float]]) -> None:
     """Label the marks, each on a side where the label covers no other mark or label and stays inside the axes.
 
     A label without such a side is left out. spots: marks to keep clear of

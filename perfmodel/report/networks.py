@@ -21,7 +21,7 @@ _NUMBER = re.compile(r"\d+")
 _MANY = 10.0
 
 
-def cut_of(plan: Plan, operator: Operator) -> str:
+def sharding_text(plan: Plan, operator: Operator) -> str:
     """`b 4x8, n 2`: parts of each dim that is cut, those across the outer network tiers first."""
     words_of = []
     sharding = plan.cuts.shardings[operator.name]
@@ -39,7 +39,7 @@ def operators_table(network: Graph, plan: Plan) -> Table:
     rows: dict[tuple[str, str, str, str], list[str]] = {}
     for operator in network.operators:
         sizes = " ".join(f"{dim}={size}" for dim, size in operator.dims.items())
-        key = (_NUMBER.sub("#", operator.name), operator.kind, sizes, cut_of(plan, operator))
+        key = (_NUMBER.sub("#", operator.name), operator.kind, sizes, sharding_text(plan, operator))
         rows.setdefault(key, []).append(operator.name)
     return Table(
         title="Sharding of each operator",

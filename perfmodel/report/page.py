@@ -21,6 +21,7 @@ from perfmodel.report.document import Block, Command, Facts, Notes, Text
 from perfmodel.report.figures import GIB, MEMORY_COLOURS, PART_COLOURS
 from perfmodel.report.html import Bar, Folded, Markup, PageSection, Part, bars, legend, page_html
 from perfmodel.report.predictions import (
+    basis_lines,
     comparison_tables,
     comparison_verdict,
     confidence_lines,
@@ -30,7 +31,6 @@ from perfmodel.report.predictions import (
     memory_line,
     memory_table,
     parts_table,
-    rests_on_lines,
     schedule_text,
     short_plan_text,
     verdict_line,
@@ -315,7 +315,7 @@ def _alternative_parts(prediction: Prediction, explanation: Explanation) -> Iter
 
 def basis_table(predictions: Sequence[Prediction], names: Sequence[str] = ("",)) -> Table:
     """Basis of the parts of each step, by plan."""
-    rows = [(name, line) for name, prediction in zip(names, predictions, strict=True) for line in rests_on_lines(prediction)]
+    rows = [(name, line) for name, prediction in zip(names, predictions, strict=True) for line in basis_lines(prediction)]
     return Table(title="Basis of the times", headers=("plan", "based on"), rows=tuple(rows), fold=("based on",))
 
 

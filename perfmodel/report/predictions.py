@@ -248,7 +248,7 @@ def headline(prediction: Prediction, *, verbose: bool = False) -> list[tuple[str
         *layers_row(plan.job),
         ("plan", plan_line(plan)),
         *([("axes", f"on the network, innermost first: {'-'.join(plan.order)}")] if verbose and plan.assignment is None else []),
-        ("framework", _assumed(plan)),
+        ("framework", _framework_text(plan)),
         ("step time", f"{format_step(prediction.step_time)} for {format_count(plan.job.tokens_per_step)} {plan.job.unit}"),
         (
             "throughput",
@@ -257,17 +257,17 @@ def headline(prediction: Prediction, *, verbose: bool = False) -> list[tuple[str
         ),
         *_utilisation(prediction, verbose=verbose),
         ("memory", memory_line(prediction)),
-        ("", f"{fits_text(prediction.fits_probability)}; 80 % interval {_between(prediction.memory_low, prediction.memory_high)}"),
+        ("", f"{fits_text(prediction.fits_probability)}; 80 % interval {_bytes_range(prediction.memory_low, prediction.memory_high)}"),
     ]
-    basis = rests_on_lines(prediction)
+    basis = basis_lines(prediction)
     return lines + [("based on" if i == 0 else "", line) for i, line in enumerate(basis if verbose else basis[:1])]
 
 
-def _between(low: float, high: float) -> str:
+def _bytes_range(low: float, high: float) -> str:
     return f"{format_bytes(low)} to {format_bytes(high)}"
 
 
-def _assumed(plan: Plan) -> str:
+def _framework_text(plan: Plan) -> str:
     framework = short_name(plan.profile)
     if plan.framework.name == GENERIC:
         framework += " (not given: the mean of the known ones; --profile NAME, or --setting such as compile, narrows it)"
@@ -290,7 +290,7 @@ def _utilisation(prediction: Prediction, *, verbose: bool) -> list[tuple[str, st
     ]
 
 
-def rests_on_lines(prediction: Prediction) -> list[str]:
+def basis_lines(prediction: Prediction) -> list[str]:
     """Basis of most of the step time, then `part: source` for the others; parts that take no time are left out."""
     by_source: dict[str, list[str]] = {}
     for part, source in prediction.rests_on.items():
@@ -375,7 +375,7 @@ def settings_table(
                 probability_cell(prediction.fits_probability),
                 *cost,
                 degrees_line(prediction.plan),
-                rests_on_lines(prediction)[0],
+                basis_lines(prediction)[0],
             )
         )
     return Table(
@@ -433,12 +433,12 @@ def settings_title(predictions: Sequence[Prediction]) -> str:
         **({} if job.train == FULL_TRAINING else {"train": str(job.train) if "model" in varying else trained_text(job).removeprefix(", ")}),
         **({} if job.routing == BALANCED else {"routing": routed_text(job).removeprefix(", ")}),
         "framework": f"{short_name(predictions[0].plan.profile)} as the framework",
-        **_places(predictions[0].plan, varying),
+        **_chips_and_cluster(predictions[0].plan, varying),
     }
     return ", ".join(text for name, text in shared.items() if name not in varying)
 
 
-def _places(plan: Plan, varying: Sequence[str]) -> dict[str, str]:
+def _chips_and_cluster(plan: Plan, varying: Sequence[str]) -> dict[str, str]:
     """Where all rows run, as far as they share it."""
     count, cluster = f"{plan.num_chips:,} chip{'s' * (plan.num_chips > 1)}", short_name(plan.cluster)
     if "cluster" in varying or "chips" in varying:

@@ -91,7 +91,7 @@ def certainty_table(result: SearchResult) -> Table:
         if not certainty.prediction:
             return percent(certainty.risk), "-", "-", "-", "none"
         prediction = certainty.prediction[0]
-        against = _against(prediction.step_time, best[0])
+        against = _relative_to_best(prediction.step_time, best[0])
         return (
             percent(certainty.risk),
             step(prediction.step_time),
@@ -167,7 +167,7 @@ def plans_table(result: SearchResult) -> Table:
             f"{name}{_MARK}" if prediction.not_runnable else name,
             *(cells[int(name) - 1] for cells in of_run.values()),
             step(prediction.step_time),
-            _against(prediction.step_time, best),
+            _relative_to_best(prediction.step_time, best),
             percent(prediction.mfu_palm),
             size(prediction.memory["total"]).removesuffix(f" {unit}"),
             probability_cell(prediction.fits_probability),
@@ -215,7 +215,7 @@ def baselines_table(result: SearchResult) -> Table:
             (
                 f"{baseline.name}{_MARK}" if prediction.not_runnable else baseline.name,
                 step(prediction.step_time),
-                _against(prediction.step_time, best),
+                _relative_to_best(prediction.step_time, best),
                 percent(prediction.mfu_palm),
                 size(prediction.memory["total"]).removesuffix(f" {unit}"),
                 probability_cell(prediction.fits_probability),
@@ -307,7 +307,7 @@ def _named_plans(result: SearchResult) -> list[tuple[str, Prediction]]:
     return best + [(baseline.name, baseline.prediction[0]) for baseline in result.baselines if baseline.prediction]
 
 
-def marked_lines(result: SearchResult) -> list[str]:
+def not_runnable_lines(result: SearchResult) -> list[str]:
     """The footnotes of the plans that the assumed framework cannot run, one for each reason."""
     names: dict[str, list[str]] = {}
     for name, prediction in _named_plans(result):
@@ -337,7 +337,11 @@ def search_notes(result: SearchResult) -> list[str]:
     """Notes on the tables, the most important first."""
     table = plans_table(result)
     legend = "; ".join(f"{header}: {meaning}" for header, meaning in PLAN_LEGEND.items() if header in table.headers)
-    return [line for line in (*marked_lines(result), any_framework_line(result), ties_line(result), legend if result.plans else "") if line]
+    return [
+        line
+        for line in (*not_runnable_lines(result), any_framework_line(result), ties_line(result), legend if result.plans else "")
+        if line
+    ]
 
 
 def search_details(result: SearchResult) -> list[str]:
@@ -350,7 +354,7 @@ def baselines_lines(result: SearchResult) -> list[str]:
     return [f"{baseline.name}: {MEANINGS[baseline.name]}" for baseline in result.baselines if baseline.prediction]
 
 
-def _against(time: float, best: float) -> str:
+def _relative_to_best(time: float, best: float) -> str:
     if not best or time == best:
         return "-"
     change = time / best - 1.0
@@ -436,7 +440,7 @@ def neighbours_table(explanation: Explanation) -> Table:
             (
                 knobs,
                 step(prediction.step_time),
-                _against(prediction.step_time, step_time),
+                _relative_to_best(prediction.step_time, step_time),
                 size(prediction.memory["total"]),
                 fits_cell(prediction.verdict),
                 probability_cell(prediction.fits_probability),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from perfmodel.cost.serving.boundness import OperatorRow
 from perfmodel.planner.serving.result import ServingSearchResult
-from perfmodel.report.figures import name_spots, new_figure, plain_numbers, write_figure
+from perfmodel.report.figures import label_marks, new_figure, plain_numbers, write_figure
 from perfmodel.report.serving import short_plan
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def roofline_figure(rows: Sequence[OperatorRow], title: str) -> Figure:
     axes.legend(fontsize=8, loc="lower right")
     axes.grid(which="major", alpha=0.3)
     figure.draw_without_rendering()
-    name_spots(axes, names, [*spots, *roof])
+    label_marks(axes, names, [*spots, *roof])
     return figure
 
 
@@ -107,5 +107,5 @@ def front_figure(result: ServingSearchResult, title: str) -> Figure:
     axes.legend(fontsize=7, loc="upper right")
     axes.grid(alpha=0.3)
     figure.draw_without_rendering()
-    name_spots(axes, names, [(point.tokens_per_second_per_user, point.tokens_per_second_per_chip) for point in points])
+    label_marks(axes, names, [(point.tokens_per_second_per_user, point.tokens_per_second_per_chip) for point in points])
     return figure

@@ -104,7 +104,7 @@ class ServiceLine:
         return "" if self.prediction is None else short_plan(self.prediction.plan)
 
     @property
-    def per_chip(self) -> float:
+    def tokens_per_second_per_chip(self) -> float:
         """Output tokens; of a search over all chips given. [1/s]"""
         if self.ranked is not None:
             return self.ranked.tokens_per_second_per_chip
@@ -118,7 +118,7 @@ class ServiceLine:
         return None if self.prediction is None else self.prediction.cost_per_million
 
     @property
-    def at_once(self) -> int | None:
+    def concurrency(self) -> int | None:
         return None if self.prediction is None else self.prediction.job.concurrency
 
     @property
@@ -166,7 +166,7 @@ def services_table(lines: Sequence[ServiceLine], *, shows_load: bool = False, sh
     for line in lines:
         tp = f"tp {line.asked['tp']}" if line.prediction is None and line.asked.get("tp") else line.plan
         cells = [_shown(name, line.asked[name]) for name in varied] + ([_number(line.chips)] if shows_chips else [])
-        cells += ([tp] if has_plan else []) + ([_number(line.at_once)] if shows_load else [])
+        cells += ([tp] if has_plan else []) + ([_number(line.concurrency)] if shows_load else [])
         rows.append((*cells, *_figures(line, has_cost=has_cost), line.verdict))
     return Table(
         title=f"{len(lines)} services",
@@ -189,7 +189,7 @@ def _figures(line: ServiceLine, *, has_cost: bool) -> tuple[str, ...]:
     times = (prediction.ttft.mean, prediction.tpot.mean)
     return (
         *(format_time(time) if math.isfinite(time) else "endless" for time in times),
-        f"{line.per_chip:,.0f}",
+        f"{line.tokens_per_second_per_chip:,.0f}",
         f"{prediction.tokens_per_second_per_user:,.1f}",
         *([("" if line.cost is None else f"{line.cost:,.2f}")] if has_cost else []),
     )

@@ -12,7 +12,7 @@ from perfmodel.parallel.prediction import PROBABILITY
 from perfmodel.parallel.training_run import SECONDS_OF_A_DAY
 from perfmodel.planner.sizing import SizedRun, Sizing
 from perfmodel.report.document import Facts
-from perfmodel.report.figures import name_spots, new_figure, plain_numbers, write_figure
+from perfmodel.report.figures import label_marks, new_figure, plain_numbers, write_figure
 from perfmodel.report.predictions import prediction_object, settings_table, settings_title, workload_line
 from perfmodel.report.table import Table, percent
 from perfmodel.report.training_run import JOULES_OF_A_MEGAWATT_HOUR
@@ -115,5 +115,5 @@ def sizing_figure(sizing: Sizing) -> Figure:
     axes.legend(fontsize=8, framealpha=0.9)
     figure.draw_without_rendering()  # the layout of the axes decides where labels have room
     labels = [(f"{sized.num_chips:,}", spot(sized)) for sized in sizing.runs]
-    name_spots(axes, labels, [position for _, position in labels])
+    label_marks(axes, labels, [position for _, position in labels])
     return figure

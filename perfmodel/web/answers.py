@@ -217,7 +217,7 @@ def _model_of(text: str) -> Any:
 def _start_of(text: str, given: tuple[tuple[str, Any], ...]) -> Start:
     """The plan of a pasted configuration or plan file. It is read like a file of that text, which names no other file."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"config{_ending(text)}"
+        path = Path(folder) / f"config{_suffix_of(text)}"
         path.write_text(text, encoding="utf-8")
         try:
             start = start_from(path, Request(**dict(given)))
@@ -233,7 +233,7 @@ def _start_of(text: str, given: tuple[tuple[str, Any], ...]) -> Start:
     return replace(start, setup=replace(start.setup, files=(Path(path.name),)))
 
 
-def _ending(text: str) -> str:
+def _suffix_of(text: str) -> str:
     """The ending of a file with this text."""
     readers: Mapping[str, Callable[[str], object]] = {
         ".json": json.loads,

@@ -140,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_object(content)
             return
         by_line, is_open = _LINES in self.headers.get("Accept", ""), False
-        for line in self.server.worker.ask(verb, data, self.connection):
+        for line in self.server.worker.answer_lines(verb, data, self.connection):
             if by_line and (is_open or "progress" in line):
                 if not is_open:
                     self._start(_LINES)

@@ -38,7 +38,7 @@ class AnswerProcess:
         )
         return self._process
 
-    def ask(self, verb: str, data: object, client: socket) -> Iterator[dict[str, Any]]:
+    def answer_lines(self, verb: str, data: object, client: socket) -> Iterator[dict[str, Any]]:
         """Yield the lines of an answer. Raises Cancelled where the client has closed its connection; the process ends then."""
         while not self._lock.acquire(timeout=0.1):
             if has_closed(client):

@@ -9,7 +9,7 @@ from perfmodel.foundation.error_objects import ErrorCode, error_object
 from perfmodel.foundation.errors import presentable
 
 
-def complain(sentence: str, *, code: ErrorCode, as_json: bool, full: str = "") -> None:
+def print_error(sentence: str, *, code: ErrorCode, as_json: bool, full: str = "") -> None:
     """Print an error on standard error. full: the sentence before it was shortened, which JSON has too."""
     sentence = " ".join(presentable(sentence).split())
     if not as_json:
