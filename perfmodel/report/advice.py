@@ -1,4 +1,4 @@
-"""Advice for people and as `--json` has it."""
+"""Advice as text, tables and the `--json` object."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from perfmodel.planner.result import FittingChange
 
-#: Parts of a step that are the work itself; the others are exposed communication, waiting and bookkeeping.
+#: Parts of a step that are model compute; the others are exposed communication, waiting and bookkeeping.
 _WORK = ("forward", "backward")
 _COMMUNICATION = ("communication", "gather", "reduction")
 
@@ -58,7 +58,7 @@ class _Advice(Protocol):
 
 
 def advice_object(advice: _Advice) -> dict[str, Any]:
-    """Advice as plain data, SI units."""
+    """Return the advice as the `--json` object, in SI units."""
     return {
         "framework": advice.framework,
         "current": prediction_object(advice.prediction),
@@ -81,7 +81,7 @@ def advice_object(advice: _Advice) -> dict[str, Any]:
 
 
 def changes_table(advice: _Advice) -> Table:
-    """The most helpful changes, the fastest first."""
+    """Return the table of the most helpful changes, fastest first."""
     return Table(
         title="Changes that help most, alone and in pairs" if advice.prediction.fits else "Changes of one knob or setting that fit",
         headers=("change", "step time", "gain", "memory", PROBABILITY, "with"),
@@ -109,7 +109,7 @@ def _text(changes: Mapping[str, int | str | bool]) -> str:
 
 
 def gain_line(advice: _Advice) -> str:
-    """Compare the best plan with the current one, in a sentence."""
+    """Return one sentence that compares the best plan with the current one."""
     if not advice.best:
         return "No plan of this job fits on these chips."
     current, best = advice.prediction, advice.best[0]
@@ -124,7 +124,7 @@ def gain_line(advice: _Advice) -> str:
 
 
 def diff_lines(advice: _Advice) -> Iterator[str]:
-    """The options that change, as a diff."""
+    """Yield the changed options as lines of a diff."""
     for option in advice.diff:
         if option.before is not None:
             yield f"- {option.option}: {_short(option.before)}"
@@ -138,7 +138,7 @@ def _short(value: Any) -> str:
 
 
 def why_slow(prediction: Prediction) -> str:
-    """Where the time goes, what bounds the step, and the nearest limit, in one paragraph."""
+    """Return one paragraph: the largest parts of the step time, the bottleneck and the nearest limit."""
     step, parts = prediction.step_time, prediction.parts
     largest = sorted(parts, key=lambda name: -parts[name])[:3]
     shares = ", ".join(f"{name.replace('_', ' ')} {percent(parts[name] / step)}" for name in largest)

@@ -1,4 +1,4 @@
-"""Figures of explorations: curves or a heat map along axes, shares of the time, a tornado chart and a waterfall."""
+"""Figures of explorations: curves, heat maps, time shares, tornado charts and waterfalls."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Colour-blind-safe (Okabe & Ito).
+#: Colour-blind-safe colours (Okabe & Ito).
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
 _SHARES = {"compute": "#D55E00", "memory": "#0072B2", "network": "#CC79A7", "other": "#BBBBBB"}
 _LEAST_CELLS = 4
-"""Values of each of two numeric axes above which they are drawn as a heat map."""
+"""Fewest values of each of two numeric axes for a heat map."""
 
 
 def plot(result: Exploration | Sensitivities | Waterfall, path: Path) -> None:
-    """Curves or a heat map along axes, a tornado chart of elasticities, or the steps of a waterfall."""
+    """Draw curves or a heat map along axes, a tornado chart of elasticities, or a waterfall."""
     if isinstance(result, Exploration):
         figure = exploration_figure(result)
     else:

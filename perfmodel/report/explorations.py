@@ -1,4 +1,4 @@
-"""Explorations for people and programs: points along axes, elasticities, and the way from one system to another."""
+"""Explorations as tables and objects: points along axes, elasticities, and waterfalls from one system to another."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _THROUGHPUT = "throughput"
 
 
 def exploration_object(exploration: Exploration) -> dict[str, Any]:
-    """The exploration as `--json` has it, in SI units."""
+    """Return the exploration as the `--json` object, in SI units."""
     return {
         "metric": exploration.metric,
         "searched": exploration.is_searched,
@@ -32,7 +32,7 @@ def exploration_object(exploration: Exploration) -> dict[str, Any]:
 
 
 def exploration_rows(exploration: Exploration) -> list[dict[str, Any]]:
-    """One row for each point: its values, the shares of its time, and the columns of `predict --csv` or `serve --csv`."""
+    """Return one row per point: axis values, time shares, and the columns of `predict --csv` or `serve --csv`."""
     return [
         {
             **point.values,
@@ -50,7 +50,7 @@ def _row(prediction: Prediction | ServingPrediction) -> dict[str, Any]:
 
 
 def job_text(prediction: Prediction | ServingPrediction) -> str:
-    """The job, or the service, that is explored."""
+    """Return the text of the explored training job or service."""
     return workload_line(prediction.plan) if isinstance(prediction, Prediction) else service_line(prediction)
 
 
@@ -59,14 +59,14 @@ def _plan(prediction: Prediction | ServingPrediction) -> str:
 
 
 def time_text(metric: str, time: float) -> str:
-    """The metric of a time: a throughput is its inverse."""
+    """Return the text of a time in its metric; a throughput is the inverse of the time."""
     if not math.isfinite(time):
         return "-"
     return f"{1.0 / time:,.0f} tokens/s a chip" if metric == _THROUGHPUT else format_time(time)
 
 
 def exploration_table(exploration: Exploration) -> Table:
-    """One line for each point, with the gain over the previous value of the last axis."""
+    """Return one row per point, with the gain over the previous value of the last axis."""
     names = [axis.name for axis in exploration.axes]
     shares = list(next((point.shares for point in exploration.points if point.shares), {}))
     predictions = [point.prediction for point in exploration.points]
@@ -96,7 +96,7 @@ def _memory_cell(prediction: Prediction | ServingPrediction) -> str:
 
 
 def saturation_lines(exploration: Exploration) -> Iterator[str]:
-    """Where each line along the last axis saturates, and why points were not predicted."""
+    """Yield the saturation point of each line along the last axis, and the reasons of points without prediction."""
     last = exploration.axes[-1]
     for line in exploration.lines():
         point = exploration.saturation(line)
@@ -109,7 +109,7 @@ def saturation_lines(exploration: Exploration) -> Iterator[str]:
 
 
 def sensitivities_object(sensitivities: Sensitivities) -> dict[str, Any]:
-    """The elasticities as `--json` has them."""
+    """Return the elasticities as the `--json` object."""
     return {
         "metric": sensitivities.metric,
         "time": sensitivities.time,
@@ -123,7 +123,7 @@ def sensitivities_object(sensitivities: Sensitivities) -> dict[str, Any]:
 
 
 def sensitivities_table(sensitivities: Sensitivities) -> Table:
-    """Ranked elasticities with bars."""
+    """Return the table of ranked elasticities with bars."""
     largest = max((abs(row.elasticity) for row in sensitivities.elasticities), default=0.0) or 1.0
     rows = tuple(
         (
@@ -148,7 +148,7 @@ def sensitivities_table(sensitivities: Sensitivities) -> Table:
 
 
 def waterfall_object(waterfall: Waterfall) -> dict[str, Any]:
-    """The way as `--json` has it."""
+    """Return the waterfall as the `--json` object."""
     return {
         "start": waterfall.start,
         "end": waterfall.end,
@@ -172,7 +172,7 @@ def waterfall_object(waterfall: Waterfall) -> dict[str, Any]:
 
 
 def waterfall_table(waterfall: Waterfall) -> Table:
-    """One line for each change, in order."""
+    """Return one row per change, in order."""
     rows = [(f"{waterfall.start}", "", time_text(waterfall.metric, waterfall.time), "", "", _plan(waterfall.prediction))]
     plans = [_plan(waterfall.prediction), *(_plan(rung.prediction) for rung in waterfall.rungs)]
     for rung, old, plan in zip(waterfall.rungs, plans, plans[1:], strict=False):

@@ -1,4 +1,7 @@
-"""Figures of predictions and searches. matplotlib is loaded here only, and draws to a file without a display."""
+"""Figures of predictions and searches.
+
+Only this module imports matplotlib. It draws to a file and needs no display.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 GIB = 2.0**30
 
-#: Colour-blind-safe (Okabe & Ito), a colour for each part and class, the same in every figure.
+#: Colour-blind-safe colours (Okabe & Ito) of parts and memory classes, the same in every figure.
 PART_COLOURS = {
     "forward": "#0072B2",
     "backward": "#56B4E9",
@@ -56,40 +59,40 @@ MEMORY_COLOURS = {
 }
 _OTHER = "#999999"
 _DARK = {"#0072B2", "#D55E00", "#009E73", "#555555"}
-_THINNEST = 0.005  # share of the tallest bar below which a segment cannot be seen
-_LABEL_HEIGHT = 0.06  # of a bar's total, as a share of the axis
+_THINNEST = 0.005  # share of the tallest bar below which a segment is not visible
+_LABEL_HEIGHT = 0.06  # height of the label of a bar's total, as a share of the axis
 _SMALLEST_LABEL = 0.06  # share of the tallest bar below which a segment has no number
 
 
 def plot_predictions(predictions: Sequence[Prediction], path: Path, *, names: Sequence[str] = ()) -> None:
-    """Stacked bars of the step's parts and of the memory's classes, one pair for each prediction."""
+    """Draw stacked bars of step-time parts and of memory classes, one pair per prediction."""
     write_figure(predictions_figure(predictions, names=names), path)
 
 
 def plot_search(result: SearchResult, path: Path) -> None:
-    """Step time against memory: the best plans, the Pareto front, the baselines, and the memory that there is."""
+    """Draw step time against memory: best plans, Pareto front, baselines and usable memory."""
     write_figure(search_figure(result), path)
 
 
 def plot_scaling(predictions: Sequence[Prediction], path: Path) -> None:
-    """The best plans of several clusters or numbers of chips: throughput and MFU against chips."""
+    """Draw throughput and MFU against chips, for the best plans of several clusters or chip counts."""
     write_figure(scaling_figure(predictions), path)
 
 
-#: Bars of a figure at most, and up to how many of them there is room for their numbers; its width [inch], 1,600 pixels.
+#: Most bars of a figure; most bars with a number in each segment; largest width [inch] (1,600 pixels).
 _MOST_BARS = 12
 _FEW_BARS = 4
 _WIDEST = 10.6
-#: Memory above which a baseline that does not fit is named in the legend only, as a multiple of the usable memory.
+#: Memory above which a baseline that does not fit appears in the legend only, as a multiple of the usable memory.
 _WIDEST_MEMORY = 3.0
-#: Points of a line that labels keep clear of, between two marks.
+#: Points per line segment between two marks that labels must not cover.
 _LINE_POINTS = 50
-#: What of a plan follows from its other knobs.
+#: Facts of a plan that follow from its other knobs.
 _FOLLOWING = ("dp", "dp_replicate", "dp_shard", "num_microbatches", "rules", "sequence_parallel", "stage_layers", "order")
 
 
 def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str] = ()) -> Figure:
-    """At most `_MOST_BARS` bars: of more predictions the fastest, in their order."""
+    """Return the figure of the predictions; of more than `_MOST_BARS` only the fastest, in the given order."""
     number = len(predictions)
     if number > _MOST_BARS:
         fastest = sorted(sorted(range(number), key=lambda index: predictions[index].step_time)[:_MOST_BARS])
@@ -209,9 +212,9 @@ def search_figure(result: SearchResult) -> Figure:
 
 
 def scaling_figure(predictions: Sequence[Prediction]) -> Figure:
-    """Throughput and MFU of each cluster against the number of chips."""
+    """Return the figure of throughput and MFU against the number of chips, per cluster."""
     lines: dict[tuple[str, str], list[Prediction]] = {}
-    between: list[tuple[float, float]] = []  # points of the lines of MFU, which labels keep clear of
+    between: list[tuple[float, float]] = []  # points on the MFU lines, which labels must not cover
     for prediction in sorted(predictions, key=lambda prediction: prediction.plan.num_chips):
         lines.setdefault((prediction.plan.cluster, prediction.plan.profile), []).append(prediction)
     figure = new_figure(width=10.4, height=4.8)
@@ -248,21 +251,21 @@ def scaling_figure(predictions: Sequence[Prediction]) -> Figure:
     right.set_title("MFU and layout of the best plan", fontsize=9)
     left.legend(fontsize=8, frameon=False)
     figure.suptitle(_title(predictions), fontsize=10)
-    figure.draw_without_rendering()  # the layout of the axes decides where labels have room
+    figure.draw_without_rendering()  # the layout of the axes determines the free positions of labels
     layouts = [(degrees_line(prediction.plan), (prediction.plan.num_chips, 100.0 * prediction.mfu_palm)) for prediction in predictions]
     label_marks(right, layouts, [*(spot for _, spot in layouts), *between])
     return figure
 
 
 def write_figure(figure: Figure, path: Path) -> None:
-    """Write whole or not at all, in the format that the ending says."""
+    """Write a figure atomically, in the format of the file extension."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix.lstrip(".").lower(), dpi=150)
     write_atomically(path, buffer.getvalue())
 
 
 def new_figure(*, width: float, height: float) -> Figure:
-    """An empty figure, not bound to any display. [inch]"""
+    """Return an empty figure without a display. [inch]"""
     with _quiet_import():
         from matplotlib.figure import Figure
 
@@ -271,9 +274,9 @@ def new_figure(*, width: float, height: float) -> Figure:
 
 @contextmanager
 def _quiet_import() -> Iterator[None]:
-    """matplotlib, first loaded here, fails on an unknown MPLBACKEND and complains of a home folder without room for its cache.
+    """Import matplotlib without its backend and cache checks.
 
-    A figure that goes to a file needs neither.
+    The first import fails on an unknown MPLBACKEND and warns if its cache folder is not writable. A figure in a file needs neither.
     """
     backend = None if "matplotlib" in sys.modules else os.environ.pop("MPLBACKEND", None)
     logger = logging.getLogger("matplotlib")
@@ -318,9 +321,9 @@ def _stack(
     total: Sequence[str],
     lines: Sequence[float] = (),
 ) -> None:
-    """One stacked bar for each column; the legend reads from the top of the bars down and leaves out what is too thin to be seen.
+    """Draw one stacked bar per column. The legend lists segments from top to bottom, without invisibly thin ones.
 
-    lines: a line across each column, which its total must not lie on
+    lines: height of a line across each column; the label of the total must not overlap it
     """
     tallest = max(sum(column.values()) for column in columns)
     names = [name for name in colours if any(column.get(name, 0.0) > 0 for column in columns)]
@@ -357,18 +360,18 @@ def _stack(
 
 
 def _legend(axes: Axes) -> None:
-    """Beside the bars, in the order in which they are stacked."""
+    """Place the legend to the right of the bars, in stacking order."""
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1], fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _label_colour(name: str, colours: dict[str, str]) -> str:
-    """White on the dark colours, black on the light ones."""
+    """Return white on dark colours and black on light ones."""
     return "white" if colours.get(name) in _DARK else "black"
 
 
 def plain_numbers(axis: Any, *, subs: Sequence[float] = (1.0, 2.0, 5.0), base: float = 10.0) -> None:
-    """Numbers on a logarithmic axis as they are, not as powers: `subs` times the powers of `base`."""
+    """Label a logarithmic axis with plain numbers, not powers: `subs` times the powers of `base`."""
     from matplotlib.ticker import LogLocator, StrMethodFormatter
 
     axis.set_major_locator(LogLocator(base=base, subs=subs))
@@ -377,13 +380,15 @@ def plain_numbers(axis: Any, *, subs: Sequence[float] = (1.0, 2.0, 5.0), base: f
 
 
 _LETTER, _LINE, _GAP = 4.2, 8.0, 5.0
-"""Of a label of 7 points: width of a letter, height, and distance from its mark. [point]"""
+"""Letter width, line height and distance from the mark, for a label of 7 points. [point]"""
 
 
 def label_marks(axes: Any, names: Sequence[tuple[str, tuple[float, float]]], spots: Sequence[tuple[float, float]]) -> None:
-    """Label the marks, each on a side where the label covers no other mark or label and stays inside the axes.
+    """Label each mark on a side where the label overlaps no other mark or label and stays inside the axes.
 
-    A label without such a side is left out. spots: marks to keep clear of
+    A label without such a side is omitted.
+
+    spots   positions that labels must not cover
     """
     figure = axes.get_figure()
     axes.autoscale_view()

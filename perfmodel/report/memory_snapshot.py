@@ -1,4 +1,4 @@
-"""Measured peaks of memory as text and as an object, next to their prediction."""
+"""Measured and predicted peak memory as text and as an object."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def memory_object(comparison: MemoryComparison) -> dict[str, Any]:
 
 
 def memory_sentence(comparison: MemoryComparison) -> str:
-    """Measured and predicted peak in a sentence."""
+    """Return one sentence with the measured and the predicted peak memory."""
     measured = comparison.memories[0].allocated
     text = bytes_like(max(measured, comparison.predicted_allocated))
     if not comparison.predicted:

@@ -1,4 +1,4 @@
-"""Plans, searches and comparisons as one HTML page, from the blocks that the command line prints and figures of the same results."""
+"""HTML pages of plans, searches and comparisons, from the blocks of the command line and figures of the same results."""
 
 from __future__ import annotations
 
@@ -51,14 +51,18 @@ from perfmodel.report.svg import Mark, Slot, area, scatter, schedule
 from perfmodel.report.table import Table, bytes_like, percent, times_like
 from perfmodel.report.trust import remedies_table, trust_lines, uncertainty_table
 
-#: Passes that a schedule draws at most; of a longer one its begin and its end.
+#: Most passes in a schedule figure; longer schedules are drawn as two windows, at the start and the end.
 _MOST_PASSES = 3_000
 _BEST, _FRONT, _OTHERS, _NO_FIT = "#D55E00", "#0072B2", "#E69F00", "#999999"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Report:
-    """A page. kind: plan, search, comparison, service or service search; sections: their titles, in order"""
+    """An HTML page.
+
+    kind       plan, search, comparison, service or service search
+    sections   titles of the sections, in order
+    """
 
     kind: str
     title: str
@@ -89,10 +93,10 @@ def plan_report(
     commands: Sequence[str],
     result: SearchResult | None = None,
 ) -> Report:
-    """The page of a plan, or of a search and its best plan.
+    """Return the page of a plan, or of a search and its best plan.
 
-    explanation   of the plan; its prediction gives way to that of the search
-    commands      command lines with the same numbers
+    explanation   of the plan; with `result`, its prediction is replaced by that of the best plan
+    commands      command lines that reproduce the numbers
     """
     prediction = explanation.prediction if result is None else result.plans[0]
     interval = explanation.trust.interval if explanation.trust is not None else None
@@ -119,7 +123,10 @@ def plan_report(
 
 
 def comparison_report(names: Sequence[str], predictions: Sequence[Prediction], *, texts: Sequence[str], commands: Sequence[str]) -> Report:
-    """The page of plans side by side. texts: their files"""
+    """Return the page of plans side by side.
+
+    texts   plan files
+    """
     results, parts, memory, *knobs = comparison_tables(names, predictions)
     unlike = [] if is_one_job(predictions) else ["these plans run different jobs: compare tokens/s a chip, not step times"]
     marks = [
@@ -314,16 +321,16 @@ def _alternative_parts(prediction: Prediction, explanation: Explanation) -> Iter
 
 
 def basis_table(predictions: Sequence[Prediction], names: Sequence[str] = ("",)) -> Table:
-    """Basis of the parts of each step, by plan."""
+    """Return the table of the basis of each part of the step time, per plan."""
     rows = [(name, line) for name, prediction in zip(names, predictions, strict=True) for line in basis_lines(prediction)]
     return Table(title="Basis of the times", headers=("plan", "based on"), rows=tuple(rows), fold=("based on",))
 
 
 def sources_table(model: Any, cluster: Cluster, calibration: Calibration, peak: tuple[float, str], runs: tuple[str, str, str]) -> Table:
-    """Records that a plan is predicted with, and where their numbers are from.
+    """Return the records behind a prediction, and the sources of their numbers.
 
     peak   rate [FLOP/s] and its dtype
-    runs   the framework or engine as such a record: (what, name, source)
+    runs   row of the framework or engine: (record, name, source)
     """
     chip = cluster.chip
     rate = f"{format_flop_rate(peak[0])} dense {peak[1]}"

@@ -1,4 +1,4 @@
-"""Predictions for people: the verdict, the job, the plan, where the time and the memory go, and what the numbers are based on."""
+"""Predictions as text and tables: verdict, job, plan, parts of time and memory, and basis of the numbers."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.routing import BALANCED, Routing
 from perfmodel.workload.training import FULL_TRAINING, num_trained_parameters
 
-#: Of TFLOP/s and MFU where nothing else is said (Chowdhery et al., arXiv 2204.02311, appendix B).
+#: Default convention of TFLOP/s and MFU (Chowdhery et al., arXiv 2204.02311, appendix B).
 FLOP_CONVENTION = "PaLM: 6 N + 12 L H Q S a token, attention on the full square, nothing counted twice"
 _FROZEN = ", 4 for each frozen parameter"
 
 
 def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[str, Any]:
-    """The prediction as `--json` has it; SI units."""
+    """Return the prediction as the `--json` object, in SI units."""
     content: dict[str, Any] = {
         "step_time": prediction.step_time,
         "parts": dict(prediction.parts),
@@ -90,7 +90,7 @@ def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[st
 
 
 def confidence_object(prediction: Prediction, interval: StepInterval, named: Sequence[Sensitivity]) -> dict[str, Any]:
-    """Fields that `--interval` adds to `--json`: the interval [s], its trust, and the most sensitive parameters."""
+    """Return the fields that `--interval` adds to `--json`: interval [s], trust and most sensitive parameters."""
     return {
         "trust": grade_object(interval.trust),
         "step_time_low": prediction.step_time * interval.low,
@@ -134,7 +134,7 @@ def workload_line(plan: Plan) -> str:
 
 
 def model_text(model: TransformerConfig | NetworkModel, without: str = "") -> str:
-    """Its name, and the size of a model with a configuration."""
+    """Return the name of a model, with its size if it has a configuration."""
     if isinstance(model, TransformerConfig):
         active = f", {format_count(model.num_active_parameters)} active" if model.experts else ""
         return f"{model.name} ({format_count(model.num_parameters)} parameters{active}{without})"
@@ -146,7 +146,7 @@ def job_line(plan: Plan) -> str:
 
 
 def degrees_line(plan: Plan) -> str:
-    """The degrees that are not 1, outermost first, and the rules where they are not the usual ones."""
+    """Return the parallel degrees above 1, outermost first, and the rules unless they are the default."""
     layout = plan.layout
     if plan.assignment is not None:
         return f"every operator by itself, on {plan.assignment.described()}"
@@ -179,7 +179,7 @@ def memory_line(prediction: Prediction) -> str:
 
 
 def memory_text(total: float, usable: float, verdict: Verdict) -> str:
-    """`61.7 GiB of 79.1 GiB usable (78.0 %): fits, 17.4 GiB to spare`."""
+    """Return text such as `61.7 GiB of 79.1 GiB usable (78.0 %): fits, 17.4 GiB to spare`."""
     spare = usable - total
     left = f"{format_bytes(spare)} to spare" if spare >= 0 else f"{format_bytes(-spare)} too much"
     return f"{format_bytes(total)} of {format_bytes(usable)} usable ({percent(total / usable)}): {_VERDICTS[verdict]}, {left}"
@@ -189,29 +189,29 @@ _VERDICTS = {Verdict.FITS: "fits", Verdict.TIGHT: "TIGHT", Verdict.DOES_NOT_FIT:
 
 
 def probability_text(probability: float) -> str:
-    """`97 %`, `over 99 %` or `under 1 %`: no plan fits for certain."""
+    """Return `97 %`, `over 99 %` or `under 1 %`: no fit is certain."""
     return "over 99 %" if probability > 0.99 else "under 1 %" if probability < 0.01 else f"{100 * probability:.0f} %"
 
 
 def fits_text(probability: float) -> str:
-    """`probability of fitting 97 %`."""
+    """Return text such as `probability of fitting 97 %`."""
     return f"probability of fitting {probability_text(probability)}"
 
 
 def headroom_words(headroom: float, risk: float | None) -> str:
-    """Headroom and risk of a plan that fits."""
+    """Return the text of the memory headroom and the out-of-memory risk that a fitting plan observes."""
     at_risk = f"at a risk of {percent(risk)} of running out of memory" if risk is not None else ""
     free = f"less {percent(headroom)} kept free" if headroom or not at_risk else ""
     return " and ".join(text for text in (free, at_risk) if text)
 
 
 def fits_cell(verdict: Verdict) -> str:
-    """The verdict in a column `fits`."""
+    """Return the cell of the verdict in a column `fits`."""
     return {Verdict.FITS: "yes", Verdict.TIGHT: "tight", Verdict.DOES_NOT_FIT: "NO"}[verdict]
 
 
 def verdict_line(prediction: Prediction) -> str:
-    """`fits (over 99 %): 47.1 GiB of 79.1 GiB; 7.54 s a step, 8,695 tokens/s a chip, MFU 50.9 %`."""
+    """Return text such as `fits (over 99 %): 47.1 GiB of 79.1 GiB; 7.54 s a step, 8,695 tokens/s a chip, MFU 50.9 %`."""
     share = probability_text(prediction.fits_probability)
     memory = f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)}"
     speed = f"{prediction.tokens_per_second_per_chip:,.0f} {prediction.plan.job.unit}/s a chip, MFU {percent(prediction.mfu_palm)}"
@@ -219,13 +219,13 @@ def verdict_line(prediction: Prediction) -> str:
 
 
 def short_verdict(prediction: Prediction) -> str:
-    """`fits: 264 MiB of 10.9 GiB; 23.3 ms a step`."""
+    """Return text such as `fits: 264 MiB of 10.9 GiB; 23.3 ms a step`."""
     memory = f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)}"
     return f"{_VERDICTS[prediction.verdict]}: {memory}; {format_step(prediction.step_time)} a step"
 
 
 def comparison_verdict(names: Sequence[str], predictions: Sequence[Prediction]) -> str:
-    """Name the plan with the most tokens per second and chip among those that fit, and how much slower the next one is."""
+    """Return the fitting plan with the highest throughput per chip, and its lead over the second."""
     rates = {name: prediction.tokens_per_second_per_chip for name, prediction in zip(names, predictions, strict=True) if prediction.fits}
     if not rates:
         return "None of the plans fits"
@@ -238,9 +238,9 @@ def comparison_verdict(names: Sequence[str], predictions: Sequence[Prediction]) 
 
 
 def headline(prediction: Prediction, *, verbose: bool = False) -> list[tuple[str, str]]:
-    """The few lines that answer most questions: (name, value).
+    """Return the key figures of a prediction as (name, value).
 
-    verbose   also the order of the axes, the other conventions of utilisation and the basis of every part
+    verbose   add the axis order, other utilisation conventions and the basis of every part
     """
     plan = prediction.plan
     lines = [
@@ -291,13 +291,13 @@ def _utilisation(prediction: Prediction, *, verbose: bool) -> list[tuple[str, st
 
 
 def basis_lines(prediction: Prediction) -> list[str]:
-    """Basis of most of the step time, then `part: source` for the others; parts that take no time are left out."""
+    """Return the basis of most of the step time, then `part: source` for the other parts that take time."""
     by_source: dict[str, list[str]] = {}
     for part, source in prediction.rests_on.items():
         if prediction.parts.get(part, 1.0):
             by_source.setdefault(source, []).append(words(part))
     times = {words(part): time for part, time in prediction.parts.items()}
-    # the host's time is the profile's, whatever kernels are based on
+    # Host time comes from the profile, whatever the basis of the kernels.
     (main, _), *others = sorted(by_source.items(), key=lambda item: (item[0] == "profile", -sum(times.get(part, 0.0) for part in item[1])))
     return [main, *(f"{', '.join(parts)}: {source}" for source, parts in others)]
 
@@ -338,11 +338,11 @@ def settings_table(
     varied: Sequence[str] = (),
     of_run: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Table:
-    """One line for each combination; of cluster, chips, model, batch and the like only what differs.
+    """Return one row per prediction; cluster, chips, model, batch and other job columns appear only if they differ.
 
-    intervals   none, or one for each prediction
-    varied      knobs of which several values were given: those that the degrees do not show have a column
-    of_run      a column of the whole run: its header, and a cell for each prediction
+    intervals   empty, or one per prediction
+    varied      knobs with several given values; those not visible in the degrees get a column
+    of_run      columns of the whole training run: header -> one cell per prediction
     """
     varying = _varying(predictions)
     knobs = [name for name in _KNOB_COLUMNS if name in varied]
@@ -422,7 +422,7 @@ def _varying(predictions: Sequence[Prediction]) -> list[str]:
 
 
 def settings_title(predictions: Sequence[Prediction]) -> str:
-    """Values that all rows of a table share, and the assumed framework."""
+    """Return the values that all rows of a table share, and the assumed framework."""
     job, varying = predictions[0].plan.job, _varying(predictions)
     shared = {
         "model": model_text(job.model),
@@ -439,7 +439,7 @@ def settings_title(predictions: Sequence[Prediction]) -> str:
 
 
 def _chips_and_cluster(plan: Plan, varying: Sequence[str]) -> dict[str, str]:
-    """Where all rows run, as far as they share it."""
+    """Return the chip count and cluster that all rows share."""
     count, cluster = f"{plan.num_chips:,} chip{'s' * (plan.num_chips > 1)}", short_name(plan.cluster)
     if "cluster" in varying or "chips" in varying:
         return {"chips": count, "cluster": cluster}
@@ -447,7 +447,7 @@ def _chips_and_cluster(plan: Plan, varying: Sequence[str]) -> dict[str, str]:
 
 
 def convention_lines(predictions: Sequence[Prediction]) -> list[str]:
-    """Notes of a table: how it counts FLOPs, plans that their framework cannot run, and the warnings of its predictions."""
+    """Return the notes of a table: FLOP convention, plans that the framework cannot run, and warnings."""
     dtypes = " or ".join(dict.fromkeys(prediction.peak_dtype for prediction in predictions))
     counted = f"TFLOP/s and MFU count model FLOPs as PaLM does (attention on the full square); MFU is of each chip's dense {dtypes} peak"
     unable: dict[str, dict[str, None]] = {}
@@ -473,7 +473,7 @@ PLAN_LEGEND = {
 
 
 def short_plan_text(plan: Plan) -> str:
-    """The degrees and the knobs that are not at their first value, for a column of a table."""
+    """Return the degrees and the non-default knobs of a plan, for a table column."""
     parts = [
         degrees_line(plan),
         f"ZeRO {int(plan.zero)}" if int(plan.zero) else "",
@@ -501,7 +501,7 @@ def plan_cells(plan: Plan) -> tuple[str, ...]:
 
 
 def short_names(plans: Sequence[str]) -> list[str]:
-    """File names without folder and ending; numbered where that is not unique."""
+    """Return file names without folder and extension, numbered if they are not unique."""
     names = [Path(plan).name.removesuffix(".yaml").removesuffix(".yml") for plan in plans]
     if len(set(names)) == len(names):
         return names
@@ -509,7 +509,7 @@ def short_names(plans: Sequence[str]) -> list[str]:
 
 
 def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -> list[Table]:
-    """Plans side by side: results, where the time goes, the memory, and the knobs in which they differ."""
+    """Return tables of plans side by side: results, step-time parts, memory, and knobs that differ."""
     best, most = (
         min(prediction.step_time for prediction in predictions),
         max(prediction.tokens_per_second_per_chip for prediction in predictions),
@@ -538,7 +538,7 @@ def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -
     ]
     parts = [
         row(words(part), [step(prediction.parts[part]) if prediction.parts.get(part) else "-" for prediction in predictions])
-        for part in dict.fromkeys(part for prediction in predictions for part in prediction.parts)  # not every plan has all of them
+        for part in dict.fromkeys(part for prediction in predictions for part in prediction.parts)  # parts differ between plans
         if any(prediction.parts.get(part) for prediction in predictions)
     ]
     memory = [
@@ -560,7 +560,7 @@ def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -
 
 
 def is_one_job(predictions: Sequence[Prediction]) -> bool:
-    """Their steps do the same work on as many chips, so that their times can be compared."""
+    """Return whether all steps do the same work on the same number of chips, so that step times are comparable."""
     jobs = (
         (prediction.plan.job.model, prediction.plan.job.global_batch, prediction.plan.job.seq_len, prediction.plan.num_chips)
         for prediction in predictions
@@ -586,4 +586,4 @@ def _knobs(prediction: Prediction) -> dict[str, str]:
         "order": "-".join(plan.order),
         "calibration": prediction.calibration or plan.calibration,
     }
-    return {name: str(value) for name, value in facts.items() if name != "virtual_stages"}  # the schedule's text has them
+    return {name: str(value) for name, value in facts.items() if name != "virtual_stages"}  # part of the schedule text

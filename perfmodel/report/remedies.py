@@ -1,4 +1,4 @@
-"""The changes with which a plan would fit, as people read them and as `--json` has them."""
+"""Smallest changes that make a plan fit, as text and as `--json` objects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def nothing_helps(plan: Plan) -> str:
-    """Return what to change of a job where no other knobs, loss and offload help on these chips, nor more chips this plan."""
+    """Return the remedies for a job that fits neither with other plans on these chips nor with this plan on more chips."""
     train = plan.job.train
     lighter = "--train lora:16" if train.is_full else "" if train.quantizes_base else f"--train q{train}"
     others = ["chips with more memory", "a smaller model", "shorter sequences", *filter(None, [lighter])]
@@ -24,7 +24,7 @@ def nothing_helps(plan: Plan) -> str:
 
 
 def flags_text(changes: Mapping[str, int | str | bool]) -> str:
-    """The changes as flags of `perfmodel predict`."""
+    """Return the changes as flags of `perfmodel predict`."""
     return " ".join(_flag(knob, value) for knob, value in changes.items())
 
 

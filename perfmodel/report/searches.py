@@ -1,4 +1,4 @@
-"""Search results as tables, lines and `--json`."""
+"""Search results as tables, lines and the `--json` object."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from perfmodel.report.table import Table, bytes_like, percent, times_like
 from perfmodel.report.training_run import JOULES_OF_A_MEGAWATT_HOUR
 from perfmodel.report.trust import trust_object
 
-#: Of how many values of a knob the line of plans that are nearly the same names.
+#: Most values of a knob in the line of nearly equal plans.
 _ALIKE_VALUES = 3
-#: Beside the name of a plan that the assumed framework cannot run.
+#: Mark of the name of a plan that the assumed framework cannot run.
 _MARK = "*"
 
 
 def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any]:
-    """The result as `--json` has it; SI units."""
+    """Return the result as the `--json` object, in SI units."""
 
     def described(predictions: tuple[Prediction, ...]) -> list[dict[str, Any]]:
         return [prediction_object(prediction, tokens=tokens) for prediction in predictions]
@@ -72,7 +72,7 @@ def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any
 
 
 def _certainty_object(certainty: Certainty) -> dict[str, Any]:
-    """A risk, and the fastest plan at it; null where there is none."""
+    """Return a risk and the fastest plan at it; null if no plan fits."""
     best = certainty.prediction[0] if certainty.prediction else None
     return {
         "risk": certainty.risk,
@@ -83,7 +83,7 @@ def _certainty_object(certainty: Certainty) -> dict[str, Any]:
 
 
 def certainty_table(result: SearchResult) -> Table:
-    """Step time at each risk of running out of memory."""
+    """Return the table of the fastest plan at each risk of running out of memory."""
     best = [certainty.prediction[0].step_time for certainty in result.certainty if certainty.prediction]
     step = times_like(min(best, default=1.0))
 
@@ -116,7 +116,7 @@ def _baseline_object(baseline: Baseline, tokens: float) -> dict[str, Any]:
 
 
 def _rate_text(result: SearchResult) -> str:
-    """Plans a second; nothing where the search was too short to tell."""
+    """Return the evaluation rate in plans per second; empty if the search was too short to measure it."""
     rate = result.num_evaluated / max(result.search_time, 1e-9)
     if result.search_time <= 0.05 or rate < 1e3:
         return ""
@@ -134,7 +134,7 @@ def search_line(result: SearchResult) -> str:
     )
 
 
-#: Objective of a whole run -> header of its column, and the number shown for its value.
+#: Objective of the whole training run -> column header and format of its value.
 _VALUES: Mapping[Objective, tuple[str, Callable[[float], str]]] = {
     Objective.COST: ("run USD", lambda value: f"{value:,.0f}"),
     Objective.ENERGY: ("run MWh", lambda value: f"{value / JOULES_OF_A_MEGAWATT_HOUR:,.1f}"),
@@ -143,7 +143,7 @@ _VALUES: Mapping[Objective, tuple[str, Callable[[float], str]]] = {
 
 
 def value_cells(objective: Objective, values: Sequence[float]) -> dict[str, list[str]]:
-    """The column of an objective of the whole run, header -> cells; empty for the others."""
+    """Return the column of an objective of the whole training run, header -> cells; empty for other objectives."""
     if objective not in _VALUES:
         return {}
     header, text = _VALUES[objective]
@@ -151,9 +151,9 @@ def value_cells(objective: Objective, values: Sequence[float]) -> dict[str, list
 
 
 def plans_table(result: SearchResult) -> Table:
-    """The best plans, each with those that are nearly the same only once.
+    """Return the table of the best plans, one row per group of nearly equal plans.
 
-    Only the knobs in which the plans differ have a column; the caption has the values of the others. `_more_columns` are for wide pages.
+    Only knobs that differ have a column; the caption lists the others. `_MORE_COLUMNS` appear on wide pages only.
     """
     best = result.plans[0].step_time if result.plans else 0.0
     shown = [(str(number), kind.prediction) for number, kind in enumerate(result.kinds, 1)]
@@ -195,12 +195,12 @@ def plans_table(result: SearchResult) -> Table:
     )
 
 
-#: Columns that say again what others do; only wide pages have them.
+#: Columns that repeat information of other columns; on wide pages only.
 _MORE_COLUMNS = ("place", "TFLOP/s", "fits")
 
 
 def baselines_table(result: SearchResult) -> Table:
-    """The plans that one would use without a search, even where they lose or do not fit."""
+    """Return the table of the baselines, including slower and non-fitting ones."""
     best = result.plans[0].step_time if result.plans else 0.0
     shown = [baseline.prediction[0] for baseline in result.baselines if baseline.prediction]
     step, size = times_like(min((prediction.step_time for prediction in shown), default=1.0)), bytes_like(result.memory_usable)
@@ -233,7 +233,7 @@ def baselines_table(result: SearchResult) -> Table:
 
 
 def other_lines(result: SearchResult) -> list[str]:
-    """Below the table: what is nearly the same as a plan of it, and the orders of the axes where they are not the usual one."""
+    """Return the lines below the table: nearly equal plans of each plan, and axis orders unless all are the default."""
     orders: dict[tuple[str, ...], list[str]] = {}
     for name, prediction in _named_plans(result):
         orders.setdefault(prediction.plan.order, []).append(name)
@@ -245,7 +245,7 @@ def other_lines(result: SearchResult) -> list[str]:
 
 
 def _place_ranges(ranks: Sequence[int]) -> list[str]:
-    """Places that rows share as people write them: 1-3 for the first three of a tie."""
+    """Return rank ranges of tied rows: `1-3` for the first three of a tie."""
     return [
         f"{first}-{last}" if last > first else str(first)
         for rank in ranks
@@ -254,7 +254,7 @@ def _place_ranges(ranks: Sequence[int]) -> list[str]:
 
 
 def _alike_text(kind: AlikePlans) -> str:
-    """In what the plans that are nearly the same differ from the one that is shown: a few values of each knob."""
+    """Return the knobs in which nearly equal plans differ from the printed plan, with a few values of each."""
     cells = _alike_cells(kind.prediction.plan)
     others: dict[str, list[str]] = {}
     for plan in kind.alike:
@@ -281,7 +281,7 @@ def _alike_cells(plan: Plan) -> dict[str, str]:
 
 
 def ties_line(result: SearchResult) -> str:
-    """Explanation of ties, or of why the preferred plan is not the fastest."""
+    """Return the explanation of ties, or why the first plan is not the fastest."""
     if (expectation := result.expectation) is not None:
         is_unknown = result.plans[0].plan.framework.name == GENERIC
         known = "the known frameworks" if is_unknown else "the profiles that agree with your runs"
@@ -302,13 +302,13 @@ def ties_line(result: SearchResult) -> str:
 
 
 def _named_plans(result: SearchResult) -> list[tuple[str, Prediction]]:
-    """The best by their number, then the baselines by their name."""
+    """Return the best plans by number, then the baselines by name."""
     best = [(str(number), kind.prediction) for number, kind in enumerate(result.kinds, 1)]
     return best + [(baseline.name, baseline.prediction[0]) for baseline in result.baselines if baseline.prediction]
 
 
 def not_runnable_lines(result: SearchResult) -> list[str]:
-    """The footnotes of the plans that the assumed framework cannot run, one for each reason."""
+    """Return the footnotes of plans that the assumed framework cannot run, one per reason."""
     names: dict[str, list[str]] = {}
     for name, prediction in _named_plans(result):
         if prediction.not_runnable:
@@ -317,7 +317,7 @@ def not_runnable_lines(result: SearchResult) -> list[str]:
 
 
 def any_framework_line(result: SearchResult) -> str:
-    """Gain of a search without the framework's limits; empty if there is none."""
+    """Return the gain of a search without the framework's limits; empty if there is none."""
     if not result.any_framework:
         return ""
     other = result.any_framework[0]
@@ -334,7 +334,7 @@ def any_framework_line(result: SearchResult) -> str:
 
 
 def search_notes(result: SearchResult) -> list[str]:
-    """Notes on the tables, the most important first."""
+    """Return the notes on the tables, most important first."""
     table = plans_table(result)
     legend = "; ".join(f"{header}: {meaning}" for header, meaning in PLAN_LEGEND.items() if header in table.headers)
     return [
@@ -345,12 +345,12 @@ def search_notes(result: SearchResult) -> list[str]:
 
 
 def search_details(result: SearchResult) -> list[str]:
-    """Notes for `--verbose`: what is nearly the same as each plan, and what the baselines are."""
+    """Return the `--verbose` notes: nearly equal plans and meanings of the baselines."""
     return [*other_lines(result), *baselines_lines(result)]
 
 
 def baselines_lines(result: SearchResult) -> list[str]:
-    """Meaning of each baseline."""
+    """Return the meaning of each baseline."""
     return [f"{baseline.name}: {MEANINGS[baseline.name]}" for baseline in result.baselines if baseline.prediction]
 
 
@@ -374,7 +374,7 @@ def rejected_table(result: SearchResult) -> Table:
 
 
 def nothing_fits_line(result: SearchResult, *, given: bool) -> str:
-    """One sentence: how much is missing, and what would make it fit."""
+    """Return one sentence: least memory of any plan against the usable memory, and the remedies."""
     least = result.least_memory[0]
     remedies = list(map(_remedy_text, result.remedies))
     remedy = "; or ".join(remedies) or "use chips with more memory, a smaller model or shorter sequences"
@@ -420,7 +420,7 @@ def explanation_object(explanation: Explanation) -> dict[str, Any]:
 
 
 def neighbours_table(explanation: Explanation) -> Table:
-    """The same plan with one knob changed, the fastest first; what does not fit or is no plan, last."""
+    """Return the neighbours of a plan (one knob changed): fitting ones by step time, then non-fitting, then invalid."""
     step_time = explanation.prediction.step_time
     step, size = times_like(step_time), bytes_like(explanation.prediction.memory_usable)
 
@@ -462,7 +462,7 @@ def knobs_text(knobs: Mapping[str, int | str | bool]) -> str:
 
 
 def _cause(alternative: Alternative) -> str:
-    """The part that changes most in the direction of the whole."""
+    """Return the step-time part that changes most in the direction of the total change."""
     if not alternative.slower_by:
         return ""
     sign = 1.0 if alternative.slower_by > 0 else -1.0

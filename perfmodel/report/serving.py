@@ -1,4 +1,4 @@
-"""Serving predictions as lines, tables and one object."""
+"""Serving predictions as lines, tables and the `--json` object."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ def _lengths(lengths: Lengths) -> str:
 
 
 def load_text(job: ServingJob) -> str:
-    """How many requests there are."""
+    """Return the text of the load: concurrency or request rate."""
     if job.concurrency is not None:
         return f"{job.concurrency:,} {'in a batch' if job.is_static else 'in flight'}"
     return f"{job.rate:g} a second" if job.rate is not None else "all that fit in flight"
 
 
 def service_line(prediction: ServingPrediction) -> str:
-    """The model, its load and where it runs."""
+    """Return the model, its load and its cluster in one line."""
     job = prediction.job
     model = f"{job.model.name} in {job.quantization.name}"
     return f"{model}, {lengths_line(job)}, {load_text(job)}, on {chips_text(prediction.plan.num_chips)} of {short_name(prediction.cluster)}"
 
 
 def verdict_line(prediction: ServingPrediction, limits: Mapping[str, float]) -> str:
-    """`fits; TTFT 792 ms, TPOT 67.7 ms, 286 output tokens/s a chip`."""
+    """Return text such as `fits; TTFT 792 ms, TPOT 67.7 ms, 286 output tokens/s a chip`."""
     verdict = verdict_text(prediction, limits)
     if not prediction.fits:
         return verdict
@@ -58,7 +58,7 @@ def verdict_line(prediction: ServingPrediction, limits: Mapping[str, float]) -> 
 
 
 def remedy_facts(prediction: ServingPrediction) -> list[tuple[str, str]]:
-    """The smallest changes with which a plan that does not fit would."""
+    """Return the smallest changes that make a non-fitting plan fit."""
     if prediction.fits:
         return []
     would = [remedy_text(change) for change in prediction.remedies] or ["no single change; use chips with more memory"]
@@ -66,7 +66,7 @@ def remedy_facts(prediction: ServingPrediction) -> list[tuple[str, str]]:
 
 
 def verdict_text(prediction: ServingPrediction, limits: Mapping[str, float]) -> str:
-    """Fits or not, keeps up or not, meets the limits or not."""
+    """Return the verdict: memory fit, saturation, and limits met or missed."""
     if not prediction.fits:
         return "; ".join(note for note in prediction.notes if note.startswith(DOES_NOT_FIT))
     parts = ["fits"]
@@ -83,7 +83,10 @@ def verdict_text(prediction: ServingPrediction, limits: Mapping[str, float]) -> 
 
 
 def remedy_text(change: Mapping[str, Any], renamed: Mapping[str, str] = {}) -> str:
-    """As flags: --chips 8 --tp 8. renamed: words that are called otherwise where it is printed."""
+    """Return a change as flags, such as `--chips 8 --tp 8`.
+
+    renamed   fields with another name where the text is printed
+    """
     return " ".join(f"--{renamed.get(name, name).replace('_', '-')} {_flag_value(value)}" for name, value in change.items())
 
 
@@ -94,9 +97,9 @@ def _flag_value(value: object) -> str:
 
 
 def headline(prediction: ServingPrediction, *, verbose: bool = False) -> list[tuple[str, str]]:
-    """The few lines that answer most questions: (name, value). A plan that does not fit has no times.
+    """Return the key figures of a prediction as (name, value). A plan that does not fit has no times.
 
-    verbose   also the basis of every part
+    verbose   add the basis of every part
     """
     job, plan = prediction.job, prediction.plan
     if not prediction.fits:
@@ -130,18 +133,18 @@ def headline(prediction: ServingPrediction, *, verbose: bool = False) -> list[tu
 
 
 def service_facts(prediction: ServingPrediction, limits: Mapping[str, float], *, verbose: bool = False) -> list[tuple[str, str]]:
-    """The job, what would fit where it does not, the headline, and which limits are kept."""
+    """Return the job, remedies of a non-fitting plan, key figures and limits."""
     facts = [("job", service_line(prediction)), *remedy_facts(prediction), *headline(prediction, verbose=verbose)]
     return facts + (limits_facts(prediction, limits) if prediction.fits else [])
 
 
 def shown_notes(prediction: ServingPrediction) -> list[str]:
-    """The notes of a prediction without the verdict, which is printed first."""
+    """Return the notes of a prediction without the verdict, which is printed first."""
     return [note for note in prediction.notes if not note.startswith(DOES_NOT_FIT)]
 
 
 def energy_facts(prediction: ServingPrediction) -> list[tuple[str, str]]:
-    """Energy and carbon of a million output tokens, where they are known."""
+    """Return energy and carbon of a million output tokens, if known."""
     energy, carbon = prediction.energy_per_million, prediction.carbon_per_million
     if energy is None or carbon is None:
         return []
@@ -154,7 +157,7 @@ def _cost(prediction: ServingPrediction) -> str:
 
 
 def short_plan(plan: ServingPlan) -> str:
-    """As its label, for tables: tp 4, ep 8 x 2 replicas; of disaggregated plans workers and chips of each alone."""
+    """Return a short label for tables, such as `tp 4, ep 8 x 2`; for disaggregated plans workers x chips of each pool."""
     if plan.pools is not None:
         prefill_plan, decode_plan = plan.pools.prefill, plan.pools.decode
         prefill, decode = plan.pools.prefill_workers, plan.pools.decode_workers
@@ -168,7 +171,7 @@ def _goodput(prediction: ServingPrediction) -> str:
 
 
 def limits_facts(prediction: ServingPrediction, limits: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Which limits the mean and the 99th percentile keep; how many requests do, a simulation says."""
+    """Return the limits that the mean and the 99th percentile keep. Only a simulation counts the requests that keep all limits."""
     if not limits:
         return []
     text = "; ".join(_limit_text(name, result) for name, result in limits_object(prediction, limits).items())
@@ -182,7 +185,7 @@ def _limit_text(name: str, result: Mapping[str, Any]) -> str:
 
 
 def limits_object(prediction: ServingPrediction, limits: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    """Limit -> seconds, and whether the mean and the 99th percentile over requests keep it; None: not known."""
+    """Return each limit [s], and whether the mean and the 99th percentile over requests keep it (None: unknown)."""
     results = {}
     for name, limit in limits.items():
         spread = getattr(prediction, name)
@@ -213,12 +216,12 @@ def _sequences(number: float) -> str:
 
 
 def _amount(number: float) -> str:
-    """A mean number of sequences: whole from ten on."""
+    """Return the text of a mean number of sequences, without decimals from ten on."""
     return f"{number:,.0f}" if number >= 9.95 else f"{number:,.1f}".removesuffix(".0")
 
 
 def _grouped(rests: Mapping[str, str]) -> dict[str, str]:
-    """Parts that rest on the same thing are named once."""
+    """Group the parts by basis: comma-separated parts -> basis."""
     by_source: dict[str, list[str]] = {}
     for name, source in rests.items():
         by_source.setdefault(source, []).append(name)
@@ -267,7 +270,7 @@ def memory_table(prediction: ServingPrediction) -> Table:
 
 
 def operators_table(rows: Sequence[OperatorRow], phase: str) -> Table:
-    """Every product and operator of a step on one chip; the longest first."""
+    """Return one row per operator of a step on one chip, longest first."""
     of_phase = sorted((row for row in rows if row.phase == phase), key=lambda row: -row.time)
     total = sum(row.time for row in of_phase)
     text = times_like(total)
@@ -302,7 +305,7 @@ def operator_object(row: OperatorRow) -> dict[str, Any]:
 
 
 def throughput_object(prediction: ServingPrediction) -> dict[str, Any]:
-    """Throughput, price, requests at once and times of a step, in SI units: the same in `--json` and in CSV."""
+    """Return throughput, price, concurrency and step times, in SI units, for `--json` and CSV."""
     return {
         "tokens_per_second_per_chip": prediction.tokens_per_second_per_chip,
         "tokens_per_second_per_user": prediction.tokens_per_second_per_user,
@@ -321,7 +324,7 @@ def throughput_object(prediction: ServingPrediction) -> dict[str, Any]:
 
 
 def serving_object(prediction: ServingPrediction) -> dict[str, Any]:
-    """One prediction as plain values, SI units."""
+    """Return the prediction as the `--json` object, in SI units."""
     job = prediction.job
     return {
         "ttft": _spread_object(prediction.ttft),

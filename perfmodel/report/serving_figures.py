@@ -1,4 +1,4 @@
-"""Figures of serving: the roofline of a step's operators, and the front of throughput against what a user sees."""
+"""Figures of serving: the roofline of the operators of a step, and the Pareto front of throughput per chip and per user."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from perfmodel.report.serving import short_plan
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Colour-blind-safe (Okabe & Ito).
+#: Colour-blind-safe colours (Okabe & Ito).
 BOUND_COLOURS = {"compute": "#D55E00", "memory": "#0072B2", "latency": "#999999", "link": "#CC79A7", "host": "#555555"}
 _LAYOUT_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _LAYOUT_MARKS = ("o", "s", "^", "D")
-#: Points of the roofline that labels keep clear of.
+#: Points on the roofline that labels must not cover.
 _ROOF_POINTS = 200
-#: Layouts that the legend names.
+#: Most layouts in the legend.
 _NAMED = 12
 _MARKS = {"decode": "o", "prefill": "s"}
 
 
 def plot_roofline(rows: Sequence[OperatorRow], title: str, path: Path) -> None:
-    """Each operator with FLOP at its intensity and rate, below the chip's roof; round ones decode, square ones prefill."""
+    """Draw operators on the roofline of the chip: achieved FLOP rate against arithmetic intensity. Circles: decode; squares: prefill."""
     write_figure(roofline_figure(rows, title), path)
 
 
 def roofline_figure(rows: Sequence[OperatorRow], title: str) -> Figure:
-    """The roof's slope is the memory's rate; it has a level for each format that products are computed in."""
+    """Return the roofline figure: memory bandwidth as the slope, and one peak FLOP rate per compute format."""
     shown = [row for row in rows if row.flops > 0 and row.bytes > 0]
     figure = new_figure(width=9.0, height=5.6)
     axes = figure.add_subplot()
@@ -63,12 +63,12 @@ def roofline_figure(rows: Sequence[OperatorRow], title: str) -> Figure:
 
 
 def plot_front(result: ServingSearchResult, title: str, path: Path) -> None:
-    """The front of a search, its best plan and its baselines."""
+    """Draw the Pareto front of a search, its best plan and its baselines."""
     write_figure(front_figure(result, title), path)
 
 
 def front_figure(result: ServingSearchResult, title: str) -> Figure:
-    """Tokens/s a chip against tokens/s a user; points of one layout have one colour."""
+    """Return the figure of tokens/s per chip against tokens/s per user; one colour and marker per layout."""
     figure = new_figure(width=9.0, height=5.6)
     axes = figure.add_subplot()
     points = result.pareto

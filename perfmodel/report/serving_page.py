@@ -1,4 +1,4 @@
-"""Services and searches of services as one HTML page, from the blocks that `perfmodel serve` prints."""
+"""HTML pages of services and serving searches, from the blocks of `perfmodel serve`."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def service_report(
     result: ServingSearchResult | None = None,
     more_notes: Sequence[str] = (),
 ) -> Report:
-    """The page of a service, or of a search and its best plan.
+    """Return the page of a service, or of a search and its best plan.
 
-    operators   of a decode step and of a prefill; none of separate prefill and decode workers
-    start       the commands that start the plan
-    command     with the same numbers
-    sources     of the records that the numbers rest on
+    operators   operators of a decode step and of a prefill; empty for separate prefill and decode workers
+    start       launch commands of the plan
+    command     command line that reproduces the numbers
+    sources     sources of the records behind the numbers
     """
     summary: list[Part] = [Facts("", service_facts(prediction, limits, verbose=True)), Notes(shown_notes(prediction))]
     if result is not None:

@@ -1,4 +1,4 @@
-"""Served loads as flat rows for spreadsheets (SI units, columns named as in `--json`), and as one table."""
+"""Serving predictions as flat rows (SI units, `--json` names) and as one table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PERCENTILES = ("mean", "p50", "p90", "p99")
 
 
 def serving_row(prediction: ServingPrediction) -> dict[str, Any]:
-    """The job, the plan, the results, the parts of a decode step and the classes of memory."""
+    """Return job, plan, results, decode-step parts and memory classes as one row."""
     job, plan = prediction.job, prediction.plan.to_dict()
     degrees = {name: plan.get(name) for name in ("tp", "pp", "attention_dp", "ep", "dcp", "pcp", "replicas", "max_batch", "max_tokens")}
     row: dict[str, Any] = {
@@ -54,7 +54,10 @@ def serving_row(prediction: ServingPrediction) -> dict[str, Any]:
 
 
 def ranked_row(ranked: RankedPlan, *, rank: int, kind: str) -> dict[str, Any]:
-    """A row of a search: figures of all chips given, idle ones too. kind: aggregated or disaggregated."""
+    """Return a row of a search, with figures over all given chips, idle ones included.
+
+    kind   aggregated or disaggregated
+    """
     row = serving_row(ranked.prediction)
     for name, (low, high) in ranked.intervals.items():
         row |= {f"{name}_low": _finite(low), f"{name}_high": _finite(high)}
@@ -69,7 +72,7 @@ def ranked_row(ranked: RankedPlan, *, rank: int, kind: str) -> dict[str, Any]:
 
 
 def search_rows(result: ServingSearchResult) -> list[dict[str, Any]]:
-    """All plans that a search lists."""
+    """Return one row per listed plan of a search."""
     rows = [ranked_row(ranked, rank=rank, kind="aggregated") for rank, ranked in enumerate(result.plans, 1) if ranked.plan.pools is None]
     return rows + [ranked_row(ranked, rank=rank, kind="disaggregated") for rank, ranked in enumerate(result.disaggregated, 1)]
 
@@ -92,7 +95,12 @@ def _finite(value: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLine:
-    """A line of a table of services. asked: the words that differ from line to line; ranked, prediction: None where there is none."""
+    """A row of a table of services.
+
+    asked        request fields that differ between rows
+    prediction   None without a result
+    ranked       the plan of a search; None without a search or result
+    """
 
     asked: Mapping[str, Any]
     verdict: str
@@ -105,7 +113,7 @@ class ServiceLine:
 
     @property
     def tokens_per_second_per_chip(self) -> float:
-        """Output tokens; of a search over all chips given. [1/s]"""
+        """Output tokens per chip; for a search over all given chips. [1/s]"""
         if self.ranked is not None:
             return self.ranked.tokens_per_second_per_chip
         return 0.0 if self.prediction is None else self.prediction.tokens_per_second_per_chip
@@ -129,13 +137,13 @@ class ServiceLine:
 
 
 def predicted_line(asked: Mapping[str, Any], prediction: ServingPrediction | None, limits: Mapping[str, float]) -> ServiceLine:
-    """Row of one request of several; without a prediction if there is none."""
+    """Return the row of one of several requests; `prediction` is None if it failed."""
     verdict = "not predicted" if prediction is None else short_verdict(prediction, limits)
     return ServiceLine(asked=asked, prediction=prediction, verdict=verdict)
 
 
 def searched_line(asked: Mapping[str, Any], result: ServingSearchResult | None) -> ServiceLine:
-    """The best plan of one search of several; none where nothing fits or meets the limits."""
+    """Return the row of the best plan of one of several searches; `result` is None if no plan fits and meets the limits."""
     if result is None:
         return ServiceLine(asked=asked, verdict="no plan")
     return ServiceLine(
@@ -144,9 +152,9 @@ def searched_line(asked: Mapping[str, Any], result: ServingSearchResult | None) 
 
 
 def services_table(lines: Sequence[ServiceLine], *, shows_load: bool = False, shows_chips: bool = False) -> Table:
-    """One line for each request: what was asked, its plan, its figures and its verdict.
+    """Return one row per request: varied fields, plan, figures and verdict.
 
-    shows_load, shows_chips   as the search chose them
+    shows_load, shows_chips   show the load or chip count that the search chose
     """
     varied = [name for name in lines[0].asked if name != "tp"] if lines else []
     has_plan = len({line.plan for line in lines if line.plan}) > 1 or shows_load or shows_chips
@@ -196,7 +204,7 @@ def _figures(line: ServiceLine, *, has_cost: bool) -> tuple[str, ...]:
 
 
 def short_verdict(prediction: ServingPrediction, limits: Mapping[str, float]) -> str:
-    """A few words: does not fit, cannot keep up, misses ttft, meets (all limits), or fits."""
+    """Return a short verdict: does not fit, cannot keep up, misses ttft, meets (all limits), or fits."""
     if not prediction.fits:
         return "does not fit"
     if prediction.is_saturated and prediction.job.rate is not None:

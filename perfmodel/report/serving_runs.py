@@ -1,4 +1,4 @@
-"""Measured serving steps next to their predictions."""
+"""Measured and predicted serving steps, side by side."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def run_facts(comparison: ServedComparison) -> list[tuple[str, str]]:
 
 
 def run_table(comparison: ServedComparison) -> Table:
-    """One line for each shape of step."""
+    """Return one row per step shape."""
     shown = times_like(max(step.time for step in comparison.measurement.steps))
     predicted = {step.measured.shape: step for step in comparison.steps}
     rows = []

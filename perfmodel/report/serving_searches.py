@@ -1,4 +1,4 @@
-"""Serving searches as tables and one object."""
+"""Serving searches as tables and the `--json` object."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfmodel.report.serving import energy_facts, lengths_line, load_text, serv
 from perfmodel.report.table import Table, percent, rate
 from perfmodel.workload.serving import ServingJob
 
-#: Points of the front that are printed.
+#: Most printed points of the Pareto front.
 _SHOWN = 12
 _WANTED = {
     ServingObjective.THROUGHPUT: "most output tokens/s a chip",
@@ -44,7 +44,7 @@ def search_facts(result: ServingSearchResult) -> list[tuple[str, str]]:
 
 
 def plans_table(result: ServingSearchResult) -> Table:
-    """The best of each layout and format."""
+    """Return the table of the best plan per layout and format."""
     return Table(
         title="Plans, best first",
         headers=_HEADERS,
@@ -56,7 +56,7 @@ def plans_table(result: ServingSearchResult) -> Table:
 
 
 def search_details(result: ServingSearchResult) -> list[str]:
-    """Notes for `--verbose`: why each plan is not the best, and what the baselines are or which limit they break."""
+    """Return the `--verbose` notes: why each plan is not the best, and the meaning or the broken limit of each baseline."""
     reasons = [f"plan {rank}: {ranked.reason}" for rank, ranked in enumerate(result.plans, 1) if ranked.reason]
     return [*reasons, *(f"{baseline.name}: {baseline.reason or baseline.meaning}" for baseline in result.baselines)]
 
@@ -66,7 +66,7 @@ _RIGHT = ("", "in flight", "tok/s/chip", "tok/s/user", "TTFT", "TPOT", "USD/M")
 
 
 def _plan_text(plan: ServingPlan, result: ServingSearchResult) -> str:
-    """A plan for a column, with its limit of batched tokens where the shown plans differ in it."""
+    """Return a plan for a table column, with its limit of batched tokens if the plans differ in it."""
     return short_plan(plan) + (f", {plan.max_tokens:,} batched" if plan.max_tokens and _budgets_differ(result) else "")
 
 
@@ -100,7 +100,7 @@ def _figures(ranked: RankedPlan) -> tuple[str, ...]:
 
 
 def pools_tables(result: ServingSearchResult) -> list[Table]:
-    """Prefill and decode workers, against the best aggregated plan: figures, then plans."""
+    """Return tables of disaggregated plans against the best aggregated plan: figures, then plans."""
     title = "Disaggregated: prefill and decode workers" + ("" if result.disaggregated else ": none meets the limits")
     figures = tuple(
         (str(rank), ranked.prediction.job.quantization.name, *_figures(ranked)) for rank, ranked in enumerate(result.disaggregated, 1)
@@ -122,7 +122,7 @@ def pools_tables(result: ServingSearchResult) -> list[Table]:
 
 
 def baselines_table(result: ServingSearchResult) -> Table:
-    """Table of baselines: plans that one would take without a search."""
+    """Return the table of baselines."""
     rows: list[tuple[str, ...]] = []
     for baseline in result.baselines:
         if not baseline.found:
@@ -138,7 +138,7 @@ def baselines_table(result: ServingSearchResult) -> Table:
 
 
 def front_table(result: ServingSearchResult) -> Table:
-    """More tokens for a user cost tokens of a chip: no other plan at any load has more of both."""
+    """Return the Pareto front: no other plan at any load has more tokens/s per user and per chip."""
     points = result.pareto
     step = max(-(-len(points) // _SHOWN), 1)
     shown = [*points[::step], *([points[-1]] if points and (len(points) - 1) % step else [])]
@@ -165,13 +165,16 @@ def front_table(result: ServingSearchResult) -> Table:
 
 
 def search_tables(result: ServingSearchResult, *, with_pools: bool) -> list[Table]:
-    """The best plans, separate prefill and decode workers where they were asked for and others are feasible, baselines and the front."""
+    """Return the tables of best plans, disaggregated plans, baselines and Pareto front.
+
+    with_pools   include disaggregated plans, if aggregated ones are feasible
+    """
     pools = pools_tables(result) if with_pools and result.num_feasible else []
     return [plans_table(result), *pools, baselines_table(result), front_table(result)]
 
 
 def best_line(result: ServingSearchResult) -> str:
-    """The best plan and its figures."""
+    """Return the best plan and its figures in one line."""
     best = result.best
     prediction = best.prediction
     in_flight, cost = prediction.job.concurrency, best.cost_per_million
@@ -206,7 +209,7 @@ def ranked_object(ranked: RankedPlan) -> dict[str, Any]:
 
 
 def search_object(result: ServingSearchResult) -> dict[str, Any]:
-    """Keys as those of `search --json`, and `pareto`."""
+    """Return the `--json` object: the keys of `search --json`, and `pareto`."""
     return {
         "objective": str(result.objective),
         "limits": result.limits.given() | ({"p99": True} if result.limits.is_p99 else {}),

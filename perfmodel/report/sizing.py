@@ -1,4 +1,4 @@
-"""Sized clusters: the front of time and cost of a training run as table, rows, object and figure."""
+"""Sized clusters: the Pareto front of time and cost of a training run, as table, object and figure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def sizing_facts(sizing: Sizing) -> Facts:
-    """The answer in a few lines."""
+    """Return the cheapest and the fastest run, and the notes."""
     run = sizing.runs[0].run
     lines = []
     if sizing.deadline < math.inf:
@@ -36,7 +36,7 @@ def sizing_facts(sizing: Sizing) -> Facts:
 
 
 def sizing_table(sizing: Sizing) -> Table:
-    """Every cluster and number of chips with its plan, the fastest run first."""
+    """Return one row per cluster and chip count with its plan, fastest run first."""
     runs = [sized.run for sized in sizing.runs]
     columns = {
         "days": [f"{run.wall_days:,.1f}" for run in runs],
@@ -50,7 +50,7 @@ def sizing_table(sizing: Sizing) -> Table:
 
 
 def sizing_object(sizing: Sizing) -> dict[str, Any]:
-    """The result as `--json` has it. `front`, `cheapest`, `fastest`, `best` and `nearest` are places in `runs`."""
+    """Return the result as the `--json` object. `front`, `cheapest`, `fastest`, `best` and `nearest` are indices into `runs`."""
 
     def index_of(sized: SizedRun | None) -> int | None:
         return None if sized is None else sizing.runs.index(sized)
@@ -77,7 +77,7 @@ def sizing_object(sizing: Sizing) -> dict[str, Any]:
 
 
 def plot_sizing(sizing: Sizing, path: Path) -> None:
-    """Cost against time: a line for each cluster, a point for each number of chips, the front, deadline and budget."""
+    """Draw cost against time: one line per cluster, one point per chip count, Pareto front, deadline and budget."""
     write_figure(sizing_figure(sizing), path)
 
 
@@ -113,7 +113,7 @@ def sizing_figure(sizing: Sizing) -> Figure:
     axes.set_title(f"{workload_line(first.prediction.plan)}\n{format_count(first.run.tokens)} tokens; labels: chips", fontsize=9)
     axes.grid(alpha=0.25)
     axes.legend(fontsize=8, framealpha=0.9)
-    figure.draw_without_rendering()  # the layout of the axes decides where labels have room
+    figure.draw_without_rendering()  # the layout of the axes determines the free positions of labels
     labels = [(f"{sized.num_chips:,}", spot(sized)) for sized in sizing.runs]
     label_marks(axes, labels, [position for _, position in labels])
     return figure

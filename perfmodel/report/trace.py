@@ -1,7 +1,8 @@
-"""Timelines of ranks as a Chrome trace, which Perfetto and chrome://tracing open and Holistic Trace Analysis reads; comparisons as text.
+"""Timelines of ranks as Chrome traces, and trace comparisons as text.
 
-A rank is a process with a thread for each stream; a second process has the host: the profiled step, the passes, the launch of each kernel.
-Times are whole nanoseconds, rounded at the boundary of two spans, so that spans of a stream never overlap.
+Perfetto and chrome://tracing open the traces; Holistic Trace Analysis reads them. A rank is a process with one thread per stream. A second
+process is its host, with the profiled step, the passes and the kernel launches. Times are rounded to nanoseconds at the boundary of two
+spans, so that spans of a stream never overlap.
 
 Formats: Chrome's Trace Event Format; Kineto's fields as Holistic Trace Analysis 0.5 reads them (`distributedInfo`, `ProfilerStep#`,
 `stream` and `correlation` of kernels, names of collectives that begin with nccl).
@@ -26,9 +27,9 @@ from perfmodel.report.table import Table, percent, times_like, words
 
 _STREAM_IDS = {"compute": 7, "tp": 16, "cp": 18, "ep": 20, "dp": 22, "pp": 24}
 _IDLE_THREAD = 1
-_HIDDEN = 1  # added to the id of a stream
-_HOST = 1_000_000  # added to the id of a rank: its host's process
-_LAUNCH = 1_000  # [ns] at most
+_HIDDEN = 1  # added to the id of a stream for its overlapped communication
+_HOST = 1_000_000  # added to the id of a rank for the process of its host
+_LAUNCH = 1_000  # longest kernel launch [ns]
 _NCCL = {
     CollectiveKind.ALL_REDUCE: "AllReduce",
     CollectiveKind.ALL_GATHER: "AllGather",
@@ -36,7 +37,7 @@ _NCCL = {
     CollectiveKind.ALL_TO_ALL: "SendRecv",
     CollectiveKind.SEND_RECV: "SendRecv",
 }
-_STRAGGLING = 0.05  # of a step: waiting for a rank that is worth a note
+_STRAGGLING = 0.05  # least waiting time for a straggler that is noted, as a share of the step
 _CAUSES = {
     "data_loading": "while the host loads data",
     "optimizer_step": "while the host runs the optimizer's step",
@@ -47,7 +48,7 @@ _PREFIX = {"matmul": "gemm", "attention": "flash_attention", "streaming": "eleme
 
 
 def chrome_trace(timelines: Sequence[RankTimeline], plan: Plan) -> dict[str, Any]:
-    """A trace of one or several ranks as one JSON object."""
+    """Return a trace of one or several ranks as one JSON object."""
     first = timelines[0]
     events = [event for timeline in timelines for event in trace_events(timeline)]
     events.sort(key=lambda event: (event["ph"] != "M", event["ts"], -event.get("dur", 0.0)))
@@ -64,13 +65,13 @@ def chrome_trace(timelines: Sequence[RankTimeline], plan: Plan) -> dict[str, Any
 
 
 def trace_bytes(content: Mapping[str, Any], *, compressed: bool) -> bytes:
-    # Holistic Trace Analysis looks for the rank with a pattern that has a space after the colon
+    # Holistic Trace Analysis searches for the rank with a pattern that has a space after the colon.
     text = json.dumps(content, separators=(",", ": ")).encode()
     return gzip.compress(text, mtime=0) if compressed else text
 
 
 def trace_events(timeline: RankTimeline) -> Iterator[dict[str, Any]]:
-    """Events of a rank: names of processes and threads, slices, the counter of memory."""
+    """Yield the events of a rank: names of processes and threads, slices, and the memory counter."""
     gpu, host = timeline.rank, _HOST + timeline.rank
     threads = {(gpu, _IDLE_THREAD): "idle", (host, host): "step, passes and launches"}
     for span in timeline.spans:
@@ -107,7 +108,7 @@ def trace_events(timeline: RankTimeline) -> Iterator[dict[str, Any]]:
         if span.hidden:
             known["hidden"] = True
         yield _slice("kernel", name, gpu, _thread(span), start, end, **known)
-        # of communication under compute on a thread of its own: two launches at once would not nest
+        # Launches of overlapped communication have a separate thread: two concurrent launches do not nest.
         yield _slice("cuda_runtime", "cudaLaunchKernel", host, host + span.hidden, start, min(end, start + _LAUNCH), correlation=number)
     for time, classes in timeline.memory:
         sizes = {words(name): size for name, size in classes.items() if size}
@@ -123,7 +124,10 @@ def _ns(time: float) -> int:
 
 
 def _slice(category: str, name: str, pid: int, tid: int, start: int, end: int, **known: Any) -> dict[str, Any]:
-    """A slice. start, end   [ns]"""
+    """Return a slice.
+
+    start, end   [ns]
+    """
     return {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": start / 1e3, "dur": (end - start) / 1e3, "args": known}
 
 
@@ -265,7 +269,7 @@ def comparison_blocks(comparison: TraceComparison, plan: Plan | None, read: Sequ
 
 
 def difference_sentence(comparison: TraceComparison) -> str:
-    """The largest unexplained part, in a sentence."""
+    """Return one sentence with the step times and the part of the largest difference."""
     name, (predicted, measured) = comparison.largest_difference, comparison.groups[comparison.largest_difference]
     text = times_like(max(comparison.measured, comparison.predicted))
     error = round(comparison.predicted / comparison.measured - 1.0, 2) + 0.0

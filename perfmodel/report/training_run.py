@@ -1,4 +1,4 @@
-"""A whole training run, for people and for programs."""
+"""A whole training run as text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfmodel.report.table import percent
 if TYPE_CHECKING:
     from perfmodel.cost.training_run import TrainingRun
 
-#: Below it a run is told in hours.
+#: Shortest run that is printed in days; shorter ones in hours.
 _FEW_DAYS = 3.0
 JOULES_OF_A_KILOWATT_HOUR, JOULES_OF_A_MEGAWATT_HOUR, _KILOGRAMS_OF_A_TONNE = 3.6e6, 3.6e9, 1e3
 
@@ -52,7 +52,7 @@ def _counted(number: int, what: str) -> str:
 
 
 def _long(seconds: float) -> str:
-    """A time in the largest of days, hours and minutes that it has; below two minutes in seconds."""
+    """Return a duration in the largest unit of which it has at least two; below two minutes in seconds."""
     for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if seconds >= 2.0 * size:
             return f"{seconds / size:,.1f} {unit}"
@@ -60,7 +60,7 @@ def _long(seconds: float) -> str:
 
 
 def _amount(value: float) -> str:
-    """Whole numbers from 10 on, two digits below."""
+    """Return an amount without decimals from 10 on, with two significant digits below."""
     return f"{value:,.0f}" if value >= 10.0 or value == 0.0 else f"{value:.2g}"
 
 

@@ -12,7 +12,7 @@ from perfmodel.uncertainty.sources import Remedy, TrustAccount
 
 
 def trust_object(account: TrustAccount, step_time: float) -> dict[str, Any]:
-    """Shares are of the variance of log(step time); times in seconds."""
+    """Return the `--json` object; shares are of the variance of log(step time), times in seconds."""
     cheapest = account.cheapest
 
     def remedied(remedy: Remedy) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def _range(low: float, high: float, step_time: float) -> str:
 
 
 def uncertainty_table(account: TrustAccount) -> Table:
-    """The variance by what carries it; by itself: the interval if all else were known."""
+    """Return the variance share of each source; by itself: the interval if all other sources were known exactly."""
     return Table(
         title="Sources of uncertainty of the step time",
         headers=("source", "share", "by itself", "basis"),
