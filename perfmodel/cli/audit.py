@@ -1,4 +1,4 @@
-"""`perfmodel audit`: torch's own counts of a plan's program against the predicted ones."""
+"""`perfmodel audit`: counts of a plan's program by torch against the predicted counts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def audit(
 
 
 def _largest_peak(result: Audit) -> tuple[float, int]:
-    """The largest peak that torch counted [byte], and the rank."""
+    """Return the largest peak memory counted by torch [byte], and its rank."""
     return max((row.counted, audited.rank) for audited in result.ranks for row in audited.rows if row.name == "peak")
 
 
@@ -163,7 +163,7 @@ def _blocks(result: Audit, prediction: Prediction, num_differences: int, toleran
 
 
 def _profile_line(result: Audit, prediction: Prediction) -> str:
-    """The profile of the audited program, which runs as the executor does, whatever framework the plan is for."""
+    """Return the profile of the audited program: that of the executor, whatever the framework of the plan."""
     from perfmodel.foundation.units import format_bytes
 
     if prediction.plan.profile == result.profile:

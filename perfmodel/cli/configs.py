@@ -1,4 +1,4 @@
-"""`perfmodel export | advise`: a plan as a framework's files, and what to change in a configuration."""
+"""`perfmodel export | advise`: a plan as configuration files of a framework, and advised changes to a configuration."""
 
 from __future__ import annotations
 

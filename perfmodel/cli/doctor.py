@@ -1,4 +1,4 @@
-"""`perfmodel doctor`: the installation, this machine, and what would improve predictions."""
+"""`perfmodel doctor`: installation, this machine, and improvements of predictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`perfmodel engines`: the serving engines that are known, what each runs, and where that was read."""
+"""`perfmodel engines`: known serving engines, their features and the sources."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def engines(
 
 
 def supported(engine: Engine) -> dict[str, Any]:
-    """Features of an engine in addition to tensor and pipeline parallelism, which all engines have."""
+    """Return the features of an engine, besides tensor and pipeline parallelism, which all engines have."""
     from perfmodel.planner.serving.launch import can_launch
 
     return {
@@ -65,7 +65,7 @@ def supported(engine: Engine) -> dict[str, Any]:
 
 
 def engine_object(engine: Engine) -> dict[str, Any]:
-    """One engine: what it supports, and every number of its file, SI units."""
+    """Return an engine as the `--json` object: features and all numbers of its file, in SI units."""
     plain: dict[str, Any] = {name: to_plain(value) for name, value in engine.options.items()}
     plain |= {"versions": to_plain(engine.versions), "notes": dict(engine.notes)}
     return {"name": engine.name, "version": engine.version, "source": engine.source, "supports": supported(engine), **plain}
@@ -81,17 +81,13 @@ def _row(engine: Engine) -> tuple[str, ...]:
     start = "yes" if features["launch_command"] else ""
     return (
         engine.name,
-        _shortened(engine.version),
+        engine.version.split(",")[0],
         f"{engine.scheduling.max_batch:,}",
         f"{engine.scheduling.max_tokens:,}",
         prompts,
         ", ".join(runs),
         start,
     )
-
-
-def _shortened(version: str) -> str:
-    return version.split(",")[0]
 
 
 def _facts(engine: Engine) -> list[tuple[str, str]]:
@@ -104,7 +100,7 @@ def _facts(engine: Engine) -> list[tuple[str, str]]:
 
 
 def _conditions(kernel_format: EngineFormat) -> str:
-    """On which chips a format runs, and as what."""
+    """Return the chips that run a format, and the format in which it runs."""
     chips = [f"{', '.join(kernel_format.vendors)} chips" if kernel_format.vendors else "chips"]
     chips += [f"with {', '.join(kernel_format.units)} units"] if kernel_format.units else []
     return " ".join([*([f"as {kernel_format.runs_as}"] if kernel_format.runs_as else []), "on", *chips])

@@ -1,4 +1,4 @@
-"""`perfmodel explain | compare`: why this plan, why not another, and plans side by side."""
+"""`perfmodel explain | compare`: why a plan is fast or slow, why not another, and plans side by side."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from perfmodel.parallel.prediction import Prediction
     from perfmodel.planner.explain import Explanation
 
-PlanPath = Annotated[str, typer.Argument(metavar="PLAN.yaml", help="A plan file, or an expert plan by name.")]
-
 
 @command(assumed=options.STARTED, output=options.OUTPUT)
 def explain(
@@ -29,7 +27,7 @@ def explain(
     *,
     why_not: Annotated[
         list[str], typer.Option("--why-not", metavar="KNOB=VALUE[,...]", help="Knobs that you would have chosen, such as tp=16,pp=2.")
-    ] = [],  # noqa: B006  # typer wants a list; nobody changes it
+    ] = [],  # noqa: B006  # typer requires a list; it is never mutated
     trust: Annotated[
         bool, typer.Option("--trust", help="Show the sources of uncertainty of the step time, and the cheapest measurement that halves it.")
     ] = False,

@@ -1,4 +1,4 @@
-"""`perfmodel explore`: fields of hardware, model, job or plan as axes, elasticities, and the way from one system to another."""
+"""`perfmodel explore`: axes of hardware, model, job or plan; elasticities; waterfalls from one system to another."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class AxisWords:
-    """Axes, or the way from one system to another."""
+    """Options of axes and of waterfalls from one system to another."""
 
     vary: Any = word(
         "An axis: chip.memory.bandwidth=1..8TB/s, technology.logic=n7,n5,n3, plan.tp=1,2,4; again for more", metavar="AXIS=VALUES",
@@ -41,7 +41,7 @@ class AxisWords:
     )
 
 
-#: Words of a service that training has not, and no option twice.
+#: Options of serving without a counterpart in training, so that no option occurs twice.
 _SERVED = Words(
     ServingRequest,
     only="input_len output_len concurrency rate prefix_hit engine quantization kv_precision attention_dp dcp pcp replicas max_batch "

@@ -1,4 +1,4 @@
-"""`perfmodel fit`: measured runs of one's own to an execution profile of one's own."""
+"""`perfmodel fit`: an execution profile fitted to the user's measured runs."""
 
 from __future__ import annotations
 

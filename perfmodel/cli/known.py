@@ -1,6 +1,6 @@
-"""`perfmodel chips | clusters | models | profiles | calibrations`: what is known, with its sources.
+"""`perfmodel chips | clusters | models | profiles | calibrations`: reference data and its sources.
 
-One name, or a file, shows everything about it.
+A name or a file as the argument prints all fields of one entry.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ _CONSTRUCTION_FIELDS = ("binding", "units_by_area", "units_by_power", "stacks", 
 
 
 def _limits_of(construction: Construction) -> list[tuple[str, str]]:
-    """Limits of a chip that was made from technology."""
+    """Return the limits of a chip constructed from technology."""
     requested = construction.spec.memory.stacks
     stacks = (
         f"{construction.stacks} of {requested} stacks"
@@ -119,7 +119,7 @@ def _limits_of(construction: Construction) -> list[tuple[str, str]]:
 
 
 def read_template(name: str) -> str:
-    """An annotated example of a file format, valid as it is."""
+    """Return an annotated, valid example of a file format."""
     from perfmodel.foundation.resources import resource_dir
 
     return (resource_dir("hardware_specs") / "templates" / name).read_text(encoding="utf-8")
@@ -135,7 +135,7 @@ def table_with_sources(
     fold: Sequence[str] = (),
     named: bool = True,
 ) -> Iterator[Block]:
-    """A table whose last column is the source of each row: with `--sources` as a number in a list below."""
+    """Yield a table without its last column, the source; with `--sources`, numbered references and the list of sources."""
     marks = {source: f"[{number}]" for number, source in enumerate(dict.fromkeys(row[-1] for row in rows), 1)}
     shown = [(*row[:-1], marks[row[-1]]) if sources else tuple(row[:-1]) for row in rows]
     yield Table(title=title, headers=tuple(headers if sources else headers[:-1]), rows=tuple(shown), right=tuple(right), fold=tuple(fold))
@@ -159,13 +159,13 @@ def _chip_row(chip: Chip) -> tuple[str, ...]:
 
 
 def _training_dtype(chip: Chip) -> Dtype:
-    """The dtype in which one would train: the quickest of bf16, fp16 and fp32 (a GTX 1080 Ti does fp16 at 1/64 of its fp32 rate)."""
+    """Return the training dtype: the fastest of bf16, fp16 and fp32 (a GTX 1080 Ti has fp16 at 1/64 of its fp32 rate)."""
     dtypes = [dtype for dtype in _TRAINING_DTYPES if dtype in chip.peak_flop_rate] or list(chip.peak_flop_rate)
     return max(dtypes, key=chip.flop_rate)
 
 
 def _marked(text: str, provenance: Mapping[str, str], group: str) -> str:
-    """`text` with a star where the numbers of `group` were, in part at least, not read anywhere; a blank keeps the columns straight."""
+    """Return `text` with a star if numbers of `group` were recalled, not read from a source; else with blanks for alignment."""
     return text + (" *" if provenance.get(group) in ("recalled", "mixed") else "  ")
 
 
@@ -269,7 +269,7 @@ def _cluster_facts(cluster: Cluster) -> list[tuple[str, str]]:
 
 
 def _hops(cluster: Cluster) -> list[str]:
-    """For each tier what a hop of a ring takes in a prediction, where that is more than the latency that the file states."""
+    """Return the predicted time of a ring hop per tier, if it differs from the latency in the file."""
     from perfmodel.cost.link_rates import LINK_ROWS, tier_kind
     from perfmodel.cost.machine import resolve_machine
     from perfmodel.cost.resolve import choose_calibration
@@ -334,7 +334,7 @@ def _model_object(model: TransformerConfig) -> dict[str, Any]:
 
 
 def _fact(value: object) -> str:
-    """A record in one line."""
+    """Return a record in one line."""
     if isinstance(value, list):
         return "; ".join(map(_fact, value))
     return ", ".join(f"{key} {inner}" for key, inner in value.items()) if isinstance(value, dict) else str(value)
@@ -394,7 +394,7 @@ def _overlapped(stages: tuple[int, ...]) -> str:
 
 
 def _profile_facts(name: str, value: object) -> list[tuple[str, str]]:
-    """The lines of a field: one, or one for each thing that the framework runs."""
+    """Return the lines of a profile field: one, or one per feature that the framework runs."""
     from perfmodel.frameworks.fitted import FittedTo
     from perfmodel.frameworks.runnable import ANYTHING, Runs
 

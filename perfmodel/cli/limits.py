@@ -1,4 +1,4 @@
-"""`perfmodel limits`: how far a job can be stretched before nothing fits, and what limits it."""
+"""`perfmodel limits`: largest batch, longest sequence and fewest chips that fit, and the limiting factor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`perfmodel predict` of a plan that `perfmodel shard` saved: every operator by itself."""
+"""`perfmodel predict` of a per-operator plan saved by `perfmodel shard`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def predict_network_file(plan: Plan, asked: Request, *, network: str, output: Output, **others: object) -> None:
-    """Print `predict_requested`; others: flags that such a plan decides."""
+    """Print the result of `predict_requested`.
+
+    others   flags that a per-operator plan fixes
+    """
     from perfmodel.parallel.rows import table_rows
     from perfmodel.report.predictions import prediction_object
     from perfmodel.verbs.networks import network_of_plan, predict_requested

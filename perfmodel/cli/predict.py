@@ -1,4 +1,4 @@
-"""`perfmodel predict`: step time and memory of one plan, or of the same knobs on several clusters and numbers of chips."""
+"""`perfmodel predict`: step time and memory of one plan, or of several combinations of job, cluster and knobs."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def predict(
 
 
 def _runs(answers: Sequence[Answer], asked: AskedRun | None) -> list[TrainingRun]:
-    """The whole run of every answer where its tokens are given."""
+    """Return the whole training run of each answer; empty without --tokens."""
     from perfmodel.verbs.training import run_in
 
     return [run_in(answer.setting, answer.prediction, asked) for answer in answers] if asked else []
@@ -171,7 +171,7 @@ def _one_blocks(
 
 
 def _changes_lines(changes: Sequence[Change]) -> list[str]:
-    """Values that flags changed in the plan's file, and values that changed with them."""
+    """Return the values of the plan file that flags override, and the values that change with them."""
 
     def named(follows: bool) -> str:
         return ", ".join(

@@ -1,4 +1,4 @@
-"""`perfmodel run | calibrate | demo`: what needs torch and this machine."""
+"""`perfmodel run | calibrate | demo`: measurements with torch on this machine."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def run(
         )
     try:
         show(Document(content=lambda: comparison_object(comparison), blocks=lambda: _blocks(comparison)), output)
-    finally:  # what was measured is shown though it cannot be saved, and saved though it cannot be shown
+    finally:  # a measurement is shown if it cannot be saved, and saved if it cannot be shown
         if save is not None:
             from perfmodel.parallel.results import append_measurement
 

@@ -1,4 +1,4 @@
-"""`perfmodel search`: the best plans of a job on a cluster, the baselines beside them, and why the others are not."""
+"""`perfmodel search`: best plans of a job on a cluster, baselines, and reasons of rejected plans."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ _COUNTED = {"chips": "chips", "global_batch": "sequences", "seq_len": "tokens"}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Ranking:
-    """How plans are ordered, and how many are shown; by and budget: limits under which clusters and numbers of chips are compared."""
+    """Options of the ranking and the number of printed plans.
+
+    by, budget   deadline and budget for which clusters and chip counts are compared
+    """
 
     by: str | None = word("With --tokens: size the cluster, to train by a deadline such as 30d", metavar="TIME")
     budget: str | None = word("With --tokens: size the cluster, to train within a budget such as 2M", metavar="USD")
@@ -149,7 +152,7 @@ def search(
             break
     if not results:
         raise InputError(first_reasons(failures))
-    results.sort(key=lambda pair: pair[1].values[:1] or (math.inf,))  # by the objective of a whole run; else in the order given
+    results.sort(key=lambda pair: pair[1].values[:1] or (math.inf,))  # by the objective of the whole training run, else in the given order
     written = _write(results, files.save, files.plot)
     read = start.notes(verbose=output.verbose) if start is not None else []
     document = Document(
@@ -193,7 +196,7 @@ def _search_once(
     any_framework: bool,
     with_remedies: bool,
 ) -> tuple[SearchResult, bool]:
-    """The result, and whether Ctrl-C came meanwhile: the search then ends with what it has."""
+    """Return the result, and whether Ctrl-C ended the search early with the best plans so far."""
     from perfmodel.verbs.searching import ALSO, search_in
 
     chips = f"{setting.cluster.num_chips} chip{'s' * (setting.cluster.num_chips > 1)} of {short_name(setting.reference)}"
@@ -221,7 +224,7 @@ def _search_once(
 
 
 def _write(results: list[tuple[Setting, SearchResult]], save: Path | None, plot: Path | None) -> dict[str, Path]:
-    """Write the best plan and the figure; returns the written files. Nothing is written if no plan fits."""
+    """Write the best plan and the figure, if any plan fits. Return the written files."""
     with_plans = [result for _, result in results if result.plans]
     written: dict[str, Path] = {}
     if save is not None and with_plans:
@@ -280,11 +283,11 @@ def _blocks(
 
 
 def setting_words(setting: Setting) -> dict[str, str]:
-    """Values that distinguish one search of a table from another, as text."""
+    """Return the values that distinguish the searches of a table, as text."""
     return {name: f"{value:,} {_COUNTED[name]}" if name in _COUNTED else value for name, value in setting.described().items()}
 
 
-#: Facts of the best plan that are printed without `--verbose`.
+#: Facts of the best plan printed without `--verbose`.
 _SHOWN = ("job", "layers", "plan", "framework", "based on")
 
 

@@ -1,4 +1,4 @@
-"""`perfmodel serve`: how fast a service answers, how many at once, what bounds it, and which plan is best."""
+"""`perfmodel serve`: latency, concurrency, throughput and bottlenecks of a service, and its best plan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXIT_NOTHING_FITS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class WantedWords:
-    """Limits of a service, and the objective of a search."""
+    """Options of the latency limits and the search objective of a service."""
 
     ttft: str = word("Limit of the time to the first token, such as 500ms", metavar="TIME", default="")
     tpot: str = word("Limit of the time of each token, such as 30ms", metavar="TIME", default="")
@@ -43,12 +43,12 @@ class WantedWords:
     seed: int | None = word("With --simulate: seed of the drawn requests", otherwise="0 if left out", metavar="N", kind=int)
 
     def limits(self) -> dict[str, str]:
-        """Time -> its limit as it was written, those that were given."""
+        """Return the given limits as text, by latency."""
         times = {"ttft": self.ttft, "tpot": self.tpot, "request_latency": self.latency}
         return {name: limit for name, limit in times.items() if limit}
 
 
-#: What `serve` writes beside what it prints.
+#: Files that `serve` writes in addition to its output.
 _FILES = Words(
     options.Files,
     only="csv plot report",
@@ -153,7 +153,7 @@ def serve(
 
 
 def _check_together(wanted: WantedWords, *, search: bool, operators: bool, simulated: bool, p99: bool, disaggregated: bool) -> None:
-    """An option that would be passed over in silence is refused."""
+    """Raise InputError for options that would be silently ignored."""
     for_search = {
         "p99": p99,
         "disaggregated": disaggregated,
@@ -208,7 +208,7 @@ def _write_and_show(
     files: options.Files,
     output: Output,
 ) -> None:
-    """Write and show a result."""
+    """Write the CSV file and print a result."""
     document = Document(content=content, blocks=lambda: chain(blocks(), files.written(output)), rows=rows)
     files.write_csv(document)
     show(document, output)
@@ -267,7 +267,7 @@ def _predict(
 
 
 def _launch_blocks(lines: Sequence[LaunchLine]) -> Iterator[Block]:
-    """The commands that start a plan; MODEL is the checkpoint's name or folder."""
+    """Yield the launch commands of a plan; MODEL stands for the name or folder of the checkpoint."""
     for line in lines:
         copies = f" ({line.copies} times, each on its own chips)" if line.copies > 1 else ""
         yield Text(f"Start{copies}", apart=True)
@@ -355,7 +355,7 @@ def _search(
 
 
 def _command(config: str, *records: Any, **flags: bool) -> str:
-    """The command line with these words. A word is None or empty where it was not given."""
+    """Return the command line of these options. A value of None or "" was not given."""
     given = [(field.name, getattr(record, field.name)) for record in records for field in fields(record)]
     words = ["perfmodel", "serve", *([config] if config else [])]
     for name, value in given:
@@ -365,7 +365,7 @@ def _command(config: str, *records: Any, **flags: bool) -> str:
 
 
 def _search_arguments(wanted: WantedWords, *, p99: bool, disaggregated: bool) -> dict[str, Any]:
-    """Arguments of a search in addition to its request."""
+    """Return the arguments of a search in addition to its request."""
     return {
         "limits": wanted.limits(),
         "p99": p99,
@@ -380,7 +380,7 @@ def _search_arguments(wanted: WantedWords, *, p99: bool, disaggregated: bool) ->
 def _searches(
     requests: list[ServingRequest], wanted: WantedWords, *, p99: bool, disaggregated: bool, files: options.Files, output: Output
 ) -> None:
-    """The best plan of each of several searches."""
+    """Print the best plan of each of several searches."""
     from perfmodel.report.serving import lengths_line
     from perfmodel.report.serving_rows import ranked_row, searched_line, services_table
     from perfmodel.report.serving_searches import search_object

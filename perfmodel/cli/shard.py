@@ -30,7 +30,7 @@ OWN, PASE = "own", "pase"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkWords:
-    """How a network is built: its sizes, or what a module of one's own is called with."""
+    """Options of a network: sizes of a built-in network, or inputs of a user module."""
 
     batch: int | None = word("Samples of a step; the network's default if left out", kind=int)
     size: Sequence[str] | None = word(
@@ -98,7 +98,7 @@ def shard(
     if len(clusters) > 1:
         raise InputError("--chip: stands in place of --cluster; give one of the two")
     cluster = clusters[0] if clusters else ""
-    may_have_chips = bool(cluster)  # this machine and a cluster's own file say how many they have
+    may_have_chips = bool(cluster)  # localhost and cluster files include a chip count
     options.require(
         ("--cluster", cluster, "a name from `perfmodel clusters` or the path of a cluster file, or --chip with a chip"),
         ("--chips", may_have_chips or asked.chips, "how many chips the job runs on, for example 64"),
@@ -135,7 +135,7 @@ def shard(
 
 
 def _check_pase(network: str, **given: Any) -> None:
-    """Flags that mean nothing to the paper's graphs and cost."""
+    """Raise InputError for flags without meaning for the paper's graphs and cost."""
     for name in ("size", "batch", *(() if ":" in network else ("inputs",))):
         if given[name]:
             value = ",".join(given[name]) if isinstance(given[name], list) else given[name]
@@ -149,7 +149,7 @@ _FLAGS = {"true": True, "false": False}
 
 
 def parse_sizes(given: Sequence[str]) -> dict[str, int | tuple[int, ...]]:
-    """`layers=2`, `filters=4,8,8`, `fused_attention=false`."""
+    """Return the parsed sizes, such as `layers=2`, `filters=4,8,8`, `fused_attention=false`."""
     sizes: dict[str, int | tuple[int, ...]] = {}
     for item in given:
         name, _, value = item.partition("=")
@@ -303,7 +303,7 @@ def _pipeline_blocks(network: str, batch: int, search: PipelineSearch, given: di
 
 
 def _by_pase_cost(network: str, chips: int, inputs: list[str], output: Output) -> None:
-    """The paper's space and cost: its own layer graphs by name, or an imported module."""
+    """Search the paper's space by the paper's cost, for one of its layer graphs or an imported module."""
     if ":" in network:
         from perfmodel.cli.import_ import strategy_blocks, strategy_object
         from perfmodel.planner.pase.imported import search_imported

@@ -1,4 +1,4 @@
-"""`perfmodel search --by --budget`: the clusters and numbers of chips that train by a deadline or within a budget."""
+"""`perfmodel search --by --budget`: clusters and chip counts that train by a deadline or within a budget."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def size(
     files: options.Files,
     output: Output,
 ) -> tuple[Sizing, bool]:
-    """Print the front and write the files. Returns the result, and whether some run meets deadline and budget."""
+    """Print the Pareto front and write the files. Return the result, and whether a run meets deadline and budget."""
     from perfmodel.report.sizing import plot_sizing, sizing_facts, sizing_object, sizing_table
     from perfmodel.verbs.sizing import read_budget, read_deadline, size_asked
 

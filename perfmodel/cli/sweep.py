@@ -75,7 +75,7 @@ def _object(result: SweepResult, out: Path) -> dict[str, Any]:
 
 
 def _reasons(result: SweepResult) -> list[str]:
-    """The most frequent reasons, with the number of points of each."""
+    """Return the most frequent reasons of failure, with their number of points."""
     return [
         f"{times:,} points: {reason}" if times > 1 else reason for reason, times in Counter(result.failures).most_common(_SHOWN_REASONS)
     ]
@@ -104,7 +104,7 @@ def _blocks(result: SweepResult, out: Path) -> Iterator[Block]:
     yield Command(f"python -c \"import pandas; print(pandas.{read}('{out}'))\"")
 
 
-#: Columns that a table of people has in addition to the axes: knobs that differ from their defaults, and results -> header.
+#: Columns of the printed table in addition to the axes: non-default knobs, and results -> header.
 _KNOBS = ("dp_replicate", "dp_shard", "cp", "pp", "tp", "ep", "attention_dp", "replicas", "zero", "micro_batch", "recompute")
 _RESULTS = {
     "limit": "limit", "value": "value", "step_time": "step time", "tokens_per_second_per_chip": "tok/s/chip", "memory_total": "memory",
@@ -113,7 +113,7 @@ _RESULTS = {
 
 
 def _table(result: SweepResult) -> Table:
-    """The first rows."""
+    """Return the first rows as a table."""
     from perfmodel.report.table import Table
     from perfmodel.verbs.study import column_of
 

@@ -1,4 +1,4 @@
-"""Options from records: each word of a record (`foundation/words.py`) is an option, with its help, names and kind."""
+"""Options from records: each `Word` of a record (`foundation/words.py`) becomes an option, with help, names and type."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfmodel.foundation.words import Word, Words
 
 Result = TypeVar("Result")
 
-#: In which order help lists the words of a record; what is not named here comes after them, in the order of the record.
+#: Order of the words of a record in help; others follow in record order.
 _ORDER = (
     "model", "cluster", "chips", "nodes", "global_batch", "batch_tokens", "seq_len", "profile", "settings", "cp_form", "offload",
     "precision",
@@ -23,28 +23,29 @@ _ORDER = (
     "zero", "micro_batch", "virtual_stages", "schedule", "recompute", "recompute_modules",
     "sequence_parallel", "rules", "order", "attention",
 )  # fmt: skip
-#: Options that stand elsewhere than the rest of their record: after an option, or after all of a record.
+#: Options apart from the rest of their record in help: after an option, or after a whole record.
 _AFTER = {"chip": "cluster", "calibration": "knobs", "memory_headroom": "calibration", "risk": "memory_headroom"}
 
 
 def flag(field: str) -> str:
-    """How the command line spells a field."""
+    """Return the flag of a field."""
     return "--" + field.replace("_", "-")
 
 
 def command(
     *,
     after: Mapping[str, str] = {},
-    **groups: type | Words | Group,  # nobody changes it
+    **groups: type | Words | Group,
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """A verb whose parameters of these names are records, with an option for each word of them.
+    """Return a decorator of verbs that replaces each named parameter, a record, by one option per word.
 
-    after   what stands elsewhere in help: parameter or option -> the one that it follows
+    after   order in help: parameter or option -> the one that it follows
+    groups  parameter -> record
     """
     chosen = {name: group if isinstance(group, Group) else Group.of(group) for name, group in groups.items()}
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
-        blocks: list[tuple[str, str, inspect.Parameter]] = []  # name of the option, of what it belongs to
+        blocks: list[tuple[str, str, inspect.Parameter]] = []  # name of the option, name of the parameter of the verb
         for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
             parts = chosen[name].options if name in chosen else {name: parameter}
             blocks += [(option, name, entry) for option, entry in parts.items()]
@@ -73,7 +74,7 @@ def command(
 
 
 class Group:
-    """Options that make one argument of a verb."""
+    """Group of options that makes one argument of a verb."""
 
     def __init__(self, options: Mapping[str, inspect.Parameter], make: Callable[[dict[str, Any]], Any]) -> None:
         self.options, self.make = options, make
@@ -88,14 +89,14 @@ class Group:
 
 
 def largest_of(knobs: tuple[str, ...]) -> Group:
-    """`--max-tp` and the like, as knob -> largest value of those that are given."""
+    """Return the options `--max-KNOB`; they make a mapping of knob -> given largest value."""
     words = {f"max_{knob}": Word(help=f"Largest {flag(knob)} to try", kind=int) for knob in sorted(knobs, key=_position_in_help)}
     options = {name: _keyword_only(name, _typed(word, name, help=_help(word)), None) for name, word in words.items()}
     return Group(options, lambda given: {name[4:]: words[name].value(value, name) for name, value in given.items() if value is not None})
 
 
 def _position_in_help(name: str) -> int:
-    """Where the option of a word stands among the others; those without a place come last, as they are."""
+    """Return the position of an option in help; options not in `_ORDER` come last, in record order."""
     return _ORDER.index(name) if name in _ORDER else len(_ORDER)
 
 
@@ -117,7 +118,7 @@ def _typed(word: Word, name: str, *, help: str, many: bool = False) -> Any:
     if word.kind is bool:
         plain = flag(word.option or name)
         return Annotated[bool | None, typer.Option(f"{plain}/--no-{plain[2:]}", help=help, show_default=False)]
-    text = str if word.kind is int else word.kind  # a word reads its number itself: `8k`
+    text = str if word.kind is int else word.kind  # a word parses its own numbers, such as `8k`
     kind = list[str] if many else text | None
     return Annotated[kind, typer.Option(flag(word.option or name), *word.aliases, metavar=word.metavar, help=help)]
 

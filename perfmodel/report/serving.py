@@ -17,8 +17,6 @@ from perfmodel.report.training_run import JOULES_OF_A_KILOWATT_HOUR
 from perfmodel.workload.serving import Lengths, ServingJob
 
 DOES_NOT_FIT = "does not fit: "
-#: What is shown of each time.
-TIMES = ("ttft", "tpot", "request_latency")
 
 
 def lengths_line(job: ServingJob) -> str:
@@ -125,7 +123,7 @@ def headline(prediction: ServingPrediction, *, verbose: bool = False) -> list[tu
         *energy_facts(prediction),
         ("in flight", _running(prediction)),
         ("memory", f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)} usable on each chip"),
-        ("KV cache", f"{job.kv_precision}; {_verdict(prediction)}"),
+        ("KV cache", f"{job.kv_precision}; {prediction.max_sequences:,.0f} sequences of mean length fit in a replica"),
     ]
     basis = [f"{words(name)}: {source}" for name, source in _grouped(prediction.rests_on).items()]
     shown = basis if verbose else [next(iter(_grouped(prediction.rests_on).values()), "")]
@@ -192,12 +190,6 @@ def limits_object(prediction: ServingPrediction, limits: Mapping[str, float]) ->
         by_p99 = None if spread.p99 is None else prediction.fits and spread.p99 <= limit
         results[name] = {"limit": limit, "kept_by_mean": prediction.fits and spread.mean <= limit, "kept_by_p99": by_p99}
     return results
-
-
-def _verdict(prediction: ServingPrediction) -> str:
-    if not prediction.fits:
-        return "does not fit"
-    return f"{prediction.max_sequences:,.0f} sequences of mean length fit in a replica"
 
 
 def _running(prediction: ServingPrediction) -> str:
