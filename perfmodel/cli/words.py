@@ -34,7 +34,7 @@ def flag(field: str) -> str:
 
 def command(
     *,
-    after: Mapping[str, str] = {},
+    after: Mapping[str, str] = {},  # never mutated
     **groups: type | Words | Group,
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Return a decorator of verbs that replaces each named parameter, a record, by one option per word.

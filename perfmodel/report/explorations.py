@@ -179,9 +179,7 @@ def waterfall_table(waterfall: Waterfall) -> Table:
         change = rung.before if rung.before == rung.after else f"{rung.before} to {rung.after}"
         plan = "as before" if plan == old else plan
         new = "" if math.isnan(rung.plan_factor) else f"{rung.plan_factor:.2f}x"
-        rows.append(
-            (rung.change, change, time_text(waterfall.metric, rung.time), f"{rung.factor:.2f}x", new, "as before" if plan == old else plan)
-        )
+        rows.append((rung.change, change, time_text(waterfall.metric, rung.time), f"{rung.factor:.2f}x", new, plan))
     rows.append(
         (
             "total",

@@ -35,7 +35,10 @@ def run_facts(run: TrainingRun) -> Facts:
             "time",
             f"{_span(run.days)} of steps, {_span(run.wall_days)} with failures and checkpoints (goodput {percent(run.goodput)})",
         ),
-        ("chips", f"{format_count(run.chip_hours)} chip-hours; {_counted(run.spare_nodes, 'spare node')} for a week of failures"),
+        (
+            "chips",
+            f"{format_count(run.chip_hours)} chip-hours; {run.spare_nodes:,} spare node{'' if run.spare_nodes == 1 else 's'} for a week of failures",
+        ),
         ("failures", f"{run.failures:,.0f} expected, {failures}"),
         checkpoint,
     ]
@@ -45,10 +48,6 @@ def run_facts(run: TrainingRun) -> Facts:
     if run.cost:
         lines.append(("cost", f"{run.cost:,.0f} USD at {run.cost / run.chip_hours:.2f} USD a chip-hour"))
     return Facts(title, [*lines, ("based on", basis)])
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
 
 
 def _long(seconds: float) -> str:

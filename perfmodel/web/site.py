@@ -1,4 +1,4 @@
-"""The page as a folder of files for any web server, without one of its own: perfmodel runs in the browser, by Pyodide."""
+"""The web page as static files for any web server; perfmodel runs in the browser with Pyodide."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from perfmodel.foundation.resources import resource_dir, write_atomically
 from perfmodel.web.page import page, part_text
 
 _PACKAGE = Path(__file__).parents[1]
-#: What perfmodel imports besides numpy to answer the page; PyYAML without its compiled part.
+#: Pure-Python dependencies of perfmodel for the page; PyYAML without its compiled part.
 _DISTRIBUTIONS = ("PyYAML",)
 #: Packages of perfmodel that need torch or processes.
 _LEFT_OUT = ("execute", "calibrate", "fitting", "validation")
-#: What is not pure Python, from Pyodide; pydantic is for pasted plan files.
+#: Compiled dependencies, from Pyodide; pydantic is for pasted plan files.
 _COMPILED = ("numpy", "pydantic")
 _LOCK, _RUNTIME = "pyodide-lock.json", "pyodide"
 
 
 def write_site(folder: str | Path, pyodide: str) -> list[Path]:
-    """Write the static page and return its files; open it through a web server.
+    """Write the static page and return its files, to be opened through a web server.
 
-    pyodide   address of a full distribution of Pyodide (Python 3.11 or newer), or a folder with one, whose needed files are copied
+    pyodide   URL or folder of a full Pyodide distribution (Python 3.11 or newer); required files of a folder are copied
     """
     target = Path(folder)
     if target.exists() and not target.is_dir():
@@ -51,7 +51,7 @@ def write_site(folder: str | Path, pyodide: str) -> list[Path]:
 
 
 def _runtime_files(folder: Path) -> Iterator[Path]:
-    """The files of a distribution that the page loads: Python, and the packages that perfmodel needs."""
+    """Yield the files of a Pyodide distribution that the page loads: Python and the packages that perfmodel needs."""
     rule = "is no folder of Pyodide"
     if not (folder / "pyodide.mjs").is_file() or not (folder / _LOCK).is_file():
         raise bad_field("pyodide", folder, rule, "unpack a full distribution of Pyodide there, or give the address of one")
@@ -70,11 +70,11 @@ def _runtime_files(folder: Path) -> Iterator[Path]:
 
 
 def _archive() -> bytes:
-    """perfmodel, its data and what it imports, as Python finds them in one folder."""
+    """Return a ZIP archive of perfmodel, its data and its pure-Python dependencies, importable from one folder."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, path in sorted(_archived()):
-            entry = zipfile.ZipInfo(name)  # without the time, so that the same version gives the same bytes
+            entry = zipfile.ZipInfo(name)  # without a timestamp, so that the same version gives the same bytes
             archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
     return content.getvalue()
 
@@ -92,10 +92,10 @@ def _archived() -> Iterator[tuple[str, Path]]:
     for package in (*_DISTRIBUTIONS, "perfmodel"):
         try:
             files = distribution(package).files or ()
-        except PackageNotFoundError:  # of perfmodel in a checkout that is not installed
+        except PackageNotFoundError:  # perfmodel in a checkout that is not installed
             continue
         for file in files:
-            is_about = file.name == "METADATA" or "LICENSE" in file.name  # the version, and what its licence asks for
+            is_about = file.name == "METADATA" or "LICENSE" in file.name  # version, and the licence that has to go with copies
             is_wanted = is_about if ".dist-info" in file.parts[0] else package != "perfmodel" and file.suffix == ".py"
             if is_wanted and not file.parts[0].startswith("..") and Path(str(file.locate())).is_file():
                 yield file.as_posix(), Path(str(file.locate()))
