@@ -37,7 +37,8 @@ def run_facts(run: TrainingRun) -> Facts:
         ),
         (
             "chips",
-            f"{format_count(run.chip_hours)} chip-hours; {run.spare_nodes:,} spare node{'' if run.spare_nodes == 1 else 's'} for a week of failures",
+            f"{format_count(run.chip_hours)} chip-hours; "
+            f"{run.spare_nodes:,} spare node{'' if run.spare_nodes == 1 else 's'} for a week of failures",
         ),
         ("failures", f"{run.failures:,.0f} expected, {failures}"),
         checkpoint,
