@@ -297,9 +297,9 @@ def _flag_remedy(error: Exception, verb: str, parameters: Sequence[Any]) -> str:
     """Return the remedy for an unknown flag: its name in perfmodel, or how to write a plan file with its value."""
     option = getattr(error, "option_name", "")
     known = {name for parameter in parameters for name in parameter.opts}
-    meant = [name for name in _OTHER_SPELLINGS.get(option, ()) if name in known]
-    if meant:
-        return f"No such option: {option} (here it is {' or '.join(meant)})"
+    spellings = [name for name in _OTHER_SPELLINGS.get(option, ()) if name in known]
+    if spellings:
+        return f"No such option: {option} (here it is {' or '.join(spellings)})"
     takes_plan = any(parameter.name in ("plan", "plans") and parameter.required for parameter in parameters)
     if takes_plan and option in _flags_of_plans():
         written = f"perfmodel predict {option} ... --save plan.yaml"

@@ -387,8 +387,8 @@ def _searches(
     from perfmodel.verbs.serving import search_asked
     from perfmodel.verbs.serving_requests import searched_several
 
-    how = _search_arguments(wanted, p99=p99, disaggregated=disaggregated)
-    results = searched_several(requests, lambda request: search_asked(request, **how)[1])
+    arguments = _search_arguments(wanted, p99=p99, disaggregated=disaggregated)
+    results = searched_several(requests, lambda request: search_asked(request, **arguments)[1])
     none = [{**asked, "reason": reason} for asked, result, reason in results if result is None]
 
     def rows() -> list[dict[str, Any]]:

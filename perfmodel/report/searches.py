@@ -444,7 +444,7 @@ def neighbours_table(explanation: Explanation) -> Table:
                 size(prediction.memory["total"]),
                 fits_cell(prediction.verdict),
                 probability_cell(prediction.fits_probability),
-                _cause(neighbour) if prediction.fits else "",
+                _largest_change(neighbour) if prediction.fits else "",
             )
         )
     return Table(
@@ -461,7 +461,7 @@ def knobs_text(knobs: Mapping[str, int | str | bool]) -> str:
     return ", ".join(f"{knob}={str(value).lower()}" for knob, value in knobs.items())
 
 
-def _cause(alternative: Alternative) -> str:
+def _largest_change(alternative: Alternative) -> str:
     """Return the step-time part that changes most in the direction of the total change."""
     if not alternative.slower_by:
         return ""

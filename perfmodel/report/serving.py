@@ -212,10 +212,10 @@ def _amount(number: float) -> str:
     return f"{number:,.0f}" if number >= 9.95 else f"{number:,.1f}".removesuffix(".0")
 
 
-def _grouped(rests: Mapping[str, str]) -> dict[str, str]:
+def _grouped(basis: Mapping[str, str]) -> dict[str, str]:
     """Group the parts by basis: comma-separated parts -> basis."""
     by_source: dict[str, list[str]] = {}
-    for name, source in rests.items():
+    for name, source in basis.items():
         by_source.setdefault(source, []).append(name)
     return {", ".join(names): source for source, names in by_source.items()}
 

@@ -69,8 +69,8 @@ def service_report(
         sections.append(PageSection("Best plans", list(_search_parts(result))))
     if start:
         sections.append(PageSection("Start", list(start)))
-    rests = tuple((words(name), source) for name, source in prediction.rests_on.items())
-    basis = Table(title="Basis of the numbers", headers=("part", "based on"), rows=rests, fold=("based on",))
+    basis_rows = tuple((words(name), source) for name, source in prediction.rests_on.items())
+    basis = Table(title="Basis of the numbers", headers=("part", "based on"), rows=basis_rows, fold=("based on",))
     sections.append(PageSection("Assumptions and sources", [basis, sources]))
     sections.append(PageSection("Reproduce", [Command(command)]))
     plan = prediction.plan

@@ -24,10 +24,10 @@ def run_facts(comparison: ServedComparison) -> list[tuple[str, str]]:
         checked = f"logits of prefill, chunks and decode equal the uncached forward pass to {measured.logit_error:.1e} of the largest"
     facts = [("ran on", f"{measured.chip} ({measured.device}); {software}"), ("checked", checked)]
     facts.append(("steps", f"{len(measured.steps[0].times)} of each shape, in turn"))
-    rests = "none: steps of one rank on a CPU are predicted here; `perfmodel serve` predicts those of a cluster"
+    basis = "none: steps of one rank on a CPU are predicted here; `perfmodel serve` predicts those of a cluster"
     if comparison.steps:
-        rests = f"based on calibrated: {comparison.calibration}; is of processor time, what a step takes where nothing else runs"
-    facts.append(("prediction", rests))
+        basis = f"based on calibrated: {comparison.calibration}; is of processor time, what a step takes where nothing else runs"
+    facts.append(("prediction", basis))
     if comparison.steps:
         facts.append(("machine", f"a fixed product took {comparison.drift:.2f} times what the calibration says of it, between the steps"))
     return facts

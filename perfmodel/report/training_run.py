@@ -19,21 +19,21 @@ JOULES_OF_A_KILOWATT_HOUR, JOULES_OF_A_MEGAWATT_HOUR, _KILOGRAMS_OF_A_TONNE = 3.
 
 def run_facts(run: TrainingRun) -> Facts:
     """Return the block "The whole run"."""
-    failures = f"one in {_long(run.mtbf)}; {_long(run.restart_time)} to restart"
+    failures = f"one in {_duration_text(run.mtbf)}; {_duration_text(run.restart_time)} to restart"
     title, basis = f"The whole run, {format_count(run.tokens)} tokens", "`perfmodel assumptions`; --assume NAME=VALUE replaces one"
     checkpoint = (
         "checkpoint",
-        f"{format_bytes(run.checkpoint_bytes)} every {_long(run.checkpoint_interval)}; training pauses for "
+        f"{format_bytes(run.checkpoint_bytes)} every {_duration_text(run.checkpoint_interval)}; training pauses for "
         f"{format_time(run.checkpoint_stall)} while each chip copies its part to the host; written behind it in "
-        f"{_long(run.checkpoint_write)} ({run.checkpoint_bytes / max(run.checkpoint_write, 1e-9) / 1e9:,.3g} GB/s of storage)",
+        f"{_duration_text(run.checkpoint_write)} ({run.checkpoint_bytes / max(run.checkpoint_write, 1e-9) / 1e9:,.3g} GB/s of storage)",
     )
     if not math.isfinite(run.wall_days):
-        never = f"{_span(run.days)} of steps, but the run never ends: it loses more to failures than it trains between two of them"
+        never = f"{_days_text(run.days)} of steps, but the run never ends: it loses more to failures than it trains between two of them"
         return Facts(title, [("time", never), ("failures", failures), checkpoint, ("based on", basis)])
     lines = [
         (
             "time",
-            f"{_span(run.days)} of steps, {_span(run.wall_days)} with failures and checkpoints (goodput {percent(run.goodput)})",
+            f"{_days_text(run.days)} of steps, {_days_text(run.wall_days)} with failures and checkpoints (goodput {percent(run.goodput)})",
         ),
         (
             "chips",
@@ -51,7 +51,7 @@ def run_facts(run: TrainingRun) -> Facts:
     return Facts(title, [*lines, ("based on", basis)])
 
 
-def _long(seconds: float) -> str:
+def _duration_text(seconds: float) -> str:
     """Return a duration in the largest unit of which it has at least two; below two minutes in seconds."""
     for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if seconds >= 2.0 * size:
@@ -64,5 +64,5 @@ def _amount(value: float) -> str:
     return f"{value:,.0f}" if value >= 10.0 or value == 0.0 else f"{value:.2g}"
 
 
-def _span(days: float) -> str:
+def _days_text(days: float) -> str:
     return f"{days:,.1f} days" if days >= _FEW_DAYS else f"{days * 24:,.1f} hours"
