@@ -1,4 +1,4 @@
-"""The command line: `app` finds the verb; a file for each verb parses, asks and prints."""
+"""The command line: `app` dispatches to the verb; one module per verb parses options, calls the library and prints."""
 
 from perfmodel.cli.app import main
 

@@ -1,7 +1,7 @@
-"""The `perfmodel` command: finds the verb, and turns what it raises into one sentence and an exit code.
+"""The `perfmodel` command: dispatch to a verb, error messages and exit codes.
 
-Only the module of the verb that was asked for is loaded, and each verb imports what it needs when it is called, so that
-`perfmodel --help` and `perfmodel predict` stay quick. This module itself imports next to nothing: Ctrl-C is caught from here on.
+Only the module of the given verb is imported, and each verb imports its dependencies when it is called. `perfmodel --help` and
+`perfmodel predict` therefore start quickly. This module imports almost nothing, so that Ctrl-C is caught from the start.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 _COMPLETION = "_PERFMODEL_COMPLETE"  # set by the script that `perfmodel --install-completion` writes
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
-EXIT_SIGNAL = 128  # and the signal's number, as shells have it
+EXIT_SIGNAL = 128  # plus the number of the signal, as in shells
 EXIT_INTERRUPTED = EXIT_SIGNAL + signal.SIGINT
-EXIT_UNREAD = EXIT_SIGNAL + signal.SIGPIPE  # whoever read standard output has gone, so not all was done
+EXIT_UNREAD = EXIT_SIGNAL + signal.SIGPIPE  # the reader of standard output closed it, so the work is incomplete
 
 #: verb -> (module of perfmodel.cli, what it does)
 VERBS = {
@@ -68,8 +68,8 @@ VERBS = {
 _SETTINGS: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
-class Ended(BaseException):
-    """Somebody asked this process to end (SIGTERM), or its terminal was closed (SIGHUP)."""
+class Terminated(BaseException):
+    """Termination of the process by SIGTERM, or by SIGHUP after its terminal was closed."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -77,11 +77,14 @@ class Ended(BaseException):
 
 
 def make_app(*, with_options: bool = False) -> typer.Typer:
-    """Return the command line before a verb is known: the verbs' names and what they do; for shell completion with their options."""
+    """Return the command line with all verbs and their summaries.
+
+    with_options   load the options of the verbs, for shell completion
+    """
     app = _empty_app(add_completion=True)
     app.callback()(_root())
     for name, (module, summary) in VERBS.items():
-        function = _function(module, name) if with_options else _not_loaded(name)
+        function = _function(module, name) if with_options else _placeholder(name)
         app.command(name, short_help=summary)(function)
     return app
 
@@ -91,7 +94,7 @@ def _function(module: str, verb: str) -> Any:
 
 
 def command_of(verb: str) -> Any:
-    """The command of one verb by itself, as `perfmodel VERB` calls it: what belongs to the others is neither loaded nor parsed."""
+    """Return the command of one verb, as `perfmodel VERB` calls it. Other verbs are neither loaded nor parsed."""
     import typer
 
     from perfmodel.cli.examples import epilog
@@ -103,14 +106,14 @@ def command_of(verb: str) -> Any:
     app.command(verb, short_help=summary, epilog=epilog(verb), context_settings=_SETTINGS)(function)
     command = typer.main.get_command(app)
     for parameter in command.get_params(command.context_class(command, **_SETTINGS)):
-        parameter.process_value = _plainly(parameter)  # type: ignore[method-assign, assignment]
+        parameter.process_value = _fast_converter(parameter)  # type: ignore[method-assign, assignment]
     return with_groups(command)
 
 
-def _plainly(parameter: Any) -> Callable[[Any, Any], Any]:
-    """The function that converts an option's value: text stays text, digits become a whole number, a missing value is not checked.
+def _fast_converter(parameter: Any) -> Callable[[Any, Any], Any]:
+    """Return a fast conversion of an option's value: text stays text, digits become a number, a missing value is not checked.
 
-    Anything else, what is wrong included, typer checks: with all of pydantic, whose import takes as long as a prediction.
+    typer checks all other values, including invalid ones. It needs pydantic, whose import takes as long as a prediction.
     """
     checked, annotation = parameter.process_value, parameter.type_descriptor.annotation
     takes_many = parameter.multiple or parameter.nargs == -1
@@ -120,7 +123,7 @@ def _plainly(parameter: Any) -> Callable[[Any, Any], Any]:
             return checked(context, value)
         if value is None:
             value = () if takes_many else None
-        elif takes_many and annotation == list[str] and all(type(each) is str for each in value):
+        elif takes_many and annotation == list[str] and all(type(item) is str for item in value):
             value = list(value)
         elif annotation in _NUMBERS and type(value) is str:
             value = _number(value, parameter.opts[0], annotation)
@@ -135,7 +138,7 @@ _NUMBERS: dict[Any, tuple[str, str]] = {int: (r"-?[0-9]{1,18}", "a whole number"
 
 
 def _number(text: str, name: str, kind: Any) -> Any:
-    """The number that a text writes; what is none is refused in a sentence of ours, not in pydantic's."""
+    """Return the number in a text. Raise InputError with our own message, not that of pydantic, if it is not a number."""
     import re
 
     from perfmodel.foundation.errors import bad_field
@@ -167,7 +170,7 @@ def _function_of(verb: str) -> str:
     return f"{name}_" if iskeyword(name) else name
 
 
-def _not_loaded(name: str) -> Callable[[], Any]:
+def _placeholder(name: str) -> Callable[[], Any]:
     def stand_in() -> None:
         from perfmodel.foundation.errors import PerfModelError
 
@@ -193,7 +196,7 @@ def _root() -> Callable[..., None]:
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
-    """Whether errors are objects too."""
+    """Return whether errors are printed as JSON objects."""
     return "--json" in arguments or "--format=json" in arguments or ("--format", "json") in pairwise(arguments)
 
 
@@ -206,15 +209,15 @@ def run(arguments: list[str]) -> int:
         import typer
         from typer.exceptions import TyperException
 
-        from perfmodel.cli.complaints import complain
+        from perfmodel.cli.errors import print_error
         from perfmodel.cli.streams import OutputError, abandon_output
         from perfmodel.foundation.error_objects import ErrorCode
         from perfmodel.foundation.errors import InputError, PerfModelError, presentable, shortened
     except KeyboardInterrupt:
         return _interrupted()
-    complain = partial(complain, as_json=as_json)
+    print_error = partial(print_error, as_json=as_json)
     try:
-        if _COMPLETION in environ:  # a shell asks what may come next
+        if _COMPLETION in environ:  # request of shell completion
             return int(typer.main.get_command(make_app(with_options=True))(arguments, prog_name="perfmodel", standalone_mode=False) or 0)
         if verb:
             command = command_of(verb)
@@ -230,28 +233,28 @@ def run(arguments: list[str]) -> int:
             command = with_command_groups(typer.main.get_command(make_app()))
             code = command(arguments, prog_name="perfmodel", standalone_mode=False)
         if code == EXIT_INTERRUPTED:
-            complain("interrupted", code=ErrorCode.INTERRUPTED)
+            print_error("interrupted", code=ErrorCode.INTERRUPTED)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except OutputError as error:
         abandon_output()
         if error.is_unread:
             return EXIT_UNREAD
-        complain(str(error), code=ErrorCode.FAILED)
+        print_error(str(error), code=ErrorCode.FAILED)
         return EXIT_FAILED
     except TyperException as error:
-        sentence = _meant(error, verb, parameters) if verb else ""
+        sentence = _flag_remedy(error, verb, parameters) if verb else ""
         sentence = sentence or error.format_message().rstrip(".")
         sentence = shortened(presentable(sentence))
-        complain(f"{sentence}; see perfmodel{f' {verb}' if verb else ''} --help", code=ErrorCode.BAD_INPUT)
+        print_error(f"{sentence}; see perfmodel{f' {verb}' if verb else ''} --help", code=ErrorCode.BAD_INPUT)
         return EXIT_BAD_INPUT
     except InputError as error:
-        complain(str(error), code=ErrorCode.BAD_INPUT, full=error.full)
+        print_error(str(error), code=ErrorCode.BAD_INPUT, full=error.full)
         return EXIT_BAD_INPUT
     except PerfModelError as error:
-        complain(str(error), code=ErrorCode.FAILED)
+        print_error(str(error), code=ErrorCode.FAILED)
         return EXIT_FAILED
-    except (KeyboardInterrupt, typer.Abort):  # typer hands Ctrl-C on as its exit code, but not before the verb is looked up
+    except (KeyboardInterrupt, typer.Abort):  # typer converts Ctrl-C to an exit code only after the verb lookup
         return _interrupted()
 
 
@@ -264,19 +267,19 @@ def _print_overview() -> None:
 
 
 def _refuse_repeats(arguments: list[str], parameters: Iterable[Any]) -> None:
-    """A flag that takes one value is given once: the last of two would win in silence."""
+    """Raise InputError for a repeated single-value flag; otherwise the last value would win silently."""
     from perfmodel.foundation.errors import InputError
 
     given = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
     for parameter in parameters:
         names = [*parameter.opts, *parameter.secondary_opts]
-        found = [name for name in given if name in names]
-        if len(found) > 1 and not parameter.multiple and not (parameter.is_flag and len(set(found)) == 1):
-            raise InputError(f"{' and '.join(dict.fromkeys(found))}: takes one value and is given {len(found)} times; give it once")
+        uses = [name for name in given if name in names]
+        if len(uses) > 1 and not parameter.multiple and not (parameter.is_flag and len(set(uses)) == 1):
+            raise InputError(f"{' and '.join(dict.fromkeys(uses))}: takes one value and is given {len(uses)} times; give it once")
 
 
-#: What other tools call a flag, where the nearest spelling here is another thing.
-_ELSEWHERE = {
+#: Flag names of other tools whose nearest spelling in perfmodel has another meaning.
+_OTHER_SPELLINGS = {
     "--batch": ("--global-batch", "--micro-batch", "--batch-tokens"),
     "--batch-size": ("--global-batch", "--micro-batch", "--batch-tokens", "--batch"),
     "--context-length": ("--seq-len",),
@@ -290,29 +293,29 @@ _ELSEWHERE = {
 }
 
 
-def _meant(error: Exception, verb: str, parameters: Sequence[Any]) -> str:
-    """Remedy for an unknown flag: its name here if another tool has it, or how to write a plan file that holds it."""
-    asked = getattr(error, "option_name", "")
+def _flag_remedy(error: Exception, verb: str, parameters: Sequence[Any]) -> str:
+    """Return the remedy for an unknown flag: its name in perfmodel, or how to write a plan file with its value."""
+    option = getattr(error, "option_name", "")
     known = {name for parameter in parameters for name in parameter.opts}
-    meant = [name for name in _ELSEWHERE.get(asked, ()) if name in known]
-    if meant:
-        return f"No such option: {asked} (here it is {' or '.join(meant)})"
+    spellings = [name for name in _OTHER_SPELLINGS.get(option, ()) if name in known]
+    if spellings:
+        return f"No such option: {option} (here it is {' or '.join(spellings)})"
     takes_plan = any(parameter.name in ("plan", "plans") and parameter.required for parameter in parameters)
-    if takes_plan and asked in _flags_of_plans():
-        written = f"perfmodel predict {asked} ... --save plan.yaml"
-        return f"No such option: {asked} ({verb} takes the file of a plan, which says that; `{written}` writes one, search the best)"
+    if takes_plan and option in _flags_of_plans():
+        written = f"perfmodel predict {option} ... --save plan.yaml"
+        return f"No such option: {option} ({verb} takes the file of a plan, which says that; `{written}` writes one, search the best)"
     return ""
 
 
 def _flags_of_plans() -> set[str]:
-    """The flags that say what the file of a plan holds: the job, its place and the knobs."""
+    """Return the flags of the contents of a plan file: job, cluster and knobs."""
     from perfmodel.cli.options import ChipWords
     from perfmodel.foundation.words import words_of
     from perfmodel.parallel.knobs import Knobs
     from perfmodel.parallel.request import Request
 
-    held = {name for record in (ChipWords, Request, Knobs) for name in words_of(record)} - {"calibration", "memory_headroom"}
-    return {name for parameter in command_of("predict").params if parameter.name in held for name in parameter.opts}
+    plan_words = {name for record in (ChipWords, Request, Knobs) for name in words_of(record)} - {"calibration", "memory_headroom"}
+    return {name for parameter in command_of("predict").params if parameter.name in plan_words for name in parameter.opts}
 
 
 def _interrupted() -> int:
@@ -321,23 +324,23 @@ def _interrupted() -> int:
 
 
 def _report(sentence: str, *, was_stopped: bool = False) -> None:
-    """An error outside of any verb."""
-    from perfmodel.cli.complaints import complain
+    """Print an error raised outside a verb."""
+    from perfmodel.cli.errors import print_error
     from perfmodel.foundation.error_objects import ErrorCode
 
-    complain(sentence, code=ErrorCode.INTERRUPTED if was_stopped else ErrorCode.FAILED, as_json=wants_json(sys.argv))
+    print_error(sentence, code=ErrorCode.INTERRUPTED if was_stopped else ErrorCode.FAILED, as_json=wants_json(sys.argv))
 
 
-def _end(number: int, frame: FrameType | None) -> NoReturn:
-    signal.signal(number, signal.SIG_DFL)  # the next one does not wait for what this one cleans up
-    raise Ended(number)
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(number, signal.SIG_DFL)  # a second signal ends the process without clean-up
+    raise Terminated(number)
 
 
 def main() -> NoReturn:
     try:
         for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and so do we
-                signal.signal(number, _end)
+            if signal.getsignal(number) is signal.SIG_DFL:  # keep SIGHUP ignored under nohup
+                signal.signal(number, _terminate)
         from perfmodel.cli.streams import OutputError, abandon_output, guard_streams
 
         code = 0
@@ -352,7 +355,7 @@ def main() -> NoReturn:
                 code = EXIT_FAILED
     except KeyboardInterrupt:
         code = _interrupted()
-    except Ended as ended:
+    except Terminated as ended:
         _report(f"ended ({signal.Signals(ended.number).name})", was_stopped=True)
         code = EXIT_SIGNAL + ended.number
     sys.exit(code)

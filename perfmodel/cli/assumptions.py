@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfmodel.cli import options
-from perfmodel.cli.known import Sources, listed
+from perfmodel.cli.known import Sources, table_with_sources
 from perfmodel.cli.output import Output, show
 from perfmodel.cli.words import command
 from perfmodel.report.document import Document
@@ -19,10 +19,17 @@ def assumptions(*, sources: Sources = False, output: Output) -> None:
 
     known = list_assumptions()
     rows = [
-        (each.name, f"{each.value:g}", f"{each.low:g} to {each.high:g}", "" if each.unit == "-" else each.unit, each.means, each.source)
-        for each in known
+        (
+            constant.name,
+            f"{constant.value:g}",
+            f"{constant.low:g} to {constant.high:g}",
+            "" if constant.unit == "-" else constant.unit,
+            constant.means,
+            constant.source,
+        )
+        for constant in known
     ]
-    table = listed(
+    table = table_with_sources(
         ("assumption", "value", "published", "unit", "meaning", "source"),
         rows,
         sources=sources,

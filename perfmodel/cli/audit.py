@@ -1,4 +1,4 @@
-"""`perfmodel audit`: torch's own counts of a plan's program against the predicted ones."""
+"""`perfmodel audit`: counts of a plan's program by torch against the predicted counts."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ def audit(
             progress=progress.step,
         )
     differences = result.differences(tolerance)
-    own = predict_plan(plan)
+    prediction = predict_plan(plan)
     show(
         Document(
-            content=lambda: _as_object(result, own, len(differences), tolerance),
-            blocks=lambda: _blocks(result, own, len(differences), tolerance),
+            content=lambda: _as_object(result, prediction, len(differences), tolerance),
+            blocks=lambda: _blocks(result, prediction, len(differences), tolerance),
             rows=lambda: ({"rank": audited.rank, **asdict(row)} for audited in result.ranks for row in audited.rows),
         ),
         output,
@@ -73,11 +73,11 @@ def audit(
 
 
 def _largest_peak(result: Audit) -> tuple[float, int]:
-    """The largest peak that torch counted [byte], and the rank."""
+    """Return the largest peak memory counted by torch [byte], and its rank."""
     return max((row.counted, audited.rank) for audited in result.ranks for row in audited.rows if row.name == "peak")
 
 
-def _as_object(result: Audit, own: Prediction, num_differences: int, tolerance: float) -> dict[str, Any]:
+def _as_object(result: Audit, prediction: Prediction, num_differences: int, tolerance: float) -> dict[str, Any]:
     from perfmodel.parallel.plan import plan_to_dict
 
     return {
@@ -87,10 +87,10 @@ def _as_object(result: Audit, own: Prediction, num_differences: int, tolerance: 
         "convention": CONVENTION,
         "torch": result.torch,
         "profile": result.profile,
-        "plan_profile": own.plan.profile,
-        "plan_memory": own.memory["total"],
-        "memory_usable": own.memory_usable,
-        "fits": _largest_peak(result)[0] <= own.memory_usable,
+        "plan_profile": prediction.plan.profile,
+        "plan_memory": prediction.memory["total"],
+        "memory_usable": prediction.memory_usable,
+        "fits": _largest_peak(result)[0] <= prediction.memory_usable,
         "counted_microbatches": list(result.counted_microbatches),
         "skew": result.skew,
         "plan": plan_to_dict(result.plan),
@@ -120,7 +120,7 @@ def _as_object(result: Audit, own: Prediction, num_differences: int, tolerance: 
     }
 
 
-def _blocks(result: Audit, own: Prediction, num_differences: int, tolerance: float) -> Iterator[Block]:
+def _blocks(result: Audit, prediction: Prediction, num_differences: int, tolerance: float) -> Iterator[Block]:
     from perfmodel.cost.counts import PEAK_TOLERANCE, SAVED_TOLERANCE
     from perfmodel.foundation.units import format_bytes, format_time
     from perfmodel.report.predictions import job_line, plan_line
@@ -130,7 +130,7 @@ def _blocks(result: Audit, own: Prediction, num_differences: int, tolerance: flo
     facts = [
         ("plan", plan_line(result.plan)),
         ("counted by", f"torch {result.torch}, one step of the executor's program under fake tensors"),
-        ("profile", _profile_line(result, own)),
+        ("profile", _profile_line(result, prediction)),
         ("microbatches", _microbatches(result)),
         *([("tokens", f"unevenly many for experts: the fullest rank gets {result.skew:.4g} times the mean")] if result.skew else []),
         ("convention", CONVENTION),
@@ -146,10 +146,10 @@ def _blocks(result: Audit, own: Prediction, num_differences: int, tolerance: flo
         classes = ", ".join(f"{name.replace('_', ' ')} {format_bytes(size)}" for name, size in audited.peak_by_class.items())
         yield Text(f"The peak is predicted at the {audited.peak_moment}: {classes}.")
     peak, rank = _largest_peak(result)
-    if peak > own.memory_usable:
+    if peak > prediction.memory_usable:
         yield Text(
             f"This program does not fit: the tensors of rank {rank} alone take {format_bytes(peak)}, "
-            f"a chip of {own.plan.cluster} offers {format_bytes(own.memory_usable)}.",
+            f"a chip of {prediction.plan.cluster} offers {format_bytes(prediction.memory_usable)}.",
             apart=True,
         )
     if num_differences:
@@ -162,29 +162,29 @@ def _blocks(result: Audit, own: Prediction, num_differences: int, tolerance: flo
         )
 
 
-def _profile_line(result: Audit, own: Prediction) -> str:
-    """The profile of the audited program, which runs as the executor does, whatever framework the plan is for."""
+def _profile_line(result: Audit, prediction: Prediction) -> str:
+    """Return the profile of the audited program: that of the executor, whatever the framework of the plan."""
     from perfmodel.foundation.units import format_bytes
 
-    if own.plan.profile == result.profile:
+    if prediction.plan.profile == result.profile:
         return f"{result.profile}, the plan's own"
     return (
-        f"{result.profile}, as the executor runs it; the plan's own is {own.plan.profile}, under which the fullest chip needs "
-        f"{format_bytes(own.memory['total'])} (perfmodel predict PLAN; with --profile {result.profile} as audited)"
+        f"{result.profile}, as the executor runs it; the plan's own is {prediction.plan.profile}, under which the fullest chip needs "
+        f"{format_bytes(prediction.memory['total'])} (perfmodel predict PLAN; with --profile {result.profile} as audited)"
     )
 
 
 def _microbatches(result: Audit) -> str:
-    counted, whole = result.counted_microbatches, result.plan.num_microbatches
-    if counted == (whole,):
-        return f"counted with all {whole}"
+    counted, total = result.counted_microbatches, result.plan.num_microbatches
+    if counted == (total,):
+        return f"counted with all {total}"
     numbers = " and ".join(f"{number:,}" for number in counted)
-    return f"counted with {numbers} of {whole:,}, which is exact as every further one repeats the last"
+    return f"counted with {numbers} of {total:,}, which is exact as every further one repeats the last"
 
 
 def _title(audited: RankAudit, result: Audit) -> str:
-    place = ", ".join(f"{axis} {index}" for axis, index in audited.coordinates.items() if result.plan.layout.degree(axis) > 1)
-    return f"Rank {audited.rank}" + (f" ({place})" if place else "")
+    coordinates = ", ".join(f"{axis} {index}" for axis, index in audited.coordinates.items() if result.plan.layout.degree(axis) > 1)
+    return f"Rank {audited.rank}" + (f" ({coordinates})" if coordinates else "")
 
 
 def _cells(row: AuditRow, tolerance: float) -> tuple[str, ...]:

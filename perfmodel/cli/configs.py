@@ -1,4 +1,4 @@
-"""`perfmodel export | advise`: a plan as a framework's files, and what to change in a configuration."""
+"""`perfmodel export | advise`: a plan as configuration files of a framework, and advised changes to a configuration."""
 
 from __future__ import annotations
 
@@ -120,7 +120,9 @@ def advise(
     from perfmodel.verbs.advice import advise_on
     from perfmodel.verbs.configs import start_from
 
-    assumed = replace(assumed, cluster=options.only_one(options.with_chip([assumed.cluster] if assumed.cluster else [], chip), "cluster"))
+    assumed = replace(
+        assumed, cluster=options.single_value(options.with_chip([assumed.cluster] if assumed.cluster else [], chip), "cluster")
+    )
     start = start_from(plan, assumed, spelled=flag)
     with Progress("advise") as progress:
         advice = advise_on(start, assumed, any_framework=any_framework, spelled=flag, progress=progress.share)
@@ -134,19 +136,19 @@ def _advice_blocks(advice: Advice, read: list[str]) -> Iterator[Block]:
     from perfmodel.report.predictions import job_line, memory_line, plan_line, verdict_line
     from perfmodel.report.remedies import fitting_changes_table, nothing_helps
 
-    own = advice.prediction
-    facts = [("job", job_line(own.plan)), ("plan", plan_line(own.plan)), ("memory", memory_line(own))]
-    yield Facts(verdict_line(own), facts)
-    yield Text(why_slow(own), apart=True)
-    if not own.fits:
+    current = advice.prediction
+    facts = [("job", job_line(current.plan)), ("plan", plan_line(current.plan)), ("memory", memory_line(current))]
+    yield Facts(verdict_line(current), facts)
+    yield Text(why_slow(current), apart=True)
+    if not current.fits:
         if advice.remedies:
             yield fitting_changes_table(advice.remedies)
         else:
-            yield Text(nothing_helps(own.plan), apart=True)
+            yield Text(nothing_helps(current.plan), apart=True)
     if advice.changes:
         yield changes_table(advice)
     yield Text(gain_line(advice), apart=True)
     if advice.diff:
         yield Text(f"Options of {advice.framework} to change", apart=True)
         yield from map(Text, diff_lines(advice))
-    yield Notes([*advice.notes, *read, *notes(own)])
+    yield Notes([*advice.notes, *read, *notes(current)])

@@ -1,4 +1,4 @@
-"""`perfmodel doctor`: the installation, this machine, and what would improve predictions."""
+"""`perfmodel doctor`: installation, this machine, and improvements of predictions."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def doctor(*, output: Output) -> None:
     """
     from perfmodel.verbs.doctor import diagnose
 
-    found = diagnose()
+    diagnosis = diagnose()
 
     def blocks() -> Iterator[Block]:
-        facts = [("python", found.python)]
-        facts += [(each.name, each.version or f"not installed; {each.needed_for} need it") for each in found.parts]
-        for each in found.devices:
-            state = "calibrated" if each.is_calibrated else "not calibrated"
-            chip = each.chip or "an unknown chip"
-            facts.append(("device", f"{each.name}: {chip}, {state}{f' ({each.calibration})' if each.calibration else ''}"))
-        facts += list(found.hardware_data.items())
-        facts.append(("your calibrations", found.calibrations_folder or "no home folder"))
-        yield Facts(f"perfmodel {found.version}", facts)
+        facts = [("python", diagnosis.python)]
+        facts += [(part.name, part.version or f"not installed; {part.needed_for} need it") for part in diagnosis.parts]
+        for gpu in diagnosis.devices:
+            state = "calibrated" if gpu.is_calibrated else "not calibrated"
+            chip = gpu.chip or "an unknown chip"
+            facts.append(("device", f"{gpu.name}: {chip}, {state}{f' ({gpu.calibration})' if gpu.calibration else ''}"))
+        facts += list(diagnosis.hardware_data.items())
+        facts.append(("your calibrations", diagnosis.calibrations_folder or "no home folder"))
+        yield Facts(f"perfmodel {diagnosis.version}", facts)
         yield Text("What would improve predictions:", apart=True)
-        yield from (Text(f"- {each}") for each in found.advice)
+        yield from (Text(f"- {sentence}") for sentence in diagnosis.advice)
 
-    show(Document(content=lambda: to_plain(found), blocks=blocks), output)
+    show(Document(content=lambda: to_plain(diagnosis), blocks=blocks), output)

@@ -1,4 +1,4 @@
-"""`perfmodel engines`: the serving engines that are known, what each runs, and where that was read."""
+"""`perfmodel engines`: known serving engines, their features and the sources."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.known import Sources, listed
+from perfmodel.cli.known import Sources, table_with_sources
 from perfmodel.cli.output import Output, show
 from perfmodel.cli.words import command
 from perfmodel.foundation.plain import to_plain
@@ -31,13 +31,13 @@ def engines(
     """List serving engines: releases, what each runs, and the sources."""
     from perfmodel.frameworks.engine import list_engines, load_engine
 
-    known = [load_engine(each) for each in ([name] if name else list_engines())]
+    known = [load_engine(engine_name) for engine_name in ([name] if name else list_engines())]
 
     def blocks() -> Iterator[Block]:
         if name:
             yield Facts(known[0].name, _facts(known[0]))
         else:
-            yield from listed(
+            yield from table_with_sources(
                 ("engine", "releases", "sequences", "tokens", "prompts", "runs", "start", "source"),
                 [(*_row(engine), engine.source) for engine in known],
                 title=f"Known engines: {len(known)}. sequences, tokens: of a step, at most; start: `serve` prints the command.",
@@ -49,7 +49,7 @@ def engines(
 
 
 def supported(engine: Engine) -> dict[str, Any]:
-    """Features of an engine in addition to tensor and pipeline parallelism, which all engines have."""
+    """Return the features of an engine, besides tensor and pipeline parallelism, which all engines have."""
     from perfmodel.planner.serving.launch import can_launch
 
     return {
@@ -60,28 +60,28 @@ def supported(engine: Engine) -> dict[str, Any]:
         "prefill_context_parallel": engine.runs.prefill_context,
         "cuda_graphs": engine.host.has_graphs,
         "launch_command": can_launch(engine),
-        "formats": list(dict.fromkeys(each.format for each in engine.kernels.formats)) or None,
+        "formats": list(dict.fromkeys(kernel_format.format for kernel_format in engine.kernels.formats)) or None,
     }
 
 
 def engine_object(engine: Engine) -> dict[str, Any]:
-    """One engine: what it supports, and every number of its file, SI units."""
+    """Return an engine as the `--json` object: features and all numbers of its file, in SI units."""
     plain: dict[str, Any] = {name: to_plain(value) for name, value in engine.options.items()}
     plain |= {"versions": to_plain(engine.versions), "notes": dict(engine.notes)}
     return {"name": engine.name, "version": engine.version, "source": engine.source, "supports": supported(engine), **plain}
 
 
 def _row(engine: Engine) -> tuple[str, ...]:
-    found = supported(engine)
+    features = supported(engine)
     words = {"attention_dp": "attn dp", "expert_parallel": "ep"}
-    runs = [f"{word} ({found[name]})" if found[name] == "whole" else word for name, word in words.items() if found[name] != "none"]
-    runs += ["dcp"] if found["decode_context_parallel"] else []
-    runs += ["pcp"] if found["prefill_context_parallel"] != "none" else []
+    runs = [f"{word} ({features[name]})" if features[name] == "whole" else word for name, word in words.items() if features[name] != "none"]
+    runs += ["dcp"] if features["decode_context_parallel"] else []
+    runs += ["pcp"] if features["prefill_context_parallel"] != "none" else []
     prompts = "chunks" if engine.scheduling.has_chunks else "first"
-    start = "yes" if found["launch_command"] else ""
+    start = "yes" if features["launch_command"] else ""
     return (
         engine.name,
-        _shortened(engine.version),
+        engine.version.split(",")[0],
         f"{engine.scheduling.max_batch:,}",
         f"{engine.scheduling.max_tokens:,}",
         prompts,
@@ -90,29 +90,25 @@ def _row(engine: Engine) -> tuple[str, ...]:
     )
 
 
-def _shortened(version: str) -> str:
-    return version.split(",")[0]
-
-
 def _facts(engine: Engine) -> list[tuple[str, str]]:
     facts = [(name.replace("_", " "), _text(value)) for name, value in supported(engine).items() if name != "formats"]
-    facts += [(f"format {each.format}", _conditions(each)) for each in engine.kernels.formats]
+    facts += [(f"format {kernel_format.format}", _conditions(kernel_format)) for kernel_format in engine.kernels.formats]
     shown = {"formats", "versions", "notes", "name", "has_chunks", "attention_dp", "expert_parallel", "has_decode_context", "has_graphs"}
     plain = {"version": engine.version, "source": engine.source, **engine.options}
     facts += [(name.replace("_", " "), _text(value)) for name, value in plain.items() if name not in shown]
     return [(name, text) for name, text in facts if text]
 
 
-def _conditions(each: EngineFormat) -> str:
-    """On which chips a format runs, and as what."""
-    chips = [f"{', '.join(each.vendors)} chips" if each.vendors else "chips"]
-    chips += [f"with {', '.join(each.units)} units"] if each.units else []
-    return " ".join([*([f"as {each.runs_as}"] if each.runs_as else []), "on", *chips])
+def _conditions(kernel_format: EngineFormat) -> str:
+    """Return the chips that run a format, and the format in which it runs."""
+    chips = [f"{', '.join(kernel_format.vendors)} chips" if kernel_format.vendors else "chips"]
+    chips += [f"with {', '.join(kernel_format.units)} units"] if kernel_format.units else []
+    return " ".join([*([f"as {kernel_format.runs_as}"] if kernel_format.runs_as else []), "on", *chips])
 
 
 def _text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
-        return ", ".join(f"{each:,}" if isinstance(each, int) else str(each) for each in value)
+        return ", ".join(f"{item:,}" if isinstance(item, int) else str(item) for item in value)
     return f"{value:,g}" if isinstance(value, float) else str(value)

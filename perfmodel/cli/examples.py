@@ -1,10 +1,10 @@
-"""Last part of the help of each verb: two command lines, and terms that need an explanation."""
+"""Examples and terms at the end of the help of each verb."""
 
 from __future__ import annotations
 
 _JOB = "--model llama-3-8b --cluster dgx-h100 --chips 64 --global-batch 512 --seq-len 8k"
 
-#: verb -> two command lines of it
+#: Verb -> two example command lines.
 EXAMPLES: dict[str, tuple[str, str]] = {
     "predict": (f"predict {_JOB} --tp 2 --profile megatron", "predict plan.yaml --chips 128 --seq-len 8k,16k --csv table.csv"),
     "search": (
@@ -74,7 +74,7 @@ _SEARCHED = "left out: every value of a knob is tried; bf16-mixed, adamw, flash 
 
 
 def epilog(verb: str) -> str:
-    """Paragraphs of the help that keep their lines."""
+    """Return the examples and terms of a verb, with fixed line breaks."""
     from perfmodel.cli.help import shell_lines
 
     examples = [line for example in EXAMPLES.get(verb, ()) for line in shell_lines(f"perfmodel {example}", width=78)]

@@ -1,4 +1,4 @@
-"""`perfmodel explain | compare`: why this plan, why not another, and plans side by side."""
+"""`perfmodel explain | compare`: why a plan is fast or slow, why not another, and plans side by side."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from perfmodel.parallel.prediction import Prediction
     from perfmodel.planner.explain import Explanation
 
-PlanPath = Annotated[str, typer.Argument(metavar="PLAN.yaml", help="A plan file, or an expert plan by name.")]
-
 
 @command(assumed=options.STARTED, output=options.OUTPUT)
 def explain(
@@ -29,7 +27,7 @@ def explain(
     *,
     why_not: Annotated[
         list[str], typer.Option("--why-not", metavar="KNOB=VALUE[,...]", help="Knobs that you would have chosen, such as tp=16,pp=2.")
-    ] = [],  # noqa: B006  # typer wants a list; nobody changes it
+    ] = [],  # noqa: B006  # typer requires a list; it is never mutated
     trust: Annotated[
         bool, typer.Option("--trust", help="Show the sources of uncertainty of the step time, and the cheapest measurement that halves it.")
     ] = False,
@@ -43,11 +41,11 @@ def explain(
     from perfmodel.verbs.configs import overridden_plan, start_from
 
     start = start_from(plan, assumed, spelled=flag)
-    found = overridden_plan(start.plan, assumed, spelled=flag)
+    overridden = overridden_plan(start.plan, assumed, spelled=flag)
     assumptions = {name: value for name, value in given_words(assumed).items() if name in options.ASSUMED.words()}
     asked = [parse_knobs(text) for text in why_not] or [{}]
     first, *others = (
-        explain_plan(found, why_not=knobs or None, trust=trust and knobs is asked[0], any_framework=any_framework, **assumptions)
+        explain_plan(overridden, why_not=knobs or None, trust=trust and knobs is asked[0], any_framework=any_framework, **assumptions)
         for knobs in asked
     )
     read = start.notes(verbose=output.verbose)
@@ -75,7 +73,7 @@ def _blocks(first: Explanation, others: Sequence[Explanation], output: Output) -
     from perfmodel.report.remedies import fitting_changes_table
     from perfmodel.report.searches import neighbours_table
 
-    for answer in (answer for each in (first, *others) for answer in each.why_not):
+    for answer in (answer for explanation in (first, *others) for answer in explanation.why_not):
         yield Text(f"Why not {answer.reason}.")
     if first.trust is not None:
         from perfmodel.report.trust import remedies_table, trust_lines, uncertainty_table
@@ -131,7 +129,7 @@ def compare(
 def _compared_object(plans: Sequence[str], predictions: Sequence[Prediction]) -> dict[str, Any]:
     from perfmodel.report.predictions import is_one_job, prediction_object
 
-    objects = [{"file": name, **prediction_object(each)} for name, each in zip(plans, predictions, strict=True)]
+    objects = [{"file": name, **prediction_object(prediction)} for name, prediction in zip(plans, predictions, strict=True)]
     return {"same_job": is_one_job(predictions), "plans": objects}
 
 

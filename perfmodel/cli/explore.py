@@ -1,4 +1,4 @@
-"""`perfmodel explore`: fields of hardware, model, job or plan as axes, elasticities, and the way from one system to another."""
+"""`perfmodel explore`: axes of hardware, model, job or plan; elasticities; waterfalls from one system to another."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class WaysWords:
-    """Axes, or the way from one system to another."""
+class AxisWords:
+    """Options of axes and of waterfalls from one system to another."""
 
     vary: Any = word(
         "An axis: chip.memory.bandwidth=1..8TB/s, technology.logic=n7,n5,n3, plan.tp=1,2,4; again for more", metavar="AXIS=VALUES",
@@ -41,7 +41,7 @@ class WaysWords:
     )
 
 
-#: Words of a service that training has not, and no option twice.
+#: Options of serving without a counterpart in training, so that no option occurs twice.
 _SERVED = Words(
     ServingRequest,
     only="input_len output_len concurrency rate prefix_hit engine quantization kv_precision attention_dp dcp pcp replicas max_batch "
@@ -54,10 +54,10 @@ _FILES = Words(
 )
 
 
-@command(wanted=WaysWords, asked=Request, chip=options.ChipWords, knobs=Knobs, served=_SERVED, files=_FILES, output=options.OUTPUT)
+@command(wanted=AxisWords, asked=Request, chip=options.ChipWords, knobs=Knobs, served=_SERVED, files=_FILES, output=options.OUTPUT)
 def explore(
     *,
-    wanted: WaysWords,
+    wanted: AxisWords,
     search: Annotated[bool, typer.Option("--search", help="Search the best plan at each point; given knobs are held.")] = False,
     shares: Annotated[bool, typer.Option("--shares", help="Also the shares of the time that compute, memory and network bound.")] = False,
     sensitivity: Annotated[
@@ -104,37 +104,37 @@ def _explore(words: dict[str, Any], files: options.Files, progress: Progress) ->
     from perfmodel.report.explorations import exploration_object, exploration_rows, exploration_table, saturation_lines
     from perfmodel.verbs.explore import explore as explored
 
-    found = explored(**words, progress=progress.share)
-    _draw(found, files)
+    exploration = explored(**words, progress=progress.share)
+    _draw(exploration, files)
 
     def blocks() -> Iterator[Block]:
-        yield exploration_table(found)
-        yield from (Text(line, apart=True) for line in saturation_lines(found))
-        yield Notes(found.notes)
+        yield exploration_table(exploration)
+        yield from (Text(line, apart=True) for line in saturation_lines(exploration))
+        yield Notes(exploration.notes)
 
-    return Document(content=lambda: exploration_object(found), blocks=blocks, rows=lambda: exploration_rows(found))
+    return Document(content=lambda: exploration_object(exploration), blocks=blocks, rows=lambda: exploration_rows(exploration))
 
 
-def _draw(found: Exploration | Sensitivities | Waterfall, files: options.Files) -> None:
+def _draw(result: Exploration | Sensitivities | Waterfall, files: options.Files) -> None:
     if files.plot is not None:
         from perfmodel.report.exploration_figures import plot
 
-        plot(found, files.plot)
+        plot(result, files.plot)
 
 
 def _sensitivity(words: dict[str, Any], files: options.Files) -> Document:
     from perfmodel.report.explorations import sensitivities_object, sensitivities_table
     from perfmodel.verbs.explore import explore_sensitivity
 
-    found = explore_sensitivity(**words)
-    _draw(found, files)
-    return Document(content=lambda: sensitivities_object(found), blocks=lambda: [sensitivities_table(found)])
+    sensitivities = explore_sensitivity(**words)
+    _draw(sensitivities, files)
+    return Document(content=lambda: sensitivities_object(sensitivities), blocks=lambda: [sensitivities_table(sensitivities)])
 
 
 def _waterfall(words: dict[str, Any], files: options.Files, progress: Progress) -> Document:
     from perfmodel.report.explorations import waterfall_object, waterfall_table
     from perfmodel.verbs.explore import explore_waterfall
 
-    found = explore_waterfall(**words, progress=progress.share)
-    _draw(found, files)
-    return Document(content=lambda: waterfall_object(found), blocks=lambda: [waterfall_table(found)])
+    waterfall = explore_waterfall(**words, progress=progress.share)
+    _draw(waterfall, files)
+    return Document(content=lambda: waterfall_object(waterfall), blocks=lambda: [waterfall_table(waterfall)])

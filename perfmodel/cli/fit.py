@@ -1,4 +1,4 @@
-"""`perfmodel fit`: measured runs of one's own to an execution profile of one's own."""
+"""`perfmodel fit`: an execution profile fitted to the user's measured runs."""
 
 from __future__ import annotations
 
@@ -46,52 +46,54 @@ def fit(
 
     given = {**given_words(asked), **knobs.given()}
     given.pop("memory_headroom", None)
-    found = fit_runs(runs, plan=plan or None, save=save, **given)
-    show(Document(content=lambda: _object(found, save), blocks=lambda: _blocks(found, save)), output)
+    fitted = fit_runs(runs, plan=plan or None, save=save, **given)
+    show(Document(content=lambda: _object(fitted, save), blocks=lambda: _blocks(fitted, save)), output)
 
 
-def _object(found: FittedProfile, save: Path | None) -> dict[str, Any]:
+def _object(fitted: FittedProfile, save: Path | None) -> dict[str, Any]:
     from perfmodel.parallel.plan import plan_to_dict
 
     def run_object(run: Any) -> dict[str, Any]:
         return {name: plan_to_dict(run.plan) if name == "plan" else getattr(run, name) for name in run.__dataclass_fields__}
 
     return {
-        "profile": found.profile,
-        "base": found.base,
-        "num_runs": len(found.runs),
-        "error_before": found.error_before,
-        "error_after": found.error_after,
-        "error_left_out": found.error_left_out,
-        "noise": found.noise,
-        "habits": [asdict(behaviour) for behaviour in found.behaviours],
-        "runs": [run_object(run) for run in found.runs],
-        "outliers": [run.id for run in found.outliers],
-        "next_run": next(map(run_object, found.next_runs), None),
-        "memory": None if found.memory is None else _memory_object(found.memory, run_object),
-        "notes": found.notes,
+        "profile": fitted.profile,
+        "base": fitted.base,
+        "num_runs": len(fitted.runs),
+        "error_before": fitted.error_before,
+        "error_after": fitted.error_after,
+        "error_left_out": fitted.error_left_out,
+        "noise": fitted.noise,
+        "habits": [asdict(behaviour) for behaviour in fitted.behaviours],
+        "runs": [run_object(run) for run in fitted.runs],
+        "outliers": [run.id for run in fitted.outliers],
+        "next_run": next(map(run_object, fitted.next_runs), None),
+        "memory": None if fitted.memory is None else _memory_object(fitted.memory, run_object),
+        "notes": fitted.notes,
         "saved": save,
     }
 
 
-def _memory_object(of: FittedMemory, run_object: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-    errors = {name: getattr(of, name) for name in ("error_before", "error_after", "error_left_out")}
-    return {**errors, "habit": asdict(of.behaviour), "runs": [run_object(run) for run in of.runs]}
+def _memory_object(memory: FittedMemory, run_object: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+    errors = {name: getattr(memory, name) for name in ("error_before", "error_after", "error_left_out")}
+    return {**errors, "habit": asdict(memory.behaviour), "runs": [run_object(run) for run in memory.runs]}
 
 
-def _blocks(found: FittedProfile, save: Path | None) -> Iterator[Block]:
+def _blocks(fitted: FittedProfile, save: Path | None) -> Iterator[Block]:
     from perfmodel.fitting.tables import behaviours_table, headline, peaks_table, runs_table
     from perfmodel.report.table import percent
 
-    count, of = (len(found.runs), found) if found.runs else (len(found.memory.runs), found.memory) if found.memory else (0, found)
-    what = "" if found.runs else "the peak memory of "
-    error = f"mean error {percent(of.error_before)} before, {percent(of.error_after)} after"
-    yield Facts(f"fitted to {what}{count} run{'s' * (count > 1)}: {error}", [("base", found.base), *headline(found)])
-    yield behaviours_table(found)
-    if found.runs:
-        yield runs_table(found)
-    if found.memory is not None:
-        yield peaks_table(found.memory)
-    yield Notes(found.notes)
+    count, errors = (
+        (len(fitted.runs), fitted) if fitted.runs else (len(fitted.memory.runs), fitted.memory) if fitted.memory else (0, fitted)
+    )
+    what = "" if fitted.runs else "the peak memory of "
+    error = f"mean error {percent(errors.error_before)} before, {percent(errors.error_after)} after"
+    yield Facts(f"fitted to {what}{count} run{'s' * (count > 1)}: {error}", [("base", fitted.base), *headline(fitted)])
+    yield behaviours_table(fitted)
+    if fitted.runs:
+        yield runs_table(fitted)
+    if fitted.memory is not None:
+        yield peaks_table(fitted.memory)
+    yield Notes(fitted.notes)
     if save is not None:
         yield Text(f"profile: {save}\nuse it with: perfmodel predict ... --profile {save}", apart=True)

@@ -1,4 +1,4 @@
-"""Help: what `perfmodel` alone prints, the commands in groups, and the options of a command in groups."""
+"""Help texts: the overview, grouped commands, and grouped options of a command."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
     "Reference data": ("models", "chips", "clusters", "profiles", "engines", "calibrations", "assumptions", "schema", "doctor", "mcp"),
 }
 
-#: The commands that most users need first.
+#: Commands in the overview, in order.
 FIRST = ("search", "predict", "explain", "limits", "serve")
 
-#: Heading -> options under it; the options of a plan are those of no other group that `Knobs` or a serving plan has.
+#: Heading -> options under it. "Plan" has the options of `Knobs` and serving plans that are in no other group.
 _OPTIONS: Mapping[str, str] = {
     "Job": "model global_batch batch_tokens seq_len precision optimizer train routing capacity_factor tokens network batch size inputs",
     "Load": "input_len output_len concurrency rate prefix_hit draft_tokens acceptance draft_model seed simulated",
@@ -40,7 +40,7 @@ _OTHER = "Options"
 
 
 def overview(summaries: Mapping[str, str], examples: Mapping[str, str]) -> str:
-    """Return what `perfmodel` without a command prints: the commands that most users need first, each with an example."""
+    """Return the output of `perfmodel` without a command: the most common commands, each with an example."""
     lines = ["perfmodel predicts step time and memory of training and serving large models.", ""]
     for name in FIRST:
         lines += [summaries[name], *(f"  {line}" for line in shell_lines(f"perfmodel {examples[name]}", width=78)), ""]
@@ -49,7 +49,7 @@ def overview(summaries: Mapping[str, str], examples: Mapping[str, str]) -> str:
 
 
 def shell_lines(command: str, *, width: int) -> list[str]:
-    """Return a shell command in lines that can be copied: it breaks before an option, with a backslash."""
+    """Return a shell command as lines to copy, broken before options with a backslash."""
     import re
 
     lines: list[str] = []
@@ -62,13 +62,13 @@ def shell_lines(command: str, *, width: int) -> list[str]:
 
 
 def with_groups(command: Any) -> Any:
-    """Return the command, its options under headings in its help."""
+    """Return the command, with its options under headings in its help."""
     command.format_options = partial(_write_options, command)
     return command
 
 
 def with_command_groups(group: Any) -> Any:
-    """Return the group of all commands, the commands under headings in its help."""
+    """Return the command group, with its commands under headings in its help."""
     group.format_commands = partial(_write_commands, group)
     return group
 
@@ -89,9 +89,9 @@ def _write_options(command: Any, context: Any, formatter: Any) -> None:
 
 
 def _write_commands(group: Any, context: Any, formatter: Any) -> None:
-    found = {name: group.get_command(context, name).get_short_help_str(formatter.width) for name in group.list_commands(context)}
-    grouped = {heading: [(name, found.pop(name)) for name in names] for heading, names in COMMANDS.items()}
-    _write_sections(formatter, grouped | ({_OTHER: list(found.items())} if found else {}))
+    summaries = {name: group.get_command(context, name).get_short_help_str(formatter.width) for name in group.list_commands(context)}
+    grouped = {heading: [(name, summaries.pop(name)) for name in names] for heading, names in COMMANDS.items()}
+    _write_sections(formatter, grouped | ({_OTHER: list(summaries.items())} if summaries else {}))
 
 
 def _write_sections(formatter: Any, sections: Mapping[str, Iterable[tuple[str, str]]]) -> None:

@@ -146,7 +146,7 @@ def _blocks(graph: ImportedGraph, took: float) -> Iterator[Block]:
         )
         for row in graph.totals()
     ]
-    unread = sum(each.num_elements for each in graph.parameters if each.name in set(graph.unused_parameters))
+    unread = sum(parameter.num_elements for parameter in graph.parameters if parameter.name in set(graph.unused_parameters))
     if unread:
         rows.append(("never read", "-", "-", "-", f"{unread:,}", "-"))
     total = sum(row.num_operators for row in graph.totals())
@@ -158,7 +158,7 @@ def _blocks(graph: ImportedGraph, took: float) -> Iterator[Block]:
     if not unrecognised:
         yield Text("Every operator was recognised.", apart=True)
         return
-    listed = [(each.operator, f"{each.num_operators:,}", _some(each.modules), each.treatment) for each in unrecognised]
+    listed = [(entry.operator, f"{entry.num_operators:,}", _some(entry.modules), entry.treatment) for entry in unrecognised]
     columns = ("operator", "number", "where", "treated as")
     yield Table(title="Not recognised", headers=columns, rows=tuple(listed), right=("number",), fold=("where",))
 

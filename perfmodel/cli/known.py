@@ -1,6 +1,6 @@
-"""`perfmodel chips | clusters | models | profiles | calibrations`: what is known, with its sources.
+"""`perfmodel chips | clusters | models | profiles | calibrations`: reference data and its sources.
 
-One name, or a file, shows everything about it.
+A name or a file as the argument prints all fields of one entry.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ def chips(
         return
     from perfmodel.hardware.reader import list_chips, load_chip
 
-    known = [load_chip(each) for each in ([name] if name else list_chips())]
+    known = [load_chip(chip_name) for chip_name in ([name] if name else list_chips())]
 
     def blocks() -> Iterator[Block]:
         if name:
             yield Facts(known[0].name, _chip_facts(known[0]))
         else:
-            yield from listed(
+            yield from table_with_sources(
                 ("chip", "year", "FLOP rate  ", "memory  ", "bandwidth  ", "source"),
                 [(*_chip_row(chip), chip.source) for chip in known],
                 title=f"Known chips: {len(known)}. FLOP rates are dense. * = recalled, not read.",
@@ -81,51 +81,51 @@ def chip(
     from perfmodel.hardware.technology import list_chip_specs, load_chip_spec, technology_of
     from perfmodel.hardware.writer import save_chip
 
-    options.needed(("--from", spec or None, f"a specification: {', '.join(list_chip_specs())}, or the path of a file"))
-    found = load_chip_spec(spec)
-    made = construct_chip(found, technology_of(found))
+    options.require(("--from", spec or None, f"a specification: {', '.join(list_chip_specs())}, or the path of a file"))
+    chip_spec = load_chip_spec(spec)
+    construction = construct_chip(chip_spec, technology_of(chip_spec))
     if save:
-        save_chip(made.chip, save)
+        save_chip(construction.chip, save)
 
     def blocks() -> Iterator[Block]:
-        yield Facts(made.chip.name, [*_chip_facts(made.chip), *_limits_of(made)])
-        for title, unit, scale, parts in (("Area", "mm2", 1e6, made.areas), ("Power", "W", 1.0, made.powers)):
-            whole = sum(parts.values())
-            rows = tuple((name, f"{part * scale:.4g} {unit}", percent(part / whole)) for name, part in parts.items())
+        yield Facts(construction.chip.name, [*_chip_facts(construction.chip), *_limits_of(construction)])
+        for title, unit, scale, parts in (("Area", "mm2", 1e6, construction.areas), ("Power", "W", 1.0, construction.powers)):
+            total = sum(parts.values())
+            rows = tuple((name, f"{part * scale:.4g} {unit}", percent(part / total)) for name, part in parts.items())
             yield Table(title=title, headers=("part", "taken", "share"), rows=rows, right=("taken", "share"))
         if save:
             yield Text(f"chip: {save}", apart=True)
 
-    content = {"chip": made.chip, **{name: getattr(made, name) for name in _MADE}}
+    content = {"chip": construction.chip, **{name: getattr(construction, name) for name in _CONSTRUCTION_FIELDS}}
     show(Document(content=lambda: content, blocks=blocks), output)
 
 
-_MADE = ("binding", "units_by_area", "units_by_power", "stacks", "stacks_by_edge", "areas", "powers", "spec")
+_CONSTRUCTION_FIELDS = ("binding", "units_by_area", "units_by_power", "stacks", "stacks_by_edge", "areas", "powers", "spec")
 
 
-def _limits_of(made: Construction) -> list[tuple[str, str]]:
-    """Limits of a chip that was made from technology."""
-    asked = made.spec.memory.stacks
-    room = (
-        f"{made.stacks} of {asked} stacks"
-        if made.stacks < asked
-        else f"{asked} stacks; the die edge has room for {made.stacks_by_edge:.1f}"
+def _limits_of(construction: Construction) -> list[tuple[str, str]]:
+    """Return the limits of a chip constructed from technology."""
+    requested = construction.spec.memory.stacks
+    stacks = (
+        f"{construction.stacks} of {requested} stacks"
+        if construction.stacks < requested
+        else f"{requested} stacks; the die edge has room for {construction.stacks_by_edge:.1f}"
     )
     return [
-        ("limited by", made.binding),
-        ("units", f"{made.units_by_area:.1f} by area, {made.units_by_power:.1f} by power"),
-        ("memory stacks", room),
+        ("limited by", construction.binding),
+        ("units", f"{construction.units_by_area:.1f} by area, {construction.units_by_power:.1f} by power"),
+        ("memory stacks", stacks),
     ]
 
 
 def read_template(name: str) -> str:
-    """An annotated example of a file format, valid as it is."""
+    """Return an annotated, valid example of a file format."""
     from perfmodel.foundation.resources import resource_dir
 
     return (resource_dir("hardware_specs") / "templates" / name).read_text(encoding="utf-8")
 
 
-def listed(
+def table_with_sources(
     headers: Sequence[str],
     rows: Sequence[Sequence[str]],
     *,
@@ -135,7 +135,7 @@ def listed(
     fold: Sequence[str] = (),
     named: bool = True,
 ) -> Iterator[Block]:
-    """A table whose last column is the source of each row: with `--sources` as a number in a list below."""
+    """Yield a table without its last column, the source; with `--sources`, numbered references and the list of sources."""
     marks = {source: f"[{number}]" for number, source in enumerate(dict.fromkeys(row[-1] for row in rows), 1)}
     shown = [(*row[:-1], marks[row[-1]]) if sources else tuple(row[:-1]) for row in rows]
     yield Table(title=title, headers=tuple(headers if sources else headers[:-1]), rows=tuple(shown), right=tuple(right), fold=tuple(fold))
@@ -159,13 +159,13 @@ def _chip_row(chip: Chip) -> tuple[str, ...]:
 
 
 def _training_dtype(chip: Chip) -> Dtype:
-    """The dtype in which one would train: the quickest of bf16, fp16 and fp32 (a GTX 1080 Ti does fp16 at 1/64 of its fp32 rate)."""
-    held = [dtype for dtype in _TRAINING_DTYPES if dtype in chip.peak_flop_rate] or list(chip.peak_flop_rate)
-    return max(held, key=chip.flop_rate)
+    """Return the training dtype: the fastest of bf16, fp16 and fp32 (a GTX 1080 Ti has fp16 at 1/64 of its fp32 rate)."""
+    dtypes = [dtype for dtype in _TRAINING_DTYPES if dtype in chip.peak_flop_rate] or list(chip.peak_flop_rate)
+    return max(dtypes, key=chip.flop_rate)
 
 
 def _marked(text: str, provenance: Mapping[str, str], group: str) -> str:
-    """`text` with a star where the numbers of `group` were, in part at least, not read anywhere; a blank keeps the columns straight."""
+    """Return `text` with a star if numbers of `group` were recalled, not read from a source; else with blanks for alignment."""
     return text + (" *" if provenance.get(group) in ("recalled", "mixed") else "  ")
 
 
@@ -193,8 +193,8 @@ def _price(chip: Chip) -> str:
 
     if not chip.price_per_hour:
         return "unknown"
-    found = load_prices().get(chip.name)
-    dated = f", indicative, {found.date}: {found.source}" if found else ""
+    price = load_prices().get(chip.name)
+    dated = f", indicative, {price.date}: {price.source}" if price else ""
     return f"{chip.price_per_hour:g} USD per hour{dated}"
 
 
@@ -214,13 +214,13 @@ def clusters(
         return
     from perfmodel.hardware.reader import list_clusters, load_cluster
 
-    known = [load_cluster(each) for each in ([name] if name else list_clusters())]
+    known = [load_cluster(cluster_name) for cluster_name in ([name] if name else list_clusters())]
 
     def blocks() -> Iterator[Block]:
         if name:
             yield Facts(known[0].name, _cluster_facts(known[0]))
         else:
-            yield from listed(
+            yield from table_with_sources(
                 ("cluster", "chip", "chips", "per node", "network tiers, innermost first", "source"),
                 [(*_cluster_row(cluster), cluster.source) for cluster in known],
                 title=f"Known clusters: {len(known)}. Link bandwidth is one direction of one chip.",
@@ -269,7 +269,7 @@ def _cluster_facts(cluster: Cluster) -> list[tuple[str, str]]:
 
 
 def _hops(cluster: Cluster) -> list[str]:
-    """For each tier what a hop of a ring takes in a prediction, where that is more than the latency that the file states."""
+    """Return the predicted time of a ring hop per tier, if it differs from the latency in the file."""
     from perfmodel.cost.link_rates import LINK_ROWS, tier_kind
     from perfmodel.cost.machine import resolve_machine
     from perfmodel.cost.resolve import choose_calibration
@@ -297,13 +297,13 @@ def models(
     """List models: shape, and exact numbers of parameters, total and active per token, with their sources."""
     from perfmodel.workload.models import list_models, load_model
 
-    known = [load_model(each) for each in ([name] if name else list_models())]
+    known = [load_model(model_name) for model_name in ([name] if name else list_models())]
 
     def blocks() -> Iterator[Block]:
         if name:
             yield Facts(known[0].name, [(key, _fact(value)) for key, value in _model_object(known[0]).items() if key != "name"])
         else:
-            yield from listed(
+            yield from table_with_sources(
                 ("model", "params", "active", "layers", "hidden", "heads/kv", "positions", "source"),
                 [(*_model_row(model), model.source) for model in known],
                 title=f"Known models: {len(known)}. `perfmodel models NAME` prints all sizes.",
@@ -334,7 +334,7 @@ def _model_object(model: TransformerConfig) -> dict[str, Any]:
 
 
 def _fact(value: object) -> str:
-    """A record in one line."""
+    """Return a record in one line."""
     if isinstance(value, list):
         return "; ".join(map(_fact, value))
     return ", ".join(f"{key} {inner}" for key, inner in value.items()) if isinstance(value, dict) else str(value)
@@ -353,14 +353,14 @@ def profiles(
     from perfmodel.frameworks.profile import list_profiles, load_profile, profile_fields
     from perfmodel.parallel.framework_ref import STATED
 
-    known = [load_profile(each) for each in ([name] if name else list_profiles())]
+    known = [load_profile(profile_name) for profile_name in ([name] if name else list_profiles())]
 
     def blocks() -> Iterator[Block]:
         if name:
             facts = [fact for name, value in profile_fields(known[0]).items() for fact in _profile_facts(name, value)]
             yield Facts(known[0].name, facts[1:])
         else:
-            yield from listed(
+            yield from table_with_sources(
                 ("profile", "attention", "gradients", "ZeRO-2", "overlap", "host/kernel", "host/step", "source"),
                 [(*_profile_row(profile), profile.source) for profile in known],
                 title=f"Known execution profiles: {len(known)}. `perfmodel profiles NAME` prints everything about one.",
@@ -370,7 +370,7 @@ def profiles(
             )
             yield Text(f"Settings of any of them (--setting, docs/settings.md): {', '.join(STATED)}.", apart=True)
 
-    show(Document(content=lambda: {"profiles": [profile_fields(each) for each in known]}, blocks=blocks), output)
+    show(Document(content=lambda: {"profiles": [profile_fields(profile) for profile in known]}, blocks=blocks), output)
 
 
 def _profile_row(profile: ExecutionProfile) -> tuple[str, ...]:
@@ -394,7 +394,7 @@ def _overlapped(stages: tuple[int, ...]) -> str:
 
 
 def _profile_facts(name: str, value: object) -> list[tuple[str, str]]:
-    """The lines of a field: one, or one for each thing that the framework runs."""
+    """Return the lines of a profile field: one, or one per feature that the framework runs."""
     from perfmodel.frameworks.fitted import FittedTo
     from perfmodel.frameworks.runnable import ANYTHING, Runs
 
@@ -416,7 +416,7 @@ def _profile_value(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):
-        return ", ".join(str(each) for each in value) or "none"
+        return ", ".join(str(item) for item in value) or "none"
     if isinstance(value, float) and (name.endswith(("_time", "_constant")) or "_time_per_" in name):
         return format_time(value) if value else "0"
     if isinstance(value, float) and name.endswith("_bytes"):
@@ -438,14 +438,14 @@ def calibrations(
     from perfmodel.hardware.reader import list_calibrations, load_calibration
 
     folders = user_folders()
-    known = [load_calibration(each, folders) for each in ([name] if name else list_calibrations(folders))]
+    known = [load_calibration(calibration_name, folders) for calibration_name in ([name] if name else list_calibrations(folders))]
     places = ", ".join(map(str, folders)) or "no folder"
 
     def blocks() -> Iterator[Block]:
         if name:
             yield Facts(known[0].name, calibration_facts(known[0]))
         else:
-            yield from listed(
+            yield from table_with_sources(
                 ("calibration", "date", "measured on", "lent to", "source"),
                 [(*_calibration_row(calibration), calibration.source) for calibration in known],
                 title=f"Known calibrations: {len(known)}. The user's own are in {places}.",

@@ -1,4 +1,4 @@
-"""`perfmodel limits`: how far a job can be stretched before nothing fits, and what limits it."""
+"""`perfmodel limits`: largest batch, longest sequence and fewest chips that fit, and the limiting factor."""
 
 from __future__ import annotations
 
@@ -62,87 +62,90 @@ def limits(
     """
     from perfmodel.verbs.limits import limits_of, limits_rows
 
-    places = options.with_chip([asked.cluster] if asked.cluster else [], chip)
+    clusters = options.with_chip([asked.cluster] if asked.cluster else [], chip)
     if config:
         from perfmodel.verbs.configs import job_words, start_from
 
-        asked = job_words(start_from(config, replace(asked, cluster=places), spelled=flag).plan, asked)
-        places = places or [asked.cluster]
-    options.needed(
+        asked = job_words(start_from(config, replace(asked, cluster=clusters), spelled=flag).plan, asked)
+        clusters = clusters or [asked.cluster]
+    options.require(
         ("--model", asked.model, "a name from `perfmodel models` or a config.json"),
-        ("--cluster", len(places) or None, "a name from `perfmodel clusters` or a cluster file, or --chip with a chip"),
+        ("--cluster", len(clusters) or None, "a name from `perfmodel clusters` or a cluster file, or --chip with a chip"),
         ("--seq-len", asked.seq_len, "the tokens of a sequence"),
     )
     with Progress("limits") as progress:
-        found = limits_of(
-            replace(asked, cluster=options.only_one(places, "cluster") or ""), knobs, any_framework=any_framework, progress=progress.share
+        result = limits_of(
+            replace(asked, cluster=options.single_value(clusters, "cluster") or ""),
+            knobs,
+            any_framework=any_framework,
+            progress=progress.share,
         )
-    show(Document(content=lambda: _object(found), blocks=lambda: _blocks(found), rows=lambda: limits_rows(found)), output)
+    show(Document(content=lambda: _object(result), blocks=lambda: _blocks(result), rows=lambda: limits_rows(result)), output)
 
 
-def _object(found: Limits) -> dict[str, Any]:
+def _object(result: Limits) -> dict[str, Any]:
     from perfmodel.report.predictions import prediction_object
 
-    setting, machine = found.setting, found.setting.estimator.machine
+    setting, machine = result.setting, result.setting.estimator.machine
     return {
         **setting.described(),
-        "global_batch": found.given_batch,
+        "global_batch": result.given_batch,
         "memory_usable": machine.memory_usable,
-        "memory_headroom": found.memory_headroom,
-        "risk": found.risk,
+        "memory_headroom": result.memory_headroom,
+        "risk": result.risk,
         "limits": {
-            each.name: {
-                "value": each.value,
-                "limited_by": each.limited_by,
-                "reason": each.reason,
-                "memory_class": each.memory_class,
-                "prediction": prediction_object(each.prediction[0]) if each.prediction else {},
+            limit.name: {
+                "value": limit.value,
+                "limited_by": limit.limited_by,
+                "reason": limit.reason,
+                "memory_class": limit.memory_class,
+                "prediction": prediction_object(limit.prediction[0]) if limit.prediction else {},
             }
-            for each in found
+            for limit in result
         },
     }
 
 
-def _blocks(found: Limits) -> Iterator[Block]:
+def _blocks(result: Limits) -> Iterator[Block]:
     from perfmodel.foundation.units import format_bytes, format_count
     from perfmodel.parallel.prediction import trained_text
     from perfmodel.report.predictions import headroom_words
     from perfmodel.verbs.setting import tower_note
 
-    setting = found.setting
+    setting = result.setting
     job, machine = setting.job, setting.estimator.machine
-    batch = f"{found.given_batch:,} sequences" if found.given_batch else "any number of sequences"
-    yield Text("; ".join(f"{_WORDS[each.name]} {f'{each.value:,}' if each.value else 'none'}" for each in found).capitalize())
+    batch = f"{result.given_batch:,} sequences" if result.given_batch else "any number of sequences"
+    yield Text("; ".join(f"{_WORDS[limit.name]} {f'{limit.value:,}' if limit.value else 'none'}" for limit in result).capitalize())
     yield Text(
         f"{job.model.name} ({format_count(job.transformer.num_parameters)} parameters), {batch} of {job.seq_len:,} tokens a step, "
         f"{job.precision}, {job.optimizer}{trained_text(job)}, "
         f"on {setting.cluster.num_chips:,} chip{'s' * (setting.cluster.num_chips > 1)} of {setting.reference}; "
         f"framework {setting.estimator.profile.name}"
     )
-    yield Text(f"{format_bytes(machine.memory_usable)} of a chip usable, {headroom_words(found.memory_headroom, found.risk)}")
-    yield _table(found)
+    yield Text(f"{format_bytes(machine.memory_usable)} of a chip usable, {headroom_words(result.memory_headroom, result.risk)}")
+    yield _table(result)
     tower = tower_note(job.transformer)
-    yield Notes([*(f"{_WORDS[each.name]}: {each.reason}" for each in found), *([tower] if tower else [])])
+    yield Notes([*(f"{_WORDS[limit.name]}: {limit.reason}" for limit in result), *([tower] if tower else [])])
 
 
-def _table(found: Limits) -> Table:
+def _table(result: Limits) -> Table:
     from perfmodel.foundation.units import format_bytes, format_step
     from perfmodel.parallel.prediction import PROBABILITY, probability_cell
     from perfmodel.report.predictions import short_plan_text
     from perfmodel.report.table import Table
 
     rows = []
-    for each in found:
-        value = f"{each.value:,}" if each.value else "none"
-        if not each.prediction:
-            rows.append((_WORDS[each.name], value, each.limited_by, "", "", "", ""))
+    for limit in result:
+        value = f"{limit.value:,}" if limit.value else "none"
+        if not limit.prediction:
+            rows.append((_WORDS[limit.name], value, limit.limited_by, "", "", "", ""))
             continue
-        plan = each.prediction[0]
+        plan = limit.prediction[0]
         rows.append(
             (
-                _WORDS[each.name],
+                _WORDS[limit.name],
                 value,
-                each.limited_by or "-",
+                limit.limited_by or "-",
                 format_bytes(plan.memory["total"]),
                 probability_cell(plan.fits_probability),
                 format_step(plan.step_time) if math.isfinite(plan.step_time) else "",

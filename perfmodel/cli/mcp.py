@@ -1,4 +1,4 @@
-"""`perfmodel mcp`: the commands as tools of the Model Context Protocol, for agents, over standard input and output."""
+"""`perfmodel mcp`: the commands as tools of the Model Context Protocol, over standard input and output."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from perfmodel.foundation.errors import InputError, bad_field, suggest
 if TYPE_CHECKING:
     from mcp.server.lowlevel import Server
 
-#: Commands that are tools: those that answer in one result and execute no code of a user.
+#: Commands that are tools: those with a single result that execute no user code.
 TOOLS: Final = (
     "predict", "search", "serve", "limits", "explain", "advise", "compare", "export", "explore", "trace", "report", "validate", "fit",
     "models", "chips", "clusters", "profiles", "engines", "assumptions", "schema", "doctor",
 )  # fmt: skip
 
-#: Options that no agent needs: the result is Markdown or, with `format` json, an object; figures are for people.
+#: Options that are not in tools: `format` selects Markdown or JSON, and figures are not returned.
 _LEFT_OUT: Final = ("json", "wide", "plot", "plots")
 _FORMATS: Final = ("markdown", "json", "csv")
 
@@ -54,9 +54,9 @@ def mcp() -> int:
 
 
 def make_server() -> Server[Any]:
-    """Return the server: tools/list gives the schemas of the commands, tools/call runs one in a process of its own.
+    """Return the server: tools/list returns the schemas of the commands, tools/call runs a command in a separate process.
 
-    A command that is cancelled is killed, and nothing that it prints reaches the protocol's stream.
+    A cancelled command is killed. Its output never reaches the stream of the protocol.
     """
     import anyio
     from mcp.server.lowlevel import Server
@@ -93,7 +93,7 @@ def make_server() -> Server[Any]:
 
 
 def tool_schema(verb: str) -> dict[str, Any]:
-    """Return summary, options and input schema of a tool: those of the command, without the options for people."""
+    """Return summary, options and input schema of a tool: those of the command without `_LEFT_OUT`."""
     from perfmodel.cli.schema import command_schema
 
     content = command_schema(verb)
@@ -104,9 +104,10 @@ def tool_schema(verb: str) -> dict[str, Any]:
 
 
 def command_line(tool: str, given: Mapping[str, Any]) -> list[str]:
-    """Return the arguments of `perfmodel` for a call. Options are written --name=value, so that no value is read as an option.
+    """Return the arguments of `perfmodel` for a call.
 
-    Raises InputError for a tool or an argument that is unknown, missing, or not of its kind.
+    Options are written --name=value, so that no value is read as an option.
+    Raise InputError for a tool or argument that is unknown, missing, or of the wrong type.
     """
     from perfmodel.cli.app import command_of
 
@@ -119,7 +120,7 @@ def command_line(tool: str, given: Mapping[str, Any]) -> list[str]:
         if name not in given:
             raise InputError(f"{name}: {tool} needs it; {properties[name]['description']}")
     written: list[str] = []
-    places: list[str] = []
+    positional: list[str] = []
     for name, value in ({"format": _FORMATS[0]} | dict(given)).items():
         if name not in properties:
             raise bad_field("argument", name, f"{tool} has none of this name{suggest(name, properties)}", f"use {', '.join(properties)}")
@@ -133,5 +134,5 @@ def command_line(tool: str, given: Mapping[str, Any]) -> list[str]:
         elif name in options:
             written += [f"--{name}={entry}" for entry in values]
         else:
-            places += [str(entry) for entry in values]
-    return [tool, *written, "--", *places]
+            positional += [str(entry) for entry in values]
+    return [tool, *written, "--", *positional]

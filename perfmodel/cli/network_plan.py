@@ -1,4 +1,4 @@
-"""`perfmodel predict` of a plan that `perfmodel shard` saved: every operator by itself."""
+"""`perfmodel predict` of a per-operator plan saved by `perfmodel shard`."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ if TYPE_CHECKING:
 
 
 def predict_network_file(plan: Plan, asked: Request, *, network: str, output: Output, **others: object) -> None:
-    """Print `predict_requested`; others: flags that such a plan decides."""
+    """Print the result of `predict_requested`.
+
+    others   flags that a per-operator plan fixes
+    """
     from perfmodel.parallel.rows import table_rows
     from perfmodel.report.predictions import prediction_object
     from perfmodel.verbs.networks import network_of_plan, predict_requested
 
-    own = network_of_plan(plan, named=network or None)
-    found = predict_requested(plan, asked, network=own, **others)
+    graph = network_of_plan(plan, named=network or None)
+    predictions = predict_requested(plan, asked, network=graph, **others)
 
     def content() -> dict[str, Any]:
-        objects = [prediction_object(each) for each in found]
+        objects = [prediction_object(prediction) for prediction in predictions]
         return objects[0] if len(objects) == 1 else {"predictions": objects}
 
-    blocks = (block for prediction in found for block in _blocks(own, prediction, verbose=output.verbose))
-    show(Document(content=content, blocks=lambda: blocks, rows=lambda: table_rows(found)), output)
+    blocks = (block for prediction in predictions for block in _blocks(graph, prediction, verbose=output.verbose))
+    show(Document(content=content, blocks=lambda: blocks, rows=lambda: table_rows(predictions)), output)
 
 
 def _blocks(network: Graph, prediction: Prediction, *, verbose: bool) -> Iterator[Block]:

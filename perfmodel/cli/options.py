@@ -1,5 +1,4 @@
-"""The options that verbs share, once for all of them; those of the plan's knobs and of the job are made from their
-records (`cli/words.py`)."""
+"""Options shared by several verbs. `cli/words.py` makes the options of jobs and knobs from their records."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ChipWords:
-    """A chip in place of a cluster, and what its node and links are where they are not the usual ones."""
+    """Options of a chip in place of a cluster, with non-default node size and links."""
 
     chip: object = word(
         "In place of --cluster: a chip (`perfmodel chips`) with its usual node and links", metavar="NAME|PATH", default="", several=True
@@ -47,7 +46,7 @@ _file = partial(word, kind=Path)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Files:
-    """Files that a verb writes in addition to its output."""
+    """Options of the files that a verb writes in addition to its output."""
 
     csv: Path | None = _file("Also write one line for each prediction; - for standard output alone", metavar="FILE.csv")
     plot: Path | None = _file("Also draw a figure (PNG, SVG or PDF)", metavar="FILE.png")
@@ -55,7 +54,7 @@ class Files:
     report: Path | None = _file("Also write an HTML page", metavar="FILE.html")
 
     def check(self, output: Output) -> Output:
-        """Refuse what could not be written before the work is done. Returns how the result is printed: with `--csv -` as CSV."""
+        """Return the form of the output: CSV with `--csv -`. Raise InputError before the work for files that cannot be written."""
         check_figure(self.plot)
         check_plan_path(self.save)
         if self.report is not None:
@@ -66,7 +65,7 @@ class Files:
         return replace(output, form=Form.CSV) if str(self.csv) == "-" else output
 
     def write_csv(self, document: Document) -> None:
-        """Write the rows of the result to the file that was asked for, at once and whole."""
+        """Write the rows of the result atomically to the file of `--csv`."""
         if self.csv is not None and str(self.csv) != "-":
             from perfmodel.cli.output import csv_of
             from perfmodel.foundation.resources import write_atomically
@@ -74,20 +73,20 @@ class Files:
             write_atomically(self.csv, csv_of(document))
 
     def written(self, output: Output, **others: Path | None) -> Iterator[Block]:
-        """Lines that name each written file."""
+        """Yield one line per written file."""
         paths = {"figure": self.plot, "table": self.csv, "plan": self.save, "page": self.report, **others}
-        for what, path in paths.items():
+        for name, path in paths.items():
             if path is not None and output.is_text:
-                yield Text(f"{what}: {path}", apart=True)
+                yield Text(f"{name}: {path}", apart=True)
 
 
-#: What verbs that take a plan's file assume beside it.
+#: Assumptions of verbs that take a plan file.
 ASSUMED = Words(
     Request,
     only="profile settings calibration memory_headroom risk",
     helps={"profile": "The framework that is assumed (`perfmodel profiles`); the plan's own if left out."},
 )
-#: What verbs that take a plan's file or a configuration take beside it: what a configuration does not say, and what is assumed.
+#: Options of verbs that take a plan file or a configuration: fields missing in a configuration, and assumptions.
 STARTED = Words(
     Request,
     only="model cluster chips nodes global_batch batch_tokens seq_len profile settings calibration memory_headroom risk",
@@ -113,7 +112,7 @@ _SWITCHES = {
 
 
 def output_options(names: str = "json format") -> Group:
-    """Options that make an `Output`: `json` and `format`, and where a verb has them `verbose` and `wide`."""
+    """Return the group of options that makes an `Output`: `json` and `format`; `verbose` and `wide` if named."""
     options = {name: _option(name, bool, help, default=False) for name, help in _SWITCHES.items() if name in names.split()}
     options["format"] = _option("format", str, f"How to print the result: {', '.join(Form)}.", default=Form.TABLE.value, metavar="NAME")
     return Group(options, _output)
@@ -133,14 +132,14 @@ def _output(given: dict[str, Any]) -> Output:
     return Output(form=Form.JSON if as_json else Form(form), **given)
 
 
-#: What verbs with notes and wide tables print.
+#: Output options of verbs with notes and wide tables.
 OUTPUT = output_options("verbose wide json format")
-#: What all others print.
+#: Output options of all other verbs.
 PLAIN_OUTPUT = output_options()
 
 
 def with_chip(clusters: list[str], chips: ChipWords) -> list[str]:
-    """The clusters that were named and those that --chip and its companions describe, one for each combination."""
+    """Return the named clusters, and one cluster per combination of the values of --chip, --per-node, --scale-up and --scale-out."""
     from perfmodel.foundation.values import several
     from perfmodel.hardware.chip_cluster import state_chip_cluster
     from perfmodel.hardware.reader import load_chip
@@ -152,9 +151,9 @@ def with_chip(clusters: list[str], chips: ChipWords) -> list[str]:
         return clusters
     lists = {name: [value] if Path(str(value)).is_file() else several(value) for name, value in given.items()}
     for chip in lists["chip"]:
-        load_chip(chip)  # the name of a cluster is none of a chip
+        load_chip(chip)  # raises for the name of a cluster
     stated = (dict(zip(lists, values, strict=True)) for values in product(*lists.values()))
-    return [*clusters, *(state_chip_cluster(**each).text for each in stated)]
+    return [*clusters, *(state_chip_cluster(**values).text for values in stated)]
 
 
 def parse_fraction(text: str, field: str) -> float:
@@ -165,7 +164,7 @@ def parse_fraction(text: str, field: str) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class WholeRun:
-    """Words of a whole training run."""
+    """Options of a whole training run."""
 
     tokens: str | None = word("Tokens to train on, such as 15T: adds the whole run, with failures, energy and cost", metavar="COUNT")
     assume: Sequence[str] | None = word(
@@ -174,7 +173,7 @@ class WholeRun:
     )  # fmt: skip
 
     def read(self) -> AskedRun | None:
-        """Return the whole run, None where no tokens are given; constants need tokens."""
+        """Return the whole training run; None without --tokens, which --assume needs."""
         if self.assume and not self.tokens:
             raise InputError("--assume: is for the whole run; give its tokens, as --tokens 15T")
         from perfmodel.hardware.assumptions import read_assumed
@@ -184,15 +183,18 @@ class WholeRun:
         return read_run(self.tokens, assumed) if self.tokens else None
 
 
-def only_one(values: list[str], field: str) -> str | None:
-    """The value of a flag that takes several where there can be one only."""
+def single_value(values: list[str], field: str) -> str | None:
+    """Return the only value of a flag, or None. Raise InputError for several values."""
     if len(values) > 1:
         raise InputError(f"{flag(field)}: is given {len(values)} times and can be one only; give one")
     return values[0] if values else None
 
 
-def needed(*given: tuple[str, int | str | None, str]) -> None:
-    """Flags that a verb cannot do without, their values and what each means: those that are missing are refused all at once."""
+def require(*given: tuple[str, int | str | None, str]) -> None:
+    """Raise one InputError for all missing required flags.
+
+    given   (flag, value, meaning) of each required flag
+    """
     absent = [f"{flag}: is missing; give {meaning}" for flag, value, meaning in given if not value and value != 0]
     if absent:
         raise InputError("; ".join(absent))
@@ -212,7 +214,7 @@ def check_csv(path: Path | None, output: Output) -> None:
 
 
 def check_figure(path: Path | None) -> None:
-    """Refuse a figure that could not be written before the work is done."""
+    """Raise InputError before the work for a figure that cannot be written."""
     if path is not None and path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise bad_field("plot", path, "must end in .png, .svg or .pdf", "write --plot plan.png")
     if path is not None:

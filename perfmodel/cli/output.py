@@ -1,4 +1,4 @@
-"""How results leave the program: text with tables, one JSON object, CSV or Markdown."""
+"""Output of results on standard output: text with tables, one JSON object, CSV or Markdown; progress on standard error."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
     from perfmodel.report.document import Block, Document
 
 _WIDEST, _NARROWEST = 100, 80  # columns of a page
-_FOLDED_WIDTH, _LEAST_FOLDED = 24, 12  # of a column that may break into lines: before others are left out, and at least
+_FOLDED_WIDTH, _LEAST_FOLDED = 24, 12  # least width of a foldable column: before optional columns are omitted, and in blocks of columns
 _COLUMN_GAP = 2
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[mun]?s|(?:[KMGT]i?)?B|TFLOP/s|USD|chips?|tokens(?:/s)?)(?!\w))")
 
 
 def print_json(content: Mapping[str, Any]) -> None:
-    """One object on standard output, in SI units, with `schema_version` first."""
+    """Print one JSON object, in SI units, with `schema_version` first."""
     plain = {"schema_version": SCHEMA_VERSION, **to_plain(content)}
     print(json.dumps(plain, indent=2, allow_nan=False, ensure_ascii=not _is_unicode(sys.stdout.encoding)))
 
 
 class Form(enum.StrEnum):
-    """How a result is written to standard output."""
+    """Output format of a result."""
 
     TABLE = "table"
     JSON = "json"
@@ -48,7 +48,11 @@ class Form(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """The form of a result, and how much of it people get: every note, every column."""
+    """Output format and level of detail.
+
+    verbose   print all notes and details
+    wide      print all columns
+    """
 
     form: Form = Form.TABLE
     verbose: bool = False
@@ -56,12 +60,12 @@ class Output:
 
     @property
     def is_text(self) -> bool:
-        """Whether people read it, so that paths of files are named too."""
+        """Whether the output is read by people and names written files."""
         return self.form in (Form.TABLE, Form.MARKDOWN)
 
 
 def page_width() -> int:
-    """Return the columns that a report may take: 100, or those of the terminal where it has fewer, but at least 80."""
+    """Return the page width: that of the terminal, between 80 and 100 columns."""
     return min(max(shutil.get_terminal_size((_WIDEST, 24)).columns, _NARROWEST), _WIDEST)
 
 
@@ -78,8 +82,8 @@ def print_table(
 ) -> None:
     """Print a table that fits the page; the arguments are the fields of `perfmodel.report.table.Table`.
 
-    Where it is too wide, optional columns are left out first, then foldable columns break into lines. What is still too wide is printed
-    in blocks of columns, each with the first column. With `wide` nothing is left out or broken.
+    If it is too wide, optional columns are omitted first, then foldable columns wrap. A table that is still too wide is printed in blocks
+    of columns, each with the first column. With `wide`, nothing is omitted or wrapped.
     """
     cells = [tuple(map(printable, row)) for row in (headers, *rows)]
     kept = list(range(len(headers)))
@@ -87,17 +91,17 @@ def print_table(
     for header in () if wide else optional:
         if _least_width(cells, kept, set(fold), _FOLDED_WIDTH) <= page_width():
             break
-        place = list(headers).index(header) if header in headers else -1
-        if place in kept:
-            kept.remove(place)
+        index = list(headers).index(header) if header in headers else -1
+        if index in kept:
+            kept.remove(index)
             left_out.append(header)
     may_fold, to_the_right = set() if wide else set(fold), set(right)
     lines = list(map(bold, _broken(printable(title), page_width()))) if title else []
     lines += _broken(printable(caption), page_width()) if caption else []
     for block in [kept] if wide else _blocks(cells, kept, may_fold):
-        columns = [[row[place] for row in cells] for place in block]
-        widths = _fitted([_cells_width(column) for column in columns], [headers[place] in may_fold for place in block])
-        aligned = [headers[place] in to_the_right for place in block]
+        columns = [[row[index] for row in cells] for index in block]
+        widths = _fitted([_cells_width(column) for column in columns], [headers[index] in may_fold for index in block])
+        aligned = [headers[index] in to_the_right for index in block]
         rule = ("─" if _is_unicode(sys.stdout.encoding) else "-") * (sum(widths) + _COLUMN_GAP * (len(widths) - 1))
         head, *body = (list(_row_lines(row, widths, aligned)) for row in zip(*columns, strict=True))
         lines += [*head, rule, *(line for row in body for line in row)]
@@ -107,7 +111,7 @@ def print_table(
 
 
 def bold(text: str) -> str:
-    """Return the text in bold on a terminal; `NO_COLOR` and dumb terminals get it as it is."""
+    """Return the text in bold on a terminal; unchanged with `NO_COLOR` or on a dumb terminal."""
     is_plain = not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return text if is_plain or not text else f"\x1b[1m{text}\x1b[0m"
 
@@ -117,51 +121,51 @@ def _cells_width(column: Sequence[str]) -> int:
 
 
 def _least_width(cells: Sequence[Sequence[str]], kept: Sequence[int], fold: set[str], folded: int) -> int:
-    """The narrowest that these columns can be, gaps included."""
-    widths = [(_cells_width([row[place] for row in cells]), cells[0][place] in fold) for place in kept]
+    """Return the least width of the columns, gaps included."""
+    widths = [(_cells_width([row[index] for row in cells]), cells[0][index] in fold) for index in kept]
     return sum(min(width, folded) if may_fold else width for width, may_fold in widths) + _COLUMN_GAP * (len(kept) - 1)
 
 
 def _blocks(cells: Sequence[Sequence[str]], kept: Sequence[int], fold: set[str]) -> Iterator[list[int]]:
-    """The columns in groups that fit the page, the first column in each of them."""
+    """Yield groups of columns that fit the page, each with the first column."""
     first, *others = kept or [0]
     block = [first] if kept else []
-    for place in others:
-        if len(block) > 1 and _least_width(cells, [*block, place], fold, _LEAST_FOLDED) > page_width():
+    for index in others:
+        if len(block) > 1 and _least_width(cells, [*block, index], fold, _LEAST_FOLDED) > page_width():
             yield block
             block = [first]
-        block.append(place)
+        block.append(index)
     yield block
 
 
 def _fitted(widths: Sequence[int], may_fold: Sequence[bool]) -> list[int]:
-    """The widths of the columns with the widest of those that may fold made narrower until the table fits the page."""
+    """Return the column widths, with the widest foldable columns narrowed until the table fits the page."""
     fitted = list(widths)
     excess = sum(fitted) + _COLUMN_GAP * (len(fitted) - 1) - page_width()
     while excess > 0:
-        place = max((i for i, folds in enumerate(may_fold) if folds and fitted[i] > _LEAST_FOLDED), key=fitted.__getitem__, default=-1)
-        if place < 0:
+        widest = max((i for i, folds in enumerate(may_fold) if folds and fitted[i] > _LEAST_FOLDED), key=fitted.__getitem__, default=-1)
+        if widest < 0:
             break
-        fitted[place] -= 1
+        fitted[widest] -= 1
         excess -= 1
     return fitted
 
 
 def _row_lines(row: Sequence[str], widths: Sequence[int], to_the_right: Sequence[bool]) -> Iterator[str]:
-    """The lines of a row: more than one where a cell breaks."""
+    """Yield the lines of a row; several if a cell wraps."""
     broken = [_broken(cell, width) for cell, width in zip(row, widths, strict=True)]
     for cells in zip_longest(*broken, fillvalue=""):
         yield _aligned(cells, widths, to_the_right)
 
 
 def _broken(text: str, width: int) -> list[str]:
-    """The lines of a text that fit `width`; words are broken only where one alone is wider."""
+    """Return the lines of a text wrapped to `width`; only words wider than it are broken."""
     lines = (_wrapped(line, width, break_on_hyphens=False) if len(line) > width > 0 else [line] for line in text.split("\n"))
     return [line for block in lines for line in block] or [""]
 
 
 def _wrapped(text: str, width: int, **shape: Any) -> list[str]:
-    """Break a text into lines of this width, with no break between a number and its unit."""
+    """Wrap a text to this width without a break between a number and its unit."""
     glued = _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", text)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in textwrap.wrap(glued, width, **shape)]
 
@@ -171,7 +175,7 @@ def _is_unicode(encoding: str | None) -> bool:
 
 
 def printable(text: str) -> str:
-    """The text without characters that control a terminal."""
+    """Return the text without terminal control characters."""
     return text if text.isprintable() else "".join(char if char.isprintable() or char == "\n" else " " for char in text)
 
 
@@ -195,7 +199,7 @@ def show(document: Document, output: Output) -> None:
 
 
 def csv_of(document: Document) -> str:
-    """The rows of a document as CSV."""
+    """Return the rows of a document as CSV."""
     from perfmodel.report.document import flat_rows
     from perfmodel.report.rows import csv_text
 
@@ -203,7 +207,7 @@ def csv_of(document: Document) -> str:
 
 
 def print_blocks(blocks: Iterable[Block], output: Output) -> None:
-    """Print the blocks of a document as text; all but paragraphs begin after a blank line."""
+    """Print the blocks of a document as text, with a blank line before all blocks except paragraphs and commands."""
     for number, block in enumerate(block for block in blocks if not (isinstance(block, Notes) and block.is_empty)):
         if number and (block.apart if isinstance(block, Text) else not isinstance(block, Command)):
             print()
@@ -223,7 +227,11 @@ def print_blocks(blocks: Iterable[Block], output: Output) -> None:
 
 
 def print_paragraph(text: str, *, first: str = "", indent: str = "") -> None:
-    """Print a text whose lines break at the width of the page. first, indent: what its first and its other lines begin with."""
+    """Print a text wrapped to the page width.
+
+    first    prefix of the first line
+    indent   prefix of the other lines
+    """
     for number, line in enumerate(printable(text).split("\n")):
         start = indent if number else first
         shape = {"initial_indent": start, "subsequent_indent": indent, "break_on_hyphens": False, "break_long_words": False}
@@ -231,14 +239,14 @@ def print_paragraph(text: str, *, first: str = "", indent: str = "") -> None:
 
 
 def print_command(command: str) -> None:
-    """Print a shell command that can be copied: longer ones break before an option, with a backslash."""
+    """Print a shell command to copy; long ones break before options with a backslash."""
     from perfmodel.cli.help import shell_lines
 
     print("\n".join(shell_lines(command, width=page_width())))
 
 
 def print_notes(notes: Notes, *, verbose: bool) -> None:
-    """Print the most important notes; with `verbose` all of them and the details."""
+    """Print the most important notes; with `verbose`, all notes and details."""
     shown, left_out = notes.shown(verbose=verbose)
     for note in shown:
         print_paragraph(note, first="note: ", indent=" " * len("note: "))
@@ -247,44 +255,44 @@ def print_notes(notes: Notes, *, verbose: bool) -> None:
 
 
 def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
-    """Print a title and one `name  value` line for each fact; longer values break at the width of the page."""
+    """Print a title and one `name  value` line per fact, wrapped to the page width."""
     pairs = [(printable(name), printable(value)) for name, value in facts]
     width = max((len(name) for name, _ in pairs), default=0)
-    room = page_width() - width - _COLUMN_GAP
+    value_width = page_width() - width - _COLUMN_GAP
     print("\n".join(map(bold, _broken(printable(title), page_width()))))
     for name, value in pairs:
-        for line, text in enumerate(_broken(value, room)):
+        for line, text in enumerate(_broken(value, value_width)):
             print(_aligned(("" if line else name, text), (width, 0), (False, False)))
 
 
 @contextmanager
 def first_interrupt() -> Iterator[Callable[[], bool]]:
-    """Inside, the first Ctrl-C only answers the question whether there was one; the next interrupts as ever."""
-    asked = False
+    """Yield a function that returns whether Ctrl-C was pressed. In this context, only the second Ctrl-C interrupts."""
+    interrupted = False
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        asked = True
+    def record(number: int, frame: FrameType | None) -> None:
+        nonlocal interrupted
+        interrupted = True
         signal.signal(number, previous)
 
     previous = signal.getsignal(signal.SIGINT)
-    if previous is not signal.SIG_IGN:  # as a shell's jobs in the background have it
-        signal.signal(signal.SIGINT, ask)
+    if previous is not signal.SIG_IGN:  # ignored in background jobs of a shell
+        signal.signal(signal.SIGINT, record)
     try:
-        yield lambda: asked
+        yield lambda: interrupted
     finally:
         signal.signal(signal.SIGINT, previous)
 
 
 class Progress:
-    """A bar on standard error for work that has taken longer than two seconds; where that is no terminal, a line now and then.
+    """Progress on standard error of work longer than two seconds: a bar on a terminal, else a line every 15 seconds.
 
-    `share` takes the part that is done, in 0..1; `step` also what is being done now; `note` only that.
+    `share` takes the finished share in 0..1, `step` also the current task, `note` only the task.
     """
 
     _PATIENCE = 2.0  # s
     _REDRAW = 0.1  # s
-    _LINE_EVERY = 15.0  # s, where it is no terminal
+    _LINE_EVERY = 15.0  # s, without a terminal
     _WIDTH = 30
 
     def __init__(self, title: str) -> None:

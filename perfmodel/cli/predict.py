@@ -1,4 +1,4 @@
-"""`perfmodel predict`: step time and memory of one plan, or of the same knobs on several clusters and numbers of chips."""
+"""`perfmodel predict`: step time and memory of one plan, or of several combinations of job, cluster and knobs."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def predict(
     asked_run = run.read()
     num_tokens = asked_run.tokens if asked_run else 0.0
     start = start_from(plan, asked, spelled=flag) if plan else None
-    found = start.plan if start is not None else None
-    if found is not None and found.assignment is not None:
+    given_plan = start.plan if start is not None else None
+    if given_plan is not None and given_plan.assignment is not None:
         from perfmodel.cli.network_plan import predict_network_file
 
         others = {
@@ -88,7 +88,7 @@ def predict(
             "csv": files.csv,
             "interval": interval or None,
         }
-        predict_network_file(found, asked, network=network, output=output, **others, **knobs[0].given())
+        predict_network_file(given_plan, asked, network=network, output=output, **others, **knobs[0].given())
         return
     if network:
         raise InputError("--network: is for plans of `perfmodel shard`; leave it out")
@@ -96,8 +96,8 @@ def predict(
     is_one = len(requests) * len(knobs) == 1
     if files.save is not None and not is_one:
         raise InputError("--save: can write one plan only; give one value of everything")
-    answers, failures = predict_requests(requests, knobs, plan=found)
-    predictions = [each.prediction for each in answers]
+    answers, failures = predict_requests(requests, knobs, plan=given_plan)
+    predictions = [answer.prediction for answer in answers]
     _save_and_plot(predictions, files.save, files.plot)
     confidences = shown_intervals(answers, interval=interval)
     runs = _runs(answers, asked_run)
@@ -125,10 +125,10 @@ def predict(
 
 
 def _runs(answers: Sequence[Answer], asked: AskedRun | None) -> list[TrainingRun]:
-    """The whole run of every answer where its tokens are given."""
+    """Return the whole training run of each answer; empty without --tokens."""
     from perfmodel.verbs.training import run_in
 
-    return [run_in(each.setting, each.prediction, asked) for each in answers] if asked else []
+    return [run_in(answer.setting, answer.prediction, asked) for answer in answers] if asked else []
 
 
 def _save_and_plot(predictions: list[Prediction], save: Path | None, plot: Path | None) -> None:
@@ -171,10 +171,12 @@ def _one_blocks(
 
 
 def _changes_lines(changes: Sequence[Change]) -> list[str]:
-    """Values that flags changed in the plan's file, and values that changed with them."""
+    """Return the values of the plan file that flags override, and the values that change with them."""
 
     def named(follows: bool) -> str:
-        return ", ".join(f"{each.knob} {_text(each.after)} (the file: {_text(each.before)})" for each in changes if each.follows is follows)
+        return ", ".join(
+            f"{change.knob} {_text(change.after)} (the file: {_text(change.before)})" for change in changes if change.follows is follows
+        )
 
     return [line for line in (named(False), f"so that also {named(True)}" if named(True) else "") if line]
 
@@ -195,12 +197,12 @@ def _several_object(
 ) -> dict[str, Any]:
     from perfmodel.report.predictions import confidence_object, prediction_object
 
-    objects = [prediction_object(each, tokens=tokens) for each in predictions]
+    objects = [prediction_object(prediction, tokens=tokens) for prediction in predictions]
     for content, run in zip(objects, runs, strict=bool(runs)):
         content["run"] = run.to_dict()
     for content, prediction, (interval, named) in zip(objects, predictions, confidences, strict=bool(confidences)):
         content |= confidence_object(prediction, interval, named)
-    return {"predictions": objects, "not_predicted": [{**each.asked, "reason": each.reason} for each in failures]}
+    return {"predictions": objects, "not_predicted": [{**failure.asked, "reason": failure.reason} for failure in failures]}
 
 
 def _several_blocks(

@@ -34,15 +34,16 @@ def report(
     from perfmodel.verbs.configs import is_config, overridden_plan, start_from
     from perfmodel.verbs.reporting import write_report
 
-    if any(each.endswith(".json") and not is_config(each) for each in plans):
+    if any(path.endswith(".json") and not is_config(path) for path in plans):
         if len(plans) > 1:
             raise InputError("plans: a search is a page by itself; give its file alone")
         page = write_report(plans[0], out=out)
     else:
-        starts = [start_from(each, assumed, spelled=flag) for each in plans]
-        found = [overridden_plan(each.plan, assumed, spelled=flag) for each in starts]
+        starts = [start_from(path, assumed, spelled=flag) for path in plans]
+        overridden = [overridden_plan(start.plan, assumed, spelled=flag) for start in starts]
         unchanged = [
-            path if plan == start.plan and start.setup is None else plan for path, plan, start in zip(plans, found, starts, strict=True)
+            path if plan == start.plan and start.setup is None else plan
+            for path, plan, start in zip(plans, overridden, starts, strict=True)
         ]
         page = write_report(unchanged, out=out)
     show(Document(content=lambda: report_object(page, str(out)), blocks=lambda: report_blocks(page, str(out))), output)

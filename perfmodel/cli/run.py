@@ -1,4 +1,4 @@
-"""`perfmodel run | calibrate | demo`: what needs torch and this machine."""
+"""`perfmodel run | calibrate | demo`: measurements with torch on this machine."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ def run(
 
     if save is not None:
         check_can_be_written(save, "save")
-    found = load_plan(plan)
-    if found.assignment is not None:
+    loaded = load_plan(plan)
+    if loaded.assignment is not None:
         if shrink or save is not None:
             flag = "shrink" if shrink else "save"
             raise bad_field(flag, save or "yes", "is for plans of a model", "leave it out for a plan of `perfmodel shard`")
         _run_network(
-            found,
+            loaded,
             network,
             steps=steps,
             warmup=warmup,
@@ -79,11 +79,11 @@ def run(
         raise bad_field("strategies", "yes", "is for plans of `perfmodel shard`", "leave it out for a plan of a model")
     with Progress("run") as progress:
         comparison = run_plan(
-            found, steps=steps, warmup=warmup, shrink=shrink, device=device, calibration=assumed.calibration, progress=progress.note
+            loaded, steps=steps, warmup=warmup, shrink=shrink, device=device, calibration=assumed.calibration, progress=progress.note
         )
     try:
         show(Document(content=lambda: comparison_object(comparison), blocks=lambda: _blocks(comparison)), output)
-    finally:  # what was measured is shown though it cannot be saved, and saved though it cannot be shown
+    finally:  # a measurement is shown if it cannot be saved, and saved if it cannot be shown
         if save is not None:
             from perfmodel.parallel.results import append_measurement
 
@@ -96,11 +96,11 @@ def _run_network(
     plan: Plan, network: str, *, steps: int, warmup: int, strategies: bool, device: str, calibration: str | None, output: Output
 ) -> None:
     from perfmodel.report.networks import measured_table, trained_line
-    from perfmodel.report.predictions import prediction_object, rests_on_lines
+    from perfmodel.report.predictions import basis_lines, prediction_object
     from perfmodel.verbs.networks import run_network_plan
 
     with Progress("run") as progress:
-        found = run_network_plan(
+        result = run_network_plan(
             plan,
             network=network or None,
             steps=steps,
@@ -115,32 +115,32 @@ def _run_network(
         return [
             {
                 "name": name,
-                "time_error": found.error(index),
-                "prediction": prediction_object(found.predictions[index]),
+                "time_error": result.error(index),
+                "prediction": prediction_object(result.predictions[index]),
                 "step_time": measured.step_time,
                 "step_time_spread": measured.step_time_spread,
                 "gradient_error": measured.gradient_error,
                 "memory_by_rank": measured.memory_by_rank,
                 "traffic": measured.traffic,
             }
-            for index, (name, measured) in enumerate(zip(found.names, found.measurements, strict=True))
+            for index, (name, measured) in enumerate(zip(result.names, result.measurements, strict=True))
         ]
 
     def blocks() -> Iterator[Block]:
-        measured = found.measurements[0]
+        measured = result.measurements[0]
         software = ", ".join(f"{name} {version}" for name, version in measured.software.items())
         facts = [
             ("ran on", f"{measured.plan.cuts.described()}, {measured.chip} ({measured.device}); {software}"),
             ("checked", "gradients against one process; collectives (kind, axes, bytes) equal to the plan's"),
             ("steps", f"{len(measured.step_times)} of each plan, in turn, after {measured.warmup}"),
             ("trained", trained_line(measured.plan)),
-            ("prediction", f"based on {'; '.join(rests_on_lines(found.predictions[0]))}"),
+            ("prediction", f"based on {'; '.join(basis_lines(result.predictions[0]))}"),
         ]
-        yield Facts(f"{found.network.name}, batch {found.network.batch * measured.plan.num_microbatches}", facts)
-        yield measured_table(found.names, found.predictions, found.measurements)
+        yield Facts(f"{result.network.name}, batch {result.network.batch * measured.plan.num_microbatches}", facts)
+        yield measured_table(result.names, result.predictions, result.measurements)
         yield from _busy(measured.busy_fraction, "run it")
 
-    show(Document(content=lambda: {"network": found.network.name, "plans": rows()}, blocks=blocks), output)
+    show(Document(content=lambda: {"network": result.network.name, "plans": rows()}, blocks=blocks), output)
 
 
 def _blocks(comparison: Comparison) -> Iterator[Block]:

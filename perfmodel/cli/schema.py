@@ -1,4 +1,4 @@
-"""`perfmodel schema`: the fields of the files that users write, and what commands take and print."""
+"""`perfmodel schema`: fields of input files, and inputs and outputs of commands."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def schema(
 
     def blocks() -> Iterator[Block]:
         headers = ("field", "value", "required", "meaning")
-        # what a command prints is shown to the second level; --json has all of it
+        # The table has two levels of the output of a command; --json has all.
         shown = [row for row in rows if not row["field"].startswith("output.") or row["field"].count(".") <= _SHOWN_LEVELS]
         options = set(content.get("options", ()))
         cells = tuple((_indented(row["field"], options), row["value"], "yes" if row["required"] else "", row["meaning"]) for row in shown)
@@ -58,7 +58,7 @@ def schema(
 
 
 def command_schema(verb: str) -> dict[str, Any]:
-    """JSON Schemas of the arguments and options of a command (`input`; `options` names those with dashes), and of its object."""
+    """Return the JSON Schemas of a command: `input` (arguments and options; `options` lists the options) and `output`."""
     from perfmodel.cli.app import VERBS, command_of
     from perfmodel.verbs.schemas import DRAFT, output_schema
 
@@ -68,7 +68,7 @@ def command_schema(verb: str) -> dict[str, Any]:
         kind = parameter.type_descriptor.annotation
         name = parameter.name
         if parameter.param_type_name == "option":
-            name = next(each for each in parameter.opts if each.startswith("--"))[2:]
+            name = next(spelling for spelling in parameter.opts if spelling.startswith("--"))[2:]
             options.append(name)
         value: dict[str, Any] = {"type": _TYPES.get(kind, "string") if isinstance(kind, type) else "string"}
         if parameter.multiple or parameter.nargs == -1:
@@ -76,16 +76,19 @@ def command_schema(verb: str) -> dict[str, Any]:
         value["description"] = " ".join((getattr(parameter, "help", "") or "").split())
         if parameter.default not in (None, [], (), "") and not callable(parameter.default):
             value["default"] = to_plain(parameter.default)
-        properties.setdefault(name, value)  # an argument that may also be given as an option is described once
+        properties.setdefault(name, value)  # an argument that is also an option is described once
         if parameter.required:
             required.append(name)
-    taken = {"$schema": DRAFT, "type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    input_schema = {"$schema": DRAFT, "type": "object", "properties": properties, "required": required, "additionalProperties": False}
     described = {"command": verb, "summary": VERBS[verb][1], "options": options}
-    return {**described, "input": taken, "output": {"$schema": DRAFT, **output_schema(verb)}}
+    return {**described, "input": input_schema, "output": {"$schema": DRAFT, **output_schema(verb)}}
 
 
 def _indented(path: str, options: Collection[str]) -> str:
-    """A field below the mapping that it is in. options: of a command, written with their dashes."""
+    """Return a field indented below its mapping.
+
+    options   options of a command, written with dashes
+    """
     part, _, field = path.partition(".")
     if part in ("input", "output") and field:
         path = field

@@ -1,4 +1,4 @@
-"""`perfmodel search`: the best plans of a job on a cluster, the baselines beside them, and why the others are not."""
+"""`perfmodel search`: best plans of a job on a cluster, baselines, and reasons of rejected plans."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.complaints import complain
+from perfmodel.cli.errors import print_error
 from perfmodel.cli.output import Form, Output, Progress, first_interrupt, show
 from perfmodel.cli.words import command, flag, largest_of
 from perfmodel.foundation.error_objects import ErrorCode
@@ -41,7 +41,10 @@ _COUNTED = {"chips": "chips", "global_batch": "sequences", "seq_len": "tokens"}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Ranking:
-    """How plans are ordered, and how many are shown; by and budget: limits under which clusters and numbers of chips are compared."""
+    """Options of the ranking and the number of printed plans.
+
+    by, budget   deadline and budget for which clusters and chip counts are compared
+    """
 
     by: str | None = word("With --tokens: size the cluster, to train by a deadline such as 30d", metavar="TIME")
     budget: str | None = word("With --tokens: size the cluster, to train within a budget such as 2M", metavar="USD")
@@ -120,7 +123,7 @@ def search(
     headroom, allowed = requests[0].memory_headroom, requests[0].risk
     if files.save is not None and len(requests) > 1:
         raise InputError("--save: can write one plan only; give one value of everything")
-    found: list[tuple[Setting, SearchResult]] = []
+    results: list[tuple[Setting, SearchResult]] = []
     if len(requests) > 1:
         check_names(requests)
     failures: list[NotPredicted] = []
@@ -144,34 +147,38 @@ def search(
         except InputError as error:
             failures.append(NotPredicted(asked=request.described(), reason=str(error)))
             continue
-        found.append((setting, result))
+        results.append((setting, result))
         if was_interrupted:
             break
-    if not found:
+    if not results:
         raise InputError(first_reasons(failures))
-    found.sort(key=lambda pair: pair[1].values[:1] or (math.inf,))  # by the objective of a whole run; else in the order given
-    written = _write(found, files.save, files.plot)
+    results.sort(key=lambda pair: pair[1].values[:1] or (math.inf,))  # by the objective of the whole training run, else in the given order
+    written = _write(results, files.save, files.plot)
     read = start.notes(verbose=output.verbose) if start is not None else []
     document = Document(
-        content=lambda: searches_object(found, failures, run=asked_run, interval=interval) | (start.object() if start is not None else {}),
+        content=lambda: (
+            searches_object(results, failures, run=asked_run, interval=interval) | (start.object() if start is not None else {})
+        ),
         blocks=lambda: chain(
-            _blocks(found, failures, run=asked_run, interval=interval, output=output),
+            _blocks(results, failures, run=asked_run, interval=interval, output=output),
             [Notes(read)] if read else (),
             replace(files, save=None, plot=None).written(output, **written),
         ),
-        rows=lambda: _rows(found, tokens=num_tokens, interval=interval),
+        rows=lambda: _rows(results, tokens=num_tokens, interval=interval),
     )
     files.write_csv(document)
     show(document, output)
     if was_interrupted:
         return EXIT_INTERRUPTED
-    if any(result.num_feasible for _, result in found):
+    if any(result.num_feasible for _, result in results):
         return 0
     sys.stdout.flush()
     from perfmodel.report.searches import nothing_fits_line
 
-    _, result = min(found, key=lambda pair: pair[1].least_memory[0].memory["total"])
-    complain(nothing_fits_line(result, given=bool(knobs.given() or maximum)), code=ErrorCode.NOTHING_FITS, as_json=output.form is Form.JSON)
+    _, result = min(results, key=lambda pair: pair[1].least_memory[0].memory["total"])
+    print_error(
+        nothing_fits_line(result, given=bool(knobs.given() or maximum)), code=ErrorCode.NOTHING_FITS, as_json=output.form is Form.JSON
+    )
     return EXIT_NOTHING_FITS
 
 
@@ -189,11 +196,11 @@ def _search_once(
     any_framework: bool,
     with_remedies: bool,
 ) -> tuple[SearchResult, bool]:
-    """The result, and whether Ctrl-C came meanwhile: the search then ends with what it has."""
+    """Return the result, and whether Ctrl-C ended the search early with the best plans so far."""
     from perfmodel.verbs.searching import ALSO, search_in
 
-    place = f"{setting.cluster.num_chips} chip{'s' * (setting.cluster.num_chips > 1)} of {short_name(setting.reference)}"
-    with Progress(f"search on {place}") as progress, first_interrupt() as was_interrupted:
+    chips = f"{setting.cluster.num_chips} chip{'s' * (setting.cluster.num_chips > 1)} of {short_name(setting.reference)}"
+    with Progress(f"search on {chips}") as progress, first_interrupt() as was_interrupted:
 
         def report(done: float) -> bool:
             progress.share(done)
@@ -210,15 +217,15 @@ def _search_once(
             risk=risk,
             ties=ties,
             any_framework=any_framework,
-            also=tuple(each for each in ALSO if with_remedies or each != "remedies"),
+            also=tuple(part for part in ALSO if with_remedies or part != "remedies"),
             progress=report,
         )
         return result, was_interrupted()
 
 
-def _write(found: list[tuple[Setting, SearchResult]], save: Path | None, plot: Path | None) -> dict[str, Path]:
-    """Write the best plan and the figure; returns the written files. Nothing is written if no plan fits."""
-    with_plans = [result for _, result in found if result.plans]
+def _write(results: list[tuple[Setting, SearchResult]], save: Path | None, plot: Path | None) -> dict[str, Path]:
+    """Write the best plan and the figure, if any plan fits. Return the written files."""
+    with_plans = [result for _, result in results if result.plans]
     written: dict[str, Path] = {}
     if save is not None and with_plans:
         from perfmodel.parallel.plan_file import write_plan
@@ -228,7 +235,7 @@ def _write(found: list[tuple[Setting, SearchResult]], save: Path | None, plot: P
     if plot is not None and with_plans:
         from perfmodel.report.figures import plot_scaling, plot_search
 
-        if len(found) > 1:
+        if len(results) > 1:
             plot_scaling([result.plans[0] for result in with_plans], plot)
         else:
             plot_search(with_plans[0], plot)
@@ -236,51 +243,51 @@ def _write(found: list[tuple[Setting, SearchResult]], save: Path | None, plot: P
     return written
 
 
-def _rows(found: list[tuple[Setting, SearchResult]], *, tokens: float, interval: bool) -> Iterator[dict[str, Any]]:
+def _rows(results: list[tuple[Setting, SearchResult]], *, tokens: float, interval: bool) -> Iterator[dict[str, Any]]:
     from perfmodel.planner.rows import search_rows
     from perfmodel.verbs.setting import interval_in
 
-    for setting, result in found:
+    for setting, result in results:
         yield from search_rows(result, tokens=tokens, interval_of=partial(interval_in, setting) if interval else None)
 
 
 def _blocks(
-    found: list[tuple[Setting, SearchResult]],
+    results: list[tuple[Setting, SearchResult]],
     failures: list[NotPredicted],
     *,
     run: AskedRun | None,
     interval: bool,
     output: Output,
 ) -> Iterator[Block]:
-    if len(found) + len(failures) == 1:
-        yield from _one_blocks(*found[0], run=run, interval=interval, output=output)
+    if len(results) + len(failures) == 1:
+        yield from _one_blocks(*results[0], run=run, interval=interval, output=output)
         return
     from perfmodel.report.predictions import convention_lines, settings_table, settings_title
     from perfmodel.report.searches import search_line, value_cells
     from perfmodel.verbs.setting import interval_in, need_intervals
 
-    best = [result.plans[0] for _, result in found if result.plans]
+    best = [result.plans[0] for _, result in results if result.plans]
     if best:
-        settings = [setting for setting, result in found if result.plans]
+        settings = [setting for setting, result in results if result.plans]
         shows = interval or need_intervals(settings)
-        intervals = [interval_in(setting, each.plan) for setting, each in zip(settings, best, strict=True)] if shows else []
+        intervals = [interval_in(setting, prediction.plan) for setting, prediction in zip(settings, best, strict=True)] if shows else []
         yield Text(f"{settings_title(best)}: the best plan of each")
-        of_run = value_cells(found[0][1].objective, [value for _, result in found for value in result.values[:1]])
+        of_run = value_cells(results[0][1].objective, [value for _, result in results for value in result.values[:1]])
         yield settings_table(best, tokens=run.tokens if run else 0.0, intervals=intervals, of_run=of_run)
         yield Notes(convention_lines(best))
-    shared = [name for name, _ in setting_words(found[0][0]).items() if len({setting_words(each)[name] for each, _ in found}) == 1]
-    for number, (setting, result) in enumerate(found):
+    shared = [name for name, _ in setting_words(results[0][0]).items() if len({setting_words(other)[name] for other, _ in results}) == 1]
+    for number, (setting, result) in enumerate(results):
         facts = [text for name, text in setting_words(setting).items() if name not in shared or name in ("cluster", "chips")]
         yield Text(f"{', '.join(facts)}: {search_line(result)}", apart=bool(best) and number == 0)
     yield from (Text(f"not searched: {failure}") for failure in failures)
 
 
 def setting_words(setting: Setting) -> dict[str, str]:
-    """Values that distinguish one search of a table from another, as text."""
+    """Return the values that distinguish the searches of a table, as text."""
     return {name: f"{value:,} {_COUNTED[name]}" if name in _COUNTED else value for name, value in setting.described().items()}
 
 
-#: Facts of the best plan that are printed without `--verbose`.
+#: Facts of the best plan printed without `--verbose`.
 _SHOWN = ("job", "layers", "plan", "framework", "based on")
 
 
@@ -318,7 +325,7 @@ def _one_blocks(setting: Setting, result: SearchResult, *, run: AskedRun | None,
         yield baselines_table(result)
     if result.plans:
         yield parts_table(result.plans[0])
-    if output.verbose and any(each.prediction for each in result.certainty):
+    if output.verbose and any(certainty.prediction for certainty in result.certainty):
         yield certainty_table(result)
     if output.verbose or not result.plans:
         yield rejected_table(result)

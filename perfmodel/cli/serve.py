@@ -1,4 +1,4 @@
-"""`perfmodel serve`: how fast a service answers, how many at once, what bounds it, and which plan is best."""
+"""`perfmodel serve`: latency, concurrency, throughput and bottlenecks of a service, and its best plan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXIT_NOTHING_FITS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class WantedWords:
-    """Limits of a service, and the objective of a search."""
+    """Options of the latency limits and the search objective of a service."""
 
     ttft: str = word("Limit of the time to the first token, such as 500ms", metavar="TIME", default="")
     tpot: str = word("Limit of the time of each token, such as 30ms", metavar="TIME", default="")
@@ -43,12 +43,12 @@ class WantedWords:
     seed: int | None = word("With --simulate: seed of the drawn requests", otherwise="0 if left out", metavar="N", kind=int)
 
     def limits(self) -> dict[str, str]:
-        """Time -> its limit as it was written, those that were given."""
+        """Return the given limits as text, by latency."""
         times = {"ttft": self.ttft, "tpot": self.tpot, "request_latency": self.latency}
         return {name: limit for name, limit in times.items() if limit}
 
 
-#: What `serve` writes beside what it prints.
+#: Files that `serve` writes in addition to its output.
 _FILES = Words(
     options.Files,
     only="csv plot report",
@@ -128,7 +128,7 @@ def serve(
         read = tuple(described(setup, verbose=output.verbose))
     is_sized = search and (asked.concurrency is not None or asked.rate is not None)
     absent = {name: meaning for name, meaning in NEEDED.items() if not (is_sized and name == "chips")}
-    options.needed(*((flag(name), _given(getattr(asked, name)), meaning) for name, meaning in absent.items()))
+    options.require(*((flag(name), _text_of(getattr(asked, name)), meaning) for name, meaning in absent.items()))
     requests = serving_requests(asked)
     if len(requests) > 1:
         if operators or simulated or plot is not None or files.report is not None:
@@ -153,7 +153,7 @@ def serve(
 
 
 def _check_together(wanted: WantedWords, *, search: bool, operators: bool, simulated: bool, p99: bool, disaggregated: bool) -> None:
-    """An option that would be passed over in silence is refused."""
+    """Raise InputError for options that would be silently ignored."""
     for_search = {
         "p99": p99,
         "disaggregated": disaggregated,
@@ -178,36 +178,37 @@ def _several(requests: list[ServingRequest], wanted: WantedWords, files: options
     from perfmodel.verbs.serving import limits_of
     from perfmodel.verbs.serving_requests import served_several
 
-    found, limits = served_several(requests), limits_of(wanted.limits())
-    predicted = [each.prediction for each in found if each.prediction is not None]
+    answers, limits = served_several(requests), limits_of(wanted.limits())
+    predicted = [answer.prediction for answer in answers if answer.prediction is not None]
 
     def content() -> dict[str, Any]:
         objects = [
-            {"verdict": verdict_text(each, limits), **serving_object(each), "limits": limits_object(each, limits)} for each in predicted
+            {"verdict": verdict_text(prediction, limits), **serving_object(prediction), "limits": limits_object(prediction, limits)}
+            for prediction in predicted
         ]
-        failures = [{**each.asked, "reason": each.reason} for each in found if each.prediction is None]
+        failures = [{**answer.asked, "reason": answer.reason} for answer in answers if answer.prediction is None]
         return {"predictions": objects, "not_predicted": failures}
 
     def blocks() -> Iterator[Block]:
         job = predicted[0].job
         yield Text(f"{job.model.name} in {job.quantization.name}, {lengths_line(job)}, {predicted[0].plan.engine}")
-        yield services_table([predicted_line(each.asked, each.prediction, limits) for each in found])
-        for reason in dict.fromkeys(each.reason for each in found if each.reason):
+        yield services_table([predicted_line(answer.asked, answer.prediction, limits) for answer in answers])
+        for reason in dict.fromkeys(answer.reason for answer in answers if answer.reason):
             yield Text(f"not predicted: {reason}", apart=True)
 
-    rows = [serving_row(each.prediction) if each.prediction else {**each.asked, "reason": each.reason} for each in found]
-    _give(content, blocks, lambda: rows, files, output)
-    return 0 if any(each.fits for each in predicted) else EXIT_NOTHING_FITS
+    rows = [serving_row(answer.prediction) if answer.prediction else {**answer.asked, "reason": answer.reason} for answer in answers]
+    _write_and_show(content, blocks, lambda: rows, files, output)
+    return 0 if any(prediction.fits for prediction in predicted) else EXIT_NOTHING_FITS
 
 
-def _give(
+def _write_and_show(
     content: Callable[[], dict[str, Any]],
     blocks: Callable[[], Iterator[Block]],
     rows: Callable[[], Iterable[dict[str, Any]]] | None,
     files: options.Files,
     output: Output,
 ) -> None:
-    """Write and show a result."""
+    """Write the CSV file and print a result."""
     document = Document(content=content, blocks=lambda: chain(blocks(), files.written(output)), rows=rows)
     files.write_csv(document)
     show(document, output)
@@ -261,12 +262,12 @@ def _predict(
             yield from _launch_blocks(launch)
         yield Notes([*shown_notes(prediction), *read])
 
-    _give(content, blocks, lambda: [serving_row(prediction)], files, output)
+    _write_and_show(content, blocks, lambda: [serving_row(prediction)], files, output)
     return 0 if prediction.fits else EXIT_NOTHING_FITS
 
 
 def _launch_blocks(lines: Sequence[LaunchLine]) -> Iterator[Block]:
-    """The commands that start a plan; MODEL is the checkpoint's name or folder."""
+    """Yield the launch commands of a plan; MODEL stands for the name or folder of the checkpoint."""
     for line in lines:
         copies = f" ({line.copies} times, each on its own chips)" if line.copies > 1 else ""
         yield Text(f"Start{copies}", apart=True)
@@ -287,14 +288,14 @@ def _operators(asked: ServingRequest, files: options.Files, output: Output) -> N
         plot_roofline(operators, service_line(prediction), files.plot)
 
     def rows() -> list[dict[str, Any]]:
-        return [operator_object(each) for each in operators]
+        return [operator_object(row) for row in operators]
 
     def blocks() -> Iterator[Block]:
         yield Facts(verdict_line(prediction, {}), [("job", service_line(prediction)), *headline(prediction, verbose=output.verbose)])
         yield from (operators_table(operators, phase) for phase in ("decode", "prefill"))
         yield Notes(shown_notes(prediction))
 
-    _give(lambda: {**serving_object(prediction), "operators": rows()}, blocks, rows, files, output)
+    _write_and_show(lambda: {**serving_object(prediction), "operators": rows()}, blocks, rows, files, output)
 
 
 def _run(asked: ServingRequest, output: Output) -> None:
@@ -303,15 +304,15 @@ def _run(asked: ServingRequest, output: Output) -> None:
     from perfmodel.verbs.served_run import run_served_asked
 
     with Progress("serve") as progress:
-        found = run_served_asked(asked, progress.note)
+        comparison = run_served_asked(asked, progress.note)
 
     def blocks() -> Iterator[Block]:
-        yield Facts(run_line(found), run_facts(found))
-        yield run_table(found)
-        if sentence := busy_sentence(found.measurement.busy_fraction, "run it"):
+        yield Facts(run_line(comparison), run_facts(comparison))
+        yield run_table(comparison)
+        if sentence := busy_sentence(comparison.measurement.busy_fraction, "run it"):
             yield Text(sentence, apart=True)
 
-    show(Document(content=lambda: run_object(found), blocks=blocks), output)
+    show(Document(content=lambda: run_object(comparison), blocks=blocks), output)
 
 
 def _search(
@@ -330,41 +331,41 @@ def _search(
     )
     from perfmodel.verbs.serving import launch_of, limits_of, search_asked
 
-    setting, found = search_asked(asked, **_how(wanted, p99=p99, disaggregated=disaggregated))
-    line, launch = search_line(setting.job, found, setting.reference), launch_of(setting, found.best.prediction)
+    setting, result = search_asked(asked, **_search_arguments(wanted, p99=p99, disaggregated=disaggregated))
+    line, launch = search_line(setting.job, result, setting.reference), launch_of(setting, result.best.prediction)
     if files.plot is not None:
         from perfmodel.report.serving_figures import plot_front
 
-        plot_front(found, line, files.plot)
+        plot_front(result, line, files.plot)
     if files.report is not None:
         from perfmodel.verbs.reporting import write_service_report
 
         start, limits = list(_launch_blocks(launch)), limits_of(wanted.limits())
         write_service_report(
-            setting, found.best.prediction, out=files.report, limits=limits, start=start, command=command_line, found=found
+            setting, result.best.prediction, out=files.report, limits=limits, start=start, command=command_line, found=result
         )
 
     def blocks() -> Iterator[Block]:
-        yield Facts(best_line(found), [("job", line), *search_facts(found)])
-        yield from search_tables(found, with_pools=disaggregated)
+        yield Facts(best_line(result), [("job", line), *search_facts(result)])
+        yield from search_tables(result, with_pools=disaggregated)
         yield from _launch_blocks(launch)
-        yield Notes([*search_notes(found), *setting.notes], search_details(found))
+        yield Notes([*search_notes(result), *setting.notes], search_details(result))
 
-    _give(lambda: {**search_object(found), "launch": launch_object(launch)}, blocks, lambda: search_rows(found), files, output)
+    _write_and_show(lambda: {**search_object(result), "launch": launch_object(launch)}, blocks, lambda: search_rows(result), files, output)
 
 
 def _command(config: str, *records: Any, **flags: bool) -> str:
-    """The command line with these words. A word is None or empty where it was not given."""
-    given = [(each.name, getattr(record, each.name)) for record in records for each in fields(record)]
-    found = ["perfmodel", "serve", *([config] if config else [])]
+    """Return the command line of these options. A value of None or "" was not given."""
+    given = [(field.name, getattr(record, field.name)) for record in records for field in fields(record)]
+    words = ["perfmodel", "serve", *([config] if config else [])]
     for name, value in given:
-        for each in value if isinstance(value, (list, tuple)) else [value]:
-            found += [flag(name), str(each)] if each not in (None, "") else []
-    return shlex.join([*found, *(flag(name) for name, is_given in flags.items() if is_given)])
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            words += [flag(name), str(item)] if item not in (None, "") else []
+    return shlex.join([*words, *(flag(name) for name, is_given in flags.items() if is_given)])
 
 
-def _how(wanted: WantedWords, *, p99: bool, disaggregated: bool) -> dict[str, Any]:
-    """Arguments of a search in addition to its request."""
+def _search_arguments(wanted: WantedWords, *, p99: bool, disaggregated: bool) -> dict[str, Any]:
+    """Return the arguments of a search in addition to its request."""
     return {
         "limits": wanted.limits(),
         "p99": p99,
@@ -379,37 +380,37 @@ def _how(wanted: WantedWords, *, p99: bool, disaggregated: bool) -> dict[str, An
 def _searches(
     requests: list[ServingRequest], wanted: WantedWords, *, p99: bool, disaggregated: bool, files: options.Files, output: Output
 ) -> None:
-    """The best plan of each of several searches."""
+    """Print the best plan of each of several searches."""
     from perfmodel.report.serving import lengths_line
     from perfmodel.report.serving_rows import ranked_row, searched_line, services_table
     from perfmodel.report.serving_searches import search_object
     from perfmodel.verbs.serving import search_asked
     from perfmodel.verbs.serving_requests import searched_several
 
-    how = _how(wanted, p99=p99, disaggregated=disaggregated)
-    found = searched_several(requests, lambda each: search_asked(each, **how)[1])
-    none = [{**asked, "reason": reason} for asked, result, reason in found if result is None]
+    arguments = _search_arguments(wanted, p99=p99, disaggregated=disaggregated)
+    results = searched_several(requests, lambda request: search_asked(request, **arguments)[1])
+    none = [{**asked, "reason": reason} for asked, result, reason in results if result is None]
 
     def rows() -> list[dict[str, Any]]:
-        best = [result.best for _, result, _ in found if result is not None]
-        kinds = ["aggregated" if each.plan.pools is None else "disaggregated" for each in best]
-        return [*(ranked_row(each, place=1, kind=kind) for each, kind in zip(best, kinds, strict=True)), *none]
+        best = [result.best for _, result, _ in results if result is not None]
+        kinds = ["aggregated" if ranked.plan.pools is None else "disaggregated" for ranked in best]
+        return [*(ranked_row(ranked, rank=1, kind=kind) for ranked, kind in zip(best, kinds, strict=True)), *none]
 
     def content() -> dict[str, Any]:
-        return {"searches": [{**asked, **search_object(result)} for asked, result, _ in found if result is not None], "not_found": none}
+        return {"searches": [{**asked, **search_object(result)} for asked, result, _ in results if result is not None], "not_found": none}
 
     def blocks() -> Iterator[Block]:
-        first = next(result for _, result, _ in found if result is not None)
+        first = next(result for _, result, _ in results if result is not None)
         job = first.best.prediction.job
         under = f", under {first.limits}" if str(first.limits) else ""
         yield Text(f"{job.model.name}, {lengths_line(job)}, the best plan of each{under}")
-        lines = [searched_line(asked, result) for asked, result, _ in found]
+        lines = [searched_line(asked, result) for asked, result, _ in results]
         yield services_table(lines, shows_load=first.is_load_searched, shows_chips=requests[0].chips is None)
-        for reason in dict.fromkeys(reason for _, _, reason in found if reason):
+        for reason in dict.fromkeys(reason for _, _, reason in results if reason):
             yield Text(f"no plan: {reason}", apart=True)
 
-    _give(content, blocks, rows, files, output)
+    _write_and_show(content, blocks, rows, files, output)
 
 
-def _given(value: object) -> str | None:
+def _text_of(value: object) -> str | None:
     return None if value is None else str(value)

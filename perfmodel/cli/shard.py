@@ -29,8 +29,8 @@ OWN, PASE = "own", "pase"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
-    """How a network is built: its sizes, or what a module of one's own is called with."""
+class NetworkWords:
+    """Options of a network: sizes of a built-in network, or inputs of a user module."""
 
     batch: int | None = word("Samples of a step; the network's default if left out", kind=int)
     size: Sequence[str] | None = word(
@@ -49,7 +49,7 @@ class Built:
         helps={"precision": "fp32, bf16-mixed, fp16-mixed or bf16; by the chip if left out."}, defaults={"optimizer": "adamw"},
     ),
     chip=options.ChipWords,
-    built=Words(Built, several=True),
+    built=Words(NetworkWords, several=True),
     knobs=Words(Knobs, only="zero"),
     files=Words(options.Files, only="save"),
     output=options.PLAIN_OUTPUT,
@@ -62,7 +62,7 @@ def shard(
     *,
     asked: Request,
     chip: options.ChipWords,
-    built: Built,
+    built: NetworkWords,
     cost: Annotated[str, typer.Option("--cost", metavar="NAME", help="own: this tool's model; pase: the paper's, in FLOP.")] = OWN,
     stages: Annotated[
         str, typer.Option("--stages", metavar="N[,N...]|auto", help="Pipeline stages to try around the search; none if left out.")
@@ -78,7 +78,7 @@ def shard(
     Networks are built in, or any torch.nn.Module. A dim cut "b 4x8" is cut 4 ways across nodes and 8 ways within one.
     """
     files.check(output)
-    batch = None if built.batch is None else words_of(Built)["batch"].value(built.batch, "batch")
+    batch = None if built.batch is None else words_of(NetworkWords)["batch"].value(built.batch, "batch")
     save, inputs = files.save, list(built.inputs or ())
     if cost not in (OWN, PASE):
         raise bad_field("cost", cost, "is not known", f"use {OWN} or {PASE}")
@@ -86,7 +86,7 @@ def shard(
     if cost == PASE:
         _check_pase(
             network,
-            **{name: getattr(built, name) for name in words_of(Built)},
+            **{name: getattr(built, name) for name in words_of(NetworkWords)},
             stages=stages,
             microbatches=microbatches,
             zero=knobs.zero,
@@ -94,12 +94,12 @@ def shard(
         )
         _by_pase_cost(network, 2 if asked.chips is None else read_integer(asked.chips, "chips"), inputs, output)
         return
-    places = options.with_chip([asked.cluster] if asked.cluster else [], chip)
-    if len(places) > 1:
+    clusters = options.with_chip([asked.cluster] if asked.cluster else [], chip)
+    if len(clusters) > 1:
         raise InputError("--chip: stands in place of --cluster; give one of the two")
-    cluster = places[0] if places else ""
-    may_have_chips = bool(cluster)  # this machine and a cluster's own file say how many they have
-    options.needed(
+    cluster = clusters[0] if clusters else ""
+    may_have_chips = bool(cluster)  # localhost and cluster files include a chip count
+    options.require(
         ("--cluster", cluster, "a name from `perfmodel clusters` or the path of a cluster file, or --chip with a chip"),
         ("--chips", may_have_chips or asked.chips, "how many chips the job runs on, for example 64"),
     )
@@ -135,7 +135,7 @@ def shard(
 
 
 def _check_pase(network: str, **given: Any) -> None:
-    """Flags that mean nothing to the paper's graphs and cost."""
+    """Raise InputError for flags without meaning for the paper's graphs and cost."""
     for name in ("size", "batch", *(() if ":" in network else ("inputs",))):
         if given[name]:
             value = ",".join(given[name]) if isinstance(given[name], list) else given[name]
@@ -149,7 +149,7 @@ _FLAGS = {"true": True, "false": False}
 
 
 def parse_sizes(given: Sequence[str]) -> dict[str, int | tuple[int, ...]]:
-    """`layers=2`, `filters=4,8,8`, `fused_attention=false`."""
+    """Return the parsed sizes, such as `layers=2`, `filters=4,8,8`, `fused_attention=false`."""
     sizes: dict[str, int | tuple[int, ...]] = {}
     for item in given:
         name, _, value = item.partition("=")
@@ -164,13 +164,13 @@ def parse_sizes(given: Sequence[str]) -> dict[str, int | tuple[int, ...]]:
 
 
 def _counts(text: str, name: str) -> list[int]:
-    found = []
+    counts = []
     for item in text.split(",") if text else []:
         count = whole_number(item)
         if not count:
             raise bad_field(name, text, "must be whole numbers of at least 1, separated by commas", "write 4 or 4,8")
-        found.append(count)
-    return found
+        counts.append(count)
+    return counts
 
 
 def _as_object(result: ShardResult) -> dict[str, Any]:
@@ -203,14 +203,14 @@ def _as_object(result: ShardResult) -> dict[str, Any]:
 def _blocks(result: ShardResult, cluster: str) -> Iterator[Block]:
     from perfmodel.foundation.units import format_count, format_time
     from perfmodel.report.networks import memory_line, operators_table, parts_table, price_line, strategies_table
-    from perfmodel.report.predictions import rests_on_lines, short_verdict
+    from perfmodel.report.predictions import basis_lines, short_verdict
 
     network, search, best = result.network, result.search, result.best
     counts = search.num_configurations
     proof = "each search proved" if result.is_proved else f"each search within {result.gap:.2%} of its best"
     proof += f", cut off by the {result.cut_off}" if result.cut_off else ""
-    tables = sum(each.table_time for each in result.searches.values())
-    spent = sum(each.search_time for each in result.searches.values())
+    tables = sum(one_search.table_time for one_search in result.searches.values())
+    spent = sum(one_search.search_time for one_search in result.searches.values())
     alike = "; equal layers choose alike" if search.has_equal_layers else ""
     claim = "no plan with equal layers alike" if alike else "no plan"
     others = f", best of {', '.join(map(str, result.searches))}" if len(result.searches) > 1 else ""
@@ -233,7 +233,7 @@ def _blocks(result: ShardResult, cluster: str) -> Iterator[Block]:
                       f"{format_time(result.lower_bound)}"),
         ("ZeRO", f"{result.zero}{others}; " + price_line(search.price)),
         ("memory", memory_line(best.memory, best.memory_usable, best.verdict)),
-        ("based on", "; ".join(rests_on_lines(best))),
+        ("based on", "; ".join(basis_lines(best))),
     ]  # fmt: skip
     yield Facts(short_verdict(best), facts)
     yield strategies_table(best, result.strategies)
@@ -253,7 +253,7 @@ def _with_pipeline(
     from perfmodel.report.networks import pipeline_object
     from perfmodel.verbs.networks import shard_pipeline
 
-    options.needed(("--batch", batch, "the samples of a step"))
+    options.require(("--batch", batch, "the samples of a step"))
     with Progress("shard") as progress:
         best = shard_pipeline(
             network,
@@ -274,35 +274,36 @@ def _with_pipeline(
     )
 
 
-def _pipeline_blocks(network: str, batch: int, found: PipelineSearch, given: dict[str, Any]) -> Iterator[Block]:
+def _pipeline_blocks(network: str, batch: int, search: PipelineSearch, given: dict[str, Any]) -> Iterator[Block]:
     from perfmodel.foundation.units import format_time
     from perfmodel.report.networks import memory_line, operators_table, parts_table, price_line, stages_table
     from perfmodel.report.predictions import short_verdict
     from perfmodel.verbs.networks import network_of_plan
 
-    best, plan = found.best, found.best.plan
-    cut_off = f"; cut off by the {found.cut_off}" if found.cut_off else ""
+    best, plan = search.best, search.best.plan
+    cut_off = f"; cut off by the {search.cut_off}" if search.cut_off else ""
     facts = [
         ("network", f"{network}, batch {batch}, on {plan.num_chips} chip{'s' * (plan.num_chips > 1)} of {given['cluster']}"),
         ("plan", f"{plan.cuts.described()}, {plan.num_microbatches} microbatches of {plan.micro_batch}; ZeRO {int(plan.zero)}"),
-        ("searched", f"{found.num_candidates} pairs of stages and microbatches in {format_time(found.search_time)}{cut_off}"),
+        ("searched", f"{search.num_candidates} pairs of stages and microbatches in {format_time(search.search_time)}{cut_off}"),
         (
             "step time",
             f"{format_time(best.step_time)}; no plan with these stages, microbatches and ZeRO {int(plan.zero)} can take less than "
-            f"{format_time(found.lower_bound)} "
-            f"(gap {found.gap:.1%})",
+            f"{format_time(search.lower_bound)} "
+            f"(gap {search.gap:.1%})",
         ),
         (
             "memory",
-            f"fullest chip {memory_line(best.memory, best.memory_usable, best.verdict)}; {price_line(found.price * plan.num_microbatches)}",
+            f"fullest chip {memory_line(best.memory, best.memory_usable, best.verdict)}; "
+            f"{price_line(search.price * plan.num_microbatches)}",
         ),
     ]
     yield Facts(short_verdict(best), facts)
-    yield from (stages_table(found.stages), parts_table(best.parts, best.step_time), operators_table(network_of_plan(plan), plan))
+    yield from (stages_table(search.stages), parts_table(best.parts, best.step_time), operators_table(network_of_plan(plan), plan))
 
 
 def _by_pase_cost(network: str, chips: int, inputs: list[str], output: Output) -> None:
-    """The paper's space and cost: its own layer graphs by name, or an imported module."""
+    """Search the paper's space by the paper's cost, for one of its layer graphs or an imported module."""
     if ":" in network:
         from perfmodel.cli.import_ import strategy_blocks, strategy_object
         from perfmodel.planner.pase.imported import search_imported

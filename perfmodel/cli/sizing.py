@@ -1,4 +1,4 @@
-"""`perfmodel search --by --budget`: the clusters and numbers of chips that train by a deadline or within a budget."""
+"""`perfmodel search --by --budget`: clusters and chip counts that train by a deadline or within a budget."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from perfmodel.cli import options
-from perfmodel.cli.complaints import complain
+from perfmodel.cli.errors import print_error
 from perfmodel.cli.output import Form, Output, Progress, first_interrupt, show
 from perfmodel.cli.words import flag
 from perfmodel.foundation.error_objects import ErrorCode
@@ -37,7 +37,7 @@ def size(
     files: options.Files,
     output: Output,
 ) -> tuple[Sizing, bool]:
-    """Print the front and write the files. Returns the result, and whether some run meets deadline and budget."""
+    """Print the Pareto front and write the files. Return the result, and whether a run meets deadline and budget."""
     from perfmodel.report.sizing import plot_sizing, sizing_facts, sizing_object, sizing_table
     from perfmodel.verbs.sizing import read_budget, read_deadline, size_asked
 
@@ -51,31 +51,31 @@ def size(
             progress.share(done)
             return was_interrupted()
 
-        found = size_asked(
+        sizing = size_asked(
             asked, knobs, maximum, run=run, deadline=deadline, budget=budget, ties=ties, any_framework=any_framework,
             plan=start.plan if start is not None else None, spelled=flag, progress=report,
         )  # fmt: skip
-    if files.save is not None and found.best is not None:
+    if files.save is not None and sizing.best is not None:
         from perfmodel.parallel.plan_file import write_plan
 
-        write_plan(found.best.prediction.plan, files.save)
+        write_plan(sizing.best.prediction.plan, files.save)
     if files.plot is not None:
-        plot_sizing(found, files.plot)
+        plot_sizing(sizing, files.plot)
 
     def blocks() -> Iterator[Block]:
-        yield sizing_facts(found)
-        yield sizing_table(found)
-        yield from (Text(f"not searched: {failure}", apart=place == 0) for place, failure in enumerate(found.not_sized))
+        yield sizing_facts(sizing)
+        yield sizing_table(sizing)
+        yield from (Text(f"not searched: {failure}", apart=index == 0) for index, failure in enumerate(sizing.not_sized))
         yield Notes(start.notes(verbose=output.verbose) if start is not None else [])
 
     document = Document(
-        content=lambda: sizing_object(found) | (start.object() if start is not None else {}),
-        blocks=lambda: chain(blocks(), files.written(output, plan=files.save if found.best is not None else None)),
-        rows=found.rows,
+        content=lambda: sizing_object(sizing) | (start.object() if start is not None else {}),
+        blocks=lambda: chain(blocks(), files.written(output, plan=files.save if sizing.best is not None else None)),
+        rows=sizing.rows,
     )
     files.write_csv(document)
     show(document, output)
-    if found.best is None and not found.interrupted:
+    if sizing.best is None and not sizing.interrupted:
         sys.stdout.flush()
-        complain(found.reason, code=ErrorCode.NOTHING_MEETS, as_json=output.form is Form.JSON)
-    return found, found.best is not None
+        print_error(sizing.reason, code=ErrorCode.NOTHING_MEETS, as_json=output.form is Form.JSON)
+    return sizing, sizing.best is not None

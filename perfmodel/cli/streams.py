@@ -1,4 +1,4 @@
-"""Standard output and error as a program may find them: closed, full, or with a reader that has gone."""
+"""Standard output and error that may be closed, full, or without a reader."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from perfmodel.foundation.errors import PerfModelError
 
 
 class OutputError(PerfModelError):
-    """Standard output takes nothing more. `is_unread`: because its reader (`| head`) has gone, which is no fault."""
+    """Failed write to standard output.
+
+    is_unread   its reader (`| head`) closed it, which is not an error
+    """
 
     def __init__(self, reason: str, *, is_unread: bool = False) -> None:
         super().__init__(f"standard output: cannot be written ({reason}); write to another place")
@@ -19,23 +22,23 @@ class OutputError(PerfModelError):
 
 
 class _Output(io.TextIOWrapper):
-    """Says which stream failed: an OSError of a write names no file."""
+    """Standard output that raises OutputError; an OSError of a write does not name the stream."""
 
     def write(self, text: str) -> int:
         try:
             return super().write(text)
         except OSError as error:
-            raise _lost(error) from None
+            raise _output_error(error) from None
 
     def flush(self) -> None:
         try:
             super().flush()
         except OSError as error:
-            raise _lost(error) from None
+            raise _output_error(error) from None
 
 
-class _Complaints(io.TextIOWrapper):
-    """Standard error: where even that cannot be written, nobody is left to be told."""
+class _ErrorStream(io.TextIOWrapper):
+    """Standard error that ignores failed writes."""
 
     def write(self, text: str) -> int:
         try:
@@ -50,24 +53,24 @@ class _Complaints(io.TextIOWrapper):
             pass
 
 
-def _lost(error: OSError) -> OutputError:
+def _output_error(error: OSError) -> OutputError:
     return OutputError(error.strerror or str(error), is_unread=error.errno == errno.EPIPE)
 
 
 def guard_streams() -> None:
-    """From here on, a failed write to standard output is an `OutputError`, and one to standard error is nothing.
+    """Make failed writes to standard output raise `OutputError`, and ignore those to standard error.
 
-    What the terminal's encoding does not have is written as an escape: names and messages may hold anything.
+    Characters missing in the encoding of the terminal are escaped, because names and messages may contain any character.
     """
     if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process lives
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - open until the process ends
     if sys.stdout is None:
         raise OutputError("it is closed")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # `shutil.get_terminal_size` asks `sys.__stdout__`, which the wrapper has just detached.
+        # `shutil.get_terminal_size` reads `sys.__stdout__`, whose buffer the wrapper detaches.
         sys.stdout = sys.__stdout__ = _wrapped(_Output, sys.stdout)  # type: ignore[misc]
     if isinstance(sys.stderr, io.TextIOWrapper):
-        sys.stderr = _wrapped(_Complaints, sys.stderr)
+        sys.stderr = _wrapped(_ErrorStream, sys.stderr)
 
 
 def _wrapped(kind: type[io.TextIOWrapper], stream: io.TextIOWrapper) -> io.TextIOWrapper:
@@ -76,7 +79,7 @@ def _wrapped(kind: type[io.TextIOWrapper], stream: io.TextIOWrapper) -> io.TextI
 
 
 def abandon_output() -> None:
-    """Send what is still buffered nowhere: the interpreter would complain about it on its way out."""
+    """Discard buffered output; otherwise the interpreter prints an error at exit."""
     if sys.stdout is not None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, 1)

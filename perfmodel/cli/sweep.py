@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.complaints import complain
+from perfmodel.cli.errors import print_error
 from perfmodel.cli.output import Form, Output, Progress, show
 from perfmodel.cli.words import command
 from perfmodel.foundation.error_objects import ErrorCode
@@ -48,63 +48,65 @@ def sweep(
 
     try:
         with Progress("sweep") as progress:
-            found = run_sweep(
+            result = run_sweep(
                 study, out=out, jobs=None if jobs is None else read_integer(jobs, "jobs"), engine=scheduler, progress=progress.step
             )
     except KeyboardInterrupt:
         if output.is_text:
             print(f"computed points are kept in {out}.parts; the same command computes the rest", file=sys.stderr)
         return EXIT_INTERRUPTED
-    show(Document(content=lambda: _object(found, out), blocks=lambda: _blocks(found, out), rows=lambda: found.rows), output)
-    if len(found.failures) < found.study.num_points:
+    show(Document(content=lambda: _object(result, out), blocks=lambda: _blocks(result, out), rows=lambda: result.rows), output)
+    if len(result.failures) < result.study.num_points:
         return 0
-    complain(f"no point has a result: {_reasons(found)[0]}", code=ErrorCode.BAD_INPUT, as_json=output.form is Form.JSON)
+    print_error(f"no point has a result: {_reasons(result)[0]}", code=ErrorCode.BAD_INPUT, as_json=output.form is Form.JSON)
     return EXIT_NOTHING
 
 
-def _object(found: SweepResult, out: Path) -> dict[str, Any]:
+def _object(result: SweepResult, out: Path) -> dict[str, Any]:
     return {
-        "verb": found.study.verb,
-        "varied": found.study.varied,
-        "num_points": found.study.num_points,
-        "num_computed": found.num_computed,
-        "num_failed": len(found.failures),
-        "reasons": [{"reason": reason, "num_points": times} for reason, times in Counter(found.failures).most_common()],
-        "work_time": found.work_time,
-        "num_rows": len(found.rows),
+        "verb": result.study.verb,
+        "varied": result.study.varied,
+        "num_points": result.study.num_points,
+        "num_computed": result.num_computed,
+        "num_failed": len(result.failures),
+        "reasons": [{"reason": reason, "num_points": times} for reason, times in Counter(result.failures).most_common()],
+        "work_time": result.work_time,
+        "num_rows": len(result.rows),
         "out": out,
     }
 
 
-def _reasons(found: SweepResult) -> list[str]:
-    """The most frequent reasons, with the number of points of each."""
-    return [f"{times:,} points: {reason}" if times > 1 else reason for reason, times in Counter(found.failures).most_common(_SHOWN_REASONS)]
+def _reasons(result: SweepResult) -> list[str]:
+    """Return the most frequent reasons of failure, with their number of points."""
+    return [
+        f"{times:,} points: {reason}" if times > 1 else reason for reason, times in Counter(result.failures).most_common(_SHOWN_REASONS)
+    ]
 
 
-def _blocks(found: SweepResult, out: Path) -> Iterator[Block]:
+def _blocks(result: SweepResult, out: Path) -> Iterator[Block]:
     from perfmodel.foundation.units import format_time
 
-    study, kept = found.study, found.study.num_points - found.num_computed
+    study, kept = result.study, result.study.num_points - result.num_computed
     axes = [f"{name} {len(values)}" for group in (*study.zip, study.axes) for name, values in group.items()]
     yield Facts(
-        f"{study.num_points:,} points of {study.verb}, {len(found.failures):,} without a result",
+        f"{study.num_points:,} points of {study.verb}, {len(result.failures):,} without a result",
         [
             ("axes", ", ".join(axes) or "none"),
-            ("computed", f"{found.num_computed:,} now, {kept:,} kept from before"),
-            ("took", f"{format_time(found.work_time)}, all points and processes together"),
-            ("table", f"{out} ({len(found.rows):,} rows)"),
+            ("computed", f"{result.num_computed:,} now, {kept:,} kept from before"),
+            ("took", f"{format_time(result.work_time)}, all points and processes together"),
+            ("table", f"{out} ({len(result.rows):,} rows)"),
         ],
     )
-    yield _table(found)
-    reasons = _reasons(found)
-    more = len(set(found.failures)) - len(reasons)
+    yield _table(result)
+    reasons = _reasons(result)
+    more = len(set(result.failures)) - len(reasons)
     yield Notes([*reasons, *([f"{more:,} more reasons in the column reason"] if more > 0 else [])])
     read = "read_parquet" if out.suffix.lower() == ".parquet" else "read_csv"
     yield Text("Read it with", apart=True)
     yield Command(f"python -c \"import pandas; print(pandas.{read}('{out}'))\"")
 
 
-#: Columns that a table of people has in addition to the axes: knobs that differ from their defaults, and results -> header.
+#: Columns of the printed table in addition to the axes: non-default knobs, and results -> header.
 _KNOBS = ("dp_replicate", "dp_shard", "cp", "pp", "tp", "ep", "attention_dp", "replicas", "zero", "micro_batch", "recompute")
 _RESULTS = {
     "limit": "limit", "value": "value", "step_time": "step time", "tokens_per_second_per_chip": "tok/s/chip", "memory_total": "memory",
@@ -112,17 +114,17 @@ _RESULTS = {
 }  # fmt: skip
 
 
-def _table(found: SweepResult) -> Table:
-    """The first rows."""
+def _table(result: SweepResult) -> Table:
+    """Return the first rows as a table."""
     from perfmodel.report.table import Table
     from perfmodel.verbs.study import column_of
 
-    rows, varied = found.rows[:_SHOWN_ROWS], [column_of(found.study.verb, name) for name in found.study.varied]
+    rows, varied = result.rows[:_SHOWN_ROWS], [column_of(result.study.verb, name) for name in result.study.varied]
     knobs = [name for name in _KNOBS if any(row.get(name) not in (None, "", 0, 1, "none") for row in rows)]
     results = [name for name in _RESULTS if any(row.get(name) not in (None, "") for row in rows)]
     columns = list(dict.fromkeys((*varied, *knobs, *results)))
     return Table(
-        title=f"The first {len(rows)} rows of {len(found.rows):,}" if len(rows) < len(found.rows) else f"{len(rows)} rows",
+        title=f"The first {len(rows)} rows of {len(result.rows):,}" if len(rows) < len(result.rows) else f"{len(rows)} rows",
         headers=tuple(_RESULTS.get(name, name) for name in columns),
         rows=tuple(tuple(_cell(name, row.get(name)) for name in columns) for row in rows),
         right=tuple(_RESULTS.get(name, name) for name in columns if any(isinstance(row.get(name), (int, float)) for row in rows)),

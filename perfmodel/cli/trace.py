@@ -65,13 +65,13 @@ def trace(
     from perfmodel.verbs.tracing import compare_memory, compare_trace, trace_paths, trace_plan
 
     try:
-        numbers = [int(each) for each in ranks.split(",")] if ranks else []
+        numbers = [int(number) for number in ranks.split(",")] if ranks else []
     except ValueError:
         raise InputError(f"--ranks {ranks}: must be numbers of ranks; write --ranks 0,8") from None
     if plan and named:
         raise InputError("--plan: is the plan that the argument names already; give one of them")
     start = start_from(plan or named, assumed, spelled=flag) if plan or named else None
-    found = None if start is None else overridden_plan(start.plan, assumed, spelled=flag)
+    resolved = None if start is None else overridden_plan(start.plan, assumed, spelled=flag)
     read = [] if start is None else start.notes()
     if measured:
         if ranks or detail:
@@ -81,21 +81,23 @@ def trace(
             raise InputError(f"--measured {snapshots[0]}: is a memory snapshot among traces; give traces and snapshots in two calls")
         if snapshots and steps is not None:
             raise InputError("--steps: is for traces; leave it out with memory snapshots")
-        said = "peak" if snapshots else "step"
-        read = [*read, f"{out}: the measured {said} as a run; `perfmodel fit {out}` fits a profile to it"] if out is not None else read
+        quantity = "peak" if snapshots else "step"
+        read = [*read, f"{out}: the measured {quantity} as a run; `perfmodel fit {out}` fits a profile to it"] if out is not None else read
         if snapshots:
-            peaks = compare_memory(snapshots, found, out=out)
-            show(Document(content=lambda: memory_object(peaks), blocks=lambda: memory_blocks(peaks, found, read)), output)
+            peaks = compare_memory(snapshots, resolved, out=out)
+            show(Document(content=lambda: memory_object(peaks), blocks=lambda: memory_blocks(peaks, resolved, read)), output)
             return
-        comparison = compare_trace(measured, found, out=out, steps=steps)
-        show(Document(content=lambda: comparison_object(comparison), blocks=lambda: comparison_blocks(comparison, found, read)), output)
+        comparison = compare_trace(measured, resolved, out=out, steps=steps)
+        show(Document(content=lambda: comparison_object(comparison), blocks=lambda: comparison_blocks(comparison, resolved, read)), output)
         return
     if steps is not None:
         raise InputError("--steps: is for a measured trace; give it with --measured")
-    if found is None:
+    if resolved is None:
         raise InputError("plan: is missing; give a plan to draw, or --measured FILE for a trace of torch.profiler")
     out = out or Path("trace.json.gz")
-    timelines = trace_plan(found, out=out, ranks=numbers, detail=detail or None)
-    files = [str(path) for path in trace_paths(out, [each.rank for each in timelines])]
-    document = Document(content=lambda: timelines_object(timelines, files), blocks=lambda: timelines_blocks(timelines, found, files, read))
+    timelines = trace_plan(resolved, out=out, ranks=numbers, detail=detail or None)
+    files = [str(path) for path in trace_paths(out, [timeline.rank for timeline in timelines])]
+    document = Document(
+        content=lambda: timelines_object(timelines, files), blocks=lambda: timelines_blocks(timelines, resolved, files, read)
+    )
     show(document, output)

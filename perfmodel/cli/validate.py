@@ -1,4 +1,4 @@
-"""`perfmodel validate`: published runs predicted from their inputs, and how far off the predictions are."""
+"""`perfmodel validate`: published runs predicted from their inputs, and the errors of the predictions."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _count_lines(path: Path) -> int:
         with open(path, "rb") as stream:
             return sum(1 for _ in stream)
     except (OSError, ValueError):
-        return 0  # the reader says what is wrong with it
+        return 0  # the reader raises the error
 
 
 def _object(result: ValidationResult) -> dict[str, object]:
@@ -163,6 +163,6 @@ def _blocks(result: ValidationResult) -> Iterator[Block]:
 
         yield Text(serving_headline(result.serving), apart=bool(result.rows))
         yield from serving_tables(result.serving)
-    told = [f"{name} ({count:,} runs)" for name, count in result.passed_over.items()]
-    for line in [*fit_lines(result.fits), *choice_lines(result.choices), *([passed_over_line(told)] if told else [])]:
+    settings = [f"{name} ({count:,} runs)" for name, count in result.passed_over.items()]
+    for line in [*fit_lines(result.fits), *choice_lines(result.choices), *([passed_over_line(settings)] if settings else [])]:
         yield Text(line)

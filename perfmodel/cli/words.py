@@ -1,4 +1,4 @@
-"""Options from records: each word of a record (`foundation/words.py`) is an option, with its help, names and kind."""
+"""Options from records: each `Word` of a record (`foundation/words.py`) becomes an option, with help, names and type."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfmodel.foundation.words import Word, Words
 
 Result = TypeVar("Result")
 
-#: In which order help lists the words of a record; what is not named here comes after them, in the order of the record.
+#: Order of the words of a record in help; others follow in record order.
 _ORDER = (
     "model", "cluster", "chips", "nodes", "global_batch", "batch_tokens", "seq_len", "profile", "settings", "cp_form", "offload",
     "precision",
@@ -23,49 +23,50 @@ _ORDER = (
     "zero", "micro_batch", "virtual_stages", "schedule", "recompute", "recompute_modules",
     "sequence_parallel", "rules", "order", "attention",
 )  # fmt: skip
-#: Options that stand elsewhere than the rest of their record: after an option, or after all of a record.
+#: Options apart from the rest of their record in help: after an option, or after a whole record.
 _AFTER = {"chip": "cluster", "calibration": "knobs", "memory_headroom": "calibration", "risk": "memory_headroom"}
 
 
 def flag(field: str) -> str:
-    """How the command line spells a field."""
+    """Return the flag of a field."""
     return "--" + field.replace("_", "-")
 
 
 def command(
     *,
-    after: Mapping[str, str] = {},
-    **groups: type | Words | Group,  # nobody changes it
+    after: Mapping[str, str] = {},  # never mutated
+    **groups: type | Words | Group,
 ) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
-    """A verb whose parameters of these names are records, with an option for each word of them.
+    """Return a decorator of verbs that replaces each named parameter, a record, by one option per word.
 
-    after   what stands elsewhere in help: parameter or option -> the one that it follows
+    after   order in help: parameter or option -> the one that it follows
+    groups  parameter -> record
     """
     chosen = {name: group if isinstance(group, Group) else Group.of(group) for name, group in groups.items()}
 
     def decorate(function: Callable[..., Result]) -> Callable[..., Result]:
-        blocks: list[tuple[str, str, inspect.Parameter]] = []  # name of the option, of what it belongs to
+        blocks: list[tuple[str, str, inspect.Parameter]] = []  # name of the option, name of the parameter of the verb
         for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
             parts = chosen[name].options if name in chosen else {name: parameter}
-            blocks += [(option, name, each) for option, each in parts.items()]
-        for moved, anchor in [*after.items(), *((name, where) for name, where in _AFTER.items() if name not in after)]:
-            names = {each for block in blocks for each in block[:2]}
+            blocks += [(option, name, entry) for option, entry in parts.items()]
+        for moved, anchor in [*after.items(), *((name, anchor_name) for name, anchor_name in _AFTER.items() if name not in after)]:
+            names = {name for block in blocks for name in block[:2]}
             if moved in names and anchor in names:
-                block = [each for each in blocks if moved in each[:2]]
-                blocks = [each for each in blocks if moved not in each[:2]]
-                place = max(index for index, each in enumerate(blocks) if anchor in each[:2]) + 1
-                blocks[place:place] = block
+                block = [entry for entry in blocks if moved in entry[:2]]
+                blocks = [entry for entry in blocks if moved not in entry[:2]]
+                position = max(index for index, entry in enumerate(blocks) if anchor in entry[:2]) + 1
+                blocks[position:position] = block
         home = {option: name for option, name, _ in blocks}
 
         @wraps(function)
         def call(**given: object) -> Result:
-            own = {name: value for name, value in given.items() if home[name] not in chosen}
+            arguments = {name: value for name, value in given.items() if home[name] not in chosen}
             for name, group in chosen.items():
-                own[name] = group.make({option: value for option, value in given.items() if home[option] == name})
-            return function(**own)
+                arguments[name] = group.make({option: value for option, value in given.items() if home[option] == name})
+            return function(**arguments)
 
         kind = inspect.Parameter.KEYWORD_ONLY
-        call.__signature__ = inspect.Signature([each.replace(kind=kind) for _, _, each in blocks])  # type: ignore[attr-defined]
+        call.__signature__ = inspect.Signature([entry.replace(kind=kind) for _, _, entry in blocks])  # type: ignore[attr-defined]
         call.__annotations__ = {}
         return call
 
@@ -73,7 +74,7 @@ def command(
 
 
 class Group:
-    """Options that make one argument of a verb."""
+    """Group of options that makes one argument of a verb."""
 
     def __init__(self, options: Mapping[str, inspect.Parameter], make: Callable[[dict[str, Any]], Any]) -> None:
         self.options, self.make = options, make
@@ -82,45 +83,45 @@ class Group:
     def of(cls, chosen: type | Words) -> Group:
         words = chosen if isinstance(chosen, Words) else Words(chosen)
         names = words.words()
-        ordered = names if words.only else sorted(names, key=_place)
+        ordered = names if words.only else sorted(names, key=_position_in_help)
         options = {name: _parameter(names[name], name, words) for name in ordered}
         return cls(options, lambda given: words.make({name: value for name, value in given.items() if value is not None}))
 
 
 def largest_of(knobs: tuple[str, ...]) -> Group:
-    """`--max-tp` and the like, as knob -> largest value of those that are given."""
-    words = {f"max_{knob}": Word(help=f"Largest {flag(knob)} to try", kind=int) for knob in sorted(knobs, key=_place)}
-    options = {name: _made(name, _typed(each, name, help=_help(each)), None) for name, each in words.items()}
+    """Return the options `--max-KNOB`; they make a mapping of knob -> given largest value."""
+    words = {f"max_{knob}": Word(help=f"Largest {flag(knob)} to try", kind=int) for knob in sorted(knobs, key=_position_in_help)}
+    options = {name: _keyword_only(name, _typed(word, name, help=_help(word)), None) for name, word in words.items()}
     return Group(options, lambda given: {name[4:]: words[name].value(value, name) for name, value in given.items() if value is not None})
 
 
-def _place(name: str) -> int:
-    """Where the option of a word stands among the others; those without a place come last, as they are."""
+def _position_in_help(name: str) -> int:
+    """Return the position of an option in help; options not in `_ORDER` come last, in record order."""
     return _ORDER.index(name) if name in _ORDER else len(_ORDER)
 
 
-def _parameter(each: Word, name: str, words: Words) -> inspect.Parameter:
-    many = (words.several and each.several) or (words.varied and each.is_varied) or each.repeats
-    default = words.defaults.get(name, each.default_text) or None
-    if many and not each.repeats:
-        help = each.several_help or f"{_help(each, each.otherwise)} [*]"
+def _parameter(word: Word, name: str, words: Words) -> inspect.Parameter:
+    many = (words.several and word.several) or (words.varied and word.is_varied) or word.repeats
+    default = words.defaults.get(name, word.default_text) or None
+    if many and not word.repeats:
+        help = word.several_help or f"{_help(word, word.otherwise)} [*]"
     else:
-        help = words.helps.get(name) or _help(each, "" if name in words.defaults else each.otherwise)
-    return _made(name, _typed(each, name, help=help, many=many), [] if many else default)
+        help = words.helps.get(name) or _help(word, "" if name in words.defaults else word.otherwise)
+    return _keyword_only(name, _typed(word, name, help=help, many=many), [] if many else default)
 
 
-def _help(each: Word, otherwise: str = "") -> str:
-    return f"{each.help}; {otherwise}." if otherwise else f"{each.help}."
+def _help(word: Word, otherwise: str = "") -> str:
+    return f"{word.help}; {otherwise}." if otherwise else f"{word.help}."
 
 
-def _typed(each: Word, name: str, *, help: str, many: bool = False) -> Any:
-    if each.kind is bool:
-        plain = flag(each.option or name)
+def _typed(word: Word, name: str, *, help: str, many: bool = False) -> Any:
+    if word.kind is bool:
+        plain = flag(word.option or name)
         return Annotated[bool | None, typer.Option(f"{plain}/--no-{plain[2:]}", help=help, show_default=False)]
-    text = str if each.kind is int else each.kind  # a word reads its number itself: `8k`
+    text = str if word.kind is int else word.kind  # a word parses its own numbers, such as `8k`
     kind = list[str] if many else text | None
-    return Annotated[kind, typer.Option(flag(each.option or name), *each.aliases, metavar=each.metavar, help=help)]
+    return Annotated[kind, typer.Option(flag(word.option or name), *word.aliases, metavar=word.metavar, help=help)]
 
 
-def _made(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+def _keyword_only(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -1,1 +1,1 @@
-"""Reports: predicted against published runs."""
+"""Text, tables, figures and HTML pages of results."""

@@ -1,4 +1,4 @@
-"""Advice for people and as `--json` has it."""
+"""Advice as text, tables and the `--json` object."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from perfmodel.planner.result import FittingChange
 
-#: Parts of a step that are the work itself; the others are exposed communication, waiting and bookkeeping.
+#: Parts of a step that are model compute; the others are exposed communication, waiting and bookkeeping.
 _WORK = ("forward", "backward")
 _COMMUNICATION = ("communication", "gather", "reduction")
 
@@ -58,43 +58,43 @@ class _Advice(Protocol):
 
 
 def advice_object(advice: _Advice) -> dict[str, Any]:
-    """Advice as plain data, SI units."""
+    """Return the advice as the `--json` object, in SI units."""
     return {
         "framework": advice.framework,
         "current": prediction_object(advice.prediction),
         "why": why_slow(advice.prediction),
         "changes": [
             {
-                "changes": dict(each.changes),
-                "follows": dict(each.changed),
-                "gain": each.gain,
-                "step_time": each.prediction.step_time,
-                "memory": each.prediction.memory["total"],
-                "fits_probability": each.prediction.fits_probability,
+                "changes": dict(change.changes),
+                "follows": dict(change.changed),
+                "gain": change.gain,
+                "step_time": change.prediction.step_time,
+                "memory": change.prediction.memory["total"],
+                "fits_probability": change.prediction.fits_probability,
             }
-            for each in advice.changes
+            for change in advice.changes
         ],
         "best": prediction_object(advice.best[0]) if advice.best else None,
-        "options": [{"option": each.option, "before": each.before, "after": each.after} for each in advice.diff],
+        "options": [{"option": option.option, "before": option.before, "after": option.after} for option in advice.diff],
         "remedies": remedies_objects(advice.remedies),
     }
 
 
 def changes_table(advice: _Advice) -> Table:
-    """The most helpful changes, the fastest first."""
+    """Return the table of the most helpful changes, fastest first."""
     return Table(
         title="Changes that help most, alone and in pairs" if advice.prediction.fits else "Changes of one knob or setting that fit",
         headers=("change", "step time", "gain", "memory", PROBABILITY, "with"),
         rows=tuple(
             (
-                _text(each.changes),
-                format_step(each.prediction.step_time),
-                f"{100 * each.gain:+.1f} %",
-                format_bytes(each.prediction.memory["total"]),
-                probability_cell(each.prediction.fits_probability),
-                _text(each.changed) or "-",
+                _text(change.changes),
+                format_step(change.prediction.step_time),
+                f"{100 * change.gain:+.1f} %",
+                format_bytes(change.prediction.memory["total"]),
+                probability_cell(change.prediction.fits_probability),
+                _text(change.changed) or "-",
             )
-            for each in advice.changes
+            for change in advice.changes
         ),
         right=("step time", "gain", "memory", PROBABILITY),
         fold=("change", "with"),
@@ -109,27 +109,27 @@ def _text(changes: Mapping[str, int | str | bool]) -> str:
 
 
 def gain_line(advice: _Advice) -> str:
-    """Compare the best plan with the current one, in a sentence."""
+    """Return one sentence that compares the best plan with the current one."""
     if not advice.best:
         return "No plan of this job fits on these chips."
-    own, best = advice.prediction, advice.best[0]
-    if best.plan == own.plan:
+    current, best = advice.prediction, advice.best[0]
+    if best.plan == current.plan:
         return "The setup is as fast as any plan of this job that fits, within half a percent."
-    gain = 1 - best.step_time / own.step_time
+    gain = 1 - best.step_time / current.step_time
     how = f"{100 * gain:.1f} % faster" if gain > 0 else f"{-100 * gain:.1f} % slower, but fits"
-    room = f"{format_bytes(best.memory['total'])} (probability of fitting {probability_cell(best.fits_probability)})"
-    changed = {name: value for name, value in best.plan.framework.settings.items() if own.plan.framework.settings.get(name) != value}
+    memory = f"{format_bytes(best.memory['total'])} (probability of fitting {probability_cell(best.fits_probability)})"
+    changed = {name: value for name, value in best.plan.framework.settings.items() if current.plan.framework.settings.get(name) != value}
     settings = f"; settings {settings_text(changed)}" if changed else ""
-    return f"Best plan: {format_step(best.step_time)} a step, {how}, {room}: {plan_line(best.plan)}{settings}"
+    return f"Best plan: {format_step(best.step_time)} a step, {how}, {memory}: {plan_line(best.plan)}{settings}"
 
 
 def diff_lines(advice: _Advice) -> Iterator[str]:
-    """The options that change, as a diff."""
-    for each in advice.diff:
-        if each.before is not None:
-            yield f"- {each.option}: {_short(each.before)}"
-        if each.after is not None:
-            yield f"+ {each.option}: {_short(each.after)}"
+    """Yield the changed options as lines of a diff."""
+    for option in advice.diff:
+        if option.before is not None:
+            yield f"- {option.option}: {_short(option.before)}"
+        if option.after is not None:
+            yield f"+ {option.option}: {_short(option.after)}"
 
 
 def _short(value: Any) -> str:
@@ -138,7 +138,7 @@ def _short(value: Any) -> str:
 
 
 def why_slow(prediction: Prediction) -> str:
-    """Where the time goes, what bounds the step, and the nearest limit, in one paragraph."""
+    """Return one paragraph: the largest parts of the step time, the bottleneck and the nearest limit."""
     step, parts = prediction.step_time, prediction.parts
     largest = sorted(parts, key=lambda name: -parts[name])[:3]
     shares = ", ".join(f"{name.replace('_', ' ')} {percent(parts[name] / step)}" for name in largest)
@@ -157,6 +157,6 @@ def why_slow(prediction: Prediction) -> str:
         else f"{percent(work / step)} is the work itself; most of the rest is {cause} ({format_time(lost[cause])})"
     )
     share = prediction.memory["total"] / prediction.memory_usable
-    room = f"memory is {percent(share)} full, mostly {prediction.largest_memory_class.replace('_', ' ')}"
-    limit = f"the nearest limit is memory: {room}" if share > 0.8 else f"{room}, so there is room to spend on speed"
+    memory = f"memory is {percent(share)} full, mostly {prediction.largest_memory_class.replace('_', ' ')}"
+    limit = f"the nearest limit is memory: {memory}" if share > 0.8 else f"{memory}, so there is room to spend on speed"
     return f"Why it takes {format_step(step)}: {shares}; {bound}, at {percent(prediction.mfu_palm)} MFU; {limit}."

@@ -1,6 +1,6 @@
-"""A result as a document: blocks for people, one object for programs, rows for spreadsheets.
+"""Result documents: blocks for text output, one object for JSON, and rows for CSV.
 
-The command line shows it as text, JSON, CSV or Markdown (`perfmodel.cli.output.show`); a notebook or a web page can take its blocks.
+`perfmodel.cli.output.show` prints a document as text, JSON, CSV or Markdown. Notebooks and web pages read its blocks.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any, TypeAlias
 
 from perfmodel.report.table import Table
 
-MOST_NOTES = 5  # of a report without --verbose
+MOST_NOTES = 5  # printed without --verbose
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """A title and one line for each `(name, value)`; a line without a name goes on with the one before."""
+    """A title and one line per `(name, value)`; a line without a name continues the previous line."""
 
     title: str
     facts: Sequence[tuple[str, str]]
@@ -24,7 +24,11 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A paragraph. apart: after a blank line. wraps: lines may break at the width of the page; not those of a file."""
+    """A paragraph.
+
+    apart   print a blank line before it
+    wraps   break lines at the page width; False for the text of a file
+    """
 
     text: str
     apart: bool = False
@@ -33,14 +37,14 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A shell command that can be copied."""
+    """A shell command to copy."""
 
     command: str
 
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """Remarks, the most important first; details are shown with `--verbose` only."""
+    """Notes, most important first; details are printed only with `--verbose`."""
 
     notes: Sequence[str]
     details: Sequence[str] = ()
@@ -50,7 +54,7 @@ class Notes:
         return not self.notes and not self.details
 
     def shown(self, *, verbose: bool) -> tuple[list[str], int]:
-        """Return the notes to show, and how many are left out."""
+        """Return the notes to print and the number of omitted notes."""
         shown = [*self.notes, *self.details] if verbose else list(self.notes[:MOST_NOTES])
         return shown, len(self.notes) + len(self.details) - len(shown)
 
@@ -60,11 +64,11 @@ Block: TypeAlias = Facts | Table | Text | Command | Notes
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Document:
-    """A result in each form, built when it is asked for.
+    """A result in each output form, built on demand.
 
-    blocks    what people read, in order
-    content   the object of JSON, SI units
-    rows      flat rows of CSV; None: those of `flat_rows` from the content
+    blocks    blocks of the text output, in order
+    content   JSON object, SI units
+    rows      flat rows of the CSV output; None: `flat_rows` of the content
     """
 
     blocks: Callable[[], Iterable[Block]]
@@ -73,13 +77,13 @@ class Document:
 
 
 def flat_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the plain content of JSON as flat rows: one for each object of its first list of objects, else one for all of it.
+    """Return JSON content as flat rows: one per object of its first list of objects, else a single row.
 
-    Fields of objects in objects are named `outer.inner`; lists of numbers and names are joined by spaces, lists of objects left out.
+    Nested fields are named `outer.inner`. Lists of numbers and names are joined by spaces; lists of objects are omitted.
     """
     for value in content.values():
-        if isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
-            return [dict(_flat(each)) for each in value]
+        if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value):
+            return [dict(_flat(entry)) for entry in value]
     return [dict(_flat(content))]
 
 
@@ -89,5 +93,5 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from _flat(value, f"{prefix}{name}.")
         elif not isinstance(value, list):
             yield prefix + name, value
-        elif not any(isinstance(each, (list, Mapping)) for each in value):
+        elif not any(isinstance(entry, (list, Mapping)) for entry in value):
             yield prefix + name, " ".join(map(str, value))

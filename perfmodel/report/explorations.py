@@ -1,4 +1,4 @@
-"""Explorations for people and programs: points along axes, elasticities, and the way from one system to another."""
+"""Explorations as tables and objects: points along axes, elasticities, and waterfalls from one system to another."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from perfmodel.uncertainty.sensitivity import STEP
 _THROUGHPUT = "throughput"
 
 
-def exploration_object(found: Exploration) -> dict[str, Any]:
-    """The exploration as `--json` has it, in SI units."""
+def exploration_object(exploration: Exploration) -> dict[str, Any]:
+    """Return the exploration as the `--json` object, in SI units."""
     return {
-        "metric": found.metric,
-        "searched": found.is_searched,
-        "axes": [{"name": axis.name, "values": list(axis.values)} for axis in found.axes],
-        "points": exploration_rows(found),
-        "notes": list(found.notes),
+        "metric": exploration.metric,
+        "searched": exploration.is_searched,
+        "axes": [{"name": axis.name, "values": list(axis.values)} for axis in exploration.axes],
+        "points": exploration_rows(exploration),
+        "notes": list(exploration.notes),
     }
 
 
-def exploration_rows(found: Exploration) -> list[dict[str, Any]]:
-    """One row for each point: its values, the shares of its time, and the columns of `predict --csv` or `serve --csv`."""
+def exploration_rows(exploration: Exploration) -> list[dict[str, Any]]:
+    """Return one row per point: axis values, time shares, and the columns of `predict --csv` or `serve --csv`."""
     return [
         {
             **point.values,
@@ -41,7 +41,7 @@ def exploration_rows(found: Exploration) -> list[dict[str, Any]]:
             "reason": point.reason,
             **(_row(point.prediction) if point.prediction is not None else {}),
         }
-        for point in found.points
+        for point in exploration.points
     ]
 
 
@@ -50,7 +50,7 @@ def _row(prediction: Prediction | ServingPrediction) -> dict[str, Any]:
 
 
 def job_text(prediction: Prediction | ServingPrediction) -> str:
-    """The job, or the service, that is explored."""
+    """Return the text of the explored training job or service."""
     return workload_line(prediction.plan) if isinstance(prediction, Prediction) else service_line(prediction)
 
 
@@ -59,72 +59,72 @@ def _plan(prediction: Prediction | ServingPrediction) -> str:
 
 
 def time_text(metric: str, time: float) -> str:
-    """The metric of a time: a throughput is its inverse."""
+    """Return the text of a time in its metric; a throughput is the inverse of the time."""
     if not math.isfinite(time):
         return "-"
     return f"{1.0 / time:,.0f} tokens/s a chip" if metric == _THROUGHPUT else format_time(time)
 
 
-def exploration_table(found: Exploration) -> Table:
-    """One line for each point, with the gain over the previous value of the last axis."""
-    names = [axis.name for axis in found.axes]
-    shares = list(next((point.shares for point in found.points if point.shares), {}))
-    predictions = [point.prediction for point in found.points]
-    first = next(each for each in predictions if each is not None)
-    plans = [_plan(each) if each is not None else "not predicted" for each in predictions]
+def exploration_table(exploration: Exploration) -> Table:
+    """Return one row per point, with the gain over the previous value of the last axis."""
+    names = [axis.name for axis in exploration.axes]
+    shares = list(next((point.shares for point in exploration.points if point.shares), {}))
+    predictions = [point.prediction for point in exploration.points]
+    first = next(prediction for prediction in predictions if prediction is not None)
+    plans = [_plan(prediction) if prediction is not None else "not predicted" for prediction in predictions]
     is_one = len(set(plans)) == 1
     rows = []
-    for point, gain, plan in zip(found.points, found.gains(), plans, strict=True):
-        cells = [axis.text(point.values[axis.name]) for axis in found.axes]
+    for point, gain, plan in zip(exploration.points, exploration.gains(), plans, strict=True):
+        cells = [axis.text(point.values[axis.name]) for axis in exploration.axes]
         gained = "" if math.isnan(gain) else f"{gain:.2f}x"
         parts = (percent(point.shares[name]) if point.shares else "" for name in shares)
-        room = _room(point.prediction) if point.prediction is not None else ""
-        rows.append((*cells, time_text(found.metric, point.time), gained, *parts, room, *(() if is_one else (plan,))))
-    kind = "the best plan of each point" if found.is_searched else f"at {plans[0]}" if is_one else "the given plan at each point"
+        memory = _memory_cell(point.prediction) if point.prediction is not None else ""
+        rows.append((*cells, time_text(exploration.metric, point.time), gained, *parts, memory, *(() if is_one else (plan,))))
+    kind = "the best plan of each point" if exploration.is_searched else f"at {plans[0]}" if is_one else "the given plan at each point"
     return Table(
         title=f"{job_text(first)}; {kind}",
-        headers=(*names, found.metric, "gain", *shares, "memory", *(() if is_one else ("plan",))),
+        headers=(*names, exploration.metric, "gain", *shares, "memory", *(() if is_one else ("plan",))),
         rows=tuple(rows),
-        right=(*(axis.name for axis in found.axes if axis.is_numeric), found.metric, "gain", *shares, "memory"),
+        right=(*(axis.name for axis in exploration.axes if axis.is_numeric), exploration.metric, "gain", *shares, "memory"),
         fold=("plan",),
     )
 
 
-def _room(prediction: Prediction | ServingPrediction) -> str:
+def _memory_cell(prediction: Prediction | ServingPrediction) -> str:
     total = format_bytes(prediction.memory["total"])
     return total if prediction.fits else f"{total}, does not fit"
 
 
-def saturation_lines(found: Exploration) -> Iterator[str]:
-    """Where each line along the last axis saturates, and why points were not predicted."""
-    last = found.axes[-1]
-    for line in found.lines():
-        point = found.saturation(line)
+def saturation_lines(exploration: Exploration) -> Iterator[str]:
+    """Yield the saturation point of each line along the last axis, and the reasons of points without prediction."""
+    last = exploration.axes[-1]
+    for line in exploration.lines():
+        point = exploration.saturation(line)
         if point is not None and len(line) > 2:
-            where = ", ".join(f"{axis.name} {axis.text(point.values[axis.name])}" for axis in found.axes[:-1])
+            condition = ", ".join(f"{axis.name} {axis.text(point.values[axis.name])}" for axis in exploration.axes[:-1])
             at = "from the first value on" if point is line[0] else f"at {last.name} {last.text(point.values[last.name])}"
             sentence = f"saturates {at}: each further value gains under {SATURATED - 1:.0%}"
-            yield f"{where}: {sentence}" if where else sentence
-    yield from (f"not predicted: {reason}" for reason in dict.fromkeys(point.reason for point in found.points if point.reason))
+            yield f"{condition}: {sentence}" if condition else sentence
+    yield from (f"not predicted: {reason}" for reason in dict.fromkeys(point.reason for point in exploration.points if point.reason))
 
 
-def sensitivities_object(found: Sensitivities) -> dict[str, Any]:
-    """The elasticities as `--json` has them."""
+def sensitivities_object(sensitivities: Sensitivities) -> dict[str, Any]:
+    """Return the elasticities as the `--json` object."""
     return {
-        "metric": found.metric,
-        "time": found.time,
-        "plan": _plan(found.prediction),
+        "metric": sensitivities.metric,
+        "time": sensitivities.time,
+        "plan": _plan(sensitivities.prediction),
         "step": STEP,
         "elasticities": [
             {"name": row.name, "value": row.value, "elasticity": row.elasticity, "smaller": row.smaller, "larger": row.larger}
-            for row in found.elasticities
+            for row in sensitivities.elasticities
         ],
     }
 
 
-def sensitivities_table(found: Sensitivities) -> Table:
-    """Ranked elasticities with bars."""
-    largest = max((abs(row.elasticity) for row in found.elasticities), default=0.0) or 1.0
+def sensitivities_table(sensitivities: Sensitivities) -> Table:
+    """Return the table of ranked elasticities with bars."""
+    largest = max((abs(row.elasticity) for row in sensitivities.elasticities), default=0.0) or 1.0
     rows = tuple(
         (
             row.name,
@@ -134,27 +134,28 @@ def sensitivities_table(found: Sensitivities) -> Table:
             f"{row.smaller - 1.0:+.1%}",
             bar(abs(row.elasticity) / largest) if abs(row.elasticity) > 5e-4 else "",
         )
-        for row in found.elasticities
+        for row in sensitivities.elasticities
     )
     larger, smaller = f"{1.0 + STEP:g}x", f"1/{1.0 + STEP:g}x"
     return Table(
-        title=f"{job_text(found.prediction)}; {_plan(found.prediction)}",
-        caption=f"{found.metric} {time_text(found.metric, found.time)}; elasticity: its relative change for that of the number",
+        title=f"{job_text(sensitivities.prediction)}; {_plan(sensitivities.prediction)}",
+        caption=f"{sensitivities.metric} {time_text(sensitivities.metric, sensitivities.time)}; "
+        "elasticity: its relative change for that of the number",
         headers=("number", "value", "elasticity", larger, smaller, ""),
         rows=rows,
         right=("value", "elasticity", larger, smaller),
     )
 
 
-def waterfall_object(found: Waterfall) -> dict[str, Any]:
-    """The way as `--json` has it."""
+def waterfall_object(waterfall: Waterfall) -> dict[str, Any]:
+    """Return the waterfall as the `--json` object."""
     return {
-        "start": found.start,
-        "end": found.end,
-        "metric": found.metric,
-        "time": found.time,
-        "plan": _plan(found.prediction),
-        "total": found.total,
+        "start": waterfall.start,
+        "end": waterfall.end,
+        "metric": waterfall.metric,
+        "time": waterfall.time,
+        "plan": _plan(waterfall.prediction),
+        "total": waterfall.total,
         "rungs": [
             {
                 "change": rung.change,
@@ -165,29 +166,36 @@ def waterfall_object(found: Waterfall) -> dict[str, Any]:
                 "plan_factor": rung.plan_factor,
                 "plan": _plan(rung.prediction),
             }
-            for rung in found.rungs
+            for rung in waterfall.rungs
         ],
     }
 
 
-def waterfall_table(found: Waterfall) -> Table:
-    """One line for each change, in order."""
-    rows = [(f"{found.start}", "", time_text(found.metric, found.time), "", "", _plan(found.prediction))]
-    plans = [_plan(found.prediction), *(_plan(rung.prediction) for rung in found.rungs)]
-    for rung, old, plan in zip(found.rungs, plans, plans[1:], strict=False):
+def waterfall_table(waterfall: Waterfall) -> Table:
+    """Return one row per change, in order."""
+    rows = [(f"{waterfall.start}", "", time_text(waterfall.metric, waterfall.time), "", "", _plan(waterfall.prediction))]
+    plans = [_plan(waterfall.prediction), *(_plan(rung.prediction) for rung in waterfall.rungs)]
+    for rung, old, plan in zip(waterfall.rungs, plans, plans[1:], strict=False):
         change = rung.before if rung.before == rung.after else f"{rung.before} to {rung.after}"
         plan = "as before" if plan == old else plan
         new = "" if math.isnan(rung.plan_factor) else f"{rung.plan_factor:.2f}x"
-        rows.append(
-            (rung.change, change, time_text(found.metric, rung.time), f"{rung.factor:.2f}x", new, "as before" if plan == old else plan)
+        rows.append((rung.change, change, time_text(waterfall.metric, rung.time), f"{rung.factor:.2f}x", new, plan))
+    rows.append(
+        (
+            "total",
+            f"{waterfall.start} to {waterfall.end}",
+            time_text(waterfall.metric, waterfall.rungs[-1].time),
+            f"{waterfall.total:.2f}x",
+            "",
+            "",
         )
-    rows.append(("total", f"{found.start} to {found.end}", time_text(found.metric, found.rungs[-1].time), f"{found.total:.2f}x", "", ""))
+    )
     return Table(
-        title=f"{job_text(found.prediction)}; from {found.start} to {found.end}",
+        title=f"{job_text(waterfall.prediction)}; from {waterfall.start} to {waterfall.end}",
         caption="One change at a time, in this order; the plan is searched again after each, and the factors multiply to the total. "
         "Of it: what the new plan is worth over the previous one.",
-        headers=("change", "from, to", found.metric, "factor", "of it", "plan"),
+        headers=("change", "from, to", waterfall.metric, "factor", "of it", "plan"),
         rows=tuple(rows),
-        right=(found.metric, "factor", "of it"),
+        right=(waterfall.metric, "factor", "of it"),
         fold=("from, to", "plan"),
     )

@@ -1,4 +1,7 @@
-"""Figures of predictions and searches. matplotlib is loaded here only, and draws to a file without a display."""
+"""Figures of predictions and searches.
+
+Only this module imports matplotlib. It draws to a file and needs no display.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 GIB = 2.0**30
 
-#: Colour-blind-safe (Okabe & Ito), a colour for each part and class, the same in every figure.
+#: Colour-blind-safe colours (Okabe & Ito) of parts and memory classes, the same in every figure.
 PART_COLOURS = {
     "forward": "#0072B2",
     "backward": "#56B4E9",
@@ -56,71 +59,71 @@ MEMORY_COLOURS = {
 }
 _OTHER = "#999999"
 _DARK = {"#0072B2", "#D55E00", "#009E73", "#555555"}
-_THINNEST = 0.005  # share of the tallest bar below which a segment cannot be seen
-_LABEL_HEIGHT = 0.06  # of a bar's total, as a share of the axis
+_THINNEST = 0.005  # share of the tallest bar below which a segment is not visible
+_LABEL_HEIGHT = 0.06  # height of the label of a bar's total, as a share of the axis
 _SMALLEST_LABEL = 0.06  # share of the tallest bar below which a segment has no number
 
 
 def plot_predictions(predictions: Sequence[Prediction], path: Path, *, names: Sequence[str] = ()) -> None:
-    """Stacked bars of the step's parts and of the memory's classes, one pair for each prediction."""
+    """Draw stacked bars of step-time parts and of memory classes, one pair per prediction."""
     write_figure(predictions_figure(predictions, names=names), path)
 
 
 def plot_search(result: SearchResult, path: Path) -> None:
-    """Step time against memory: the best plans, the Pareto front, the baselines, and the memory that there is."""
+    """Draw step time against memory: best plans, Pareto front, baselines and usable memory."""
     write_figure(search_figure(result), path)
 
 
 def plot_scaling(predictions: Sequence[Prediction], path: Path) -> None:
-    """The best plans of several clusters or numbers of chips: throughput and MFU against chips."""
+    """Draw throughput and MFU against chips, for the best plans of several clusters or chip counts."""
     write_figure(scaling_figure(predictions), path)
 
 
-#: Bars of a figure at most, and up to how many of them there is room for their numbers; its width [inch], 1,600 pixels.
+#: Most bars of a figure; most bars with a number in each segment; largest width [inch] (1,600 pixels).
 _MOST_BARS = 12
 _FEW_BARS = 4
 _WIDEST = 10.6
-#: Memory above which a baseline that does not fit is named in the legend only, as a multiple of the usable memory.
+#: Memory above which a baseline that does not fit appears in the legend only, as a multiple of the usable memory.
 _WIDEST_MEMORY = 3.0
-#: Points of a line that labels keep clear of, between two marks.
+#: Points per line segment between two marks that labels must not cover.
 _LINE_POINTS = 50
-#: What of a plan follows from its other knobs.
+#: Facts of a plan that follow from its other knobs.
 _FOLLOWING = ("dp", "dp_replicate", "dp_shard", "num_microbatches", "rules", "sequence_parallel", "stage_layers", "order")
 
 
 def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str] = ()) -> Figure:
-    """At most `_MOST_BARS` bars: of more predictions the fastest, in their order."""
+    """Return the figure of the predictions; of more than `_MOST_BARS` only the fastest, in the given order."""
     number = len(predictions)
     if number > _MOST_BARS:
-        fastest = sorted(sorted(range(number), key=lambda place: predictions[place].step_time)[:_MOST_BARS])
-        predictions, names = [predictions[place] for place in fastest], [names[place] for place in fastest] if names else ()
+        fastest = sorted(sorted(range(number), key=lambda index: predictions[index].step_time)[:_MOST_BARS])
+        predictions, names = [predictions[index] for index in fastest], [names[index] for index in fastest] if names else ()
     labels = list(names) or _labels(predictions)
     figure = new_figure(width=min(max(8.4, 4.6 + 2.0 * len(predictions)), _WIDEST), height=5.0 if len(predictions) <= _FEW_BARS else 6.2)
     left, right = figure.subplots(1, 2)
-    slowest = max(each.step_time for each in predictions)
+    slowest = max(prediction.step_time for prediction in predictions)
     scale, unit = (1.0, "s") if slowest >= 1.0 else (1e3, "ms")
     _stack(
         left,
         labels,
-        [{part: time * scale for part, time in each.parts.items()} for each in predictions],
+        [{part: time * scale for part, time in prediction.parts.items()} for prediction in predictions],
         PART_COLOURS,
-        total=[f"{each.step_time * scale:.3g} {unit}" for each in predictions],
+        total=[f"{prediction.step_time * scale:.3g} {unit}" for prediction in predictions],
     )
     left.set_ylabel(f"exposed time [{unit}]")
     left.set_title("Step time by part")
     _stack(
         right,
         labels,
-        [{name: size / GIB for name, size in each.memory.items() if name != "total"} for each in predictions],
+        [{name: size / GIB for name, size in prediction.memory.items() if name != "total"} for prediction in predictions],
         MEMORY_COLOURS,
-        total=[f"{each.memory['total'] / GIB:.3g} GiB" for each in predictions],
-        lines=[each.memory_usable / GIB for each in predictions],
+        total=[f"{prediction.memory['total'] / GIB:.3g} GiB" for prediction in predictions],
+        lines=[prediction.memory_usable / GIB for prediction in predictions],
     )
-    capacities = [each.memory_usable / GIB for each in predictions]
+    capacities = [prediction.memory_usable / GIB for prediction in predictions]
     right.hlines(
         capacities,
-        [place - 0.45 for place in range(len(predictions))],
-        [place + 0.45 for place in range(len(predictions))],
+        [index - 0.45 for index in range(len(predictions))],
+        [index + 0.45 for index in range(len(predictions))],
         color="black",
         linewidth=1.5,
         linestyle="--",
@@ -138,15 +141,17 @@ def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str
 def search_figure(result: SearchResult) -> Figure:
     figure = new_figure(width=8.4, height=5.2)
     axes = figure.subplots()
-    shown = [*result.plans, *result.pareto, *(each.prediction[0] for each in result.baselines if each.prediction)]
-    scale, unit = (1.0, "s") if max(each.step_time for each in shown) >= 1.0 else (1e3, "ms")
+    shown = [*result.plans, *result.pareto, *(baseline.prediction[0] for baseline in result.baselines if baseline.prediction)]
+    scale, unit = (1.0, "s") if max(prediction.step_time for prediction in shown) >= 1.0 else (1e3, "ms")
 
     def points(predictions: Sequence[Prediction]) -> tuple[list[float], list[float]]:
-        return [each.memory["total"] / GIB for each in predictions], [each.step_time * scale for each in predictions]
+        return [prediction.memory["total"] / GIB for prediction in predictions], [
+            prediction.step_time * scale for prediction in predictions
+        ]
 
-    front = sorted(result.pareto, key=lambda each: each.memory["total"])
+    front = sorted(result.pareto, key=lambda prediction: prediction.memory["total"])
     memory, time = points(front)
-    shown_times = [*points(result.plans)[1], *(points(each.prediction)[1][0] for each in result.baselines if each.fits)]
+    shown_times = [*points(result.plans)[1], *(points(baseline.prediction)[1][0] for baseline in result.baselines if baseline.fits)]
     top = max(1.1 * max(shown_times), 1.3 * min(shown_times))
     name = "Pareto front" if max(time, default=0.0) <= top else f"Pareto front (goes on to {max(time):.3g} {unit})"
     axes.step(memory, time, where="post", color="#0072B2", linewidth=1.5, label=name, zorder=2)
@@ -159,7 +164,7 @@ def search_figure(result: SearchResult) -> Figure:
     axes.plot(
         *points([best]), "*", color="#D55E00", markersize=16, markeredgecolor="black", label=f"best: {degrees_line(best.plan)}", zorder=5
     )
-    for marker, baseline in zip("sD^v", (each for each in result.baselines if each.prediction), strict=False):
+    for marker, baseline in zip("sD^v", (baseline for baseline in result.baselines if baseline.prediction), strict=False):
         fits = "" if baseline.fits else " (does not fit)"
         where, when = points(baseline.prediction)
         if when[0] > top:  # only in the legend
@@ -188,7 +193,11 @@ def search_figure(result: SearchResult) -> Figure:
         ha="right",
         fontsize=8,
     )
-    drawn = [each for each in shown if each.step_time * scale <= top and each.memory["total"] / GIB <= _WIDEST_MEMORY * capacity]
+    drawn = [
+        prediction
+        for prediction in shown
+        if prediction.step_time * scale <= top and prediction.memory["total"] / GIB <= _WIDEST_MEMORY * capacity
+    ]
     values = points(drawn)[0]
     if max(values) > 6 * capacity or max(values) > 20 * min(values):
         axes.set_xscale("log")
@@ -203,27 +212,27 @@ def search_figure(result: SearchResult) -> Figure:
 
 
 def scaling_figure(predictions: Sequence[Prediction]) -> Figure:
-    """Throughput and MFU of each cluster against the number of chips."""
+    """Return the figure of throughput and MFU against the number of chips, per cluster."""
     lines: dict[tuple[str, str], list[Prediction]] = {}
-    between: list[tuple[float, float]] = []  # points of the lines of MFU, which labels keep clear of
-    for each in sorted(predictions, key=lambda each: each.plan.num_chips):
-        lines.setdefault((each.plan.cluster, each.plan.profile), []).append(each)
+    between: list[tuple[float, float]] = []  # points on the MFU lines, which labels must not cover
+    for prediction in sorted(predictions, key=lambda prediction: prediction.plan.num_chips):
+        lines.setdefault((prediction.plan.cluster, prediction.plan.profile), []).append(prediction)
     figure = new_figure(width=10.4, height=4.8)
     left, right = figure.subplots(1, 2)
-    largest = max(each.tokens_per_second for each in predictions)
+    largest = max(prediction.tokens_per_second for prediction in predictions)
     scale, unit = next((s, u) for s, u in ((1e6, "million "), (1e3, "thousand "), (1.0, "")) if largest >= s or s == 1.0)
-    for (cluster, profile), some in lines.items():
-        chips = [each.plan.num_chips for each in some]
+    for (cluster, profile), group in lines.items():
+        chips = [prediction.plan.num_chips for prediction in group]
         label = cluster if len({name for _, name in lines}) == 1 else f"{cluster}, {profile}"
-        rate = [each.tokens_per_second / scale for each in some]
+        rate = [prediction.tokens_per_second / scale for prediction in group]
         (line,) = left.plot(chips, rate, "o-", label=label)
         left.plot(chips, [rate[0] * n / chips[0] for n in chips], ":", color=line.get_color(), linewidth=1.0)
-        mfu = [100.0 * each.mfu_palm for each in some]
+        mfu = [100.0 * prediction.mfu_palm for prediction in group]
         right.plot(chips, mfu, "o-", color=line.get_color(), label=label)
         for (n, low), (m, high) in pairwise(zip(chips, mfu, strict=True)):
-            shares = [place / _LINE_POINTS for place in range(1, _LINE_POINTS)]
+            shares = [index / _LINE_POINTS for index in range(1, _LINE_POINTS)]
             between += [(n * (m / n) ** share, low + share * (high - low)) for share in shares]
-    shown = sorted({each.plan.num_chips for each in predictions})
+    shown = sorted({prediction.plan.num_chips for prediction in predictions})
     for axes in (left, right):
         axes.set_xlabel("chips")
         if len(shown) > 1:
@@ -242,32 +251,32 @@ def scaling_figure(predictions: Sequence[Prediction]) -> Figure:
     right.set_title("MFU and layout of the best plan", fontsize=9)
     left.legend(fontsize=8, frameon=False)
     figure.suptitle(_title(predictions), fontsize=10)
-    figure.draw_without_rendering()  # the layout of the axes decides where labels have room
-    layouts = [(degrees_line(each.plan), (each.plan.num_chips, 100.0 * each.mfu_palm)) for each in predictions]
-    name_spots(right, layouts, [*(spot for _, spot in layouts), *between])
+    figure.draw_without_rendering()  # the layout of the axes determines the free positions of labels
+    layouts = [(degrees_line(prediction.plan), (prediction.plan.num_chips, 100.0 * prediction.mfu_palm)) for prediction in predictions]
+    label_marks(right, layouts, [*(spot for _, spot in layouts), *between])
     return figure
 
 
 def write_figure(figure: Figure, path: Path) -> None:
-    """Write whole or not at all, in the format that the ending says."""
+    """Write a figure atomically, in the format of the file extension."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=path.suffix.lstrip(".").lower(), dpi=150)
     write_atomically(path, buffer.getvalue())
 
 
 def new_figure(*, width: float, height: float) -> Figure:
-    """An empty figure, not bound to any display. [inch]"""
-    with _undisturbed_import():
+    """Return an empty figure without a display. [inch]"""
+    with _quiet_import():
         from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 @contextmanager
-def _undisturbed_import() -> Iterator[None]:
-    """matplotlib, first loaded here, fails on an unknown MPLBACKEND and complains of a home folder without room for its cache.
+def _quiet_import() -> Iterator[None]:
+    """Import matplotlib without its backend and cache checks.
 
-    A figure that goes to a file needs neither.
+    The first import fails on an unknown MPLBACKEND and warns if its cache folder is not writable. A figure in a file needs neither.
     """
     backend = None if "matplotlib" in sys.modules else os.environ.pop("MPLBACKEND", None)
     logger = logging.getLogger("matplotlib")
@@ -282,25 +291,25 @@ def _undisturbed_import() -> Iterator[None]:
 
 
 def _title(predictions: Sequence[Prediction]) -> str:
-    plans = [each.plan for each in predictions]
+    plans = [prediction.plan for prediction in predictions]
     first = workload_line(plans[0])
     if any(workload_line(plan) != first for plan in plans):
         return "Plans of different jobs"
-    places = {(plan.num_chips, plan.cluster) for plan in plans}
-    return f"{first}\non {plans[0].num_chips:,} chips of {short_name(plans[0].cluster)}" if len(places) == 1 else first
+    clusters = {(plan.num_chips, plan.cluster) for plan in plans}
+    return f"{first}\non {plans[0].num_chips:,} chips of {short_name(plans[0].cluster)}" if len(clusters) == 1 else first
 
 
 def _labels(predictions: Sequence[Prediction]) -> list[str]:
     if len(predictions) == 1:
         return ["\n".join(degrees_line(predictions[0].plan).split(", "))]
-    labels = [f"{each.plan.num_chips:,} chips\n{short_name(each.plan.cluster)}" for each in predictions]
+    labels = [f"{prediction.plan.num_chips:,} chips\n{short_name(prediction.plan.cluster)}" for prediction in predictions]
     if len(set(labels)) == len(labels):
         return labels
-    facts = [plan_facts(each.plan) for each in predictions]
-    varying = [name for name in facts[0] if len({str(each.get(name)) for each in facts}) > 1]
+    facts = [plan_facts(prediction.plan) for prediction in predictions]
+    varying = [name for name in facts[0] if len({str(row.get(name)) for row in facts}) > 1]
     given = [name for name in varying if name not in _FOLLOWING]
-    names = given if len({tuple(str(each.get(name)) for name in given) for each in facts}) == len(facts) else varying
-    return ["\n".join(f"{words(name)} {each.get(name)}" for name in names) for each in facts]
+    names = given if len({tuple(str(row.get(name)) for name in given) for row in facts}) == len(facts) else varying
+    return ["\n".join(f"{words(name)} {row.get(name)}" for name in names) for row in facts]
 
 
 def _stack(
@@ -312,34 +321,38 @@ def _stack(
     total: Sequence[str],
     lines: Sequence[float] = (),
 ) -> None:
-    """One stacked bar for each column; the legend reads from the top of the bars down and leaves out what is too thin to be seen.
+    """Draw one stacked bar per column. The legend lists segments from top to bottom, without invisibly thin ones.
 
-    lines: a line across each column, which its total must not lie on
+    lines: height of a line across each column; the label of the total must not overlap it
     """
     tallest = max(sum(column.values()) for column in columns)
     names = [name for name in colours if any(column.get(name, 0.0) > 0 for column in columns)]
     names += [name for name in columns[0] if name not in colours and any(column.get(name, 0.0) > 0 for column in columns)]
-    places = range(len(columns))
+    positions = range(len(columns))
     bottom = [0.0] * len(columns)
     for name in names:
         heights = [max(column.get(name, 0.0), 0.0) for column in columns]
         label = words(name) if max(heights) > _THINNEST * tallest else "_"
-        axes.bar(places, heights, bottom=bottom, width=0.6, color=colours.get(name, _OTHER), label=label, edgecolor="white", linewidth=0.5)
-        for place, height, base in zip(places, heights, bottom, strict=True):
+        axes.bar(
+            positions, heights, bottom=bottom, width=0.6, color=colours.get(name, _OTHER), label=label, edgecolor="white", linewidth=0.5
+        )
+        for position, height, base in zip(positions, heights, bottom, strict=True):
             if height > _SMALLEST_LABEL * tallest and len(columns) <= _FEW_BARS:
-                axes.text(place, base + height / 2, f"{height:.3g}", ha="center", va="center", fontsize=8, color=_ink(name, colours))
+                axes.text(
+                    position, base + height / 2, f"{height:.3g}", ha="center", va="center", fontsize=8, color=_label_colour(name, colours)
+                )
         bottom = [base + height for base, height in zip(bottom, heights, strict=True)]
-    for place, height, text in zip(places, bottom, total, strict=True):
-        line = lines[place] if lines else 0.0
+    for position, height, text in zip(positions, bottom, total, strict=True):
+        line = lines[position] if lines else 0.0
         height = line if 0.0 <= line - height < _LABEL_HEIGHT * max(tallest, line) else height
         is_dense = len(columns) > _FEW_BARS
         size, turned, text = (7, 90, f" {text}") if is_dense else (9, 0, text)
-        axes.text(place, height, text, ha="center", va="bottom", fontsize=size, rotation=turned, fontweight="bold")
+        axes.text(position, height, text, ha="center", va="bottom", fontsize=size, rotation=turned, fontweight="bold")
     if len(columns) > _FEW_BARS:
         slanted = [label.replace("\n", ", ") for label in labels]
-        axes.set_xticks(list(places), slanted, fontsize=7, rotation=40, ha="right", rotation_mode="anchor")
+        axes.set_xticks(list(positions), slanted, fontsize=7, rotation=40, ha="right", rotation_mode="anchor")
     else:
-        axes.set_xticks(list(places), labels, fontsize=8)
+        axes.set_xticks(list(positions), labels, fontsize=8)
     axes.set_xlim(-0.6, len(columns) - 0.4)
     axes.set_ylim(top=tallest * (1.08 if len(columns) <= _FEW_BARS else 1.2))
     axes.spines[["top", "right"]].set_visible(False)
@@ -347,18 +360,18 @@ def _stack(
 
 
 def _legend(axes: Axes) -> None:
-    """Beside the bars, in the order in which they are stacked."""
-    handles, found = axes.get_legend_handles_labels()
-    axes.legend(handles[::-1], found[::-1], fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    """Place the legend to the right of the bars, in stacking order."""
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(handles[::-1], labels[::-1], fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def _ink(name: str, colours: dict[str, str]) -> str:
-    """White on the dark colours, black on the light ones."""
+def _label_colour(name: str, colours: dict[str, str]) -> str:
+    """Return white on dark colours and black on light ones."""
     return "white" if colours.get(name) in _DARK else "black"
 
 
 def plain_numbers(axis: Any, *, subs: Sequence[float] = (1.0, 2.0, 5.0), base: float = 10.0) -> None:
-    """Numbers on a logarithmic axis as they are, not as powers: `subs` times the powers of `base`."""
+    """Label a logarithmic axis with plain numbers, not powers: `subs` times the powers of `base`."""
     from matplotlib.ticker import LogLocator, StrMethodFormatter
 
     axis.set_major_locator(LogLocator(base=base, subs=subs))
@@ -367,34 +380,36 @@ def plain_numbers(axis: Any, *, subs: Sequence[float] = (1.0, 2.0, 5.0), base: f
 
 
 _LETTER, _LINE, _GAP = 4.2, 8.0, 5.0
-"""Of a label of 7 points: width of a letter, height, and distance from its mark. [point]"""
+"""Letter width, line height and distance from the mark, for a label of 7 points. [point]"""
 
 
-def name_spots(axes: Any, names: Sequence[tuple[str, tuple[float, float]]], spots: Sequence[tuple[float, float]]) -> None:
-    """Label the marks, each on a side where the label covers no other mark or label and stays inside the axes.
+def label_marks(axes: Any, names: Sequence[tuple[str, tuple[float, float]]], spots: Sequence[tuple[float, float]]) -> None:
+    """Label each mark on a side where the label overlaps no other mark or label and stays inside the axes.
 
-    A label without such a side is left out. spots: marks to keep clear of
+    A label without such a side is omitted.
+
+    spots   positions that labels must not cover
     """
     figure = axes.get_figure()
     axes.autoscale_view()
     points = 72.0 / figure.dpi
     left_edge, low_edge, right_edge, high_edge = (edge * points for edge in axes.bbox.extents)
     marks = [tuple(axes.transData.transform(spot) * points) for spot in dict.fromkeys(spots)]
-    taken: list[tuple[float, float, float, float]] = [(x - 3.0, y - 3.0, x + 3.0, y + 3.0) for x, y in marks]
+    occupied: list[tuple[float, float, float, float]] = [(x - 3.0, y - 3.0, x + 3.0, y + 3.0) for x, y in marks]
     for name, spot in names:
         x, y = axes.transData.transform(spot) * points
         width = _LETTER * len(name)
         level, below, above = -_LINE / 2, -_LINE - _GAP / 2, _GAP / 2
-        beside, centred = (_GAP, -_GAP - width), -width / 2
-        sides = [*((shift, level) for shift in beside), (centred, below - _GAP / 2), (centred, above + _GAP / 2)]
-        sides += [(shift, rise) for shift in beside for rise in (below, above)]
+        sideways, centred = (_GAP, -_GAP - width), -width / 2
+        sides = [*((shift, level) for shift in sideways), (centred, below - _GAP / 2), (centred, above + _GAP / 2)]
+        sides += [(shift, rise) for shift in sideways for rise in (below, above)]
         for shift, rise in sides:
             left, low = x + shift, y + rise
             box = (left, low, left + width, low + _LINE)
             if box[0] < left_edge or box[1] < low_edge or box[2] > right_edge or box[3] > high_edge:
                 continue
-            if any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken):
+            if any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in occupied):
                 continue
             axes.annotate(name, spot, textcoords="offset points", xytext=(left - x, rise + 1.5), fontsize=7)
-            taken.append(box)
+            occupied.append(box)
             break

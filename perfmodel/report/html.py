@@ -1,4 +1,4 @@
-"""Documents as one HTML page: blocks, stacked bars, and the template around them. Nothing is read from the network."""
+"""Documents as one HTML page: blocks, stacked bars and the page template. The page loads nothing from the network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfmodel.report.document import Block, Command, Facts, Notes, Text
 from perfmodel.report.table import Table
 
 _ADDRESS = re.compile(r"https?://[^\s<>\"'`]+[^\s<>\"'`.,;:)\]]")
-_BAR = re.compile(r"(#+)(.*)", re.DOTALL)  # `perfmodel.report.table.bar` and what stands after it
+_BAR = re.compile(r"(#+)(.*)", re.DOTALL)  # `perfmodel.report.table.bar` and the text after it
 _BAR_WIDTH = 20
 _OTHER = "#999999"
 _HTML, STYLE, SCRIPT = (Path(__file__).with_name(f"page.{ending}").read_text(encoding="utf-8") for ending in ("html", "css", "js"))
@@ -22,14 +22,14 @@ _HTML, STYLE, SCRIPT = (Path(__file__).with_name(f"page.{ending}").read_text(enc
 
 @dataclass(frozen=True, slots=True)
 class Markup:
-    """Finished HTML, such as a figure."""
+    """An HTML fragment, such as a figure."""
 
     html: str
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """A long text that is shown when its title is clicked."""
+    """A long text that expands on a click on its title."""
 
     title: str
     text: str
@@ -40,7 +40,7 @@ Part: TypeAlias = Block | Markup | Folded
 
 @dataclass(frozen=True, slots=True)
 class PageSection:
-    """A heading of a page and what is below it."""
+    """A section of a page: heading and content."""
 
     title: str
     parts: Sequence[Part]
@@ -52,7 +52,10 @@ class PageSection:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A row of stacked bars. limit: where a line is drawn across it; 0: no line"""
+    """A row of stacked bars.
+
+    limit   position of a line across the bar; 0: no line
+    """
 
     label: str
     sizes: Mapping[str, float]
@@ -61,7 +64,10 @@ class Bar:
 
 
 def page_html(title: str, verdict: str, cards: Iterable[tuple[str, str, str]], sections: Sequence[PageSection], *, made_by: str) -> str:
-    """The page. cards: (name, number, remark) of the headline."""
+    """Return the HTML page.
+
+    cards   (name, number, remark) of each headline figure
+    """
     boxes = (f"<div><span>{escape(name)}</span><b>{escape(number)}</b><small>{escape(more)}</small></div>" for name, number, more in cards)
     links = (f'<a href="#{section.anchor}">{escape(section.title)}</a>' for section in sections)
     return Template(_HTML).substitute(
@@ -82,7 +88,7 @@ def _section(section: PageSection) -> str:
 
 
 def part_html(part: Part) -> str:
-    """A block as HTML, every note and column of it."""
+    """Return a block as HTML, with all notes and columns."""
     if isinstance(part, Markup):
         return part.html
     if isinstance(part, Folded):
@@ -111,13 +117,13 @@ def _lines(block: Block) -> Iterator[str]:
 
 
 def linked(text: str) -> str:
-    """The text escaped, addresses in it as links."""
-    found, end = [], 0
-    for each in _ADDRESS.finditer(text):
-        address = escape(each[0])
-        found += [escape(text[end : each.start()]), f'<a href="{address}" rel="noreferrer">{address}</a>']
-        end = each.end()
-    return "".join(found) + escape(text[end:])
+    """Return the escaped text with URLs as links."""
+    pieces, end = [], 0
+    for match in _ADDRESS.finditer(text):
+        address = escape(match[0])
+        pieces += [escape(text[end : match.start()]), f'<a href="{address}" rel="noreferrer">{address}</a>']
+        end = match.end()
+    return "".join(pieces) + escape(text[end:])
 
 
 def _table(table: Table) -> Iterator[str]:
@@ -127,12 +133,12 @@ def _table(table: Table) -> Iterator[str]:
     yield from (f"<caption>{escape(table.title)} {caption}</caption>",) if table.title or caption else ()
     yield from (
         "<thead><tr>",
-        *(f"<th{side}>{escape(each)}</th>" for each, side in zip(table.headers, sides, strict=True)),
+        *(f"<th{side}>{escape(header)}</th>" for header, side in zip(table.headers, sides, strict=True)),
         "</tr></thead>",
     )
     yield "<tbody>"
     for row in table.rows:
-        yield "<tr>" + "".join(f"<td{side}>{_cell(each)}</td>" for each, side in zip(row, sides, strict=True)) + "</tr>"
+        yield "<tr>" + "".join(f"<td{side}>{_cell(cell)}</td>" for cell, side in zip(row, sides, strict=True)) + "</tr>"
     yield "</tbody></table></div>"
 
 
@@ -142,7 +148,10 @@ def _cell(text: str) -> str:
 
 
 def bars(rows: Sequence[Bar], colours: Mapping[str, str], texts: Mapping[str, Mapping[str, str]]) -> Markup:
-    """Stacked bars of one scale, with a legend. texts: label of the row -> part -> what is shown next to a pointer over it."""
+    """Return stacked bars of one scale, with a legend.
+
+    texts   row label -> part -> tooltip
+    """
     longest = max(max(sum(row.sizes.values()), row.limit) for row in rows) or 1.0
     lines = []
     for row in rows:

@@ -9,13 +9,13 @@ from perfmodel.report.table import Table
 
 
 def markdown(blocks: Iterable[Block], *, verbose: bool = False) -> str:
-    """The blocks of a document, a blank line between them; tables are whole, whatever their width."""
+    """Return the blocks of a document, separated by blank lines. Tables keep all columns at any width."""
     shown = (block for block in blocks if not (isinstance(block, Notes) and block.is_empty))
     return "\n\n".join("\n".join(_lines(block, verbose=verbose)) for block in shown) + "\n"
 
 
 def markdown_table(table: Table, *, title: bool = False) -> str:
-    """A pipe table; numbers to the right."""
+    """Return a pipe table with right-aligned numbers."""
     rule = ["---:" if header in table.right else "---" for header in table.headers]
     rows = [table.headers, tuple(rule), *table.rows]
     lines = ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]

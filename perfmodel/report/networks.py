@@ -1,4 +1,4 @@
-"""Plans of networks as tables: which operators are cut how, what that takes, and what common strategies would take."""
+"""Per-operator plans of networks as tables: sharding, step time, memory, and common strategies for comparison."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from perfmodel.report.table import Table, bar, percent, words
 from perfmodel.workload.graph import Graph, Operator
 
 _NUMBER = re.compile(r"\d+")
-#: Ratios from here on are shown as such, not as per cent.
+#: Smallest ratio that is printed as a factor, not as a percentage.
 _MANY = 10.0
 
 
-def cut_of(plan: Plan, operator: Operator) -> str:
-    """`b 4x8, n 2`: parts of each dim that is cut, those across the outer network tiers first."""
+def sharding_text(plan: Plan, operator: Operator) -> str:
+    """Return the number of shards of each sharded dim, outer network tiers first: `b 4x8, n 2`."""
     words_of = []
     sharding = plan.cuts.shardings[operator.name]
     for dim in operator.dims:
@@ -35,11 +35,14 @@ def cut_of(plan: Plan, operator: Operator) -> str:
 
 
 def operators_table(network: Graph, plan: Plan) -> Table:
-    """Operators that differ only by the numbers in their names and are cut alike are one row, in the order of the network."""
+    """Return one row per sharding, in network order.
+
+    Operators with the same sharding whose names differ only in numbers share a row.
+    """
     rows: dict[tuple[str, str, str, str], list[str]] = {}
     for operator in network.operators:
         sizes = " ".join(f"{dim}={size}" for dim, size in operator.dims.items())
-        key = (_NUMBER.sub("#", operator.name), operator.kind, sizes, cut_of(plan, operator))
+        key = (_NUMBER.sub("#", operator.name), operator.kind, sizes, sharding_text(plan, operator))
         rows.setdefault(key, []).append(operator.name)
     return Table(
         title="Sharding of each operator",
@@ -68,7 +71,7 @@ def parts_table(parts: Mapping[str, float], step_time: float) -> Table:
 
 
 def strategies_table(best: Prediction, strategies: Mapping[str, Prediction]) -> Table:
-    """The best plan and what others would take; a strategy that does not fit says so."""
+    """Return the best plan and the common strategies, with step time, memory and fit."""
     rows = [_strategy_row("every operator by itself", best, best)]
     rows += [_strategy_row(name, prediction, best) for name, prediction in strategies.items()]
     return Table(
@@ -96,7 +99,7 @@ def memory_line(memory: Mapping[str, float], usable: float, verdict: Verdict) ->
 
 
 def price_line(price: float) -> str:
-    """Seconds that a gigabyte more would save."""
+    """Return the text of the step time saved per additional GB of memory."""
     return f"{format_time(price * 1e9)} of a step for each GB more" if price > 0 else "memory does not bind"
 
 
@@ -117,22 +120,22 @@ def stages_table(stages: Sequence[Stage]) -> Table:
     return Table(title="Stages", headers=headers, rows=tuple(rows), right=("stage", "number", "in flight", "a microbatch", "memory"))
 
 
-def pipeline_object(found: PipelineSearch) -> dict[str, Any]:
+def pipeline_object(search: PipelineSearch) -> dict[str, Any]:
     return {
-        **prediction_object(found.best),
-        "lower_bound": found.lower_bound,
-        "gap": found.gap,
-        "cut_off": found.cut_off,
-        "num_microbatches": found.best.plan.num_microbatches,
-        "num_candidates": found.num_candidates,
-        "price": found.price,
-        "search_time": found.search_time,
-        "stages": found.stages,
+        **prediction_object(search.best),
+        "lower_bound": search.lower_bound,
+        "gap": search.gap,
+        "cut_off": search.cut_off,
+        "num_microbatches": search.best.plan.num_microbatches,
+        "num_candidates": search.num_candidates,
+        "price": search.price,
+        "search_time": search.search_time,
+        "stages": search.stages,
     }
 
 
 def trained_line(plan: Plan) -> str:
-    """How a plan is trained, beside its shardings."""
+    """Return precision, optimizer, ZeRO stage and micro-batches of a plan."""
     count = plan.num_microbatches
     times = f", {count} microbatches of {plan.micro_batch}" if count > 1 else ""
     return f"{plan.job.precision}, {plan.job.optimizer}, ZeRO {int(plan.zero)}{times}"

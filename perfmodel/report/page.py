@@ -1,4 +1,4 @@
-"""Plans, searches and comparisons as one HTML page, from the blocks that the command line prints and figures of the same results."""
+"""HTML pages of plans, searches and comparisons, from the blocks of the command line and figures of the same results."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from perfmodel.report.document import Block, Command, Facts, Notes, Text
 from perfmodel.report.figures import GIB, MEMORY_COLOURS, PART_COLOURS
 from perfmodel.report.html import Bar, Folded, Markup, PageSection, Part, bars, legend, page_html
 from perfmodel.report.predictions import (
+    basis_lines,
     comparison_tables,
     comparison_verdict,
     confidence_lines,
@@ -30,7 +31,6 @@ from perfmodel.report.predictions import (
     memory_line,
     memory_table,
     parts_table,
-    rests_on_lines,
     schedule_text,
     short_plan_text,
     verdict_line,
@@ -51,14 +51,18 @@ from perfmodel.report.svg import Mark, Slot, area, scatter, schedule
 from perfmodel.report.table import Table, bytes_like, percent, times_like
 from perfmodel.report.trust import remedies_table, trust_lines, uncertainty_table
 
-#: Passes that a schedule draws at most; of a longer one its begin and its end.
+#: Most passes in a schedule figure; longer schedules are drawn as two windows, at the start and the end.
 _MOST_PASSES = 3_000
 _BEST, _FRONT, _OTHERS, _NO_FIT = "#D55E00", "#0072B2", "#E69F00", "#999999"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class Report:
-    """A page. kind: plan, search, comparison, service or service search; sections: their titles, in order"""
+    """An HTML page.
+
+    kind       plan, search, comparison, service or service search
+    sections   titles of the sections, in order
+    """
 
     kind: str
     title: str
@@ -89,10 +93,10 @@ def plan_report(
     commands: Sequence[str],
     result: SearchResult | None = None,
 ) -> Report:
-    """The page of a plan, or of a search and its best plan.
+    """Return the page of a plan, or of a search and its best plan.
 
-    explanation   of the plan; its prediction gives way to that of the search
-    commands      command lines with the same numbers
+    explanation   of the plan; with `result`, its prediction is replaced by that of the best plan
+    commands      command lines that reproduce the numbers
     """
     prediction = explanation.prediction if result is None else result.plans[0]
     interval = explanation.trust.interval if explanation.trust is not None else None
@@ -115,20 +119,28 @@ def plan_report(
     sections.append(PageSection("Assumptions and sources", [basis_table([prediction]), sources]))
     sections.append(_reproduce(commands, {"plan.yaml": plan_text}))
     kind = "plan" if result is None else "search"
-    return made_page(kind, _title(prediction.plan), verdict_line(prediction), _cards(prediction, interval), sections)
+    return make_report(kind, _title(prediction.plan), verdict_line(prediction), _cards(prediction, interval), sections)
 
 
 def comparison_report(names: Sequence[str], predictions: Sequence[Prediction], *, texts: Sequence[str], commands: Sequence[str]) -> Report:
-    """The page of plans side by side. texts: their files"""
+    """Return the page of plans side by side.
+
+    texts   plan files
+    """
     results, parts, memory, *knobs = comparison_tables(names, predictions)
     unlike = [] if is_one_job(predictions) else ["these plans run different jobs: compare tokens/s a chip, not step times"]
     marks = [
-        _mark(each, "plan" if each.fits else "does not fit", f"{name}: {short_plan_text(each.plan)}")
-        for name, each in zip(names, predictions, strict=True)
+        _mark(prediction, "plan" if prediction.fits else "does not fit", f"{name}: {short_plan_text(prediction.plan)}")
+        for name, prediction in zip(names, predictions, strict=True)
     ]
-    facts = [Facts(f"{name}: {verdict_line(each)}", headline(each, verbose=True)) for name, each in zip(names, predictions, strict=True)]
-    cards = [(name, format_step(each.step_time), _room(each)) for name, each in zip(names, predictions, strict=True)]
-    all_notes = dict.fromkeys(f"{name}: {note}" for name, each in zip(names, predictions, strict=True) for note in notes(each))
+    facts = [
+        Facts(f"{name}: {verdict_line(prediction)}", headline(prediction, verbose=True))
+        for name, prediction in zip(names, predictions, strict=True)
+    ]
+    cards = [
+        (name, format_step(prediction.step_time), _memory_verdict(prediction)) for name, prediction in zip(names, predictions, strict=True)
+    ]
+    all_notes = dict.fromkeys(f"{name}: {note}" for name, prediction in zip(names, predictions, strict=True) for note in notes(prediction))
     sections = [
         PageSection("Summary", [results, Notes(unlike)]),
         PageSection("Where the time goes", [_time_bars(predictions, names), parts]),
@@ -138,10 +150,10 @@ def comparison_report(names: Sequence[str], predictions: Sequence[Prediction], *
         PageSection("Assumptions and sources", [basis_table(predictions, names), Notes(list(all_notes))]),
         _reproduce(commands, {f"{name}.yaml": text for name, text in zip(names, texts, strict=True)}),
     ]
-    return made_page("comparison", f"{len(names)} plans", comparison_verdict(names, predictions), cards, sections)
+    return make_report("comparison", f"{len(names)} plans", comparison_verdict(names, predictions), cards, sections)
 
 
-def made_page(kind: str, title: str, verdict: str, cards: Sequence[tuple[str, str, str]], sections: Sequence[PageSection]) -> Report:
+def make_report(kind: str, title: str, verdict: str, cards: Sequence[tuple[str, str, str]], sections: Sequence[PageSection]) -> Report:
     from perfmodel import __version__
 
     html = page_html(title, verdict, cards, sections, made_by=f"perfmodel {__version__}")
@@ -152,7 +164,7 @@ def _title(plan: Plan) -> str:
     return f"{plan.job.model.name} on {chips_text(plan.num_chips)} of {short_name(plan.cluster)}"
 
 
-def _room(prediction: Prediction) -> str:
+def _memory_verdict(prediction: Prediction) -> str:
     return memory_line(prediction).partition(": ")[2]
 
 
@@ -167,7 +179,7 @@ def _cards(prediction: Prediction, interval: StepInterval | None) -> list[tuple[
         ("step time", format_step(prediction.step_time), bounds),
         ("throughput", f"{prediction.tokens_per_second_per_chip:,.0f}", f"{job.unit}/s a chip"),
         ("MFU", percent(prediction.mfu_palm), f"of {format_flop_rate(prediction.peak_flop_rate)} dense {prediction.peak_dtype}"),
-        ("memory", format_bytes(prediction.memory["total"]), f"of {usable} usable: {_room(prediction)}"),
+        ("memory", format_bytes(prediction.memory["total"]), f"of {usable} usable: {_memory_verdict(prediction)}"),
         ("", fits_text(prediction.fits_probability).rpartition(" fitting ")[2], "probability that it fits"),
     ]
 
@@ -176,26 +188,26 @@ def _cards(prediction: Prediction, interval: StepInterval | None) -> list[tuple[
 
 
 def _time_bars(predictions: Sequence[Prediction], names: Sequence[str]) -> Markup:
-    text = times_like(min(each.step_time for each in predictions))
-    parts = [{name: time for name, time in each.parts.items() if time} for each in predictions]
+    text = times_like(min(prediction.step_time for prediction in predictions))
+    parts = [{name: time for name, time in prediction.parts.items() if time} for prediction in predictions]
     texts = {
-        name: {part: f"{part.replace('_', ' ')}: {text(time)}, {percent(time / each.step_time)}" for part, time in times.items()}
-        for name, each, times in zip(names, predictions, parts, strict=True)
+        name: {part: f"{part.replace('_', ' ')}: {text(time)}, {percent(time / prediction.step_time)}" for part, time in times.items()}
+        for name, prediction, times in zip(names, predictions, parts, strict=True)
     }
-    rows = [Bar(name, times, text(each.step_time)) for name, each, times in zip(names, predictions, parts, strict=True)]
+    rows = [Bar(name, times, text(prediction.step_time)) for name, prediction, times in zip(names, predictions, parts, strict=True)]
     return bars(rows, PART_COLOURS, texts)
 
 
 def _memory_bars(predictions: Sequence[Prediction], names: Sequence[str]) -> Markup:
     text = bytes_like(predictions[0].memory_usable)
-    classes = [{name: size for name, size in each.memory.items() if size and name != "total"} for each in predictions]
+    classes = [{name: size for name, size in prediction.memory.items() if size and name != "total"} for prediction in predictions]
     texts = {
         name: {part: f"{part.replace('_', ' ')}: {text(size)}" for part, size in sizes.items()}
         for name, sizes in zip(names, classes, strict=True)
     }
     rows = [
-        Bar(name, sizes, f"{text(each.memory['total'])} of {text(each.memory_usable)} usable", each.memory_usable)
-        for name, each, sizes in zip(names, predictions, classes, strict=True)
+        Bar(name, sizes, f"{text(prediction.memory['total'])} of {text(prediction.memory_usable)} usable", prediction.memory_usable)
+        for name, prediction, sizes in zip(names, predictions, classes, strict=True)
     ]
     return bars(rows, MEMORY_COLOURS, texts)
 
@@ -204,7 +216,7 @@ def _memory_parts(prediction: Prediction, timelines: Sequence[RankTimeline]) -> 
     yield _memory_bars([prediction], [""])
     yield memory_table(prediction)
     if timelines:
-        fullest = max(timelines, key=lambda each: max(sum(classes.values()) for _, classes in each.memory))
+        fullest = max(timelines, key=lambda timeline: max(sum(classes.values()) for _, classes in timeline.memory))
         scale, unit = _scale(prediction.step_time)
         points = [(time * scale, {name: size / GIB for name, size in classes.items()}) for time, classes in fullest.memory]
         yield Facts(f"Over the step, rank {fullest.rank} of stage {fullest.stage}", [])
@@ -221,19 +233,19 @@ def _schedule_parts(plan: Plan, timelines: Sequence[RankTimeline]) -> Iterator[P
     scale, unit = _scale(first.step_time)
     text = times_like(first.step_time)
 
-    def slots(of: RankTimeline) -> list[Slot]:
+    def slots(timeline: RankTimeline) -> list[Slot]:
         return [
             Slot(
-                each.start * scale,
-                each.time * scale,
-                each.name.partition(" ")[0],
-                f"{each.name}, stage {of.stage}: {text(each.start)} to {text(each.start + each.time)}",
+                span.start * scale,
+                span.time * scale,
+                span.name.partition(" ")[0],
+                f"{span.name}, stage {timeline.stage}: {text(span.start)} to {text(span.start + span.time)}",
             )
-            for each in of.passes
+            for span in timeline.passes
         ]
 
-    rows = [(f"stage {each.stage}", slots(each)) for each in timelines]
-    number, end = sum(len(each.passes) for each in timelines), first.step_time * scale
+    rows = [(f"stage {timeline.stage}", slots(timeline)) for timeline in timelines]
+    number, end = sum(len(timeline.passes) for timeline in timelines), first.step_time * scale
     width = end * _MOST_PASSES / 2 / number
     windows = [(0.0, end)] if number <= _MOST_PASSES else [(0.0, width), (end - width, end)]
     yield Text(
@@ -245,8 +257,12 @@ def _schedule_parts(plan: Plan, timelines: Sequence[RankTimeline]) -> Iterator[P
     colours = {name: PART_COLOURS[name] for name in ("forward", "backward")}
     yield Markup(legend(colours))
     idle = [
-        (str(each.stage), text(each.parts.get("pipeline_bubble", 0.0)), percent(each.parts.get("pipeline_bubble", 0.0) / each.step_time))
-        for each in timelines
+        (
+            str(timeline.stage),
+            text(timeline.parts.get("pipeline_bubble", 0.0)),
+            percent(timeline.parts.get("pipeline_bubble", 0.0) / timeline.step_time),
+        )
+        for timeline in timelines
     ]
     yield Table(title="Idle time", headers=("stage", "bubble", "share"), rows=tuple(idle), right=("bubble", "share"))
 
@@ -264,20 +280,20 @@ def _scatter(marks: Sequence[Mark], colours: Mapping[str, str], like: Prediction
 
 
 def _search_parts(result: SearchResult) -> Iterator[Part]:
-    best, *others = (each.prediction for each in result.kinds)  # numbered as in the table
+    best, *others = (kind.prediction for kind in result.kinds)  # numbered as in the table
     marks = [_mark(best, "plan 1", f"plan 1: {short_plan_text(best.plan)}")]
-    marks += [_mark(each, "best plans", f"plan {i}: {short_plan_text(each.plan)}") for i, each in enumerate(others, 2)]
-    marks += [_mark(each, "Pareto front", short_plan_text(each.plan), is_front=True) for each in result.pareto]
+    marks += [_mark(prediction, "best plans", f"plan {i}: {short_plan_text(prediction.plan)}") for i, prediction in enumerate(others, 2)]
+    marks += [_mark(prediction, "Pareto front", short_plan_text(prediction.plan), is_front=True) for prediction in result.pareto]
     for baseline in result.baselines:
-        for each in baseline.prediction:
-            kind = "without a search" if each.fits else "does not fit"
-            marks.append(_mark(each, kind, f"{baseline.name}: {short_plan_text(each.plan)}"))
+        for prediction in baseline.prediction:
+            kind = "without a search" if prediction.fits else "does not fit"
+            marks.append(_mark(prediction, kind, f"{baseline.name}: {short_plan_text(prediction.plan)}"))
     colours = {"plan 1": _BEST, "best plans": _OTHERS, "Pareto front": _FRONT, "without a search": "#009E73", "does not fit": _NO_FIT}
     yield _scatter(marks, colours, best)
     yield plans_table(result)
     if result.baselines:
         yield baselines_table(result)
-    if any(each.prediction for each in result.certainty):
+    if any(certainty.prediction for certainty in result.certainty):
         yield certainty_table(result)
     yield Notes([*search_notes(result), *search_details(result)])
     yield rejected_table(result)
@@ -285,9 +301,15 @@ def _search_parts(result: SearchResult) -> Iterator[Part]:
 
 def _alternative_parts(prediction: Prediction, explanation: Explanation) -> Iterator[Part]:
     marks = [_mark(prediction, "this plan", f"this plan: {short_plan_text(prediction.plan)}")]
-    for each in explanation.neighbours:
-        for found in each.prediction:
-            marks.append(_mark(found, "one knob changed" if found.fits else "does not fit", knobs_text({**each.knobs, **each.changed})))
+    for neighbour in explanation.neighbours:
+        for alternative in neighbour.prediction:
+            marks.append(
+                _mark(
+                    alternative,
+                    "one knob changed" if alternative.fits else "does not fit",
+                    knobs_text({**neighbour.knobs, **neighbour.changed}),
+                )
+            )
     yield _scatter(marks, {"this plan": _BEST, "one knob changed": _FRONT, "does not fit": _NO_FIT}, prediction)
     if explanation.neighbours:
         yield neighbours_table(explanation)
@@ -299,16 +321,16 @@ def _alternative_parts(prediction: Prediction, explanation: Explanation) -> Iter
 
 
 def basis_table(predictions: Sequence[Prediction], names: Sequence[str] = ("",)) -> Table:
-    """Basis of the parts of each step, by plan."""
-    rows = [(name, line) for name, each in zip(names, predictions, strict=True) for line in rests_on_lines(each)]
+    """Return the table of the basis of each part of the step time, per plan."""
+    rows = [(name, line) for name, prediction in zip(names, predictions, strict=True) for line in basis_lines(prediction)]
     return Table(title="Basis of the times", headers=("plan", "based on"), rows=tuple(rows), fold=("based on",))
 
 
 def sources_table(model: Any, cluster: Cluster, calibration: Calibration, peak: tuple[float, str], runs: tuple[str, str, str]) -> Table:
-    """Records that a plan is predicted with, and where their numbers are from.
+    """Return the records behind a prediction, and the sources of their numbers.
 
     peak   rate [FLOP/s] and its dtype
-    runs   the framework or engine as such a record: (what, name, source)
+    runs   row of the framework or engine: (record, name, source)
     """
     chip = cluster.chip
     rate = f"{format_flop_rate(peak[0])} dense {peak[1]}"

@@ -1,4 +1,4 @@
-"""Tables I and II of the PaSE paper: published values and the results of the search here.
+"""Tables I and II of the PaSE paper: published values and results of our search.
 
 Source: Elango, PaSE: Parallelization Strategies for Efficient DNN Training, IPDPS 2021 (arXiv 2407.04001), Tables I and II.
 """

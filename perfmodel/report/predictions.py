@@ -1,4 +1,4 @@
-"""Predictions for people: the verdict, the job, the plan, where the time and the memory go, and what the numbers are based on."""
+"""Predictions as text and tables: verdict, job, plan, parts of time and memory, and basis of the numbers."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.routing import BALANCED, Routing
 from perfmodel.workload.training import FULL_TRAINING, num_trained_parameters
 
-#: Of TFLOP/s and MFU where nothing else is said (Chowdhery et al., arXiv 2204.02311, appendix B).
+#: Default convention of TFLOP/s and MFU (Chowdhery et al., arXiv 2204.02311, appendix B).
 FLOP_CONVENTION = "PaLM: 6 N + 12 L H Q S a token, attention on the full square, nothing counted twice"
 _FROZEN = ", 4 for each frozen parameter"
 
 
 def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[str, Any]:
-    """The prediction as `--json` has it; SI units."""
+    """Return the prediction as the `--json` object, in SI units."""
     content: dict[str, Any] = {
         "step_time": prediction.step_time,
         "parts": dict(prediction.parts),
@@ -90,15 +90,20 @@ def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[st
 
 
 def confidence_object(prediction: Prediction, interval: StepInterval, named: Sequence[Sensitivity]) -> dict[str, Any]:
-    """Fields that `--interval` adds to `--json`: the interval [s], its trust, and the most sensitive parameters."""
+    """Return the fields that `--interval` adds to `--json`: interval [s], trust and most sensitive parameters."""
     return {
         "trust": grade_object(interval.trust),
         "step_time_low": prediction.step_time * interval.low,
         "step_time_high": prediction.step_time * interval.high,
         "interval": {"coverage": COVERAGE, "rests_on": interval.rests_on, "num_runs": interval.num_runs, "trust": interval.trust},
         "sensitivities": [
-            {"parameter": each.parameter, "parameter_change": STEP, "step_time_change": each.change, "rests_on": each.rests_on}
-            for each in named
+            {
+                "parameter": sensitivity.parameter,
+                "parameter_change": STEP,
+                "step_time_change": sensitivity.change,
+                "rests_on": sensitivity.rests_on,
+            }
+            for sensitivity in named
         ],
     }
 
@@ -117,7 +122,7 @@ def sensitivity_table(named: Sequence[Sensitivity]) -> Table:
     return Table(
         title=f"Most sensitive parameters: step time with each {STEP:.0%} larger",
         headers=("parameter", "step time", "based on"),
-        rows=tuple((each.parameter, f"{each.change:+.1%}", each.rests_on) for each in named),
+        rows=tuple((sensitivity.parameter, f"{sensitivity.change:+.1%}", sensitivity.rests_on) for sensitivity in named),
         right=("step time",),
     )
 
@@ -129,7 +134,7 @@ def workload_line(plan: Plan) -> str:
 
 
 def model_text(model: TransformerConfig | NetworkModel, without: str = "") -> str:
-    """Its name, and the size of a model with a configuration."""
+    """Return the name of a model, with its size if it has a configuration."""
     if isinstance(model, TransformerConfig):
         active = f", {format_count(model.num_active_parameters)} active" if model.experts else ""
         return f"{model.name} ({format_count(model.num_parameters)} parameters{active}{without})"
@@ -141,7 +146,7 @@ def job_line(plan: Plan) -> str:
 
 
 def degrees_line(plan: Plan) -> str:
-    """The degrees that are not 1, outermost first, and the rules where they are not the usual ones."""
+    """Return the parallel degrees above 1, outermost first, and the rules unless they are the default."""
     layout = plan.layout
     if plan.assignment is not None:
         return f"every operator by itself, on {plan.assignment.described()}"
@@ -174,7 +179,7 @@ def memory_line(prediction: Prediction) -> str:
 
 
 def memory_text(total: float, usable: float, verdict: Verdict) -> str:
-    """`61.7 GiB of 79.1 GiB usable (78.0 %): fits, 17.4 GiB to spare`."""
+    """Return text such as `61.7 GiB of 79.1 GiB usable (78.0 %): fits, 17.4 GiB to spare`."""
     spare = usable - total
     left = f"{format_bytes(spare)} to spare" if spare >= 0 else f"{format_bytes(-spare)} too much"
     return f"{format_bytes(total)} of {format_bytes(usable)} usable ({percent(total / usable)}): {_VERDICTS[verdict]}, {left}"
@@ -184,44 +189,44 @@ _VERDICTS = {Verdict.FITS: "fits", Verdict.TIGHT: "TIGHT", Verdict.DOES_NOT_FIT:
 
 
 def probability_text(probability: float) -> str:
-    """`97 %`, `over 99 %` or `under 1 %`: no plan fits for certain."""
+    """Return `97 %`, `over 99 %` or `under 1 %`: no fit is certain."""
     return "over 99 %" if probability > 0.99 else "under 1 %" if probability < 0.01 else f"{100 * probability:.0f} %"
 
 
 def fits_text(probability: float) -> str:
-    """`probability of fitting 97 %`."""
+    """Return text such as `probability of fitting 97 %`."""
     return f"probability of fitting {probability_text(probability)}"
 
 
 def headroom_words(headroom: float, risk: float | None) -> str:
-    """Headroom and risk of a plan that fits."""
+    """Return the text of the memory headroom and the out-of-memory risk that a fitting plan observes."""
     at_risk = f"at a risk of {percent(risk)} of running out of memory" if risk is not None else ""
     free = f"less {percent(headroom)} kept free" if headroom or not at_risk else ""
     return " and ".join(text for text in (free, at_risk) if text)
 
 
 def fits_cell(verdict: Verdict) -> str:
-    """The verdict in a column `fits`."""
+    """Return the cell of the verdict in a column `fits`."""
     return {Verdict.FITS: "yes", Verdict.TIGHT: "tight", Verdict.DOES_NOT_FIT: "NO"}[verdict]
 
 
 def verdict_line(prediction: Prediction) -> str:
-    """`fits (over 99 %): 47.1 GiB of 79.1 GiB; 7.54 s a step, 8,695 tokens/s a chip, MFU 50.9 %`."""
+    """Return text such as `fits (over 99 %): 47.1 GiB of 79.1 GiB; 7.54 s a step, 8,695 tokens/s a chip, MFU 50.9 %`."""
     share = probability_text(prediction.fits_probability)
-    room = f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)}"
+    memory = f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)}"
     speed = f"{prediction.tokens_per_second_per_chip:,.0f} {prediction.plan.job.unit}/s a chip, MFU {percent(prediction.mfu_palm)}"
-    return f"{_VERDICTS[prediction.verdict]} ({share}): {room}; {format_step(prediction.step_time)} a step, {speed}"
+    return f"{_VERDICTS[prediction.verdict]} ({share}): {memory}; {format_step(prediction.step_time)} a step, {speed}"
 
 
 def short_verdict(prediction: Prediction) -> str:
-    """`fits: 264 MiB of 10.9 GiB; 23.3 ms a step`."""
-    room = f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)}"
-    return f"{_VERDICTS[prediction.verdict]}: {room}; {format_step(prediction.step_time)} a step"
+    """Return text such as `fits: 264 MiB of 10.9 GiB; 23.3 ms a step`."""
+    memory = f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)}"
+    return f"{_VERDICTS[prediction.verdict]}: {memory}; {format_step(prediction.step_time)} a step"
 
 
 def comparison_verdict(names: Sequence[str], predictions: Sequence[Prediction]) -> str:
-    """Name the plan with the most tokens per second and chip among those that fit, and how much slower the next one is."""
-    rates = {name: each.tokens_per_second_per_chip for name, each in zip(names, predictions, strict=True) if each.fits}
+    """Return the fitting plan with the highest throughput per chip, and its lead over the second."""
+    rates = {name: prediction.tokens_per_second_per_chip for name, prediction in zip(names, predictions, strict=True) if prediction.fits}
     if not rates:
         return "None of the plans fits"
     first, *others = sorted(rates, key=lambda name: -rates[name])
@@ -233,9 +238,9 @@ def comparison_verdict(names: Sequence[str], predictions: Sequence[Prediction]) 
 
 
 def headline(prediction: Prediction, *, verbose: bool = False) -> list[tuple[str, str]]:
-    """The few lines that answer most questions: (name, value).
+    """Return the key figures of a prediction as (name, value).
 
-    verbose   also the order of the axes, the other conventions of utilisation and the basis of every part
+    verbose   add the axis order, other utilisation conventions and the basis of every part
     """
     plan = prediction.plan
     lines = [
@@ -243,7 +248,7 @@ def headline(prediction: Prediction, *, verbose: bool = False) -> list[tuple[str
         *layers_row(plan.job),
         ("plan", plan_line(plan)),
         *([("axes", f"on the network, innermost first: {'-'.join(plan.order)}")] if verbose and plan.assignment is None else []),
-        ("framework", _assumed(plan)),
+        ("framework", _framework_text(plan)),
         ("step time", f"{format_step(prediction.step_time)} for {format_count(plan.job.tokens_per_step)} {plan.job.unit}"),
         (
             "throughput",
@@ -252,17 +257,17 @@ def headline(prediction: Prediction, *, verbose: bool = False) -> list[tuple[str
         ),
         *_utilisation(prediction, verbose=verbose),
         ("memory", memory_line(prediction)),
-        ("", f"{fits_text(prediction.fits_probability)}; 80 % interval {_between(prediction.memory_low, prediction.memory_high)}"),
+        ("", f"{fits_text(prediction.fits_probability)}; 80 % interval {_bytes_range(prediction.memory_low, prediction.memory_high)}"),
     ]
-    basis = rests_on_lines(prediction)
+    basis = basis_lines(prediction)
     return lines + [("based on" if i == 0 else "", line) for i, line in enumerate(basis if verbose else basis[:1])]
 
 
-def _between(low: float, high: float) -> str:
+def _bytes_range(low: float, high: float) -> str:
     return f"{format_bytes(low)} to {format_bytes(high)}"
 
 
-def _assumed(plan: Plan) -> str:
+def _framework_text(plan: Plan) -> str:
     framework = short_name(plan.profile)
     if plan.framework.name == GENERIC:
         framework += " (not given: the mean of the known ones; --profile NAME, or --setting such as compile, narrows it)"
@@ -285,14 +290,14 @@ def _utilisation(prediction: Prediction, *, verbose: bool) -> list[tuple[str, st
     ]
 
 
-def rests_on_lines(prediction: Prediction) -> list[str]:
-    """Basis of most of the step time, then `part: source` for the others; parts that take no time are left out."""
+def basis_lines(prediction: Prediction) -> list[str]:
+    """Return the basis of most of the step time, then `part: source` for the other parts that take time."""
     by_source: dict[str, list[str]] = {}
     for part, source in prediction.rests_on.items():
         if prediction.parts.get(part, 1.0):
             by_source.setdefault(source, []).append(words(part))
     times = {words(part): time for part, time in prediction.parts.items()}
-    # the host's time is the profile's, whatever kernels are based on
+    # Host time comes from the profile, whatever the basis of the kernels.
     (main, _), *others = sorted(by_source.items(), key=lambda item: (item[0] == "profile", -sum(times.get(part, 0.0) for part in item[1])))
     return [main, *(f"{', '.join(parts)}: {source}" for source, parts in others)]
 
@@ -333,53 +338,55 @@ def settings_table(
     varied: Sequence[str] = (),
     of_run: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> Table:
-    """One line for each combination; of cluster, chips, model, batch and the like only what differs.
+    """Return one row per prediction; cluster, chips, model, batch and other job columns appear only if they differ.
 
-    intervals   none, or one for each prediction
-    varied      knobs of which several values were given: those that the degrees do not show have a column
-    of_run      a column of the whole run: its header, and a cell for each prediction
+    intervals   empty, or one per prediction
+    varied      knobs with several given values; those not visible in the degrees get a column
+    of_run      columns of the whole training run: header -> one cell per prediction
     """
     varying = _varying(predictions)
     knobs = [name for name in _KNOB_COLUMNS if name in varied]
-    step, room = times_like(min(each.step_time for each in predictions)), bytes_like(predictions[0].memory_usable)
+    step, size = times_like(min(prediction.step_time for prediction in predictions)), bytes_like(predictions[0].memory_usable)
     days = ("days", "chip-hours", "USD") if tokens else ()
-    held = (f"{COVERAGE:.0%} interval",) if intervals else ()
+    interval_header = (f"{COVERAGE:.0%} interval",) if intervals else ()
     rows = []
-    for place, each in enumerate(predictions):
+    for index, prediction in enumerate(predictions):
         bounds = tuple(
-            f"{step(each.step_time * found.low)} to {step(each.step_time * found.high)}" for found in intervals[place : place + 1]
+            f"{step(prediction.step_time * interval.low)} to {step(prediction.step_time * interval.high)}"
+            for interval in intervals[index : index + 1]
         )
         cost: tuple[str, ...] = ()
         if tokens:
-            taken, hours = training_time(each, tokens)
-            price = training_cost(each, tokens)
-            cost = (f"{taken:,.1f}", format_count(hours), f"{price:,.0f}" if price else "-")
+            days_taken, hours = training_time(prediction, tokens)
+            price = training_cost(prediction, tokens)
+            cost = (f"{days_taken:,.1f}", format_count(hours), f"{price:,.0f}" if price else "-")
         rows.append(
             (
-                *(_COLUMNS[name](each) for name in varying),
-                *(_KNOB_COLUMNS[name](each.plan) for name in knobs),
-                *(cells[place] for cells in of_run.values()),
-                step(each.step_time),
+                *(_COLUMNS[name](prediction) for name in varying),
+                *(_KNOB_COLUMNS[name](prediction.plan) for name in knobs),
+                *(cells[index] for cells in of_run.values()),
+                step(prediction.step_time),
                 *bounds,
-                f"{each.tokens_per_second_per_chip:,.0f}",
-                flop_rate_text(each.tflops_per_chip),
-                percent(each.mfu_palm),
-                room(each.memory["total"]),
-                fits_cell(each.verdict),
-                probability_cell(each.fits_probability),
+                f"{prediction.tokens_per_second_per_chip:,.0f}",
+                flop_rate_text(prediction.tflops_per_chip),
+                percent(prediction.mfu_palm),
+                size(prediction.memory["total"]),
+                fits_cell(prediction.verdict),
+                probability_cell(prediction.fits_probability),
                 *cost,
-                degrees_line(each.plan),
-                rests_on_lines(each)[0],
+                degrees_line(prediction.plan),
+                basis_lines(prediction)[0],
             )
         )
     return Table(
         title="",
-        headers=(*varying, *map(words, knobs), *of_run, "step time", *held, "tokens/s/chip", "TFLOP/s/chip", "MFU",
+        headers=(*varying, *map(words, knobs), *of_run, "step time", *interval_header, "tokens/s/chip", "TFLOP/s/chip", "MFU",
                  "memory", "fits", PROBABILITY, *days, "plan", "based on"),
         rows=tuple(rows),
         fold=("plan", "based on"),
         optional=("TFLOP/s/chip", "fits", "based on", "MFU", "chip-hours", "tokens/s/chip"),
-        right=("chips", "batch", "seq", *of_run, "step time", *held, "tokens/s/chip", "TFLOP/s/chip", "MFU", "memory", PROBABILITY, *days),
+        right=("chips", "batch", "seq", *of_run, "step time", *interval_header, "tokens/s/chip", "TFLOP/s/chip", "MFU", "memory",
+               PROBABILITY, *days),
     )  # fmt: skip
 
 
@@ -392,16 +399,16 @@ _KNOB_COLUMNS: Mapping[str, Callable[[Plan], str]] = {
 }
 
 _COLUMNS: Mapping[str, Callable[[Prediction], str]] = {
-    "cluster": lambda each: short_name(each.plan.cluster),
-    "chips": lambda each: f"{each.plan.num_chips:,}",
-    "model": lambda each: each.plan.job.model.name,
-    "batch": lambda each: f"{each.plan.job.global_batch:,}",
-    "seq": lambda each: f"{each.plan.job.seq_len:,}",
-    "precision": lambda each: str(each.plan.job.precision),
-    "optimizer": lambda each: str(each.plan.job.optimizer),
-    "train": lambda each: str(each.plan.job.train),
-    "routing": lambda each: _routing_cell(each.plan.job.routing),
-    "framework": lambda each: short_name(each.plan.profile),
+    "cluster": lambda prediction: short_name(prediction.plan.cluster),
+    "chips": lambda prediction: f"{prediction.plan.num_chips:,}",
+    "model": lambda prediction: prediction.plan.job.model.name,
+    "batch": lambda prediction: f"{prediction.plan.job.global_batch:,}",
+    "seq": lambda prediction: f"{prediction.plan.job.seq_len:,}",
+    "precision": lambda prediction: str(prediction.plan.job.precision),
+    "optimizer": lambda prediction: str(prediction.plan.job.optimizer),
+    "train": lambda prediction: str(prediction.plan.job.train),
+    "routing": lambda prediction: _routing_cell(prediction.plan.job.routing),
+    "framework": lambda prediction: short_name(prediction.plan.profile),
 }
 
 
@@ -411,11 +418,11 @@ def _routing_cell(routing: Routing) -> str:
 
 
 def _varying(predictions: Sequence[Prediction]) -> list[str]:
-    return [name for name, value in _COLUMNS.items() if len({value(each) for each in predictions}) > 1]
+    return [name for name, value in _COLUMNS.items() if len({value(prediction) for prediction in predictions}) > 1]
 
 
 def settings_title(predictions: Sequence[Prediction]) -> str:
-    """Values that all rows of a table share, and the assumed framework."""
+    """Return the values that all rows of a table share, and the assumed framework."""
     job, varying = predictions[0].plan.job, _varying(predictions)
     shared = {
         "model": model_text(job.model),
@@ -426,13 +433,13 @@ def settings_title(predictions: Sequence[Prediction]) -> str:
         **({} if job.train == FULL_TRAINING else {"train": str(job.train) if "model" in varying else trained_text(job).removeprefix(", ")}),
         **({} if job.routing == BALANCED else {"routing": routed_text(job).removeprefix(", ")}),
         "framework": f"{short_name(predictions[0].plan.profile)} as the framework",
-        **_places(predictions[0].plan, varying),
+        **_chips_and_cluster(predictions[0].plan, varying),
     }
     return ", ".join(text for name, text in shared.items() if name not in varying)
 
 
-def _places(plan: Plan, varying: Sequence[str]) -> dict[str, str]:
-    """Where all rows run, as far as they share it."""
+def _chips_and_cluster(plan: Plan, varying: Sequence[str]) -> dict[str, str]:
+    """Return the chip count and cluster that all rows share."""
     count, cluster = f"{plan.num_chips:,} chip{'s' * (plan.num_chips > 1)}", short_name(plan.cluster)
     if "cluster" in varying or "chips" in varying:
         return {"chips": count, "cluster": cluster}
@@ -440,17 +447,19 @@ def _places(plan: Plan, varying: Sequence[str]) -> dict[str, str]:
 
 
 def convention_lines(predictions: Sequence[Prediction]) -> list[str]:
-    """Notes of a table: how it counts FLOPs, plans that their framework cannot run, and the warnings of its predictions."""
-    dtypes = " or ".join(dict.fromkeys(each.peak_dtype for each in predictions))
+    """Return the notes of a table: FLOP convention, plans that the framework cannot run, and warnings."""
+    dtypes = " or ".join(dict.fromkeys(prediction.peak_dtype for prediction in predictions))
     counted = f"TFLOP/s and MFU count model FLOPs as PaLM does (attention on the full square); MFU is of each chip's dense {dtypes} peak"
     unable: dict[str, dict[str, None]] = {}
-    for each in predictions:
-        if each.not_runnable:
-            unable.setdefault(each.not_runnable, {})[short_plan_text(each.plan)] = None
+    for prediction in predictions:
+        if prediction.not_runnable:
+            unable.setdefault(prediction.not_runnable, {})[short_plan_text(prediction.plan)] = None
     marked = [f"not a plan for this framework: {reason} ({'; '.join(plans)})" for reason, plans in unable.items()]
-    several = len({each.plan.job.model.name for each in predictions}) > 1
-    logits = [f"{each.plan.job.model.name}: {text}" if several else text for each in predictions for text in logits_note(each)]
-    return [*marked, *dict.fromkeys([*logits, *(text for each in predictions for text in each.warnings)]), counted]
+    several = len({prediction.plan.job.model.name for prediction in predictions}) > 1
+    logits = [
+        f"{prediction.plan.job.model.name}: {text}" if several else text for prediction in predictions for text in logits_note(prediction)
+    ]
+    return [*marked, *dict.fromkeys([*logits, *(text for prediction in predictions for text in prediction.warnings)]), counted]
 
 
 PLAN_HEADERS = ("tp", "sp", "cp", "pp", "schedule", "dp", "zero", "micro", "recompute")
@@ -464,7 +473,7 @@ PLAN_LEGEND = {
 
 
 def short_plan_text(plan: Plan) -> str:
-    """The degrees and the knobs that are not at their first value, for a column of a table."""
+    """Return the degrees and the non-default knobs of a plan, for a table column."""
     parts = [
         degrees_line(plan),
         f"ZeRO {int(plan.zero)}" if int(plan.zero) else "",
@@ -492,7 +501,7 @@ def plan_cells(plan: Plan) -> tuple[str, ...]:
 
 
 def short_names(plans: Sequence[str]) -> list[str]:
-    """File names without folder and ending; numbered where that is not unique."""
+    """Return file names without folder and extension, numbered if they are not unique."""
     names = [Path(plan).name.removesuffix(".yaml").removesuffix(".yml") for plan in plans]
     if len(set(names)) == len(names):
         return names
@@ -500,9 +509,12 @@ def short_names(plans: Sequence[str]) -> list[str]:
 
 
 def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -> list[Table]:
-    """Plans side by side: results, where the time goes, the memory, and the knobs in which they differ."""
-    best, most = min(each.step_time for each in predictions), max(each.tokens_per_second_per_chip for each in predictions)
-    step, room = times_like(best), bytes_like(predictions[0].memory_usable)
+    """Return tables of plans side by side: results, step-time parts, memory, and knobs that differ."""
+    best, most = (
+        min(prediction.step_time for prediction in predictions),
+        max(prediction.tokens_per_second_per_chip for prediction in predictions),
+    )
+    step, size = times_like(best), bytes_like(predictions[0].memory_usable)
     same_job = is_one_job(predictions)
     columns = tuple(names)
 
@@ -510,29 +522,33 @@ def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -
         return (name, *values)
 
     results = [
-        row("step time", [step(each.step_time) for each in predictions]),
-        *([row("against the fastest", [_more(each.step_time / best) for each in predictions])] if same_job else []),
-        row(f"{predictions[0].plan.job.unit}/s/chip", [f"{each.tokens_per_second_per_chip:,.0f}" for each in predictions]),
-        *([] if same_job else [row("against the most", [_less(each.tokens_per_second_per_chip / most) for each in predictions])]),
-        row("TFLOP/s/chip", [flop_rate_text(each.tflops_per_chip) for each in predictions]),
-        row("MFU (PaLM)", [percent(each.mfu_palm) for each in predictions]),
-        row("fits", [fits_cell(each.verdict) for each in predictions]),
-        row("probability that it fits", [probability_cell(each.fits_probability) for each in predictions]),
-        row("memory to spare", [room(each.memory_spare) for each in predictions]),
+        row("step time", [step(prediction.step_time) for prediction in predictions]),
+        *([row("against the fastest", [_more(prediction.step_time / best) for prediction in predictions])] if same_job else []),
+        row(f"{predictions[0].plan.job.unit}/s/chip", [f"{prediction.tokens_per_second_per_chip:,.0f}" for prediction in predictions]),
+        *(
+            []
+            if same_job
+            else [row("against the most", [_less(prediction.tokens_per_second_per_chip / most) for prediction in predictions])]
+        ),
+        row("TFLOP/s/chip", [flop_rate_text(prediction.tflops_per_chip) for prediction in predictions]),
+        row("MFU (PaLM)", [percent(prediction.mfu_palm) for prediction in predictions]),
+        row("fits", [fits_cell(prediction.verdict) for prediction in predictions]),
+        row("probability that it fits", [probability_cell(prediction.fits_probability) for prediction in predictions]),
+        row("memory to spare", [size(prediction.memory_spare) for prediction in predictions]),
     ]
     parts = [
-        row(words(part), [step(each.parts[part]) if each.parts.get(part) else "-" for each in predictions])
-        for part in dict.fromkeys(part for each in predictions for part in each.parts)  # not every plan has all of them
-        if any(each.parts.get(part) for each in predictions)
+        row(words(part), [step(prediction.parts[part]) if prediction.parts.get(part) else "-" for prediction in predictions])
+        for part in dict.fromkeys(part for prediction in predictions for part in prediction.parts)  # parts differ between plans
+        if any(prediction.parts.get(part) for prediction in predictions)
     ]
     memory = [
-        row(words(name), [room(each.memory[name]) if each.memory[name] else "-" for each in predictions])
+        row(words(name), [size(prediction.memory[name]) if prediction.memory[name] else "-" for prediction in predictions])
         for name in predictions[0].memory
-        if any(each.memory[name] for each in predictions)
+        if any(prediction.memory[name] for prediction in predictions)
     ]
-    knobs = [_knobs(each) for each in predictions]
-    told = {knob: [values.get(knob, "-") for values in knobs] for knob in dict.fromkeys(knob for values in knobs for knob in values)}
-    differing = [row(words(knob), values) for knob, values in told.items() if len(set(values)) > 1]
+    knobs = [_knobs(prediction) for prediction in predictions]
+    settings = {knob: [values.get(knob, "-") for values in knobs] for knob in dict.fromkeys(knob for values in knobs for knob in values)}
+    differing = [row(words(knob), values) for knob, values in settings.items() if len(set(values)) > 1]
     tables = [
         Table(title="Results", headers=("", *columns), rows=tuple(results), right=columns),
         Table(title="Where the step goes", headers=("part", *columns), rows=tuple(parts), right=columns),
@@ -544,8 +560,11 @@ def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -
 
 
 def is_one_job(predictions: Sequence[Prediction]) -> bool:
-    """Their steps do the same work on as many chips, so that their times can be compared."""
-    jobs = ((each.plan.job.model, each.plan.job.global_batch, each.plan.job.seq_len, each.plan.num_chips) for each in predictions)
+    """Return whether all steps do the same work on the same number of chips, so that step times are comparable."""
+    jobs = (
+        (prediction.plan.job.model, prediction.plan.job.global_batch, prediction.plan.job.seq_len, prediction.plan.num_chips)
+        for prediction in predictions
+    )
     return len(set(jobs)) == 1
 
 
@@ -567,4 +586,4 @@ def _knobs(prediction: Prediction) -> dict[str, str]:
         "order": "-".join(plan.order),
         "calibration": prediction.calibration or plan.calibration,
     }
-    return {name: str(value) for name, value in facts.items() if name != "virtual_stages"}  # the schedule's text has them
+    return {name: str(value) for name, value in facts.items() if name != "virtual_stages"}  # part of the schedule text

@@ -1,4 +1,4 @@
-"""The changes with which a plan would fit, as people read them and as `--json` has them."""
+"""Smallest changes that make a plan fit, as text and as `--json` objects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def nothing_helps(plan: Plan) -> str:
-    """Return what to change of a job where no other knobs, loss and offload help on these chips, nor more chips this plan."""
+    """Return the remedies for a job that fits neither with other plans on these chips nor with this plan on more chips."""
     train = plan.job.train
     lighter = "--train lora:16" if train.is_full else "" if train.quantizes_base else f"--train q{train}"
     others = ["chips with more memory", "a smaller model", "shorter sequences", *filter(None, [lighter])]
@@ -24,7 +24,7 @@ def nothing_helps(plan: Plan) -> str:
 
 
 def flags_text(changes: Mapping[str, int | str | bool]) -> str:
-    """The changes as flags of `perfmodel predict`."""
+    """Return the changes as flags of `perfmodel predict`."""
     return " ".join(_flag(knob, value) for knob, value in changes.items())
 
 
@@ -41,12 +41,12 @@ def fitting_changes_table(remedies: Sequence[FittingChange]) -> Table:
         headers=("flags", "step time", "memory", PROBABILITY),
         rows=tuple(
             (
-                flags_text(each.changes),
-                format_step(each.prediction.step_time),
-                format_bytes(each.prediction.memory["total"]),
-                probability_cell(each.prediction.fits_probability),
+                flags_text(change.changes),
+                format_step(change.prediction.step_time),
+                format_bytes(change.prediction.memory["total"]),
+                probability_cell(change.prediction.fits_probability),
             )
-            for each in remedies
+            for change in remedies
         ),
         right=("step time", "memory", PROBABILITY),
         fold=("flags",),
@@ -56,11 +56,11 @@ def fitting_changes_table(remedies: Sequence[FittingChange]) -> Table:
 def remedies_objects(remedies: Sequence[FittingChange]) -> list[dict[str, Any]]:
     return [
         {
-            "flags": flags_text(each.changes),
-            "changes": dict(each.changes),
-            "step_time": each.prediction.step_time,
-            "memory": each.prediction.memory["total"],
-            "fits_probability": each.prediction.fits_probability,
+            "flags": flags_text(change.changes),
+            "changes": dict(change.changes),
+            "step_time": change.prediction.step_time,
+            "memory": change.prediction.memory["total"],
+            "fits_probability": change.prediction.fits_probability,
         }
-        for each in remedies
+        for change in remedies
     ]

@@ -1,4 +1,4 @@
-"""Flat rows as CSV, for spreadsheets."""
+"""Flat rows as CSV."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfmodel.foundation.frames import columns_of
 
 
 def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
-    """The rows under one header; what a row does not have is empty."""
+    """Return the rows as CSV under one header; missing values are empty cells."""
     known = list(rows)
     text = io.StringIO()
     writer = csv.DictWriter(text, columns_of(known), lineterminator="\n")
@@ -23,7 +23,7 @@ def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _cell(value: object) -> Any:
-    """Booleans as JSON has them; nan, where nothing is known, as an empty cell."""
+    """Return the CSV cell of a value: JSON spelling of booleans, an empty cell for nan (unknown)."""
     if isinstance(value, bool):
         return str(value).lower()
     return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,4 +1,4 @@
-"""A plan predicted and measured, side by side."""
+"""Predicted and measured runs of a plan, side by side."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def comparison_object(comparison: Comparison) -> dict[str, Any]:
 
 
 def _uncalibrated(comparison: Comparison) -> list[tuple[str, str]]:
-    """Advice to calibrate, if the prediction of this machine is based on no measurement of it, or on one that is not kept."""
+    """Return the advice to calibrate, if the prediction is based on no measurement of this machine or on an unsaved one."""
     if any(source.endswith(MEASURED_NOW) for source in comparison.prediction.rests_on.values()):
         return [("calibration", f"{MEASURED_NOW}; `perfmodel calibrate` keeps one for this machine, and later runs start at once")]
     if not any(source.startswith("spec sheet") for source in comparison.prediction.rests_on.values()):
@@ -33,7 +33,10 @@ def _uncalibrated(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def run_verdict(comparison: Comparison) -> str:
-    """`step time 1.21 s predicted, 1.25 s measured (-3.2%); memory 2.1 GiB predicted, 2.2 GiB measured (-4.5%)`."""
+    """Return the predicted and the measured step time and memory in one line.
+
+    Example: `step time 1.21 s predicted, 1.25 s measured (-3.2%); memory 2.1 GiB predicted, 2.2 GiB measured (-4.5%)`.
+    """
     predicted, measured = comparison.prediction, comparison.measurement
     time = f"{format_time(predicted.step_time)} predicted, {format_time(measured.step_time)} measured ({comparison.time_error:+.1%})"
     sizes = f"{format_bytes(predicted.memory['total'])} predicted, {format_bytes(measured.peak_memory)} measured"
@@ -59,7 +62,10 @@ def measurement_facts(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def busy_sentence(busy_fraction: float, what: str) -> str:
-    """A warning where other processes took too much of the machine meanwhile; `what` to do again."""
+    """Return a warning if other processes took too much processor time during the run.
+
+    what   command to repeat
+    """
     if busy_fraction <= MOST_BUSY:
         return ""
     return (
@@ -69,7 +75,7 @@ def busy_sentence(busy_fraction: float, what: str) -> str:
 
 
 def predicted_and_measured(comparison: Comparison) -> Table:
-    """Step time and memory, and the phases that both have."""
+    """Return the table of step time, memory and the phases that both the prediction and the measurement have."""
     predicted, measured = comparison.prediction, comparison.measurement
     rows = [_row("step time", predicted.step_time, measured.step_time, format_time)]
     shares = predicted.parts
@@ -97,7 +103,10 @@ def _row(name: str, predicted: float, measured: float, form: Any) -> tuple[str, 
 
 
 def collectives_table(measurement: Measurement) -> Table:
-    rows = [(each.kind.replace("_", " "), each.axis, f"{each.count:,}", format_traffic(each.num_bytes)) for each in measurement.collectives]
+    rows = [
+        (collective.kind.replace("_", " "), collective.axis, f"{collective.count:,}", format_traffic(collective.num_bytes))
+        for collective in measurement.collectives
+    ]
     return Table(
         title="Collectives that one rank issued in a step (full buffers)",
         headers=("kind", "axis", "count", "bytes"),
@@ -107,9 +116,9 @@ def collectives_table(measurement: Measurement) -> Table:
 
 
 def demo_table(rows: Sequence[tuple[str, Comparison, tuple[int, int], tuple[int, int]]]) -> Table:
-    """Plans in the predicted order, with the places in which they were predicted and came in."""
+    """Return the plans in predicted order, with their predicted and measured ranks."""
 
-    def place(range_: tuple[int, int]) -> str:
+    def rank_text(range_: tuple[int, int]) -> str:
         first, last = range_
         return str(first) if first == last else f"{first}-{last}"
 
@@ -122,8 +131,8 @@ def demo_table(rows: Sequence[tuple[str, Comparison, tuple[int, int], tuple[int,
                 format_time(predicted.step_time),
                 format_time(measured.step_time),
                 f"{comparison.time_error:+.1%}",
-                place(predicted_place),
-                place(measured_place),
+                rank_text(predicted_place),
+                rank_text(measured_place),
                 format_bytes(predicted.memory["total"]),
                 format_bytes(measured.peak_memory),
                 f"{comparison.memory_error:+.1%}",

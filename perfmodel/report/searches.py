@@ -1,4 +1,4 @@
-"""Search results as tables, lines and `--json`."""
+"""Search results as tables, lines and the `--json` object."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from perfmodel.report.table import Table, bytes_like, percent, times_like
 from perfmodel.report.training_run import JOULES_OF_A_MEGAWATT_HOUR
 from perfmodel.report.trust import trust_object
 
-#: Of how many values of a knob the line of plans that are nearly the same names.
+#: Most values of a knob in the line of nearly equal plans.
 _ALIKE_VALUES = 3
-#: Beside the name of a plan that the assumed framework cannot run.
+#: Mark of the name of a plan that the assumed framework cannot run.
 _MARK = "*"
 
 
 def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any]:
-    """The result as `--json` has it; SI units."""
+    """Return the result as the `--json` object, in SI units."""
 
     def described(predictions: tuple[Prediction, ...]) -> list[dict[str, Any]]:
-        return [prediction_object(each, tokens=tokens) for each in predictions]
+        return [prediction_object(prediction, tokens=tokens) for prediction in predictions]
 
     return {
         "objective": str(result.objective),
@@ -55,15 +55,15 @@ def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any
         "memory_usable": result.memory_usable,
         "memory_headroom": result.memory_headroom,
         "risk": result.risk,
-        "certainty": [_certainty_object(each) for each in result.certainty],
+        "certainty": [_certainty_object(certainty) for certainty in result.certainty],
         "least_time": result.least_time if math.isfinite(result.least_time) else None,
         "ties": result.ties,
-        "expectation": {"best": told.best, "first": told.first} if (told := result.expectation) else None,
+        "expectation": {"best": expectation.best, "first": expectation.first} if (expectation := result.expectation) else None,
         "plans": [
-            each | {"place": place} | ({"objective_value": value} if value is not None else {})
-            for each, place, value in zip(described(result.plans), result.places, result.values or [None] * len(result.plans), strict=True)
+            plan | {"place": rank} | ({"objective_value": value} if value is not None else {})
+            for plan, rank, value in zip(described(result.plans), result.places, result.values or [None] * len(result.plans), strict=True)
         ],
-        "baselines": {each.name: _baseline_object(each, tokens) for each in result.baselines},
+        "baselines": {baseline.name: _baseline_object(baseline, tokens) for baseline in result.baselines},
         "pareto": described(result.pareto),
         **({} if result.plans else {"remedies": remedies_objects(result.remedies)}),
         "any_framework": described(result.any_framework)[0] if result.any_framework else {},
@@ -71,11 +71,11 @@ def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any
     }
 
 
-def _certainty_object(each: Certainty) -> dict[str, Any]:
-    """A risk, and the fastest plan at it; null where there is none."""
-    best = each.prediction[0] if each.prediction else None
+def _certainty_object(certainty: Certainty) -> dict[str, Any]:
+    """Return a risk and the fastest plan at it; null if no plan fits."""
+    best = certainty.prediction[0] if certainty.prediction else None
     return {
-        "risk": each.risk,
+        "risk": certainty.risk,
         "step_time": best.step_time if best else None,
         "fits_probability": best.fits_probability if best else None,
         "plan": plan_to_dict(best.plan) if best else None,
@@ -83,16 +83,22 @@ def _certainty_object(each: Certainty) -> dict[str, Any]:
 
 
 def certainty_table(result: SearchResult) -> Table:
-    """Step time at each risk of running out of memory."""
-    best = [each.prediction[0].step_time for each in result.certainty if each.prediction]
+    """Return the table of the fastest plan at each risk of running out of memory."""
+    best = [certainty.prediction[0].step_time for certainty in result.certainty if certainty.prediction]
     step = times_like(min(best, default=1.0))
 
-    def row(each: Certainty) -> tuple[str, ...]:
-        if not each.prediction:
-            return percent(each.risk), "-", "-", "-", "none"
-        found = each.prediction[0]
-        against = _against(found.step_time, best[0])
-        return percent(each.risk), step(found.step_time), against, probability_cell(found.fits_probability), short_plan_text(found.plan)
+    def row(certainty: Certainty) -> tuple[str, ...]:
+        if not certainty.prediction:
+            return percent(certainty.risk), "-", "-", "-", "none"
+        prediction = certainty.prediction[0]
+        against = _relative_to_best(prediction.step_time, best[0])
+        return (
+            percent(certainty.risk),
+            step(prediction.step_time),
+            against,
+            probability_cell(prediction.fits_probability),
+            short_plan_text(prediction.plan),
+        )
 
     return Table(
         title="Fastest plan at each risk of running out of memory",
@@ -110,7 +116,7 @@ def _baseline_object(baseline: Baseline, tokens: float) -> dict[str, Any]:
 
 
 def _rate_text(result: SearchResult) -> str:
-    """Plans a second; nothing where the search was too short to tell."""
+    """Return the evaluation rate in plans per second; empty if the search was too short to measure it."""
     rate = result.num_evaluated / max(result.search_time, 1e-9)
     if result.search_time <= 0.05 or rate < 1e3:
         return ""
@@ -119,16 +125,16 @@ def _rate_text(result: SearchResult) -> str:
 
 def search_line(result: SearchResult) -> str:
     rate = _rate_text(result)
-    room = f"{format_bytes(result.memory_usable)} usable"
+    memory = f"{format_bytes(result.memory_usable)} usable"
     if result.risk is not None or result.memory_headroom:
-        room += f" {headroom_words(result.memory_headroom, result.risk)}"
+        memory += f" {headroom_words(result.memory_headroom, result.risk)}"
     return (
         f"{result.num_evaluated:,} plans evaluated in {format_time(result.search_time)}{rate}; "
-        f"{result.num_feasible:,} fit in {room}; ranked by {result.objective}"
+        f"{result.num_feasible:,} fit in {memory}; ranked by {result.objective}"
     )
 
 
-#: Objective of a whole run -> header of its column, and the number shown for its value.
+#: Objective of the whole training run -> column header and format of its value.
 _VALUES: Mapping[Objective, tuple[str, Callable[[float], str]]] = {
     Objective.COST: ("run USD", lambda value: f"{value:,.0f}"),
     Objective.ENERGY: ("run MWh", lambda value: f"{value / JOULES_OF_A_MEGAWATT_HOUR:,.1f}"),
@@ -137,7 +143,7 @@ _VALUES: Mapping[Objective, tuple[str, Callable[[float], str]]] = {
 
 
 def value_cells(objective: Objective, values: Sequence[float]) -> dict[str, list[str]]:
-    """The column of an objective of the whole run, header -> cells; empty for the others."""
+    """Return the column of an objective of the whole training run, header -> cells; empty for other objectives."""
     if objective not in _VALUES:
         return {}
     header, text = _VALUES[objective]
@@ -145,33 +151,33 @@ def value_cells(objective: Objective, values: Sequence[float]) -> dict[str, list
 
 
 def plans_table(result: SearchResult) -> Table:
-    """The best plans, each with those that are nearly the same only once.
+    """Return the table of the best plans, one row per group of nearly equal plans.
 
-    Only the knobs in which the plans differ have a column; the caption has the values of the others. `_more_columns` are for wide pages.
+    Only knobs that differ have a column; the caption lists the others. `_MORE_COLUMNS` appear on wide pages only.
     """
     best = result.plans[0].step_time if result.plans else 0.0
-    shown = [(str(number), each.prediction) for number, each in enumerate(result.kinds, 1)]
-    step, room = times_like(min((each.step_time for _, each in shown), default=1.0)), bytes_like(result.memory_usable)
-    places = _place_ranges([each.position for each in result.kinds])
-    with_rules = any(rule_labels(each.plan.rules) for _, each in shown)
-    unit = room(result.memory_usable).rpartition(" ")[2]
-    of_run = value_cells(result.objective, [each.value for each in result.kinds if each.value is not None])
+    shown = [(str(number), kind.prediction) for number, kind in enumerate(result.kinds, 1)]
+    step, size = times_like(min((prediction.step_time for _, prediction in shown), default=1.0)), bytes_like(result.memory_usable)
+    ranks = _place_ranges([kind.position for kind in result.kinds])
+    with_rules = any(rule_labels(prediction.plan.rules) for _, prediction in shown)
+    unit = size(result.memory_usable).rpartition(" ")[2]
+    of_run = value_cells(result.objective, [kind.value for kind in result.kinds if kind.value is not None])
     rows = [
         (
-            f"{name}{_MARK}" if each.not_runnable else name,
+            f"{name}{_MARK}" if prediction.not_runnable else name,
             *(cells[int(name) - 1] for cells in of_run.values()),
-            step(each.step_time),
-            _against(each.step_time, best),
-            percent(each.mfu_palm),
-            room(each.memory["total"]).removesuffix(f" {unit}"),
-            probability_cell(each.fits_probability),
-            *plan_cells(each.plan),
-            *((each.plan.rule_set,) if with_rules else ()),
-            place,
-            f"{each.tflops_per_chip:,.0f}",
-            fits_cell(each.verdict),
+            step(prediction.step_time),
+            _relative_to_best(prediction.step_time, best),
+            percent(prediction.mfu_palm),
+            size(prediction.memory["total"]).removesuffix(f" {unit}"),
+            probability_cell(prediction.fits_probability),
+            *plan_cells(prediction.plan),
+            *((prediction.plan.rule_set,) if with_rules else ()),
+            rank,
+            f"{prediction.tflops_per_chip:,.0f}",
+            fits_cell(prediction.verdict),
         )
-        for place, (name, each) in zip(places, shown, strict=True)
+        for rank, (name, prediction) in zip(ranks, shown, strict=True)
     ]
     results = ("plan", *of_run, "step time", "vs 1", "MFU", unit, PROBABILITY)
     headers = (*results, *PLAN_HEADERS, *(("rules",) if with_rules else ()), *_MORE_COLUMNS)
@@ -189,31 +195,31 @@ def plans_table(result: SearchResult) -> Table:
     )
 
 
-#: Columns that say again what others do; only wide pages have them.
+#: Columns that repeat information of other columns; on wide pages only.
 _MORE_COLUMNS = ("place", "TFLOP/s", "fits")
 
 
 def baselines_table(result: SearchResult) -> Table:
-    """The plans that one would use without a search, even where they lose or do not fit."""
+    """Return the table of the baselines, including slower and non-fitting ones."""
     best = result.plans[0].step_time if result.plans else 0.0
-    shown = [each.prediction[0] for each in result.baselines if each.prediction]
-    step, room = times_like(min((each.step_time for each in shown), default=1.0)), bytes_like(result.memory_usable)
-    unit = room(result.memory_usable).rpartition(" ")[2]
+    shown = [baseline.prediction[0] for baseline in result.baselines if baseline.prediction]
+    step, size = times_like(min((prediction.step_time for prediction in shown), default=1.0)), bytes_like(result.memory_usable)
+    unit = size(result.memory_usable).rpartition(" ")[2]
     rows = []
-    for each in result.baselines:
-        if not each.prediction:
-            rows.append((each.name, *["-"] * 5, f"no such plan: {each.reason}"))
+    for baseline in result.baselines:
+        if not baseline.prediction:
+            rows.append((baseline.name, *["-"] * 5, f"no such plan: {baseline.reason}"))
             continue
-        found = each.prediction[0]
+        prediction = baseline.prediction[0]
         rows.append(
             (
-                f"{each.name}{_MARK}" if found.not_runnable else each.name,
-                step(found.step_time),
-                _against(found.step_time, best),
-                percent(found.mfu_palm),
-                room(found.memory["total"]).removesuffix(f" {unit}"),
-                probability_cell(found.fits_probability),
-                short_plan_text(found.plan),
+                f"{baseline.name}{_MARK}" if prediction.not_runnable else baseline.name,
+                step(prediction.step_time),
+                _relative_to_best(prediction.step_time, best),
+                percent(prediction.mfu_palm),
+                size(prediction.memory["total"]).removesuffix(f" {unit}"),
+                probability_cell(prediction.fits_probability),
+                short_plan_text(prediction.plan),
             )
         )
     return Table(
@@ -227,39 +233,39 @@ def baselines_table(result: SearchResult) -> Table:
 
 
 def other_lines(result: SearchResult) -> list[str]:
-    """Below the table: what is nearly the same as a plan of it, and the orders of the axes where they are not the usual one."""
+    """Return the lines below the table: nearly equal plans of each plan, and axis orders unless all are the default."""
     orders: dict[tuple[str, ...], list[str]] = {}
-    for name, each in _named_plans(result):
-        orders.setdefault(each.plan.order, []).append(name)
+    for name, prediction in _named_plans(result):
+        orders.setdefault(prediction.plan.order, []).append(name)
     unusual = [f"{'-'.join(order)} of {', '.join(names)}" for order, names in orders.items() if order != DEFAULT_ORDER]
     others = [f"{'-'.join(DEFAULT_ORDER)} of the others"] if DEFAULT_ORDER in orders else []
     lines = [f"axis order on the network, innermost first: {'; '.join([*unusual, *others])}"] if unusual else []
-    alike = ((number, _alike_text(each)) for number, each in enumerate(result.kinds, 1))
+    alike = ((number, _alike_text(kind)) for number, kind in enumerate(result.kinds, 1))
     return [*lines, *(f"as good as {number} with: {text}" for number, text in alike if text)]
 
 
-def _place_ranges(places: Sequence[int]) -> list[str]:
-    """Places that rows share as people write them: 1-3 for the first three of a tie."""
+def _place_ranges(ranks: Sequence[int]) -> list[str]:
+    """Return rank ranges of tied rows: `1-3` for the first three of a tie."""
     return [
         f"{first}-{last}" if last > first else str(first)
-        for place in places
-        for first, last in [(places.index(place) + 1, places.index(place) + places.count(place))]
+        for rank in ranks
+        for first, last in [(ranks.index(rank) + 1, ranks.index(rank) + ranks.count(rank))]
     ]
 
 
 def _alike_text(kind: AlikePlans) -> str:
-    """In what the plans that are nearly the same differ from the one that is shown: a few values of each knob."""
-    own = _alike_cells(kind.prediction.plan)
+    """Return the knobs in which nearly equal plans differ from the printed plan, with a few values of each."""
+    cells = _alike_cells(kind.prediction.plan)
     others: dict[str, list[str]] = {}
     for plan in kind.alike:
         for knob, value in _alike_cells(plan).items():
-            if value != own[knob] and value not in others.setdefault(knob, []):
+            if value != cells[knob] and value not in others.setdefault(knob, []):
                 others[knob].append(value)
     texts = []
     for knob, values in others.items():
         if values:
-            some = values if len(values) <= _ALIKE_VALUES else [*values[:_ALIKE_VALUES], "..."]
-            texts.append(f"{knob} {', '.join(some)}")
+            listed = values if len(values) <= _ALIKE_VALUES else [*values[:_ALIKE_VALUES], "..."]
+            texts.append(f"{knob} {', '.join(listed)}")
     return "; ".join(texts)
 
 
@@ -275,15 +281,15 @@ def _alike_cells(plan: Plan) -> dict[str, str]:
 
 
 def ties_line(result: SearchResult) -> str:
-    """Explanation of ties, or of why the preferred plan is not the fastest."""
-    if (told := result.expectation) is not None:
+    """Return the explanation of ties, or why the first plan is not the fastest."""
+    if (expectation := result.expectation) is not None:
         is_unknown = result.plans[0].plan.framework.name == GENERIC
         known = "the known frameworks" if is_unknown else "the profiles that agree with your runs"
         return (
-            f"plan 1 has the least expected time over {known}, {format_step(told.best)}; for the plan with the least predicted time it is "
-            f"{format_step(told.first)}, because it needs what some of them lack"
+            f"plan 1 has the least expected time over {known}, {format_step(expectation.best)}; for the plan with the least predicted "
+            f"time it is {format_step(expectation.first)}, because it needs what some of them lack"
         )
-    tied = sum(place == 1 for place in result.places)
+    tied = sum(rank == 1 for rank in result.places)
     if tied < 2 or not result.ties:
         return ""
     by_memory = str(result.objective) == "memory"
@@ -296,22 +302,22 @@ def ties_line(result: SearchResult) -> str:
 
 
 def _named_plans(result: SearchResult) -> list[tuple[str, Prediction]]:
-    """The best by their number, then the baselines by their name."""
-    best = [(str(number), each.prediction) for number, each in enumerate(result.kinds, 1)]
-    return best + [(each.name, each.prediction[0]) for each in result.baselines if each.prediction]
+    """Return the best plans by number, then the baselines by name."""
+    best = [(str(number), kind.prediction) for number, kind in enumerate(result.kinds, 1)]
+    return best + [(baseline.name, baseline.prediction[0]) for baseline in result.baselines if baseline.prediction]
 
 
-def marked_lines(result: SearchResult) -> list[str]:
-    """The footnotes of the plans that the assumed framework cannot run, one for each reason."""
+def not_runnable_lines(result: SearchResult) -> list[str]:
+    """Return the footnotes of plans that the assumed framework cannot run, one per reason."""
     names: dict[str, list[str]] = {}
-    for name, each in _named_plans(result):
-        if each.not_runnable:
-            names.setdefault(f"not a plan for this framework: {each.not_runnable}", []).append(name)
-    return [f"{_MARK} {', '.join(those)}: {reason}" for reason, those in names.items()]
+    for name, prediction in _named_plans(result):
+        if prediction.not_runnable:
+            names.setdefault(f"not a plan for this framework: {prediction.not_runnable}", []).append(name)
+    return [f"{_MARK} {', '.join(plans)}: {reason}" for reason, plans in names.items()]
 
 
 def any_framework_line(result: SearchResult) -> str:
-    """Gain of a search without the framework's limits; empty if there is none."""
+    """Return the gain of a search without the framework's limits; empty if there is none."""
     if not result.any_framework:
         return ""
     other = result.any_framework[0]
@@ -328,23 +334,27 @@ def any_framework_line(result: SearchResult) -> str:
 
 
 def search_notes(result: SearchResult) -> list[str]:
-    """Notes on the tables, the most important first."""
+    """Return the notes on the tables, most important first."""
     table = plans_table(result)
     legend = "; ".join(f"{header}: {meaning}" for header, meaning in PLAN_LEGEND.items() if header in table.headers)
-    return [line for line in (*marked_lines(result), any_framework_line(result), ties_line(result), legend if result.plans else "") if line]
+    return [
+        line
+        for line in (*not_runnable_lines(result), any_framework_line(result), ties_line(result), legend if result.plans else "")
+        if line
+    ]
 
 
 def search_details(result: SearchResult) -> list[str]:
-    """Notes for `--verbose`: what is nearly the same as each plan, and what the baselines are."""
+    """Return the `--verbose` notes: nearly equal plans and meanings of the baselines."""
     return [*other_lines(result), *baselines_lines(result)]
 
 
 def baselines_lines(result: SearchResult) -> list[str]:
-    """Meaning of each baseline."""
-    return [f"{each.name}: {MEANINGS[each.name]}" for each in result.baselines if each.prediction]
+    """Return the meaning of each baseline."""
+    return [f"{baseline.name}: {MEANINGS[baseline.name]}" for baseline in result.baselines if baseline.prediction]
 
 
-def _against(time: float, best: float) -> str:
+def _relative_to_best(time: float, best: float) -> str:
     if not best or time == best:
         return "-"
     change = time / best - 1.0
@@ -364,7 +374,7 @@ def rejected_table(result: SearchResult) -> Table:
 
 
 def nothing_fits_line(result: SearchResult, *, given: bool) -> str:
-    """One sentence: how much is missing, and what would make it fit."""
+    """Return one sentence: least memory of any plan against the usable memory, and the remedies."""
     least = result.least_memory[0]
     remedies = list(map(_remedy_text, result.remedies))
     remedy = "; or ".join(remedies) or "use chips with more memory, a smaller model or shorter sequences"
@@ -402,17 +412,17 @@ def explanation_object(explanation: Explanation) -> dict[str, Any]:
     return {
         **prediction_object(explanation.prediction),
         "bottleneck": explanation.bottleneck,
-        "neighbours": [described(each) for each in explanation.neighbours],
-        "why_not": [described(each) for each in explanation.why_not],
+        "neighbours": [described(alternative) for alternative in explanation.neighbours],
+        "why_not": [described(alternative) for alternative in explanation.why_not],
         **({} if explanation.prediction.fits else {"remedies": remedies_objects(explanation.remedies)}),
         **({} if explanation.trust is None else {"trust": trust_object(explanation.trust, explanation.prediction.step_time)}),
     }
 
 
 def neighbours_table(explanation: Explanation) -> Table:
-    """The same plan with one knob changed, the fastest first; what does not fit or is no plan, last."""
-    own = explanation.prediction.step_time
-    step, room = times_like(own), bytes_like(explanation.prediction.memory_usable)
+    """Return the neighbours of a plan (one knob changed): fitting ones by step time, then non-fitting, then invalid."""
+    step_time = explanation.prediction.step_time
+    step, size = times_like(step_time), bytes_like(explanation.prediction.memory_usable)
 
     def rank(alternative: Alternative) -> tuple[int, float]:
         if not alternative.prediction:
@@ -420,21 +430,21 @@ def neighbours_table(explanation: Explanation) -> Table:
         return (0 if alternative.prediction[0].fits else 1, alternative.prediction[0].step_time)
 
     rows = []
-    for each in sorted(explanation.neighbours, key=rank):
-        knobs = knobs_text({**each.knobs, **each.changed})
-        if not each.prediction:
-            rows.append((knobs, *["-"] * 5, each.reason.partition(": ")[2]))
+    for neighbour in sorted(explanation.neighbours, key=rank):
+        knobs = knobs_text({**neighbour.knobs, **neighbour.changed})
+        if not neighbour.prediction:
+            rows.append((knobs, *["-"] * 5, neighbour.reason.partition(": ")[2]))
             continue
-        found = each.prediction[0]
+        prediction = neighbour.prediction[0]
         rows.append(
             (
                 knobs,
-                step(found.step_time),
-                _against(found.step_time, own),
-                room(found.memory["total"]),
-                fits_cell(found.verdict),
-                probability_cell(found.fits_probability),
-                _cause(each) if found.fits else "",
+                step(prediction.step_time),
+                _relative_to_best(prediction.step_time, step_time),
+                size(prediction.memory["total"]),
+                fits_cell(prediction.verdict),
+                probability_cell(prediction.fits_probability),
+                _largest_change(neighbour) if prediction.fits else "",
             )
         )
     return Table(
@@ -451,8 +461,8 @@ def knobs_text(knobs: Mapping[str, int | str | bool]) -> str:
     return ", ".join(f"{knob}={str(value).lower()}" for knob, value in knobs.items())
 
 
-def _cause(alternative: Alternative) -> str:
-    """The part that changes most in the direction of the whole."""
+def _largest_change(alternative: Alternative) -> str:
+    """Return the step-time part that changes most in the direction of the total change."""
     if not alternative.slower_by:
         return ""
     sign = 1.0 if alternative.slower_by > 0 else -1.0

@@ -1,4 +1,4 @@
-"""Serving predictions as lines, tables and one object."""
+"""Serving predictions as lines, tables and the `--json` object."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from perfmodel.report.training_run import JOULES_OF_A_KILOWATT_HOUR
 from perfmodel.workload.serving import Lengths, ServingJob
 
 DOES_NOT_FIT = "does not fit: "
-#: What is shown of each time.
-TIMES = ("ttft", "tpot", "request_latency")
 
 
 def lengths_line(job: ServingJob) -> str:
@@ -30,21 +28,21 @@ def _lengths(lengths: Lengths) -> str:
 
 
 def load_text(job: ServingJob) -> str:
-    """How many requests there are."""
+    """Return the text of the load: concurrency or request rate."""
     if job.concurrency is not None:
         return f"{job.concurrency:,} {'in a batch' if job.is_static else 'in flight'}"
     return f"{job.rate:g} a second" if job.rate is not None else "all that fit in flight"
 
 
 def service_line(prediction: ServingPrediction) -> str:
-    """The model, its load and where it runs."""
+    """Return the model, its load and its cluster in one line."""
     job = prediction.job
-    what = f"{job.model.name} in {job.quantization.name}"
-    return f"{what}, {lengths_line(job)}, {load_text(job)}, on {chips_text(prediction.plan.num_chips)} of {short_name(prediction.cluster)}"
+    model = f"{job.model.name} in {job.quantization.name}"
+    return f"{model}, {lengths_line(job)}, {load_text(job)}, on {chips_text(prediction.plan.num_chips)} of {short_name(prediction.cluster)}"
 
 
 def verdict_line(prediction: ServingPrediction, limits: Mapping[str, float]) -> str:
-    """`fits; TTFT 792 ms, TPOT 67.7 ms, 286 output tokens/s a chip`."""
+    """Return text such as `fits; TTFT 792 ms, TPOT 67.7 ms, 286 output tokens/s a chip`."""
     verdict = verdict_text(prediction, limits)
     if not prediction.fits:
         return verdict
@@ -58,7 +56,7 @@ def verdict_line(prediction: ServingPrediction, limits: Mapping[str, float]) -> 
 
 
 def remedy_facts(prediction: ServingPrediction) -> list[tuple[str, str]]:
-    """The smallest changes with which a plan that does not fit would."""
+    """Return the smallest changes that make a non-fitting plan fit."""
     if prediction.fits:
         return []
     would = [remedy_text(change) for change in prediction.remedies] or ["no single change; use chips with more memory"]
@@ -66,22 +64,27 @@ def remedy_facts(prediction: ServingPrediction) -> list[tuple[str, str]]:
 
 
 def verdict_text(prediction: ServingPrediction, limits: Mapping[str, float]) -> str:
-    """Fits or not, keeps up or not, meets the limits or not."""
+    """Return the verdict: memory fit, saturation, and limits met or missed."""
     if not prediction.fits:
         return "; ".join(note for note in prediction.notes if note.startswith(DOES_NOT_FIT))
-    said = ["fits"]
+    parts = ["fits"]
     if prediction.is_saturated and prediction.job.rate is not None:
-        said.append("cannot keep up: more requests come than are answered")
+        parts.append("cannot keep up: more requests come than are answered")
     elif not prediction.fits_load:
-        said.append("some requests wait for room")
-    for name, kept in limits_object(prediction, limits).items():
-        seen = getattr(prediction, name).mean
-        said.append(f"{'meets' if kept['kept_by_mean'] else 'misses'} {words(name)} {format_time(kept['limit'])} ({format_time(seen)})")
-    return "; ".join(said)
+        parts.append("some requests wait for room")
+    for name, result in limits_object(prediction, limits).items():
+        mean = getattr(prediction, name).mean
+        parts.append(
+            f"{'meets' if result['kept_by_mean'] else 'misses'} {words(name)} {format_time(result['limit'])} ({format_time(mean)})"
+        )
+    return "; ".join(parts)
 
 
 def remedy_text(change: Mapping[str, Any], renamed: Mapping[str, str] = {}) -> str:
-    """As flags: --chips 8 --tp 8. renamed: words that are called otherwise where it is printed."""
+    """Return a change as flags, such as `--chips 8 --tp 8`.
+
+    renamed   fields with another name where the text is printed
+    """
     return " ".join(f"--{renamed.get(name, name).replace('_', '-')} {_flag_value(value)}" for name, value in change.items())
 
 
@@ -92,9 +95,9 @@ def _flag_value(value: object) -> str:
 
 
 def headline(prediction: ServingPrediction, *, verbose: bool = False) -> list[tuple[str, str]]:
-    """The few lines that answer most questions: (name, value). A plan that does not fit has no times.
+    """Return the key figures of a prediction as (name, value). A plan that does not fit has no times.
 
-    verbose   also the basis of every part
+    verbose   add the basis of every part
     """
     job, plan = prediction.job, prediction.plan
     if not prediction.fits:
@@ -120,7 +123,7 @@ def headline(prediction: ServingPrediction, *, verbose: bool = False) -> list[tu
         *energy_facts(prediction),
         ("in flight", _running(prediction)),
         ("memory", f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)} usable on each chip"),
-        ("KV cache", f"{job.kv_precision}; {_verdict(prediction)}"),
+        ("KV cache", f"{job.kv_precision}; {prediction.max_sequences:,.0f} sequences of mean length fit in a replica"),
     ]
     basis = [f"{words(name)}: {source}" for name, source in _grouped(prediction.rests_on).items()]
     shown = basis if verbose else [next(iter(_grouped(prediction.rests_on).values()), "")]
@@ -128,18 +131,18 @@ def headline(prediction: ServingPrediction, *, verbose: bool = False) -> list[tu
 
 
 def service_facts(prediction: ServingPrediction, limits: Mapping[str, float], *, verbose: bool = False) -> list[tuple[str, str]]:
-    """The job, what would fit where it does not, the headline, and which limits are kept."""
+    """Return the job, remedies of a non-fitting plan, key figures and limits."""
     facts = [("job", service_line(prediction)), *remedy_facts(prediction), *headline(prediction, verbose=verbose)]
     return facts + (limits_facts(prediction, limits) if prediction.fits else [])
 
 
 def shown_notes(prediction: ServingPrediction) -> list[str]:
-    """The notes of a prediction without the verdict, which is printed first."""
+    """Return the notes of a prediction without the verdict, which is printed first."""
     return [note for note in prediction.notes if not note.startswith(DOES_NOT_FIT)]
 
 
 def energy_facts(prediction: ServingPrediction) -> list[tuple[str, str]]:
-    """Energy and carbon of a million output tokens, where they are known."""
+    """Return energy and carbon of a million output tokens, if known."""
     energy, carbon = prediction.energy_per_million, prediction.carbon_per_million
     if energy is None or carbon is None:
         return []
@@ -152,11 +155,11 @@ def _cost(prediction: ServingPrediction) -> str:
 
 
 def short_plan(plan: ServingPlan) -> str:
-    """As its label, for tables: tp 4, ep 8 x 2 replicas; of disaggregated plans workers and chips of each alone."""
+    """Return a short label for tables, such as `tp 4, ep 8 x 2`; for disaggregated plans workers x chips of each pool."""
     if plan.pools is not None:
-        one, other = plan.pools.prefill, plan.pools.decode
+        prefill_plan, decode_plan = plan.pools.prefill, plan.pools.decode
         prefill, decode = plan.pools.prefill_workers, plan.pools.decode_workers
-        return f"prefill {prefill}x{one.chips_per_replica}, decode {decode}x{other.chips_per_replica}"
+        return f"prefill {prefill}x{prefill_plan.chips_per_replica}, decode {decode}x{decode_plan.chips_per_replica}"
     label = plan.label().replace(f", {plan.replicas} replicas", f" x {plan.replicas}").replace("attention dp", "attn dp")
     return label.removeprefix("tp 1, ")
 
@@ -166,40 +169,34 @@ def _goodput(prediction: ServingPrediction) -> str:
 
 
 def limits_facts(prediction: ServingPrediction, limits: Mapping[str, float]) -> list[tuple[str, str]]:
-    """Which limits the mean and the 99th percentile keep; how many requests do, a simulation says."""
+    """Return the limits that the mean and the 99th percentile keep. Only a simulation counts the requests that keep all limits."""
     if not limits:
         return []
-    said = "; ".join(_limit_text(name, kept) for name, kept in limits_object(prediction, limits).items())
-    return [("limits", said if prediction.goodput is not None else f"{said}; --simulate counts the requests that keep all of them")]
+    text = "; ".join(_limit_text(name, result) for name, result in limits_object(prediction, limits).items())
+    return [("limits", text if prediction.goodput is not None else f"{text}; --simulate counts the requests that keep all of them")]
 
 
-def _limit_text(name: str, kept: Mapping[str, Any]) -> str:
-    means = "its mean keeps it" if kept["kept_by_mean"] else "its mean is above"
-    tail = {None: "", True: ", so does its p99", False: ", its p99 is above"}[kept["kept_by_p99"] if kept["kept_by_mean"] else None]
-    return f"{words(name)} {format_time(kept['limit'])}: {means}{tail}"
+def _limit_text(name: str, result: Mapping[str, Any]) -> str:
+    means = "its mean keeps it" if result["kept_by_mean"] else "its mean is above"
+    tail = {None: "", True: ", so does its p99", False: ", its p99 is above"}[result["kept_by_p99"] if result["kept_by_mean"] else None]
+    return f"{words(name)} {format_time(result['limit'])}: {means}{tail}"
 
 
 def limits_object(prediction: ServingPrediction, limits: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    """Limit -> seconds, and whether the mean and the 99th percentile over requests keep it; None: not known."""
-    found = {}
+    """Return each limit [s], and whether the mean and the 99th percentile over requests keep it (None: unknown)."""
+    results = {}
     for name, limit in limits.items():
-        seen = getattr(prediction, name)
-        by_p99 = None if seen.p99 is None else prediction.fits and seen.p99 <= limit
-        found[name] = {"limit": limit, "kept_by_mean": prediction.fits and seen.mean <= limit, "kept_by_p99": by_p99}
-    return found
-
-
-def _verdict(prediction: ServingPrediction) -> str:
-    if not prediction.fits:
-        return "does not fit"
-    return f"{prediction.max_sequences:,.0f} sequences of mean length fit in a replica"
+        spread = getattr(prediction, name)
+        by_p99 = None if spread.p99 is None else prediction.fits and spread.p99 <= limit
+        results[name] = {"limit": limit, "kept_by_mean": prediction.fits and spread.mean <= limit, "kept_by_p99": by_p99}
+    return results
 
 
 def _running(prediction: ServingPrediction) -> str:
     replicas = prediction.plan.replicas
-    each = " in each replica" if replicas > 1 else ""
+    scope = " in each replica" if replicas > 1 else ""
     shown = _sequences(prediction.running)
-    text = f"{shown} {'runs' if shown == '1 sequence' else 'run'}{each}"
+    text = f"{shown} {'runs' if shown == '1 sequence' else 'run'}{scope}"
     if not prediction.queued:
         return text
     return f"{text}, {_amount(prediction.queued)} wait" if math.isfinite(prediction.queued) else f"{text}, and a queue that only grows"
@@ -211,14 +208,14 @@ def _sequences(number: float) -> str:
 
 
 def _amount(number: float) -> str:
-    """A mean number of sequences: whole from ten on."""
+    """Return the text of a mean number of sequences, without decimals from ten on."""
     return f"{number:,.0f}" if number >= 9.95 else f"{number:,.1f}".removesuffix(".0")
 
 
-def _grouped(rests: Mapping[str, str]) -> dict[str, str]:
-    """Parts that rest on the same thing are named once."""
+def _grouped(basis: Mapping[str, str]) -> dict[str, str]:
+    """Group the parts by basis: comma-separated parts -> basis."""
     by_source: dict[str, list[str]] = {}
-    for name, source in rests.items():
+    for name, source in basis.items():
         by_source.setdefault(source, []).append(name)
     return {", ".join(names): source for source, names in by_source.items()}
 
@@ -265,7 +262,7 @@ def memory_table(prediction: ServingPrediction) -> Table:
 
 
 def operators_table(rows: Sequence[OperatorRow], phase: str) -> Table:
-    """Every product and operator of a step on one chip; the longest first."""
+    """Return one row per operator of a step on one chip, longest first."""
     of_phase = sorted((row for row in rows if row.phase == phase), key=lambda row: -row.time)
     total = sum(row.time for row in of_phase)
     text = times_like(total)
@@ -300,7 +297,7 @@ def operator_object(row: OperatorRow) -> dict[str, Any]:
 
 
 def throughput_object(prediction: ServingPrediction) -> dict[str, Any]:
-    """Throughput, price, requests at once and times of a step, in SI units: the same in `--json` and in CSV."""
+    """Return throughput, price, concurrency and step times, in SI units, for `--json` and CSV."""
     return {
         "tokens_per_second_per_chip": prediction.tokens_per_second_per_chip,
         "tokens_per_second_per_user": prediction.tokens_per_second_per_user,
@@ -319,7 +316,7 @@ def throughput_object(prediction: ServingPrediction) -> dict[str, Any]:
 
 
 def serving_object(prediction: ServingPrediction) -> dict[str, Any]:
-    """One prediction as plain values, SI units."""
+    """Return the prediction as the `--json` object, in SI units."""
     job = prediction.job
     return {
         "ttft": _spread_object(prediction.ttft),

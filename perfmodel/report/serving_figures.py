@@ -1,4 +1,4 @@
-"""Figures of serving: the roofline of a step's operators, and the front of throughput against what a user sees."""
+"""Figures of serving: the roofline of the operators of a step, and the Pareto front of throughput per chip and per user."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import TYPE_CHECKING
 
 from perfmodel.cost.serving.boundness import OperatorRow
 from perfmodel.planner.serving.result import ServingSearchResult
-from perfmodel.report.figures import name_spots, new_figure, plain_numbers, write_figure
+from perfmodel.report.figures import label_marks, new_figure, plain_numbers, write_figure
 from perfmodel.report.serving import short_plan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Colour-blind-safe (Okabe & Ito).
+#: Colour-blind-safe colours (Okabe & Ito).
 BOUND_COLOURS = {"compute": "#D55E00", "memory": "#0072B2", "latency": "#999999", "link": "#CC79A7", "host": "#555555"}
 _LAYOUT_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 _LAYOUT_MARKS = ("o", "s", "^", "D")
-#: Points of the roofline that labels keep clear of.
+#: Points on the roofline that labels must not cover.
 _ROOF_POINTS = 200
-#: Layouts that the legend names.
+#: Most layouts in the legend.
 _NAMED = 12
 _MARKS = {"decode": "o", "prefill": "s"}
 
 
 def plot_roofline(rows: Sequence[OperatorRow], title: str, path: Path) -> None:
-    """Each operator with FLOP at its intensity and rate, below the chip's roof; round ones decode, square ones prefill."""
+    """Draw operators on the roofline of the chip: achieved FLOP rate against arithmetic intensity. Circles: decode; squares: prefill."""
     write_figure(roofline_figure(rows, title), path)
 
 
 def roofline_figure(rows: Sequence[OperatorRow], title: str) -> Figure:
-    """The roof's slope is the memory's rate; it has a level for each format that products are computed in."""
+    """Return the roofline figure: memory bandwidth as the slope, and one peak FLOP rate per compute format."""
     shown = [row for row in rows if row.flops > 0 and row.bytes > 0]
     figure = new_figure(width=9.0, height=5.6)
     axes = figure.add_subplot()
@@ -40,7 +40,7 @@ def roofline_figure(rows: Sequence[OperatorRow], title: str) -> Figure:
     for ridge, bandwidth in sorted({(row.ridge, row.bandwidth) for row in shown}):
         level = bandwidth * ridge / 1e12
         axes.plot([low, ridge, high], [bandwidth * low / 1e12, level, level], color="#333333", linewidth=1.0)
-        slope = [low * (high / low) ** (place / _ROOF_POINTS) for place in range(_ROOF_POINTS + 1)]
+        slope = [low * (high / low) ** (index / _ROOF_POINTS) for index in range(_ROOF_POINTS + 1)]
         roof += [(intensity, min(bandwidth * intensity / 1e12, level)) for intensity in slope]
     for row in shown:
         axes.scatter(row.intensity, row.flops / row.time / 1e12, s=36, marker=_MARKS[row.phase], color=BOUND_COLOURS[row.bound], zorder=3)
@@ -58,54 +58,54 @@ def roofline_figure(rows: Sequence[OperatorRow], title: str) -> Figure:
     axes.legend(fontsize=8, loc="lower right")
     axes.grid(which="major", alpha=0.3)
     figure.draw_without_rendering()
-    name_spots(axes, names, [*spots, *roof])
+    label_marks(axes, names, [*spots, *roof])
     return figure
 
 
-def plot_front(found: ServingSearchResult, title: str, path: Path) -> None:
-    """The front of a search, its best plan and its baselines."""
-    write_figure(front_figure(found, title), path)
+def plot_front(result: ServingSearchResult, title: str, path: Path) -> None:
+    """Draw the Pareto front of a search, its best plan and its baselines."""
+    write_figure(front_figure(result, title), path)
 
 
-def front_figure(found: ServingSearchResult, title: str) -> Figure:
-    """Tokens/s a chip against tokens/s a user; points of one layout have one colour."""
+def front_figure(result: ServingSearchResult, title: str) -> Figure:
+    """Return the figure of tokens/s per chip against tokens/s per user; one colour and marker per layout."""
     figure = new_figure(width=9.0, height=5.6)
     axes = figure.add_subplot()
-    points = found.pareto
+    points = result.pareto
     axes.plot(
-        [each.tokens_per_second_per_user for each in points],
-        [each.tokens_per_second_per_chip for each in points],
+        [point.tokens_per_second_per_user for point in points],
+        [point.tokens_per_second_per_chip for point in points],
         color="#BBBBBB",
         linewidth=1.0,
         zorder=1,
     )
-    labels = list(dict.fromkeys(f"{short_plan(each.plan)}, {each.quantization}" for each in points))
-    for place, label in enumerate(labels):
-        of = [each for each in points if f"{short_plan(each.plan)}, {each.quantization}" == label]
+    labels = list(dict.fromkeys(f"{short_plan(point.plan)}, {point.quantization}" for point in points))
+    for index, label in enumerate(labels):
+        members = [point for point in points if f"{short_plan(point.plan)}, {point.quantization}" == label]
         axes.scatter(
-            [each.tokens_per_second_per_user for each in of],
-            [each.tokens_per_second_per_chip for each in of],
+            [point.tokens_per_second_per_user for point in members],
+            [point.tokens_per_second_per_chip for point in members],
             s=26,
-            color=_LAYOUT_COLOURS[place % len(_LAYOUT_COLOURS)],
-            marker=_LAYOUT_MARKS[place // len(_LAYOUT_COLOURS) % len(_LAYOUT_MARKS)],
-            label=label if place < _NAMED else None,
+            color=_LAYOUT_COLOURS[index % len(_LAYOUT_COLOURS)],
+            marker=_LAYOUT_MARKS[index // len(_LAYOUT_COLOURS) % len(_LAYOUT_MARKS)],
+            label=label if index < _NAMED else None,
             zorder=2,
         )
     names: list[tuple[str, tuple[float, float]]] = []
     for name, ranked, mark in [
-        ("best under the limits" if found.limits.given() else "best", found.best, "*"),
-        *((f"baseline: {each.name}", each.plans[0], "x") for each in found.baselines if each.plans),
+        ("best under the limits" if result.limits.given() else "best", result.best, "*"),
+        *((f"baseline: {baseline.name}", baseline.plans[0], "x") for baseline in result.baselines if baseline.plans),
     ]:
         spot = (ranked.prediction.tokens_per_second_per_user, ranked.tokens_per_second_per_chip)
         axes.scatter(*spot, s=120 if mark == "*" else 45, color="#000000", marker=mark, zorder=3)
         names.append((name, spot))
-    if found.limits.tpot is not None:
-        limit = 1.0 / found.limits.tpot
-        axes.axvline(limit, color="#D55E00", linewidth=1.0, linestyle="--", label=f"TPOT limit: {1e3 * found.limits.tpot:.3g} ms")
+    if result.limits.tpot is not None:
+        limit = 1.0 / result.limits.tpot
+        axes.axvline(limit, color="#D55E00", linewidth=1.0, linestyle="--", label=f"TPOT limit: {1e3 * result.limits.tpot:.3g} ms")
     axes.set(xlabel="output tokens/s per user", ylabel="output tokens/s per chip")
     axes.set_title(title, fontsize=9)
     axes.legend(fontsize=7, loc="upper right")
     axes.grid(alpha=0.3)
     figure.draw_without_rendering()
-    name_spots(axes, names, [(each.tokens_per_second_per_user, each.tokens_per_second_per_chip) for each in points])
+    label_marks(axes, names, [(point.tokens_per_second_per_user, point.tokens_per_second_per_chip) for point in points])
     return figure

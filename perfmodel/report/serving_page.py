@@ -1,4 +1,4 @@
-"""Services and searches of services as one HTML page, from the blocks that `perfmodel serve` prints."""
+"""HTML pages of services and serving searches, from the blocks of `perfmodel serve`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfmodel.planner.serving.result import RankedPlan, ServingSearchResult
 from perfmodel.report.document import Block, Command, Facts, Notes, Text
 from perfmodel.report.figures import MEMORY_COLOURS
 from perfmodel.report.html import Bar, Markup, PageSection, Part, bars
-from perfmodel.report.page import Report, made_page
+from perfmodel.report.page import Report, make_report
 from perfmodel.report.serving import memory_table, operators_table, parts_table, service_facts, short_plan, shown_notes, verdict_line
 from perfmodel.report.serving_searches import best_line, search_details, search_facts, search_notes, search_tables
 from perfmodel.report.svg import Mark, scatter
@@ -40,19 +40,19 @@ def service_report(
     start: Sequence[Block],
     command: str,
     sources: Table,
-    found: ServingSearchResult | None = None,
+    result: ServingSearchResult | None = None,
     more_notes: Sequence[str] = (),
 ) -> Report:
-    """The page of a service, or of a search and its best plan.
+    """Return the page of a service, or of a search and its best plan.
 
-    operators   of a decode step and of a prefill; none of separate prefill and decode workers
-    start       the commands that start the plan
-    command     with the same numbers
-    sources     of the records that the numbers rest on
+    operators   operators of a decode step and of a prefill; empty for separate prefill and decode workers
+    start       launch commands of the plan
+    command     command line that reproduces the numbers
+    sources     sources of the records behind the numbers
     """
     summary: list[Part] = [Facts("", service_facts(prediction, limits, verbose=True)), Notes(shown_notes(prediction))]
-    if found is not None:
-        summary += [Facts("The search", search_facts(found)), Notes([*search_notes(found), *more_notes])]
+    if result is not None:
+        summary += [Facts("The search", search_facts(result)), Notes([*search_notes(result), *more_notes])]
     sections = [PageSection("Summary", summary)]
     if prediction.fits:
         text = times_like(prediction.decode_step)
@@ -65,19 +65,19 @@ def service_report(
     )
     if operators:
         sections.append(PageSection("Operators", [operators_table(operators, phase) for phase in ("decode", "prefill")]))
-    if found is not None:
-        sections.append(PageSection("Best plans", list(_search_parts(found))))
+    if result is not None:
+        sections.append(PageSection("Best plans", list(_search_parts(result))))
     if start:
         sections.append(PageSection("Start", list(start)))
-    rests = tuple((words(name), source) for name, source in prediction.rests_on.items())
-    basis = Table(title="Basis of the numbers", headers=("part", "based on"), rows=rests, fold=("based on",))
+    basis_rows = tuple((words(name), source) for name, source in prediction.rests_on.items())
+    basis = Table(title="Basis of the numbers", headers=("part", "based on"), rows=basis_rows, fold=("based on",))
     sections.append(PageSection("Assumptions and sources", [basis, sources]))
     sections.append(PageSection("Reproduce", [Command(command)]))
     plan = prediction.plan
     title = f"{prediction.job.model.name} served on {chips_text(plan.num_chips)} of {short_name(prediction.cluster)}"
-    verdict = verdict_line(prediction, limits) if found is None else best_line(found)
-    kind = "service" if found is None else "service search"
-    return made_page(kind, title, verdict, list(_cards(prediction)) if prediction.fits else [], sections)
+    verdict = verdict_line(prediction, limits) if result is None else best_line(result)
+    kind = "service" if result is None else "service search"
+    return make_report(kind, title, verdict, list(_cards(prediction)) if prediction.fits else [], sections)
 
 
 def _cards(prediction: ServingPrediction) -> Iterator[tuple[str, str, str]]:
@@ -97,26 +97,26 @@ def _bars(sizes: Mapping[str, float], colours: Mapping[str, str], text: Callable
     return bars([Bar("", shown, total, limit)], colours, {"": {name: f"{words(name)}: {text(size)}" for name, size in shown.items()}})
 
 
-def _search_parts(found: ServingSearchResult) -> Iterator[Part]:
+def _search_parts(result: ServingSearchResult) -> Iterator[Part]:
     marks = [
         Mark(
-            each.tokens_per_second_per_user,
-            each.tokens_per_second_per_chip,
-            "keeps the limits" if each.meets else "breaks a limit",
-            f"{short_plan(each.plan)}, {each.quantization}, {each.concurrency:,} in flight\n"
-            f"TTFT {format_time(each.ttft)}, TPOT {format_time(each.tpot)}",
+            point.tokens_per_second_per_user,
+            point.tokens_per_second_per_chip,
+            "keeps the limits" if point.meets else "breaks a limit",
+            f"{short_plan(point.plan)}, {point.quantization}, {point.concurrency:,} in flight\n"
+            f"TTFT {format_time(point.ttft)}, TPOT {format_time(point.tpot)}",
             is_front=True,
         )
-        for each in found.pareto
+        for point in result.pareto
     ]
-    marks.append(_ranked_mark(found.best, "best plan", "best plan"))
-    marks += [_ranked_mark(ranked, "without a search", each.name) for each in found.baselines for ranked in each.plans]
-    limit = 1.0 / found.limits.tpot if found.limits.tpot else 0.0
+    marks.append(_ranked_mark(result.best, "best plan", "best plan"))
+    marks += [_ranked_mark(ranked, "without a search", baseline.name) for baseline in result.baselines for ranked in baseline.plans]
+    limit = 1.0 / result.limits.tpot if result.limits.tpot else 0.0
     yield Text("Tokens that a user sees against tokens of a chip; the line joins the plans and loads that no other beats in both.")
     labels = {"x_label": "output tokens/s for a user", "y_label": "output tokens/s a chip"}
     yield scatter(marks, _FRONT_COLOURS, limit=limit, limit_text="TPOT limit", is_whole=True, **labels)
-    yield from search_tables(found, with_pools=bool(found.disaggregated))
-    yield Notes(search_details(found))
+    yield from search_tables(result, with_pools=bool(result.disaggregated))
+    yield Notes(search_details(result))
 
 
 def _ranked_mark(ranked: RankedPlan, kind: str, name: str) -> Mark:

@@ -1,4 +1,4 @@
-"""Served loads as flat rows for spreadsheets (SI units, columns named as in `--json`), and as one table."""
+"""Serving predictions as flat rows (SI units, `--json` names) and as one table."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PERCENTILES = ("mean", "p50", "p90", "p99")
 
 
 def serving_row(prediction: ServingPrediction) -> dict[str, Any]:
-    """The job, the plan, the results, the parts of a decode step and the classes of memory."""
+    """Return job, plan, results, decode-step parts and memory classes as one row."""
     job, plan = prediction.job, prediction.plan.to_dict()
     degrees = {name: plan.get(name) for name in ("tp", "pp", "attention_dp", "ep", "dcp", "pcp", "replicas", "max_batch", "max_tokens")}
     row: dict[str, Any] = {
@@ -53,12 +53,15 @@ def serving_row(prediction: ServingPrediction) -> dict[str, Any]:
     return row | {"notes": "; ".join(prediction.notes), "reason": ""}
 
 
-def ranked_row(ranked: RankedPlan, *, place: int, kind: str) -> dict[str, Any]:
-    """A row of a search: figures of all chips given, idle ones too. kind: aggregated or disaggregated."""
+def ranked_row(ranked: RankedPlan, *, rank: int, kind: str) -> dict[str, Any]:
+    """Return a row of a search, with figures over all given chips, idle ones included.
+
+    kind   aggregated or disaggregated
+    """
     row = serving_row(ranked.prediction)
     for name, (low, high) in ranked.intervals.items():
         row |= {f"{name}_low": _finite(low), f"{name}_high": _finite(high)}
-    return {"place": place, "kind": kind} | row | {
+    return {"place": rank, "kind": kind} | row | {
         "chips": ranked.plan.num_chips + ranked.idle_chips,
         "idle_chips": ranked.idle_chips,
         "tokens_per_second_per_chip": ranked.tokens_per_second_per_chip,
@@ -68,10 +71,10 @@ def ranked_row(ranked: RankedPlan, *, place: int, kind: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def search_rows(found: ServingSearchResult) -> list[dict[str, Any]]:
-    """All plans that a search lists."""
-    rows = [ranked_row(each, place=place, kind="aggregated") for place, each in enumerate(found.plans, 1) if each.plan.pools is None]
-    return rows + [ranked_row(each, place=place, kind="disaggregated") for place, each in enumerate(found.disaggregated, 1)]
+def search_rows(result: ServingSearchResult) -> list[dict[str, Any]]:
+    """Return one row per listed plan of a search."""
+    rows = [ranked_row(ranked, rank=rank, kind="aggregated") for rank, ranked in enumerate(result.plans, 1) if ranked.plan.pools is None]
+    return rows + [ranked_row(ranked, rank=rank, kind="disaggregated") for rank, ranked in enumerate(result.disaggregated, 1)]
 
 
 def _load_columns(job: ServingJob) -> dict[str, Any]:
@@ -92,7 +95,12 @@ def _finite(value: float | None) -> float | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceLine:
-    """A line of a table of services. asked: the words that differ from line to line; ranked, prediction: None where there is none."""
+    """A row of a table of services.
+
+    asked        request fields that differ between rows
+    prediction   None without a result
+    ranked       the plan of a search; None without a search or result
+    """
 
     asked: Mapping[str, Any]
     verdict: str
@@ -104,8 +112,8 @@ class ServiceLine:
         return "" if self.prediction is None else short_plan(self.prediction.plan)
 
     @property
-    def per_chip(self) -> float:
-        """Output tokens; of a search over all chips given. [1/s]"""
+    def tokens_per_second_per_chip(self) -> float:
+        """Output tokens per chip; for a search over all given chips. [1/s]"""
         if self.ranked is not None:
             return self.ranked.tokens_per_second_per_chip
         return 0.0 if self.prediction is None else self.prediction.tokens_per_second_per_chip
@@ -118,7 +126,7 @@ class ServiceLine:
         return None if self.prediction is None else self.prediction.cost_per_million
 
     @property
-    def at_once(self) -> int | None:
+    def concurrency(self) -> int | None:
         return None if self.prediction is None else self.prediction.job.concurrency
 
     @property
@@ -129,24 +137,24 @@ class ServiceLine:
 
 
 def predicted_line(asked: Mapping[str, Any], prediction: ServingPrediction | None, limits: Mapping[str, float]) -> ServiceLine:
-    """Row of one request of several; without a prediction if there is none."""
+    """Return the row of one of several requests; `prediction` is None if it failed."""
     verdict = "not predicted" if prediction is None else short_verdict(prediction, limits)
     return ServiceLine(asked=asked, prediction=prediction, verdict=verdict)
 
 
-def searched_line(asked: Mapping[str, Any], found: ServingSearchResult | None) -> ServiceLine:
-    """The best plan of one search of several; none where nothing fits or meets the limits."""
-    if found is None:
+def searched_line(asked: Mapping[str, Any], result: ServingSearchResult | None) -> ServiceLine:
+    """Return the row of the best plan of one of several searches; `result` is None if no plan fits and meets the limits."""
+    if result is None:
         return ServiceLine(asked=asked, verdict="no plan")
     return ServiceLine(
-        asked=asked, prediction=found.best.prediction, ranked=found.best, verdict="meets" if found.limits.given() else "fits"
+        asked=asked, prediction=result.best.prediction, ranked=result.best, verdict="meets" if result.limits.given() else "fits"
     )
 
 
 def services_table(lines: Sequence[ServiceLine], *, shows_load: bool = False, shows_chips: bool = False) -> Table:
-    """One line for each request: what was asked, its plan, its figures and its verdict.
+    """Return one row per request: varied fields, plan, figures and verdict.
 
-    shows_load, shows_chips   as the search chose them
+    shows_load, shows_chips   show the load or chip count that the search chose
     """
     varied = [name for name in lines[0].asked if name != "tp"] if lines else []
     has_plan = len({line.plan for line in lines if line.plan}) > 1 or shows_load or shows_chips
@@ -166,7 +174,7 @@ def services_table(lines: Sequence[ServiceLine], *, shows_load: bool = False, sh
     for line in lines:
         tp = f"tp {line.asked['tp']}" if line.prediction is None and line.asked.get("tp") else line.plan
         cells = [_shown(name, line.asked[name]) for name in varied] + ([_number(line.chips)] if shows_chips else [])
-        cells += ([tp] if has_plan else []) + ([_number(line.at_once)] if shows_load else [])
+        cells += ([tp] if has_plan else []) + ([_number(line.concurrency)] if shows_load else [])
         rows.append((*cells, *_figures(line, has_cost=has_cost), line.verdict))
     return Table(
         title=f"{len(lines)} services",
@@ -189,19 +197,19 @@ def _figures(line: ServiceLine, *, has_cost: bool) -> tuple[str, ...]:
     times = (prediction.ttft.mean, prediction.tpot.mean)
     return (
         *(format_time(time) if math.isfinite(time) else "endless" for time in times),
-        f"{line.per_chip:,.0f}",
+        f"{line.tokens_per_second_per_chip:,.0f}",
         f"{prediction.tokens_per_second_per_user:,.1f}",
         *([("" if line.cost is None else f"{line.cost:,.2f}")] if has_cost else []),
     )
 
 
 def short_verdict(prediction: ServingPrediction, limits: Mapping[str, float]) -> str:
-    """A few words: does not fit, cannot keep up, misses ttft, meets (all limits), or fits."""
+    """Return a short verdict: does not fit, cannot keep up, misses ttft, meets (all limits), or fits."""
     if not prediction.fits:
         return "does not fit"
     if prediction.is_saturated and prediction.job.rate is not None:
         return "cannot keep up"
-    missed = [words(name) for name, kept in limits_object(prediction, limits).items() if not kept["kept_by_mean"]]
+    missed = [words(name) for name, result in limits_object(prediction, limits).items() if not result["kept_by_mean"]]
     if missed:
         return f"misses {', '.join(missed)}"
     waits = "" if prediction.fits_load else ", some wait"

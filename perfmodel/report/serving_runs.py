@@ -1,4 +1,4 @@
-"""Measured serving steps next to their predictions."""
+"""Measured and predicted serving steps, side by side."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from perfmodel.parallel.serving.measurement import MeasuredStep, ServedCompariso
 from perfmodel.report.table import Table, times_like, words
 
 
-def run_line(found: ServedComparison) -> str:
-    measured = found.measurement
+def run_line(comparison: ServedComparison) -> str:
+    measured = comparison.measurement
     ranks = "1 process" if measured.tp == 1 else f"{measured.tp} processes (tp {measured.tp})"
     size = format_count(measured.model.num_parameters)
     return f"{measured.model.name}, {size} parameters in {measured.dtype}, on {ranks} of this machine"
 
 
-def run_facts(found: ServedComparison) -> list[tuple[str, str]]:
-    measured = found.measurement
+def run_facts(comparison: ServedComparison) -> list[tuple[str, str]]:
+    measured = comparison.measurement
     software = ", ".join(f"{name} {version}" for name, version in measured.software.items())
     checked = "not checked: the model is too large to run uncached as well"
     if measured.logit_error == measured.logit_error:
         checked = f"logits of prefill, chunks and decode equal the uncached forward pass to {measured.logit_error:.1e} of the largest"
     facts = [("ran on", f"{measured.chip} ({measured.device}); {software}"), ("checked", checked)]
     facts.append(("steps", f"{len(measured.steps[0].times)} of each shape, in turn"))
-    rests = "none: steps of one rank on a CPU are predicted here; `perfmodel serve` predicts those of a cluster"
-    if found.steps:
-        rests = f"based on calibrated: {found.calibration}; is of processor time, what a step takes where nothing else runs"
-    facts.append(("prediction", rests))
-    if found.steps:
-        facts.append(("machine", f"a fixed product took {found.drift:.2f} times what the calibration says of it, between the steps"))
+    basis = "none: steps of one rank on a CPU are predicted here; `perfmodel serve` predicts those of a cluster"
+    if comparison.steps:
+        basis = f"based on calibrated: {comparison.calibration}; is of processor time, what a step takes where nothing else runs"
+    facts.append(("prediction", basis))
+    if comparison.steps:
+        facts.append(("machine", f"a fixed product took {comparison.drift:.2f} times what the calibration says of it, between the steps"))
     return facts
 
 
-def run_table(found: ServedComparison) -> Table:
-    """One line for each shape of step."""
-    shown = times_like(max(step.time for step in found.measurement.steps))
-    predicted = {step.measured.shape: step for step in found.steps}
+def run_table(comparison: ServedComparison) -> Table:
+    """Return one row per step shape."""
+    shown = times_like(max(step.time for step in comparison.measurement.steps))
+    predicted = {step.measured.shape: step for step in comparison.steps}
     rows = []
-    for step in found.measurement.steps:
-        one = predicted.get(step.shape)
-        largest = max(one.parts, key=lambda name: one.parts[name]) if one is not None else ""
+    for step in comparison.measurement.steps:
+        prediction = predicted.get(step.shape)
+        largest = max(prediction.parts, key=lambda name: prediction.parts[name]) if prediction is not None else ""
         rows.append(
             (
                 _shape(step),
                 shown(step.time),
                 shown(step.undisturbed),
                 shown(step.undisturbed_spread),
-                *(("", "", "") if one is None else (shown(one.predicted), f"{one.error:+.1%}", words(largest))),
+                *(("", "", "") if prediction is None else (shown(prediction.predicted), f"{prediction.error:+.1%}", words(largest))),
                 format_bytes(step.counts.peak_memory),
             )
         )
@@ -64,9 +64,9 @@ def _shape(step: MeasuredStep) -> str:
     return f"prefill {shape.sequences:,} x {shape.new:,} tokens{after}"
 
 
-def run_object(found: ServedComparison) -> dict[str, Any]:
-    measured = found.measurement
-    predicted = {step.measured.shape: step for step in found.steps}
+def run_object(comparison: ServedComparison) -> dict[str, Any]:
+    measured = comparison.measurement
+    predicted = {step.measured.shape: step for step in comparison.steps}
     return {
         "model": measured.model.name,
         "num_parameters": measured.model.num_parameters,
@@ -77,8 +77,8 @@ def run_object(found: ServedComparison) -> dict[str, Any]:
         "software": dict(measured.software),
         "logit_error": measured.logit_error,
         "busy_fraction": measured.busy_fraction,
-        "calibration": found.calibration,
-        "drift": found.drift,
+        "calibration": comparison.calibration,
+        "drift": comparison.drift,
         "steps": [
             {
                 "sequences": step.shape.sequences,
@@ -94,7 +94,7 @@ def run_object(found: ServedComparison) -> dict[str, Any]:
                 "parameter_bytes": step.counts.parameter_bytes,
                 "cache_bytes": step.counts.cache_bytes,
                 "peak_memory": step.counts.peak_memory,
-                "collectives": {each.kind: each.count for each in step.counts.collectives},
+                "collectives": {collective.kind: collective.count for collective in step.counts.collectives},
             }
             for step in measured.steps
         ],

@@ -1,4 +1,4 @@
-"""Serving searches as tables and one object."""
+"""Serving searches as tables and the `--json` object."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfmodel.report.serving import energy_facts, lengths_line, load_text, serv
 from perfmodel.report.table import Table, percent, rate
 from perfmodel.workload.serving import ServingJob
 
-#: Points of the front that are printed.
+#: Most printed points of the Pareto front.
 _SHOWN = 12
 _WANTED = {
     ServingObjective.THROUGHPUT: "most output tokens/s a chip",
@@ -21,64 +21,66 @@ _WANTED = {
 }
 
 
-def search_line(job: ServingJob, found: ServingSearchResult, cluster: str) -> str:
-    load = "the best load for each plan" if found.is_load_searched else load_text(job)
-    return f"{job.model.name}, {lengths_line(job)}, {load}, on {chips_text(found.num_chips)} of {short_name(cluster)}"
+def search_line(job: ServingJob, result: ServingSearchResult, cluster: str) -> str:
+    load = "the best load for each plan" if result.is_load_searched else load_text(job)
+    return f"{job.model.name}, {lengths_line(job)}, {load}, on {chips_text(result.num_chips)} of {short_name(cluster)}"
 
 
-def search_facts(found: ServingSearchResult) -> list[tuple[str, str]]:
-    rejected = [f"{count:,} {reason}" for reason, count in sorted(found.rejected.items(), key=lambda each: -each[1])]
-    left_out = [f"{count:,} {reason}" for reason, count in sorted(found.left_out.items(), key=lambda each: -each[1])]
-    limits = str(found.limits)
-    spare = f", each with {percent(found.limits.headroom)} to spare" if limits and found.limits.headroom else ""
-    price = f"{found.price_per_hour:,.2f} USD an hour for a chip" if found.price_per_hour else ""
+def search_facts(result: ServingSearchResult) -> list[tuple[str, str]]:
+    rejected = [f"{count:,} {reason}" for reason, count in sorted(result.rejected.items(), key=lambda item: -item[1])]
+    left_out = [f"{count:,} {reason}" for reason, count in sorted(result.left_out.items(), key=lambda item: -item[1])]
+    limits = str(result.limits)
+    spare = f", each with {percent(result.limits.headroom)} to spare" if limits and result.limits.headroom else ""
+    price = f"{result.price_per_hour:,.2f} USD an hour for a chip" if result.price_per_hour else ""
     facts = [
-        ("objective", _WANTED[found.objective] + (f", under {limits}" if limits else "") + spare),
-        ("plans", f"{found.num_evaluated:,} evaluated in {format_time(found.search_time)}, {found.num_feasible:,} feasible"),
+        ("objective", _WANTED[result.objective] + (f", under {limits}" if limits else "") + spare),
+        ("plans", f"{result.num_evaluated:,} evaluated in {format_time(result.search_time)}, {result.num_feasible:,} feasible"),
         ("rejected", "; ".join(rejected)),
         ("left out", "; ".join(left_out)),
         ("price", price),
-        *energy_facts(found.best.prediction),
+        *energy_facts(result.best.prediction),
     ]
     return [(name, text) for name, text in facts if text]
 
 
-def plans_table(found: ServingSearchResult) -> Table:
-    """The best of each layout and format."""
+def plans_table(result: ServingSearchResult) -> Table:
+    """Return the table of the best plan per layout and format."""
     return Table(
         title="Plans, best first",
         headers=_HEADERS,
-        rows=tuple((str(place), *_row(ranked, found)) for place, ranked in enumerate(found.plans, 1)),
+        rows=tuple((str(rank), *_row(ranked, result)) for rank, ranked in enumerate(result.plans, 1)),
         right=_RIGHT,
         fold=("plan",),
         optional=("USD/M", "weights"),
     )
 
 
-def search_details(found: ServingSearchResult) -> list[str]:
-    """Notes for `--verbose`: why each plan is not the best, and what the baselines are or which limit they break."""
-    reasons = [f"plan {place}: {ranked.reason}" for place, ranked in enumerate(found.plans, 1) if ranked.reason]
-    return [*reasons, *(f"{each.name}: {each.reason or each.meaning}" for each in found.baselines)]
+def search_details(result: ServingSearchResult) -> list[str]:
+    """Return the `--verbose` notes: why each plan is not the best, and the meaning or the broken limit of each baseline."""
+    reasons = [f"plan {rank}: {ranked.reason}" for rank, ranked in enumerate(result.plans, 1) if ranked.reason]
+    return [*reasons, *(f"{baseline.name}: {baseline.reason or baseline.meaning}" for baseline in result.baselines)]
 
 
 _HEADERS = ("", "plan", "weights", "in flight", "tok/s/chip", "tok/s/user", "TTFT", "TPOT", "USD/M")
 _RIGHT = ("", "in flight", "tok/s/chip", "tok/s/user", "TTFT", "TPOT", "USD/M")
 
 
-def _plan_text(plan: ServingPlan, found: ServingSearchResult) -> str:
-    """A plan for a column, with its limit of batched tokens where the shown plans differ in it."""
-    return short_plan(plan) + (f", {plan.max_tokens:,} batched" if plan.max_tokens and _budgets_differ(found) else "")
+def _plan_text(plan: ServingPlan, result: ServingSearchResult) -> str:
+    """Return a plan for a table column, with its limit of batched tokens if the plans differ in it."""
+    return short_plan(plan) + (f", {plan.max_tokens:,} batched" if plan.max_tokens and _budgets_differ(result) else "")
 
 
-def _budgets_differ(found: ServingSearchResult) -> bool:
-    baselines = [ranked.plan for each in found.baselines for ranked in each.plans[:1]]
-    budgets = {each.max_tokens for each in (*(ranked.plan for ranked in found.plans), *baselines, *(point.plan for point in found.pareto))}
+def _budgets_differ(result: ServingSearchResult) -> bool:
+    baselines = [ranked.plan for baseline in result.baselines for ranked in baseline.plans[:1]]
+    budgets = {
+        plan.max_tokens for plan in (*(ranked.plan for ranked in result.plans), *baselines, *(point.plan for point in result.pareto))
+    }
     return len(budgets) > 1
 
 
-def _row(ranked: RankedPlan, found: ServingSearchResult) -> tuple[str, ...]:
+def _row(ranked: RankedPlan, result: ServingSearchResult) -> tuple[str, ...]:
     return (
-        _plan_text(ranked.plan, found) + (f", {ranked.idle_chips} idle" if ranked.idle_chips else ""),
+        _plan_text(ranked.plan, result) + (f", {ranked.idle_chips} idle" if ranked.idle_chips else ""),
         ranked.prediction.job.quantization.name,
         *_figures(ranked),
     )
@@ -97,17 +99,17 @@ def _figures(ranked: RankedPlan) -> tuple[str, ...]:
     )
 
 
-def pools_tables(found: ServingSearchResult) -> list[Table]:
-    """Prefill and decode workers, against the best aggregated plan: figures, then plans."""
-    title = "Disaggregated: prefill and decode workers" + ("" if found.disaggregated else ": none meets the limits")
+def pools_tables(result: ServingSearchResult) -> list[Table]:
+    """Return tables of disaggregated plans against the best aggregated plan: figures, then plans."""
+    title = "Disaggregated: prefill and decode workers" + ("" if result.disaggregated else ": none meets the limits")
     figures = tuple(
-        (str(place), ranked.prediction.job.quantization.name, *_figures(ranked)) for place, ranked in enumerate(found.disaggregated, 1)
+        (str(rank), ranked.prediction.job.quantization.name, *_figures(ranked)) for rank, ranked in enumerate(result.disaggregated, 1)
     )
     named = tuple(
-        (str(place), f"{ranked.plan.label()}{f', {ranked.idle_chips} idle' if ranked.idle_chips else ''}")
-        for place, ranked in enumerate(found.disaggregated, 1)
+        (str(rank), f"{ranked.plan.label()}{f', {ranked.idle_chips} idle' if ranked.idle_chips else ''}")
+        for rank, ranked in enumerate(result.disaggregated, 1)
     )
-    against = tuple(ranked.reason for ranked in found.disaggregated)
+    against = tuple(ranked.reason for ranked in result.disaggregated)
     headers = ("", *_HEADERS[2:], "against the best aggregated")
     first = Table(
         title=title,
@@ -119,25 +121,25 @@ def pools_tables(found: ServingSearchResult) -> list[Table]:
     return [first, Table(title="", headers=("", "plan"), rows=named, right=("",), fold=("plan",))] if named else [first]
 
 
-def baselines_table(found: ServingSearchResult) -> Table:
-    """Table of baselines: plans that one would take without a search."""
+def baselines_table(result: ServingSearchResult) -> Table:
+    """Return the table of baselines."""
     rows: list[tuple[str, ...]] = []
-    for each in found.baselines:
-        if not each.plans:
-            rows.append((each.name, "none", *("",) * 6))
+    for baseline in result.baselines:
+        if not baseline.plans:
+            rows.append((baseline.name, "none", *("",) * 6))
             continue
-        ranked = each.plans[0]
-        plan, fits = _plan_text(ranked.plan, found), ranked.prediction.fits
-        rows.append((each.name, plan, *_figures(ranked)) if fits else (each.name, f"{plan}: does not fit", *("",) * 6))
+        ranked = baseline.plans[0]
+        plan, fits = _plan_text(ranked.plan, result), ranked.prediction.fits
+        rows.append((baseline.name, plan, *_figures(ranked)) if fits else (baseline.name, f"{plan}: does not fit", *("",) * 6))
     headers = ("baseline", "plan", *_HEADERS[3:])
     return Table(
         title="Without a search", headers=headers, rows=tuple(rows), right=_RIGHT[1:], fold=("plan",), optional=("USD/M", "tok/s/user")
     )
 
 
-def front_table(found: ServingSearchResult) -> Table:
-    """More tokens for a user cost tokens of a chip: no other plan at any load has more of both."""
-    points = found.pareto
+def front_table(result: ServingSearchResult) -> Table:
+    """Return the Pareto front: no other plan at any load has more tokens/s per user and per chip."""
+    points = result.pareto
     step = max(-(-len(points) // _SHOWN), 1)
     shown = [*points[::step], *([points[-1]] if points and (len(points) - 1) % step else [])]
     return Table(
@@ -145,16 +147,16 @@ def front_table(found: ServingSearchResult) -> Table:
         headers=("tok/s/user", "tok/s/chip", "plan", "weights", "in flight", "TTFT", "TPOT", "limits"),
         rows=tuple(
             (
-                f"{each.tokens_per_second_per_user:,.1f}",
-                rate(each.tokens_per_second_per_chip),
-                _plan_text(each.plan, found),
-                each.quantization,
-                f"{each.concurrency:,}",
-                format_time(each.ttft),
-                format_time(each.tpot),
-                "kept" if each.meets else "broken",
+                f"{point.tokens_per_second_per_user:,.1f}",
+                rate(point.tokens_per_second_per_chip),
+                _plan_text(point.plan, result),
+                point.quantization,
+                f"{point.concurrency:,}",
+                format_time(point.ttft),
+                format_time(point.tpot),
+                "kept" if point.meets else "broken",
             )
-            for each in shown
+            for point in shown
         ),
         right=("tok/s/user", "tok/s/chip", "in flight", "TTFT", "TPOT"),
         fold=("plan",),
@@ -162,15 +164,18 @@ def front_table(found: ServingSearchResult) -> Table:
     )
 
 
-def search_tables(found: ServingSearchResult, *, with_pools: bool) -> list[Table]:
-    """The best plans, separate prefill and decode workers where they were asked for and others are feasible, baselines and the front."""
-    pools = pools_tables(found) if with_pools and found.num_feasible else []
-    return [plans_table(found), *pools, baselines_table(found), front_table(found)]
+def search_tables(result: ServingSearchResult, *, with_pools: bool) -> list[Table]:
+    """Return the tables of best plans, disaggregated plans, baselines and Pareto front.
+
+    with_pools   include disaggregated plans, if aggregated ones are feasible
+    """
+    pools = pools_tables(result) if with_pools and result.num_feasible else []
+    return [plans_table(result), *pools, baselines_table(result), front_table(result)]
 
 
-def best_line(found: ServingSearchResult) -> str:
-    """The best plan and its figures."""
-    best = found.best
+def best_line(result: ServingSearchResult) -> str:
+    """Return the best plan and its figures in one line."""
+    best = result.best
     prediction = best.prediction
     in_flight, cost = prediction.job.concurrency, best.cost_per_million
     figures = [
@@ -183,12 +188,12 @@ def best_line(found: ServingSearchResult) -> str:
     return f"The best plan: {best.plan.label()}; {', '.join(figures)}"
 
 
-def search_notes(found: ServingSearchResult) -> list[str]:
-    again = found.best.plan.pools
-    fits = [] if found.num_feasible else ["no aggregated plan meets the limits; those below are disaggregated"]
+def search_notes(result: ServingSearchResult) -> list[str]:
+    again = result.best.plan.pools
+    fits = [] if result.num_feasible else ["no aggregated plan meets the limits; those below are disaggregated"]
     batched = "batched: most tokens of a step (max_num_batched_tokens of vLLM); the engine's default where none is named"
     pools = f"`perfmodel serve --workers {again.text}` predicts this plan by itself" if again is not None else ""
-    return [text for text in (*fits, batched if _budgets_differ(found) else "", pools) if text]
+    return [text for text in (*fits, batched if _budgets_differ(result) else "", pools) if text]
 
 
 def ranked_object(ranked: RankedPlan) -> dict[str, Any]:
@@ -203,42 +208,42 @@ def ranked_object(ranked: RankedPlan) -> dict[str, Any]:
     }
 
 
-def search_object(found: ServingSearchResult) -> dict[str, Any]:
-    """Keys as those of `search --json`, and `pareto`."""
+def search_object(result: ServingSearchResult) -> dict[str, Any]:
+    """Return the `--json` object: the keys of `search --json`, and `pareto`."""
     return {
-        "objective": str(found.objective),
-        "limits": found.limits.given() | ({"p99": True} if found.limits.is_p99 else {}),
-        "limit_headroom": found.limits.headroom,
-        "chips": found.num_chips,
-        "num_evaluated": found.num_evaluated,
-        "num_feasible": found.num_feasible,
-        "rejected": dict(found.rejected),
-        "left_out": dict(found.left_out),
-        "search_time": found.search_time,
-        "plans": [ranked_object(ranked) for ranked in found.plans],
-        "disaggregated": [ranked_object(ranked) for ranked in found.disaggregated],
-        "best": ranked_object(found.best),
+        "objective": str(result.objective),
+        "limits": result.limits.given() | ({"p99": True} if result.limits.is_p99 else {}),
+        "limit_headroom": result.limits.headroom,
+        "chips": result.num_chips,
+        "num_evaluated": result.num_evaluated,
+        "num_feasible": result.num_feasible,
+        "rejected": dict(result.rejected),
+        "left_out": dict(result.left_out),
+        "search_time": result.search_time,
+        "plans": [ranked_object(ranked) for ranked in result.plans],
+        "disaggregated": [ranked_object(ranked) for ranked in result.disaggregated],
+        "best": ranked_object(result.best),
         "baselines": {
-            each.name: {
-                "meaning": each.meaning,
-                "reason": each.reason,
-                **(ranked_object(each.plans[0]) if each.plans else {"fits": False}),
+            baseline.name: {
+                "meaning": baseline.meaning,
+                "reason": baseline.reason,
+                **(ranked_object(baseline.plans[0]) if baseline.plans else {"fits": False}),
             }
-            for each in found.baselines
+            for baseline in result.baselines
         },
         "pareto": [
             {
-                "plan": each.plan.to_dict(),
-                "quantization": each.quantization,
-                "kv_precision": each.kv_precision,
-                "concurrency": each.concurrency,
-                "tokens_per_second_per_user": each.tokens_per_second_per_user,
-                "tokens_per_second_per_chip": each.tokens_per_second_per_chip,
-                "ttft": each.ttft,
-                "tpot": each.tpot,
-                "meets": each.meets,
+                "plan": point.plan.to_dict(),
+                "quantization": point.quantization,
+                "kv_precision": point.kv_precision,
+                "concurrency": point.concurrency,
+                "tokens_per_second_per_user": point.tokens_per_second_per_user,
+                "tokens_per_second_per_chip": point.tokens_per_second_per_chip,
+                "ttft": point.ttft,
+                "tpot": point.tpot,
+                "meets": point.meets,
             }
-            for each in found.pareto
+            for point in result.pareto
         ],
-        "price_per_hour": found.price_per_hour or None,
+        "price_per_hour": result.price_per_hour or None,
     }

@@ -1,4 +1,4 @@
-"""A table as plain words: what level 6 prints, and what a notebook can show."""
+"""Tables as plain text cells, and the formats of their numbers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table for people.
+    """A table of text cells.
 
-    caption    a sentence below the title
-    right      headers of columns of numbers
-    fold       headers of columns whose text may break into lines
-    optional   headers of columns that a narrow page leaves out, the first one first; `--wide` shows them
+    caption    sentence below the title
+    right      headers of right-aligned (numeric) columns
+    fold       headers of columns whose text may wrap
+    optional   headers of columns omitted on a narrow page, in this order; `--wide` shows them
     """
 
     title: str
@@ -26,26 +26,26 @@ class Table:
 
 
 def bar(share: float, width: int = 20) -> str:
-    """`share` of `width` characters, at least one where there is anything."""
+    """Return a bar of `share` times `width` characters, at least one for a positive share."""
     filled = round(min(share, 1.0) * width)
     return "#" * (filled or (1 if share > 0 else 0))
 
 
 def percent(share: float) -> str:
-    """One digit after the point: 43.1 %."""
+    """Return a percentage with one decimal: 43.1 %."""
     if 0 < share < 0.0005:
         return "<0.1 %"
     return f"{100 * share:.1f} %" if share < 0.9995 else f"{100 * share:.0f} %"
 
 
 def times_like(reference: float) -> Callable[[float], str]:
-    """Times of one column in one unit: that of the reference, which has four digits."""
+    """Return the format of the times of a column, in the unit and with the decimals of the reference (four digits)."""
     scale, unit = next(((1.0 / size, unit) for size, unit in ((1.0, "s"), (1e-3, "ms")) if reference >= size), (1e6, "us"))
     return _like(reference, scale, unit)
 
 
 def bytes_like(reference: float) -> Callable[[float], str]:
-    """Sizes of one column in one unit: that of the reference, which has four digits."""
+    """Return the format of the sizes of a column, in the unit and with the decimals of the reference (four digits)."""
     scale, unit = next(((1.0 / size, unit) for size, unit in ((2.0**30, "GiB"), (2.0**20, "MiB")) if reference >= size), (2.0**-10, "KiB"))
     return _like(reference, scale, unit)
 
@@ -62,10 +62,10 @@ def _like(reference: float, scale: float, unit: str) -> Callable[[float], str]:
 
 
 def rate(per_second: float) -> str:
-    """A rate with a digit behind the point where it has only one before it."""
+    """Return a rate, with one decimal below ten."""
     return f"{per_second:,.0f}" if per_second >= 9.95 else f"{per_second:,.1f}"
 
 
 def words(name: str) -> str:
-    """A part or class of memory as people write it."""
+    """Return the display name of a step-time part or memory class."""
     return name.replace("_", " ")

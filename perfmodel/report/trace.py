@@ -1,7 +1,8 @@
-"""Timelines of ranks as a Chrome trace, which Perfetto and chrome://tracing open and Holistic Trace Analysis reads; comparisons as text.
+"""Timelines of ranks as Chrome traces, and trace comparisons as text.
 
-A rank is a process with a thread for each stream; a second process has the host: the profiled step, the passes, the launch of each kernel.
-Times are whole nanoseconds, rounded at the boundary of two spans, so that spans of a stream never overlap.
+Perfetto and chrome://tracing open the traces; Holistic Trace Analysis reads them. A rank is a process with one thread per stream. A second
+process is its host, with the profiled step, the passes and the kernel launches. Times are rounded to nanoseconds at the boundary of two
+spans, so that spans of a stream never overlap.
 
 Formats: Chrome's Trace Event Format; Kineto's fields as Holistic Trace Analysis 0.5 reads them (`distributedInfo`, `ProfilerStep#`,
 `stream` and `correlation` of kernels, names of collectives that begin with nccl).
@@ -26,9 +27,9 @@ from perfmodel.report.table import Table, percent, times_like, words
 
 _STREAM_IDS = {"compute": 7, "tp": 16, "cp": 18, "ep": 20, "dp": 22, "pp": 24}
 _IDLE_THREAD = 1
-_HIDDEN = 1  # added to the id of a stream
-_HOST = 1_000_000  # added to the id of a rank: its host's process
-_LAUNCH = 1_000  # [ns] at most
+_HIDDEN = 1  # added to the id of a stream for its overlapped communication
+_HOST = 1_000_000  # added to the id of a rank for the process of its host
+_LAUNCH = 1_000  # longest kernel launch [ns]
 _NCCL = {
     CollectiveKind.ALL_REDUCE: "AllReduce",
     CollectiveKind.ALL_GATHER: "AllGather",
@@ -36,7 +37,7 @@ _NCCL = {
     CollectiveKind.ALL_TO_ALL: "SendRecv",
     CollectiveKind.SEND_RECV: "SendRecv",
 }
-_STRAGGLING = 0.05  # of a step: waiting for a rank that is worth a note
+_STRAGGLING = 0.05  # least waiting time for a straggler that is noted, as a share of the step
 _CAUSES = {
     "data_loading": "while the host loads data",
     "optimizer_step": "while the host runs the optimizer's step",
@@ -47,9 +48,9 @@ _PREFIX = {"matmul": "gemm", "attention": "flash_attention", "streaming": "eleme
 
 
 def chrome_trace(timelines: Sequence[RankTimeline], plan: Plan) -> dict[str, Any]:
-    """A trace of one or several ranks as one JSON object."""
+    """Return a trace of one or several ranks as one JSON object."""
     first = timelines[0]
-    events = [event for each in timelines for event in trace_events(each)]
+    events = [event for timeline in timelines for event in trace_events(timeline)]
     events.sort(key=lambda event: (event["ph"] != "M", event["ts"], -event.get("dur", 0.0)))
     return {
         "schemaVersion": 1,
@@ -57,38 +58,41 @@ def chrome_trace(timelines: Sequence[RankTimeline], plan: Plan) -> dict[str, Any
         "displayTimeUnit": "ms",
         "predicted": {
             "step_time": first.step_time,
-            "ranks": {str(each.rank): {"stage": each.stage, "parts": dict(each.parts)} for each in timelines},
+            "ranks": {str(timeline.rank): {"stage": timeline.stage, "parts": dict(timeline.parts)} for timeline in timelines},
         },
         "traceEvents": events,
     }
 
 
 def trace_bytes(content: Mapping[str, Any], *, compressed: bool) -> bytes:
-    # Holistic Trace Analysis looks for the rank with a pattern that has a space after the colon
+    # Holistic Trace Analysis searches for the rank with a pattern that has a space after the colon.
     text = json.dumps(content, separators=(",", ": ")).encode()
     return gzip.compress(text, mtime=0) if compressed else text
 
 
-def trace_events(of: RankTimeline) -> Iterator[dict[str, Any]]:
-    """Events of a rank: names of processes and threads, slices, the counter of memory."""
-    gpu, host = of.rank, _HOST + of.rank
+def trace_events(timeline: RankTimeline) -> Iterator[dict[str, Any]]:
+    """Yield the events of a rank: names of processes and threads, slices, and the memory counter."""
+    gpu, host = timeline.rank, _HOST + timeline.rank
     threads = {(gpu, _IDLE_THREAD): "idle", (host, host): "step, passes and launches"}
-    for span in of.spans:
+    for span in timeline.spans:
         if span.stream != "idle":
             if span.hidden:
                 threads[host, host + 1] = "launches under compute"
             threads[gpu, _thread(span)] = f"stream {_thread(span)}: {span.stream}{' under compute' if span.hidden else ''}"
-    for pid, label, name in ((gpu, f"GPU {of.rank}", f"rank {of.rank}, stage {of.stage}"), (host, "CPU", f"host of rank {of.rank}")):
+    for pid, label, name in (
+        (gpu, f"GPU {timeline.rank}", f"rank {timeline.rank}, stage {timeline.stage}"),
+        (host, "CPU", f"host of rank {timeline.rank}"),
+    ):
         yield _meta("process_name", pid, 0, name=name)
         yield _meta("process_labels", pid, 0, labels=label)
-        yield _meta("process_sort_index", pid, 0, sort_index=2 * of.rank + (pid == host))
+        yield _meta("process_sort_index", pid, 0, sort_index=2 * timeline.rank + (pid == host))
     for (pid, tid), name in threads.items():
         yield _meta("thread_name", pid, tid, name=name)
         yield _meta("thread_sort_index", pid, tid, sort_index=tid)
-    yield _slice("user_annotation", "ProfilerStep#0", host, host, 0, _ns(of.step_time))
-    for each in of.passes:
-        yield _slice("user_annotation", each.name, host, host, _ns(each.start), _ns(each.start + each.time))
-    for number, span in enumerate(of.spans, 1):
+    yield _slice("user_annotation", "ProfilerStep#0", host, host, 0, _ns(timeline.step_time))
+    for pass_ in timeline.passes:
+        yield _slice("user_annotation", pass_.name, host, host, _ns(pass_.start), _ns(pass_.start + pass_.time))
+    for number, span in enumerate(timeline.spans, 1):
         start, end = _ns(span.start), _ns(span.start + span.time)
         if end <= start:
             continue
@@ -104,9 +108,9 @@ def trace_events(of: RankTimeline) -> Iterator[dict[str, Any]]:
         if span.hidden:
             known["hidden"] = True
         yield _slice("kernel", name, gpu, _thread(span), start, end, **known)
-        # of communication under compute on a thread of its own: two launches at once would not nest
+        # Launches of overlapped communication have a separate thread: two concurrent launches do not nest.
         yield _slice("cuda_runtime", "cudaLaunchKernel", host, host + span.hidden, start, min(end, start + _LAUNCH), correlation=number)
-    for time, classes in of.memory:
+    for time, classes in timeline.memory:
         sizes = {words(name): size for name, size in classes.items() if size}
         yield {"ph": "C", "name": "memory", "pid": gpu, "tid": 0, "ts": _ns(time) / 1e3, "args": sizes}
 
@@ -120,7 +124,10 @@ def _ns(time: float) -> int:
 
 
 def _slice(category: str, name: str, pid: int, tid: int, start: int, end: int, **known: Any) -> dict[str, Any]:
-    """A slice. start, end   [ns]"""
+    """Return a slice.
+
+    start, end   [ns]
+    """
     return {"ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": start / 1e3, "dur": (end - start) / 1e3, "args": known}
 
 
@@ -138,14 +145,14 @@ def timelines_object(timelines: Sequence[RankTimeline], files: Iterable[str]) ->
         "files": list(files),
         "ranks": [
             {
-                "rank": each.rank,
-                "stage": each.stage,
-                "parts": dict(each.parts),
-                "num_spans": len(each.spans),
-                "peak_memory": _peak(each),
-                "peak_moment": each.memory_moment,
+                "rank": timeline.rank,
+                "stage": timeline.stage,
+                "parts": dict(timeline.parts),
+                "num_spans": len(timeline.spans),
+                "peak_memory": _peak(timeline),
+                "peak_moment": timeline.memory_moment,
             }
-            for each in timelines
+            for timeline in timelines
         ],
     }
 
@@ -159,25 +166,25 @@ def timelines_blocks(timelines: Sequence[RankTimeline], plan: Plan, files: Seque
     )
     idle = "pipeline_bubble"
     rows = []
-    for each in timelines:
-        largest = max((part for part in each.parts if part != idle), key=lambda part: each.parts[part])
+    for timeline in timelines:
+        largest = max((part for part in timeline.parts if part != idle), key=lambda part: timeline.parts[part])
         sent = sum(
-            time for part, time in each.parts.items() if "communication" in part or part in ("parameter_gather", "gradient_reduction")
+            time for part, time in timeline.parts.items() if "communication" in part or part in ("parameter_gather", "gradient_reduction")
         )
         rows.append(
             (
-                str(each.rank),
-                str(each.stage),
-                f"{len(each.spans):,}",
-                f"{words(largest)} {percent(each.parts[largest] / each.step_time)}",
+                str(timeline.rank),
+                str(timeline.stage),
+                f"{len(timeline.spans):,}",
+                f"{words(largest)} {percent(timeline.parts[largest] / timeline.step_time)}",
                 text(sent),
-                text(each.parts.get(idle, 0.0)),
-                format_bytes(_peak(each)),
+                text(timeline.parts.get(idle, 0.0)),
+                format_bytes(_peak(timeline)),
             )
         )
     headers = ("rank", "stage", "spans", "largest part", "exposed communication", "bubble", "peak memory")
     yield Table(title="Ranks", headers=headers, rows=tuple(rows), right=("rank", "stage", "spans", *headers[4:]))
-    off = max(abs(each.stretch - 1.0) for each in timelines)
+    off = max(abs(timeline.stretch - 1.0) for timeline in timelines)
     notes = ["the parts of the rank with the most compute are those of `perfmodel predict`; the other ranks of a stage do the same"]
     if off > 0.05:
         notes.append(
@@ -193,77 +200,89 @@ _DETAILS = {
 }
 
 
-def _peak(of: RankTimeline) -> float:
-    return max(sum(classes.values()) for _, classes in of.memory)
+def _peak(timeline: RankTimeline) -> float:
+    return max(sum(classes.values()) for _, classes in timeline.memory)
 
 
-def comparison_object(of: TraceComparison) -> dict[str, Any]:
-    both = {"predicted": of.predicted, "measured": of.measured} if of.has_plan else {"measured": of.measured}
+def comparison_object(comparison: TraceComparison) -> dict[str, Any]:
+    both = (
+        {"predicted": comparison.predicted, "measured": comparison.measured} if comparison.has_plan else {"measured": comparison.measured}
+    )
     groups = [
-        {"part": name, **({"predicted": predicted} if of.has_plan else {}), "measured": measured}
-        for name, (predicted, measured) in of.groups.items()
+        {"part": name, **({"predicted": predicted} if comparison.has_plan else {}), "measured": measured}
+        for name, (predicted, measured) in comparison.groups.items()
     ]
     return {
         "step_time": both,
         "parts": groups,
-        "idle": of.idle,
-        **({"straggler": dict(zip(("rank", "waiting"), of.straggler, strict=True))} if len(of.traces) > 1 else {}),
-        "traces": list(of.traces),
-        **({"summary": difference_sentence(of)} if of.has_plan else {}),
+        "idle": comparison.idle,
+        **({"straggler": dict(zip(("rank", "waiting"), comparison.straggler, strict=True))} if len(comparison.traces) > 1 else {}),
+        "traces": list(comparison.traces),
+        **({"summary": difference_sentence(comparison)} if comparison.has_plan else {}),
     }
 
 
-def comparison_blocks(of: TraceComparison, plan: Plan | None, read: Sequence[str]) -> Iterator[Block]:
-    first = of.traces[0]
-    text = times_like(max(of.measured, of.predicted))
-    ranks = ", ".join(str(each.rank) for each in of.traces)
+def comparison_blocks(comparison: TraceComparison, plan: Plan | None, read: Sequence[str]) -> Iterator[Block]:
+    first = comparison.traces[0]
+    text = times_like(max(comparison.measured, comparison.predicted))
+    ranks = ", ".join(str(trace.rank) for trace in comparison.traces)
     facts = [
-        ("traces", f"{', '.join(each.name for each in of.traces)}"),
+        ("traces", f"{', '.join(trace.name for trace in comparison.traces)}"),
         ("steps", f"{first.num_steps} step{'s' * (first.num_steps > 1)} of rank {ranks}, {first.device}"),
     ]
-    overlapped = sum(each.overlapped for each in of.traces) / len(of.traces)
+    overlapped = sum(trace.overlapped for trace in comparison.traces) / len(comparison.traces)
     if overlapped:
         facts.append(("overlapped", f"{text(overlapped)} of communication under compute"))
     if plan is not None:
         facts = [("job", job_line(plan)), ("plan", plan_line(plan)), *facts]
-    yield Facts(difference_sentence(of) if of.has_plan else f"measured step of {format_step(of.measured)}", facts)
-    shown = sorted(((name, *times) for name, times in of.groups.items() if any(times)), key=lambda row: -max(row[1:]))
-    shown.append(("step", of.predicted, of.measured))
+    yield Facts(difference_sentence(comparison) if comparison.has_plan else f"measured step of {format_step(comparison.measured)}", facts)
+    shown = sorted(((name, *times) for name, times in comparison.groups.items() if any(times)), key=lambda row: -max(row[1:]))
+    shown.append(("step", comparison.predicted, comparison.measured))
     rows: list[tuple[str, ...]] = []
     for name, predicted, measured in shown:
         more = text(abs(measured - predicted))
         difference = "-" if more.startswith("<") or measured == predicted else f"{'+' if measured > predicted else '-'}{more}"
-        both = (text(predicted), text(measured), difference) if of.has_plan else (text(measured), percent(measured / of.measured))
+        both = (
+            (text(predicted), text(measured), difference)
+            if comparison.has_plan
+            else (text(measured), percent(measured / comparison.measured))
+        )
         rows.append((words(name), *both))
         if name == "idle":
-            for cause, time in sorted(of.idle.items(), key=lambda item: -item[1]):
-                if time >= NO_DIFFERENCE * of.measured:
+            for cause, time in sorted(comparison.idle.items(), key=lambda item: -item[1]):
+                if time >= NO_DIFFERENCE * comparison.measured:
                     rows.append(
-                        (f"  {words(cause)}", *(("", text(time), "") if of.has_plan else (text(time), percent(time / of.measured))))
+                        (
+                            f"  {words(cause)}",
+                            *(("", text(time), "") if comparison.has_plan else (text(time), percent(time / comparison.measured))),
+                        )
                     )
-    headers = ("part", "predicted", "measured", "difference") if of.has_plan else ("part", "measured", "share")
+    headers = ("part", "predicted", "measured", "difference") if comparison.has_plan else ("part", "measured", "share")
     yield Table(title="Where the step goes (exposed time)", headers=headers, rows=tuple(rows), right=headers[1:])
-    unknown = dict.fromkeys(name for each in of.traces for name in each.unknown)
+    unknown = dict.fromkeys(name for trace in comparison.traces for name in trace.unknown)
     notes = [f"other kernels: {one_line(', '.join(unknown), 160)}"] if unknown else []
-    rank, waiting = of.straggler
-    if waiting > _STRAGGLING * of.measured and (plan is None or plan.layout.pp == 1):
+    rank, waiting = comparison.straggler
+    if waiting > _STRAGGLING * comparison.measured and (plan is None or plan.layout.pp == 1):
         notes.append(f"rank {rank} communicates least: the others wait for it, {text(waiting)} on average")
-    notes += dict.fromkeys(each.note for each in of.traces if each.note)
+    notes += dict.fromkeys(trace.note for trace in comparison.traces if trace.note)
     yield Notes([*notes, "idle is the host, and with a pipeline the bubble; a profiler slows steps that wait for the host", *read])
 
 
-def difference_sentence(of: TraceComparison) -> str:
-    """The largest unexplained part, in a sentence."""
-    name, (predicted, measured) = of.largest_difference, of.groups[of.largest_difference]
-    text = times_like(max(of.measured, of.predicted))
-    step = f"step {text(of.measured)}, predicted {text(of.predicted)} ({round(of.predicted / of.measured - 1.0, 2) + 0.0:+.0%})"
-    if abs(measured - predicted) < NO_DIFFERENCE * of.measured:
+def difference_sentence(comparison: TraceComparison) -> str:
+    """Return one sentence with the step times and the part of the largest difference."""
+    name, (predicted, measured) = comparison.largest_difference, comparison.groups[comparison.largest_difference]
+    text = times_like(max(comparison.measured, comparison.predicted))
+    error = round(comparison.predicted / comparison.measured - 1.0, 2) + 0.0
+    step = f"step {text(comparison.measured)}, predicted {text(comparison.predicted)} ({error:+.0%})"
+    if abs(measured - predicted) < NO_DIFFERENCE * comparison.measured:
         return f"{step}; no part differs by more than {percent(NO_DIFFERENCE)} of the step"
-    cause = max(of.idle, key=lambda host: of.idle[host])
+    cause = max(comparison.idle, key=lambda host: comparison.idle[host])
     during = (
-        f", {text(of.idle[cause])} of it {_CAUSES[cause]}" if name == "idle" and of.idle[cause] > 0.5 * measured > 0.5 * predicted else ""
+        f", {text(comparison.idle[cause])} of it {_CAUSES[cause]}"
+        if name == "idle" and comparison.idle[cause] > 0.5 * measured > 0.5 * predicted
+        else ""
     )
-    unknown = next((kernel for each in of.traces for kernel in each.unknown), "")
+    unknown = next((kernel for trace in comparison.traces for kernel in trace.unknown), "")
     which = f" ({one_line(unknown, 40)})" if name == "other_kernels" and unknown else ""
     kind = "largest unexplained part" if measured > predicted else "largest difference"
     return f"{step}; the {kind} is {words(name)}{which}: measured {text(measured)}, predicted {text(predicted)}{during}"

@@ -12,16 +12,16 @@ from perfmodel.uncertainty.sources import Remedy, TrustAccount
 
 
 def trust_object(account: TrustAccount, step_time: float) -> dict[str, Any]:
-    """Shares are of the variance of log(step time); times in seconds."""
+    """Return the `--json` object; shares are of the variance of log(step time), times in seconds."""
     cheapest = account.cheapest
 
-    def remedied(each: Remedy) -> dict[str, Any]:
+    def remedied(remedy: Remedy) -> dict[str, Any]:
         return {
-            "what": each.says,
-            "how": each.how,
-            "interval": [step_time * each.low, step_time * each.high],
-            "share_left": each.share_left,
-            "halves": each.halves,
+            "what": remedy.says,
+            "how": remedy.how,
+            "interval": [step_time * remedy.low, step_time * remedy.high],
+            "share_left": remedy.share_left,
+            "halves": remedy.halves,
         }
 
     return {
@@ -30,18 +30,19 @@ def trust_object(account: TrustAccount, step_time: float) -> dict[str, Any]:
         "interval": [step_time * account.interval.low, step_time * account.interval.high],
         "rests_on": account.interval.rests_on,
         "doubts": [
-            {"what": each.name, "share": each.share, "spread": each.spread, "rests_on": each.rests_on} for each in account.uncertainties
+            {"what": source.name, "share": source.share, "spread": source.spread, "rests_on": source.rests_on}
+            for source in account.uncertainties
         ],
-        "remedies": [remedied(each) for each in account.remedies],
+        "remedies": [remedied(remedy) for remedy in account.remedies],
         "cheapest": remedied(cheapest) if cheapest else None,
     }
 
 
 def trust_lines(account: TrustAccount, step_time: float) -> list[tuple[str, str]]:
-    found = account.interval
+    interval = account.interval
     lines = [
-        ("trust", found.trust),
-        (f"{COVERAGE:.0%} interval", f"{_range(found.low, found.high, step_time)}, from {found.rests_on}"),
+        ("trust", interval.trust),
+        (f"{COVERAGE:.0%} interval", f"{_range(interval.low, interval.high, step_time)}, from {interval.rests_on}"),
     ]
     best = account.cheapest
     if best is not None:
@@ -55,11 +56,14 @@ def _range(low: float, high: float, step_time: float) -> str:
 
 
 def uncertainty_table(account: TrustAccount) -> Table:
-    """The variance by what carries it; by itself: the interval if all else were known."""
+    """Return the variance share of each source; by itself: the interval if all other sources were known exactly."""
     return Table(
         title="Sources of uncertainty of the step time",
         headers=("source", "share", "by itself", "basis"),
-        rows=tuple((each.name, percent(each.share), f"+-{percent(NORMAL * each.spread)}", each.rests_on) for each in account.uncertainties),
+        rows=tuple(
+            (source.name, percent(source.share), f"+-{percent(NORMAL * source.spread)}", source.rests_on)
+            for source in account.uncertainties
+        ),
         right=("share", "by itself"),
         fold=("source", "basis"),
     )
@@ -69,7 +73,9 @@ def remedies_table(account: TrustAccount, step_time: float) -> Table:
     return Table(
         title="Measurements that reduce the uncertainty, the cheapest first",
         headers=("what", "how", "variance left", "interval then"),
-        rows=tuple((each.says, each.how, percent(each.share_left), _range(each.low, each.high, step_time)) for each in account.remedies),
+        rows=tuple(
+            (remedy.says, remedy.how, percent(remedy.share_left), _range(remedy.low, remedy.high, step_time)) for remedy in account.remedies
+        ),
         right=("variance left",),
         fold=("what", "how", "interval then"),
     )

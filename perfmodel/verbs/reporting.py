@@ -100,7 +100,7 @@ def write_service_report(
         start=start,
         command=command,
         sources=sources_table(job.model, of.cluster, of.calibration, peak, runs),
-        found=found,
+        result=found,
         more_notes=more,
     )
     write_atomically(out, page.html)

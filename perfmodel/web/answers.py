@@ -1,4 +1,4 @@
-"""Answers of the page: the fields of the command line as JSON in, the objects that `--json` prints out."""
+"""Answers of the web page: JSON requests with the fields of the command line, answered by the `--json` objects."""
 
 from __future__ import annotations
 
@@ -34,18 +34,22 @@ from perfmodel.workload.imported.decoder import is_saved_graph
 from perfmodel.workload.job import Optimizer, Precision
 from perfmodel.workload.models import list_models
 
-#: Called with the share that is done; the search ends where it returns True.
+#: Callback with the finished share; the search ends if it returns True.
 OnProgress = Callable[[float], "bool | None"]
 
 _LONGEST_VALUE = 200
 _OPTIONS = ("config", "remedies", "objective", "top", "any_framework")
-#: A line of Python that no other kind of file has.
+#: Start of a line that occurs in Python files only.
 _PYTHON = re.compile(r"^(?:from|import|def|class|@)\b", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageRequest:
-    """A request of the page after reading. start: the plan of a pasted configuration; options: those of one verb"""
+    """A parsed request of the page.
+
+    start     plan of a pasted configuration
+    options   options of a single verb
+    """
 
     request: Request
     knobs: Knobs
@@ -53,7 +57,7 @@ class PageRequest:
     options: Mapping[str, Any]
 
     def answer(self) -> Answer:
-        """The prediction, and what it was made with."""
+        """Return the prediction with its setting."""
         answers, _ = predict_requests([self.request], (self.knobs,), plan=self.start.plan if self.start else None)
         return answers[0]
 
@@ -62,7 +66,10 @@ class PageRequest:
 
 
 def answer(verb: str, data: object, on_progress: OnProgress = lambda share: None) -> dict[str, Any]:
-    """Return the object that `perfmodel VERB --json` prints. verb: one of `VERBS`"""
+    """Return the object that `perfmodel VERB --json` prints.
+
+    verb   one of `VERBS`
+    """
     asked = _read(data)
     content = VERBS[verb](asked, on_progress) | asked.object()
     plain: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **to_plain(content)}
@@ -70,18 +77,21 @@ def answer(verb: str, data: object, on_progress: OnProgress = lambda share: None
 
 
 def answer_line(verb: str, data: object, on_progress: OnProgress = lambda share: None) -> dict[str, Any]:
-    """Return `answer` (of `known`: the names that the page offers) or `error`, whatever happens; a fault of perfmodel is printed too."""
+    """Return `answer` or `error` without raising; internal errors are also printed.
+
+    verb   one of `VERBS`, or `known` for the names that the page offers
+    """
     try:
         return {"answer": known() if verb == "known" else answer(verb, data, on_progress)}
     except Exception as error:
-        found = failure(error)
-        if found["code"] == ErrorCode.FAILED:
+        content = failure(error)
+        if content["code"] == ErrorCode.FAILED:
             traceback.print_exception(error)
-        return {"error": found}
+        return {"error": content}
 
 
 def failure(error: Exception) -> dict[str, Any]:
-    """Return an error as the command line has it with `--json`; of a fault of perfmodel itself one sentence."""
+    """Return an error as the `--json` object of the command line; an internal error as one sentence."""
     if isinstance(error, InputError):
         return {**error_object(presentable(error.full), ErrorCode.BAD_INPUT), "message": str(error)}
     sentence = (
@@ -102,9 +112,9 @@ def known() -> dict[str, Any]:
         "model": list_models(),
         "cluster": [*list_clusters(), *list_chips()],
         "profile": list_profiles(),
-        "precision": [str(each) for each in Precision],
-        "optimizer": [str(each) for each in Optimizer],
-        **{name: [str(each) for each in choices] for name, choices in choices_of().items()},
+        "precision": [str(member) for member in Precision],
+        "optimizer": [str(member) for member in Optimizer],
+        **{name: [str(choice) for choice in choices] for name, choices in choices_of().items()},
         "knobs": list(words_of(Knobs)),
         "modules": MODULES,
         "colours": {**PART_COLOURS, **MEMORY_COLOURS},
@@ -115,11 +125,11 @@ def known() -> dict[str, Any]:
 
 
 def _predict(asked: PageRequest, on_progress: OnProgress) -> dict[str, Any]:
-    """As `predict --json`. remedies: also the smallest changes that fit, which are a search"""
-    found = asked.answer()
+    """Return the object of `predict --json`; with the option `remedies` also the smallest changes that fit, which need a search."""
+    predicted = asked.answer()
     wanted = asked.options.get("remedies") is True
-    remedies = remedies_of(found, asked.request) if wanted else ()
-    content = one_object(found, runs=(), tokens=0.0, confidences=shown_intervals([found], interval=False), remedies=remedies)
+    remedies = remedies_of(predicted, asked.request) if wanted else ()
+    content = one_object(predicted, runs=(), tokens=0.0, confidences=shown_intervals([predicted], interval=False), remedies=remedies)
     if not wanted:
         content.pop("remedies", None)
     return content
@@ -180,16 +190,16 @@ def _read(data: object) -> PageRequest:
     for name, value in chosen.items():
         if knobs[name].kind is bool and isinstance(value, str):
             chosen[name] = parsed_bool(value, name)
-    found = make_requests(asked, of_plan=start is not None)
-    if len(found) != 1:
+    resolved = make_requests(asked, of_plan=start is not None)
+    if len(resolved) != 1:
         several = next((name for name, value in words.items() if isinstance(value, str) and "," in value), "chips")
         raise bad_field(several, words.get(several), "must be one value", "use `perfmodel predict` for a table of several")
     options = {name: value for name, value in given.items() if name in _OPTIONS}
-    return PageRequest(request=found[0], knobs=Knobs(**chosen), start=start, options=options)
+    return PageRequest(request=resolved[0], knobs=Knobs(**chosen), start=start, options=options)
 
 
 def _value(name: str, value: object) -> str | int | float | bool:
-    """The value of a field: no list, no mapping, and no file of this machine."""
+    """Return the value of a field. Raise InputError for lists, mappings and local files."""
     if not isinstance(value, (str, int, float, bool)):
         raise bad_field(name, shown(value), "must be a text, a number or true or false", "give one value")
     if isinstance(value, str):
@@ -203,7 +213,7 @@ def _value(name: str, value: object) -> str | int | float | bool:
 
 
 def _model_of(text: str) -> Any:
-    """The model of a pasted config.json; None of another text."""
+    """Return the model of a pasted config.json; None for another text."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
@@ -215,9 +225,9 @@ def _model_of(text: str) -> Any:
 
 @lru_cache(maxsize=8)
 def _start_of(text: str, given: tuple[tuple[str, Any], ...]) -> Start:
-    """The plan of a pasted configuration or plan file. It is read like a file of that text, which names no other file."""
+    """Return the plan of a pasted configuration or plan file, which must not reference other files."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"config{_ending(text)}"
+        path = Path(folder) / f"config{_suffix_of(text)}"
         path.write_text(text, encoding="utf-8")
         try:
             start = start_from(path, Request(**dict(given)))
@@ -227,14 +237,14 @@ def _start_of(text: str, given: tuple[tuple[str, Any], ...]) -> Start:
         raise InputError("config: is a plan of `perfmodel shard`, which the page does not show; use `perfmodel predict plan.yaml`")
     if start.setup is None:
         return start
-    others = [each.name for each in start.setup.files if each != path]
+    others = [file.name for file in start.setup.files if file != path]
     if others:
         raise InputError(f"config: names the file {one_line(others[0])}, which the page does not read; paste what it holds in its place")
     return replace(start, setup=replace(start.setup, files=(Path(path.name),)))
 
 
-def _ending(text: str) -> str:
-    """The ending of a file with this text."""
+def _suffix_of(text: str) -> str:
+    """Return the file extension that matches a text."""
     readers: Mapping[str, Callable[[str], object]] = {
         ".json": json.loads,
         ".toml": tomllib.loads,

@@ -1,4 +1,7 @@
-"""The local server of `perfmodel web`: one page, and answers as JSON. It listens on 127.0.0.1 and reads no file that a request names."""
+"""The local server of `perfmodel web`: one page, and answers as JSON.
+
+It listens on 127.0.0.1 and reads no file named in a request.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from perfmodel.web.worker import AnswerProcess, Cancelled
 HOST: Final = "127.0.0.1"
 DEFAULT_PORT: Final = 8517
 MOST_BYTES: Final = 1 << 20
-"""Largest request; a pasted configuration has a few thousand."""
+"""Largest request [byte]; a pasted configuration has a few thousand."""
 
 _NAMES = ("127.0.0.1", "localhost")
 _JSON = "application/json"
@@ -34,7 +37,10 @@ _HEADERS: Mapping[str, str] = {
 
 
 class PageServer(ThreadingHTTPServer):
-    """The server, its worker, and a lock: predictions share compiled programs, so one is made at a time."""
+    """The server with its worker process.
+
+    The lock serializes predictions, because they share compiled programs.
+    """
 
     daemon_threads = True
 
@@ -53,14 +59,14 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_address[1]}/"
 
     def _warm_up(self) -> None:
-        """Load what a first answer would wait for."""
+        """Predict once, so that the first answer does not wait for loading."""
         from perfmodel.web.answers import answer
 
         with self.lock:
             answer("predict", {"model": "gpt2", "cluster": "dgx-h100", "chips": 8, "global_batch": 8, "seq_len": 1024})
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A browser that closes a connection early is no error."""
+        """Ignore connections that the browser closes early."""
         if not isinstance(sys.exception(), ConnectionError):
             traceback.print_exc()
 
@@ -70,7 +76,7 @@ class PageServer(ThreadingHTTPServer):
 
 
 class _Refused(Exception):
-    """A request that is answered by an error of this status."""
+    """Refused request, answered with an error of this status."""
 
     def __init__(self, status: HTTPStatus, sentence: str) -> None:
         super().__init__(sentence)
@@ -80,7 +86,7 @@ class _Refused(Exception):
 class _Handler(BaseHTTPRequestHandler):
     server: PageServer
     server_version, sys_version = "perfmodel", ""
-    timeout = 30  # s, to send a request
+    timeout = 30  # s, to receive a request
 
     def log_message(self, format: str, *arguments: object) -> None:
         pass
@@ -92,12 +98,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer({f"/api/{verb}": self._verb for verb in ("predict", "search", "explain")})
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answer what http.server refuses by itself, such as another method."""
+        """Send errors of http.server as JSON, such as an unsupported method."""
         code = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else code
         self._send_object(_error(f"request: {message or HTTPStatus(code).phrase}"), code)
 
     def _answer(self, routes: Mapping[str, Callable[[], None]]) -> None:
-        """Answer by the function of the path. Refuse pages of other sites: by the name that they were loaded under, and by their origin."""
+        """Dispatch on the path. Refuse requests of other sites, by host name and by origin."""
         from perfmodel.web.answers import failure
 
         try:
@@ -115,10 +121,10 @@ class _Handler(BaseHTTPRequestHandler):
         except (Cancelled, ConnectionError, TimeoutError):
             self.close_connection = True
         except Exception as error:
-            found = failure(error)
-            if found["code"] == "failed":
+            content = failure(error)
+            if content["code"] == "failed":
                 traceback.print_exception(error)
-            self._send_object(found)
+            self._send_object(content)
 
     def _page(self) -> None:
         html, policy = page()
@@ -130,17 +136,17 @@ class _Handler(BaseHTTPRequestHandler):
         self._send_object(known())
 
     def _verb(self) -> None:
-        """Answer at once what is quick; else line by line, with progress, where the page takes it."""
+        """Answer quick requests at once, others line by line with progress if the page accepts it."""
         from perfmodel.web.answers import answer
 
         verb, data = self.path.partition("?")[0].rpartition("/")[2], self._data()
         if verb == "predict" and not (isinstance(data, dict) and data.get("remedies")):
             with self.server.lock:
-                found = answer(verb, data)
-            self._send_object(found)
+                content = answer(verb, data)
+            self._send_object(content)
             return
         by_line, is_open = _LINES in self.headers.get("Accept", ""), False
-        for line in self.server.worker.ask(verb, data, self.connection):
+        for line in self.server.worker.answer_lines(verb, data, self.connection):
             if by_line and (is_open or "progress" in line):
                 if not is_open:
                     self._start(_LINES)
@@ -163,11 +169,11 @@ class _Handler(BaseHTTPRequestHandler):
             raise _Refused(HTTPStatus.BAD_REQUEST, "request: is not JSON; send an object of fields") from None
 
     def _send_object(self, content: Mapping[str, Any], status: int | None = None) -> None:
-        """Send an object; the status follows from its code where it is an error."""
+        """Send an object; by default, the status of an error follows from its code."""
         usual = {None: HTTPStatus.OK, "failed": HTTPStatus.INTERNAL_SERVER_ERROR}
         self._send(_encoded(content), _JSON, status or usual.get(content.get("code"), HTTPStatus.BAD_REQUEST))
 
-    def _send(self, content: bytes, kind: str, status: int = HTTPStatus.OK, more: Mapping[str, str] = {}) -> None:  # nobody changes it
+    def _send(self, content: bytes, kind: str, status: int = HTTPStatus.OK, more: Mapping[str, str] = {}) -> None:  # never mutated
         self._start(kind, status, {"Content-Length": str(len(content)), **more})
         self.wfile.write(content)
 

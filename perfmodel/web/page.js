@@ -8,7 +8,7 @@ const make = (tag, of = {}, ...children) => {
 };
 const powers = (low, high) => Array.from({length: high - low + 1}, (_, i) => 2 ** (low + i));
 
-// The job and plan: every field is a word of the command line.
+// Job and plan: every field is an option of the command line.
 const FIRST = {model: "llama-3-8b", cluster: "dgx-h100", chips: "64", global_batch: "512", seq_len: "8192", tp: "2", zero: "1"};
 const FIELDS = {
   job: [["model", "Model", "list"], ["cluster", "Cluster or chip", "list"], ["profile", "Framework", "choice"], ["precision", "Precision", "choice"],
@@ -68,7 +68,7 @@ const set = (changes, replaced = state) => {
   state = Object.fromEntries(Object.entries({...replaced, ...changes}).filter(([, value]) => value !== "" && value !== null));
   update();
 };
-let extras = new AbortController(); // of what is asked besides the prediction of this state
+let extras = new AbortController(); // of requests in addition to the prediction of this state
 const update = () => {
   extras.abort();
   extras = new AbortController();
@@ -78,14 +78,14 @@ const update = () => {
   searchSoon();
 };
 
-// --- requests: `ask` and `askKnown` are those of transport_server.js or transport_static.js ---
+// --- requests: `ask` and `askKnown` are defined in transport_server.js or transport_static.js ---
 class Refused extends Error {
   constructor(error) { super(error.message); this.error = error; }
 }
 const ready = askKnown().then(found => { known = found; });
 
 let isAsking = false, isAskedAgain = false;
-const predict = async () => { // one request at a time; of those that come meanwhile the last
+const predict = async () => { // one request at a time; of requests during it only the last is sent
   if (isAsking) { isAskedAgain = true; return; }
   isAsking = true;
   do {
@@ -131,7 +131,7 @@ const search = async key => {
   }
   if (running === own) running = null;
 };
-const adviseSoon = async () => { // the smallest changes that fit are a search of their own
+const adviseSoon = async () => { // the smallest changes that fit need a separate search
   const asked = JSON.stringify(body());
   if (!answer || answer.fits || isAsking || $("remedies").dataset.asked === asked) return;
   $("remedies").dataset.asked = asked;
@@ -147,7 +147,7 @@ const button = (text, action, label) => {
   if (label) found.setAttribute("aria-label", label);
   return found;
 };
-const effective = name => { // what the plan has where nothing is given
+const effective = name => { // value of the plan if the field is empty
   if (state[name]) return state[name];
   const plan = answer && answer.plan;
   if (!plan) return "";
@@ -204,7 +204,7 @@ const showKnown = () => {
   }
   showState();
 };
-let replaced = {}; // fields before a text was pasted: they fill in what it lacks
+let replaced = {}; // fields before a text was pasted; they complete it
 const paste = text => {
   const wasPasted = Boolean(pasted);
   pasted = text.trim();
@@ -314,7 +314,7 @@ const showSearch = (text, done) => {
   $("progress").hidden = $("cancel").hidden = done === undefined;
   if (done !== undefined) { $("progress").value = done; $("plans").classList.add("stale"); } else $("plans").classList.remove("stale");
 };
-const knobsOf = plan => { // the words that make this plan again
+const knobsOf = plan => { // options that reproduce this plan
   const {layout} = plan, is = (condition, found) => condition || pasted ? found : {};
   return {
     ...is(layout.tp > 1, {tp: layout.tp, sequence_parallel: plan.sequence_parallel}), ...is(layout.pp > 1, {pp: layout.pp, schedule: plan.schedule, virtual_stages: plan.virtual_stages}),

@@ -1,4 +1,4 @@
-"""The page: its parts in one text, which asks a local server (`endpoints.py`) or perfmodel inside the browser (`site.py`)."""
+"""The web page as one text. It sends requests to a local server (`endpoints.py`) or to perfmodel in the browser (`site.py`)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def part_text(name: str) -> str:
 
 @cache
 def page(*, is_static: bool = False) -> tuple[str, str]:
-    """Return the page, and its policy: nothing but its own style and script, and answers of where it came from.
+    """Return the page and its content security policy: only its own style and script, and requests to its own origin.
 
-    is_static   whether it has no server: the policy is in the page, which allows its worker
+    is_static   page without a server; the policy is part of the page and allows its worker
     """
     transport = part_text(f"transport_{'static' if is_static else 'server'}.js")
     parts = {"style": STYLE + part_text("page.css"), "script": SCRIPT + transport + part_text("page.js")}

@@ -1,4 +1,4 @@
-"""The page as a folder of files for any web server, without one of its own: perfmodel runs in the browser, by Pyodide."""
+"""The web page as static files for any web server; perfmodel runs in the browser with Pyodide."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from perfmodel.foundation.resources import resource_dir, write_atomically
 from perfmodel.web.page import page, part_text
 
 _PACKAGE = Path(__file__).parents[1]
-#: What perfmodel imports besides numpy to answer the page; PyYAML without its compiled part.
+#: Pure-Python dependencies of perfmodel for the page; PyYAML without its compiled part.
 _DISTRIBUTIONS = ("PyYAML",)
 #: Packages of perfmodel that need torch or processes.
 _LEFT_OUT = ("execute", "calibrate", "fitting", "validation")
-#: What is not pure Python, from Pyodide; pydantic is for pasted plan files.
+#: Compiled dependencies, from Pyodide; pydantic is for pasted plan files.
 _COMPILED = ("numpy", "pydantic")
 _LOCK, _RUNTIME = "pyodide-lock.json", "pyodide"
 
 
 def write_site(folder: str | Path, pyodide: str) -> list[Path]:
-    """Write the static page and return its files; open it through a web server.
+    """Write the static page and return its files, to be opened through a web server.
 
-    pyodide   address of a full distribution of Pyodide (Python 3.11 or newer), or a folder with one, whose needed files are copied
+    pyodide   URL or folder of a full Pyodide distribution (Python 3.11 or newer); required files of a folder are copied
     """
     target = Path(folder)
     if target.exists() and not target.is_dir():
@@ -51,7 +51,7 @@ def write_site(folder: str | Path, pyodide: str) -> list[Path]:
 
 
 def _runtime_files(folder: Path) -> Iterator[Path]:
-    """The files of a distribution that the page loads: Python, and the packages that perfmodel needs."""
+    """Yield the files of a Pyodide distribution that the page loads: Python and the packages that perfmodel needs."""
     rule = "is no folder of Pyodide"
     if not (folder / "pyodide.mjs").is_file() or not (folder / _LOCK).is_file():
         raise bad_field("pyodide", folder, rule, "unpack a full distribution of Pyodide there, or give the address of one")
@@ -63,18 +63,18 @@ def _runtime_files(folder: Path) -> Iterator[Path]:
             yield file
     wanted = [*_COMPILED]
     for name in wanted:
-        of = packages.get(name, {})
-        wanted += [each for each in of.get("depends", ()) if each not in wanted]
-        if (folder / str(of.get("file_name"))).is_file():
-            yield folder / of["file_name"]
+        package = packages.get(name, {})
+        wanted += [dependency for dependency in package.get("depends", ()) if dependency not in wanted]
+        if (folder / str(package.get("file_name"))).is_file():
+            yield folder / package["file_name"]
 
 
 def _archive() -> bytes:
-    """perfmodel, its data and what it imports, as Python finds them in one folder."""
+    """Return a ZIP archive of perfmodel, its data and its pure-Python dependencies, importable from one folder."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, path in sorted(_archived()):
-            entry = zipfile.ZipInfo(name)  # without the time, so that the same version gives the same bytes
+            entry = zipfile.ZipInfo(name)  # without a timestamp, so that the same version gives the same bytes
             archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
     return content.getvalue()
 
@@ -84,16 +84,18 @@ def _archived() -> Iterator[tuple[str, Path]]:
         name = path.relative_to(_PACKAGE)
         if path.is_file() and path.suffix != ".pyc" and name.parts[0] not in (*_LEFT_OUT, "_data"):
             yield f"perfmodel/{name.as_posix()}", path
-    for each in ("hardware_specs", "strategies"):
-        folder = resource_dir(each)
-        yield from ((f"perfmodel/_data/{each}/{path.relative_to(folder).as_posix()}", path) for path in folder.rglob("*") if path.is_file())
-    for each in (*_DISTRIBUTIONS, "perfmodel"):
+    for folder_name in ("hardware_specs", "strategies"):
+        folder = resource_dir(folder_name)
+        yield from (
+            (f"perfmodel/_data/{folder_name}/{path.relative_to(folder).as_posix()}", path) for path in folder.rglob("*") if path.is_file()
+        )
+    for package in (*_DISTRIBUTIONS, "perfmodel"):
         try:
-            files = distribution(each).files or ()
-        except PackageNotFoundError:  # of perfmodel in a checkout that is not installed
+            files = distribution(package).files or ()
+        except PackageNotFoundError:  # perfmodel in a checkout that is not installed
             continue
         for file in files:
-            is_about = file.name == "METADATA" or "LICENSE" in file.name  # the version, and what its licence asks for
-            is_wanted = is_about if ".dist-info" in file.parts[0] else each != "perfmodel" and file.suffix == ".py"
+            is_about = file.name == "METADATA" or "LICENSE" in file.name  # version, and the licence that has to go with copies
+            is_wanted = is_about if ".dist-info" in file.parts[0] else package != "perfmodel" and file.suffix == ".py"
             if is_wanted and not file.parts[0].startswith("..") and Path(str(file.locate())).is_file():
                 yield file.as_posix(), Path(str(file.locate()))

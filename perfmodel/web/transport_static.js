@@ -1,4 +1,4 @@
-// Answers of perfmodel itself in workers of this page: one for what is quick, one for searches, which is ended with a cancelled search.
+// Answers of perfmodel in workers of this page: one for quick requests, one for searches. Cancelling a search terminates its worker.
 const WHEN_SILENT = "load this page again";
 const LONG = ["search", "explain"];
 class Answerer {

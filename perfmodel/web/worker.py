@@ -1,6 +1,7 @@
-"""A process that answers what takes long, one request after the other: slider answers do not wait for it, and it ends when it is cancelled.
+"""Worker process for slow requests, one at a time.
 
-It reads a request a line, `["search", {...}]`, and writes lines of one object: `progress` (a share), then `answer` or `error`.
+Fast requests do not wait for it, and cancelling a request ends the process. It reads one request per line, `["search", {...}]`, and writes
+one object per line: `progress` (a share), then `answer` or `error`.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from perfmodel.foundation.errors import RunError
 
 
 class Cancelled(Exception):
-    """The page no longer waits for the answer."""
+    """Cancellation of a request by the page."""
 
 
 class AnswerProcess:
-    """The process, which is started again after it was ended."""
+    """The worker process, restarted after it ended."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> subprocess.Popen[bytes]:
-        """Start the process in a session of its own: Ctrl-C in the terminal is for the server alone."""
+        """Start the process in a new session, so that Ctrl-C in the terminal reaches only the server."""
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-P", "-c", "from perfmodel.web.worker import main; main()"]
         self._process = subprocess.Popen(
@@ -38,8 +39,8 @@ class AnswerProcess:
         )
         return self._process
 
-    def ask(self, verb: str, data: object, client: socket) -> Iterator[dict[str, Any]]:
-        """Yield the lines of an answer. Raises Cancelled where the client has closed its connection; the process ends then."""
+    def answer_lines(self, verb: str, data: object, client: socket) -> Iterator[dict[str, Any]]:
+        """Yield the lines of an answer. End the process and raise Cancelled if the client closes its connection."""
         while not self._lock.acquire(timeout=0.1):
             if has_closed(client):
                 raise Cancelled
@@ -53,12 +54,12 @@ class AnswerProcess:
                 if client.fileno() in ready:
                     if has_closed(client):
                         raise Cancelled
-                    watched = []  # more bytes than it announced
+                    watched = []  # more bytes than the announced length
                 if out in ready:
-                    found = os.read(out, 1 << 16)
-                    if not found:
+                    chunk = os.read(out, 1 << 16)
+                    if not chunk:
                         raise RunError("search: the process that answers has ended; ask again")
-                    *lines, text = (text + found).split(b"\n")
+                    *lines, text = (text + chunk).split(b"\n")
                     for line in map(json.loads, lines):
                         is_done = "progress" not in line
                         yield line
@@ -75,7 +76,7 @@ class AnswerProcess:
 
 
 def has_closed(client: socket) -> bool:
-    """Whether nobody reads the answer any more: a browser closes the connection of a request that it has replaced."""
+    """Return whether the client closed its connection, as browsers do for a replaced request."""
     try:
         ready = select.select([client], [], [], 0)[0]
         return bool(ready) and not client.recv(1, 2)  # 2: MSG_PEEK
@@ -91,7 +92,7 @@ def main() -> None:
         out.write(json.dumps(line) + "\n")
         out.flush()
 
-    os.nice(5)  # a search does not slow the answers to sliders
+    os.nice(5)  # lower priority than slider requests
     out, sys.stdout = sys.stdout, sys.stderr
     try:
         for text in sys.stdin:

@@ -10,7 +10,7 @@ import pytest
 import perfmodel
 from perfmodel.report.figures import (
     GIB,
-    name_spots,
+    label_marks,
     new_figure,
     plot_predictions,
     plot_search,
@@ -143,7 +143,7 @@ def test_labels_beside_marks_stay_inside_the_axes_and_cover_nothing():
     spots = [(float(x), 1.0 + 0.01 * x) for x in range(10)]
     axes.plot(*zip(*spots, strict=True), "o")
     figure.draw_without_rendering()
-    name_spots(axes, [(f"a rather long label {x:g}", (x, y)) for x, y in spots], spots)
+    label_marks(axes, [(f"a rather long label {x:g}", (x, y)) for x, y in spots], spots)
     figure.draw_without_rendering()
     boxes = [text.get_window_extent() for text in axes.texts]
     assert len(boxes) >= 3

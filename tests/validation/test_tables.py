@@ -9,7 +9,7 @@ from perfmodel.cli.output import Output, print_blocks, print_table
 from perfmodel.foundation.units import format_step
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.training_run import training_time
-from perfmodel.report.predictions import headline, memory_table, parts_table, rests_on_lines, settings_table
+from perfmodel.report.predictions import basis_lines, headline, memory_table, parts_table, settings_table
 from perfmodel.report.searches import baselines_table, other_lines, plans_table, rejected_table
 from perfmodel.report.table import bar, percent
 
@@ -51,8 +51,8 @@ def test_the_peak_and_the_convention_stand_beside_the_utilisation(prediction):
 
 
 def test_what_it_rests_on_names_no_part_that_takes_no_time(prediction):
-    assert rests_on_lines(prediction)[0] == "calibrated: h100"
-    assert not any("recompute" in line or "context parallel" in line for line in rests_on_lines(prediction))
+    assert basis_lines(prediction)[0] == "calibrated: h100"
+    assert not any("recompute" in line or "context parallel" in line for line in basis_lines(prediction))
 
 
 def test_a_knob_that_all_plans_share_leaves_the_table(result):

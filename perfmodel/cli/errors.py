@@ -1,4 +1,4 @@
-"""Errors as a command reports them on standard error: one sentence, or with `--json` one object."""
+"""Error output on standard error: one sentence, or one object with `--json`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from perfmodel.foundation.error_objects import ErrorCode, error_object
 from perfmodel.foundation.errors import presentable
 
 
-def complain(sentence: str, *, code: ErrorCode, as_json: bool, full: str = "") -> None:
-    """Print an error on standard error. full: the sentence before it was shortened, which JSON has too."""
+def print_error(sentence: str, *, code: ErrorCode, as_json: bool, full: str = "") -> None:
+    """Print an error on standard error.
+
+    full   unshortened sentence, added to the JSON object
+    """
     sentence = " ".join(presentable(sentence).split())
     if not as_json:
         print(f"perfmodel: {sentence}", file=sys.stderr)
