@@ -22,7 +22,8 @@ def headline(result: ValidationResult) -> str:
         overall, choice = result.scored.overall, result.scored.choices.overall
         lines.append(
             f"{overall.num_times:,} of them are scored (primary sources, dense decoders, with a step time): off by "
-            f"{share_text(overall.mean)} on average, {share_text(overall.median)} in the median, {share_text(overall.p90)} at the 90th percentile."
+            f"{share_text(overall.mean)} on average, {share_text(overall.median)} in the median, "
+            f"{share_text(overall.p90)} at the 90th percentile."
         )
         if choice.num_groups:
             lines.append(
