@@ -341,7 +341,7 @@ def _search(
 
         start, limits = list(_launch_blocks(launch)), limits_of(wanted.limits())
         write_service_report(
-            setting, found.best.prediction, out=files.report, limits=limits, start=start, command=command_line, found=found
+            setting, found.best.prediction, out=files.report, limits=limits, start=start, command=command_line, search=found
         )
 
     def blocks() -> Iterator[Block]:
