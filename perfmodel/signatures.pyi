@@ -200,7 +200,7 @@ def audit_plan(
     routing: RoutingCounts | Sequence[Sequence[int]] | str | Path | None = None,
     progress: Callable[[float, str], None] | None = None,
 ) -> Audit:
-    """Torch's own counts of a plan's program, built at full size under fake tensors, next to the predicted ones.
+    """Compare torch's own counts of a plan's program, built at full size under fake tensors, with the predicted ones.
 
     rank               audit that rank; None: one rank of the first and of the last pipeline stage, or with `all_stages` of each
     every_microbatch   count every micro-batch of the step, not two shorter steps from which it follows exactly
@@ -217,10 +217,10 @@ def calibrate_machine(
     device: str = 'auto',
     progress: Callable[[float, str], None] | None = None,
 ) -> Calibration:
-    """Microbenchmarks of this machine, fitted to a calibration that predictions of `localhost` then use.
+    """Run microbenchmarks on this machine, and fit a calibration to them that predictions of `localhost` then use.
 
     save       where to write it; None: the user's own folder, ~/.local/share/perfmodel/calibrations (or below XDG_DATA_HOME)
-    ranks      processes that compute and communicate together; None: two, where there are two cores
+    ranks      processes that compute and communicate together; None: two if this machine has two cores
     brief      fewer shapes, in half the time
     progress   called with the finished share and the current measurement
     """
@@ -234,7 +234,7 @@ def compare_plans(
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
 ) -> tuple[Prediction, ...]:
-    """Predictions of several plans (files), in the order in which they are given."""
+    """Predict several plans (files), in the given order."""
 
 def explain_plan(
     plan: Plan | str | Path,
@@ -249,7 +249,7 @@ def explain_plan(
     risk: float | str | None = None,
     any_framework: bool = False,
 ) -> Explanation:
-    """Breakdown of a plan's time and memory; with `why_not` (such as {"tp": 16}) the effect of those knobs, in numbers.
+    """Break down a plan's time and memory; with `why_not` (such as {"tp": 16}) the effect of those knobs, in numbers.
 
     any_framework   compare it with plans that the framework cannot run, too
     trust   also the sources of uncertainty of its time, and the cheapest measurement that halves its variance
@@ -307,7 +307,7 @@ def find_plans(  # type: ignore[overload-overlap]
     any_framework: bool = False,
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult:
-    """The best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
+    """Find the best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
 
     Job, cluster, chips and profile may be lists: the result is then a tuple, one for each combination, the last named varying fastest.
 
@@ -415,7 +415,7 @@ def find_plans(
     any_framework: bool = False,
     progress: Callable[[float], bool | None] | None = None,
 ) -> tuple[SearchResult, ...]:
-    """The best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
+    """Find the best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
 
     Job, cluster, chips and profile may be lists: the result is then a tuple, one for each combination, the last named varying fastest.
 
@@ -516,8 +516,8 @@ def predict(  # type: ignore[overload-overlap]
     dp: int | None = None,
     fsdp: int | None = None,
 ) -> Prediction:
-    """Step time and memory of one plan: of a plan (file) or a configuration with the given changes, or of the one that the knobs
-    describe.
+    """Predict step time and memory of one plan: of a plan (file) or a configuration with the given changes, or of the one that the
+    knobs describe.
 
     A plan that does not fit is predicted all the same; its `fits` is False. memory_headroom: share of the usable memory to keep free;
     risk: in its place, the probability that a plan that fits does not.
@@ -615,8 +615,8 @@ def predict(
     dp: int | None = None,
     fsdp: int | None = None,
 ) -> Predictions:
-    """Step time and memory of one plan: of a plan (file) or a configuration with the given changes, or of the one that the knobs
-    describe.
+    """Predict step time and memory of one plan: of a plan (file) or a configuration with the given changes, or of the one that the
+    knobs describe.
 
     A plan that does not fit is predicted all the same; its `fits` is False. memory_headroom: share of the usable memory to keep free;
     risk: in its place, the probability that a plan that fits does not.
@@ -753,9 +753,10 @@ def export_plan(
     stem: str = 'plan',
     launcher: str = 'torchrun',
 ) -> ExportedPlan:
-    """A plan as a framework's configuration and launch script, with the predicted numbers behind each option in comments.
+    """Export a plan as a framework's configuration and launch script, with the predicted numbers behind each option in comments.
 
-    What the framework cannot express is refused; what it does otherwise is in `notes`. The files are read back: they give the same plan.
+    Features that the framework cannot express raise InputError; differences are in `notes`. The files are read back: they give the same
+    plan.
 
     to         torchtitan, torchtitan-python, megatron, megatron-bridge, nemo-automodel, trl, llama-factory, axolotl, ms-swift,
                swift-megatron, deepspeed, nanotron or maxtext
@@ -769,9 +770,9 @@ def export_service(
     to: str,
     stem: str = 'serve',
 ) -> ExportedPlan:
-    """A serving plan as launch scripts or as a manifest, with the predicted numbers in comments.
+    """Export a serving plan as launch scripts or as a manifest, with the predicted numbers in comments.
 
-    What the target cannot express is refused.
+    Options that the target cannot express raise InputError.
 
     prediction   of `serve`, or a file that `serve --json` or `serve --search --json` wrote
     to           vllm, sglang or tensorrt-llm; llm-d, dynamo or kserve
@@ -779,7 +780,7 @@ def export_service(
     """
 
 def diagnose() -> Diagnosis:
-    """Return what is installed, whether this machine is calibrated, its GPUs, the date of hardware data, and advice. Changes nothing."""
+    """Return the installed packages, the calibration and GPUs of this machine, the date of hardware data, and advice. Changes nothing."""
 
 def list_networks() -> tuple[str, ...]:
     """The names that `load_network` knows, those of language models (`list_models`) last."""
@@ -826,7 +827,7 @@ def fit_runs(
     sequence_parallel: bool | None = None,
     attention: str | None = None,
 ) -> FittedProfile:
-    """An execution profile of your own, from one to a hundred measured runs of one training loop, with the errors of the fit.
+    """Fit an execution profile to your runs: from one to a hundred measured runs of one training loop, with the errors of the fit.
 
     runs      files (CSV, JSON lines, logs of training frameworks, torch profiler traces, memory snapshots), or mappings with the
               fields of a row
@@ -1063,7 +1064,7 @@ def explore_sensitivity(
     search: bool = False,
     metric: str = 'tpot',
 ) -> Sensitivities:
-    """Elasticity of the step time, or of a service's metric, to every number of the chip and its network, with a fixed plan.
+    """Compute the elasticity of the step time, or of a service's metric, to every number of the chip and its network, with a fixed plan.
 
     search   the plan is the best one of the unchanged system; else the knobs describe it
     metric   of a service: tpot, ttft, latency or throughput
@@ -1194,7 +1195,7 @@ def explore_waterfall(
     metric: str = 'throughput',
     progress: Callable[[float], object] | None = None,
 ) -> Waterfall:
-    """The path from the cluster to another one, one change at a time, with the plan searched again after each.
+    """Predict the path from the cluster to another one, one change at a time, with the plan searched again after each.
 
     Order: peak rate, number format, memory bandwidth, memory capacity, scale-up, scale-out, rest (calibration, caches, host).
 
@@ -1305,8 +1306,8 @@ def find_limits(
     any_framework: bool = False,
     progress: Callable[[float], None] | None = None,
 ) -> Limits:
-    """The largest micro-batch and global batch, the longest sequence and the fewest chips with which some plan fits, and the bottleneck of
-    each.
+    """Find the largest micro-batch and global batch, the longest sequence and the fewest chips with which some plan fits, and the
+    bottleneck of each.
 
     A knob that is given is fixed, except for its own limit; others are searched. global_batch: None: one sequence for each chip, times the
     micro-batch. chips: None: the fewest. rules: rule sets that are tried, names or your own files.
@@ -1401,7 +1402,7 @@ def find_serving(
     quantizations: Sequence[str] = (),
     disaggregated: bool = False,
 ) -> ServingSearchResult:
-    """The best plans of a service on these chips under limits, why others are not, and the front of tokens/s a chip against a user's.
+    """Find the best plans of a service on these chips under limits, reasons of others, and the front of tokens/s a chip against a user's.
 
     ttft, tpot, request_latency   limits: seconds, or `500ms`; p99: of the 99th percentile over requests, not of the mean
     limit_headroom  share of each limit that a plan is predicted to stay below it; None: 1.5 %
@@ -1471,7 +1472,7 @@ def serve(
     assume: Mapping[str, float | str] | None = None,
     calibration: str | Path | Calibration | None = None,
 ) -> ServingPrediction:
-    """A served load on one plan: time to first token, time per output token, throughput and memory.
+    """Predict a served load on one plan: time to first token, time per output token, throughput and memory.
 
     Defaults: tp is the smallest that fits, replicas fill the chips, formats are those of the published model. Without concurrency and rate,
     the largest number of requests that fits runs concurrently.
@@ -1536,7 +1537,7 @@ def serve_operators(
     assume: Mapping[str, float | str] | None = None,
     calibration: str | Path | Calibration | None = None,
 ) -> list[OperatorRow]:
-    """Every product and operator of a decode step and of the prefill of a prompt, as `serve` has them: shape, FLOP, bytes, time, bound.
+    """Return every operator of a decode step and of the prefill of a prompt, as `serve` has them: shape, FLOP, bytes, time, bound.
 
     Args:
         model: A model's name (`perfmodel models`) or a config.json.
@@ -1642,7 +1643,7 @@ def import_graph(
     module: str | Callable[[], Any],
     inputs: str | Sequence[str] = (),
 ) -> ImportedGraph:
-    """The operators of any `torch.nn.Module` as named iteration spaces, extracted with `torch.export` under fake tensors.
+    """Return the operators of any `torch.nn.Module` as named iteration spaces, extracted with `torch.export` under fake tensors.
 
     module   `package.module:factory`, optionally with literal arguments (`torch.nn:Linear(8, 8)`), or a callable that makes the module;
              an existing module is used directly
@@ -1655,11 +1656,11 @@ def compare_memory(
     *,
     out: str | Path | None = None,
 ) -> MemoryComparison:
-    """Measured peaks of memory, and the code that allocated them, next to the predicted memory of their plan.
+    """Compare measured peaks of memory, and the code that allocated them, with the predicted memory of their plan.
 
     snapshots   files that torch wrote (`torch.cuda.memory._dump_snapshot`); nothing in them is executed
     plan        the plan that ran; without one only the measured peaks
-    out         where the measured peak goes as a run that `fit_runs` reads: .jsonl
+    out         file for the measured peak as a run that `fit_runs` reads: .jsonl
     """
 
 def compare_trace(
@@ -1669,11 +1670,11 @@ def compare_trace(
     out: str | Path | None = None,
     steps: int | None = None,
 ) -> TraceComparison:
-    """Measured steps by group of kernels, next to the prediction of their plan: the mean over the ranks that the traces are of.
+    """Compare measured steps with the prediction of their plan, by group of kernels: the mean over the ranks of the traces.
 
     traces   files that torch.profiler wrote (`prof.export_chrome_trace`), one a rank
     plan     the plan that ran; without one only the measured times
-    out      where the measured step goes as a run that `fit_runs` reads: .jsonl
+    out      file for the measured step as a run that `fit_runs` reads: .jsonl
     steps    number of steps of a trace without marks (ProfilerStep#N)
     """
 
@@ -1684,7 +1685,7 @@ def trace_plan(
     ranks: Sequence[int] = (),
     detail: str | None = None,
 ) -> tuple[RankTimeline, ...]:
-    """The predicted step of a plan as timelines of ranks: operators, collectives, idle time and memory; the spans of a rank add up to its
+    """Predict the step of a plan as timelines of ranks: operators, collectives, idle time and memory; the spans of a rank add up to its
     parts.
 
     out      file to write as a Chrome trace: .json, .json.gz; any other name: a folder with one file for each rank
@@ -1697,7 +1698,7 @@ def write_report(
     *,
     out: str | Path,
 ) -> Report:
-    """The prediction of a plan as one HTML page: breakdown of time and memory, schedule, other plans, uncertainty and sources.
+    """Write the prediction of a plan as one HTML page: breakdown of time and memory, schedule, other plans, uncertainty and sources.
 
     plans   a plan (file), several for a comparison, or the result of `find_plans` or the file of `search --json`: its best plan and the
             other plans in it
@@ -1754,7 +1755,7 @@ def size_cluster(
     any_framework: bool = False,
     progress: Callable[[float], bool | None] | None = None,
 ) -> Sizing:
-    """The front of time and cost of a training run over clusters, numbers of chips and plans: every plan of each is evaluated.
+    """Find the front of time and cost of a training run over clusters, numbers of chips and plans: every plan of each is evaluated.
 
     Cluster, chips and job may be lists. By default chips are powers of two times a node, up to the cluster's largest job or 16,384.
 
@@ -1830,7 +1831,7 @@ def estimate_run(
     *,
     assume: Mapping[str, float | str] | None = None,
 ) -> TrainingRun:
-    """Failures, checkpoints, goodput, energy, carbon and cost of training on some tokens with a plan.
+    """Estimate failures, checkpoints, goodput, energy, carbon and cost of training on some tokens with a plan.
 
     plan     a plan, its file, or a prediction, whose step time is taken
     tokens   a number, or a text such as "15T"
@@ -1839,7 +1840,7 @@ def estimate_run(
     """
 
 def list_assumptions() -> tuple[Assumption, ...]:
-    """Constants of a training run, with their units and sources."""
+    """Return the constants of a training run, with their units and sources."""
 
 def parallelize(
     module: Any,
@@ -1867,7 +1868,7 @@ def predict_network_plan(
     settings: Stated = None,
     calibration: str | Path | Calibration | None = None,
 ) -> Prediction:
-    """Step time and memory of a plan of a network, on its own cluster or another, with its own job options or the given ones.
+    """Predict step time and memory of a plan of a network, on its own cluster or another, with its own job options or the given ones.
 
     network   the network itself, or its name in the plan: needed for a module of your own
     """
@@ -1883,7 +1884,7 @@ def run_network_plan(
     calibration: str | Path | Calibration | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> NetworkComparison:
-    """Run a plan of a network here with torch: gradients and traffic checked against one process, timed, and predicted.
+    """Run a plan of a network on this machine with torch: gradients and traffic checked against one process, timed, and predicted.
 
     It runs in float32, with the plan's optimizer, ZeRO stage, microbatches and stages, and is predicted so.
 
@@ -1912,7 +1913,7 @@ def shard_network(
     with_strategies: bool = True,
     progress: Callable[[float, str], None] | None = None,
 ) -> ShardResult:
-    """The best sharding of every operator that fits, and the predictions of common strategies.
+    """Find the best sharding of every operator that fits, and predict common strategies.
 
     batch          of one microbatch, on all chips together; 0: the network's default
     sizes          of a built-in network, in addition to its batch: {"image": 64}
@@ -1950,7 +1951,7 @@ def shard_pipeline(
     time_limit: float | str | None = None,
     progress: Callable[[float, str], None] | None = None,
 ) -> PipelineSearch:
-    """The ZeRO stage and the plan: numbers of stages and microbatches, the cuts, and the sharding of every operator on a stage's chips.
+    """Find the ZeRO stage and the plan: numbers of stages and microbatches, cuts, and the sharding of every operator on a stage's chips.
 
     network   name of a built-in network; global_batch: samples of a step
     zero      None: the better of 1 and 3

@@ -197,7 +197,7 @@ def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _typed(value: object) -> Any:
-    """Return a cell of a table as the value that JSON would have."""
+    """Return the value of a table cell in its JSON type."""
     if not isinstance(value, str):
         return value
     word = value.strip()

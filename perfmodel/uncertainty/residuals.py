@@ -43,7 +43,7 @@ class RunFeatures:
     rare: frozenset[str] = frozenset()
 
     def named(self) -> frozenset[str]:
-        """The rare features, and the bits of the products where they are fewer than 16."""
+        """Return the rare features, and the bits of the products if they are fewer than 16."""
         return self.rare if self.bits >= 16 else self.rare | {f"{self.bits}-bit products"}
 
 

@@ -28,7 +28,7 @@ class UncertaintySource:
 class Remedy:
     """Action that narrows the interval of a prediction.
 
-    says, how       description; what to type, or what it takes
+    says, how       description; command or required measurement
     low, high       the interval afterwards, as factors of the prediction
     share_left      share of the variance that is left
     is_measured     it is a measurement: it needs no prior information

@@ -78,7 +78,7 @@ class ValidationRow:
 
     @property
     def is_apart(self) -> bool:
-        """The row counts in none of the figures of the others."""
+        """The row has separate figures: those of the other rows leave it out."""
         return self.trains_adapters or self.has_experts
 
     @property

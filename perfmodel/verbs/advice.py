@@ -142,7 +142,7 @@ def advise_on(
 
 
 def _table_of(start: Start, setting: Setting) -> FrameworkTable | None:
-    """Return the table of the configuration, else the most general one, which comes last, of the plan's profile."""
+    """Return the table of the configuration, else the last and most general one of the plan's profile."""
     tables = load_tables()
     if start.setup is not None:
         return tables[start.setup.table]
@@ -240,7 +240,7 @@ def _with_settings(
 def _difference(
     setting: Setting, start: Start, before: Plan, after: Plan, table: FrameworkTable | None
 ) -> tuple[tuple[OptionChange, ...], tuple[str, ...]]:
-    """Return the options in which two plans differ, and notes on what cannot be written."""
+    """Return the options in which two plans differ, and notes on options that cannot be written."""
     if table is None or before == after:
         return (), ()
     facts = [facts_in(setting, plan) for plan in (before, after)]

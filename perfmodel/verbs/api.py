@@ -60,8 +60,8 @@ if TYPE_CHECKING:
 
 @takes(asked=Words(Request, several=True), knobs=Words(Knobs, varied=True))
 def predict(plan: Plan | Name | None = None, *, asked: Request, knobs: Combinations) -> Prediction | Predictions:
-    """Step time and memory of one plan: of a plan (file) or a configuration with the given changes, or of the one that the knobs
-    describe.
+    """Predict step time and memory of one plan: of a plan (file) or a configuration with the given changes, or of the one that the
+    knobs describe.
 
     A plan that does not fit is predicted all the same; its `fits` is False. memory_headroom: share of the usable memory to keep free;
     risk: in its place, the probability that a plan that fits does not.
@@ -97,7 +97,7 @@ def predict_plan(
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
 ) -> Prediction:
-    """Step time and memory of a plan, on its own cluster or on another cluster, calibration or profile, or with other settings."""
+    """Predict step time and memory of a plan, on its own cluster or on another cluster, calibration or profile, or with other settings."""
     loaded = load_plan(plan)
     setting = setting_of_plan(loaded, cluster=cluster, calibration=calibration, profile=profile, settings=settings)
     return predict_in(setting, placed(loaded, setting), **_memory_rule(memory_headroom, risk))
@@ -122,7 +122,7 @@ def find_plans(
     any_framework: bool = False,
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult | tuple[SearchResult, ...]:
-    """The best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
+    """Find the best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
 
     Job, cluster, chips and profile may be lists: the result is then a tuple, one for each combination, the last named varying fastest.
 
@@ -173,7 +173,7 @@ def explain_plan(
     risk: float | str | None = None,
     any_framework: bool = False,
 ) -> Explanation:
-    """Breakdown of a plan's time and memory; with `why_not` (such as {"tp": 16}) the effect of those knobs, in numbers.
+    """Break down a plan's time and memory; with `why_not` (such as {"tp": 16}) the effect of those knobs, in numbers.
 
     any_framework   compare it with plans that the framework cannot run, too
     trust   also the sources of uncertainty of its time, and the cheapest measurement that halves its variance
@@ -201,7 +201,7 @@ def compare_plans(
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
 ) -> tuple[Prediction, ...]:
-    """Predictions of several plans (files), in the order in which they are given."""
+    """Predict several plans (files), in the given order."""
     if not isinstance(plans, (list, tuple)):
         raise bad_field("plans", shown(plans), "must be a list of plans or of their files", 'write ["a.yaml", "b.yaml"]')
     assumed = {"calibration": calibration, "profile": profile, "settings": settings, "memory_headroom": memory_headroom, "risk": risk}
@@ -256,7 +256,7 @@ def audit_plan(
     routing: RoutingCounts | Sequence[Sequence[int]] | str | Path | None = None,
     progress: Callable[[float, str], None] | None = None,
 ) -> Audit:
-    """Torch's own counts of a plan's program, built at full size under fake tensors, next to the predicted ones.
+    """Compare torch's own counts of a plan's program, built at full size under fake tensors, with the predicted ones.
 
     rank               audit that rank; None: one rank of the first and of the last pipeline stage, or with `all_stages` of each
     every_microbatch   count every micro-batch of the step, not two shorter steps from which it follows exactly
@@ -309,10 +309,10 @@ def calibrate_machine(
     device: str = "auto",
     progress: Callable[[float, str], None] | None = None,
 ) -> Calibration:
-    """Microbenchmarks of this machine, fitted to a calibration that predictions of `localhost` then use.
+    """Run microbenchmarks on this machine, and fit a calibration to them that predictions of `localhost` then use.
 
     save       where to write it; None: the user's own folder, ~/.local/share/perfmodel/calibrations (or below XDG_DATA_HOME)
-    ranks      processes that compute and communicate together; None: two, where there are two cores
+    ranks      processes that compute and communicate together; None: two if this machine has two cores
     brief      fewer shapes, in half the time
     progress   called with the finished share and the current measurement
     """

@@ -88,7 +88,7 @@ def is_config(path: Plan | Name) -> bool:
 def start_from(path: Plan | Name, asked: Request, *, spelled: Callable[[str], str] = str) -> Start:
     """Return the plan of a plan file, or of a framework's configuration and the request.
 
-    asked     values of the verb: they supply what the configuration lacks, the first of several
+    asked     values of the verb: they supply missing fields of the configuration, the first of several
     spelled   spelling of a field in the caller's interface
     """
     if not is_config(path):

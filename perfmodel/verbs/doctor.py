@@ -66,7 +66,7 @@ def _installed(name: str) -> str:
 
 
 def diagnose() -> Diagnosis:
-    """Return what is installed, whether this machine is calibrated, its GPUs, the date of hardware data, and advice. Changes nothing."""
+    """Return the installed packages, the calibration and GPUs of this machine, the date of hardware data, and advice. Changes nothing."""
     from perfmodel import __version__
 
     parts = [OptionalPart(name=name, version=_installed(name), needed_for=purpose) for name, purpose in OPTIONAL_PARTS.items()]

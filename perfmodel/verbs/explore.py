@@ -119,7 +119,7 @@ _SPEC_SHEET = "spec-sheet"
 def explore_sensitivity(
     *, asked: Request, knobs: Knobs, served: ServingRequest, search: bool = False, metric: str = "tpot"
 ) -> Sensitivities:
-    """Elasticity of the step time, or of a service's metric, to every number of the chip and its network, with a fixed plan.
+    """Compute the elasticity of the step time, or of a service's metric, to every number of the chip and its network, with a fixed plan.
 
     search   the plan is the best one of the unchanged system; else the knobs describe it
     metric   of a service: tpot, ttft, latency or throughput
@@ -154,7 +154,7 @@ def explore_waterfall(
     metric: str = "throughput",
     progress: Callable[[float], object] | None = None,
 ) -> Waterfall:
-    """The path from the cluster to another one, one change at a time, with the plan searched again after each.
+    """Predict the path from the cluster to another one, one change at a time, with the plan searched again after each.
 
     Order: peak rate, number format, memory bandwidth, memory capacity, scale-up, scale-out, rest (calibration, caches, host).
 

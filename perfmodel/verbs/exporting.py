@@ -26,9 +26,10 @@ _NAMES = ("model", "cluster", "profile", "settings", "calibration", "rules", "ru
 
 
 def export_plan(plan: Plan | Name, *, to: str, stem: str = "plan", launcher: str = TORCHRUN) -> ExportedPlan:
-    """A plan as a framework's configuration and launch script, with the predicted numbers behind each option in comments.
+    """Export a plan as a framework's configuration and launch script, with the predicted numbers behind each option in comments.
 
-    What the framework cannot express is refused; what it does otherwise is in `notes`. The files are read back: they give the same plan.
+    Features that the framework cannot express raise InputError; differences are in `notes`. The files are read back: they give the same
+    plan.
 
     to         torchtitan, torchtitan-python, megatron, megatron-bridge, nemo-automodel, trl, llama-factory, axolotl, ms-swift,
                swift-megatron, deepspeed, nanotron or maxtext

@@ -38,7 +38,7 @@ def fit_runs(
     asked: Request,
     knobs: Knobs,
 ) -> FittedProfile:
-    """An execution profile of your own, from one to a hundred measured runs of one training loop, with the errors of the fit.
+    """Fit an execution profile to your runs: from one to a hundred measured runs of one training loop, with the errors of the fit.
 
     runs      files (CSV, JSON lines, logs of training frameworks, torch profiler traces, memory snapshots), or mappings with the
               fields of a row

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def import_graph(module: str | Callable[[], Any], inputs: str | Sequence[str] = ()) -> ImportedGraph:
-    """The operators of any `torch.nn.Module` as named iteration spaces, extracted with `torch.export` under fake tensors.
+    """Return the operators of any `torch.nn.Module` as named iteration spaces, extracted with `torch.export` under fake tensors.
 
     module   `package.module:factory`, optionally with literal arguments (`torch.nn:Linear(8, 8)`), or a callable that makes the module;
              an existing module is used directly

@@ -62,8 +62,8 @@ class Limits:
     knobs=Knobs,
 )
 def find_limits(*, asked: Request, knobs: Knobs, any_framework: bool = False, progress: Callable[[float], None] | None = None) -> Limits:
-    """The largest micro-batch and global batch, the longest sequence and the fewest chips with which some plan fits, and the bottleneck of
-    each.
+    """Find the largest micro-batch and global batch, the longest sequence and the fewest chips with which some plan fits, and the
+    bottleneck of each.
 
     A knob that is given is fixed, except for its own limit; others are searched. global_batch: None: one sequence for each chip, times the
     micro-batch. chips: None: the fewest. rules: rule sets that are tried, names or your own files.
@@ -122,7 +122,7 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
         headroom=headroom,
         risk=risk,
     )
-    report = progress if progress is not None else _silent
+    report = progress or (lambda share: None)
     counts = chip_counts(setting.estimator)
     others = {knob: value for knob, value in prober.fixed.items() if knob != "micro_batch"}
     questions: dict[str, Callable[[Prober], Limit]] = {
@@ -165,7 +165,3 @@ def limits_rows(limits: Limits) -> Iterator[dict[str, Any]]:
     for limit in limits:
         row = prediction_row(limit.prediction[0]) if limit.prediction else {}
         yield {"limit": limit.name, "value": limit.value, "limited_by": limit.limited_by, "reason": limit.reason, **row}
-
-
-def _silent(_: float) -> None:
-    pass

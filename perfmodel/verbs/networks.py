@@ -210,7 +210,7 @@ def shard_network(
     with_strategies: bool = True,
     progress: Callable[[float, str], None] | None = None,
 ) -> ShardResult:
-    """The best sharding of every operator that fits, and the predictions of common strategies.
+    """Find the best sharding of every operator that fits, and predict common strategies.
 
     batch          of one microbatch, on all chips together; 0: the network's default
     sizes          of a built-in network, in addition to its batch: {"image": 64}
@@ -351,7 +351,7 @@ def shard_pipeline(
     time_limit: float | str | None = None,
     progress: Callable[[float, str], None] | None = None,
 ) -> PipelineSearch:
-    """The ZeRO stage and the plan: numbers of stages and microbatches, the cuts, and the sharding of every operator on a stage's chips.
+    """Find the ZeRO stage and the plan: numbers of stages and microbatches, cuts, and the sharding of every operator on a stage's chips.
 
     network   name of a built-in network; global_batch: samples of a step
     zero      None: the better of 1 and 3
@@ -411,7 +411,7 @@ def predict_network_plan(
     settings: Stated = None,
     calibration: Name | Calibration | None = None,
 ) -> Prediction:
-    """Step time and memory of a plan of a network, on its own cluster or another, with its own job options or the given ones.
+    """Predict step time and memory of a plan of a network, on its own cluster or another, with its own job options or the given ones.
 
     network   the network itself, or its name in the plan: needed for a module of your own
     """
@@ -545,7 +545,7 @@ def run_network_plan(
     calibration: Name | Calibration | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> NetworkComparison:
-    """Run a plan of a network here with torch: gradients and traffic checked against one process, timed, and predicted.
+    """Run a plan of a network on this machine with torch: gradients and traffic checked against one process, timed, and predicted.
 
     It runs in float32, with the plan's optimizer, ZeRO stage, microbatches and stages, and is predicted so.
 

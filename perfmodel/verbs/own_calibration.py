@@ -25,7 +25,7 @@ def own_calibration(
 ) -> Calibration:
     """Return the calibration for a prediction of this machine's CPUs, measured now (about a minute) if there is none.
 
-    A calibration that is measured here is not saved; `perfmodel calibrate` saves one.
+    A calibration measured by this function is not saved; `perfmodel calibrate` saves one.
 
     given      a calibration, its name or path; None: this machine's own
     ranks      processes of the run; a calibration uses at most two

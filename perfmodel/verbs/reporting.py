@@ -33,7 +33,7 @@ from perfmodel.workload.config import TransformerConfig
 
 
 def write_report(plans: Plan | Name | SearchResult | Sequence[Plan | Name], *, out: str | Path) -> Report:
-    """The prediction of a plan as one HTML page: breakdown of time and memory, schedule, other plans, uncertainty and sources.
+    """Write the prediction of a plan as one HTML page: breakdown of time and memory, schedule, other plans, uncertainty and sources.
 
     plans   a plan (file), several for a comparison, or the result of `find_plans` or the file of `search --json`: its best plan and the
             other plans in it

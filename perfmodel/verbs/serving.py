@@ -85,7 +85,7 @@ class ServingSetting:
 
 @takes(asked=Words(ServingRequest, needed="model input_len output_len"))
 def serve(*, asked: ServingRequest) -> ServingPrediction:
-    """A served load on one plan: time to first token, time per output token, throughput and memory.
+    """Predict a served load on one plan: time to first token, time per output token, throughput and memory.
 
     Defaults: tp is the smallest that fits, replicas fill the chips, formats are those of the published model. Without concurrency and rate,
     the largest number of requests that fits runs concurrently.
@@ -466,7 +466,7 @@ def find_serving(
     quantizations: Sequence[str] = (),
     disaggregated: bool = False,
 ) -> ServingSearchResult:
-    """The best plans of a service on these chips under limits, why others are not, and the front of tokens/s a chip against a user's.
+    """Find the best plans of a service on these chips under limits, reasons of others, and the front of tokens/s a chip against a user's.
 
     ttft, tpot, request_latency   limits: seconds, or `500ms`; p99: of the 99th percentile over requests, not of the mean
     limit_headroom  share of each limit that a plan is predicted to stay below it; None: 1.5 %
@@ -614,7 +614,7 @@ def _formats_allowed(setting: ServingSetting, names: Sequence[str]) -> tuple[Ser
 
 @takes(asked=Words(ServingRequest, needed="model cluster chips input_len output_len"))
 def serve_operators(*, asked: ServingRequest) -> list[OperatorRow]:
-    """Every product and operator of a decode step and of the prefill of a prompt, as `serve` has them: shape, FLOP, bytes, time, bound."""
+    """Return every operator of a decode step and of the prefill of a prompt, as `serve` has them: shape, FLOP, bytes, time, bound."""
     return operators_asked(asked)[2]
 
 

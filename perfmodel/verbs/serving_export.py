@@ -49,9 +49,9 @@ def _content(path: Name) -> Mapping[str, Any]:
 
 
 def export_service(prediction: ServingPrediction | Name, *, to: str, stem: str = "serve") -> ExportedPlan:
-    """A serving plan as launch scripts or as a manifest, with the predicted numbers in comments.
+    """Export a serving plan as launch scripts or as a manifest, with the predicted numbers in comments.
 
-    What the target cannot express is refused.
+    Options that the target cannot express raise InputError.
 
     prediction   of `serve`, or a file that `serve --json` or `serve --search --json` wrote
     to           vllm, sglang or tensorrt-llm; llm-d, dynamo or kserve

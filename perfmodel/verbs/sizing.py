@@ -55,7 +55,7 @@ def size_cluster(
     any_framework: bool = False,
     progress: Callable[[float], bool | None] | None = None,
 ) -> Sizing:
-    """The front of time and cost of a training run over clusters, numbers of chips and plans: every plan of each is evaluated.
+    """Find the front of time and cost of a training run over clusters, numbers of chips and plans: every plan of each is evaluated.
 
     Cluster, chips and job may be lists. By default chips are powers of two times a node, up to the cluster's largest job or 16,384.
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from perfmodel.foundation.frames import DataFrame
 
 LOCAL, DASK = "local", "dask"
-#: Fields that do not change what is compiled for a job: points that differ only in these are computed by one process.
+#: Fields that do not change the compiled programs of a job: points that differ only in these are computed by one process.
 _ALIKE = (
     "cluster",
     "chips",
@@ -235,7 +235,7 @@ _Batch = list[tuple[str, dict[str, Any]]]
 
 
 def _batches(missing: Mapping[str, dict[str, Any]], jobs: int) -> Iterator[_Batch]:
-    """Yield batches of neighbouring points, which share what one process compiles for a job."""
+    """Yield batches of neighbouring points, which share the compiled programs of a job."""
     groups: dict[str, _Batch] = {}
     for key, point in missing.items():
         job = json.dumps({name: value for name, value in point.items() if name not in _ALIKE}, sort_keys=True)

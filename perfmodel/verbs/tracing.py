@@ -27,7 +27,7 @@ _JSON, _COMPRESSED = (".json", ".json.gz")
 def trace_plan(
     plan: Plan | Name, *, out: str | Path | None = None, ranks: Sequence[int] = (), detail: str | None = None
 ) -> tuple[RankTimeline, ...]:
-    """The predicted step of a plan as timelines of ranks: operators, collectives, idle time and memory; the spans of a rank add up to its
+    """Predict the step of a plan as timelines of ranks: operators, collectives, idle time and memory; the spans of a rank add up to its
     parts.
 
     out      file to write as a Chrome trace: .json, .json.gz; any other name: a folder with one file for each rank
@@ -55,11 +55,11 @@ def compare_trace(
     out: str | Path | None = None,
     steps: int | None = None,
 ) -> TraceComparison:
-    """Measured steps by group of kernels, next to the prediction of their plan: the mean over the ranks that the traces are of.
+    """Compare measured steps with the prediction of their plan, by group of kernels: the mean over the ranks of the traces.
 
     traces   files that torch.profiler wrote (`prof.export_chrome_trace`), one a rank
     plan     the plan that ran; without one only the measured times
-    out      where the measured step goes as a run that `fit_runs` reads: .jsonl
+    out      file for the measured step as a run that `fit_runs` reads: .jsonl
     steps    number of steps of a trace without marks (ProfilerStep#N)
     """
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
@@ -93,11 +93,11 @@ def compare_trace(
 def compare_memory(
     snapshots: str | Path | Sequence[str | Path], plan: Plan | Name | None = None, *, out: str | Path | None = None
 ) -> MemoryComparison:
-    """Measured peaks of memory, and the code that allocated them, next to the predicted memory of their plan.
+    """Compare measured peaks of memory, and the code that allocated them, with the predicted memory of their plan.
 
     snapshots   files that torch wrote (`torch.cuda.memory._dump_snapshot`); nothing in them is executed
     plan        the plan that ran; without one only the measured peaks
-    out         where the measured peak goes as a run that `fit_runs` reads: .jsonl
+    out         file for the measured peak as a run that `fit_runs` reads: .jsonl
     """
     if out is not None:
         _check_run_file(Path(out), has_plan=plan is not None)

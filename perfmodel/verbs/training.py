@@ -28,7 +28,7 @@ class AskedRun:
 
 
 def estimate_run(plan: Plan | Name | Prediction, tokens: float | str, *, assume: Mapping[str, float | str] | None = None) -> TrainingRun:
-    """Failures, checkpoints, goodput, energy, carbon and cost of training on some tokens with a plan.
+    """Estimate failures, checkpoints, goodput, energy, carbon and cost of training on some tokens with a plan.
 
     plan     a plan, its file, or a prediction, whose step time is taken
     tokens   a number, or a text such as "15T"
@@ -109,5 +109,5 @@ def with_run_values(result: SearchResult, setting: Setting, asked: AskedRun | No
 
 
 def list_assumptions() -> tuple[Assumption, ...]:
-    """Constants of a training run, with their units and sources."""
+    """Return the constants of a training run, with their units and sources."""
     return tuple(load_assumptions().constants.values())

@@ -47,12 +47,8 @@ def model_of_case(model: Any, *, longest: int, drafts: bool = False) -> Transfor
     return replace(
         config,
         max_position_embeddings=max(config.max_position_embeddings, positions),
-        num_mtp_layers=_num_mtp_layers(config) if drafts else 0,
+        num_mtp_layers=max(config.num_mtp_layers, 1) if drafts else 0,
     )
-
-
-def _num_mtp_layers(model: TransformerConfig) -> int:
-    return max(model.num_mtp_layers, 1)
 
 
 def _stated_config(model: Mapping[str, Any]) -> TransformerConfig:
