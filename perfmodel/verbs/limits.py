@@ -122,7 +122,7 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
         headroom=headroom,
         risk=risk,
     )
-    report = progress or (lambda share: None)
+    report = progress if progress is not None else lambda _: None
     counts = chip_counts(setting.estimator)
     others = {knob: value for knob, value in prober.fixed.items() if knob != "micro_batch"}
     questions: dict[str, Callable[[Prober], Limit]] = {
