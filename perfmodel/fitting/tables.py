@@ -49,7 +49,7 @@ def peaks_table(memory: FittedMemory) -> Table:
     ordered = sorted(memory.runs, key=lambda run: -abs(run.left_out / run.measured - 1.0))
     text = bytes_like(max(run.measured for run in memory.runs))
     return Table(
-        title=f"Peak memory: measured, and predicted before the fit, after it, and by a fit to the other runs{_of_many(len(ordered))}",
+        title=f"Peak memory: measured, and predicted before the fit, after it, and by a fit to the other runs{_limit_note(len(ordered))}",
         headers=("run", "counts", "measured", "before", "fitted", "left out", "error left out"),
         rows=tuple(
             (run.id, run.kind, *map(text, (run.measured, run.before, run.after, run.left_out)), f"{run.left_out / run.measured - 1.0:+.1%}")
@@ -97,7 +97,7 @@ def runs_table(profile: FittedProfile) -> Table:
     ordered = sorted(profile.runs, key=lambda run: -abs(run.left_out / run.measured - 1.0))
     text = times_like(max(run.measured for run in profile.runs))
     return Table(
-        title=f"Runs: measured, and predicted before the fit, after it, and by a fit to the other runs{_of_many(len(ordered))}",
+        title=f"Runs: measured, and predicted before the fit, after it, and by a fit to the other runs{_limit_note(len(ordered))}",
         headers=("run", "measured", "before", "fitted", "left out", "error left out"),
         rows=tuple(
             (run.id, *map(text, (run.measured, run.before, run.after, run.left_out)), f"{run.left_out / run.measured - 1.0:+.1%}")
@@ -107,5 +107,5 @@ def runs_table(profile: FittedProfile) -> Table:
     )
 
 
-def _of_many(count: int) -> str:
+def _limit_note(count: int) -> str:
     return f" ({_MOST_SHOWN} of {count}, the worst first)" if count > _MOST_SHOWN else ""

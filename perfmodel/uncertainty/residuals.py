@@ -224,9 +224,9 @@ def unseen_interval(
 
     without   framework whose groups are left out
 
-    The quantiles are those of all groups with equal weights, independent of the number of runs. The pooled medians of k groups contain 1 -
-    1 / k of their variance, and a further one varies about their mean with 1 + 1 / k of it: 2 / k of it is added. The sensitivity of these
-    runs to options that are not set is `open`. A plan with a higher sensitivity gets the difference in variance added, on each side.
+    The quantiles are those of all groups with equal weights, independent of the number of runs. The pooled medians of k groups contain
+    1 - 1 / k of their variance. A further group varies about their mean with 1 + 1 / k of it, so 2 / k of it is added. The sensitivity of
+    these runs to options that are not set is `open`. A plan with a higher sensitivity gets the difference in variance added, on each side.
     """
     chosen = [group for group in unseen_frameworks if group.family != without]
     if not chosen:

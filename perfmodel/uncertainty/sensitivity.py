@@ -106,12 +106,12 @@ def _source(estimator: Estimator, part: str) -> str:
     return f"profile: {estimator.profile.name}" if part == "profile" else estimator.machine.rests_on.get(part, "spec sheet")
 
 
-def _on_machine(change: Callable[[Machine, Cluster], Machine]) -> Callable[[Estimator], Estimator | None]:
+def _machine_change(change: Callable[[Machine, Cluster], Machine]) -> Callable[[Estimator], Estimator | None]:
     """Return the change of an estimator to the same programs on another machine."""
     return lambda estimator: replace(estimator, machine=change(estimator.machine, estimator.cluster))
 
 
-def _of_profile(*names: str) -> Callable[[Estimator], Estimator | None]:
+def _profile_change(*names: str) -> Callable[[Estimator], Estimator | None]:
     """Return the change of an estimator to larger profile fields, shares at most 1; None if all of them are 0."""
 
     def change(estimator: Estimator) -> Estimator | None:
@@ -201,21 +201,21 @@ def _slower_host(machine: Machine, _: Cluster) -> Machine:
 
 #: Name -> (basis: a part of the calibration, or the profile; change of the estimator to a parameter `STEP` larger).
 _PARAMETERS: Mapping[str, tuple[str, Callable[[Estimator], Estimator | None]]] = {
-    "rate of matrix multiplies (sustained clock)": ("matmul", _on_machine(_faster_matmul)),
-    "rate of attention": ("attention", _on_machine(_faster_attention)),
-    "memory bandwidth": ("streaming", _on_machine(_faster_memory)),
-    "link bandwidth inside the node": (SCALE_UP, _on_machine(_links(SCALE_UP, _BANDWIDTHS, 1.0 / (1.0 + STEP)))),
-    "link bandwidth between nodes": (SCALE_OUT, _on_machine(_links(SCALE_OUT, _BANDWIDTHS, 1.0 / (1.0 + STEP)))),
-    "link latency inside the node": (SCALE_UP, _on_machine(_links(SCALE_UP, _LATENCIES, 1.0 + STEP))),
-    "link latency between nodes": (SCALE_OUT, _on_machine(_links(SCALE_OUT, _LATENCIES, 1.0 + STEP))),
-    "launch and host times of operators": ("streaming", _on_machine(_slower_host)),
-    "host time of launches": ("profile", _of_profile("host_launch_time", "host_layer_time_per_tp_across_nodes")),
-    "step constant": ("profile", _of_profile("step_time_constant")),
-    "traffic of norms and rotary embeddings": ("profile", _of_profile("rms_norm_traffic", "rotary_traffic")),
-    "share of the gradient reduction that shows": ("profile", _of_profile("exposed_gradient_fraction", "exposed_scatter_fraction")),
-    "time of parameters' gathers after the step": ("profile", _of_profile("publish_factor")),
-    "tensor-parallel communication that hides": ("profile", _of_profile("tp_overlap_fraction", "tp_backward_overlap_fraction")),
-    "slow-down of compute during communication": ("profile", _of_profile("compute_slowdown_under_communication")),
-    "weight of the slowest stage": ("profile", _of_profile("uneven_stage_weight")),
+    "rate of matrix multiplies (sustained clock)": ("matmul", _machine_change(_faster_matmul)),
+    "rate of attention": ("attention", _machine_change(_faster_attention)),
+    "memory bandwidth": ("streaming", _machine_change(_faster_memory)),
+    "link bandwidth inside the node": (SCALE_UP, _machine_change(_links(SCALE_UP, _BANDWIDTHS, 1.0 / (1.0 + STEP)))),
+    "link bandwidth between nodes": (SCALE_OUT, _machine_change(_links(SCALE_OUT, _BANDWIDTHS, 1.0 / (1.0 + STEP)))),
+    "link latency inside the node": (SCALE_UP, _machine_change(_links(SCALE_UP, _LATENCIES, 1.0 + STEP))),
+    "link latency between nodes": (SCALE_OUT, _machine_change(_links(SCALE_OUT, _LATENCIES, 1.0 + STEP))),
+    "launch and host times of operators": ("streaming", _machine_change(_slower_host)),
+    "host time of launches": ("profile", _profile_change("host_launch_time", "host_layer_time_per_tp_across_nodes")),
+    "step constant": ("profile", _profile_change("step_time_constant")),
+    "traffic of norms and rotary embeddings": ("profile", _profile_change("rms_norm_traffic", "rotary_traffic")),
+    "share of the gradient reduction that shows": ("profile", _profile_change("exposed_gradient_fraction", "exposed_scatter_fraction")),
+    "time of parameters' gathers after the step": ("profile", _profile_change("publish_factor")),
+    "tensor-parallel communication that hides": ("profile", _profile_change("tp_overlap_fraction", "tp_backward_overlap_fraction")),
+    "slow-down of compute during communication": ("profile", _profile_change("compute_slowdown_under_communication")),
+    "weight of the slowest stage": ("profile", _profile_change("uneven_stage_weight")),
 }
 """Equivalent parameters (tiles, ramps, offsets) are left out: these are the ones that a user can measure or buy."""

@@ -301,8 +301,9 @@ def with_recipe(
     """Return the profile with the recipe applied, else with the framework's recipes for the chip.
 
     Recipes run under CUDA graphs or with the launch times of `eager`. They overlap the all-to-alls of one microbatch with the passes of
-    another one, which takes an interleaved schedule in a pipeline, with delayed weight gradients (Megatron-Bridge, scripts/performance,
-    `_set_moe_a2a_overlap_overrides`: `delay_wgrad_compute = True`).
+    another one, with delayed weight gradients. In a pipeline this takes an interleaved schedule.
+
+    Source: Megatron-Bridge, scripts/performance, `_set_moe_a2a_overlap_overrides`: `delay_wgrad_compute = True`.
     """
     if recipe is not None:
         can_overlap = pp == 1 or virtual_stages > 1

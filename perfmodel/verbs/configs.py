@@ -211,7 +211,7 @@ def _plan_of(setup: ConfigSetup, cluster: Any, given: Mapping[str, Any], profile
     )
     chips = request.chips if request.nodes is None else request.nodes * _cluster_of(request.cluster).chips_per_node
     setting = make_setting(job, request.cluster, chips=chips, profile=profile or request.profile, settings=settings)
-    plan = plan_in(setting, Knobs(**_of_model(setup.knobs, job.model)))
+    plan = plan_in(setting, Knobs(**_applicable_knobs(setup.knobs, job.model)))
     changes: dict[str, Any] = {}
     if setup.stage_layers and plan.layout.pp > 1:
         changes["stage_layers"] = setup.stage_layers
@@ -238,7 +238,7 @@ def _check_complete(setup: ConfigSetup, words: Mapping[str, Any], spelled: Calla
     raise InputError(f"{', '.join(map(spelled, absent))}: missing in the file; {remedy}")
 
 
-def _of_model(knobs: Mapping[str, Any], model: Any) -> dict[str, Any]:
+def _applicable_knobs(knobs: Mapping[str, Any], model: Any) -> dict[str, Any]:
     """Return the knobs that apply to a model: expert knobs only with experts, and none of an axis of degree 1."""
     filtered = dict(knobs)
     if getattr(model, "experts", None) is None:

@@ -65,10 +65,10 @@ def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[s
     distinct = [_once(values) or [None] for values in asked.values()]
     given = replace(given, memory_headroom=headroom, risk=risk, settings=given.stated())
     requests = [replace(given, **dict(zip(asked, values, strict=True))) for values in product(*distinct)]
-    return requests if of_plan else on_one_framework(requests)
+    return requests if of_plan else with_one_framework(requests)
 
 
-def on_one_framework(requests: list[Request]) -> list[Request]:
+def with_one_framework(requests: list[Request]) -> list[Request]:
     """Return the requests of one table with one framework: `generic` if none is named and the defaults of their chips differ.
 
     Different frameworks would compare the frameworks and not the chips. CPUs keep their default: it runs on no accelerator.

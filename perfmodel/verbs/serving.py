@@ -530,7 +530,7 @@ def search_asked(
             setting.job, setting.estimator.cluster, of.calibration, of.engine, **arguments, with_pools=disaggregated
         )
     except NothingFoundError as error:
-        would = _what_would_fit(setting, asked, formats) if not error.fits else _what_would_meet(setting, arguments, error)
+        would = _changes_that_fit(setting, asked, formats) if not error.fits else _changes_within_limits(setting, arguments, error)
         raise (NothingFoundError(f"{error.said}; would {'meet them' if error.fits else 'fit'}", would) if would else error) from error
 
     def priced(plans: tuple[RankedPlan, ...]) -> tuple[RankedPlan, ...]:
@@ -540,7 +540,7 @@ def search_asked(
     return setting, replace(search, plans=priced(search.plans), disaggregated=priced(search.disaggregated), baselines=baselines)
 
 
-def _what_would_fit(setting: ServingSetting, asked: ServingRequest, formats: Sequence[Format]) -> str:
+def _changes_that_fit(setting: ServingSetting, asked: ServingRequest, formats: Sequence[Format]) -> str:
     """Return the smallest changes after which a search finds a plan that fits, as flags; empty if there are none."""
     from perfmodel.report.serving import remedy_text
 
@@ -555,7 +555,7 @@ def _what_would_fit(setting: ServingSetting, asked: ServingRequest, formats: Seq
     return " or ".join(remedy_text(change, renamed) for change in changes)
 
 
-def _what_would_meet(setting: ServingSetting, arguments: Mapping[str, Any], error: NothingFoundError) -> str:
+def _changes_within_limits(setting: ServingSetting, arguments: Mapping[str, Any], error: NothingFoundError) -> str:
     """Return the smallest changes with which the same search finds a plan within limits and load, as flags; empty if there are none."""
     from perfmodel.planner.serving.search import find_serving_plans
 
