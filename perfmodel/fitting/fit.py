@@ -265,8 +265,7 @@ def fit_some(figures: LogFigures, chosen: Sequence[int], *, noise: float | None 
 def most_likely(figures: LogFigures, log_measured: Array, chosen: Sequence[int], *, noise: float) -> tuple[dict[str, float], Posterior]:
     """Return the maximum a posteriori values of the constants given the chosen runs, and their posterior.
 
-    Minimises  sum_i 2 t^2 (sqrt(1 + (e_i / t s)^2) - 1) + sum_j z_j^2  by Gauss-Newton steps within the bounds, halved until the loss
-               decreases:
+    Minimises  sum_i 2 t^2 (sqrt(1 + (e_i / t s)^2) - 1) + sum_j z_j^2  by Gauss-Newton steps within the bounds, halved while the loss grows:
     e_i  log(predicted / measured) of run i;  s  noise;  t  TOLERANCE;  z_j  distance of constant j from its prior in standard deviations.
     """
     constants = figures.constants
@@ -283,9 +282,8 @@ def most_likely(figures: LogFigures, log_measured: Array, chosen: Sequence[int],
     current_errors, moves = errors(z), np.ones(len(constants), dtype=bool)
     for _ in range(_ROUNDS):
         slopes = figures.slopes(values(z), chosen, moves)
-        moves = (
-            np.abs(slopes).max(axis=0, initial=0.0) > _INSENSITIVE * noise
-        )  # insensitive constants get their slopes again after the descent
+        # insensitive constants get their slopes again after the descent
+        moves = np.abs(slopes).max(axis=0, initial=0.0) > _INSENSITIVE * noise
         step, loss_before = _gauss_newton_step(slopes, current_errors, z, (lowest, highest), noise), _loss(current_errors, z, noise)
         for _ in range(_HALVINGS):
             moved = np.clip(z + step, lowest, highest)

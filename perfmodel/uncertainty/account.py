@@ -68,7 +68,7 @@ def trust_account(
     """
     fitted = estimator.profile.fitted
     if fitted.num_runs:
-        variance_sources = [*_open_constants(estimator, plan), *_unseen_hardware(estimator, plan, residuals)]
+        variance_sources = [*_open_constants(estimator, plan), *_unseen_variance(estimator, plan, residuals)]
         rest = "how far one more run lies from the best of constants"
     else:
         behaviours = [] if is_known else [behaviour for behaviour in BEHAVIOURS if behaviour.name not in stated]
@@ -124,7 +124,7 @@ def _open_constants(estimator: Estimator, plan: Plan) -> Iterator[VarianceSource
         yield VarianceSource(name=_name_of(says[name]) if name in says else name, variance=shared, rests_on=known)
 
 
-def _unseen_hardware(estimator: Estimator, plan: Plan, residuals: Residuals) -> Iterator[VarianceSource]:
+def _unseen_variance(estimator: Estimator, plan: Plan, residuals: Residuals) -> Iterator[VarianceSource]:
     fitted, chip = estimator.profile.fitted, estimator.cluster.chip.name
     if chip not in fitted.chips:
         yield VarianceSource(name=f"chip: none of your runs is on {chip}", variance=residuals.between_chips**2, rests_on="published runs")
