@@ -265,7 +265,7 @@ def fit_some(figures: LogFigures, chosen: Sequence[int], *, noise: float | None 
 def most_likely(figures: LogFigures, log_measured: Array, chosen: Sequence[int], *, noise: float) -> tuple[dict[str, float], Posterior]:
     """Return the maximum a posteriori values of the constants given the chosen runs, and their posterior.
 
-    Minimises  sum_i 2 t^2 (sqrt(1 + (e_i / t s)^2) - 1) + sum_j z_j^2  by Gauss-Newton steps within the bounds, halved while the loss grows:
+    Minimises  sum_i 2 t^2 (sqrt(1 + (e_i / t s)^2) - 1) + sum_j z_j^2  by Gauss-Newton steps within the bounds, halved while it grows:
     e_i  log(predicted / measured) of run i;  s  noise;  t  TOLERANCE;  z_j  distance of constant j from its prior in standard deviations.
     """
     constants = figures.constants

@@ -80,9 +80,8 @@ def export_service(prediction: ServingPrediction | Name, *, to: str, stem: str =
         f"{saved['tokens_per_second_per_chip']:,.0f} output tokens/s a chip, "
         f"{format_bytes(saved['memory']['total'])} of {format_bytes(saved['memory_usable'])} on each chip",
     ]
-    plan_notes = dict.fromkeys(
-        note for line in lines for note in line.notes if not note.endswith("behind a router")
-    )  # the files have copies
+    # the exported files contain all copies of a worker: no note on a router
+    plan_notes = dict.fromkeys(note for line in lines for note in line.notes if not note.endswith("behind a router"))
     checkpoint = job.model.num_parameters * max(job.quantization.weight_bytes, 1.0)
     files, notes = server_files(
         launcher,
