@@ -199,13 +199,13 @@ def audit_plan(
     routing: RoutingCounts | Sequence[Sequence[int]] | str | Path | None = None,
     progress: Callable[[float, str], None] | None = None,
 ) -> Audit:
-    """Torch's own counts of a plan's program, built at full size under fake tensors, beside the predicted ones.
+    """Compare torch's own counts of a plan's program, built at full size under fake tensors, with the predicted ones.
 
     rank               audit that rank; None: one rank of the first and of the last pipeline stage, or with `all_stages` of each
-    every_microbatch   count the step whole, not two shorter ones from which it follows exactly
-    dropout            the model drops what its configuration says; a run drops nothing
+    every_microbatch   count every micro-batch of the step, not two shorter steps from which it follows exactly
+    dropout            the model drops by its configuration; a run drops nothing
     routing            tokens that each rank of ep sends to each expert in a microbatch, or a file of them; None: evenly
-    progress           called with the share that is done and what is being counted
+    progress           called with the finished share and the current count
     """
 
 def calibrate_machine(
@@ -216,12 +216,12 @@ def calibrate_machine(
     device: str = 'auto',
     progress: Callable[[float, str], None] | None = None,
 ) -> Calibration:
-    """Microbenchmarks of this machine, fitted to a calibration that predictions of `localhost` then use.
+    """Run microbenchmarks on this machine, and fit a calibration to them that predictions of `localhost` then use.
 
     save       where to write it; None: the user's own folder, ~/.local/share/perfmodel/calibrations (or below XDG_DATA_HOME)
-    ranks      processes that compute and communicate together; None: two, where there are two cores
+    ranks      processes that compute and communicate together; None: two if this machine has two cores
     brief      fewer shapes, in half the time
-    progress   called with the share that is done and what is being measured
+    progress   called with the finished share and the current measurement
     """
 
 def compare_plans(
@@ -233,7 +233,7 @@ def compare_plans(
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
 ) -> tuple[Prediction, ...]:
-    """Predictions of several plans (files), in the order in which they are given."""
+    """Predict several plans (files), in the given order."""
 
 def explain_plan(
     plan: Plan | str | Path,
@@ -248,10 +248,10 @@ def explain_plan(
     risk: float | str | None = None,
     any_framework: bool = False,
 ) -> Explanation:
-    """Where a plan's time and memory go; with `why_not` (such as {"tp": 16}) what those knobs would change, in numbers.
+    """Break down a plan's time and memory; with `why_not` (such as {"tp": 16}) the effect of those knobs, in numbers.
 
     any_framework   compare it with plans that the framework cannot run, too
-    trust   also what carries the uncertainty of its time, and the cheapest thing that would halve it
+    trust   also the sources of uncertainty of its time, and the cheapest measurement that halves its variance
     """
 
 @overload
@@ -306,20 +306,20 @@ def find_plans(  # type: ignore[overload-overlap]
     any_framework: bool = False,
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult:
-    """The best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
+    """Find the best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
 
     Job, cluster, chips and profile may be lists: the result is then a tuple, one for each combination, the last named varying fastest.
 
-    rules       rule sets that are tried, names or files of one's own (docs/rules.md)
+    rules       rule sets that are tried, names or your own files (docs/rules.md)
     objective   time, memory or chip-time; with tokens a total of the whole run: cost, energy or goodput-time
     tokens      to train on, a number or a text such as "15T"
     assume      with tokens: values in place of those that `perfmodel assumptions` lists, as for `estimate_run`
-    top         how many plans the result holds
-    ties        plans within this share of the best are as good: the likeliest to fit, then the simplest comes first; 0: the exact order
-    risk        probability of not fitting that a plan may have, such as 5%, in place of memory_headroom; `certainty` says what others cost
+    top         number of plans in the result
+    ties        plans within this share of the best are ties: the likeliest to fit, then the simplest comes first; 0: the exact order
+    risk        probability of not fitting that a plan may have, such as 5%, in place of memory_headroom; `certainty` has the cost of others
     any_framework   search also plans that the assumed framework cannot run (the group `runs` of its profile)
     only_runnable   search only what it can run: the default
-    progress    called with the share of the space that has been evaluated; where it answers True the search ends with what it has
+    progress    called with the share of the space that has been evaluated; if it returns True, the search ends with the results so far
 
     Args:
         model: A model's name (`perfmodel models`), its Hugging Face hub id or a config.json.
@@ -414,20 +414,20 @@ def find_plans(
     any_framework: bool = False,
     progress: Callable[[float], bool | None] | None = None,
 ) -> tuple[SearchResult, ...]:
-    """The best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
+    """Find the best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
 
     Job, cluster, chips and profile may be lists: the result is then a tuple, one for each combination, the last named varying fastest.
 
-    rules       rule sets that are tried, names or files of one's own (docs/rules.md)
+    rules       rule sets that are tried, names or your own files (docs/rules.md)
     objective   time, memory or chip-time; with tokens a total of the whole run: cost, energy or goodput-time
     tokens      to train on, a number or a text such as "15T"
     assume      with tokens: values in place of those that `perfmodel assumptions` lists, as for `estimate_run`
-    top         how many plans the result holds
-    ties        plans within this share of the best are as good: the likeliest to fit, then the simplest comes first; 0: the exact order
-    risk        probability of not fitting that a plan may have, such as 5%, in place of memory_headroom; `certainty` says what others cost
+    top         number of plans in the result
+    ties        plans within this share of the best are ties: the likeliest to fit, then the simplest comes first; 0: the exact order
+    risk        probability of not fitting that a plan may have, such as 5%, in place of memory_headroom; `certainty` has the cost of others
     any_framework   search also plans that the assumed framework cannot run (the group `runs` of its profile)
     only_runnable   search only what it can run: the default
-    progress    called with the share of the space that has been evaluated; where it answers True the search ends with what it has
+    progress    called with the share of the space that has been evaluated; if it returns True, the search ends with the results so far
 
     Args:
         model: A model's name (`perfmodel models`), its Hugging Face hub id or a config.json.
@@ -515,19 +515,19 @@ def predict(  # type: ignore[overload-overlap]
     dp: int | None = None,
     fsdp: int | None = None,
 ) -> Prediction:
-    """Step time and memory of one plan: of a plan (file) or a framework's configuration with what is said beside it, or of the one that the
+    """Predict step time and memory of one plan: of a plan (file) or a configuration with the given changes, or of the one that the
     knobs describe.
 
-    A plan that does not fit is predicted all the same; `fits` says so. memory_headroom: share of the usable memory to keep free;
+    A plan that does not fit is predicted all the same; its `fits` is False. memory_headroom: share of the usable memory to keep free;
     risk: in its place, the probability that a plan that fits does not.
     Sizes may be texts (`seq_len="8k"`). Job, cluster, chips, profile and the knobs that a search tries may be lists: the result is then a
     `Predictions`, one prediction for each combination, also where the lists hold one value.
 
     nodes          in place of chips: times the chips of a node of the cluster
     batch_tokens   in place of global_batch: the tokens of a step
-    settings       what is known of the framework's setup: {"compile": True} (docs/settings.md)
-    dp, fsdp       the whole data-parallel degree; dp_shard with ZeRO stage 3
-    rules          how operators are cut by the axes: a shipped rule set's name, the file of one's own (docs/rules.md)
+    settings       known settings of the framework: {"compile": True} (docs/settings.md)
+    dp, fsdp       the total data-parallel degree; dp_shard with ZeRO stage 3
+    rules          sharding of operators over the axes: a shipped rule set's name, or your own file (docs/rules.md)
 
     Args:
         model: A model's name (`perfmodel models`), its Hugging Face hub id or a config.json.
@@ -614,19 +614,19 @@ def predict(
     dp: int | None = None,
     fsdp: int | None = None,
 ) -> Predictions:
-    """Step time and memory of one plan: of a plan (file) or a framework's configuration with what is said beside it, or of the one that the
+    """Predict step time and memory of one plan: of a plan (file) or a configuration with the given changes, or of the one that the
     knobs describe.
 
-    A plan that does not fit is predicted all the same; `fits` says so. memory_headroom: share of the usable memory to keep free;
+    A plan that does not fit is predicted all the same; its `fits` is False. memory_headroom: share of the usable memory to keep free;
     risk: in its place, the probability that a plan that fits does not.
     Sizes may be texts (`seq_len="8k"`). Job, cluster, chips, profile and the knobs that a search tries may be lists: the result is then a
     `Predictions`, one prediction for each combination, also where the lists hold one value.
 
     nodes          in place of chips: times the chips of a node of the cluster
     batch_tokens   in place of global_batch: the tokens of a step
-    settings       what is known of the framework's setup: {"compile": True} (docs/settings.md)
-    dp, fsdp       the whole data-parallel degree; dp_shard with ZeRO stage 3
-    rules          how operators are cut by the axes: a shipped rule set's name, the file of one's own (docs/rules.md)
+    settings       known settings of the framework: {"compile": True} (docs/settings.md)
+    dp, fsdp       the total data-parallel degree; dp_shard with ZeRO stage 3
+    rules          sharding of operators over the axes: a shipped rule set's name, or your own file (docs/rules.md)
 
     Args:
         model: A model's name (`perfmodel models`), its Hugging Face hub id or a config.json.
@@ -682,7 +682,7 @@ def run_plan(
 ) -> Comparison:
     """Run a plan with torch on this machine, check its gradients against one process, measure it, and predict the same.
 
-    shrink        run the same form of plan with fewer ranks, layers and narrower ones where this machine is too small for it
+    shrink        run the same form of plan with fewer ranks, fewer layers and narrower ones where this machine is too small for it
     calibration   None: of the CPUs, this machine's own (`perfmodel calibrate`), else one that is measured now, in about a minute
     """
 
@@ -704,7 +704,7 @@ def validate_cases(
     by      errors by these fields too: source, chip, framework, model, size, chips, form, tier, precision, profile
     tier    only runs of this tier
     plots   a folder for figures
-    skip_broken_nvlink   leave runs whose notes tell of broken NVLink out of the judged choice of plans; no prediction sees it
+    skip_broken_nvlink   leave runs whose notes indicate broken NVLink out of the judged choice of plans; no prediction depends on it
     profile         the framework that predicts every training run, such as one of your own (`fit_runs`); None: the one that it names
     hide_framework  predict every training run without the name of its framework: `generic`, made from all others
     """
@@ -752,9 +752,10 @@ def export_plan(
     stem: str = 'plan',
     launcher: str = 'torchrun',
 ) -> ExportedPlan:
-    """A plan as a framework's configuration and launch script, with the predicted numbers behind each option in comments.
+    """Export a plan as a framework's configuration and launch script, with the predicted numbers behind each option in comments.
 
-    What the framework cannot express is refused; what it does otherwise is in `notes`. The files are read back: they give the same plan.
+    Features that the framework cannot express raise InputError; differences are in `notes`. The files are read back: they give the same
+    plan.
 
     to         torchtitan, torchtitan-python, megatron, megatron-bridge, nemo-automodel, trl, llama-factory, axolotl, ms-swift,
                swift-megatron, deepspeed, nanotron or maxtext
@@ -768,9 +769,9 @@ def export_service(
     to: str,
     stem: str = 'serve',
 ) -> ExportedPlan:
-    """A serving plan as launch scripts or as a manifest, with the predicted numbers in comments.
+    """Export a serving plan as launch scripts or as a manifest, with the predicted numbers in comments.
 
-    What the target cannot express is refused.
+    Options that the target cannot express raise InputError.
 
     prediction   of `serve`, or a file that `serve --json` or `serve --search --json` wrote
     to           vllm, sglang or tensorrt-llm; llm-d, dynamo or kserve
@@ -778,7 +779,7 @@ def export_service(
     """
 
 def diagnose() -> Diagnosis:
-    """Return what is installed, whether this machine is calibrated, its GPUs, the date of hardware data, and advice. Changes nothing."""
+    """Return the installed packages, the calibration and GPUs of this machine, the date of hardware data, and advice. Changes nothing."""
 
 def list_networks() -> tuple[str, ...]:
     """Return the network names for `load_network`, language models (`list_models`) last."""
@@ -825,15 +826,15 @@ def fit_runs(
     sequence_parallel: bool | None = None,
     attention: str | None = None,
 ) -> FittedProfile:
-    """An execution profile of one's own, from one to a hundred measured runs of one training loop, and the account of it.
+    """Fit an execution profile to your runs: from one to a hundred measured runs of one training loop, with the errors of the fit.
 
-    runs      files (CSV, JSON lines, logs of training frameworks, torch profiler traces, memory snapshots), or mappings of
-              what a row says
+    runs      files (CSV, JSON lines, logs of training frameworks, torch profiler traces, memory snapshots), or mappings with the
+              fields of a row
     plan      of logs, traces and snapshots, which give measurements only: one for all of them, or one for each
-    profile   the one that the fit starts from; None: that of the framework that the runs name, else one between all that are known
+    profile   starting point of the fit; None: that of the framework that the runs name, else the mean of the known ones
     save      where to write the profile; every verb takes it as `profile=`
 
-    Job, place and knobs are those of all runs that do not say them themselves.
+    Job, cluster and knobs apply to all runs that lack them.
 
     Args:
         model: A model's name (`perfmodel models`), its Hugging Face hub id or a config.json.
@@ -932,11 +933,11 @@ def explore(
     """Predict every combination of the values of axes: of training, or with input_len of a service.
 
     vary      axes such as "chip.memory.bandwidth=1..8TB/s", "technology.logic=n7,n5,n3", "job.seq_len=4k..64k", "plan.tp=1,2,4,8"
-    points    values of a range; None: 8, whole numbers double
-    search    search the best plan at each point, with the given knobs held; else the knobs describe the plan
-    shares    also the shares of the time that compute, memory and network bound
+    points    values of a range; None: 8, integers double
+    search    search the best plan at each point, with the given knobs fixed; else the knobs describe the plan
+    shares    also the shares of the time that are bound by compute, memory and network
     metric    of a service: tpot, ttft, latency or throughput; the time of a search is the metric's
-    progress  called with the share that is done
+    progress  called with the finished share
 
     Args:
         model: A model's name (`perfmodel models`), its Hugging Face hub id or a config.json.
@@ -1062,9 +1063,9 @@ def explore_sensitivity(
     search: bool = False,
     metric: str = 'tpot',
 ) -> Sensitivities:
-    """Elasticity of the step time, or of a service's metric, to every number of the chip and its network, the plan held.
+    """Compute the elasticity of the step time, or of a service's metric, to every number of the chip and its network, with a fixed plan.
 
-    search   the plan is the best one of the system as it is; else the knobs describe it
+    search   the plan is the best one of the unchanged system; else the knobs describe it
     metric   of a service: tpot, ttft, latency or throughput
 
     Args:
@@ -1193,7 +1194,7 @@ def explore_waterfall(
     metric: str = 'throughput',
     progress: Callable[[float], object] | None = None,
 ) -> Waterfall:
-    """The way from the cluster to another one, one change at a time, with the plan searched again after each.
+    """Predict the path from the cluster to another one, one change at a time, with the plan searched again after each.
 
     Order: peak rate, number format, memory bandwidth, memory capacity, scale-up, scale-out, rest (calibration, caches, host).
 
@@ -1304,12 +1305,13 @@ def find_limits(
     any_framework: bool = False,
     progress: Callable[[float], None] | None = None,
 ) -> Limits:
-    """The largest micro-batch and global batch, the longest sequence and the fewest chips with which some plan fits, and what limits each.
+    """Find the largest micro-batch and global batch, the longest sequence and the fewest chips with which some plan fits, and the
+    bottleneck of each.
 
-    A knob that is given is held, but in the question that asks for it; others are searched. global_batch: None: as many sequences as there
-    are chips, times the micro-batch. chips: None: the fewest. rules: rule sets that are tried, names or files of one's own.
+    A knob that is given is fixed, except for its own limit; others are searched. global_batch: None: one sequence for each chip, times the
+    micro-batch. chips: None: the fewest. rules: rule sets that are tried, names or your own files.
     any_framework: with plans that the assumed framework cannot run, too.
-    progress: called with the share of the questions that are answered.
+    progress: called with the finished share of the limits.
 
     Args:
         model: A model's name (`perfmodel models`), its Hugging Face hub id or a config.json.
@@ -1357,7 +1359,7 @@ def prediction_rows(
     """Return one flat row for each prediction, with the columns of `predict --csv`, in SI units.
 
     `pandas.DataFrame(perfmodel.prediction_rows(predictions))` is the table. A combination that cannot be predicted has a row with its
-    `reason`. `pandas.DataFrame(predictions)` itself has a column for each field, of which some are records.
+    `reason`. `pandas.DataFrame(predictions)` has a column for each field instead, of which some are records.
     """
 
 def find_serving(
@@ -1399,15 +1401,15 @@ def find_serving(
     quantizations: Sequence[str] = (),
     disaggregated: bool = False,
 ) -> ServingSearchResult:
-    """The best plans of a service on these chips under limits, why others are not, and the front of tokens/s a chip against a user's.
+    """Find the best plans of a service on these chips under limits, reasons of others, and the front of tokens/s a chip against a user's.
 
     ttft, tpot, request_latency   limits: seconds, or `500ms`; p99: of the 99th percentile over requests, not of the mean
     limit_headroom  share of each limit that a plan is predicted to stay below it; None: 1.5 %
     objective       throughput (output tokens/s a chip), latency, or cost (of a million output tokens)
     quantizations   formats of weights that may be used; none: the model's own
-    disaggregated   also plans of workers for prompts and others for answers
-    Knobs that are given are held. Without concurrency and rate each plan stands at the load that is best for it; with one of them and
-    without chips the search is on the fewest that hold it.
+    disaggregated   also plans with separate prefill and decode workers
+    Knobs that are given are fixed. Without concurrency and rate each plan runs at its best load; with one of them and without chips the
+    search uses the fewest chips that sustain it.
 
     Args:
         model: A model's name (`perfmodel models`) or a config.json.
@@ -1469,10 +1471,10 @@ def serve(
     assume: Mapping[str, float | str] | None = None,
     calibration: str | Path | Calibration | None = None,
 ) -> ServingPrediction:
-    """A served load on one plan: time to the first token, time of each token, throughput and memory.
+    """Predict a served load on one plan: time to first token, time per output token, throughput and memory.
 
-    What is left out: tp is the smallest that fits, replicas fill the chips, formats are those in which the model is published. Without
-    concurrency and rate as many requests run as fit.
+    Defaults: tp is the smallest that fits, replicas fill the chips, formats are those of the published model. Without concurrency and rate,
+    the largest number of requests that fits runs concurrently.
 
     Args:
         model: A model's name (`perfmodel models`) or a config.json.
@@ -1534,7 +1536,7 @@ def serve_operators(
     assume: Mapping[str, float | str] | None = None,
     calibration: str | Path | Calibration | None = None,
 ) -> list[OperatorRow]:
-    """Every product and operator of a decode step and of the prefill of a prompt, as `serve` has them: shape, FLOP, bytes, time, bound.
+    """Return every operator of a decode step and of the prefill of a prompt, as `serve` has them: shape, FLOP, bytes, time, bound.
 
     Args:
         model: A model's name (`perfmodel models`) or a config.json.
@@ -1640,11 +1642,11 @@ def import_graph(
     module: str | Callable[[], Any],
     inputs: str | Sequence[str] = (),
 ) -> ImportedGraph:
-    """The operators of any `torch.nn.Module` as named iteration spaces, found by `torch.export` under fake tensors.
+    """Return the operators of any `torch.nn.Module` as named iteration spaces, extracted with `torch.export` under fake tensors.
 
-    module   `package.module:factory`, with literal arguments if need be (`torch.nn:Linear(8, 8)`), or a callable that makes the module;
-             a module that exists is taken as it is
-    inputs   what `forward` is called with: `tokens=int64[1,2048]`; without a name the next argument by position
+    module   `package.module:factory`, optionally with literal arguments (`torch.nn:Linear(8, 8)`), or a callable that makes the module;
+             an existing module is used directly
+    inputs   arguments of `forward`: `tokens=int64[1,2048]`; without a name the next argument by position
     """
 
 def compare_memory(
@@ -1653,11 +1655,11 @@ def compare_memory(
     *,
     out: str | Path | None = None,
 ) -> MemoryComparison:
-    """Measured peaks of memory, and the code that allocated them, next to the predicted memory of their plan.
+    """Compare measured peaks of memory, and the code that allocated them, with the predicted memory of their plan.
 
     snapshots   files that torch wrote (`torch.cuda.memory._dump_snapshot`); nothing in them is executed
     plan        the plan that ran; without one only the measured peaks
-    out         where the measured peak goes as a run that `fit_runs` reads: .jsonl
+    out         file for the measured peak as a run that `fit_runs` reads: .jsonl
     """
 
 def compare_trace(
@@ -1667,11 +1669,11 @@ def compare_trace(
     out: str | Path | None = None,
     steps: int | None = None,
 ) -> TraceComparison:
-    """Measured steps by group of kernels, next to the prediction of their plan: the mean over the ranks that the traces are of.
+    """Compare measured steps with the prediction of their plan, by group of kernels: the mean over the ranks of the traces.
 
     traces   files that torch.profiler wrote (`prof.export_chrome_trace`), one a rank
     plan     the plan that ran; without one only the measured times
-    out      where the measured step goes as a run that `fit_runs` reads: .jsonl
+    out      file for the measured step as a run that `fit_runs` reads: .jsonl
     steps    number of steps of a trace without marks (ProfilerStep#N)
     """
 
@@ -1682,7 +1684,7 @@ def trace_plan(
     ranks: Sequence[int] = (),
     detail: str | None = None,
 ) -> tuple[RankTimeline, ...]:
-    """The predicted step of a plan as timelines of ranks: operators, collectives, idle time and memory; the spans of a rank add up to its
+    """Predict the step of a plan as timelines of ranks: operators, collectives, idle time and memory; the spans of a rank add up to its
     parts.
 
     out      file to write as a Chrome trace: .json, .json.gz; any other name: a folder with one file for each rank
@@ -1695,10 +1697,10 @@ def write_report(
     *,
     out: str | Path,
 ) -> Report:
-    """The prediction of a plan as one HTML page: where time and memory go, the schedule, other plans, uncertainty and sources.
+    """Write the prediction of a plan as one HTML page: breakdown of time and memory, schedule, other plans, uncertainty and sources.
 
     plans   a plan (file), several for a comparison, or the result of `find_plans` or the file of `search --json`: its best plan and the
-            others that it found
+            other plans in it
     out     file to write: .html
     """
 
@@ -1752,9 +1754,9 @@ def size_cluster(
     any_framework: bool = False,
     progress: Callable[[float], bool | None] | None = None,
 ) -> Sizing:
-    """The front of time and cost of a training run over clusters, numbers of chips and plans: every plan of each is evaluated.
+    """Find the front of time and cost of a training run over clusters, numbers of chips and plans: every plan of each is evaluated.
 
-    Cluster, chips and job may be lists. Chips that are left out are powers of two times a node, up to the cluster's largest job or 16,384.
+    Cluster, chips and job may be lists. By default chips are powers of two times a node, up to the cluster's largest job or 16,384.
 
     tokens     to train on, a number or a text such as "15T"
     by         deadline, with failures and checkpoints: "30d", "720h" or days as a number; None: none
@@ -1762,7 +1764,7 @@ def size_cluster(
     assume     values in place of those that `perfmodel assumptions` lists, as for `estimate_run`
     maximum    largest values of knobs, as for `find_plans`
     ties       as for `find_plans`, whose best plan each run has; 0: exactly the fastest
-    progress   called with the share that is done; where it answers True the result has the runs so far
+    progress   called with the finished share; if it returns True, the result has the runs so far
 
     Args:
         model: A model's name (`perfmodel models`), its Hugging Face hub id or a config.json.
@@ -1816,10 +1818,10 @@ def run_sweep(
 ) -> SweepResult:
     """Compute every point of a study: a file (docs/how-to/sweep.md), a shipped study by its name, or its fields as a mapping.
 
-    out       the table, .parquet or .csv; computed points are kept beside it, so that the next call goes on. None: nothing is written
+    out       the table, .parquet or .csv; computed points are stored next to it, so that the next call resumes. None: nothing is written
     jobs      processes; None: one for each core
-    engine    local; dask: a dask cluster of this machine; dask:ADDRESS: the cluster whose scheduler is there
-    progress  called with the share that is done, and points, rate and failures in words
+    engine    local; dask: a dask cluster of this machine; dask:ADDRESS: the cluster of the scheduler at this address
+    progress  called with the finished share, and a text with points, rate and failures
     """
 
 def estimate_run(
@@ -1828,7 +1830,7 @@ def estimate_run(
     *,
     assume: Mapping[str, float | str] | None = None,
 ) -> TrainingRun:
-    """Failures, checkpoints, goodput, energy, carbon and cost of training on some tokens with a plan.
+    """Estimate failures, checkpoints, goodput, energy, carbon and cost of training on some tokens with a plan.
 
     plan     a plan, its file, or a prediction, whose step time is taken
     tokens   a number, or a text such as "15T"
@@ -1837,7 +1839,7 @@ def estimate_run(
     """
 
 def list_assumptions() -> tuple[Assumption, ...]:
-    """Constants of a whole training run, with their units and sources."""
+    """Return the constants of a training run, with their units and sources."""
 
 def parallelize(
     module: Any,
@@ -1845,11 +1847,11 @@ def parallelize(
 ) -> Any:
     """Return a torch.nn.Module that trains `module` under a plan of `perfmodel shard`, in the caller's process group and loop.
 
-    Every rank calls it with the whole micro-batch that the plan is for, and gets the whole outputs. Its parameters are the shards of this
-    rank; after backward their gradients are complete. Batch norms take the statistics of the whole batch. (Any: no torch is imported here.)
+    Every rank calls it with the full micro-batch of the plan, and gets the full outputs. Its parameters are the shards of this
+    rank; after backward their gradients are complete. Batch norms use the statistics of the full batch. (Any: no torch is imported here.)
 
     module   a torch.nn.Module with its weights, equal on all ranks; it gives them up, as with `fully_shard`
-    plan     the plan or its file, for as many chips as the process group has ranks
+    plan     the plan or its file, with the same number of chips as the process group has ranks
     """
 
 def predict_network_plan(
@@ -1865,9 +1867,9 @@ def predict_network_plan(
     settings: Stated = None,
     calibration: str | Path | Calibration | None = None,
 ) -> Prediction:
-    """Step time and memory of a plan of a network, on the cluster that it names or another, by what it records or what is said.
+    """Predict step time and memory of a plan of a network, on its own cluster or another, with its own job options or the given ones.
 
-    network   the network itself, or the name that the plan has: needed where that is a module of one's own
+    network   the network itself, or its name in the plan: needed for a module of your own
     """
 
 def run_network_plan(
@@ -1881,11 +1883,11 @@ def run_network_plan(
     calibration: str | Path | Calibration | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> NetworkComparison:
-    """Run a plan of a network here with torch: gradients and traffic checked against one process, timed, and predicted.
+    """Run a plan of a network on this machine with torch: gradients and traffic checked against one process, timed, and predicted.
 
     It runs in float32, with the plan's optimizer, ZeRO stage, microbatches and stages, and is predicted so.
 
-    network           the network itself; of an imported module its name, as the plan has it: the module is made and run with its weights
+    network           the network itself; of an imported module its name in the plan: the module is made and run with its weights
     with_strategies   data parallelism and, of convolutional networks, one weird trick are measured in the same run, step by step in turn
     calibration       None: of the CPUs, this machine's own (`perfmodel calibrate`), else one that is measured now, in about a minute
     """
@@ -1910,12 +1912,12 @@ def shard_network(
     with_strategies: bool = True,
     progress: Callable[[float, str], None] | None = None,
 ) -> ShardResult:
-    """The best sharding of every operator that fits, and what common strategies would take.
+    """Find the best sharding of every operator that fits, and predict common strategies.
 
     batch          of one microbatch, on all chips together; 0: the network's default
-    sizes          of a built-in network, beside its batch: {"image": 64}
+    sizes          of a built-in network, in addition to its batch: {"image": 64}
     zero           ZeRO stage; None: the best of 0, 1 and 3
-    time_limit     after which the best plan so far is returned with its gap. None: searches end by the work that they have done, so that
+    time_limit     after which the best plan so far is returned with its gap. None: searches end after a fixed amount of work, so that
                    the plan does not depend on the machine or its load  [s]
 
     Args:
@@ -1948,9 +1950,9 @@ def shard_pipeline(
     time_limit: float | str | None = None,
     progress: Callable[[float, str], None] | None = None,
 ) -> PipelineSearch:
-    """The ZeRO stage and the plan: numbers of stages and microbatches, the cuts, and the sharding of every operator on a stage's chips.
+    """Find the ZeRO stage and the plan: numbers of stages and microbatches, cuts, and the sharding of every operator on a stage's chips.
 
-    network   a built-in one by its name; global_batch: samples of a step
+    network   name of a built-in network; global_batch: samples of a step
     zero      None: the better of 1 and 3
     time_limit   after which the best plan so far is returned; None: the plan does not depend on the machine or its load  [s]
 

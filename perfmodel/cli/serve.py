@@ -342,7 +342,7 @@ def _search(
 
         start, limits = list(_launch_blocks(launch)), limits_of(wanted.limits())
         write_service_report(
-            setting, result.best.prediction, out=files.report, limits=limits, start=start, command=command_line, found=result
+            setting, result.best.prediction, out=files.report, limits=limits, start=start, command=command_line, search=result
         )
 
     def blocks() -> Iterator[Block]:

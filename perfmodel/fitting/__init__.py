@@ -1,1 +1,1 @@
-"""Measured runs of one's own to an execution profile of one's own: what `perfmodel fit` does."""
+"""Fit of an execution profile to the user's measured runs (`perfmodel fit`)."""

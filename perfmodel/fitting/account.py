@@ -1,4 +1,4 @@
-"""From rows to a fitted profile and the account of it: reading, checking, fitting and telling, one after the other."""
+"""The steps of `perfmodel fit`: read and check rows, fit the profile, and report the result."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from perfmodel.parallel.framework_ref import passed_over, passed_over_line
 from perfmodel.parallel.plan import Plan
 
 _MANY = 300
-"""Runs from which a fit takes seconds; a hundred tell next to all there is to tell."""
+"""Number of runs from which a fit takes seconds; a hundred determine the parameters almost as well."""
 
 
 def fit_rows(
@@ -34,45 +34,46 @@ def fit_rows(
     calibration: str = "",
     name: str = "own",
 ) -> FittedProfile:
-    """The profile, called `name`.
+    """Fit a profile to the rows, and call it `name`.
 
-    defaults   what rows do not say themselves          plans   of the files that give times only, in order, or one for all of them
-    profile    the one that the fit starts from; None: by the framework that the runs name
+    defaults   values for rows that lack them
+    plans      plans of the files that give times only, in order, or one for all of them
+    profile    starting point of the fit; None: the profile of the framework that the runs name
     """
     files = _with_plans(files, plans)
-    bare = [row.place for each in files for row in each.rows if each.needs_plan and "plan" not in row.values]
-    if bare and not defaults.keys() & {"model", "chips", "cluster"}:
+    unplanned = [row.location for file in files for row in file.rows if file.needs_plan and "plan" not in row.values]
+    if unplanned and not defaults.keys() & {"model", "chips", "cluster"}:
         remedy = "say what it ran: --plan PLAN.yaml (`perfmodel predict ... --save` writes one), or --model, --cluster and the rest"
-        raise InputError(f"{bare[0]}: gives measurements only; {remedy}")
-    rows = [row if row.values.get("plan") else row.over(defaults) for each in files for row in each.rows]
-    told = [row for row in rows if has_time(row) or has_memory(row)]
-    if not told:
+        raise InputError(f"{unplanned[0]}: gives measurements only; {remedy}")
+    rows = [row if row.values.get("plan") else row.over(defaults) for file in files for row in file.rows]
+    measured_rows = [row for row in rows if has_time(row) or has_memory(row)]
+    if not measured_rows:
         names = "step_time, tokens_per_s, tokens_per_s_per_chip, samples_per_s or peak_memory"
         raise InputError(f"runs: none has a step time or a peak of memory; give {names}")
     wanted = profile.name if profile is not None else ""
-    read = [run_of_row(row, profile=wanted, calibration=calibration) for row in told]
-    runs = _once(read)
+    all_runs = [run_of_row(row, profile=wanted, calibration=calibration) for row in measured_rows]
+    runs = _once(all_runs)
     check_one_framework(runs)
     base = base_of(runs, profile)
     timed = [run for run in runs if not math.isnan(run.measured)]
     filled = [run for run in runs if not math.isnan(run.memory)]
     fit, memory = fit_own(timed, base, check=check_times), fit_memory(filled, base)
-    copies = _copies_line(len(read) - len(runs))
-    notes = (*copies, *_notes(files, rows, told, runs))
-    found = result_of(fit, timed, name=name, next_runs=next_run(fit, timed), notes=notes)
-    return found if memory is None else with_memory(found, memory, filled)
+    duplicates = _duplicates_note(len(all_runs) - len(runs))
+    notes = (*duplicates, *_notes(files, rows, measured_rows, runs))
+    fitted = result_of(fit, timed, name=name, next_runs=next_run(fit, timed), notes=notes)
+    return fitted if memory is None else with_memory(fitted, memory, filled)
 
 
 def _once(runs: Sequence[OwnRun]) -> list[OwnRun]:
-    """Each run once: a copy says nothing new, and each would be predicted by the other."""
-    found: dict[Any, OwnRun] = {}
+    """Return each run once: a duplicate adds no information, and leave-one-out would predict each from the other."""
+    unique: dict[Any, OwnRun] = {}
     for run in runs:
         settings = tuple(sorted(map(str, run.settings.items())))
-        found.setdefault((run.planned.plan, run.profile, settings, str(run.measured), str(run.memory)), run)
-    return list(found.values())
+        unique.setdefault((run.planned.plan, run.profile, settings, str(run.measured), str(run.memory)), run)
+    return list(unique.values())
 
 
-def _copies_line(number: int) -> tuple[str, ...]:
+def _duplicates_note(number: int) -> tuple[str, ...]:
     if not number:
         return ()
     is_one = number == 1
@@ -80,30 +81,32 @@ def _copies_line(number: int) -> tuple[str, ...]:
 
 
 def _with_plans(files: Sequence[RunFile], plans: Sequence[Plan]) -> Sequence[RunFile]:
-    """Files that give times only, each with its plan."""
-    bare = [each for each in files if each.needs_plan]
-    if plans and not bare:
+    """Return the files, with its plan added to each that gives times only."""
+    unplanned = [file for file in files if file.needs_plan]
+    if plans and not unplanned:
         raise InputError("plan: is for logs and traces, which give times only; the runs say their plans themselves: leave it out")
-    if len(plans) > 1 and len(plans) != len(bare):
-        raise InputError(f"plan: {len(plans)} plans for {len(bare)} logs and traces; give one for all of them, or one for each in order")
+    if len(plans) > 1 and len(plans) != len(unplanned):
+        raise InputError(
+            f"plan: {len(plans)} plans for {len(unplanned)} logs and traces; give one for all of them, or one for each in order"
+        )
     if not plans:
         return files
-    of = dict(zip(map(id, bare), plans if len(plans) > 1 else [plans[0]] * len(bare), strict=True))
-    return [each.planned(of[id(each)]) if id(each) in of else each for each in files]
+    plan_of_file = dict(zip(map(id, unplanned), plans if len(plans) > 1 else [plans[0]] * len(unplanned), strict=True))
+    return [file.planned(plan_of_file[id(file)]) if id(file) in plan_of_file else file for file in files]
 
 
-def _notes(files: Sequence[RunFile], rows: Sequence[Row], told: Sequence[Row], runs: Sequence[OwnRun]) -> Iterator[str]:
-    """Notes on how the runs were read."""
-    unread = list(dict.fromkeys(column for each in files for column in each.unread))
+def _notes(files: Sequence[RunFile], rows: Sequence[Row], measured_rows: Sequence[Row], runs: Sequence[OwnRun]) -> Iterator[str]:
+    """Yield notes on how the runs were read."""
+    unread = list(dict.fromkeys(column for file in files for column in file.unread))
     if unread:
         yield f"not read, for they mean nothing here: {', '.join(unread[:12])}{' ...' if len(unread) > 12 else ''}"
     unknown = list(dict.fromkeys(name for run in runs for name in passed_over(run.settings)))
     if unknown:
         yield passed_over_line(unknown)
-    if len(told) < len(rows):
-        yield f"{len(rows) - len(told)} of {len(rows)} rows have neither a step time nor a peak of memory and are left out"
-    for each in files:
-        yield from each.notes
+    if len(measured_rows) < len(rows):
+        yield f"{len(rows) - len(measured_rows)} of {len(rows)} rows have neither a step time nor a peak of memory and are left out"
+    for file in files:
+        yield from file.notes
     assumed = Counter(name for run in runs for name in run.assumed)
     if assumed:
         yield "not given, so assumed: " + ", ".join(f"{name} (of {count} run{'s' * (count > 1)})" for name, count in assumed.items())

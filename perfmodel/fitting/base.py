@@ -1,4 +1,4 @@
-"""The profile that a fit starts from: what is believed of a framework before its runs say anything."""
+"""Starting profile of a fit: the source of its priors."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from perfmodel.frameworks.profile import GENERIC, ExecutionProfile, load_profile
 from perfmodel.validation.run_machine import cluster_of_run
 
 
-def base_of(runs: Sequence[OwnRun], asked: ExecutionProfile | None) -> ExecutionProfile:
-    """The one that is asked for; else the profile of the framework that the runs name, if it is known; else nobody's in particular."""
-    if asked is not None:
-        return asked
+def base_of(runs: Sequence[OwnRun], requested: ExecutionProfile | None) -> ExecutionProfile:
+    """Return the requested profile, else that of the one known framework that the runs name, else the profile of CPUs or `generic`."""
+    if requested is not None:
+        return requested
     named = {run.profile for run in runs if not run.planned.framework.borrows}
     if len(named) == 1:
         return load_profile(named.pop())

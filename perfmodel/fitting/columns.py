@@ -1,6 +1,6 @@
 """Columns of files of measured runs: names, aliases and forms of values.
 
-A name is compared in lower case, with `_` for every other sign. Names that mean nothing here are passed over and told.
+Names are compared in lower case, with `_` for every other character. Unknown names are skipped and reported.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from perfmodel.foundation.values import parsed_bool, read_integer
 from perfmodel.parallel.framework_ref import SETTINGS
 from perfmodel.validation.case_settings import settings_of_case
 
-#: name -> what else it is called
-_CALLED: Mapping[str, str] = {
+#: name -> aliases
+_ALIASES: Mapping[str, str] = {
     "id": "name run run_id run_name",
     "framework": "trainer",
     "model": "model_name config architecture",
@@ -63,16 +63,16 @@ _CALLED: Mapping[str, str] = {
     "measured": "",
     "outcome": "",
 }  # fmt: skip
-#: What describes a run and is neither an input nor a measurement.
+#: Columns that describe a run and are neither inputs nor measurements.
 _EXTRA_COLUMNS = frozenset(
     (
         *("id", "source", "source_ref", "notes", "note", "comment", "inferred", "tier", "suspect", "date"),
         *("memory", "loss", "mfu", "hfu", "tflops", "kind", "ep"),
     )
 )
-_NAMES = {other: name for name, others in _CALLED.items() for other in (name, *others.split())}
+_NAMES = {other: name for name, others in _ALIASES.items() for other in (name, *others.split())}
 MEASURED = ("step_time", "step_time_ms", "step_times", "tokens_per_s", "tokens_per_s_per_chip", "samples_per_s")
-#: Peaks of a run's memory -> what they count.
+#: Column of a peak of memory -> what it counts.
 MEMORIES: Mapping[str, str] = {
     "peak_memory": "reserved",
     "peak_memory_gib": "reserved",
@@ -82,7 +82,7 @@ MEMORIES: Mapping[str, str] = {
 
 
 def name_of(column: str) -> str:
-    """Standard name of a column; empty for an unknown one."""
+    """Return the standard name of a column; empty for an unknown one."""
     plain = _plain(column)
     if plain in _NAMES:
         return _NAMES[plain]
@@ -90,7 +90,7 @@ def name_of(column: str) -> str:
 
 
 def is_extra(column: str) -> bool:
-    """Whether a column is known to mean nothing for a fit."""
+    """Return whether a column is known and irrelevant for a fit."""
     return _plain(column) in _EXTRA_COLUMNS
 
 
@@ -100,17 +100,17 @@ def _plain(column: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One run as a file says it: values by name, as they are written. place: the file and the line, for messages."""
+    """One run of a file: values by name, as written. location: file and line, for messages."""
 
-    place: str
+    location: str
     values: Mapping[str, Any]
 
     def over(self, defaults: Mapping[str, Any]) -> Row:
-        """With what is not said here taken from elsewhere."""
-        return Row(place=self.place, values={**defaults, **self.values})
+        """Return the row with missing values taken from `defaults`."""
+        return Row(location=self.location, values={**defaults, **self.values})
 
-    def whole(self, name: str, *, least: int = 1) -> int | None:
-        """A whole number, or None where it is not said. `8.0` is 8, `8k` 8192."""
+    def integer(self, name: str, *, least: int = 1) -> int | None:
+        """Return an integer, or None if it is not given. `8.0` is 8, `8k` 8192."""
         value = self.values.get(name)
         if value is None:
             return None
@@ -134,7 +134,7 @@ class Row:
         return value.strip()
 
     def number(self, name: str) -> float | None:
-        """A positive number; see `positive`."""
+        """Return a positive number; see `positive`."""
         value = self.values.get(name)
         if value is None:
             return None
@@ -143,16 +143,16 @@ class Row:
 
 GIB = 1024.0**3
 _FEWEST_BYTES = 1e6
-"""A smaller peak is no number of bytes: it is of GiB or MiB."""
+"""A smaller peak is not in bytes but in GiB or MiB."""
 
 _THOUSANDS = re.compile(r"\d{1,3}(?:,\d{3})+")
 _DECIMAL_COMMA = re.compile(r"\d+,\d+")
 
 
 def positive(value: object, name: str, *, is_time: bool = False) -> float:
-    """A positive number. Commas before three digits part thousands (`12,345.6`), another is a decimal comma (`7,91`).
+    """Return a positive number. Commas before three digits separate thousands (`12,345.6`), any other is a decimal comma (`7,91`).
 
-    is_time   a time in seconds, in which `7,912` may be either: it is refused
+    is_time   a time in seconds, in which `7,912` is ambiguous: it is refused
     """
     number = math.nan
     if isinstance(value, str) and re.fullmatch(r"\s*[\d.,]+(?:[eE][+-]?\d+)?\s*", value):
@@ -175,14 +175,14 @@ def positive(value: object, name: str, *, is_time: bool = False) -> float:
 
 
 def flag_of(value: object, name: str) -> bool | None:
-    """Yes or no as people write it, or None where it is not said."""
+    """Return a boolean from its usual spellings, or None if it is not given."""
     if value is None or isinstance(value, bool):
         return value
     return parsed_bool(str(value), name)
 
 
 def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run: an object, and columns of their names, which may be said of all runs."""
+    """Return the settings of a run: its `settings` object, and columns with the names of settings, which defaults may supply."""
     given = values.get("settings")
     if isinstance(given, str):
         try:
@@ -197,7 +197,7 @@ def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _typed(value: object) -> Any:
-    """A cell of a table as JSON would have it."""
+    """Return the value of a table cell in its JSON type."""
     if not isinstance(value, str):
         return value
     word = value.strip()
@@ -210,19 +210,19 @@ def _typed(value: object) -> Any:
 
 
 def time_of(value: object, name: str) -> float:
-    """A step time: `4.2`, `4.2 s` or `4200 ms`. [s]"""
+    """Return a step time: `4.2`, `4.2 s` or `4200 ms`. [s]"""
     if isinstance(value, str) and re.search(r"[a-df-zµ]", value):
         digits, unit = re.match(r"\s*([\d.,]*)(.*)", value, re.DOTALL).groups()  # type: ignore[union-attr]  # matches any text
         if "," in digits:
             value = f"{positive(digits, name, is_time=unit.strip() == 's'):.15g}{unit}"
-        found = parse_quantity(value, QuantityKind.TIME, field=name)
-        if found > 0:
-            return found
+        seconds = parse_quantity(value, QuantityKind.TIME, field=name)
+        if seconds > 0:
+            return seconds
     return positive(value, name, is_time=True)
 
 
 def size_of(value: object, name: str) -> float:
-    """A peak of memory: `42.8 GiB`, a number of GiB under a name that says so, else of bytes as torch counts them. [byte]"""
+    """Return a peak of memory: with a unit (`42.8 GiB`), in GiB under a name with `_gib`, else in bytes as torch counts them. [byte]"""
     if name.endswith("_gib"):
         return positive(value, name) * GIB
     if isinstance(value, str) and not re.fullmatch(r"\s*[\d.,]+\s*", value):

@@ -1,4 +1,4 @@
-"""Runs that cannot be what they say: times in another unit, plans of other runs, two frameworks in one file."""
+"""Checks for implausible runs: times in another unit, plans of other runs, two frameworks in one file."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from perfmodel.foundation.units import format_step
 Array = NDArray[np.float64]
 
 _NEAR = 2.5
-"""Factor between a measured time and the predicted one times that of a unit, within which the unit is taken for the cause."""
+"""Tolerance factor between the measured time and the predicted one in another unit, within which that unit is the cause."""
 
 _FAR = 8.0
-"""Factor from which a run is not one of its plan, whatever the framework: the slowest known is a third as fast as the fastest."""
+"""Factor from which a run does not match its plan, for any framework: the slowest known one has a third of the speed of the fastest."""
 
-#: measured / predicted -> what was done to the time
+#: measured / predicted -> (description of the unit, remedy)
 _UNITS = (
     (1e3, "in milliseconds", "name the column step_time_ms, or write 4200 ms"),
     (1e-3, "in units of 1,000 seconds, or of 1,000 steps", "write seconds"),
@@ -32,7 +32,7 @@ _UNITS = (
 
 
 def check_one_framework(runs: Sequence[OwnRun]) -> None:
-    """A profile is of one framework."""
+    """Raise InputError for runs of two frameworks: a profile describes one."""
     named: dict[str, str] = {}
     for run in runs:
         if not run.planned.framework.borrows:
@@ -43,20 +43,22 @@ def check_one_framework(runs: Sequence[OwnRun]) -> None:
 
 
 def check_times(runs: Sequence[OwnRun], log_errors: Array) -> None:
-    """Refuse times that are off by a factor that no framework explains. log_errors: log(predicted / measured)."""
+    """Raise InputError for times that are off by a factor that no framework explains. log_errors: log(predicted / measured)."""
     for run, error in zip(runs, log_errors, strict=True):
         if abs(error) < math.log(_FAR):
             continue
         predicted = format_step(run.measured * math.exp(error))
-        said = f"{run.id}: step_time={run.measured:.6g} s: is {_times(error)} the predicted {predicted}"
-        for factor, meaning, remedy in (*_UNITS, *_of_chips(run)):
+        message = f"{run.id}: step_time={run.measured:.6g} s: is {_ratio_text(error)} the predicted {predicted}"
+        for factor, meaning, remedy in (*_UNITS, *_rate_faults(run)):
             if abs(-error - math.log(factor)) < math.log(_NEAR) and _is_nearest(-error, factor, run):
-                raise InputError(f"{said}; it looks like a time {meaning} ({remedy}), unless its plan is another run's")
-        raise InputError(f"{said}, more than frameworks differ; correct its plan, if that is another run's (model, batch, sequence, chips)")
+                raise InputError(f"{message}; it looks like a time {meaning} ({remedy}), unless its plan is another run's")
+        raise InputError(
+            f"{message}, more than frameworks differ; correct its plan, if that is another run's (model, batch, sequence, chips)"
+        )
 
 
-def _of_chips(run: OwnRun) -> tuple[tuple[float, str, str], ...]:
-    """Faults of rates: tokens of all chips taken for those of one, and the reverse."""
+def _rate_faults(run: OwnRun) -> tuple[tuple[float, str, str], ...]:
+    """Return the faults of rates: tokens of all chips read as those of one, and the reverse."""
     chips = float(run.planned.plan.num_chips)
     if chips < _FAR:
         return ()
@@ -67,10 +69,10 @@ def _of_chips(run: OwnRun) -> tuple[tuple[float, str, str], ...]:
 
 
 def _is_nearest(log_ratio: float, factor: float, run: OwnRun) -> bool:
-    factors = [each[0] for each in (*_UNITS, *_of_chips(run))]
-    return abs(log_ratio - math.log(factor)) <= min(abs(log_ratio - math.log(each)) for each in factors) + 1e-12
+    factors = [cause[0] for cause in (*_UNITS, *_rate_faults(run))]
+    return abs(log_ratio - math.log(factor)) <= min(abs(log_ratio - math.log(cause_factor)) for cause_factor in factors) + 1e-12
 
 
-def _times(error: float) -> str:
+def _ratio_text(error: float) -> str:
     ratio = math.exp(-error)
     return f"{ratio:,.0f} times" if ratio >= 1 else f"1/{1 / ratio:,.0f} of"

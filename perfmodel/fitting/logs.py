@@ -1,8 +1,8 @@
-"""Step times and peaks of memory from what training frameworks print. A log gives times only: what it ran must be said beside it.
+"""Step times and peaks of memory from logs of training frameworks. A log contains times only; its plan is given separately.
 
-Formats, each as its own code writes it: torchtitan `components/metrics.py`; Megatron-LM `training/training.py` (`training_log`); nanotron
-`trainer.py`; DeepSpeed `utils/timer.py` (`ThroughputTimer`) and `runtime/pipe/engine.py`; Hugging Face Transformers `trainer.py`
-(`speed_metrics`) and the bar of tqdm.
+Formats, each from the framework's source code: torchtitan `components/metrics.py`; Megatron-LM `training/training.py` (`training_log`);
+nanotron `trainer.py`; DeepSpeed `utils/timer.py` (`ThroughputTimer`) and `runtime/pipe/engine.py`; Hugging Face Transformers `trainer.py`
+(`speed_metrics`) and the progress bar of tqdm.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _MOST_LINE = 4000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFormat:
-    """How one framework prints a step.
+    """Format in which a framework prints a step.
 
-    framework   as runs name it; empty for one without a profile
-    has         what every such line has
+    framework   its name in runs; empty for one without a profile
+    has         text that every such line contains
     pattern     groups: `step`, and one of `seconds`, `ms`, `tokens` (a second and chip), `samples` (a second), `rate` (steps a second);
-                `batch` where the line says the sequences of a step; `size` is the K of 1.2K
+                `batch` where the line gives the sequences of a step; `size` is the K of 1.2K
     """
 
     name: str
@@ -92,15 +92,15 @@ FORMATS = (
         pattern=re.compile(r"train_steps_per_second\W+(?P<rate>[\d.]+)(?P<step>)"),
     ),
 )
-#: Where a run prints lines of several, the first of these is its step.
-_KINDS = ("Megatron-LM", "nanotron", "torchtitan", "DeepSpeed's pipeline", "DeepSpeed", "HF Trainer", "HF Trainer's summary")
-_TOGETHER = ({"Megatron-LM", "DeepSpeed", "DeepSpeed's pipeline"}, {"HF Trainer", "HF Trainer's summary", "DeepSpeed"})
-"""Formats that one run may print side by side: Megatron-DeepSpeed, and the Trainer on DeepSpeed."""
+#: Where a run prints lines of several formats, the first of these gives its step.
+_PRECEDENCE = ("Megatron-LM", "nanotron", "torchtitan", "DeepSpeed's pipeline", "DeepSpeed", "HF Trainer", "HF Trainer's summary")
+_COMBINATIONS = ({"Megatron-LM", "DeepSpeed", "DeepSpeed's pipeline"}, {"HF Trainer", "HF Trainer's summary", "DeepSpeed"})
+"""Formats that one run may print together: Megatron-DeepSpeed, and the Trainer on DeepSpeed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFormat:
-    """How a framework prints the peak of a rank. pattern: groups `reserved` or `allocated`, in `unit` bytes."""
+    """Format in which a framework prints the peak of a rank. pattern: groups `reserved` or `allocated`, in `unit` bytes."""
 
     has: str
     pattern: re.Pattern[str]
@@ -115,36 +115,36 @@ MEMORY_FORMATS = (
     MemoryFormat(has="Peak reserved:", pattern=re.compile(r"Peak reserved: (?P<reserved>[\d.]+)MiB"), unit=2**20),
     MemoryFormat(has="MaxMemAllocated=", pattern=re.compile(r"MaxMemAllocated=(?P<allocated>[\d.]+)GB"), unit=2**30),
 )
-_MAY_BE_STEP = re.compile(b"|".join(re.escape(each.has.encode()) for each in (*FORMATS, *MEMORY_FORMATS)))
+_MAY_BE_STEP = re.compile(b"|".join(re.escape(form.has.encode()) for form in (*FORMATS, *MEMORY_FORMATS)))
 _MOST_LINES = 5_000_000
 
 
 def row_of_log(lines: Iterable[bytes], name: str) -> tuple[Row, str] | None:
-    """The run of a log and what should be known of it; None for a text without a step that is known."""
-    found, peaks = _steps(lines, name)
-    if not found:
+    """Return the run of a log and a note on how it was read; None for a text without a known step."""
+    logs, peaks = _steps(lines, name)
+    if not logs:
         return None
-    kinds = set(found)
-    if len(kinds) > 1 and not any(kinds <= together for together in _TOGETHER):
-        raise InputError(f"{name}: holds steps of {' and of '.join(sorted(kinds))}; a profile is of one framework: give a log of one")
-    kind = next(kind for kind in _KINDS if kind in found)
-    log = found[kind]
+    formats = set(logs)
+    if len(formats) > 1 and not any(formats <= combination for combination in _COMBINATIONS):
+        raise InputError(f"{name}: holds steps of {' and of '.join(sorted(formats))}; a profile is of one framework: give a log of one")
+    kind = next(kind for kind in _PRECEDENCE if kind in logs)
+    log = logs[kind]
     steps = [median(values) for _, values in sorted(log.steps.items())]
     values: dict[str, Any] = {"id": name, "logged_unit": log.unit, "logged_steps": steps, **peaks}
-    framework = "DeepSpeed" if {"Megatron-LM", "DeepSpeed"} <= kinds else next(each.framework for each in FORMATS if each.name == kind)
+    framework = "DeepSpeed" if {"Megatron-LM", "DeepSpeed"} <= formats else next(form.framework for form in FORMATS if form.name == kind)
     if framework:
         values["framework"] = framework
     if log.batch:
         values["logged_batch"] = log.batch
-    told = f"{name}: {len(steps)} step{'s' if len(steps) > 1 else ''} as {kind} prints them"
+    note = f"{name}: {len(steps)} step{'s' if len(steps) > 1 else ''} as {kind} prints them"
     if kind == "HF Trainer's summary":
-        told = f"{name}: the mean of all steps that the Trainer sums up, warm-up among them"
-    return Row(place=name, values=values), told
+        note = f"{name}: the mean of all steps that the Trainer sums up, warm-up among them"
+    return Row(location=name, values=values), note
 
 
 @dataclass(slots=True, kw_only=True)
 class _Steps:
-    """Steps of a log of one format. steps: values of each rank by step, in `unit`; batch: last stated sequences of a step, 0: none."""
+    """Steps of a log of one format. steps: values of each rank by step, in `unit`; batch: last logged sequences of a step, 0: none."""
 
     unit: str
     batch: int = 0
@@ -152,30 +152,30 @@ class _Steps:
 
 
 def _steps(lines: Iterable[bytes], name: str) -> tuple[dict[str, _Steps], dict[str, float]]:
-    """Steps by format, and the largest peaks of memory by the column that they are. [byte]"""
-    found: dict[str, _Steps] = {}
+    """Return the steps by format, and the largest peaks of memory by column. [byte]"""
+    logs: dict[str, _Steps] = {}
     peaks: dict[str, float] = {}
     for line in _lines(lines, name):
-        for form in MEMORY_FORMATS:
-            match = form.pattern.search(line) if form.has in line else None
+        for memory_form in MEMORY_FORMATS:
+            match = memory_form.pattern.search(line) if memory_form.has in line else None
             for kind, size in match.groupdict().items() if match is not None else ():
                 column = {"reserved": "peak_memory", "allocated": "peak_allocated"}[kind]
-                peaks[column] = max(peaks.get(column, 0.0), float(size.rstrip(".") or 0) * form.unit)
-        for each in FORMATS:
-            match = each.pattern.search(line) if each.has in line else None
+                peaks[column] = max(peaks.get(column, 0.0), float(size.rstrip(".") or 0) * memory_form.unit)
+        for log_format in FORMATS:
+            match = log_format.pattern.search(line) if log_format.has in line else None
             if match is None:
                 continue
             groups = match.groupdict()
             unit, value = _measured(groups)
             if value > 0:
-                log = found.setdefault(each.name, _Steps(unit=unit))
+                log = logs.setdefault(log_format.name, _Steps(unit=unit))
                 log.steps.setdefault(int(match["step"] or 0), []).append(value)
                 log.batch = int(groups.get("batch") or log.batch)
-    return found, {column: size for column, size in peaks.items() if size > 0}
+    return logs, {column: size for column, size in peaks.items() if size > 0}
 
 
 def _lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
-    """Lines that may print a step or a peak of memory, as a terminal shows them: a progress bar writes over itself."""
+    """Yield the lines that may print a step or a peak of memory, as a terminal shows them: a progress bar overwrites its line."""
     for number, line in enumerate(lines):
         if number == _MOST_LINES:
             raise InputError(f"{name}: has more than {_MOST_LINES:,} lines; give those of the first few hundred steps")
@@ -185,7 +185,7 @@ def _lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
 
 
 def _measured(groups: Mapping[str, str | None]) -> tuple[str, float]:
-    """(unit, value), 0 where there is none: `seconds`, `tokens` and `samples` a second."""
+    """Return (unit, value) with `seconds`, or `tokens` and `samples` a second; the value is 0 where there is none."""
     unit = next(name for name in ("seconds", "ms", "tokens", "samples", "rate") if groups.get(name))
     digits = (groups[unit] or "").replace(",", "").rstrip(".")
     try:

@@ -1,8 +1,8 @@
-"""Read a trace of torch.profiler (Kineto's JSON): where the time of its steps goes, by group of kernels.
+"""Read a trace of torch.profiler (Kineto's JSON): the time of its steps, by group of kernels.
 
-A kernel belongs to the step in which it was launched. Each instant belongs to one group: compute before communication, that before copies,
-else idle. So groups add up to the step, and communication counts as far as it is exposed. Idle time is split by what the host does in it.
-Without kernels (a CPU) operators count, each without those that it calls. Without marks of steps, a step ends with the optimizer's.
+A kernel belongs to the step in which it was launched. Each instant is assigned to one group: compute before communication before copies,
+else idle. So groups add up to the step, and only exposed communication counts. Idle time is split by the concurrent activity of the host.
+Without kernels (a CPU), operators count, each without those that it calls. Without marks, a step ends with the optimizer's step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.measured_trace import COMMUNICATION, COMPUTE, GROUPS, HOST, MeasuredTrace
 from perfmodel.parallel.plan import Plan
 
-#: Group -> names of kernels and operators, looked for in this order.
+#: Group -> names of kernels and operators; the first match counts.
 _KERNELS = (
     ("optimizer", r"multi_tensor(?!.*copy)|adam|_foreach|sgd|lion\b|optimizer"),
     ("elementwise", r"^elementwise"),
@@ -40,8 +40,8 @@ _KERNELS = (
 )
 _PATTERNS = tuple((group, re.compile(pattern, re.IGNORECASE)) for group, pattern in _KERNELS)
 _COLLECTIVE = re.compile(r"^(nccl|gloo:|mpi:|rccl)", re.IGNORECASE)
-#: Class of communication -> words in the description of its process group, of torch's meshes and of Megatron's groups; that of data axes
-#: follows from the collective.
+#: Class of communication -> words in the description of its process group, of torch's meshes and of Megatron's groups. The class of data
+#: axes follows from the collective.
 _AXES = (
     ("", re.compile(r"(^|_)data|dp(_|\b)", re.IGNORECASE)),
     (COMMUNICATION[0], re.compile(r"tp\b|tensor", re.IGNORECASE)),
@@ -50,7 +50,7 @@ _AXES = (
     (COMMUNICATION[3], re.compile(r"pp\b|pipeline", re.IGNORECASE)),
 )
 _UPDATE = re.compile(r"^Optimizer\.step")
-#: What the host does -> names of its events, in the order in which they count.
+#: Host activity -> names of its events; the first match counts.
 _HOST_EVENTS = (
     (
         HOST[0],
@@ -85,26 +85,26 @@ class _Event:
 
 
 def read_trace(path: str | Path, plan: Plan | None = None, *, steps: int | None = None) -> MeasuredTrace:
-    """The mean step of a trace. Raises InputError.
+    """Return the mean step of a trace. Raises InputError.
 
     plan    axes of collectives whose process group has no description
-    steps   number of steps that a trace without marks (ProfilerStep#N) holds; None: as many as it has optimizer steps
+    steps   number of steps in a trace without marks (ProfilerStep#N); None: the number of optimizer steps
     """
     events, rank = _events(Path(path))
-    marks = sorted({(each.start, each.end) for each in events if _STEP.search(each.name) and not each.category.startswith("gpu")})
+    marks = sorted({(event.start, event.end) for event in events if _STEP.search(event.name) and not event.category.startswith("gpu")})
     if marks and steps is not None:
         raise InputError(f"{path}: marks its steps (ProfilerStep#N), so their number is known; leave out steps={steps}")
-    found, note = (marks, "") if marks else _unmarked_steps(path, events, steps)
-    kernels = [each for each in events if each.category in ("kernel", "gpu_memcpy", "gpu_memset")]
-    busy = list(_by_kernel(kernels, events, found, plan) if kernels else _by_operator(events, found, plan))
-    windows = _windows(found, busy) if kernels else dict(enumerate(found))
+    steps_found, note = (marks, "") if marks else _unmarked_steps(path, events, steps)
+    kernels = [event for event in events if event.category in ("kernel", "gpu_memcpy", "gpu_memset")]
+    busy = list(_by_kernel(kernels, events, steps_found, plan) if kernels else _by_operator(events, steps_found, plan))
+    windows = _windows(steps_found, busy) if kernels else dict(enumerate(steps_found))
     if len(windows) > 1 + (not kernels):
-        del windows[min(windows)]  # it warms up
+        del windows[min(windows)]  # warm-up step
     number = steps if steps is not None else len(windows)
     names, seconds, overlapped = defaultdict[str, float](float), dict.fromkeys((*GROUPS, *HOST), 0.0), 0.0
-    on_host = [each for each in events if each.category in _ON_HOST]
-    host_work = {group: [(each.start, each.end) for each in on_host if pattern.search(each.name)] for group, pattern in _HOST_EVENTS}
-    waits = sorted((each.start, each.end) for each in events if each.category in _LAUNCHES and _WAITS.search(each.name))
+    on_host = [event for event in events if event.category in _ON_HOST]
+    host_work = {group: [(event.start, event.end) for event in on_host if pattern.search(event.name)] for group, pattern in _HOST_EVENTS}
+    waits = sorted((event.start, event.end) for event in events if event.category in _LAUNCHES and _WAITS.search(event.name))
     for step, window in windows.items():
         groups = defaultdict[str, list[Interval]](list, host_work)
         for of_step, group, event in busy:
@@ -115,12 +115,12 @@ def read_trace(path: str | Path, plan: Plan | None = None, *, steps: int | None 
         covered: list[Interval] = []
         for group in (*COMPUTE, *COMMUNICATION, "copies", *host_work):
             clipped = [(max(start, window[0]), min(end, window[1])) for start, end in groups[group]]
-            own = _union(each for each in clipped if each[1] > each[0])
-            more = _union([*covered, *own])
-            exposed = _length(more) - _length(covered)
+            group_intervals = _union(interval for interval in clipped if interval[1] > interval[0])
+            with_group = _union([*covered, *group_intervals])
+            exposed = _length(with_group) - _length(covered)
             seconds[group] += exposed / number
-            overlapped += (_length(own) - exposed) / number if group in COMMUNICATION else 0.0
-            covered = more
+            overlapped += (_length(group_intervals) - exposed) / number if group in COMMUNICATION else 0.0
+            covered = with_group
         for (_, start), (end, _) in pairwise([(window[0], window[0]), *covered, (window[1], window[1])]):
             before = waits[bisect_right(waits, (start, math.inf)) - 1] if waits else (math.inf, 0.0)
             seconds[HOST[2] if before[0] <= start <= before[1] + _AFTER_WAIT else HOST[3]] += (end - start) / number
@@ -145,13 +145,13 @@ def read_trace(path: str | Path, plan: Plan | None = None, *, steps: int | None 
 
 
 def _unmarked_steps(path: str | Path, events: list[_Event], steps: int | None) -> tuple[list[Interval], str]:
-    """The steps of a trace without marks, and a note on how they were found: each ends with the optimizer's, else the trace is one."""
-    work = [each for each in events if each.category in ("kernel", "gpu_memcpy", "gpu_memset", "cpu_op", *_LAUNCHES)]
+    """Return the steps of a trace without marks, and a note on it: each ends with the optimizer's step, else the trace is one step."""
+    work = [event for event in events if event.category in ("kernel", "gpu_memcpy", "gpu_memset", "cpu_op", *_LAUNCHES)]
     if not work:
         raise InputError(f"{path}: a trace without steps (ProfilerStep#N); call prof.step() after each step, and profile with a schedule")
-    first, last = min(each.start for each in work), max(each.end for each in work)
-    updates = [each for each in events if _UPDATE.search(each.name) and each.category in _ON_HOST]
-    ends = sorted(each.end for each in updates if each.name == updates[0].name) or _last_updates(events)
+    first, last = min(event.start for event in work), max(event.end for event in work)
+    updates = [event for event in events if _UPDATE.search(event.name) and event.category in _ON_HOST]
+    ends = sorted(event.end for event in updates if event.name == updates[0].name) or _last_updates(events)
     if steps is None and len(ends) > 1:
         return list(pairwise([first, *ends])), f"no step is marked: read as {len(ends)} steps, each of which ends with the optimizer's"
     read = "one step" if steps is None else f"{steps} step{'s' * (steps > 1)}"
@@ -159,23 +159,23 @@ def _unmarked_steps(path: str | Path, events: list[_Event], steps: int | None) -
 
 
 def _last_updates(events: list[_Event]) -> list[float]:
-    """When the fused kernels of an optimizer were launched that come last before a matmul, or last of all."""
+    """Return the launch times of the optimizer's last fused kernels before each matmul, and of the very last one."""
     launched, work = _launches(events), []
-    for each in events:
-        is_update = _FUSED_UPDATE.search(each.name) is not None
-        if each.category == "kernel" and (is_update or _group(each.name) == "matmul"):
-            work.append((launched.get(each.known.get("correlation"), each.start), is_update))
+    for event in events:
+        is_update = _FUSED_UPDATE.search(event.name) is not None
+        if event.category == "kernel" and (is_update or _group(event.name) == "matmul"):
+            work.append((launched.get(event.known.get("correlation"), event.start), is_update))
     pairs = pairwise([*sorted(work), (math.inf, False)])
     return [time for (time, is_update), (_, is_next) in pairs if is_update and not is_next]
 
 
 def _launches(events: list[_Event]) -> dict[Any, float]:
-    """Start of the launch by the correlation of its kernel."""
-    return {each.known["correlation"]: each.start for each in events if each.category in _LAUNCHES and "correlation" in each.known}
+    """Return the start of the launch by the correlation id of its kernel."""
+    return {event.known["correlation"]: event.start for event in events if event.category in _LAUNCHES and "correlation" in event.known}
 
 
 def _events(path: Path) -> tuple[list[_Event], int]:
-    """Slices of a trace and its rank, 0 where it has none; what has no finite time is left out."""
+    """Return the slices of a trace and its rank, 0 where it has none; slices without a finite time are left out."""
     try:
         raw = path.read_bytes()
         content = json.loads(gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw)
@@ -184,63 +184,65 @@ def _events(path: Path) -> tuple[list[_Event], int]:
         raise InputError(f"{path}: cannot be read as a trace ({reason}); write it with prof.export_chrome_trace") from None
     if not isinstance(content, dict) or not isinstance(content.get("traceEvents"), list):
         raise InputError(f"{path}: is no trace (traceEvents is missing); write it with prof.export_chrome_trace")
-    found = []
-    slices = [each for each in content["traceEvents"] if isinstance(each, dict) and each.get("ph") == "X"]
-    stamps = (each.get("ts") for each in slices)
+    events = []
+    slices = [entry for entry in content["traceEvents"] if isinstance(entry, dict) and entry.get("ph") == "X"]
+    stamps = (entry.get("ts") for entry in slices)
     first = min((time for time in stamps if isinstance(time, (int, float)) and math.isfinite(time)), default=0.0)  # 1970 in old traces
-    for each in slices:
-        start, length, known = each.get("ts"), each.get("dur"), each.get("args")
+    for entry in slices:
+        start, length, arguments = entry.get("ts"), entry.get("dur"), entry.get("args")
         if isinstance(start, (int, float)) and isinstance(length, (int, float)) and math.isfinite(start) and 0 <= length < math.inf:
-            thread, times = (each.get("pid"), each.get("tid")), ((start - first) * _MICROSECOND, (start - first + length) * _MICROSECOND)
-            if not isinstance(known, dict) or not isinstance(known.get("correlation", 0), int | str):
-                known = {}
-            category = str(each.get("cat", ""))
+            thread, times = (entry.get("pid"), entry.get("tid")), ((start - first) * _MICROSECOND, (start - first + length) * _MICROSECOND)
+            if not isinstance(arguments, dict) or not isinstance(arguments.get("correlation", 0), int | str):
+                arguments = {}
+            category = str(entry.get("cat", ""))
             category = _OLD_CATEGORIES.get(category, category)
-            found.append(_Event(category, str(each.get("name", "")), *times, thread, known))
+            events.append(_Event(category, str(entry.get("name", "")), *times, thread, arguments))
     info = content.get("distributedInfo")
     rank = info.get("rank") if isinstance(info, dict) else 0
-    return found, rank if isinstance(rank, int) and rank >= 0 else 0
+    return events, rank if isinstance(rank, int) and rank >= 0 else 0
 
 
 def _step_of(time: float, steps: list[Interval]) -> int | None:
-    place = bisect_right(steps, (time, math.inf)) - 1
-    return place if place >= 0 and time <= steps[place][1] else None
+    index = bisect_right(steps, (time, math.inf)) - 1
+    return index if index >= 0 and time <= steps[index][1] else None
 
 
 def _by_kernel(kernels: list[_Event], events: list[_Event], steps: list[Interval], plan: Plan | None) -> Iterator[tuple[int, str, _Event]]:
-    """Kernels with their step and group; what the optimizer's step launches is its own."""
+    """Yield kernels with their step and group; a kernel launched in the optimizer's step belongs to the optimizer."""
     launched = _launches(events)
-    updates = _union((each.start, each.end) for each in events if each.category in _ON_HOST and _UPDATE.search(each.name))
-    for each in kernels:
-        launch = launched.get(each.known.get("correlation"), -math.inf)
-        step = _step_of(each.start if launch == -math.inf else launch, steps)
+    updates = _union((event.start, event.end) for event in events if event.category in _ON_HOST and _UPDATE.search(event.name))
+    for kernel in kernels:
+        launch = launched.get(kernel.known.get("correlation"), -math.inf)
+        step = _step_of(kernel.start if launch == -math.inf else launch, steps)
         if step is not None:
-            group = "copies" if each.category != "kernel" else _collective_group(each, plan)
-            yield step, group or ("optimizer" if _step_of(launch, updates) is not None else _group(each.name) or "other_kernels"), each
+            group = "copies" if kernel.category != "kernel" else _collective_group(kernel, plan)
+            yield step, group or ("optimizer" if _step_of(launch, updates) is not None else _group(kernel.name) or "other_kernels"), kernel
 
 
 def _by_operator(events: list[_Event], steps: list[Interval], plan: Plan | None) -> Iterator[tuple[int, str, _Event]]:
-    """Operators of a CPU, without those that they call, with their step and group; those of the optimizer's step are its own."""
+    """Yield operators of a CPU, without those that they call, with step and group; those of the optimizer's step belong to it."""
     threads = defaultdict[tuple[Any, Any], list[_Event]](list)
-    for each in events:
-        if each.category == "cpu_op" or _UPDATE.search(each.name) or _COLLECTIVE.match(each.name):
-            threads[each.thread].append(each)
+    for operator in events:
+        if operator.category == "cpu_op" or _UPDATE.search(operator.name) or _COLLECTIVE.match(operator.name):
+            threads[operator.thread].append(operator)
     for thread in threads.values():
         stack: list[tuple[_Event, str]] = []
         now = -math.inf
         pieces: list[tuple[str, _Event, float, float]] = []
-        for each in [*sorted(thread, key=lambda event: (event.start, -event.end)), _Event("", "", math.inf, math.inf, (0, 0), {})]:
-            while stack and stack[-1][0].end <= each.start:
+        for operator in [*sorted(thread, key=lambda event: (event.start, -event.end)), _Event("", "", math.inf, math.inf, (0, 0), {})]:
+            while stack and stack[-1][0].end <= operator.start:
                 top, group = stack.pop()
                 pieces.append((group, top, max(now, top.start), top.end))
                 now = max(now, top.end)
-            if stack and each.start > now:
-                pieces.append((stack[-1][1], stack[-1][0], max(now, stack[-1][0].start), each.start))
-            now = max(now, min(each.start, 1e300))
+            if stack and operator.start > now:
+                pieces.append((stack[-1][1], stack[-1][0], max(now, stack[-1][0].start), operator.start))
+            now = max(now, min(operator.start, 1e300))
             above = stack[-1][1] if stack else ""
-            own = _collective_group(each, plan) or _group(each.name) or ("elementwise" if each.name.startswith("aten::") else "")
-            is_copy = each.name in ("aten::copy_", "aten::_to_copy", "aten::to", "aten::clone", "aten::contiguous")
-            stack.append((each, above if above in ("optimizer", "attention") else "copies" if is_copy else own or above))
+            operator_group = (
+                _collective_group(operator, plan) or _group(operator.name) or ("elementwise" if operator.name.startswith("aten::") else "")
+            )
+            is_copy = operator.name in ("aten::copy_", "aten::_to_copy", "aten::to", "aten::clone", "aten::contiguous")
+            stack.append((operator, above if above in ("optimizer", "attention") else "copies" if is_copy else operator_group or above))
         for group, event, start, end in pieces:
             step = _step_of(start, steps)
             if group and end > start and step is not None:
@@ -252,13 +254,13 @@ def _group(name: str) -> str:
 
 
 def _collective_group(event: _Event, plan: Plan | None) -> str:
-    """Class of a collective, by its process group, else by its kind and what the plan has; empty for other kernels."""
+    """Return the class of a collective, by its process group, else by its kind and the plan's axes; empty for other kernels."""
     if not _COLLECTIVE.match(event.name):
         return ""
     described = str(event.known.get("Process Group Description", ""))
-    found = next((group for group, pattern in _AXES if pattern.search(described)), "")
-    if found:
-        return found
+    axis = next((group for group, pattern in _AXES if pattern.search(described)), "")
+    if axis:
+        return axis
     kind = f"{event.name} {event.known.get('Collective name', '')}".lower().replace("_", "")
     if not described and plan is not None:
         size, degrees = event.known.get("Group size"), (plan.layout.tp, plan.layout.cp, plan.ep, plan.layout.pp)
@@ -272,13 +274,13 @@ def _collective_group(event: _Event, plan: Plan | None) -> str:
 
 
 def _windows(steps: list[Interval], busy: Iterable[tuple[int, str, _Event]]) -> dict[int, Interval]:
-    """The time of each step that has a next one: from its first kernel to that of the next. Of one step: the host's."""
+    """Return the window of each step with a successor: from its first kernel to that of the next. For one step, the host's window."""
     first: dict[int, float] = {}
     last: dict[int, float] = {}
     for step, _, event in busy:
         first[step], last[step] = min(first.get(step, math.inf), event.start), max(last.get(step, 0.0), event.end)
-    found = {step: (first[step], first[step + 1]) for step in first if step + 1 in first and first[step + 1] > first[step]}
-    return found or {step: (steps[step][0], max(steps[step][1], last.get(step, 0.0))) for step in [len(steps) - 1]}
+    windows = {step: (first[step], first[step + 1]) for step in first if step + 1 in first and first[step + 1] > first[step]}
+    return windows or {step: (steps[step][0], max(steps[step][1], last.get(step, 0.0))) for step in [len(steps) - 1]}
 
 
 def _union(intervals: Iterable[Interval]) -> list[Interval]:

@@ -1,4 +1,4 @@
-"""The fit of what the allocator holds to measured peaks of memory: the same estimate as of step times, of one constant."""
+"""Fit of the allocator's reserve factor to measured peaks of memory: the estimate of step times, with one constant."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ NOISE = 0.10
 
 @dataclass(slots=True, kw_only=True)
 class LogMemories:
-    """log(predicted peak) of runs at values of the allocator's factor, as `LogTimes` has their step times.
+    """log(predicted peak) of runs as a function of the allocator's factor, as `LogTimes` is of step times.
 
-    A figure of tensors alone (`allocated`) does not move with the factor: it is compared, and tells nothing of it.
+    A figure of tensors alone (`allocated`) does not depend on the factor: it is compared, and adds no information about it.
     """
 
     runs: Sequence[OwnRun]
@@ -51,11 +51,11 @@ class LogMemories:
         return np.log([self._figure(index, values[RESERVE.name]) for index in chosen])
 
     def slopes(self, values: Mapping[str, float], chosen: Sequence[int] | None = None, wanted: Mask | None = None) -> Array:
-        moved, taken = moved_constant(self.constants[0], values[RESERVE.name])
-        return np.asarray((self.at({RESERVE.name: moved}, chosen) - self.at(values, chosen)) / taken)[:, None]
+        moved, spreads = moved_constant(self.constants[0], values[RESERVE.name])
+        return np.asarray((self.at({RESERVE.name: moved}, chosen) - self.at(values, chosen)) / spreads)[:, None]
 
     def _figure(self, index: int, factor: float) -> float:
-        """The peak that the framework would report. [byte]"""
+        """Return the peak that the framework would report. [byte]"""
         run = self.runs[index]
         if index not in self._columns:
             estimator = estimator_of(run, self.base)
@@ -69,5 +69,5 @@ class LogMemories:
 
 
 def fit_memory(runs: Sequence[OwnRun], base: ExecutionProfile) -> OwnFit | None:
-    """The allocator's factor from runs whose peak was measured; None without such a run."""
+    """Fit the allocator's factor to runs whose peak was measured; None without such a run."""
     return fit_some(LogMemories(runs=runs, base=base), range(len(runs)), noise=NOISE) if runs else None

@@ -1,8 +1,8 @@
 """Read a memory snapshot of torch (`torch.cuda.memory._dump_snapshot`): the peak of its allocator and the code that allocated it.
 
 The file is a pickle of dicts, lists, strings and numbers. It is read without torch, and nothing in it is executed: a pickle that names any
-class or function is refused. The history is replayed backwards from the state at the snapshot, so a peak is found in a history that was
-cut off at its start. Format: docstring of `torch.cuda.memory._snapshot`, torch 2.13.
+class or function is refused. The history is replayed backwards from the state at the snapshot. So the peak is found even if the start of
+the history was dropped. Format: docstring of `torch.cuda.memory._snapshot`, torch 2.13.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from perfmodel.foundation.units import format_bytes
 from perfmodel.parallel.measured_memory import AllocationSite, MeasuredMemory
 
 MOST_FILE_BYTES = 1 << 30
-_MOST_BYTES = 1 << 53  # of a block: more is no memory
+_MOST_BYTES = 1 << 53  # upper bound of a valid block
 _BLOCKS = {"alloc": 1, "free_completed": -1}
 _SEGMENTS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 _RECORD = "write it with torch.cuda.memory._dump_snapshot"
@@ -27,14 +27,14 @@ _NO_FRAME, _BEFORE = "no Python frame (such as the backward pass)", "before the 
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads builtin containers, strings and numbers; refuses whatever would be imported or called."""
+    """Unpickler of builtin containers, strings and numbers; refuses everything that would be imported or called."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
         raise pickle.UnpicklingError(f"it names {module}.{name}, which is not loaded")
 
 
 def is_snapshot(path: str | Path) -> bool:
-    """Whether a file is a pickle, by its name or its first byte."""
+    """Return whether a file is a pickle, by its name or its first byte."""
     if Path(path).suffix in (".pickle", ".pkl"):
         return True
     try:
@@ -45,7 +45,7 @@ def is_snapshot(path: str | Path) -> bool:
 
 
 def read_snapshot(path: str | Path) -> tuple[MeasuredMemory, ...]:
-    """The peak of each device that has memory in a snapshot. Raises InputError."""
+    """Return the peak of each device that has memory in a snapshot. Raises InputError."""
     path = Path(path)
     try:
         size = path.stat().st_size
@@ -70,14 +70,14 @@ def read_snapshot(path: str | Path) -> tuple[MeasuredMemory, ...]:
     if not isinstance(histories, list):
         raise _damaged(path, "device_traces")
     events = {device: _dicts({"device_traces": history}, "device_traces", path) for device, history in enumerate(histories) if history}
-    found = [_peak(path, device, segments[device], events.get(device, [])) for device in sorted({*segments, *events})]
-    if not any(each.allocated for each in found):
+    peaks = [_peak(path, device, segments[device], events.get(device, [])) for device in sorted({*segments, *events})]
+    if not any(memory.allocated for memory in peaks):
         raise InputError(f"{path}: a snapshot without allocated memory; take it after a step, on the process that trains")
-    return tuple(each for each in found if each.allocated)
+    return tuple(memory for memory in peaks if memory.allocated)
 
 
 def _peak(path: Path, device: int, segments: list[dict[str, Any]], events: list[dict[str, Any]]) -> MeasuredMemory:
-    """Replay the events of a device backwards: first their sizes to find the peak, then the blocks that live at it."""
+    """Replay the events of a device backwards: first their sizes to find the peak, then the blocks that are live at it."""
     live: dict[int, tuple[int, list[Any] | None]] = {}
     for segment in segments:
         for block in _dicts(segment, "blocks", path):
@@ -120,14 +120,14 @@ def _peak(path: Path, device: int, segments: list[dict[str, Any]], events: list[
         most_reserved=most_reserved,
         sites=tuple(
             AllocationSite(where=where, num_blocks=len(sizes), num_bytes=sum(sizes))
-            for where, sizes in sorted(sites.items(), key=lambda each: -sum(each[1]))
+            for where, sizes in sorted(sites.items(), key=lambda site: -sum(site[1]))
         ),
         refused=refused,
     )
 
 
 def _site(frames: object) -> str:
-    """The first frame of Python code that is not torch's own, innermost first; else the first of torch's."""
+    """Return the innermost frame of Python code outside torch, else the innermost of torch."""
     first = ""
     for frame in frames if isinstance(frames, list) else []:
         if isinstance(frame, dict) and str(frame.get("filename", "")).endswith(".py"):
@@ -140,17 +140,17 @@ def _site(frames: object) -> str:
 
 
 def _dicts(of: Mapping[str, Any], key: str, path: Path) -> list[dict[str, Any]]:
-    found = of.get(key)
-    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+    entries = of.get(key)
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise _damaged(path, key)
-    return found
+    return entries
 
 
 def _number(of: Mapping[str, Any], key: str, path: Path, *, missing: object = None, least: int | None = 0) -> int:
-    found = of.get(key, missing)
-    if isinstance(found, bool) or not isinstance(found, int) or (least is not None and not least <= found <= _MOST_BYTES):
+    number = of.get(key, missing)
+    if isinstance(number, bool) or not isinstance(number, int) or (least is not None and not least <= number <= _MOST_BYTES):
         raise _damaged(path, key)
-    return found
+    return number
 
 
 def _damaged(path: Path, key: str) -> InputError:

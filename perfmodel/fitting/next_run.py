@@ -1,4 +1,4 @@
-"""The plan whose measured step would tell most: among simple variations of the given runs, on their chips."""
+"""Most informative next run: among simple variations of the given runs, on their chips."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from perfmodel.validation.step_times import estimator_of
 
 _MOST_RUNS, _MOST_CANDIDATES = 4, 20
 _MOST_STEPS_LONGER = 4.0
-"""How much longer than the longest given step a suggestion may take."""
+"""Upper bound of a suggestion's step time, relative to the longest given step."""
 
 
 def next_run(fit: OwnFit, runs: Sequence[OwnRun]) -> tuple[NextRun, ...]:
-    """One, or none where no variation fits the chips. What it tells is judged on the runs and all variations together."""
+    """Return the most informative variation, or none where no variation fits the chips.
+
+    The gain is the reduction of the mean variance over the runs and all variations.
+    """
     candidates = list(_variations(runs))[:_MOST_CANDIDATES]
     if not candidates:
         return ()
     log_times = LogTimes(runs=candidates, base=fit.base, behaviours=fit.behaviours)
-    here, slopes = log_times.at(fit.values), log_times.slopes(fit.values)
+    log_predicted, slopes = log_times.at(fit.values), log_times.slopes(fit.values)
     judged = np.concatenate([slopes, fit.posterior.slopes])
     shared = judged @ fit.posterior.covariance @ slopes.T  # [judged, candidates]
     gains = (shared**2).sum(axis=0) / fit.spread(slopes) ** 2
@@ -33,13 +36,13 @@ def next_run(fit: OwnFit, runs: Sequence[OwnRun]) -> tuple[NextRun, ...]:
     longest = max(run.measured for run in runs) * _MOST_STEPS_LONGER
     for index in np.argsort(-gains):
         run = candidates[index]
-        if np.exp(here[index]) <= longest and estimator_of(run, fit.profile).predict(run.planned.plan).fits:
+        if np.exp(log_predicted[index]) <= longest and estimator_of(run, fit.profile).predict(run.planned.plan).fits:
             after = max(before - float(gains[index]) / len(judged), fit.noise**2)
             return (
                 NextRun(
                     plan=run.planned.plan,
                     differs=run.id,
-                    step_time=float(np.exp(here[index])),
+                    step_time=float(np.exp(log_predicted[index])),
                     spread_before=before**0.5,
                     spread_after=after**0.5,
                 ),
@@ -48,7 +51,7 @@ def next_run(fit: OwnFit, runs: Sequence[OwnRun]) -> tuple[NextRun, ...]:
 
 
 def _variations(runs: Sequence[OwnRun]) -> Iterator[OwnRun]:
-    """Each with one thing changed, its `id` saying what; none that was measured, none twice."""
+    """Yield variations with one change, described in `id`; none that was measured, none twice."""
     seen = {_key(run.planned.plan) for run in runs}
     for run in runs[:_MOST_RUNS]:
         for differs, changes in _changes(run.planned.plan):
@@ -82,7 +85,7 @@ def _changes(plan: Plan) -> Iterator[tuple[str, Mapping[str, int | str]]]:
 
 
 def _changed(plan: Plan, changes: Mapping[str, int | str]) -> Plan | None:
-    """The plan so, on the same chips and with the same tokens a step; None where there is no such plan."""
+    """Return the changed plan, on the same chips and with the same tokens a step; None where there is no such plan."""
     layout, job = plan.layout, plan.job
     degrees = {axis: int(changes.get(axis, layout.degree(axis))) for axis in ("tp", "pp", "cp")}
     ways = degrees["tp"] * degrees["pp"] * degrees["cp"]

@@ -1,4 +1,4 @@
-"""From what a row says to a run that can be predicted. What is wrong with it names the file and the line."""
+"""Conversion of a row to a run that can be predicted. Errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer
 from perfmodel.workload.models import load_model
 
-#: How people write a precision -> as published runs have it.
+#: Spelling of a precision -> its name in published runs.
 _PRECISIONS: Mapping[str, str] = {
     **{name: name for name in PRECISIONS},
     "bf16-mixed": "bf16",
@@ -36,18 +36,18 @@ _PRECISIONS: Mapping[str, str] = {
     "float16": "fp16",
     "float32": "fp32",
 }
-#: How people write what is computed again.
+#: Spelling of recomputation -> its name.
 _RECOMPUTE: Mapping[str, str] = {"op": "selective", "layer": "full", "true": "full", "false": "none", "off": "none", "uniform": "full"}
 _WARMUP = 3
-"""Steps of a list that are taken for warm-up, where it is long enough."""
+"""Steps of a long enough list that are skipped as warm-up."""
 
 
 def run_of_row(row: Row, *, profile: str, calibration: str) -> OwnRun:
-    """The run that a row describes. profile: whose habits are assumed where the row does not say; empty: nobody's."""
+    """Return the run that a row describes. profile: the framework's profile where the row names none; empty: `generic`."""
     try:
         return _run(row, profile, calibration)
     except InputError as error:
-        raise InputError(f"{row.place}: {error}") from None
+        raise InputError(f"{row.location}: {error}") from None
 
 
 def has_time(row: Row) -> bool:
@@ -72,7 +72,7 @@ def _run(row: Row, profile: str, calibration: str) -> OwnRun:
         plan = read_plan(plan) if isinstance(plan, str) else plan
         settings = {**plan.framework.settings, **settings}
         planned = planned_of(plan, framework, calibration)
-    elif isinstance(plan, Mapping):  # a line of `perfmodel run --save`: our own executor's, whatever was stated of the plan's framework
+    elif isinstance(plan, Mapping):  # a line of `perfmodel run --save`: run by our executor, independent of the plan's framework
         on_cpu = row.values.get("device") == "cpu"
         planned = planned_of(plan_from_dict(dict(plan), where="plan"), framework, calibration, cluster=LOCALHOST if on_cpu else "")
     else:
@@ -81,7 +81,7 @@ def _run(row: Row, profile: str, calibration: str) -> OwnRun:
     identity = row.values.get("id")
     memory, memory_kind = _memory(row)
     return OwnRun(
-        id=one_line(identity, 80) if isinstance(identity, (str, int)) else row.place,
+        id=one_line(identity, 80) if isinstance(identity, (str, int)) else row.location,
         planned=planned,
         measured=_step_time(row, planned.plan) if has_time(row) else math.nan,
         memory=memory,
@@ -93,27 +93,27 @@ def _run(row: Row, profile: str, calibration: str) -> OwnRun:
 
 
 def _stated(framework: str) -> dict[str, Any]:
-    """Settings in a framework's name, if it is the name of a profile: `torchtitan+compile`."""
+    """Return the settings in a framework's name, if it is the name of a profile: `torchtitan+compile`."""
     return dict(FrameworkRef.parse(framework).settings) if framework_named(framework) in list_profiles() else {}
 
 
 def planned_of(plan: Plan, framework: str, calibration: str, *, cluster: str = "") -> PlannedCase:
-    """A plan's file as a run. cluster: where it ran, if not where it says."""
+    """Return the run of a plan. cluster: where it ran, if not on the plan's cluster."""
     if plan.assignment is not None:
         raise bad_field("plan", plan.job.model.name, "gives every operator a sharding of its own", "fit with plans of `perfmodel search`")
-    found = framework_of(framework or plan.framework.name)
-    place = cluster or plan.cluster
+    matched_framework = framework_of(framework or plan.framework.name)
+    cluster_name = cluster or plan.cluster
     return PlannedCase(
         hardware=HardwareOfCase(
-            chip=_cluster(place, plan.num_chips).chip.name,
+            chip=_cluster(cluster_name, plan.num_chips).chip.name,
             chips_per_node=None,
             num_chips=plan.num_chips,
             inter_node_bandwidth_per_chip=None,
-            cluster=place,
+            cluster=cluster_name,
             calibration=calibration or ("" if cluster else plan.calibration),
         ),
-        framework=found,
-        profile=load_profile_once(found.profile),
+        framework=matched_framework,
+        profile=load_profile_once(matched_framework.profile),
         matmul_dtype=plan.job.policy.recipe.product if plan.job.policy.recipe is not None else plan.job.policy.compute,
         plan=plan,
         assumed=(),
@@ -121,19 +121,19 @@ def planned_of(plan: Plan, framework: str, calibration: str, *, cluster: str = "
 
 
 def _planned(row: Row, framework: str, settings: Mapping[str, Any], calibration: str) -> PlannedCase:
-    degrees = {name: row.whole(name) or 1 for name in ("tp", "pp", "cp")}
+    degrees = {name: row.integer(name) or 1 for name in ("tp", "pp", "cp")}
     ways = math.prod(degrees.values())
     dp, shard = _data_parallel(row)
     chips = _chips(row, ways, dp)
     _check_degrees(row, chips, degrees, dp)
     dp = chips // ways
     hardware = _hardware(row, chips, calibration)
-    micro_batch = row.whole("micro_batch")
+    micro_batch = row.integer("micro_batch")
     inputs = {
         **degrees,
         "framework": framework or None,
         "model": _model(row),
-        "sequence_length": row.whole("seq_len"),
+        "sequence_length": row.integer("seq_len"),
         "chip": hardware.chip,
         "chips_per_node": _cluster_of(hardware).chips_per_node,
         "num_chips": chips,
@@ -141,8 +141,8 @@ def _planned(row: Row, framework: str, settings: Mapping[str, Any], calibration:
         "precision": _choice(row, "precision", _PRECISIONS, "bf16"),
         "global_batch": _global_batch(row, dp, micro_batch),
         "micro_batch": micro_batch,
-        "virtual_stages": row.whole("virtual_stages"),
-        # whoever cuts layers over tp today cuts the residual stream too; published runs that do not say it did not
+        "virtual_stages": row.integer("virtual_stages"),
+        # sequence parallelism is the default with tp today; published runs that do not mention it did not use it
         "sequence_parallel": row.flag("sequence_parallel") if _is_case(row) else row.flag("sequence_parallel") is not False,
         "zero_stage": _zero(row),
         "distributed_optimizer": row.flag("distributed_optimizer"),
@@ -158,30 +158,30 @@ def _planned(row: Row, framework: str, settings: Mapping[str, Any], calibration:
 
 
 def _is_case(row: Row) -> bool:
-    """Whether the row is one of a published run's: its model an object of sizes."""
+    """Return whether the row has the format of a published run: its model is an object of sizes."""
     return isinstance(row.values.get("model"), Mapping)
 
 
 def _data_parallel(row: Row) -> tuple[int | None, int | None]:
-    """(whole data-parallel degree, ranks that shard); None where the row does not say it."""
-    whole, replicate, shard = row.whole("dp"), row.whole("dp_replicate"), row.whole("dp_shard")
+    """Return (data-parallel degree, ranks that shard); None where the row does not give it."""
+    dp, replicate, shard = row.integer("dp"), row.integer("dp_replicate"), row.integer("dp_shard")
     if replicate is None and shard is None:
-        return whole, None
+        return dp, None
     product = (replicate or 1) * (shard or 1)
-    if whole is not None and whole != product:
+    if dp is not None and dp != product:
         rule = f"must be dp_replicate*dp_shard={product}"
-        raise bad_field("dp", whole, rule, "leave it out, or correct one of them")
+        raise bad_field("dp", dp, rule, "leave it out, or correct one of them")
     return product, shard if shard and shard > 1 else None
 
 
 def _chips(row: Row, ways: int, dp: int | None) -> int:
-    chips, nodes = row.whole("chips"), row.whole("nodes")
+    chips, nodes = row.integer("chips"), row.integer("nodes")
     if chips is None and nodes is not None:
-        per_node = row.whole("chips_per_node") or load_cluster(_place(row), num_chips=None).chips_per_node
+        per_node = row.integer("chips_per_node") or load_cluster(_cluster_name(row), num_chips=None).chips_per_node
         chips = nodes * per_node
     if chips is None and dp is not None:
         chips = ways * dp
-    if chips is None and _place(row) == LOCALHOST:
+    if chips is None and _cluster_name(row) == LOCALHOST:
         chips = load_cluster(LOCALHOST).num_chips
     if chips is None:
         raise InputError("chips: is missing; say on how many chips it ran")
@@ -189,22 +189,22 @@ def _chips(row: Row, ways: int, dp: int | None) -> int:
 
 
 def _check_degrees(row: Row, chips: int, degrees: Mapping[str, int], dp: int | None) -> None:
-    """A run whose plan does not describe its chips is refused: nobody knows which of the two is wrong."""
+    """Raise InputError if the degrees do not match the number of chips: either may be wrong."""
     ways = math.prod(degrees.values())
-    told = "*".join(f"{name}={value}" for name, value in degrees.items() if value > 1) or "tp*pp*cp=1"
+    degrees_text = "*".join(f"{name}={value}" for name, value in degrees.items() if value > 1) or "tp*pp*cp=1"
     if dp is not None and dp * ways != chips:
-        rule = f"must equal dp={dp} times {told}, which is {dp * ways}"
+        rule = f"must equal dp={dp} times {degrees_text}, which is {dp * ways}"
         raise bad_field("chips", chips, rule, "correct the degrees or the number of chips")
     if chips % ways:
-        raise bad_field("chips", chips, f"must be a multiple of {told}", "correct the degrees or the number of chips")
+        raise bad_field("chips", chips, f"must be a multiple of {degrees_text}", "correct the degrees or the number of chips")
 
 
-def _place(row: Row) -> str:
-    """The cluster as a plan file calls it."""
+def _cluster_name(row: Row) -> str:
+    """Return the cluster by its name in a plan file."""
     cluster, chip = row.text("cluster"), row.text("chip")
     if not cluster and not chip:
         raise InputError("chip: is missing; give chip (`perfmodel chips`), or cluster (`perfmodel clusters`)")
-    stated = {"per_node": row.whole("chips_per_node")}
+    stated = {"per_node": row.integer("chips_per_node")}
     rate = row.number("inter_node_gbit_per_s_per_node")
     if rate is not None:
         stated["scale_out"] = f"{rate / (stated['per_node'] or 8)} Gbit/s"  # type: ignore[assignment]
@@ -216,37 +216,37 @@ def _place(row: Row) -> str:
 
 
 def _hardware(row: Row, chips: int, calibration: str) -> HardwareOfCase:
-    place = _place(row)
-    found = _cluster(place, chips)
+    cluster_name = _cluster_name(row)
+    cluster = _cluster(cluster_name, chips)
     chip = row.text("chip")
-    if row.text("cluster") and chip and _cluster(chip, chips).chip.name != found.chip.name:
-        raise bad_field("chip", chip, f"is not the chip of {place}, which is {found.chip.name}", "leave one of the two out")
+    if row.text("cluster") and chip and _cluster(chip, chips).chip.name != cluster.chip.name:
+        raise bad_field("chip", chip, f"is not the chip of {cluster_name}, which is {cluster.chip.name}", "leave one of the two out")
     return HardwareOfCase(
-        chip=found.chip.name,
+        chip=cluster.chip.name,
         chips_per_node=None,
         num_chips=chips,
         inter_node_bandwidth_per_chip=None,
-        cluster=place,
+        cluster=cluster_name,
         calibration=calibration,
     )
 
 
-def _cluster(place: str, chips: int) -> Cluster:
-    return _cluster_as_of(place, chips, _stamp(place))
+def _cluster(cluster_name: str, chips: int) -> Cluster:
+    return _cluster_as_of(cluster_name, chips, _stamp(cluster_name))
 
 
 @lru_cache(maxsize=1024)
-def _cluster_as_of(place: str, chips: int, stamp: tuple[int, ...]) -> Cluster:
-    return load_cluster(place, num_chips=chips)
+def _cluster_as_of(cluster_name: str, chips: int, stamp: tuple[int, ...]) -> Cluster:
+    return load_cluster(cluster_name, num_chips=chips)
 
 
 def _stamp(name: str) -> tuple[int, ...]:
-    """Cache key of a file, which changes when it is edited; empty if there is no such file."""
+    """Return the cache key of a file, which changes when it is edited; empty if there is no such file."""
     try:
-        found = Path(name).stat()
+        status = Path(name).stat()
     except (OSError, ValueError):
         return ()
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _cluster_of(hardware: HardwareOfCase) -> Cluster:
@@ -270,27 +270,27 @@ def _known_model(name: str, stamp: tuple[int, ...]) -> TransformerConfig:
 
 
 def _global_batch(row: Row, dp: int, micro_batch: int | None) -> int:
-    found, accumulation = row.whole("global_batch"), row.whole("accumulation")
-    if found is None and accumulation is not None and micro_batch is not None:
+    global_batch, accumulation = row.integer("global_batch"), row.integer("accumulation")
+    if global_batch is None and accumulation is not None and micro_batch is not None:
         return micro_batch * accumulation * dp
-    if found is None:
+    if global_batch is None:
         raise InputError("global_batch: is missing; say how many sequences a step has on all chips together")
-    if accumulation is not None and micro_batch is not None and found != micro_batch * accumulation * dp:
+    if accumulation is not None and micro_batch is not None and global_batch != micro_batch * accumulation * dp:
         rule = f"must be micro_batch={micro_batch} * accumulation={accumulation} * dp={dp} = {micro_batch * accumulation * dp}"
-        raise bad_field("global_batch", found, rule, "correct one of them")
-    return found
+        raise bad_field("global_batch", global_batch, rule, "correct one of them")
+    return global_batch
 
 
 def _choice(row: Row, name: str, known: Mapping[str, str], default: str) -> str:
-    word = row.text(name).lower()
-    if word and word not in known:
-        raise bad_field(name, word, "not known", f"use one of {', '.join(known)}")
-    return known.get(word, default)
+    spelling = row.text(name).lower()
+    if spelling and spelling not in known:
+        raise bad_field(name, spelling, "not known", f"use one of {', '.join(known)}")
+    return known.get(spelling, default)
 
 
 def _zero(row: Row) -> int | None:
-    stage = row.whole("zero", least=0)
-    if stage is None and row.values.get("dp_shard") is not None and (row.whole("dp_shard") or 1) > 1:
+    stage = row.integer("zero", least=0)
+    if stage is None and row.values.get("dp_shard") is not None and (row.integer("dp_shard") or 1) > 1:
         return 3
     return stage
 
@@ -299,40 +299,40 @@ def _recompute(row: Row) -> str | None:
     value = row.values.get("recompute")
     if value is None:
         return None
-    word = str(value).strip().lower()
-    return _RECOMPUTE.get(word, word)
+    spelling = str(value).strip().lower()
+    return _RECOMPUTE.get(spelling, spelling)
 
 
 def _flash(row: Row) -> bool | None:
     value = row.values.get("attention")
     if value is None or isinstance(value, bool):
         return value
-    word = str(value).strip().lower()
-    if "flash" in word or word in ("sdpa", "cudnn", "fused"):
+    spelling = str(value).strip().lower()
+    if "flash" in spelling or spelling in ("sdpa", "cudnn", "fused"):
         return True
-    if word in ("unfused", "eager", "math"):
+    if spelling in ("unfused", "eager", "math"):
         return False
     return flag_of(value, "attention")
 
 
 def _check_logged(row: Row, plan: Plan) -> None:
     """Raise InputError if a log or a trace contradicts its plan."""
-    for name, own, value in (("logged_batch", "global_batch", plan.job.global_batch), ("logged_chips", "chips", plan.num_chips)):
-        said = row.values.get(name)
-        if said is not None and said != value:
-            raise bad_field(own, value, f"must be {said}, as the run itself wrote", "give the plan that it ran")
+    for name, field, value in (("logged_batch", "global_batch", plan.job.global_batch), ("logged_chips", "chips", plan.num_chips)):
+        logged = row.values.get(name)
+        if logged is not None and logged != value:
+            raise bad_field(field, value, f"must be {logged}, as the run itself wrote", "give the plan that it ran")
 
 
 def _step_time(row: Row, plan: Plan) -> float:
-    """The measured step. [s]"""
+    """Return the measured step. [s]"""
     values = row.values
     measured = values.get("measured")
-    if isinstance(measured, Mapping):  # a published run's
+    if isinstance(measured, Mapping):  # of a published run
         values = {"step_time": measured.get("step_time_s"), "tokens_per_s_per_chip": measured.get("tokens_per_s_per_chip")}
-    if values.get("logged_steps") is not None:  # a log's or a trace's
+    if values.get("logged_steps") is not None:  # of a log or a trace
         job = plan.job
         amount = {"tokens": job.tokens_per_step / plan.num_chips, "samples": job.global_batch}.get(values["logged_unit"])
-        return steady([each if amount is None else amount / each for each in values["logged_steps"]])
+        return steady([rate if amount is None else amount / rate for rate in values["logged_steps"]])
     if values.get("step_times") is not None:
         return steady(_times(values["step_times"]), warmup=0 if "warmup" in values else None)
     if values.get("step_time") is not None:
@@ -351,7 +351,10 @@ def _step_time(row: Row, plan: Plan) -> float:
 
 
 def _memory(row: Row) -> tuple[float, str]:
-    """The measured peak, and what it counts ("": what a published run's framework reports); the allocator's, if both are given. [byte]"""
+    """Return the measured peak and what it counts; the reserved one, if both are given. [byte]
+
+    The kind is "" for a published run: as its framework reports it.
+    """
     measured = row.values.get("measured")
     inner = measured if isinstance(measured, Mapping) else {}
     for name, kind in MEMORIES.items():
@@ -364,13 +367,13 @@ def _memory(row: Row) -> tuple[float, str]:
 
 def _times(value: object) -> list[float]:
     if isinstance(value, str):
-        value = [each for each in value.replace(";", " ").replace("[", " ").replace("]", " ").replace(",", " ").split() if each]
+        value = [part for part in value.replace(";", " ").replace("[", " ").replace("]", " ").replace(",", " ").split() if part]
     if not isinstance(value, (list, tuple)) or not value:
         raise bad_field("step_times", shown(value), "must be a list of times", "write [4.2, 4.3]")
-    return [positive(each, "step_times") for each in value]
+    return [positive(time, "step_times") for time in value]
 
 
 def steady(times: list[float], *, warmup: int | None = None) -> float:
-    """The median of the steps after warm-up: without the first three of eight or more, the first one of fewer. [s]"""
+    """Return the median of the steps after warm-up: without the first three of eight or more, the first one of fewer. [s]"""
     skipped = warmup if warmup is not None else _WARMUP if len(times) > 2 * _WARMUP + 1 else 1 if len(times) > 1 else 0
     return median(times[skipped:])

@@ -1,6 +1,6 @@
 """Files of measured runs as rows: tables (CSV), JSON lines, logs of training frameworks, profiler traces, memory snapshots.
 
-Which kind a file is its beginning tells, whatever its name.
+The kind of a file is determined by its first bytes, independent of its name.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from perfmodel.foundation.values import check_path
 from perfmodel.parallel.plan import Plan
 
 MAX_FILE_BYTES = 512 * 2**20
-"""Of a file, unpacked: a profiler's trace of a few steps has hundreds of megabytes."""
+"""Limit of a decompressed file: a profiler trace of a few steps has hundreds of megabytes."""
 
 _MAX_TABLE_BYTES, _MAX_LINE_BYTES = 64 * 2**20, 2**20
-"""Of tables and JSON lines, unpacked: 10,000 runs with their plans have less."""
+"""Limits of decompressed tables and JSON lines: 10,000 runs with their plans are smaller."""
 
 _START_BYTES = 2**16
 _MOST_RUNS, _MOST_LINES = 10_000, 1_000_000
@@ -40,9 +40,9 @@ _MOST_RUNS, _MOST_LINES = 10_000, 1_000_000
 class RunFile:
     """Contents of a file of runs.
 
-    unread      columns that mean nothing here
+    unread      unknown columns
     needs_plan  it gives times only, as logs and traces do
-    notes       what a person should know of it, as sentences
+    notes       notes for the user, as sentences
     """
 
     rows: Sequence[Row]
@@ -51,16 +51,18 @@ class RunFile:
     notes: tuple[str, ...] = ()
 
     def planned(self, plan: Plan) -> RunFile:
-        """With the plan that the file does not say."""
+        """Return the file with the plan that it lacks."""
         return replace(self, rows=[row.over({"plan": plan}) for row in self.rows])
 
 
 def read_rows(path: str | Path) -> RunFile:
-    """The runs of a file."""
+    """Read the runs of a file."""
     check_path(path, "runs")
     if is_snapshot(path):
         memories = read_snapshot(path)
-        row = Row(place=Path(path).name, values={"id": Path(path).name, "peak_memory": float(max(each.most_reserved for each in memories))})
+        row = Row(
+            location=Path(path).name, values={"id": Path(path).name, "peak_memory": float(max(memory.most_reserved for memory in memories))}
+        )
         return RunFile(rows=(row,), needs_plan=True)
     try:
         with _opened(path) as stream:
@@ -74,7 +76,7 @@ def read_rows(path: str | Path) -> RunFile:
 
 @contextmanager
 def _opened(path: str | Path) -> Iterator[BinaryIO]:
-    """A file, unpacked where it is packed."""
+    """Open a file, decompressed if it is compressed."""
     with open_input(path) as opened:
         buffered = cast(io.BufferedReader, opened)
         if buffered.peek(2)[:2] == b"\x1f\x8b":
@@ -86,7 +88,7 @@ def _opened(path: str | Path) -> Iterator[BinaryIO]:
 
 @dataclass(slots=True)
 class _Content:
-    """A file that is read piece by piece: the first piece tells its kind.
+    """A file that is read in pieces; its kind is determined by the first piece.
 
     most   bytes after which it is refused
     """
@@ -101,7 +103,7 @@ class _Content:
             self.start += piece
 
     def pieces(self) -> Iterator[bytes]:
-        """The bytes from the first one on."""
+        """Yield the bytes from the start."""
         piece, total = self.start, 0
         while piece:
             total += len(piece)
@@ -111,11 +113,11 @@ class _Content:
             piece = self.stream.read(2**20)
 
     def lines(self) -> Iterator[bytes]:
-        """Its lines with their ends; what is longer than a line may be is cut."""
+        """Yield the lines with their ends; a line longer than the limit is split."""
         rest = b""
         for piece in self.pieces():
-            whole, end, rest = (rest + piece).rpartition(b"\n")
-            yield from (line + b"\n" for line in whole.split(b"\n")) if end else ()
+            complete, end, rest = (rest + piece).rpartition(b"\n")
+            yield from (line + b"\n" for line in complete.split(b"\n")) if end else ()
             if len(rest) > _MAX_LINE_BYTES:
                 yield rest + b"\n"
                 rest = b""
@@ -123,8 +125,8 @@ class _Content:
             yield rest
 
     def text_lines(self) -> Iterator[str]:
-        """The lines of a table or of JSON lines, in UTF-8."""
-        self.most, place = _MAX_TABLE_BYTES, 0
+        """Yield the lines of a table or of JSON lines, decoded as UTF-8."""
+        self.most, offset = _MAX_TABLE_BYTES, 0
         for number, line in enumerate(self.lines(), 1):
             if number > _MOST_LINES:
                 raise InputError(f"{one_line(self.path, 80)}: has more than {_MOST_LINES:,} lines; write one run a line")
@@ -133,9 +135,9 @@ class _Content:
             try:
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
-                reason = f"not UTF-8 text (byte {place + error.start})"
+                reason = f"not UTF-8 text (byte {offset + error.start})"
                 raise InputError(f"{one_line(self.path, 200)}: {reason}; save it as UTF-8") from None
-            place += len(line)
+            offset += len(line)
 
 
 def _rows(content: _Content, name: str) -> RunFile:
@@ -143,8 +145,8 @@ def _rows(content: _Content, name: str) -> RunFile:
     if not start:
         raise InputError(f"{one_line(content.path, 200)}: is empty; give measured runs as CSV, JSON lines, a log or a profiler's trace")
     if start[:1] in b"{[" and is_trace(start):
-        return _bare(*row_of_trace(b"".join(content.pieces()), name))
-    if re.match(rb'\{\s*["}\]]|\{$', start):  # a dictionary that Python prints has other quotes
+        return _times_only(*row_of_trace(b"".join(content.pieces()), name))
+    if re.match(rb'\{\s*["}\]]|\{$', start):  # the repr of a Python dictionary has other quotes
         return _json_lines(content, name)
     return _table_or_log(content, name)
 
@@ -154,31 +156,31 @@ def _check_number(rows: Sequence[Row], content: _Content) -> None:
         raise InputError(f"{one_line(content.path, 80)}: holds more than {_MOST_RUNS:,} runs; give at most that many")
 
 
-def rows_of(values: Mapping[str, Any], place: str) -> RunFile:
-    """A run that a program describes itself."""
+def rows_of(values: Mapping[str, Any], location: str) -> RunFile:
+    """Return the run of a mapping that a program passes."""
     unread: dict[str, None] = {}
-    row = Row(place=place, values=_measurement(values) or _named(values, unread, place))
+    row = Row(location=location, values=_measurement(values) or _named(values, unread, location))
     return RunFile(rows=(row,), unread=tuple(unread))
 
 
-def _bare(row: Row, told: str) -> RunFile:
-    """Contents of a file that gives times only."""
-    return RunFile(rows=(row,), needs_plan=True, notes=(told,))
+def _times_only(row: Row, note: str) -> RunFile:
+    """Return the contents of a file that gives times only."""
+    return RunFile(rows=(row,), needs_plan=True, notes=(note,))
 
 
 def _table_or_log(content: _Content, name: str) -> RunFile:
-    """A table's first line names columns that are known, and a log's does not."""
+    """Read a table, if the first line has known column names, else a log."""
     heading = _heading(content.start.decode("utf-8-sig", "replace"))
     cells = re.split(r"[,;\t]", heading)
     if sum(bool(name_of(cell)) for cell in cells) >= min(len(cells), 2):
         return _table(content, name, separator=max(",;\t", key=heading.count))
-    found = row_of_log(content.lines(), name)
-    if found is None:
+    log_run = row_of_log(content.lines(), name)
+    if log_run is None:
         table = "a table with a line of column names (model,chip,chips,tp,step_time)"
         raise InputError(
             f"{one_line(content.path, 200)}: holds no step; give {table}, JSON lines, a framework's log or a torch profiler trace"
         )
-    return _bare(*found)
+    return _times_only(*log_run)
 
 
 def _json_lines(content: _Content, name: str) -> RunFile:
@@ -187,27 +189,27 @@ def _json_lines(content: _Content, name: str) -> RunFile:
     for number, line in enumerate(content.text_lines(), 1):
         if not line.strip():
             continue
-        place = f"{name} line {number}"
+        location = f"{name} line {number}"
         try:
             data = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{place}: not a JSON object ({one_line(str(error), 120)}); write one run a line") from None
+            raise InputError(f"{location}: not a JSON object ({one_line(str(error), 120)}); write one run a line") from None
         if not isinstance(data, dict):
-            raise InputError(f"{place}: must be a JSON object, not a {type(data).__name__}; write one run a line")
-        rows.append(Row(place=place, values=_measurement(data) or _named(data, unread, place)))
+            raise InputError(f"{location}: must be a JSON object, not a {type(data).__name__}; write one run a line")
+        rows.append(Row(location=location, values=_measurement(data) or _named(data, unread, location)))
         _check_number(rows, content)
     return RunFile(rows=rows, unread=tuple(unread))
 
 
 def _measurement(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of `perfmodel run --save`; nothing of any other object."""
+    """Return the values of a line of `perfmodel run --save`; empty for any other object."""
     if not isinstance(data.get("plan"), Mapping) or "plan_hash" not in data:
         return {}
     return {name: data[name] for name in ("plan", "device", "step_time") if name in data}
 
 
 def _heading(text: str) -> str:
-    """The first line that says something."""
+    """Return the first line that is neither empty nor a comment."""
     return next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
 
 
@@ -220,30 +222,30 @@ def _table(content: _Content, name: str, *, separator: str) -> RunFile:
         for cells in reader:
             if not any(cell.strip() for cell in cells) or cells[0].startswith("#"):
                 continue
-            place = f"{name} line {reader.line_num}"
+            location = f"{name} line {reader.line_num}"
             if not columns:
                 columns = [cell.strip() for cell in cells]
-                _check_headings(columns, place)
+                _check_headings(columns, location)
                 continue
             if len(cells) != len(columns):
-                raise InputError(f"{place}: has {len(cells)} cells under {len(columns)} columns; correct the line")
+                raise InputError(f"{location}: has {len(cells)} cells under {len(columns)} columns; correct the line")
             values = {column: cell.strip() for column, cell in zip(columns, cells, strict=True) if cell.strip()}
-            rows.append(Row(place=place, values=_named(values, unread, place)))
+            rows.append(Row(location=location, values=_named(values, unread, location)))
             _check_number(rows, content)
     except csv.Error as error:
         raise InputError(f"{name} line {reader.line_num}: no table ({error}); correct the line") from None
     return RunFile(rows=rows, unread=tuple(unread))
 
 
-def _check_headings(columns: Sequence[str], place: str) -> None:
-    """The last of two columns with one heading would win in silence."""
+def _check_headings(columns: Sequence[str], location: str) -> None:
+    """Raise InputError for two columns with one heading: the last would replace the first without notice."""
     for number, column in enumerate(columns):
         if column and column in columns[:number]:
-            raise InputError(f"{place}: two columns are called {one_line(column, 40)}; keep one of them")
+            raise InputError(f"{location}: two columns are called {one_line(column, 40)}; keep one of them")
 
 
-def _named(data: Mapping[str, Any], unread: dict[str, None], place: str) -> dict[str, Any]:
-    """The values under the names that they have here."""
+def _named(data: Mapping[str, Any], unread: dict[str, None], location: str) -> dict[str, Any]:
+    """Return the values by their standard names."""
     values: dict[str, Any] = {}
     for column, value in data.items():
         if value is None or value == "":
@@ -254,6 +256,6 @@ def _named(data: Mapping[str, Any], unread: dict[str, None], place: str) -> dict
                 unread[one_line(column, 40)] = None
             continue
         if name in values and values[name] != value:
-            raise InputError(f"{place}: {one_line(column, 40)}={shown(value)}: says {name}, which another column says too; keep one")
+            raise InputError(f"{location}: {one_line(column, 40)}={shown(value)}: says {name}, which another column says too; keep one")
         values[name] = cast(Any, value)
     return values

@@ -20,13 +20,17 @@ _DETERMINED, _PARTLY = 0.5, 0.1
 """Share of the prior's variance removed by the runs, from which a parameter is determined, or determined in part."""
 
 _OUTLIER = 3.0
-"""Standard deviations between a run and what the others say of it, from which it is named."""
+"""Standard deviations between a run and its prediction from the others, from which it is reported as an outlier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedBehaviour:
-    """says, unit   what it is          value, spread   with the runs, one standard deviation: of the logarithm where `is_ratio`
-    prior, prior_spread   without them       determined    "by the runs", "in part" or "still prior"
+    """Fitted parameter of the framework.
+
+    says, unit            description
+    value, spread         posterior mean and standard deviation: of the logarithm where `is_ratio`
+    prior, prior_spread   the same before the fit
+    determined            "by the runs", "in part" or "still prior"
     """
 
     name: str
@@ -42,7 +46,12 @@ class FittedBehaviour:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedRun:
-    """Times in seconds. left_out: by the other runs alone. weight: of 1, what it counted in the fit. outlier: why it is named, in words."""
+    """Measured and predicted times of a run. [s]
+
+    left_out   predicted by a fit to the other runs
+    weight     in the fit, at most 1
+    outlier    the reason why it is reported; empty if it is not
+    """
 
     id: str
     plan: Plan
@@ -56,7 +65,11 @@ class FittedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedPeak:
-    """Peaks of memory in bytes. kind: reserved (held by the allocator) or allocated (in tensors). left_out: by the other runs alone."""
+    """Measured and predicted peaks of memory. [byte]
+
+    kind       reserved (held by the allocator) or allocated (in tensors)
+    left_out   predicted by a fit to the other runs
+    """
 
     id: str
     plan: Plan
@@ -69,7 +82,7 @@ class FittedPeak:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedMemory:
-    """The allocator as measured peaks of memory tell it. Errors are those of `FittedProfile`, of peaks."""
+    """Allocator factor fitted to measured peaks of memory. Errors are those of `FittedProfile`, of peaks."""
 
     behaviour: FittedBehaviour
     runs: tuple[FittedPeak, ...]
@@ -80,7 +93,10 @@ class FittedMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextRun:
-    """The plan whose step would tell most. spread: |log(measured / predicted)| of plans near the runs, before and after it is measured."""
+    """The most informative plan to measure.
+
+    spread   |log(measured / predicted)| of plans near the runs, before and after its measurement
+    """
 
     plan: Plan
     differs: str
@@ -91,9 +107,9 @@ class NextRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedProfile:
-    """A profile of one's own. Errors are means of |predicted / measured - 1|: with the base, as fitted, and each run by the others.
+    """A profile fitted to the user's runs. Errors are means of |predicted / measured - 1|: before and after the fit, and leave-one-out.
 
-    memory   of the peaks that were measured; None: none was
+    memory   fit to measured peaks; None: none was measured
     """
 
     profile: ExecutionProfile
@@ -114,7 +130,7 @@ class FittedProfile:
 
 
 def result_of(fit: OwnFit, runs: Sequence[OwnRun], *, name: str, next_runs: tuple[NextRun, ...], notes: tuple[str, ...]) -> FittedProfile:
-    """The profile, called `name`, and the account of it."""
+    """Return the profile, called `name`, with the result of its fit."""
     return FittedProfile(
         profile=_profile(fit, runs, name),
         base=fit.base.name,
@@ -129,11 +145,11 @@ def result_of(fit: OwnFit, runs: Sequence[OwnRun], *, name: str, next_runs: tupl
     )
 
 
-def with_memory(found: FittedProfile, fit: OwnFit, runs: Sequence[OwnRun]) -> FittedProfile:
-    """The profile with what `fit_memory` made of the runs' peaks."""
+def with_memory(fitted_profile: FittedProfile, fit: OwnFit, runs: Sequence[OwnRun]) -> FittedProfile:
+    """Return the profile with the allocator factor fitted to the runs' peaks."""
     (behaviour,) = (_behaviour(fit, index, behaviour) for index, behaviour in enumerate(fit.behaviours))
     share = round(1.0 - float(fit.posterior.covariance[0, 0]), 4)
-    fitted = replace(found.profile.fitted, num_memory_runs=len(runs), memory_known=share)
+    fitted = replace(fitted_profile.profile.fitted, num_memory_runs=len(runs), memory_known=share)
     peaks = tuple(
         FittedPeak(
             id=run.id,
@@ -153,9 +169,11 @@ def with_memory(found: FittedProfile, fit: OwnFit, runs: Sequence[OwnRun]) -> Fi
         error_after=mean_error(fit.after),
         error_left_out=mean_error(fit.left_out),
     )
-    date, colon, rest = found.profile.source.partition(": ")
+    date, colon, rest = fitted_profile.profile.source.partition(": ")
     source = f"{date}{colon}peaks of memory of {len(runs)} run{'s' * (len(runs) > 1)}, {rest}"
-    return replace(found, profile=replace(found.profile.having(**fit.values), source=source, fitted=fitted), memory=memory)
+    return replace(
+        fitted_profile, profile=replace(fitted_profile.profile.having(**fit.values), source=source, fitted=fitted), memory=memory
+    )
 
 
 def _behaviour(fit: OwnFit, index: int, behaviour: Behaviour) -> FittedBehaviour:
@@ -192,7 +210,7 @@ def _runs(fit: OwnFit, runs: Sequence[OwnRun]) -> tuple[FittedRun, ...]:
 
 
 def _outlier(run: OwnRun, error: float, expected: float, runs: Sequence[OwnRun]) -> str:
-    """Why a run is named that the others do not explain; empty for one that they do."""
+    """Return the reason why a run is an outlier among the others; empty if it is none."""
     if abs(error) < _OUTLIER * expected:
         return ""
     off = math.expm1(abs(error))
@@ -228,6 +246,6 @@ def _profile(fit: OwnFit, runs: Sequence[OwnRun], name: str) -> ExecutionProfile
         ),
         covariance=tuple(tuple(round(float(value), 5) for value in row) for row in covariance),
     )
-    told = f"{len(runs)} run{'s' if len(runs) > 1 else ''} of your own on {', '.join(fitted.chips)}; " if runs else ""
-    source = f"`perfmodel fit`, {today}: {told}what they do not determine is {fit.base.name}. {fit.base.source}"
+    runs_text = f"{len(runs)} run{'s' if len(runs) > 1 else ''} of your own on {', '.join(fitted.chips)}; " if runs else ""
+    source = f"`perfmodel fit`, {today}: {runs_text}what they do not determine is {fit.base.name}. {fit.base.source}"
     return replace(fit.profile, name=name, source=source, fitted=fitted)

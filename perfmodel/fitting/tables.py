@@ -10,26 +10,26 @@ from perfmodel.report.predictions import degrees_line
 from perfmodel.report.table import Table, bytes_like, percent, times_like
 
 _MOST_SHOWN = 20
-"""Runs of a table; `--json` has all."""
+"""Runs in a table; `--json` has all."""
 
 
-def headline(found: FittedProfile) -> list[tuple[str, str]]:
-    """The few lines that answer most questions: (name, value)."""
-    memory = _memory_lines(found.memory) if found.memory else []
-    if not found.runs:
+def headline(profile: FittedProfile) -> list[tuple[str, str]]:
+    """Return the summary lines: (name, value)."""
+    memory = _memory_lines(profile.memory) if profile.memory else []
+    if not profile.runs:
         return memory
     left_out = (
-        f"{percent(found.error_left_out)}: mean error of each run by a fit to the others"
-        if len(found.runs) > 1
+        f"{percent(profile.error_left_out)}: mean error of each run by a fit to the others"
+        if len(profile.runs) > 1
         else "not known from one run"
     )
     lines = [
         ("left out", left_out),
-        ("further runs", f"expected error {percent(found.noise)}, plus what the runs leave open of the plan (`predict --interval`)"),
+        ("further runs", f"expected error {percent(profile.noise)}, plus what the runs leave open of the plan (`predict --interval`)"),
     ]
-    for index, run in enumerate(found.outliers):
+    for index, run in enumerate(profile.outliers):
         lines.append(("outlier" if not index else "", f"{run.id}: {run.outlier} (counts {run.weight:.2f} of a run)"))
-    lines += [("next run", text) for each in found.next_runs for text in _next_lines(each)]
+    lines += [("next run", text) for next_run in profile.next_runs for text in _next_lines(next_run)]
     return lines + memory
 
 
@@ -39,17 +39,17 @@ def _memory_lines(memory: FittedMemory) -> list[tuple[str, str]]:
     return [("peak memory", f"of {len(memory.runs)} run{'s' * (len(memory.runs) > 1)}: {error}")]
 
 
-def _next_lines(each: NextRun) -> Iterator[str]:
-    near = f"the uncertainty of similar plans falls from {percent(each.spread_before)} to {percent(each.spread_after)}"
-    yield f"{each.differs} ({degrees_line(each.plan)}; about {format_step(each.step_time)}) is the most informative: {near}"
+def _next_lines(next_run: NextRun) -> Iterator[str]:
+    near = f"the uncertainty of similar plans falls from {percent(next_run.spread_before)} to {percent(next_run.spread_after)}"
+    yield f"{next_run.differs} ({degrees_line(next_run.plan)}; about {format_step(next_run.step_time)}) is the most informative: {near}"
 
 
 def peaks_table(memory: FittedMemory) -> Table:
-    """Measured peaks of memory and their predictions, those that the others explain least first."""
+    """Return the measured peaks of memory and their predictions, the largest leave-one-out errors first."""
     ordered = sorted(memory.runs, key=lambda run: -abs(run.left_out / run.measured - 1.0))
     text = bytes_like(max(run.measured for run in memory.runs))
     return Table(
-        title=f"Peak memory: measured, and predicted before the fit, after it, and by a fit to the other runs{_of_many(len(ordered))}",
+        title=f"Peak memory: measured, and predicted before the fit, after it, and by a fit to the other runs{_limit_note(len(ordered))}",
         headers=("run", "counts", "measured", "before", "fitted", "left out", "error left out"),
         rows=tuple(
             (run.id, run.kind, *map(text, (run.measured, run.before, run.after, run.left_out)), f"{run.left_out / run.measured - 1.0:+.1%}")
@@ -59,8 +59,8 @@ def peaks_table(memory: FittedMemory) -> Table:
     )
 
 
-def behaviours_table(found: FittedProfile) -> Table:
-    behaviours = [*(found.behaviours if found.runs else ()), *([found.memory.behaviour] if found.memory else [])]
+def behaviours_table(profile: FittedProfile) -> Table:
+    behaviours = [*(profile.behaviours if profile.runs else ()), *([profile.memory.behaviour] if profile.memory else [])]
     return Table(
         title="Fitted parameters, with one standard deviation",
         headers=("parameter", "value", "+-", "before", "+-", "determined"),
@@ -92,12 +92,12 @@ def _spread(behaviour: FittedBehaviour, spread: float) -> str:
     return percent(spread) if behaviour.is_ratio else _written(behaviour, spread)
 
 
-def runs_table(found: FittedProfile) -> Table:
-    """The runs, those that the others explain least first."""
-    ordered = sorted(found.runs, key=lambda run: -abs(run.left_out / run.measured - 1.0))
-    text = times_like(max(run.measured for run in found.runs))
+def runs_table(profile: FittedProfile) -> Table:
+    """Return the runs, the largest leave-one-out errors first."""
+    ordered = sorted(profile.runs, key=lambda run: -abs(run.left_out / run.measured - 1.0))
+    text = times_like(max(run.measured for run in profile.runs))
     return Table(
-        title=f"Runs: measured, and predicted before the fit, after it, and by a fit to the other runs{_of_many(len(ordered))}",
+        title=f"Runs: measured, and predicted before the fit, after it, and by a fit to the other runs{_limit_note(len(ordered))}",
         headers=("run", "measured", "before", "fitted", "left out", "error left out"),
         rows=tuple(
             (run.id, *map(text, (run.measured, run.before, run.after, run.left_out)), f"{run.left_out / run.measured - 1.0:+.1%}")
@@ -107,5 +107,5 @@ def runs_table(found: FittedProfile) -> Table:
     )
 
 
-def _of_many(count: int) -> str:
+def _limit_note(count: int) -> str:
     return f" ({_MOST_SHOWN} of {count}, the worst first)" if count > _MOST_SHOWN else ""

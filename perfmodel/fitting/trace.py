@@ -1,6 +1,6 @@
 """Step times from a trace of torch's profiler (Chrome's JSON): the marks `ProfilerStep#N` that its schedule writes.
 
-Traces have hundreds of megabytes, of which the marks are a few: they are found by pattern, the rest is not parsed.
+A trace has hundreds of megabytes but few marks: they are found by pattern, and the rest is not parsed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def is_trace(start: bytes) -> bool:
 
 
 def row_of_trace(content: bytes, name: str) -> tuple[Row, str]:
-    """The run of a trace, and what should be known of it. The host's marks are taken, not the chip's, of which a step has several."""
+    """Return the run of a trace and a note on it. It counts the marks of the host, not those of the chip, of which a step has several."""
     steps: dict[int, list[float]] = {}
     for event in _EVENT.finditer(content):
         length, kind = _LENGTH.search(event[0]), _KIND.search(event[0])
         if length is not None and not (kind is not None and kind[1].startswith(b"gpu")):
             steps.setdefault(int(event[1]), []).append(float(length[1]) * _MICROSECOND)
-    times = [median(each) for _, each in sorted(steps.items()) if median(each) > 0]
+    times = [median(durations) for _, durations in sorted(steps.items()) if median(durations) > 0]
     if not times:
         remedy = "call prof.step() after each step, and profile with a schedule"
         raise InputError(f"{name}: a trace without steps (ProfilerStep#N); {remedy}")
@@ -39,5 +39,5 @@ def row_of_trace(content: bytes, name: str) -> tuple[Row, str]:
     if ranks is not None:
         values["logged_chips"] = int(ranks[1])
     return Row(
-        place=name, values=values
+        location=name, values=values
     ), f"{name}: {len(times)} profiled step{'s' if len(times) > 1 else ''}; a profiler slows small steps"

@@ -1,1 +1,1 @@
-"""Level 4: how far predictions are from measurements: priors, residuals, intervals, probabilities, sensitivities and grades."""
+"""Level 4: uncertainty of predictions: priors, residuals, prediction intervals, probabilities, sensitivities and grades."""

@@ -1,4 +1,4 @@
-"""The time that a step is expected to take, over what is not known of the framework that runs it."""
+"""Expected step time over the known frameworks, for a framework that is unknown."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ Array = NDArray[np.float64]
 
 
 def expected_times(estimator: Estimator, plans: Sequence[Plan], likely: Sequence[Likely]) -> Array:
-    """E t = sum_k w_k t(plan; profile k)   [s] of each plan."""
+    """Return E t = sum_k w_k t(plan; profile k) of each plan. [s]"""
     batches: dict[Hashable, list[int]] = {}
-    for place, plan in enumerate(plans):
-        batches.setdefault(_shared(plan), []).append(place)
+    for index, plan in enumerate(plans):
+        batches.setdefault(_shared(plan), []).append(index)
     times = np.zeros(len(plans))
-    for each in likely:
-        other = at_profile(estimator, each.profile)
-        for places in batches.values():
-            times[places] += each.weight * np.asarray(step_columns(other, [plans[place] for place in places]).step_time)
+    for member in likely:
+        member_estimator = at_profile(estimator, member.profile)
+        for indices in batches.values():
+            times[indices] += member.weight * np.asarray(step_columns(member_estimator, [plans[index] for index in indices]).step_time)
     return times
 
 
 def _shared(plan: Plan) -> Hashable:
-    """Key of plans that are columns of one program."""
+    """Return the key of plans that are columns of one program."""
     return (
         plan.rules, plan.attention, plan.recompute, plan.recompute_operators, int(plan.zero), plan.layout.pp > 1, plan.schedule,
         plan.order, plan.ep, plan.etp, plan.dispatcher,

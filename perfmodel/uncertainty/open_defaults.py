@@ -1,6 +1,6 @@
 """Variance of the step time from unknown options of a framework: each option is moved by one standard deviation up and down.
 
-Over so much a step is no straight line: a host that is slower by half holds up a step that does not wait for it now.
+The step time is not linear over that range: a host 50% slower can become the bottleneck of a step that is compute-bound now.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Array = NDArray[np.float64]
 def behaviour_changes(
     profile: ExecutionProfile, behaviours: Sequence[Behaviour], log_change: Callable[[Mapping[str, float]], Any]
 ) -> Iterator[tuple[Behaviour, Array]]:
-    """Change of log(step time) with each option one standard deviation higher and lower, within its bounds  [2, runs].
+    """Yield the change of log(step time) with each option one standard deviation higher and lower, within its bounds  [2, runs].
 
-    log_change   of fields of the profile that are moved
+    log_change   change of log(step time) for changed profile fields
     """
     for behaviour in behaviours:
         if framework_named(profile.name) != GENERIC and not profile.option(behaviour.name):
-            continue  # its code has none of that
+            continue  # the framework's code lacks this behaviour
         constant = behaviour.constant(profile)
         values = [min(max(constant.value(spreads), constant.lower), constant.upper) for spreads in (1.0, -1.0)]
         yield behaviour, np.array([log_change(behaviour.moved(profile, value)) for value in values], dtype=np.float64)
@@ -36,7 +36,7 @@ def behaviour_changes(
 def open_variance(
     profile: ExecutionProfile, behaviours: Sequence[Behaviour], log_change: Callable[[Mapping[str, float]], Any]
 ) -> tuple[Array, Array]:
-    """Variance of log(step time) from all of them, towards faster and towards slower steps  [runs]."""
+    """Return the variance of log(step time) from all options, towards faster and towards slower steps  [runs]."""
     below, above = np.zeros(()), np.zeros(())
     for _, changes in behaviour_changes(profile, behaviours, log_change):
         below = below + np.maximum(-changes, 0.0).max(axis=0) ** 2

@@ -1,4 +1,4 @@
-"""The interval of a prediction with a profile that was fitted to the user's runs."""
+"""Prediction interval with a profile that was fitted to the user's runs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from perfmodel.uncertainty.residuals import Residuals, RunFeatures
 
 
 def own_interval(fitted: FittedTo, slopes: tuple[float, ...], features: RunFeatures, *, residuals: Residuals, model: str) -> StepInterval:
-    """Interval around a prediction with a profile that was fitted to the user's own runs.
+    """Return the prediction interval with a profile that was fitted to the user's runs.
 
-    slopes      of log(step time) in each fitted constant, a spread of its prior
+    slopes   derivative of log(step time) by each fitted constant, per standard deviation of its prior
 
-    The variance is that of the constants as far as the runs leave it open, and of a run about the best of them; a chip, a model or a rare
-    feature of which the runs show nothing adds what these differ by in published ones.
+    The variance is the posterior variance of the constants plus the noise of one run. A chip, a model or a rare feature that the runs lack
+    adds its variance between published runs.
     """
-    open_ = sum(slopes[i] * slopes[j] * value for i, row in enumerate(fitted.covariance) for j, value in enumerate(row))
+    constants_variance = sum(slopes[i] * slopes[j] * value for i, row in enumerate(fitted.covariance) for j, value in enumerate(row))
     widened, words = 0.0, []
     if features.chip not in fitted.chips:
         widened += residuals.between_chips**2
@@ -28,11 +28,11 @@ def own_interval(fitted: FittedTo, slopes: tuple[float, ...], features: RunFeatu
     for feature in sorted(features.named() - set(fitted.features)):
         widened += residuals.spread_of(feature) ** 2
         words.append(f"none with {feature}")
-    reach = NORMAL * math.sqrt(max(open_, 0.0) + fitted.noise**2 + widened)
+    half_width = NORMAL * math.sqrt(max(constants_variance, 0.0) + fitted.noise**2 + widened)
     runs = f"{fitted.num_runs} run{'s' if fitted.num_runs > 1 else ''} of your own"
     return StepInterval(
-        low=math.exp(-reach),
-        high=math.exp(reach),
+        low=math.exp(-half_width),
+        high=math.exp(half_width),
         rests_on=f"{runs}, and {fitted.base} where they say nothing" + (f"; widened: {', '.join(words)}" if words else ""),
         num_runs=fitted.num_runs,
     )

@@ -1,7 +1,7 @@
-"""The habits that a few runs of one's own may move, and how far frameworks differ in each: the widths of the priors.
+"""Framework parameters that a fit to a few runs of the user moves, and their spread between frameworks: the widths of the priors.
 
-Each is a constant of an execution profile. Its prior is the value of the profile that the fit starts from; its spread is what is known
-of others' habits, one standard deviation.
+Each is a constant of an execution profile. The mean of its prior is the value of the profile that the fit starts from. Its spread is one
+standard deviation between the known frameworks.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ _SHARED, _OWN = 0.12, 0.05
 """|log(predicted / measured)| with the best parameters: the error that runs of one loop share, and the error of each run alone."""
 
 SCATTER = 0.08
-"""Standard deviation of a further run about a fit to few runs: intervals made from it hold four fifths of the other runs of published
-frameworks whose names were hidden (`lab/few_runs.py`)."""
+"""Standard deviation of a further run about a fit to few runs. Intervals made from it hold four fifths of the other runs of published
+frameworks in leave-one-framework-out (`lab/few_runs.py`).
+"""
 
 ELEMENTWISE = "rms_norm_traffic"
-"""The parameter that compiled programs read: all others are read when a step is put together."""
+"""The parameter that compiled programs depend on; all others enter when a step is assembled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
     """One number to fit.
 
-    prior         what is expected without a run
-    spread        one standard deviation of that: of its logarithm, or where `is_ratio` is false of itself
-    lower, upper  what is possible
+    prior         expected value without a run
+    spread        standard deviation of its logarithm, or of the value itself if `is_ratio` is false
+    lower, upper  bounds
     """
 
     name: str
@@ -53,26 +54,28 @@ class Constant:
             raise InputError(f"{self.name}: lower={self.lower}: must be positive where spread is of the logarithm; set is_ratio=False")
 
     def value(self, spreads: float) -> float:
-        """The constant that many spreads from its prior."""
+        """Return the constant at a distance from its prior in standard deviations."""
         moved = self.prior * np.exp(spreads * self.spread) if self.is_ratio else self.prior + spreads * self.spread
         return float(min(max(moved, self.lower), self.upper))
 
     def spread_of(self, value: float) -> float:
-        """One standard deviation there, in the constant's unit."""
+        """Return one standard deviation at this value, in the constant's unit."""
         return self.spread * abs(value) if self.is_ratio else self.spread
 
     def spreads(self, value: float) -> float:
-        """How many spreads `value` is from the prior."""
+        """Return the distance of `value` from the prior in standard deviations."""
         return float(np.log(value / self.prior) / self.spread) if self.is_ratio else (value - self.prior) / self.spread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behaviour:
-    """fields    of the profile; the others keep their ratio to the first
-    spread    one standard deviation between frameworks: of the logarithm, or where `is_ratio` is false of the value itself
-    unmeasured  the same where the machine's rates are a data sheet's; 0: no wider
-    says      what it is, in words; unit: "s", or nothing for a share or a factor
-    touches   whether a run can tell anything of it
+    """Framework parameter with a prior.
+
+    fields      fields of the profile; the others keep their ratio to the first
+    spread      one standard deviation between frameworks: of the logarithm, or of the value itself if `is_ratio` is false
+    unmeasured  the same where the machine's rates come from a data sheet; 0: no wider
+    says        description; unit: "s", or empty for a share or a factor
+    touches     whether the step time of a run depends on it
     """
 
     fields: tuple[str, ...]
@@ -90,24 +93,28 @@ class Behaviour:
         return self.fields[0]
 
     def constant(self, base: ExecutionProfile) -> Constant:
-        """The constant that a fit moves. A base value outside the bounds widens them; a ratio of zero starts from the lower bound."""
+        """Return the constant of a fit. A base value outside the bounds widens them; a ratio of zero starts from the lower bound."""
         prior = float(base.option(self.name)) or (self.lower if self.is_ratio else 0.0)
         lower, upper = min(self.lower, prior), max(self.upper, prior)
         return Constant(name=self.name, prior=prior, spread=self.spread, lower=lower, upper=upper, is_ratio=self.is_ratio)
 
     def moved(self, base: ExecutionProfile, value: float) -> dict[str, float]:
-        """The fields of the profile at this value of the habit."""
-        own = float(base.option(self.name))
-        return {self.name: value} | {name: float(base.option(name)) * value / own for name in self.fields[1:]}
+        """Return the fields of the profile at this value of the parameter."""
+        base_value = float(base.option(self.name))
+        return {self.name: value} | {name: float(base.option(name)) * value / base_value for name in self.fields[1:]}
 
 
-#: How far the known frameworks differ: rates of products .83-1 on A100, .93-1.01 since, 1.29 in NVIDIA's recipes; of attention .36-1 of the
-#: calibrated kernel's; norms fused, or in float32 and eager code at 12.8 times the least traffic; tensor-parallel
-#: communication hidden in backward 0-.8; host 15-60 us a kernel with Python, a factor of two about their mean, and 0-2.1 ms more a layer
-#: and tp rank over several nodes; the slowest stage sets a pipeline's pace, or .7 of it does where layers are placed by cost; step constant
-#: 5-22 ms; optimizer traffic 1-5.3 times the least; of a gradient reduction that could hide, all or next to nothing does; what ZeRO
-#: scatters leaves under backward in four families of five and after it in the fifth (nanotron): 0, 0, 0, 0 and 1 scatter by .4;
-#: its gathers of what the step updated, tensor by tensor, take 4.3 times as long: 1, 1, 1, 1 and 4.3 scatter by .6 of a logarithm.
+#: Spread between the known frameworks:
+#: - rates of matrix multiplies .83-1 on A100, .93-1.01 since, 1.29 in NVIDIA's recipes; of attention .36-1 of the calibrated kernel's
+#: - norms fused, or in float32 and eager code at 12.8 times the least traffic
+#: - tensor-parallel communication overlapped in backward 0-.8
+#: - host 15-60 us a kernel with Python, a factor of two about their mean, and 0-2.1 ms more a layer and tp rank over several nodes
+#: - pace of a pipeline: set by the slowest stage, or by .7 of it where layers are placed by cost
+#: - step constant 5-22 ms; optimizer traffic 1-5.3 times the least
+#: - gradient reduction that could be overlapped: all of it is, or almost none
+#: - ZeRO's reduce-scatter overlapped with backward in four families of five, exposed after it in the fifth (nanotron): 0, 0, 0, 0 and 1
+#:   scatter by .4
+#: - all-gathers of the updated parameters, tensor by tensor, take 4.3 times as long: 1, 1, 1, 1 and 4.3 scatter by .6 of a logarithm
 BEHAVIOURS: Sequence[Behaviour] = (
     Behaviour(
         fields=("matmul_rate_fraction",),
@@ -206,14 +213,19 @@ BEHAVIOURS: Sequence[Behaviour] = (
     ),
 )
 
-#: Not among them: it moves memory and no time. Known allocators hold 1 to 1.23 times what comes and goes (torchtitan 1.23, nanotron 1.13).
+#: Not in `BEHAVIOURS`: it changes memory and no time.
+#:
+#: Known allocators hold 1 to 1.23 times the working set (torchtitan 1.23, nanotron 1.13).
 RESERVE = Behaviour(
     fields=("reserve_factor",), spread=0.15, lower=1.0, upper=3.0, says="memory held by the allocator, over that of tensors"
 )
 
 
 def behaviours_of(*, measured: bool) -> tuple[Behaviour, ...]:
-    """measured: something is known of the kernels of the runs' machine."""
+    """Return the parameters of a fit, with wider priors for an uncalibrated machine.
+
+    measured   the kernel rates of the runs' machine are calibrated
+    """
     return (
         tuple(BEHAVIOURS)
         if measured
@@ -222,7 +234,7 @@ def behaviours_of(*, measured: bool) -> tuple[Behaviour, ...]:
 
 
 def moved_fields(behaviours: Sequence[Behaviour], base: ExecutionProfile, values: Mapping[str, float]) -> dict[str, float]:
-    """The fields of the profile at these values of the habits."""
+    """Return the fields of the profile at these values of the parameters."""
     return {
         name: value
         for behaviour in behaviours
@@ -232,5 +244,5 @@ def moved_fields(behaviours: Sequence[Behaviour], base: ExecutionProfile, values
 
 
 def noise_of(num_runs: int) -> float:
-    """Standard deviation of each run's error: runs share a part of it, which only many runs average out."""
+    """Return the standard deviation of each run's error. Runs share a part of it, which only many runs average out."""
     return math.sqrt((_SHARED**2 + max(num_runs - 1, 0) * _OWN**2) / max(num_runs, 1))

@@ -1,8 +1,7 @@
 """Prediction intervals of step times, from the errors of published runs.
 
-A family is an execution profile. It keeps, of each model that was published with it, quantiles of r = log(measured / predicted), by
-chip, scale and bits of the products. Only these ship, not the runs (`strategies/residuals.yaml`, written by
-`python -m lab.residuals`).
+A family is an execution profile. Per published model, chip, scale and precision of the matrix multiplies it keeps quantiles of
+r = log(measured / predicted). Only these ship, not the runs (`strategies/residuals.yaml`, written by `python -m lab.residuals`).
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from perfmodel.foundation.resources import resource_dir
 from perfmodel.parallel.interval import NORMAL, TAIL, StepInterval
 from perfmodel.workload.config import TransformerConfig
 
-#: Scales with errors of their own: a node, a few, many (what the network shares, who waits for whom).
+#: Scales with separate errors: they differ in network contention and in waiting for the slowest rank.
 _SCALES = ((8, "one node"), (64, "several nodes"), (math.inf, "many nodes"))
 
 _ENOUGH = 10
-"""Runs that quantiles are taken of; with fewer the next wider set is taken."""
+"""Minimum number of runs for quantiles; with fewer, the next wider set is used."""
 
 
 _PRIOR_RUNS = 3
-"""Runs that the spread of unseen frameworks counts as, next to a framework's own runs."""
+"""Weight of the spread of unseen frameworks in runs, next to a framework's published runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,16 +43,17 @@ class RunFeatures:
     rare: frozenset[str] = frozenset()
 
     def named(self) -> frozenset[str]:
-        """The rare features, and the bits of the products where they are fewer than 16."""
+        """Return the rare features, and the bits of the products if they are fewer than 16."""
         return self.rare if self.bits >= 16 else self.rare | {f"{self.bits}-bit products"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelResiduals:
-    """Residuals of the runs of one model on one chip, at one scale, with products of as many bits.
+    """Residuals of the runs of one model on one chip, at one scale, with matrix multiplies of the same precision.
 
-    model       its shape (`shape_of`), whatever its name        num_runs  how many
-    quantiles   of log(measured / predicted), at (i + 1/2) / n; as many as there are runs where those are few
+    model       its shape (`shape_of`), independent of its name
+    num_runs    number of runs
+    quantiles   of log(measured / predicted), at (i + 1/2) / n; one for each run where runs are few
     """
 
     family: str
@@ -67,10 +67,10 @@ class ModelResiduals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnseenResiduals:
-    """Residuals of a group of runs as predicted by who does not know their framework: with `generic`, the framework left out.
+    """Residuals of a group of runs predicted with an unseen framework: with `generic` and leave-one-framework-out.
 
     family   the profile that was left out
-    open     what habits that nobody told left open of a run, on average: variance of log(step time) below the prediction, and above
+    open     mean variance of log(step time), below and above the prediction, from framework options that were not set
     """
 
     group: str
@@ -82,13 +82,13 @@ class UnseenResiduals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residuals:
-    """Every family's residuals.
+    """Residuals of every family.
 
-    between_models     standard deviation of a model's median about its family's
-    between_chips      the same of a chip about its family, each with a calibration of its own
-    experts            of models with experts, by source: no constant is fitted to any of these runs
-    between_calibrations   the same of a chip that is predicted with another chip's calibration, about 0: a chip without one
-    features           root mean square of the residuals of runs with a feature that nothing was fitted to, each source weighing one
+    between_models         standard deviation of the median of a model about that of its family
+    between_chips          standard deviation of the median of a chip with its own calibration about that of its family
+    experts                of mixture-of-experts models, by source: no constant is fitted to any of these runs
+    between_calibrations   standard deviation about 0 of a chip predicted with another chip's calibration: for a chip without one
+    features               root mean square residual of runs with a feature that no constant is fitted to, with equal weight per source
     """
 
     source: str
@@ -103,9 +103,9 @@ class Residuals:
     features: tuple[tuple[str, float], ...] = ()
 
     def spread_of(self, feature: str) -> float:
-        """Standard deviation of log(step time) of a run with a feature that its framework's runs lack.
+        """Return the standard deviation of log(step time) of a run with a feature that its framework's runs lack.
 
-        A feature without any published run has that of those with runs, in the root mean square.
+        A feature without published runs gets the root mean square of the features with runs.
         """
         spreads = dict(self.features)
         if feature in spreads or not spreads:
@@ -118,7 +118,7 @@ def scale_of(num_chips: float) -> str:
 
 
 def shape_of(model: TransformerConfig) -> str:
-    """A model's architecture and sizes: two names for one shape are one model."""
+    """Return a model's architecture and sizes: two names for one shape are one model."""
     return (
         f"{model.architecture} {model.num_hidden_layers}x{model.hidden_size} {model.num_attention_heads}/{model.num_key_value_heads} "
         f"{model.intermediate_size}"
@@ -136,32 +136,34 @@ def interval(
     unseen: str = "",
     open_behaviours: tuple[float, float] = (0.0, 0.0),
 ) -> StepInterval:
-    """Quantiles of the family's runs that are most alike, widened by what those runs cannot show.
+    """Return quantiles of the family's most similar runs, widened by the features that those runs lack.
 
-    borrows         the framework has the family's profile for want of its own, and is an unseen framework
-    uncalibrated    what the chip has in place of a whole calibration of its own, in words; empty if it has one
-    is_usual        the calibration is the one that the runs on this chip were predicted with
-    unseen          shape of a model whose runs are not looked at
-    open_habits     of an unseen framework: variance of log(step time), below and above, that settings which were not given leave open
+    borrows          the framework has no profile and uses the family's: it is an unseen framework
+    uncalibrated     description of the rates that replace a missing calibration of the chip; empty if it has one
+    is_usual         the calibration is the one that the runs on this chip were predicted with
+    unseen           shape of a model whose runs are left out
+    open_behaviours  of an unseen framework: variance of log(step time), below and above, from settings that are not given
 
-    Either side of n runs has the half-width w = sqrt((n w_own^2 + n0 w_unseen^2) / (n + n0)): with few runs it is nearly that of an
-    unseen framework, which counts as n0 = 3 runs. The runs of k models show how runs of a model differ and, between them, how models do;
-    a further model lies about their mean, itself known to sigma^2 / k, so 2 sigma^2 / k of the variance between models is not in the
-    pooled quantiles. It is added in quadrature to each side; so are the variances of chips and of rare features without runs.
+    Each side has the half-width w = sqrt((n w_own^2 + n0 w_unseen^2) / (n + n0)) for n runs. With few runs it is close to that of an unseen
+    framework, which counts as n0 = 3 runs. The runs of k models contain the variance within a model and between these models. A further
+    model varies about their mean, which is itself known to sigma^2 / k; so 2 sigma^2 / k of the variance between models is missing from the
+    pooled quantiles. It is added in quadrature to each side, and so are the variances of chips and of rare features without runs.
     """
-    known = [each for each in residuals.models if each.model != unseen]
-    own = [each for each in known if each.family == family]
-    if borrows or not own:
-        return _of_unseen(residuals, features, known=known, uncalibrated=uncalibrated, is_usual=is_usual, open_behaviours=open_behaviours)
-    chosen, alike = _most_alike(own, features)
-    num_runs, num_models = _count(chosen), len({each.model for each in chosen})
-    widened, words = _beyond_runs(residuals, features, seen=own, uncalibrated=uncalibrated, is_usual=is_usual)
+    known = [runs for runs in residuals.models if runs.model != unseen]
+    family_runs = [runs for runs in known if runs.family == family]
+    if borrows or not family_runs:
+        return _unseen_framework_interval(
+            residuals, features, known=known, uncalibrated=uncalibrated, is_usual=is_usual, open_behaviours=open_behaviours
+        )
+    chosen, alike = _most_alike(family_runs, features)
+    num_runs, num_models = _count(chosen), len({runs.model for runs in chosen})
+    widened, words = _beyond_runs(residuals, features, seen=family_runs, uncalibrated=uncalibrated, is_usual=is_usual)
     widened += 2.0 / num_models * residuals.between_models**2
     below, middle, above = (_quantile(chosen, share) for share in (TAIL, 0.5, 1.0 - TAIL))
     unseen_below, unseen_above = (abs(math.log(factor)) for factor in unseen_interval(residuals.unseen_frameworks))
-    more = NORMAL * math.sqrt(widened)
-    low = math.hypot(_shrunk(middle - below, unseen_below, num_runs), more)
-    high = math.hypot(_shrunk(above - middle, unseen_above, num_runs), more)
+    half_width = NORMAL * math.sqrt(widened)
+    low = math.hypot(_shrunk(middle - below, unseen_below, num_runs), half_width)
+    high = math.hypot(_shrunk(above - middle, unseen_above, num_runs), half_width)
     if num_runs <= _FEW:
         words.append(f"only {num_runs} run{'s' if num_runs > 1 else ''}")
     return StepInterval(
@@ -174,41 +176,41 @@ def interval(
 
 
 _FEW = 5
-"""Runs up to which a note says that they are few."""
+"""Number of runs up to which a note reports that they are few."""
 
 
-def _shrunk(own: float, unseen: float, num_runs: int) -> float:
-    return math.sqrt((num_runs * own**2 + _PRIOR_RUNS * unseen**2) / (num_runs + _PRIOR_RUNS))
+def _shrunk(own_width: float, unseen: float, num_runs: int) -> float:
+    return math.sqrt((num_runs * own_width**2 + _PRIOR_RUNS * unseen**2) / (num_runs + _PRIOR_RUNS))
 
 
-def _most_alike(own: Sequence[ModelResiduals], features: RunFeatures) -> tuple[Sequence[ModelResiduals], str]:
-    """The family's runs that share most with the features, of the sets that hold enough, and in words what they share."""
-    of_bits = [each for each in own if each.bits == features.bits]
-    of_chip = [each for each in of_bits if each.chip == features.chip]
+def _most_alike(family_runs: Sequence[ModelResiduals], features: RunFeatures) -> tuple[Sequence[ModelResiduals], str]:
+    """Return the most similar set of the family's runs that is large enough, and a description of what it shares with the features."""
+    of_bits = [runs for runs in family_runs if runs.bits == features.bits]
+    of_chip = [runs for runs in of_bits if runs.chip == features.chip]
     bits = "" if features.bits == 16 else f" in {features.bits} bits"
     at_scale = f" on {features.scale}"
     choices = (
-        ([each for each in of_chip if each.scale == features.scale], f"{bits} on {features.chip},{at_scale}"),
+        ([runs for runs in of_chip if runs.scale == features.scale], f"{bits} on {features.chip},{at_scale}"),
         (of_chip, f"{bits} on {features.chip}"),
-        ([each for each in of_bits if each.scale == features.scale], f"{bits}{at_scale}"),
+        ([runs for runs in of_bits if runs.scale == features.scale], f"{bits}{at_scale}"),
         (of_bits, bits),
-        ([each for each in own if each.scale == features.scale], at_scale),
+        ([runs for runs in family_runs if runs.scale == features.scale], at_scale),
     )
-    return next(((found, alike) for found, alike in choices if _count(found) >= _ENOUGH), (own, ""))
+    return next(((runs, alike) for runs, alike in choices if _count(runs) >= _ENOUGH), (family_runs, ""))
 
 
 def _beyond_runs(
     residuals: Residuals, features: RunFeatures, *, seen: Sequence[ModelResiduals], uncalibrated: str, is_usual: bool
 ) -> tuple[float, list[str]]:
-    """Variance of log(step time) by what the runs that were seen do not have, and in words what that is."""
+    """Return the variance of log(step time) from features that the seen runs lack, and a description of these features."""
     words, widened = [], 0.0
     if not is_usual:
         widened += residuals.between_calibrations**2
         words.append("another calibration than theirs")
-    elif all(each.chip != features.chip for each in seen):
+    elif all(runs.chip != features.chip for runs in seen):
         widened += (residuals.between_calibrations if uncalibrated else residuals.between_chips) ** 2
         words.append(f"none on {features.chip}{f', which has {uncalibrated}' if uncalibrated else ''}")
-    has_bits = any(each.bits == features.bits for each in seen)
+    has_bits = any(runs.bits == features.bits for runs in seen)
     for feature in sorted(features.rare if has_bits else features.named()):
         widened += residuals.spread_of(feature) ** 2
         words.append(f"none with {feature}")
@@ -218,49 +220,53 @@ def _beyond_runs(
 def unseen_interval(
     unseen_frameworks: Sequence[UnseenResiduals], *, without: str = "", open_behaviours: tuple[float, float] = (0.0, 0.0)
 ) -> tuple[float, float]:
-    """Factors of the prediction for a framework that nobody knows. `without`: the framework whose groups are not looked at.
+    """Return the interval of an unseen framework, as factors of the prediction.
 
-    Quantiles of all groups, each weighing one, however many runs it has. Pooled, k groups show 1 - 1 / k of the variance of their medians,
-    and a further one lies about their mean with 1 + 1 / k of it: 2 / k of it is added. Their runs hang on habits that nobody told as far
-    as `open` says; a plan that hangs on them more has the difference in variance more, on either side.
+    without   framework whose groups are left out
+
+    The quantiles are those of all groups with equal weights, independent of the number of runs. The pooled medians of k groups contain
+    1 - 1 / k of their variance. A further group varies about their mean with 1 + 1 / k of it, so 2 / k of it is added. The sensitivity of
+    these runs to options that are not set is `open`. A plan with a higher sensitivity gets the difference in variance added, on each side.
     """
-    chosen = [each for each in unseen_frameworks if each.family != without]
+    chosen = [group for group in unseen_frameworks if group.family != without]
     if not chosen:
         raise InputError("residuals: hold no runs of unseen frameworks; write them with `python -m lab.residuals`")
-    points = sorted((point, 1.0 / len(each.quantiles)) for each in chosen for point in each.quantiles)
-    medians = [_place(sorted((point, 1.0) for point in each.quantiles), 0.5 * len(each.quantiles)) for each in chosen]
+    points = sorted((point, 1.0 / len(group.quantiles)) for group in chosen for point in group.quantiles)
+    medians = [_weighted_quantile(sorted((point, 1.0) for point in group.quantiles), 0.5 * len(group.quantiles)) for group in chosen]
     centre = sum(medians) / len(medians)
     variance = sum((value - centre) ** 2 for value in medians) / max(1, len(medians) - 1)
-    low, middle, high = (_place(points, share * len(chosen)) for share in (TAIL, 0.5, 1.0 - TAIL))
-    more = NORMAL * math.sqrt(2.0 * variance / len(chosen))
-    low, high = min(middle - math.hypot(middle - low, more), 0.0), max(middle + math.hypot(high - middle, more), 0.0)
-    below, above = (NORMAL * math.sqrt(each) for each in _beyond(chosen, open_behaviours))
+    low, middle, high = (_weighted_quantile(points, share * len(chosen)) for share in (TAIL, 0.5, 1.0 - TAIL))
+    half_width = NORMAL * math.sqrt(2.0 * variance / len(chosen))
+    low, high = min(middle - math.hypot(middle - low, half_width), 0.0), max(middle + math.hypot(high - middle, half_width), 0.0)
+    below, above = (NORMAL * math.sqrt(variance) for variance in _excess_variance(chosen, open_behaviours))
     return math.exp(-math.hypot(low, below)), math.exp(math.hypot(high, above))
 
 
-def with_experts(found: StepInterval, experts: Sequence[UnseenResiduals]) -> StepInterval:
+def with_experts(step_interval: StepInterval, experts: Sequence[UnseenResiduals]) -> StepInterval:
     """Interval of a mixture-of-experts model: at least as wide as the errors of such runs, each source with the same weight."""
     if not experts:
-        return found
+        return step_interval
     low, high = unseen_interval(experts)
-    runs = sum(each.num_runs for each in experts)
+    runs = sum(group.num_runs for group in experts)
     says = f"{runs} runs of models with experts from {len(experts)} sources, to which nothing is fitted"
-    return replace(found, low=min(found.low, low), high=max(found.high, high), rests_on=f"{says}; {found.rests_on}")
+    return replace(
+        step_interval, low=min(step_interval.low, low), high=max(step_interval.high, high), rests_on=f"{says}; {step_interval.rests_on}"
+    )
 
 
-def _beyond(unseen_frameworks: Sequence[UnseenResiduals], open_behaviours: tuple[float, float]) -> tuple[float, float]:
-    """Variance, below and above, that habits leave open in a plan beyond what they do in those runs, every group weighing one."""
+def _excess_variance(unseen_frameworks: Sequence[UnseenResiduals], open_behaviours: tuple[float, float]) -> tuple[float, float]:
+    """Return the variance, below and above, from unset options beyond the mean of those runs, with equal weight per group."""
     below, above = (
-        max(open_behaviours[side] - sum(each.open[side] for each in unseen_frameworks) / len(unseen_frameworks), 0.0) for side in (0, 1)
+        max(open_behaviours[side] - sum(group.open[side] for group in unseen_frameworks) / len(unseen_frameworks), 0.0) for side in (0, 1)
     )
     return below, above
 
 
-_WORTH_SAYING = 0.05
-"""[log of the step time] A standard deviation from which a note says that the fitted parameters widen an interval."""
+_NOTED_SPREAD = 0.05
+"""[log of the step time] Standard deviation from which a note reports that the fitted parameters widen an interval."""
 
 
-def _of_unseen(
+def _unseen_framework_interval(
     residuals: Residuals,
     features: RunFeatures,
     *,
@@ -269,19 +275,21 @@ def _of_unseen(
     is_usual: bool,
     open_behaviours: tuple[float, float],
 ) -> StepInterval:
-    """Runs of the profile that was lent say nothing about who borrows it: how far off others' runs were when their framework was hidden."""
+    """Return the interval of an unseen framework: runs of the profile that it uses are no evidence for it, so leave-one-framework-out
+    errors count.
+    """
     low, high = unseen_interval(residuals.unseen_frameworks, open_behaviours=open_behaviours)
     widened, words = _beyond_runs(residuals, features, seen=known, uncalibrated=uncalibrated, is_usual=is_usual)
-    more = NORMAL * math.sqrt(widened)
-    if max(_beyond(residuals.unseen_frameworks, open_behaviours)) > _WORTH_SAYING**2:
+    half_width = NORMAL * math.sqrt(widened)
+    if max(_excess_variance(residuals.unseen_frameworks, open_behaviours)) > _NOTED_SPREAD**2:
         words.append("this step hangs more than theirs on what frameworks differ in")
     frameworks, runs = (
-        len({each.family for each in residuals.unseen_frameworks}),
-        sum(each.num_runs for each in residuals.unseen_frameworks),
+        len({group.family for group in residuals.unseen_frameworks}),
+        sum(group.num_runs for group in residuals.unseen_frameworks),
     )
     return StepInterval(
-        low=math.exp(-math.hypot(math.log(low), more)),
-        high=math.exp(math.hypot(math.log(high), more)),
+        low=math.exp(-math.hypot(math.log(low), half_width)),
+        high=math.exp(math.hypot(math.log(high), half_width)),
         rests_on=f"{runs:,} runs of {frameworks} frameworks, each left out of the fit"
         + (f"; widened: {', '.join(words)}" if words else ""),
         num_runs=runs,
@@ -289,33 +297,36 @@ def _of_unseen(
 
 
 def _count(models: Iterable[ModelResiduals]) -> int:
-    return sum(each.num_runs for each in models)
+    return sum(runs.num_runs for runs in models)
 
 
 def _quantile(models: Sequence[ModelResiduals], share: float) -> float:
-    """Quantile of the pooled runs. A further run falls into each of n + 1 places with the same probability; `share` of them lie below."""
-    points = sorted((point, each.num_runs / len(each.quantiles)) for each in models for point in each.quantiles)
-    return _place(points, share * (sum(weight for _, weight in points) + 1.0) - 0.5)
+    """Return a quantile of the pooled runs.
+
+    A further run falls into each of n + 1 gaps with equal probability; `share` of them are below.
+    """
+    points = sorted((point, runs.num_runs / len(runs.quantiles)) for runs in models for point in runs.quantiles)
+    return _weighted_quantile(points, share * (sum(weight for _, weight in points) + 1.0) - 0.5)
 
 
-def _place(points: Sequence[tuple[float, float]], wanted: float) -> float:
-    """Where the weights of sorted (value, weight) reach `wanted`, linear between the middles of neighbours."""
+def _weighted_quantile(points: Sequence[tuple[float, float]], wanted: float) -> float:
+    """Return the value at which the cumulative weight of sorted (value, weight) reaches `wanted`, by linear interpolation."""
     below = 0.0
-    place, previous = points[0][0], (-math.inf, points[0][0])
+    position, previous = points[0][0], (-math.inf, points[0][0])
     for value, weight in points:
         centre = below + weight / 2.0
         if centre >= wanted:
-            start, place = previous
+            start, position = previous
             if math.isinf(start):
                 return value
-            return place + (value - place) * (wanted - start) / (centre - start)
+            return position + (value - position) * (wanted - start) / (centre - start)
         previous = (centre, value)
         below += weight
     return points[-1][0]
 
 
 def load_residuals(path: str | Path | None = None) -> Residuals:
-    """The shipped residuals, or those of a file."""
+    """Return the shipped residuals, or those of a file."""
     return _load(resource_dir("strategies") / "residuals.yaml" if path is None else Path(path))
 
 
@@ -383,7 +394,7 @@ def _open(values: object) -> tuple[float, float]:
 
 
 def _within(value: object, least: float, most: float) -> float:
-    """A finite number of a file; all of them are counts, or logarithms of factors."""
+    """Return a finite number of a file: all of them are counts, or logarithms of factors."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
         raise bad_field("number", shown(value), f"must be from {least:g} to {most:g}")
     return float(value)

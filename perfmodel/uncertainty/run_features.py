@@ -1,6 +1,6 @@
-"""Features of a plan by which prediction errors differ, as residuals keep them.
+"""Features of a plan by which prediction errors differ, in the form in which residuals store them.
 
-Experts are not among the rare ones: their published runs have an interval of their own (`residuals.with_experts`).
+Mixture of experts is not a rare feature: its published runs have an interval of their own (`residuals.with_experts`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from perfmodel.workload.config import TransformerConfig
 ADAPTERS, LONG, WINDOWS = "adapters", "long sequences", "sliding windows"
 
 LONG_SEQUENCE = 32_768
-"""[tokens] Beyond it attention is most of a step, and kernels and balance differ from those of shorter sequences."""
+"""[tokens] Beyond it attention is most of a step, and kernels and load balance differ from those of shorter sequences."""
 
 #: Mixers other than attention.
 _MIXERS = {"mamba": "state-space layers", "delta": "delta networks", "latent": "latent attention", "none": "layers without a mixer"}
 
 
 def features_of(plan: Plan, chip: str) -> RunFeatures:
-    """Features of a plan of a language model on `chip`."""
+    """Return the features of a plan of a language model on `chip`."""
     job = plan.job
     recipe = job.policy.recipe
     rare = _layers_of(job.transformer)
@@ -33,7 +33,7 @@ def features_of(plan: Plan, chip: str) -> RunFeatures:
 
 
 def _layers_of(model: TransformerConfig) -> set[str]:
-    found = {_MIXERS[kind.mixer] for kind in model.layer_kinds if kind.mixer in _MIXERS}
+    features = {_MIXERS[kind.mixer] for kind in model.layer_kinds if kind.mixer in _MIXERS}
     if model.sliding_layer_fraction > 0:
-        found.add(WINDOWS)
-    return found
+        features.add(WINDOWS)
+    return features

@@ -1,4 +1,4 @@
-"""Which parameters a prediction hangs on: each ten percent larger, everything else as it is."""
+"""Most sensitive parameters of a prediction: the change of the step time with each parameter ten percent larger."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.plan import Plan
 
 STEP = 0.1
-"""By how much a parameter grows."""
+"""Relative increase of a parameter."""
 
 NUM_NAMED = 3
 
@@ -33,7 +33,7 @@ _LATENCIES = ("base", "hop", "tree", "one_shot", "inner_hop")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sensitivity:
-    """change: of the step time, as a share of it, where the parameter is `STEP` larger. part: of the calibration, or `profile`."""
+    """Relative change of the step time with a parameter `STEP` larger. part: of the calibration, or `profile`."""
 
     parameter: str
     change: float
@@ -42,61 +42,61 @@ class Sensitivity:
 
 
 def sensitivities(estimator: Estimator, plan: Plan, *, most: int = NUM_NAMED) -> tuple[Sensitivity, ...]:
-    """The parameters that change the step most, the largest change first; one that changes nothing is left out."""
+    """Return the parameters that change the step time most, the largest change first; one without an effect is left out."""
     base = _step_time(estimator, plan)
-    found = []
+    sensitivities_found = []
     for name, (source, change) in _PARAMETERS.items():
-        other = change(estimator)
-        if other is not None:
-            share = _step_time(other, plan) / base - 1.0
-            found.append(Sensitivity(parameter=name, change=share, rests_on=_source(estimator, source), part=source))
-    ordered = sorted(found, key=lambda each: -abs(each.change))
-    return tuple(each for each in ordered[:most] if abs(each.change) > _NOTHING)
+        changed = change(estimator)
+        if changed is not None:
+            share = _step_time(changed, plan) / base - 1.0
+            sensitivities_found.append(Sensitivity(parameter=name, change=share, rests_on=_source(estimator, source), part=source))
+    ordered = sorted(sensitivities_found, key=lambda sensitivity: -abs(sensitivity.change))
+    return tuple(sensitivity for sensitivity in ordered[:most] if abs(sensitivity.change) > _NOTHING)
 
 
 _NOTHING = 1e-6
 
 
 def log_change(estimator: Estimator, plan: Plan, profile: ExecutionProfile) -> float:
-    """Change of log(step time) with another profile in place of the estimator's."""
+    """Return the change of log(step time) with another profile in place of the estimator's."""
     return math.log(_step_time(at_profile(estimator, profile), plan) / _step_time(estimator, plan))
 
 
 def _step_time(estimator: Estimator, plan: Plan) -> float:
-    """The same as its prediction has, without memory. [s]"""
+    """Return the step time of the plan's prediction, without computing its memory. [s]"""
     return float(step_columns(estimator, [plan]).step_time[0])
 
 
 def fitted_slopes(estimator: Estimator, plan: Plan) -> tuple[float, ...]:
-    """Derivative of log(step time) by each fitted constant, per standard deviation of its prior; none for shipped profiles."""
+    """Return the derivative of log(step time) by each fitted constant, per standard deviation of its prior; empty for shipped profiles."""
     slopes = []
     for constant in estimator.profile.fitted.constants:
-        moved, taken = _moved(estimator.profile, constant)
-        slopes.append(log_change(estimator, plan, moved) / taken)
+        moved, spreads = _moved(estimator.profile, constant)
+        slopes.append(log_change(estimator, plan, moved) / spreads)
     return tuple(slopes)
 
 
-_TAKEN = 0.2
-"""Of a difference quotient, in spreads of the constant."""
+_DIFFERENCE = 0.2
+"""Step of a difference quotient, in standard deviations of the constant."""
 
 
 def _moved(profile: ExecutionProfile, constant: FittedConstant) -> tuple[ExecutionProfile, float]:
-    """The profile with the constant moved to where there is room, and by how many spreads."""
-    own = float(profile.option(constant.fields[0]))
+    """Return the profile with the constant moved within its bounds, and the step in standard deviations."""
+    base_value = float(profile.option(constant.fields[0]))
     if not constant.is_ratio:
-        step = _TAKEN * constant.prior_spread
-        up = constant.fields[0] not in _SHARES or own + step <= 1.0
-        return profile.having(**{constant.fields[0]: own + step if up else own - step}), _TAKEN if up else -_TAKEN
-    factor = math.exp(_TAKEN * constant.prior_spread)
-    return profile.having(**{name: profile.option(name) * factor for name in constant.fields}), _TAKEN
+        step = _DIFFERENCE * constant.prior_spread
+        up = constant.fields[0] not in _SHARES or base_value + step <= 1.0
+        return profile.having(**{constant.fields[0]: base_value + step if up else base_value - step}), _DIFFERENCE if up else -_DIFFERENCE
+    factor = math.exp(_DIFFERENCE * constant.prior_spread)
+    return profile.having(**{name: profile.option(name) * factor for name in constant.fields}), _DIFFERENCE
 
 
 def at_profile(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
-    """The estimator with another profile, whose rates the machine has as multiples of the ones before: for times alone."""
-    own, generations = estimator.profile, estimator.machine.attention_generations
-    ratios = {each.name: getattr(profile.rates, each.name) / getattr(own.rates, each.name) for each in fields(RateOptions)}
+    """Return the estimator with another profile: the rates of its machine are scaled by the ratio of the two profiles. For times alone."""
+    base_profile, generations = estimator.profile, estimator.machine.attention_generations
+    ratios = {rate.name: getattr(profile.rates, rate.name) / getattr(base_profile.rates, rate.name) for rate in fields(RateOptions)}
     ratios["attention_rate_fraction"] *= generations.get(profile.kernels.attention_kernel, 1.0) / generations.get(
-        own.kernels.attention_kernel, 1.0
+        base_profile.kernels.attention_kernel, 1.0
     )
     machine = with_rates_of(profile.having(**ratios), replace(estimator.machine, attention_generations={}))
     return _with_profile(replace(estimator, machine=with_long_attention(profile, machine)), profile)
@@ -106,13 +106,13 @@ def _source(estimator: Estimator, part: str) -> str:
     return f"profile: {estimator.profile.name}" if part == "profile" else estimator.machine.rests_on.get(part, "spec sheet")
 
 
-def _on_machine(change: Callable[[Machine, Cluster], Machine]) -> Callable[[Estimator], Estimator | None]:
-    """The same programs on another machine."""
+def _machine_change(change: Callable[[Machine, Cluster], Machine]) -> Callable[[Estimator], Estimator | None]:
+    """Return the change of an estimator to the same programs on another machine."""
     return lambda estimator: replace(estimator, machine=change(estimator.machine, estimator.cluster))
 
 
-def _of_profile(*names: str) -> Callable[[Estimator], Estimator | None]:
-    """Fields of the profile, shares at most 1; None where all of them are 0."""
+def _profile_change(*names: str) -> Callable[[Estimator], Estimator | None]:
+    """Return the change of an estimator to larger profile fields, shares at most 1; None if all of them are 0."""
 
     def change(estimator: Estimator) -> Estimator | None:
         profile = estimator.profile
@@ -125,7 +125,7 @@ def _of_profile(*names: str) -> Callable[[Estimator], Estimator | None]:
     return change
 
 
-#: Fields that are a share of something.
+#: Fields that are shares, at most 1.
 _SHARES = frozenset(
     {
         "exposed_gradient_fraction",
@@ -138,7 +138,10 @@ _SHARES = frozenset(
 
 
 def _with_profile(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
-    """Programs hold what the profile says of them: they are compiled again, for times alone, where that is other; the graphs do not."""
+    """Return the estimator with the profile, for times alone.
+
+    Programs depend on the profile: they are compiled again if its compiled options change. Their graphs do not depend on it.
+    """
     sizes = element_bytes(estimator.job.policy, estimator.job.optimizer, profile, estimator.programs.sizes.projection)
     programs = replace(estimator.programs, profile=profile, sizes=sizes)
     if profile.compiled != estimator.profile.compiled:
@@ -160,7 +163,7 @@ def _faster_attention(machine: Machine, _: Cluster) -> Machine:
 
 
 def _faster_memory(machine: Machine, _: Cluster) -> Machine:
-    """Faster memory for every kernel: streaming, operands of matrix multiplies and of attention."""
+    """Raise the memory bandwidth of every kernel: streaming, and operands of matrix multiplies and of attention."""
     kernels = {name: replace(rates, bandwidth=rates.bandwidth * (1.0 + STEP)) for name, rates in machine.attention.items()}
     return replace(
         machine,
@@ -178,7 +181,7 @@ def _faster_streaming(rates: StreamingRates) -> StreamingRates:
 
 
 def _links(kind: str, rows: tuple[str, ...], factor: float) -> Callable[[Machine, Cluster], Machine]:
-    """Rows of the link table times `factor`, on the tiers of one kind."""
+    """Scale rows of the link table by `factor`, on the tiers of one kind."""
 
     def change(machine: Machine, cluster: Cluster) -> Machine:
         table = machine.links.table.copy()
@@ -196,23 +199,23 @@ def _slower_host(machine: Machine, _: Cluster) -> Machine:
     return replace(machine, launch_time=machine.launch_time * (1.0 + STEP), host_times=MappingProxyType(times))
 
 
-#: Name -> (what it rests on: a part of the calibration, or the profile; the estimator with it a tenth larger).
+#: Name -> (basis: a part of the calibration, or the profile; change of the estimator to a parameter `STEP` larger).
 _PARAMETERS: Mapping[str, tuple[str, Callable[[Estimator], Estimator | None]]] = {
-    "rate of matrix multiplies (sustained clock)": ("matmul", _on_machine(_faster_matmul)),
-    "rate of attention": ("attention", _on_machine(_faster_attention)),
-    "memory bandwidth": ("streaming", _on_machine(_faster_memory)),
-    "link bandwidth inside the node": (SCALE_UP, _on_machine(_links(SCALE_UP, _BANDWIDTHS, 1.0 / (1.0 + STEP)))),
-    "link bandwidth between nodes": (SCALE_OUT, _on_machine(_links(SCALE_OUT, _BANDWIDTHS, 1.0 / (1.0 + STEP)))),
-    "link latency inside the node": (SCALE_UP, _on_machine(_links(SCALE_UP, _LATENCIES, 1.0 + STEP))),
-    "link latency between nodes": (SCALE_OUT, _on_machine(_links(SCALE_OUT, _LATENCIES, 1.0 + STEP))),
-    "launch and host times of operators": ("streaming", _on_machine(_slower_host)),
-    "host time of launches": ("profile", _of_profile("host_launch_time", "host_layer_time_per_tp_across_nodes")),
-    "step constant": ("profile", _of_profile("step_time_constant")),
-    "traffic of norms and rotary embeddings": ("profile", _of_profile("rms_norm_traffic", "rotary_traffic")),
-    "share of the gradient reduction that shows": ("profile", _of_profile("exposed_gradient_fraction", "exposed_scatter_fraction")),
-    "time of parameters' gathers after the step": ("profile", _of_profile("publish_factor")),
-    "tensor-parallel communication that hides": ("profile", _of_profile("tp_overlap_fraction", "tp_backward_overlap_fraction")),
-    "slow-down of compute during communication": ("profile", _of_profile("compute_slowdown_under_communication")),
-    "weight of the slowest stage": ("profile", _of_profile("uneven_stage_weight")),
+    "rate of matrix multiplies (sustained clock)": ("matmul", _machine_change(_faster_matmul)),
+    "rate of attention": ("attention", _machine_change(_faster_attention)),
+    "memory bandwidth": ("streaming", _machine_change(_faster_memory)),
+    "link bandwidth inside the node": (SCALE_UP, _machine_change(_links(SCALE_UP, _BANDWIDTHS, 1.0 / (1.0 + STEP)))),
+    "link bandwidth between nodes": (SCALE_OUT, _machine_change(_links(SCALE_OUT, _BANDWIDTHS, 1.0 / (1.0 + STEP)))),
+    "link latency inside the node": (SCALE_UP, _machine_change(_links(SCALE_UP, _LATENCIES, 1.0 + STEP))),
+    "link latency between nodes": (SCALE_OUT, _machine_change(_links(SCALE_OUT, _LATENCIES, 1.0 + STEP))),
+    "launch and host times of operators": ("streaming", _machine_change(_slower_host)),
+    "host time of launches": ("profile", _profile_change("host_launch_time", "host_layer_time_per_tp_across_nodes")),
+    "step constant": ("profile", _profile_change("step_time_constant")),
+    "traffic of norms and rotary embeddings": ("profile", _profile_change("rms_norm_traffic", "rotary_traffic")),
+    "share of the gradient reduction that shows": ("profile", _profile_change("exposed_gradient_fraction", "exposed_scatter_fraction")),
+    "time of parameters' gathers after the step": ("profile", _profile_change("publish_factor")),
+    "tensor-parallel communication that hides": ("profile", _profile_change("tp_overlap_fraction", "tp_backward_overlap_fraction")),
+    "slow-down of compute during communication": ("profile", _profile_change("compute_slowdown_under_communication")),
+    "weight of the slowest stage": ("profile", _profile_change("uneven_stage_weight")),
 }
-"""What is only a way of saying the same (tiles, ramps, offsets) is left out: these are what a person could measure or buy."""
+"""Equivalent parameters (tiles, ramps, offsets) are left out: these are the ones that a user can measure or buy."""

@@ -11,11 +11,11 @@ from perfmodel.parallel.interval import NORMAL, StepInterval
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UncertaintySource:
-    """Something that is not known exactly.
+    """Source of uncertainty of a step time.
 
-    spread    one standard deviation of log(step time) that it makes
+    spread    its standard deviation of log(step time)
     share     of the variance of log(step time)
-    rests_on  what is known of it
+    rests_on  basis of the estimate
     """
 
     name: str
@@ -26,12 +26,12 @@ class UncertaintySource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """Something that would make a prediction surer.
+    """Action that narrows the interval of a prediction.
 
-    says, how       in words; what to type, or what it takes
-    low, high       the interval thereafter, as factors of the prediction
-    share_left      of the variance
-    is_measured     it can be done whoever asks: nothing has to be known beforehand
+    says, how       description; command or required measurement
+    low, high       the interval afterwards, as factors of the prediction
+    share_left      share of the variance that is left
+    is_measured     it is a measurement: it needs no prior information
     """
 
     says: str
@@ -48,28 +48,36 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustAccount:
-    """interval: with its grade; doubts: the largest share first, they add up to 1; remedies: the cheapest first."""
+    """Uncertainty of a prediction.
+
+    interval        with its grade
+    uncertainties   the largest share first; shares add up to 1
+    remedies        the cheapest first
+    """
 
     interval: StepInterval
     uncertainties: tuple[UncertaintySource, ...]
     remedies: tuple[Remedy, ...]
 
     def __str__(self) -> str:
-        """In a few lines; `explain --trust` prints tables."""
-        lines = [self.interval.trust, *(f"{each.share:.0%} of the variance: {each.name} ({each.rests_on})" for each in self.uncertainties)]
+        """Return a few lines; `explain --trust` prints tables."""
+        lines = [
+            self.interval.trust,
+            *(f"{source.share:.0%} of the variance: {source.name} ({source.rests_on})" for source in self.uncertainties),
+        ]
         best = self.cheapest
         return "\n".join([*lines, *([f"{'halved' if best.halves else 'reduced most'} by: {best.says} ({best.how})"] if best else [])])
 
     @property
     def cheapest(self) -> Remedy | None:
-        """The first measurement that halves the variance, else the first remedy; where none does, the one that leaves least, if any."""
-        halving = sorted((each for each in self.remedies if each.halves), key=lambda each: not each.is_measured)
-        return halving[0] if halving else min(self.remedies, key=lambda each: each.share_left, default=None)
+        """Return the first measurement that halves the variance, else the first remedy that does, else the best one, if any."""
+        halving = sorted((remedy for remedy in self.remedies if remedy.halves), key=lambda remedy: not remedy.is_measured)
+        return halving[0] if halving else min(self.remedies, key=lambda remedy: remedy.share_left, default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VarianceSource:
-    """variance: of log(step time); is_shared: all runs of one loop on these chips have the same of it."""
+    """Variance of log(step time) from one source. is_shared: all runs of one loop on these chips share its error."""
 
     name: str
     variance: float
@@ -89,39 +97,42 @@ def variance_of(interval: StepInterval) -> float:
 
 
 def with_rest(variance_sources: Iterable[VarianceSource], interval: StepInterval, *, rests_on: str) -> tuple[VarianceSource, ...]:
-    """The carriers, and what of the interval they do not explain: runs differ by that too.
+    """Return the sources, and as a further source the variance of the interval that they do not explain.
 
-    The interval is what was seen of runs: where the carriers are wider than that together, each is cut by as much.
+    The interval is empirical: sources that together exceed its variance are scaled down in proportion.
     """
-    named = [each for each in variance_sources if each.variance > 0.0]
-    whole, together = variance_of(interval), sum(each.variance for each in named)
-    if together > whole:
-        named = [replace(each, variance=each.variance * whole / together) for each in named]
-    elif whole > together:
-        named.append(VarianceSource(name=REST, variance=whole - together, rests_on=rests_on, is_shared=False))
-    return tuple(sorted(named, key=lambda each: -each.variance))
+    named = [source for source in variance_sources if source.variance > 0.0]
+    total, together = variance_of(interval), sum(source.variance for source in named)
+    if together > total:
+        named = [replace(source, variance=source.variance * total / together) for source in named]
+    elif total > together:
+        named.append(VarianceSource(name=REST, variance=total - together, rests_on=rests_on, is_shared=False))
+    return tuple(sorted(named, key=lambda source: -source.variance))
 
 
 def uncertainty_sources(variance_sources: Iterable[VarianceSource]) -> tuple[UncertaintySource, ...]:
-    found = list(variance_sources)
-    total = sum(each.variance for each in found) or 1.0
-    named = [each for each in found if each.variance >= _WORTH_NAMING * total]
-    small = [each for each in found if each.variance < _WORTH_NAMING * total]
+    sources = list(variance_sources)
+    total = sum(source.variance for source in sources) or 1.0
+    named = [source for source in sources if source.variance >= _WORTH_NAMING * total]
+    small = [source for source in sources if source.variance < _WORTH_NAMING * total]
     if small:
-        together = sum(each.variance for each in small)
+        together = sum(source.variance for source in small)
         named.append(
             VarianceSource(
                 name=SMALLER, variance=together, rests_on=f"{len(small)} other{'s' * (len(small) > 1)}, {small[0].name} the largest"
             )
         )
     return tuple(
-        UncertaintySource(name=each.name, spread=math.sqrt(each.variance), share=each.variance / total, rests_on=each.rests_on)
-        for each in named
+        UncertaintySource(name=source.name, spread=math.sqrt(source.variance), share=source.variance / total, rests_on=source.rests_on)
+        for source in named
     )
 
 
 def remedy(says: str, how: str, *, left: float, total: float, interval: StepInterval, is_measured: bool = True) -> Remedy:
-    """left, total: variance after it and before; the interval keeps its form."""
+    """Return a remedy that narrows the interval in proportion.
+
+    left, total   variance after it and before
+    """
     share = left / total if total else 1.0
-    shrinks = math.sqrt(share)
-    return Remedy(says=says, how=how, low=interval.low**shrinks, high=interval.high**shrinks, share_left=share, is_measured=is_measured)
+    shrinkage = math.sqrt(share)
+    return Remedy(says=says, how=how, low=interval.low**shrinkage, high=interval.high**shrinkage, share_left=share, is_measured=is_measured)

@@ -1,1 +1,1 @@
-"""Published runs: read, predicted and compared; what `perfmodel validate` needs."""
+"""Validation against published runs (`perfmodel validate`): cases, their predictions and errors."""

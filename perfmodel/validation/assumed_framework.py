@@ -1,4 +1,4 @@
-"""Published runs planned under another framework than their own: a profile that is given, or none that is known."""
+"""Plans of published runs under another framework than the one that they name: a given profile, or an unknown framework."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfmodel.validation.case_settings import settings_of_case
 from perfmodel.validation.cases import Case
 from perfmodel.validation.hidden_framework import HiddenFrameworks
 
-#: A case as it is planned. Raises InputError where it cannot be predicted.
+#: Function from a case to its plan. Raises InputError for a case that cannot be predicted.
 PlanCase = Callable[[Case], PlannedCase]
 
 
@@ -22,7 +22,7 @@ def plan_as_stated(case: Case) -> PlannedCase:
 
 
 def plan_under(profile: ExecutionProfile) -> PlanCase:
-    """Return a function that plans cases with this profile; what a run leaves out is still as its own framework has it."""
+    """Return a planner of cases with this profile; missing inputs still follow the defaults of the framework that the run names."""
 
     def plan(case: Case) -> PlannedCase:
         planned = plan_of_case(case.inputs)
@@ -35,6 +35,6 @@ def plan_under(profile: ExecutionProfile) -> PlanCase:
 
 
 def plan_hidden() -> PlanCase:
-    """Return a function that plans cases without the name of their framework, with `generic` as it is made from all others."""
+    """Return a function that plans cases as runs of an unseen framework: with `generic` made from all others."""
     frameworks = HiddenFrameworks()
     return lambda case: frameworks.planned(case)[1]

@@ -1,6 +1,6 @@
-"""From the inputs of a published run to what is predicted: job, cluster, execution profile and plan.
+"""Plan of a published run: its inputs become job, cluster, execution profile and plan.
 
-What the run does not state follows its framework (`frameworks.py`). A run that cannot be predicted raises `InputError` with the reason.
+Missing inputs follow the framework's defaults (`framework_patterns.py`). A run that cannot be predicted raises `InputError`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.parallel.recompute_modules import operators_of, read_modules
 from perfmodel.validation.case_settings import context_of_case, settings_of_case
 from perfmodel.validation.expert_cases import (
-    as_framework_has_it,
-    as_recipes_run,
     assumed_layers,
     check_expert_ranks,
     expert_knobs,
     megatron_flags,
     recipe_of_case,
     stated_stages,
+    with_framework_defaults,
+    with_recipe,
 )
 from perfmodel.validation.fields import optional_count, stated_count
 from perfmodel.validation.fine_tuning import stated_optimizer, stated_training
@@ -55,10 +55,10 @@ PRECISIONS: Mapping[str, tuple[Precision, Dtype]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HardwareOfCase:
-    """Parameters of a case's cluster; hashable, as the runs of one source share clusters.
+    """Parameters of a case's cluster; hashable, because the runs of one source share clusters.
 
-    cluster, calibration   of a run of one's own: a cluster's name or file, with whose chips the others agree, and what was measured of
-                           it; empty: the best that is known
+    cluster       name or file of the cluster of a user's run, which has the chips of the other fields; empty: by these fields
+    calibration   calibration of a user's run; empty: the best available
     """
 
     chip: str
@@ -71,7 +71,7 @@ class HardwareOfCase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedCase:
-    """A run, ready to be predicted. matmul_dtype: what matrices are multiplied in (fp8 where the policy of the job is bf16)."""
+    """A run ready to be predicted. matmul_dtype: dtype of matrix multiplies (fp8 where the policy of the job is bf16)."""
 
     hardware: HardwareOfCase
     framework: Framework
@@ -88,9 +88,9 @@ def plan_of_case(
     optimizer: Optimizer | None = None,
     dp_shard: int | None = None,
 ) -> PlannedCase:
-    """The plan of the run that `inputs` describe. Reads nothing but its arguments.
+    """Return the plan of the run that `inputs` describe. Reads nothing but its arguments.
 
-    hardware, optimizer, dp_shard   of a run of one's own, which says more than published ones do; None: as the inputs have it
+    hardware, optimizer, dp_shard   of a user's run, which is described in more detail than published ones; None: by the inputs
     """
     _check_model(inputs)
     assumed: list[str] = []
@@ -99,13 +99,13 @@ def plan_of_case(
     seq_len = stated_count(inputs, "sequence_length")
     tp, pp, cp = (stated_count(inputs, name, default=1) for name in ("tp", "pp", "cp"))
     if settings.get("device_map") and tp * pp * cp == 1:
-        # layers one after another on all chips, of which one works at a time
+        # layers are placed sequentially on all chips, of which one works at a time
         pp = stated_count(inputs, "num_chips")
     num_chips, dp = _chips(inputs, tp * pp * cp, assumed)
     _check_optimizer(settings)
     profile = with_settings(_profile(framework.profile), settings)
     policy, dtype = _precision(inputs, settings, assumed)
-    model = as_framework_has_it(_model(inputs, settings, seq_len=seq_len, tp=tp), inputs["model"], framework, settings)
+    model = with_framework_defaults(_model(inputs, settings, seq_len=seq_len, tp=tp), inputs["model"], framework, settings)
     profile, rules = context_of_case(profile, cp=cp, tp=tp, num_key_value_heads=model.num_key_value_heads, assumed=assumed)
     experts, recipe = None, None
     if model.experts is not None:
@@ -126,7 +126,7 @@ def plan_of_case(
         virtual_stages = _virtual_stages(inputs, framework, layers=layers, pp=pp, num_microbatches=num_microbatches, assumed=assumed)
     if experts is not None:
         eager = _profile("megatron")
-        profile = as_recipes_run(profile, framework, recipe, inputs.get("chip"), pp=pp, virtual_stages=virtual_stages, eager=eager)
+        profile = with_recipe(profile, framework, recipe, inputs.get("chip"), pp=pp, virtual_stages=virtual_stages, eager=eager)
     zero = _zero(inputs, framework, settings, ways=dp * cp, assumed=assumed)
     shard = dp_shard or _shard_ways(settings, dp=dp, zero=zero, chips_per_node=optional_count(inputs, "chips_per_node") or 8)
     recompute, operators = _recompute(inputs, framework, settings, zero, assumed, () if recipe is None else recipe.recompute)
@@ -153,7 +153,7 @@ def plan_of_case(
         **({} if experts is None else asdict(experts)),
     )
     if inputs.get("zero_stage") == ZeroStage.PARAMETERS and dp * cp * pp == 1:
-        # nothing is sharded, but weights are stored, cast and freed by units all the same
+        # nothing is sharded, but weights are still stored, cast and freed by units
         plan = replace(plan, zero=ZeroStage.PARAMETERS)
     return PlannedCase(hardware=hardware, framework=framework, profile=profile, matmul_dtype=dtype, plan=plan, assumed=tuple(assumed))
 
@@ -167,7 +167,7 @@ def _check_model(inputs: Mapping[str, Any]) -> None:
 
 
 def _check_optimizer(settings: Mapping[str, Any]) -> None:
-    """Runs are predicted with Adam, as Megatron-LM's are that do not say otherwise."""
+    """Raise InputError for another optimizer than Adam, the default of Megatron-LM."""
     stated = megatron_flags(settings).get("optimizer", "adam")
     if stated != "adam":
         raise bad_field("optimizer", one_line(stated, 40), "is not modelled", "give runs with adam")
@@ -179,7 +179,7 @@ def _profile(name: str) -> ExecutionProfile:
 
 
 def _chips(inputs: Mapping[str, Any], ways: int, assumed: list[str]) -> tuple[int, int]:
-    """(chips, whole-model replicas). Where the two do not agree in print, the number of chips holds."""
+    """Return (chips, data-parallel degree). If the two contradict each other, the number of chips counts."""
     stated, dp = optional_count(inputs, "num_chips"), optional_count(inputs, "dp")
     if stated is None:
         if dp is None:
@@ -192,8 +192,8 @@ def _chips(inputs: Mapping[str, Any], ways: int, assumed: list[str]) -> tuple[in
     return stated, stated // ways
 
 
-#: Recipes of fp8 as runs state them, whose scales are of the tensor at hand; where nothing is stated scales come of its history.
-_CURRENT = ("tensorwise", "rowwise", "current")
+#: Spellings of fp8 recipes with current scaling (scales of the tensor itself); the default is delayed scaling.
+_CURRENT_SCALING = ("tensorwise", "rowwise", "current")
 
 
 def _precision(inputs: Mapping[str, Any], settings: Mapping[str, Any], assumed: list[str]) -> tuple[Precision, Dtype]:
@@ -201,18 +201,18 @@ def _precision(inputs: Mapping[str, Any], settings: Mapping[str, Any], assumed: 
     if value is None:
         assumed.append("precision")
         value = "bf16"
-    found = PRECISIONS.get(value) if isinstance(value, str) else None
+    policy_and_dtype = PRECISIONS.get(value) if isinstance(value, str) else None
     if value == "bf16" and settings.get("pure_bf16") is True:
-        found = Precision.BF16, Dtype.BF16
-    if value == "fp8" and settings.get("fp8_recipe") in _CURRENT:
-        found = Precision.FP8_CURRENT, Dtype.FP8
-    if found is None:
+        policy_and_dtype = Precision.BF16, Dtype.BF16
+    if value == "fp8" and settings.get("fp8_recipe") in _CURRENT_SCALING:
+        policy_and_dtype = Precision.FP8_CURRENT, Dtype.FP8
+    if policy_and_dtype is None:
         raise bad_field("precision", one_line(value), "not known", f"use one of {', '.join(PRECISIONS)}")
-    return found
+    return policy_and_dtype
 
 
 def _train(inputs: Mapping[str, Any], framework: Framework, assumed: list[str]) -> Training:
-    """Stated, such as `lora:16`; of a run that only says that it trains adapters (`lora`) what its framework's recipes do."""
+    """Return the training method, such as `lora:16`. For a run that states adapters without a rank (`lora`), use the framework's recipe."""
     value = inputs.get("train")
     if value is None:
         return stated_training(inputs)
@@ -230,7 +230,7 @@ def _model(inputs: Mapping[str, Any], settings: Mapping[str, Any], *, seq_len: i
 
 
 def _micro_batch(inputs: Mapping[str, Any], framework: Framework, *, global_batch: int, dp: int, pp: int, assumed: list[str]) -> int:
-    """Stated, or the whole local batch in one pass (data-parallel frameworks without a pipeline), or 1."""
+    """Return the stated micro-batch, else the local batch in one pass (data-parallel frameworks without a pipeline), else 1."""
     value = optional_count(inputs, "micro_batch")
     if value is None:
         assumed.append("micro_batch")
@@ -258,7 +258,10 @@ def _virtual_stages(
 
 
 def _stage_layers(model: TransformerConfig, profile: ExecutionProfile, *, pp: int, virtual_stages: int) -> tuple[int, ...] | None:
-    """As the framework cuts them: evenly where that comes out, whatever layers are; None: as a plan that leaves it out."""
+    """Return the layers of each stage as the framework places them; None: the default of a plan.
+
+    Layers are split evenly where the stages divide their number, without regard to their cost.
+    """
     if profile.stages.places_layers_by_cost and virtual_stages == 1:
         return stage_layers_by_cost(model, pp)
     layers, stages = model.num_hidden_layers, pp * virtual_stages
@@ -266,11 +269,14 @@ def _stage_layers(model: TransformerConfig, profile: ExecutionProfile, *, pp: in
 
 
 def _stages_of_units(inputs: Mapping[str, Any], layers: int) -> tuple[int, ...] | None:
-    """Layers of each stage where the run states its modules: two stand before the layers (embedding, transposition), the others after."""
+    """Return the layers of each stage where the run states its modules.
+
+    Two modules precede the layers (embedding, transposition), the others follow them.
+    """
     stages = inputs.get("stages")
     if not isinstance(stages, list) or not stages:
         return None
-    units = [stated_count(each, "units") if isinstance(each, Mapping) else 0 for each in stages]
+    units = [stated_count(stage, "units") if isinstance(stage, Mapping) else 0 for stage in stages]
     if not all(units) or sum(units) < layers:
         raise bad_field("stages", one_line(stages), f"must state units of each stage, {layers} or more in all", "correct it in the case")
     first = min(2, sum(units) - layers)
@@ -292,7 +298,7 @@ def _zero(inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str
             assumed.append("zero_stage")
             stage = framework.zero
     if stage == ZeroStage.PARAMETERS and settings.get("reshard_after_forward") is False:
-        stage = ZeroStage.GRADIENTS  # parameters stay gathered
+        stage = ZeroStage.GRADIENTS  # parameters are not resharded after forward
     return int(stage) if ways > 1 else 0  # sharded over the replicas and over the sequence
 
 
@@ -302,8 +308,7 @@ def _flags(settings: Mapping[str, Any]) -> list[Any]:
 
 
 def _shard_ways(settings: Mapping[str, Any], *, dp: int, zero: int, chips_per_node: int) -> int:
-    """Ranks that ZeRO cuts over: all replicas, as many as the run states, those of a node where it says HSDP, or those of Megatron-LM's
-    flags."""
+    """Return the ranks that ZeRO shards over: the stated group, a node with HSDP, those of Megatron-LM's flags, else all replicas."""
     if zero == 0:
         return 1
     instances = megatron_flags(settings).get("num-distributed-optimizer-instances", "1")
@@ -323,14 +328,14 @@ def _recompute(
     settings: Mapping[str, Any],
     zero: int,
     assumed: list[str],
-    of_recipe: tuple[str, ...],
+    recipe_modules: tuple[str, ...],
 ) -> tuple[str, tuple[str, ...]]:
-    """of_recipe: modules that the recipe of its release recomputes, where the run states nothing."""
+    """Return the recomputation and its operators. recipe_modules: recomputed modules of the release's recipe, the default of the run."""
     value = inputs.get("recompute")
     if value is None:
         assumed.append("recompute")
-        if of_recipe:
-            return "selective", operators_of(read_modules(of_recipe, "recompute"))
+        if recipe_modules:
+            return "selective", operators_of(read_modules(recipe_modules, "recompute"))
         value = framework.recompute
     if value == "minimal_offloaded":
         value = "selective"
@@ -377,7 +382,7 @@ def _rate(inputs: Mapping[str, Any], name: str) -> float | None:
 
 
 def _mixed_hardware(kinds: list[Any], num_chips: int) -> HardwareOfCase:
-    """Several kinds of chips: of each its name, how many on how many nodes, and the rate of a node's network."""
+    """Return the hardware of several kinds of chips: each with its name, count, nodes and network bandwidth of a node."""
     pools = []
     for kind in kinds:
         if not isinstance(kind, Mapping) or not isinstance(kind.get("chip"), str) or is_path(kind["chip"]):

@@ -1,4 +1,4 @@
-"""Settings of published runs in the words of their sources, as the settings that they are (docs/settings.md)."""
+"""Settings of published runs, converted from the spellings of their sources to setting names (docs/settings.md)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfmodel.parallel.loss_forms import CHUNKED_LOSS, FUSED_LOSS, WHOLE_LOSS
 
 
 def _offloaded(value: object) -> object:
-    """Whether checkpoints are offloaded to the host; None if not stated."""
+    """Return whether checkpoints are offloaded to the host; None if not stated."""
     return True if isinstance(value, str) and re.search("offload|host|cpu", value.lower()) else None
 
 
@@ -27,7 +27,7 @@ def _loss(value: object) -> object:
 
 
 def _kernel(value: object) -> object:
-    """`sdpa, cuDNN` is what torch's scaled_dot_product_attention chose."""
+    """Return the kernel without the prefix in `sdpa, cuDNN`: the backend that torch's scaled_dot_product_attention chose."""
     return re.sub(r"^sdpa\W+", "", value, flags=re.IGNORECASE) if isinstance(value, str) else value
 
 
@@ -36,56 +36,59 @@ def _fused_if(value: object) -> object:
 
 
 def _parameters(value: object) -> object:
-    """`{params: cpu}`."""
+    """Return whether `{params: cpu}` is given; None otherwise."""
     return True if isinstance(value, Mapping) and value.get("params") == "cpu" else None
 
 
 def _form(value: object) -> object:
-    """`ring (torch)` is what torch calls keys that are gathered: its ring says nothing of who has which positions."""
+    """Return the form of context parallelism; None if it is unknown.
+
+    `ring (torch)` is torch's name for an all-gather of keys and values: it does not determine the distribution of positions.
+    """
     return ULYSSES if isinstance(value, str) and value.lower().startswith(ULYSSES) else None
 
 
-def _as_it_is(value: object) -> object:
+def _unchanged(value: object) -> object:
     return value
 
 
-#: What sources call a setting -> its name, and its value in our words; None: it says nothing of it.
-WORDS: Mapping[str, tuple[str, Callable[[object], object]]] = {
+#: Setting of a source -> (setting name, conversion of its value, which returns None for a value without information).
+SPELLINGS: Mapping[str, tuple[str, Callable[[object], object]]] = {
     "context_parallel": ("cp_form", _form),
     "loss": ("loss", _loss),
     "attention_kernel": ("attention_kernel", _kernel),
-    "activation_checkpointing_offload": ("checkpoint_offload", _as_it_is),
+    "activation_checkpointing_offload": ("checkpoint_offload", _unchanged),
     "gradient_checkpointing": ("checkpoint_offload", _offloaded),
-    "param_offload": ("parameter_offload", _as_it_is),
+    "param_offload": ("parameter_offload", _unchanged),
     "liger": ("loss", _fused_if),
-    "fused_loss": ("fused_cross_entropy", _as_it_is),
+    "fused_loss": ("fused_cross_entropy", _unchanged),
     "offload": ("parameter_offload", _parameters),
-    "activations_offload": ("activation_offload", _as_it_is),
+    "activations_offload": ("activation_offload", _unchanged),
 }
 
 
-#: What is no setting of a profile, and read all the same (`fine_tuning.py`, `case_plan.py`).
+#: Settings that are no option of a profile, and are read elsewhere (`fine_tuning.py`, `case_plan.py`).
 READ_APART = frozenset({"base_weights", "base_format", "pure_bf16", "device_map"})
 
 
 def settings_of_case(settings: object) -> dict[str, Any]:
-    """The settings of a run under their own names; what is stated under its own name wins."""
+    """Return the settings of a run by their setting names; one that is stated by its setting name takes precedence."""
     given = settings if isinstance(settings, Mapping) else {}
-    found = {name: value for name, value in given.items() if name not in WORDS}
+    canonical = {name: value for name, value in given.items() if name not in SPELLINGS}
     for name, value in given.items():
-        if name in WORDS:
-            ours, read = WORDS[name]
+        if name in SPELLINGS:
+            setting, read = SPELLINGS[name]
             if (known := read(value)) is not None:
-                found.setdefault(ours, known)
-    return found
+                canonical.setdefault(setting, known)
+    return canonical
 
 
 def context_of_case(
     profile: ExecutionProfile, *, cp: int, tp: int, num_key_value_heads: int, assumed: list[str]
 ) -> tuple[ExecutionProfile, str | None]:
-    """The profile of a run that states a form of context parallelism, and the rule set of that form; None: the usual one.
+    """Return the profile of a run that states a form of context parallelism, and the rule set of that form; None: the default rule set.
 
-    Ulysses over more ranks than there are key-value heads copies these, which no rule set does: it is taken for a balanced ring.
+    Ulysses over more ranks than key-value heads replicates these heads, which no rule set does: it is predicted as a balanced ring.
     """
     rules = rules_of_form(profile.communication.context_form, cp=cp, tp=tp)
     if rules is not None and num_key_value_heads % (cp * tp):

@@ -1,6 +1,6 @@
-"""Published runs as they are read: the inputs of a prediction kept apart from what was measured.
+"""Cases files of published runs: the inputs of a prediction are separated from the measurements.
 
-One JSON object a line. Whatever a line holds, it becomes one `Case`; what is wrong with it is the case's `reason`.
+The file has one JSON object a line. Each line becomes one `Case`; a fault of the line is the case's `reason`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from perfmodel.validation.fine_tuning import states_training, trains_adapters
 from perfmodel.validation.serving.measured import Served, is_serving, served_of
 from perfmodel.workload.training import Method
 
-#: What describes or judges a run; it never reaches a prediction. Everything else in a case is an input.
+#: Fields that describe or judge a run: they never reach a prediction. Everything else in a case is an input.
 NOT_INPUTS = (
     "id", "source", "source_ref", "notes", "inferred", "measured", "tier", "outcome", "suspect", "metric_note", "repeat_group",
     "tokens_per_s_counts",
@@ -34,7 +34,7 @@ MAX_LINE_BYTES = 2**20
 MAX_FILE_BYTES = 2**30
 _GIB = 2.0**30
 
-#: How notes give the bandwidth of an all-reduce inside the node, in GB/s: "... (intra 423.7/241.59/240.63)".
+#: Format in which notes give the bandwidth of an all-reduce inside the node, in GB/s: "... (intra 423.7/241.59/240.63)".
 _NOTED_ALL_REDUCE = re.compile(r"\(intra (\d+(?:\.\d+)?)/", re.ASCII)
 
 
@@ -42,15 +42,15 @@ _NOTED_ALL_REDUCE = re.compile(r"\(intra (\d+(?:\.\d+)?)/", re.ASCII)
 class Case:
     """One line of a cases file.
 
-    inputs          what a prediction may see
-    group           where the run was published (for the summary only)
-    measured_time   of a step; nan where the run states none   [s]
-    measured_memory of the fullest chip; nan where unknown     [byte]
-    ran             True / False where the run is known to have fitted / to have run out of memory; None: not known
-    trains_adapters   it trains adapters only: predicted so, and neither fitted nor scored
-    noted_all_reduce   bandwidth of an all-reduce in the node that its notes give (for choosing what to judge only); nan: none   [byte/s]
-    served          of a run of serving what was measured; None: a training run
-    reason          what is wrong with the line itself ("" if nothing)
+    inputs             inputs of a prediction
+    group              source of the run (for the summary only)
+    measured_time      step time; nan where the run states none   [s]
+    measured_memory    of the fullest chip; nan where unknown     [byte]
+    ran                True / False where the run is known to have fitted / to have run out of memory; None: not known
+    trains_adapters    it trains adapters only: predicted so, and neither fitted nor scored
+    noted_all_reduce   bandwidth of an all-reduce in the node in its notes (a filter of judged runs only); nan: none   [byte/s]
+    served             measurements of a serving run; None: a training run
+    reason             fault of the line itself ("" if none)
     """
 
     id: str
@@ -68,12 +68,12 @@ class Case:
 
     @property
     def is_apart(self) -> bool:
-        """Predicted, but neither fitted nor scored with the others."""
+        """The case is predicted, but neither fitted nor scored with the others."""
         return self.trains_adapters or self.has_experts
 
 
 def read_cases(path: str | Path) -> Iterator[Case]:
-    """The cases of a file (`.gz`: unpacked), in order; an empty line is none. Only a file that cannot be read at all is an error."""
+    """Yield the cases of a file (`.gz`: decompressed), in order, without empty lines. Raise InputError only for an unreadable file."""
     try:
         with open_input(path) as opened:
             stream = cast(BinaryIO, gzip.GzipFile(fileobj=opened)) if Path(path).suffix == ".gz" else opened
@@ -92,17 +92,17 @@ def read_cases(path: str | Path) -> Iterator[Case]:
 
 
 def _lines(stream: BinaryIO, path: str | Path) -> Iterator[bytes]:
-    """The lines of a file, an overlong one by its beginning; a file without an end is an error."""
-    read = 0
+    """Yield the lines of a file, an overlong one truncated. Raise InputError past the limit of the file's size."""
+    num_bytes_read = 0
     while line := stream.readline(MAX_LINE_BYTES + 1):
         rest = line
         while len(rest) > MAX_LINE_BYTES and not rest.endswith(b"\n"):
-            read += len(rest)
-            if read > MAX_FILE_BYTES:
+            num_bytes_read += len(rest)
+            if num_bytes_read > MAX_FILE_BYTES:
                 break
             rest = stream.readline(MAX_LINE_BYTES + 1)
-        read += len(rest)
-        if read > MAX_FILE_BYTES:
+        num_bytes_read += len(rest)
+        if num_bytes_read > MAX_FILE_BYTES:
             raise InputError(
                 f"cases={one_line(path, 200)}: larger than {MAX_FILE_BYTES >> 20} MiB; give a file with one JSON object a line"
             )
@@ -110,7 +110,7 @@ def _lines(stream: BinaryIO, path: str | Path) -> Iterator[bytes]:
 
 
 def parse_case(line: bytes | str, number: int) -> Case:
-    """The case on line `number` (from 1)."""
+    """Return the case on line `number` (from 1)."""
     fallback = f"line-{number}"
     try:
         data = json.loads(line)
@@ -158,21 +158,21 @@ def _tier(data: Mapping[str, Any]) -> str:
 
 
 def _is_lora(data: Mapping[str, Any]) -> bool:
-    """Whether it says so by its name or in its notes. Fine-tuning of all weights is training."""
+    """Return whether the name or the notes mention LoRA. Fine-tuning of all weights is training."""
     notes = data.get("notes")
     text = f"{data.get('id')} {notes[:5000] if isinstance(notes, str) else ''}".lower()
     return re.search(r"(?<![a-z])lora(?![a-z])", text) is not None and "task=sft" not in text
 
 
 def inputs_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The case without anything that a prediction must not see."""
+    """Return the case without the fields that a prediction must not depend on."""
     return {key: value for key, value in data.items() if key not in NOT_INPUTS}
 
 
 def _measured(data: Mapping[str, Any], measured: Mapping[str, Any]) -> tuple[float, float]:
-    """(step time, memory); a run that prints tokens/s instead of a time has the time that follows from them."""
+    """Return (step time, memory). A run that states tokens/s instead of a time gets the time that follows from them."""
     if data.get("packed") is False:
-        # sequences are cut at the stated length, and shorter than it: memory is that of the longest, a time is over all of them
+        # sequences are truncated to the stated length or shorter: the peak is that of the longest, a step time averages over all of them
         return math.nan, positive(measured.get("peak_memory_gib")) * _GIB
     time = positive(measured.get("step_time_s"))
     if math.isnan(time):
@@ -184,8 +184,8 @@ def _measured(data: Mapping[str, Any], measured: Mapping[str, Any]) -> tuple[flo
 
 
 def _noted_all_reduce(notes: object) -> float:
-    found = _NOTED_ALL_REDUCE.search(notes[:5000]) if isinstance(notes, str) else None
-    return float(found[1]) * 1e9 if found else math.nan
+    match = _NOTED_ALL_REDUCE.search(notes[:5000]) if isinstance(notes, str) else None
+    return float(match[1]) * 1e9 if match else math.nan
 
 
 def _ran(data: Mapping[str, Any], time: float) -> bool | None:
@@ -195,8 +195,8 @@ def _ran(data: Mapping[str, Any], time: float) -> bool | None:
 
 
 def _group(data: Mapping[str, Any], identity: str) -> str:
-    """Where the run comes from: the first word of its id, else its framework's."""
-    word = identity.split("-")[0].strip().lower()
+    """Return the source of a run: the first word of its id, else of its framework."""
+    prefix = identity.split("-")[0].strip().lower()
     if data.get("id") is None:
-        word = one_line(data.get("framework") or "").split(" ")[0].lower()
-    return one_line(word, 24) or "?"
+        prefix = one_line(data.get("framework") or "").split(" ")[0].lower()
+    return one_line(prefix, 24) or "?"

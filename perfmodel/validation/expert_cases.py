@@ -1,7 +1,7 @@
-"""Fields of a published run of a mixture-of-experts model: which model it is, and how its experts are distributed.
+"""Fields of a published run of a mixture-of-experts model: the model, and the distribution of its experts.
 
-Such runs state sizes of a layer, but neither shared experts nor dense layers nor the ranks of latent attention: those are the model's by
-its name, or what Megatron-LM's own flags say.
+Such runs state sizes of a layer, but not the shared experts, the dense layers or the ranks of latent attention. Those follow from the
+model's name or from Megatron-LM's flags.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from perfmodel.workload.layer_specs import Experts, FeedForward, LatentAttention
 from perfmodel.workload.models import list_models, load_model
 from perfmodel.workload.truncation import layers_text, truncated
 
-#: Sizes that a run and the model of its name must share: field of the run's model -> of a `TransformerConfig`.
-_SAME = ("hidden_size", "num_attention_heads", "num_key_value_heads")
+#: Sizes that must be equal in a run and in the shipped model of its name: fields of both.
+_SHARED_SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads")
 
-#: Pipelines of Megatron-LM's tests whose flags are cut off in published rows, as the tests' own files say (`model_config.yaml` of
-#: tests/functional_tests/test_cases/moe): end of the model's name -> `pipeline-model-parallel-layout`.
+#: Pipelines of Megatron-LM's tests whose flags are truncated in published rows. Source: `model_config.yaml` of
+#: tests/functional_tests/test_cases/moe. End of the model's name -> `pipeline-model-parallel-layout`.
 _LAYOUTS = {"selective_recompute_experimental": "Et*3|(tt|)*6tmL", "tp4_ep2_etp2_pp2_scoped_cudagraph": "Et|(tt|)*6mL"}
 
-#: Of latent attention, where Megatron-LM's flags do not say (`MLATransformerConfig`).
+#: Defaults of latent attention for missing flags of Megatron-LM (`MLATransformerConfig`).
 _MEGATRON_LATENT = {"kv-lora-rank": 512, "qk-head-dim": 128, "qk-pos-emb-head-dim": 64, "v-head-dim": 128}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertKnobs:
-    """Expert parallelism of a plan, and how tokens reach the experts."""
+    """Expert parallelism of a plan, and the dispatcher of its tokens."""
 
     ep: int = 1
     etp: int = 1
@@ -44,7 +44,7 @@ class ExpertKnobs:
 
 
 def has_experts(model: object) -> bool:
-    """Whether a run's model, as the run states it, has experts."""
+    """Return whether the model that a run states has experts."""
     if isinstance(model, TransformerConfig):
         return model.experts is not None
     number = model.get("num_experts") if isinstance(model, Mapping) else None
@@ -52,50 +52,51 @@ def has_experts(model: object) -> bool:
 
 
 def megatron_flags(settings: object) -> dict[str, str]:
-    """Megatron-LM's own flags: name -> value."""
+    """Return Megatron-LM's flags: name -> value."""
     flags = settings.get("megatron_args") if isinstance(settings, Mapping) else None
     pairs = (flag.partition("=") for flag in flags if isinstance(flag, str)) if isinstance(flags, list) else ()
     return {name: value for name, _, value in pairs}
 
 
 def stated_kernels(settings: object) -> set[str]:
-    """Libraries of kernels that the run names."""
+    """Return the kernel libraries that the run names."""
     names = settings.get("kernels") if isinstance(settings, Mapping) else None
     return {str(name).lower() for name in names} if isinstance(names, list) else set()
 
 
 def named_model(model: Mapping[str, Any]) -> TransformerConfig | None:
-    """The shipped model with experts that the run's name begins with (`shipped_model`)."""
-    found = shipped_model(model)
-    return found if found is not None and found.experts is not None else None
+    """Return the shipped mixture-of-experts model that the run's name begins with (`shipped_model`)."""
+    config = shipped_model(model)
+    return config if config is not None and config.experts is not None else None
 
 
 def shipped_model(model: Mapping[str, Any]) -> TransformerConfig | None:
-    """The shipped model that the run's name begins with, as deep as the run says, with the dense layers and the modules for further
-    tokens that it states; None where there is none, or where the sizes that the run states are not its own."""
+    """Return the shipped model that the run's name begins with, with the depth, the dense layers and the multi-token-prediction layers that
+    the run states; None where there is none, or where the run states other sizes.
+    """
     name = _plain(model.get("name"))
-    found = max((each for each in list_models() if name.startswith(_plain(each))), key=len, default="")
-    if not found:
+    shipped = max((shipped_name for shipped_name in list_models() if name.startswith(_plain(shipped_name))), key=len, default="")
+    if not shipped:
         return None
-    config = _load(found)
+    config = _load(shipped)
     experts, layers = config.experts, model.get("num_hidden_layers")
     stated = (model.get("num_experts"), model.get("num_experts_per_tok"))
     if stated != (None, None) and stated != ((None, None) if experts is None else (experts.num_experts, experts.top_k)):
         return None
     if experts is not None and stated == (None, None) and layers is not None:
         return None
-    if any(model.get(field) not in (None, getattr(config, field)) for field in _SAME):
+    if any(model.get(field) not in (None, getattr(config, field)) for field in _SHARED_SIZES):
         return None
     depth = layers if isinstance(layers, int) and not isinstance(layers, bool) and layers > 0 else config.num_hidden_layers
-    return truncated(config, depth, num_dense_layers=stated_layers(model, DENSE), num_mtp_layers=stated_layers(model, FURTHER))
+    return truncated(config, depth, num_dense_layers=stated_layers(model, DENSE), num_mtp_layers=stated_layers(model, MTP))
 
 
-#: Names by which runs state layers without experts before the others, and modules that predict further tokens.
-DENSE, FURTHER = ("num_dense_layers", "first_dense_layers"), ("num_mtp_layers",)
+#: Fields for dense layers before the others, and for multi-token-prediction modules.
+DENSE, MTP = ("num_dense_layers", "first_dense_layers"), ("num_mtp_layers",)
 
 
 def stated_layers(model: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    """The number that the run states by one of these names; None: it states none. Raises InputError."""
+    """Return the number that the run states in one of these fields; None: it states none. Raises InputError."""
     for name in names:
         value = model.get(name)
         if value is None:
@@ -107,16 +108,21 @@ def stated_layers(model: Mapping[str, Any], names: Sequence[str]) -> int | None:
 
 
 def assumed_layers(model: object, config: TransformerConfig) -> list[str]:
-    """Fields of a truncated model that its run does not state."""
+    """Return the fields of a truncated model that its run does not state."""
     if not isinstance(model, Mapping) or not layers_text(config) or not config.name.endswith("-layers"):
         return []
-    return [names[0] for names in (DENSE, FURTHER) if stated_layers(model, names) is None]
+    return [names[0] for names in (DENSE, MTP) if stated_layers(model, names) is None]
 
 
-def as_framework_has_it(config: TransformerConfig, model: object, framework: Framework, settings: Mapping[str, Any]) -> TransformerConfig:
-    """The model without modules for further tokens where its framework has none and the run states none, and with neighbouring experts
-    for each token where the framework forces them: choices within one group of as many experts."""
-    if not framework.trains_mtp and isinstance(model, Mapping) and stated_layers(model, FURTHER) is None:
+def with_framework_defaults(
+    config: TransformerConfig, model: object, framework: Framework, settings: Mapping[str, Any]
+) -> TransformerConfig:
+    """Return the model with its framework's defaults.
+
+    It has no multi-token-prediction modules where the framework has none and the run states none. Where the framework forces neighbouring
+    experts for each token, experts are chosen within one group of top_k experts.
+    """
+    if not framework.trains_mtp and isinstance(model, Mapping) and stated_layers(model, MTP) is None:
         config = replace(config, num_mtp_layers=0)
     experts = config.experts
     if experts is None or not framework.forces_neighbours or settings.get("balanced_routing") != "forced":
@@ -132,12 +138,12 @@ def _load(name: str) -> TransformerConfig:
 
 
 def _plain(name: object) -> str:
-    """Letters and digits alone, in lower case."""
+    """Return letters and digits only, in lower case."""
     return re.sub(r"[^a-z0-9]", "", name.lower()[:80]) if isinstance(name, str) else ""
 
 
 def with_experts(base: TransformerConfig, model: Mapping[str, Any], flags: Mapping[str, str]) -> TransformerConfig:
-    """A dense model with experts in the place of its MLP, of the sizes that the run states, or Megatron-LM's flags."""
+    """Return a dense model with experts instead of its MLP, of the sizes in the run or in Megatron-LM's flags."""
     count, top_k, name = model.get("num_experts"), model.get("num_experts_per_tok"), base.name
     if not isinstance(top_k, int):
         raise InputError(f"model.num_experts_per_tok: the run does not state it; {name} cannot be predicted without it")
@@ -154,12 +160,12 @@ def with_experts(base: TransformerConfig, model: Mapping[str, Any], flags: Mappi
         shared_width=_flag(flags, "moe-shared-expert-intermediate-size", 0),
         score="sigmoid" if flags.get("moe-router-score-function") == "sigmoid" else "softmax",
     )
-    made = replace(base, experts=experts, num_mtp_layers=_flag(flags, "mtp-num-layers", 0))
+    config = replace(base, experts=experts, num_mtp_layers=_flag(flags, "mtp-num-layers", 0))
     latent = flags.get("multi-latent-attention") == "True"
     if latent:
         sizes = {name: _flag(flags, name, default) for name, default in _MEGATRON_LATENT.items()}
-        made = replace(
-            made,
+        config = replace(
+            config,
             latent=LatentAttention(
                 query_rank=_flag(flags, "q-lora-rank", 0),
                 key_value_rank=sizes["kv-lora-rank"],
@@ -170,27 +176,33 @@ def with_experts(base: TransformerConfig, model: Mapping[str, Any], flags: Mappi
         )
     order = expert_layers(flags.get("moe-layer-freq", "1"), base.num_hidden_layers)
     if all(order):
-        return made
-    makes: dict[bool, FeedForward] = {True: "experts", False: "dense"}
-    return replace(made, kinds=kinds_of_layers([("latent" if latent else "attention", makes[each]) for each in order]))
+        return config
+    feed_forwards: dict[bool, FeedForward] = {True: "experts", False: "dense"}
+    return replace(
+        config,
+        kinds=kinds_of_layers([("latent" if latent else "attention", feed_forwards[has_experts_here]) for has_experts_here in order]),
+    )
 
 
 def expert_layers(frequency: str, num_layers: int) -> Sequence[bool]:
-    """Which layers have experts by Megatron-LM's `moe-layer-freq`: every so many the first of them, or a list such as ([0]*3+[1]*58)."""
+    """Return for each layer whether it has experts, by Megatron-LM's `moe-layer-freq`.
+
+    The flag is a period, of which the first layer has experts, or a list such as ([0]*3+[1]*58).
+    """
     text = frequency.replace(" ", "").strip("()")
     if re.fullmatch(r"\d+", text):
         return [layer % max(int(text), 1) == 0 for layer in range(num_layers)]
-    found: list[bool] = []
+    layer_flags: list[bool] = []
     for part in text.split("+"):
         listed = re.fullmatch(r"\[([01](?:,[01])*)\](?:\*(\d{1,4}))?", part)
         if listed is None:
             raise InputError(f"moe-layer-freq={one_line(frequency, 60)}: must be a number or a list of 0 and 1; correct it in the case")
-        found += [digit == "1" for digit in listed[1].split(",")] * int(listed[2] or 1)
-    if len(found) != num_layers:
+        layer_flags += [digit == "1" for digit in listed[1].split(",")] * int(listed[2] or 1)
+    if len(layer_flags) != num_layers:
         raise InputError(
-            f"moe-layer-freq={one_line(frequency, 60)}: is of {len(found)} layers, not of {num_layers}; correct it in the case"
+            f"moe-layer-freq={one_line(frequency, 60)}: is of {len(layer_flags)} layers, not of {num_layers}; correct it in the case"
         )
-    return found
+    return layer_flags
 
 
 def _flag(flags: Mapping[str, str], name: str, default: int) -> int:
@@ -203,7 +215,7 @@ def _flag(flags: Mapping[str, str], name: str, default: int) -> int:
 
 
 def stated_stages(inputs: Mapping[str, Any], recipe: ReleaseRecipe | None = None) -> tuple[int, ...]:
-    """Layers of each virtual stage as the run states them, else as its recipe has them for as many stages."""
+    """Return the layers of each virtual stage: as the run states them, else by its recipe if that has the same number of stages."""
     stages = _stages_in(inputs, "")
     if stages or recipe is None or not recipe.layout:
         return stages
@@ -213,9 +225,10 @@ def stated_stages(inputs: Mapping[str, Any], recipe: ReleaseRecipe | None = None
 
 
 def _stages_in(inputs: Mapping[str, Any], layout: str) -> tuple[int, ...]:
-    """Layers of each virtual stage by Megatron-LM's `pipeline-model-parallel-layout`; none where the run does not say it.
+    """Return the layers of each virtual stage by Megatron-LM's `pipeline-model-parallel-layout`; empty where the run does not state it.
 
-    Stages end with |, t is a layer, E, m and L are embedding, further tokens and loss; *3 repeats a letter or what is in parentheses.
+    Stages end with |, t is a layer, E, m and L are embedding, multi-token prediction and loss; *3 repeats a letter or a group in
+    parentheses.
     """
     model, name = inputs.get("model"), ""
     if isinstance(model, Mapping):
@@ -225,7 +238,7 @@ def _stages_in(inputs: Mapping[str, Any], layout: str) -> tuple[int, ...]:
     if not re.fullmatch(r"[EtmL|()*\d]{0,200}", text):
         raise InputError(f"pipeline-model-parallel-layout={one_line(text, 60)}: must be of E, t, m, L and |; correct it in the case")
     for what in (r"\(([Etm|L]{1,200})\)", "([EtmL])"):
-        text = re.sub(what + r"\*(\d{1,3})", lambda found: found[1] * int(found[2]), text)
+        text = re.sub(what + r"\*(\d{1,3})", lambda match: match[1] * int(match[2]), text)
     return tuple(stage.count("t") for stage in text.split("|")) if text else ()
 
 
@@ -233,7 +246,7 @@ _RELEASE = re.compile(r"(?<![\d.])\d{2}\.\d{2}(?:\.\d{1,2})?(?![\d.])", re.ASCII
 
 
 def recipe_of_case(inputs: Mapping[str, Any], framework: Framework, model: TransformerConfig) -> ReleaseRecipe | None:
-    """The recipe of the release in the framework's name (`Megatron-Bridge / 26.02 NeMo Container`); None where none is known."""
+    """Return the recipe of the release in the framework's name (`Megatron-Bridge / 26.02 NeMo Container`); None for an unknown one."""
     releases = load_releases(framework.profile) if framework.has_recipes and model.experts is not None else None
     stated = _RELEASE.search(str(inputs.get("framework"))[:200])
     if releases is None or stated is None:
@@ -252,7 +265,7 @@ def recipe_of_case(inputs: Mapping[str, Any], framework: Framework, model: Trans
 def expert_knobs(
     inputs: Mapping[str, Any], framework: Framework, recipe: ReleaseRecipe | None, *, tp: int, ep: int, assumed: list[str]
 ) -> ExpertKnobs:
-    """As the run states them; what it does not state is its framework's habit."""
+    """Return expert parallelism and dispatcher as the run states them, else by the recipe or the framework's defaults."""
     flags = megatron_flags(inputs.get("settings"))
     stated = inputs.get("etp")
     if isinstance(stated, int) and not isinstance(stated, bool):
@@ -260,20 +273,22 @@ def expert_knobs(
     else:
         usual = 1 if framework.folds_experts else tp
         etp = _flag(flags, "expert-tensor-parallel-size", usual if recipe is None or not recipe.etp else recipe.etp)
-    said = inputs.get("dispatcher") or flags.get("moe-token-dispatcher-type") or ("allgather" if flags else None)
-    said = said or (str(Dispatcher.FLEX) if "deepep" in stated_kernels(inputs.get("settings")) else None)
-    if said is None:
+    dispatcher_stated = inputs.get("dispatcher") or flags.get("moe-token-dispatcher-type") or ("allgather" if flags else None)
+    dispatcher_stated = dispatcher_stated or (str(Dispatcher.FLEX) if "deepep" in stated_kernels(inputs.get("settings")) else None)
+    if dispatcher_stated is None:
         assumed.append("dispatcher")
-        said = None if recipe is None else recipe.dispatcher
-    if said is None:
-        said = str(Dispatcher.FLEX) if str(inputs.get("chip")).startswith(framework.flex_on or ("/",)) else framework.dispatcher
-    known = [str(each) for each in Dispatcher]
-    if said not in known:
-        raise InputError(f"dispatcher={one_line(said, 40)}: is not known; use {', '.join(known)}")
-    return ExpertKnobs(ep=ep, etp=etp, dispatcher=said)
+        dispatcher_stated = None if recipe is None else recipe.dispatcher
+    if dispatcher_stated is None:
+        dispatcher_stated = (
+            str(Dispatcher.FLEX) if str(inputs.get("chip")).startswith(framework.flex_on or ("/",)) else framework.dispatcher
+        )
+    known = [str(dispatcher) for dispatcher in Dispatcher]
+    if dispatcher_stated not in known:
+        raise InputError(f"dispatcher={one_line(dispatcher_stated, 40)}: is not known; use {', '.join(known)}")
+    return ExpertKnobs(ep=ep, etp=etp, dispatcher=dispatcher_stated)
 
 
-def as_recipes_run(
+def with_recipe(
     profile: ExecutionProfile,
     framework: Framework,
     recipe: ReleaseRecipe | None,
@@ -283,13 +298,17 @@ def as_recipes_run(
     virtual_stages: int,
     eager: ExecutionProfile,
 ) -> ExecutionProfile:
-    """As the recipe says, else as its framework's usual ones for the chip: under CUDA graphs or launch by launch, as `eager` does; and one
-    microbatch's exchanges beside another one's passes, which takes an interleaved schedule in a pipeline, with weight gradients apart
-    (Megatron-Bridge, scripts/performance, `_set_moe_a2a_overlap_overrides`: `delay_wgrad_compute = True`)."""
+    """Return the profile with the recipe applied, else with the framework's recipes for the chip.
+
+    Recipes run under CUDA graphs or with the launch times of `eager`. They overlap the all-to-alls of one microbatch with the passes of
+    another one, with delayed weight gradients. In a pipeline this takes an interleaved schedule.
+
+    Source: Megatron-Bridge, scripts/performance, `_set_moe_a2a_overlap_overrides`: `delay_wgrad_compute = True`.
+    """
     if recipe is not None:
         can_overlap = pp == 1 or virtual_stages > 1
-        made = recipe if can_overlap else replace(recipe, moe_overlap=False)
-        return as_recipe_runs(profile, made, launch_time=eager.timing.host_launch_time)
+        applied_recipe = recipe if can_overlap else replace(recipe, moe_overlap=False)
+        return as_recipe_runs(profile, applied_recipe, launch_time=eager.timing.host_launch_time)
     name = str(chip)
     if framework.graphs_experts_on is not None and not name.startswith(framework.graphs_experts_on):
         profile = profile.having(host_launch_time=eager.timing.host_launch_time)
@@ -299,7 +318,7 @@ def as_recipes_run(
 
 
 def check_expert_ranks(num_chips: int, *, pp: int, knobs: ExpertKnobs) -> None:
-    """Check that experts divide over all ranks of a stage: chips = pp * etp * ep * edp."""
+    """Raise InputError if the experts do not divide over the ranks of a stage: chips = pp * etp * ep * edp."""
     ways = pp * knobs.etp * knobs.ep
     if num_chips % ways:
         rule = f"must be a multiple of pp*etp*ep={ways}, over which the experts are distributed"

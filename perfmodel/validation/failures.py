@@ -3,7 +3,7 @@
 from perfmodel.foundation.errors import InputError, one_line
 
 FAILURES = (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, AssertionError, MemoryError, RecursionError)
-"""Errors of a prediction. One that is no `InputError` is a fault of ours: it is reported, and the other cases still count."""
+"""Errors of a prediction. One that is no `InputError` is a bug of perfmodel: it is reported, and the other cases still count."""
 
 NOT_FINITE = "the prediction is not a finite number; please report this case"
 

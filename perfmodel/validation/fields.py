@@ -1,4 +1,4 @@
-"""Values of a published run's fields, whatever its line holds."""
+"""Validated values of a published run's fields."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from perfmodel.workload.config import printable
 MAX_COUNT = 2**31 - 1
 
 UNKNOWN = "?"
-"""The label of a run that does not say."""
+"""Label of a run that does not state the field."""
 
 
 def optional_count(inputs: Mapping[str, Any], field: str) -> int | None:
-    """A whole number from 1, or None where the run does not state it. 8.0 is 8. Raises InputError."""
+    """Return an integer from 1, or None where the run does not state it. 8.0 is 8. Raises InputError."""
     value = inputs.get(field)
     if value is None:
         return None
-    number = _whole(value)
+    number = _integer(value)
     if not 1 <= number <= MAX_COUNT:
         raise bad_field(field, one_line(value), f"must be a whole number from 1 to {MAX_COUNT}", "correct it in the case")
     return number
 
 
 def stated_count(inputs: Mapping[str, Any], field: str, default: int | None = None) -> int:
-    """A whole number from 1, or the default; without one the run must state it. Raises InputError."""
+    """Return an integer from 1, or the default; without one the run must state it. Raises InputError."""
     value = optional_count(inputs, field)
     if value is None:
         if default is None:
@@ -37,21 +37,21 @@ def stated_count(inputs: Mapping[str, Any], field: str, default: int | None = No
 
 
 def stated_size(model: Mapping[str, Any], field: str, name: str, *, inside: str = "") -> int:
-    """A whole number from 1 of the `model` object of a run, called `name`. 8.0 is 8. Raises InputError.
+    """Return an integer from 1 in the `model` object of a run, called `name`. 8.0 is 8. Raises InputError.
 
-    inside   which object of the model's has the field, such as `moe.`; "" for the model itself
+    inside   prefix of the nested object that has the field, such as `moe.`; "" for the model itself
     """
     value = model.get(field)
     if value is None:
         raise InputError(f"model.{inside}{field}: the run does not state it; {name} cannot be predicted without it")
-    number = _whole(value)
+    number = _integer(value)
     if number < 1:
         raise bad_field(f"model.{inside}{field}", printable(value), "must be a whole number from 1", "correct it in the case")
     return number
 
 
-def _whole(value: object) -> int:
-    """A whole number, 8.0 too; 0 for all else, which no count is."""
+def _integer(value: object) -> int:
+    """Return an integer, also from 8.0; 0, which is no valid count, for anything else."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else 0
@@ -62,7 +62,7 @@ def not_stated(field: str) -> InputError:
 
 
 def positive(value: object) -> float:
-    """`value` as a positive number, else nan."""
+    """Return `value` as a positive number, else nan."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return math.nan
     try:

@@ -1,4 +1,4 @@
-"""Figures of how far off predictions are: predicted against measured, error by scale, and its distribution."""
+"""Figures of prediction errors: predicted against measured, error by scale, and its distribution."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Colour-blind-safe (Okabe & Ito), for the sources with most rows; the others share grey.
+#: Colour-blind-safe palette (Okabe & Ito) for the sources with most rows; the others share grey.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C564B")
 _MARKERS = "osD^vPX*"
 _GREY = "#AAAAAA"
 _SHOWN_ERROR = 1.0
 _BAND = 0.1
-"""Errors within this are shaded."""
+"""Bound of the shaded errors."""
 
 
 def write_figures(result: ValidationResult, folder: Path) -> tuple[Path, ...]:
-    """The figures as PNG in `folder`, which is made if need be."""
+    """Write the figures as PNG to `folder`, and create it if it does not exist."""
     rows = judged_rows(result.rows)
     if not rows:
         raise InputError("plots: no case has both a predicted and a measured time; there is nothing to draw")
@@ -72,7 +72,7 @@ def predicted_against_measured(rows: Sequence[ValidationRow]) -> Figure:
 
 
 def error_by_chips(rows: Sequence[ValidationRow]) -> Figure:
-    """The error against the number of chips; medians and the range from the 10th to the 90th percentile where there are rows enough."""
+    """Plot the error against the number of chips, with median and 10th to 90th percentile for counts with enough rows."""
     figure = new_figure(width=8.4, height=5.0)
     axes = figure.subplots()
     known = [row for row in rows if not math.isnan(row.labels.num_chips)]
@@ -84,11 +84,11 @@ def error_by_chips(rows: Sequence[ValidationRow]) -> Figure:
     axes.set_xscale("log", base=2)
     plain_numbers(axes.xaxis, subs=(1.0,), base=2)
     by_count = {count: [_shown(row.time_error) for row in rows] for count, rows in grouped(known, lambda row: row.labels.num_chips).items()}
-    places = sorted(count for count, errors in by_count.items() if len(errors) >= _ENOUGH)
-    low, middle, high = np.transpose([np.quantile(by_count[count], (0.1, 0.5, 0.9)) for count in places]) if places else ((), (), ())
-    axes.vlines(places, low, high, color="black", linewidth=1.5, zorder=5)
+    counts = sorted(count for count, errors in by_count.items() if len(errors) >= _ENOUGH)
+    low, middle, high = np.transpose([np.quantile(by_count[count], (0.1, 0.5, 0.9)) for count in counts]) if counts else ((), (), ())
+    axes.vlines(counts, low, high, color="black", linewidth=1.5, zorder=5)
     axes.plot(
-        places,
+        counts,
         middle,
         "D",
         color="white",
@@ -107,11 +107,11 @@ def error_by_chips(rows: Sequence[ValidationRow]) -> Figure:
 
 
 _ENOUGH = 8
-"""Runs that a median and a range are drawn of."""
+"""Minimum number of runs for a median and a range."""
 
 
 def error_distribution(rows: Sequence[ValidationRow]) -> Figure:
-    """Left: how many errors of which size. Right: the share of runs within an error, by source."""
+    """Plot a histogram of errors (left), and the cumulative distribution of absolute errors by source (right)."""
     figure = new_figure(width=10.0, height=4.6)
     left, right = figure.subplots(1, 2)
     errors = [_shown(row.time_error) for row in rows]
@@ -137,7 +137,7 @@ def error_distribution(rows: Sequence[ValidationRow]) -> Figure:
     return figure
 
 
-#: What `--plots` draws: file name -> figure of the judged rows.
+#: Figures of `--plots`: file name -> function of the judged rows.
 FIGURES: Mapping[str, Callable[[Sequence[ValidationRow]], Any]] = {
     "predicted_against_measured": predicted_against_measured,
     "error_by_chips": error_by_chips,
@@ -146,7 +146,7 @@ FIGURES: Mapping[str, Callable[[Sequence[ValidationRow]], Any]] = {
 
 
 def _by_source(rows: Sequence[ValidationRow]) -> list[tuple[str, list[ValidationRow], dict[str, Any]]]:
-    """(label, rows, style) for the sources with most rows; the rest together, in grey and behind."""
+    """Return (label, rows, style) for the sources with most rows, then the rest together, in grey and in the background."""
     groups = grouped(rows, lambda row: row.labels.source)
     ordered = sorted(groups, key=lambda name: (-len(groups[name]), name))
     shown, others = ordered[: len(_COLOURS)], ordered[len(_COLOURS) :]
@@ -170,7 +170,7 @@ def _shown(error: float) -> float:
 
 
 def _spread(name: str) -> float:
-    """A few percent to either side, the same for the same run, so that runs on as many chips are not on one line."""
+    """Return a horizontal jitter factor, deterministic for a run, that separates runs with equal chips."""
     return 1.0 + 0.2 * (sum(name.encode()) % 97 / 96 - 0.5)
 
 

@@ -1,4 +1,4 @@
-"""How a published run fine-tunes: method, adapters, the format of the base and the optimizer, as its source states them."""
+"""Fine-tuning of a published run: method, adapters, format of the base model and optimizer, as its source states them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perfmodel.workload.base_formats import BASE_FORMATS
 from perfmodel.workload.job import Optimizer
 from perfmodel.workload.training import DEFAULT_BASE, FULL_TRAINING, Method, Training
 
-#: Methods whose step is not one forward and backward pass over the stated sequences, and why they are not predicted.
+#: Methods whose step is not one forward and backward pass over the stated sequences -> the reason.
 _NOT_PREDICTED: Mapping[str, str] = {
     "dpo": "trains on pairs of answers next to a frozen reference model",
     "simpo": "trains on pairs of answers",
@@ -20,10 +20,10 @@ _NOT_PREDICTED: Mapping[str, str] = {
     "ppo": "generates answers and scores them before it trains",
 }
 
-#: Adapters of other forms than LoRA.
+#: Unsupported forms of adapters.
 _OTHER_ADAPTERS = ("boft", "oft", "ia3", "loha", "lokr", "vera", "ln_tuning", "prompt", "prefix")
 
-#: Words for linear operators in lists of targets -> names here. Of experts "mlp" means the dense and shared ones.
+#: Word in a list of targets -> linear operators. In a mixture-of-experts model "mlp" means the dense and shared ones.
 _TARGETS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("q", "query", "q_proj"), ("q_proj",)),
     **dict.fromkeys(("k", "key", "k_proj"), ("k_proj",)),
@@ -33,10 +33,10 @@ _TARGETS: Mapping[str, tuple[str, ...]] = {
     "mlp": ("gate_proj", "up_proj", "down_proj"),
 }
 
-#: Words for stored formats in `settings.base_weights`, the first that is found -> format.
+#: Word in `settings.base_weights` -> stored format; the first match counts.
 _BASES = (("nf4-dq", "nf4-dq"), ("nf4", "nf4"), ("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("int4", "int4"), ("int8", "int8"), ("fp8", "fp8"))
 
-#: Optimizers as sources name them, longest first -> as they are known here.
+#: Name of an optimizer in sources, longest first -> optimizer.
 _OPTIMIZERS = (
     ("paged 8-bit adam", Optimizer.PAGED_ADAMW_8BIT),
     ("paged adam", Optimizer.PAGED_ADAMW),
@@ -53,12 +53,12 @@ _OPTIMIZERS = (
 
 
 def states_training(inputs: Mapping[str, Any]) -> bool:
-    """Whether a run says by itself how it trains."""
+    """Return whether a run states its training method."""
     return inputs.get("train") is not None or bool(_method(inputs))
 
 
 def _method(inputs: Mapping[str, Any]) -> str:
-    """The method that a run names; one that describes adapters and names none trains these. Empty: it says nothing."""
+    """Return the method that a run names; LoRA if it describes adapters without a method, empty if it states neither."""
     value = inputs.get("method")
     if isinstance(value, str):
         return value.lower()
@@ -66,7 +66,7 @@ def _method(inputs: Mapping[str, Any]) -> str:
 
 
 def trains_adapters(inputs: Mapping[str, Any]) -> bool:
-    """Whether a run that says how it trains trains adapters only."""
+    """Return whether a run states that it trains adapters only."""
     value = inputs.get("train")
     if value is not None:
         return value != str(Method.FULL)
@@ -74,18 +74,18 @@ def trains_adapters(inputs: Mapping[str, Any]) -> bool:
 
 
 def stated_training(inputs: Mapping[str, Any], default_targets: tuple[str, ...] = ()) -> Training:
-    """Training of `method`, `lora` and `settings.base_weights`. Raises InputError if it is not predicted.
+    """Return the training of `method`, `lora` and `settings.base_weights`. Raises InputError if it is not predicted.
 
-    default_targets   of adapters, where the run does not list them
+    default_targets   of adapters, if the run does not list them
     """
     modality = inputs.get("modality")
     if modality not in (None, "text"):
         raise bad_field("modality", one_line(modality, 40), "is not modelled", "give runs over text")
     method = _method(inputs) or str(Method.FULL)
     words = set(re.findall(r"[a-z0-9_]+", method))
-    for name, why in _NOT_PREDICTED.items():
+    for name, reason in _NOT_PREDICTED.items():
         if name in words:
-            raise bad_field("method", one_line(method, 40), f"{why}, which is not predicted", "give full, lora or qlora")
+            raise bad_field("method", one_line(method, 40), f"{reason}, which is not predicted", "give full, lora or qlora")
     for name in _OTHER_ADAPTERS:
         if name in words:
             raise bad_field("method", one_line(method, 40), "adapters of this form are not modelled", "give lora or qlora")
@@ -112,7 +112,7 @@ def _count(fields: Mapping[str, Any], names: tuple[str, ...], default: int) -> i
 
 
 def _targets(value: object, default: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of linear operators in a list of targets as people write it; none: all of them."""
+    """Return linear operators from a free-form list of targets; empty: all of them."""
     text = (" ".join(map(str, value)) if isinstance(value, list) else str(value or "")).lower()
     words = re.findall(r"[a-z_]+", text)
     if not words:
@@ -120,7 +120,7 @@ def _targets(value: object, default: tuple[str, ...]) -> tuple[str, ...]:
     if "all" in words:
         return ()
     named = [name for word in words for name in _TARGETS.get(word, ())]
-    # "attention q, v" names operators of attention, "attention" by itself is all of them
+    # "attention q, v" names operators of attention, "attention" alone is all of them
     if "attention" in words and not any(name in ("q_proj", "k_proj", "v_proj", "o_proj") for name in named):
         named.append("attention")
     if not named:
@@ -130,14 +130,14 @@ def _targets(value: object, default: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _base(settings: object, lora: Mapping[str, Any], *, is_quantized: bool) -> str:
-    """The format of the frozen weights; empty: that of the computation."""
+    """Return the format of the frozen weights; empty: that of the computation."""
     stated = settings if isinstance(settings, Mapping) else {}
     text = str(stated.get("base_weights") or stated.get("base_format") or "").lower()
     if text and text not in ("bf16", "fp16", "16-bit"):
-        found = next((base for word, base in _BASES if word in text), "")
-        if not found:
+        base_format = next((base for word, base in _BASES if word in text), "")
+        if not base_format:
             raise bad_field("settings.base_weights", one_line(text, 40), "is not known", f"use {', '.join(BASE_FORMATS)}")
-        return found
+        return base_format
     bits = lora.get("base_bits")
     if bits == 8:
         return "int8"
@@ -145,17 +145,17 @@ def _base(settings: object, lora: Mapping[str, Any], *, is_quantized: bool) -> s
 
 
 def stated_optimizer(inputs: Mapping[str, Any]) -> Optimizer | None:
-    """The optimizer that a run names; None: it does not say."""
+    """Return the optimizer that a run names; None: it names none."""
     value = inputs.get("optimizer")
     if value is None:
         return None
     text = str(value).lower()
     if "host" in text or "offload" in text:
         raise bad_field("optimizer", one_line(text, 40), "is not modelled on the host", "give runs with the optimizer on the chip")
-    found = next((optimizer for name, optimizer in _OPTIMIZERS if name in text), None)
-    if found is None:
+    optimizer = next((candidate for name, candidate in _OPTIMIZERS if name in text), None)
+    if optimizer is None:
         raise InputError(f"optimizer={one_line(text, 40)}: is not modelled; give one of {', '.join(Optimizer)}")
-    return found
+    return optimizer
 
 
 __all__ = ["stated_optimizer", "stated_training", "states_training", "trains_adapters"]

@@ -1,4 +1,4 @@
-"""Published runs planned as if their framework were unknown (`validate --hide-framework`)."""
+"""Published runs planned as runs of an unseen framework (`validate --hide-framework`)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from perfmodel.validation.case_plan import PlannedCase, plan_of_case
 from perfmodel.validation.cases import Case
 from perfmodel.validation.framework_patterns import framework_of
 
-#: Profiles of one framework: left out together.
+#: Sets of profiles of one framework, which are left out together.
 _ALIKE = (frozenset({"torch-fsdp2", "torchtitan"}),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenRun:
-    """A run as planned with its framework left out. profile: that framework's."""
+    """A run planned without its framework. profile: that of the framework."""
 
     profile: str
     planned: PlannedCase
@@ -28,7 +28,7 @@ class HiddenRun:
 
 
 def hidden(case: Case) -> HiddenRun:
-    """Raises InputError where it cannot be predicted."""
+    """Plan the case without its framework. Raises InputError if it cannot be predicted."""
     settings = case.inputs.get("settings")
     return HiddenRun(
         profile=framework_of(case.inputs.get("framework")).profile,
@@ -39,16 +39,16 @@ def hidden(case: Case) -> HiddenRun:
 
 @dataclass(slots=True, kw_only=True)
 class HiddenFrameworks:
-    """Plans runs without the name of their framework, under `generic` as made from all others.
+    """Planner of runs of unseen frameworks: each with the `generic` profile made from all other frameworks.
 
-    leaves_family   every profile of its family is left out too
+    leaves_family   leave out every profile of its family
     """
 
     leaves_family: bool = False
     _profiles: dict[str, ExecutionProfile] = field(default_factory=dict)
 
     def profile_without(self, name: str) -> ExecutionProfile:
-        """`generic` from all frameworks but that one."""
+        """Return `generic`, made from all frameworks but this one."""
         if name not in self._profiles:
             self._profiles[name] = generic_profile(self.families_without(name))
         return self._profiles[name]
@@ -62,6 +62,6 @@ class HiddenFrameworks:
         return known_families(without=alike)
 
     def planned(self, case: Case) -> tuple[str, PlannedCase]:
-        """The hidden profile of a run, and the run planned with the profile of an unknown framework. Raises InputError."""
+        """Return the hidden profile of a run, and the run planned with the profile of an unseen framework. Raises InputError."""
         run = hidden(case)
         return run.profile, replace(run.planned, profile=with_settings(self.profile_without(run.profile), run.settings))

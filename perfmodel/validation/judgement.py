@@ -1,4 +1,4 @@
-"""Errors of predictions: time and memory by label, verdicts, choice of plans, reasons of rows without a prediction."""
+"""Errors of predictions: time and memory by label, fit verdicts, choice of plans, and reasons of rows without a prediction."""
 
 from __future__ import annotations
 
@@ -23,22 +23,25 @@ if TYPE_CHECKING:
     from perfmodel.validation.serving.rows import ServingRow
 
 NO_TIMES = ("mcore",)
-"""Sources whose step times mean nothing: continuous integration of toy models in deterministic mode, bound by launches. Memory counts."""
+"""Sources whose step times are meaningless: continuous integration of toy models in deterministic mode, launch-bound. Memory counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationRow:
-    """One case: what was predicted (nan and None where it was not, with the reason) and what was measured. Seconds and bytes.
+    """Prediction and measurement of one case, in seconds and bytes; nan and None without a prediction, with the reason.
 
-    kind            training or out of memory, as the case is shaped
-    labels          what the row is counted under
-    framework, memory_kind, memory_rank   the framework's, where the case could be read: what its memory figures count, and of which rank
-    step_time_low, step_time_high         80 % interval
-    trains_adapters the run trains adapters only
-    has_experts     its model has experts; setting: the same for runs that differ in the release of the framework alone
-    shape, features, is_framework_known   the model's sizes; by what errors differ; whether the framework is one with a profile of its own
-    passed_over     what it states of its setup that is not read
-    choice          the run among those that differ from it in their plan only; None: not predicted
+    kind                  training or out of memory, by the case's fields
+    labels                labels that errors are grouped by
+    framework             profile of the framework
+    memory_kind, memory_rank   meaning of the framework's memory figures, and their rank
+    step_time_low, step_time_high   80 % interval
+    trains_adapters       the run trains adapters only
+    has_experts           its model has experts
+    setting               equal for runs that differ in the release of the framework alone
+    shape, features       sizes of the model; features by which errors differ
+    is_framework_known    the framework has a profile of its own
+    passed_over           stated settings that are not read
+    choice                the run in its group of runs that differ in the plan only; None: not predicted
     """
 
     id: str
@@ -75,18 +78,18 @@ class ValidationRow:
 
     @property
     def is_apart(self) -> bool:
-        """No figure of the others holds it."""
+        """The row has separate figures: those of the other rows leave it out."""
         return self.trains_adapters or self.has_experts
 
     @property
     def is_scored(self) -> bool:
-        """A predicted step of a primary source, whose time means something, and which trains all of a model."""
+        """The row is a predicted step of a primary source, with a meaningful time, that trains all weights."""
         counts = self.tier == "primary" and self.group not in NO_TIMES and not self.is_apart
         return counts and not math.isnan(self.time_error)
 
     @property
     def is_judged(self) -> bool:
-        """Whether it is known that the run, of a dense model, fitted or did not, and with what recomputation."""
+        """The run is of a dense model, and its outcome (fitted or not) and its recomputation are known."""
         return not self.has_experts and self.is_predicted and self.ran is not None and "recompute" not in self.assumed
 
     @property
@@ -96,7 +99,7 @@ class ValidationRow:
 
     @property
     def is_covered(self) -> bool | None:
-        """Whether the interval holds the measured time; None where there is no interval or no time."""
+        """The measured time is in the interval; None without an interval or a time."""
         if math.isnan(self.step_time_low) or math.isnan(self.measured_step_time):
             return None
         return self.step_time_low <= self.measured_step_time <= self.step_time_high
@@ -112,7 +115,7 @@ class ErrorSummary:
 
     mean, median, p90   of the absolute error |predicted / measured - 1|
     bias                median of predicted / measured - 1
-    coverage            share of the `num_intervals` measured times that lie in their 80 % interval
+    coverage            share of the `num_intervals` measured times inside their 80 % interval
     """
 
     name: str
@@ -136,7 +139,7 @@ class ErrorSummary:
 class MemorySummary:
     """Errors of the predicted memory of one source: shares, not percent.
 
-    kind, rank          what the source's figures count (allocated, reserved), and of which pipeline rank (first, last, fullest)
+    kind, rank          meaning of the source's figures (allocated, reserved), and their pipeline rank (first, last, fullest)
     mean, median, p90   of |predicted / measured - 1|
     bias                median of predicted / measured - 1
     """
@@ -154,9 +157,9 @@ class MemorySummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitCounts:
-    """Runs known to have fitted, or to have run out of memory, by what was predicted; of one framework or of all.
+    """Confusion matrix of the fit check: runs known to have fitted or to have run out of memory, of one framework or of all.
 
-    Runs that do not state their recomputation are not judged: it decides their memory.
+    Runs that do not state their recomputation are not judged: their memory depends on it.
     """
 
     name: str = "all"
@@ -175,7 +178,7 @@ class FitCounts:
 
     @property
     def accuracy(self) -> float:
-        """Share of the runs of which the prediction is right; nan where there are none."""
+        """Share of the runs with a correct prediction; nan without runs."""
         return share_of(self.ran_and_fits + self.out_and_predicted_out, self.num_ran + self.num_out)
 
     @property
@@ -191,8 +194,7 @@ class FitCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """The runs by which accuracy is judged: errors over all and by each field that was asked for, and the choice of plans without runs on
-    broken NVLink."""
+    """Scored runs: errors over all and by each requested field, and the choice of plans without runs on broken NVLink."""
 
     overall: ErrorSummary
     by: Mapping[str, tuple[ErrorSummary, ...]]
@@ -205,10 +207,11 @@ class Scored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertFigures:
-    """Runs of models with experts, which no other figure holds. Of each setting the release counts in which it ran fastest; times of
-    `NO_TIMES` do not.
+    """Errors of runs of mixture-of-experts models, which no other figure contains.
 
-    num_releases   runs with a time that are one release of a setting or another
+    Of each setting the fastest release counts; times of `NO_TIMES` do not.
+
+    num_releases   runs with a time, over all releases of all settings
     overall, by    errors over all settings, and by field
     """
 
@@ -220,16 +223,17 @@ class ExpertFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationResult:
-    """Every case in the order of the files, the errors over all and by source, and why cases were not predicted (reason -> count).
-    Figures are of dense models, but for `experts`.
+    """Result of a validation: every case in file order, errors, and the reasons of cases without a prediction (reason -> count).
 
-    by              errors by each field that was asked for
-    scored          the runs by which accuracy is judged; of them alone
-    choices         how good the plans are that are predicted to be fastest, in groups of runs that differ in their plan only
-    kinds           how many cases of each kind
+    Figures are of dense models, except `experts`.
+
+    by              errors by each requested field
+    scored          figures of the scored runs alone
+    choices         regret of the plans that are predicted to be fastest, in groups of runs that differ in their plan only
+    kinds           number of cases of each kind
     memories        errors of the memory by source, kind and rank
-    framework_fits, source_fits   fit or not by framework, and by source
-    serving         runs of serving, which `rows` and all other figures leave out; None where there are none
+    framework_fits, source_fits   confusion matrices of the fit check by framework, and by source
+    serving         result of the serving runs, which are not in `rows` and all other figures; None without any
     """
 
     rows: tuple[ValidationRow, ...]
@@ -257,14 +261,14 @@ class ValidationResult:
         return sum(row.is_predicted for row in self.rows) + (self.serving.num_predicted if self.serving is not None else 0)
 
     def to_frame(self) -> DataFrame:
-        """Return the table of `validate --out`, in seconds and bytes: a row for each training run, then one for each run of serving."""
+        """Return the table of `validate --out`, in seconds and bytes: a row for each training run, then one for each serving run."""
         served = self.serving.rows if self.serving is not None else ()
         rows: list[ValidationRow | ServingRow] = [*self.rows, *served]
         return data_frame(case_rows(rows), case_columns(rows)).astype({"predicted_fits": "boolean"})
 
 
 def summarise(rows: Iterable[ValidationRow], *, by: Sequence[str] = (), skip_broken_nvlink: bool = False) -> ValidationResult:
-    """The result of these rows. by: fields of `RunLabels`; skip_broken_nvlink: see `plan_choices`."""
+    """Summarise the rows. by: fields of `RunLabels`; skip_broken_nvlink: see `plan_choices`."""
     rows = tuple(rows)
     dense = [row for row in rows if not row.has_experts]
     judged = [row for row in rows if row.is_judged]
@@ -293,24 +297,23 @@ def summarise(rows: Iterable[ValidationRow], *, by: Sequence[str] = (), skip_bro
 
 
 EXPERT_FIELDS = ("source", "chip", "precision", "dispatcher")
-"""By which errors of models with experts are summed, whatever is asked for."""
+"""Fields by which errors of mixture-of-experts models are always grouped."""
 
 
 def expert_figures(rows: Sequence[ValidationRow], by: Sequence[str] = ()) -> ExpertFigures:
-    """Errors of runs of mixture-of-experts models. by: fields in addition to `EXPERT_FIELDS`."""
-    found = [replace(row, measured_step_time=math.nan) if row.group in NO_TIMES else row for row in rows if row.has_experts]
-    best = best_releases(found)
+    """Return errors of runs of mixture-of-experts models. by: fields in addition to `EXPERT_FIELDS`."""
+    expert_rows = [replace(row, measured_step_time=math.nan) if row.group in NO_TIMES else row for row in rows if row.has_experts]
+    best = best_releases(expert_rows)
     return ExpertFigures(
-        num_releases=sum(not math.isnan(row.time_error) for row in found),
+        num_releases=sum(not math.isnan(row.time_error) for row in expert_rows),
         overall=error_summary("all", best),
         by={field: errors_by(best, field) for field in dict.fromkeys((*EXPERT_FIELDS, *by))},
-        memories=memory_summaries(found),
+        memories=memory_summaries(expert_rows),
     )
 
 
 def best_releases(rows: Sequence[ValidationRow]) -> list[ValidationRow]:
-    """The fastest of runs that differ only in their framework's release, in the order of the first of them. A run without a time is
-    kept."""
+    """Return the fastest of the runs that differ in the framework's release only, in the order of their first; keep runs without a time."""
     best: dict[str, ValidationRow] = {}
     for row in rows:
         key = row.id if math.isnan(row.measured_step_time) or not row.setting else row.setting
@@ -320,7 +323,7 @@ def best_releases(rows: Sequence[ValidationRow]) -> list[ValidationRow]:
 
 
 def errors_by(rows: Sequence[ValidationRow], field: str) -> tuple[ErrorSummary, ...]:
-    """Errors by one field of `RunLabels`, in the order of its labels."""
+    """Return errors by one field of `RunLabels`, in the order of its labels."""
     groups: dict[str, list[ValidationRow]] = grouped(rows, lambda row: getattr(row.labels, field))
     order = order_of_labels(field)
     names = sorted(groups, key=lambda name: (order.index(name) if name in order else len(order), name))
@@ -337,7 +340,7 @@ def _choices(rows: Iterable[ValidationRow]) -> list[Choice]:
 
 
 def fit_counts(name: str, judged: Iterable[ValidationRow]) -> FitCounts:
-    """Counts of predicted verdicts of rows of which it is known whether they ran."""
+    """Count the predicted verdicts of runs with a known outcome."""
     pairs = [(bool(row.ran), bool(row.predicted_fits)) for row in judged]
     return FitCounts(
         name=name,
@@ -349,21 +352,21 @@ def fit_counts(name: str, judged: Iterable[ValidationRow]) -> FitCounts:
 
 
 def memory_summaries(rows: Iterable[ValidationRow]) -> tuple[MemorySummary, ...]:
-    """Errors of every predicted row with a measured memory, by source and by what its figures count."""
+    """Return errors of every predicted row with a measured memory, by source and by meaning of its figures."""
     measured = [row for row in rows if not math.isnan(row.memory_error)]
     groups = grouped(measured, lambda row: (row.group, row.framework, row.memory_kind, row.memory_rank))
     summaries = []
     for (name, framework, kind, rank), members in sorted(groups.items(), key=lambda item: item[0]):
-        of = error_statistics([row.memory_error for row in members])
-        figures = {"mean": of.mean, "median": of.median, "p90": of.p90, "bias": of.bias}
-        summaries.append(MemorySummary(name=name, framework=framework, kind=kind, rank=rank, num_rows=of.count, **figures))
+        statistics = error_statistics([row.memory_error for row in members])
+        figures = {"mean": statistics.mean, "median": statistics.median, "p90": statistics.p90, "bias": statistics.bias}
+        summaries.append(MemorySummary(name=name, framework=framework, kind=kind, rank=rank, num_rows=statistics.count, **figures))
     return tuple(summaries)
 
 
 def error_summary(name: str, rows: Iterable[ValidationRow]) -> ErrorSummary:
     rows = list(rows)
-    held = [row.is_covered for row in rows if row.is_covered is not None]
-    time, memory = error_statistics([row.time_error for row in rows], held), error_statistics([row.memory_error for row in rows])
+    covered = [row.is_covered for row in rows if row.is_covered is not None]
+    time, memory = error_statistics([row.time_error for row in rows], covered), error_statistics([row.memory_error for row in rows])
     return ErrorSummary(
         name=name,
         num_rows=len(rows),
@@ -378,12 +381,12 @@ def error_summary(name: str, rows: Iterable[ValidationRow]) -> ErrorSummary:
         memory_median=memory.median,
         memory_p90=memory.p90,
         memory_bias=memory.bias,
-        num_intervals=len(held),
+        num_intervals=len(covered),
         coverage=time.coverage,
     )
 
 
 def _kind_of(reason: str) -> str:
-    """A reason without what is particular to its row: the rule, not the value."""
+    """Return a reason without the values of its row."""
     field, _, rule = reason.partition(": ")
     return f"{field.partition('=')[0]}: {rule.partition(';')[0]}" if rule else reason

@@ -1,7 +1,7 @@
-"""Plan choice: how much slower than the best measured plan the one is that is predicted to be fastest.
+"""Plan choice: slowdown of the plan that is predicted to be fastest against the best measured plan.
 
-Judged within groups of published runs that differ in their plan only. An error that all the plans of a group share costs nothing
-here; one that changes their order does.
+It is judged within groups of published runs that differ in their plan only. An error common to all plans of a group does not matter; one
+that changes their order does.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from perfmodel.validation.cases import Case
 from perfmodel.validation.run_labels import RunLabels, labels_of, plan_group, plan_of
 
 LEAST_PLANS = 4
-"""Plans of a group that is judged: with two or three, a choice says little."""
+"""Minimum number of plans in a judged group: a choice between two or three is hardly informative."""
 
 NEAR_BEST = 0.03
-"""As near to the measured best as the best itself: measured gaps between the first plans of a group are of this size."""
+"""Tolerance of a near-best plan: the size of measured gaps between the first plans of a group."""
 
 BROKEN_NVLINK = 100e9
-"""[byte/s] A noted all-reduce in a node of NVLink slower than this ran over something else; healthy nodes note 4 times as much."""
+"""[byte/s] A noted all-reduce in a node of NVLink slower than this did not use NVLink; healthy nodes note 4 times this bandwidth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ class Choice:
 
 
 def choice_of(case: Case, planned: PlannedCase) -> Choice:
-    """The choice of a published run; its prediction is filled in later."""
+    """Return the choice of a published run, without its prediction."""
     return Choice(
         group=plan_group(case),
         plan=plan_of(case, planned),
@@ -59,9 +59,9 @@ class PlanGroup:
     """Runs that differ in their plan only; times over the measured best, minus 1.
 
     regret           of the plan that is predicted to be fastest
-    fitting_regret   the same among the plans that are predicted to fit: what a search would pick
+    fitting_regret   the same among the plans that are predicted to fit: the result of a search
     best_of_three    of the best measured among the three predicted to be fastest
-    median_plan      of the median plan: what is at stake
+    median_plan      of the median plan: the potential gain of a choice
     rank_correlation Spearman's
     """
 
@@ -79,7 +79,7 @@ class PlanGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceSummary:
-    """The groups of one source, or of all. Means over groups; nan where there is none."""
+    """The groups of one source, or of all. Means over groups; nan without any."""
 
     name: str
     num_groups: int
@@ -110,16 +110,16 @@ class PlanChoices:
 
 
 def plan_choices(choices: Iterable[Choice], *, skip_broken_nvlink: bool = False) -> PlanChoices:
-    """Judge the groups with at least `LEAST_PLANS` plans. A plan that ran several times counts once, with its median time.
+    """Judge the groups with at least `LEAST_PLANS` plans. A plan with several runs counts once, with its median time.
 
-    skip_broken_nvlink   leave out runs on nodes whose NVLink was broken, by their notes. It chooses what is judged, nothing else:
-                         no prediction sees it.
+    skip_broken_nvlink   leave out runs on nodes with broken NVLink, by their notes. It selects the judged runs and nothing else: no
+                         prediction depends on it.
     """
     choices = list(choices)
-    broken = [each for each in choices if each.noted_all_reduce < BROKEN_NVLINK]
+    broken = [choice for choice in choices if choice.noted_all_reduce < BROKEN_NVLINK]
     if skip_broken_nvlink:
-        choices = [each for each in choices if not each.noted_all_reduce < BROKEN_NVLINK]
-    merged = [_one_for_each_plan(runs) for runs in grouped(choices, lambda each: each.group).values()]
+        choices = [choice for choice in choices if not choice.noted_all_reduce < BROKEN_NVLINK]
+    merged = [_merge_repeats(runs) for runs in grouped(choices, lambda choice: choice.group).values()]
     groups = tuple(judge_group(runs) for runs in merged if len(runs) >= LEAST_PLANS)
     names = sorted({group.source for group in groups})
     return PlanChoices(
@@ -132,16 +132,16 @@ def plan_choices(choices: Iterable[Choice], *, skip_broken_nvlink: bool = False)
     )
 
 
-def _one_for_each_plan(runs: Sequence[Choice]) -> list[Choice]:
-    plans = grouped(runs, lambda each: each.plan).values()
-    return [replace(same[0], measured=median(each.measured for each in same), noted_all_reduce=math.nan) for same in plans]
+def _merge_repeats(runs: Sequence[Choice]) -> list[Choice]:
+    plans = grouped(runs, lambda choice: choice.plan).values()
+    return [replace(same[0], measured=median(run.measured for run in same), noted_all_reduce=math.nan) for same in plans]
 
 
 def judge_group(runs: Sequence[Choice]) -> PlanGroup:
-    """The judgement of one group, of two plans or more."""
-    ordered = sorted(runs, key=lambda each: each.predicted)
-    best = min(each.measured for each in runs)
-    fitting = [each for each in ordered if each.fits] or ordered
+    """Return the errors of one group, of two plans or more."""
+    ordered = sorted(runs, key=lambda run: run.predicted)
+    best = min(run.measured for run in runs)
+    fitting = [run for run in ordered if run.fits] or ordered
     labels = runs[0].labels
     return PlanGroup(
         source=labels.source,
@@ -151,9 +151,9 @@ def judge_group(runs: Sequence[Choice]) -> PlanGroup:
         num_plans=len(runs),
         regret=ordered[0].measured / best - 1.0,
         fitting_regret=fitting[0].measured / best - 1.0,
-        best_of_three=min(each.measured for each in ordered[:3]) / best - 1.0,
-        median_plan=median(each.measured for each in runs) / best - 1.0,
-        rank_correlation=spearman([each.predicted for each in runs], [each.measured for each in runs]),
+        best_of_three=min(run.measured for run in ordered[:3]) / best - 1.0,
+        median_plan=median(run.measured for run in runs) / best - 1.0,
+        rank_correlation=spearman([run.predicted for run in runs], [run.measured for run in runs]),
     )
 
 
@@ -173,7 +173,7 @@ def choice_summary(name: str, groups: Sequence[PlanGroup]) -> ChoiceSummary:
 
 
 def spearman(first: Sequence[float], second: Sequence[float]) -> float:
-    """Rank correlation: Pearson's of the ranks, ties sharing their mean rank. nan where one side does not vary.
+    """Return the rank correlation: Pearson's of the ranks, ties sharing their mean rank. nan where one side does not vary.
 
     Source: Spearman, American Journal of Psychology 15, 1904.
     """

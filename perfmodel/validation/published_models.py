@@ -1,4 +1,4 @@
-"""The model of a published training run, from the few sizes that such runs state."""
+"""Model of a published training run, from the sizes that the run states."""
 
 import re
 from collections.abc import Mapping
@@ -22,22 +22,22 @@ _NOT_MODELLED: Mapping[str, str] = {
 }
 
 
-#: A run that states none of these means the shipped model of its name.
+#: A run that states none of these has the shipped model of its name.
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
 
-#: Kinds of models of which every layer, or most, has experts.
+#: Kinds of models with experts in most or all layers.
 _WITH_EXPERTS = ("moe", "moe-mla")
 
 
 def config_from_case(
     model: Mapping[str, Any], *, settings: object = None, seq_len: int = 2048, tp: int = 1, dropout: float = 0.1
 ) -> TransformerConfig:
-    """The `model` object of a published run as a model; what the run does not state follows its generation.
+    """Return the `model` object of a published run as a model; missing fields follow its generation.
 
     A gated MLP means Llama's block (RMSNorm, rotary positions, no bias), any other GPT-2's (LayerNorm, learned positions,
     biases, tanh GELU). Rows of the position table: `seq_len`. An unknown vocabulary is GPT-2's, padded as Megatron-LM pads it
-    for `tp`. An unknown tie is GPT-2's or Llama's habit. `dropout` applies to the GPT block only.
-    A model with experts is the shipped one of its name, else it is made of the run's sizes and of Megatron-LM's flags in `settings`.
+    for `tp`. Unknown embedding tying follows GPT-2 or Llama. `dropout` applies to the GPT block only.
+    A mixture-of-experts model is the shipped one of its name, else it follows from the run's sizes and Megatron-LM's flags in `settings`.
     """
     name = str(model.get("name") or "model")[:80]
     kind = str(model.get("kind") or "decoder")
@@ -72,7 +72,7 @@ def config_from_case(
     if tied is None:
         tied = not gated
         assumed.append("tie_word_embeddings")
-    made = TransformerConfig(
+    config = TransformerConfig(
         name=name,
         num_hidden_layers=stated_size(model, "num_hidden_layers", name),
         hidden_size=hidden,
@@ -89,7 +89,7 @@ def config_from_case(
         dropout=0.0 if gated else dropout,
         source="sizes of a published run" + (f"; assumed: {', '.join(assumed)}" if assumed else ""),
     )
-    return with_experts(made, model, megatron_flags(settings)) if has_experts(model) else made
+    return with_experts(config, model, megatron_flags(settings)) if has_experts(model) else config
 
 
 def block_fields(*, gated: bool) -> dict[str, Any]:
@@ -101,14 +101,14 @@ def block_fields(*, gated: bool) -> dict[str, Any]:
 
 
 def _windows(model: Mapping[str, Any]) -> dict[str, Any]:
-    """`sliding_window`, in all layers or in those that `sliding_layers` says: `3 of 4`."""
+    """Return the fields of sliding windows: in all layers, or in those of `sliding_layers` (`3 of 4`)."""
     if model.get("sliding_window") is None:
         return {}
     window = stated_size(model, "sliding_window", str(model.get("name")))
     share = model.get("sliding_layers")
     if share is None:
         return {"sliding_window": window}
-    found = re.fullmatch(r"(\d{1,3}) of (\d{1,3})", share) if isinstance(share, str) else None
-    if found is None or int(found[2]) - int(found[1]) != 1:
+    match = re.fullmatch(r"(\d{1,3}) of (\d{1,3})", share) if isinstance(share, str) else None
+    if match is None or int(match[2]) - int(match[1]) != 1:
         raise bad_field("model.sliding_layers", printable(share), "must be all but one of a turn", "write 3 of 4")
-    return {"sliding_window": window, "full_attention_every": int(found[2])}
+    return {"sliding_window": window, "full_attention_every": int(match[2])}

@@ -12,27 +12,27 @@ from perfmodel.validation.serving.rows import ServingRow
 if TYPE_CHECKING:
     from perfmodel.validation.judgement import ValidationRow
 
-_OF_ROW = (
+_ROW_COLUMNS = (
     "id", "predicted_step_time", "measured_step_time", "predicted_memory", "measured_memory", "predicted_fits", "reason", "step_time_low",
     "step_time_high",
 )  # fmt: skip
-_OF_LABELS = (
+_LABEL_COLUMNS = (
     "source", "chip", "framework", "model", "parameters", "num_chips", "form", "tier", "precision", "experts", "dispatcher",
 )  # fmt: skip
-COLUMNS = (*_OF_ROW, *_OF_LABELS)
+COLUMNS = (*_ROW_COLUMNS, *_LABEL_COLUMNS)
 
 
 def case_columns(rows: Iterable[ValidationRow | ServingRow]) -> list[str]:
-    """Return the columns of the kinds of runs that there are; those of training runs where there are none."""
+    """Return the columns of the kinds of runs that are present; those of training runs if there are none."""
     served = {isinstance(row, ServingRow) for row in rows} or {False}
     return list(dict.fromkeys((*(COLUMNS if False in served else ()), *(SERVING_COLUMNS if True in served else ()))))
 
 
 def case_rows(rows: Iterable[ValidationRow | ServingRow]) -> list[dict[str, Any]]:
-    """Return column -> value of each run; nan and None where there is none."""
+    """Return column -> value of each run; nan and None for missing values."""
     return [serving_row_values(row) if isinstance(row, ServingRow) else _training_row_values(row) for row in rows]
 
 
 def _training_row_values(row: ValidationRow) -> dict[str, Any]:
-    labels = {name: known_label(getattr(row.labels, name)) for name in _OF_LABELS}
-    return {**{name: getattr(row, name) for name in _OF_ROW}, **labels}
+    labels = {name: known_label(getattr(row.labels, name)) for name in _LABEL_COLUMNS}
+    return {**{name: getattr(row, name) for name in _ROW_COLUMNS}, **labels}

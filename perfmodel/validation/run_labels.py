@@ -1,4 +1,4 @@
-"""Labels of published runs: chip, framework, size and others. Labels group errors; they never enter a prediction."""
+"""Labels of published runs: chip, framework, size and others. Labels group errors and are no input of a prediction."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from perfmodel.validation.expert_cases import has_experts
 from perfmodel.validation.fields import UNKNOWN, label
 from perfmodel.validation.run_machine import cluster_of_run
 
-#: Classes by size: (upper bound, included; name), smallest first.
+#: Classes by size: (upper bound, inclusive; name), smallest first.
 _SIZES = ((1e9, "up to 1 B"), (1e10, "1-10 B"), (1e11, "10-100 B"), (math.inf, "over 100 B"))
 _CHIPS = ((1, "1 chip"), (8, "2-8 chips"), (64, "9-64 chips"), (512, "65-512 chips"), (math.inf, "over 512 chips"))
 
-#: Fields of a case in which the runs of one group of plans may differ; all its other inputs are the same.
+#: Fields of a case in which the runs of a plan group may differ; all other inputs are equal.
 PLAN_FIELDS = frozenset(
     {
         "dp",
@@ -36,19 +36,22 @@ PLAN_FIELDS = frozenset(
         "flash_attention",
     }
 )
-#: The same inside `settings`: how the framework splits, not which software ran.
+#: The same for `settings`: parallelism options of the framework, not software versions.
 _PLAN_SETTINGS = frozenset({"tp_mode", "sharding"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunLabels:
-    """One run's label in each field that errors can be summed by; `?` where the run does not say.
+    """Labels of one run in each field that errors are grouped by; `?` where the run does not state it.
 
-    size      class of the number of parameters      form    its parallel form, such as tp+pp+dp
-    chips     class of the number of chips           parameters, num_chips   the numbers themselves; nan where unknown
-    experts   "8, 2 chosen", or "dense"; dispatcher: how tokens reach them
-    degrees   the plan's, such as "pp 2, tp 4"
-    peak_share   of what its chips can multiply in the measured time, what its linear layers alone need: over one it did not run there
+    size         class of the number of parameters
+    chips        class of the number of chips
+    parameters, num_chips   the numbers themselves; nan where unknown
+    form         parallel axes, such as tp+pp+dp
+    experts      "8, 2 chosen", or "dense"
+    dispatcher   dispatcher of tokens to experts
+    degrees      parallel degrees of the plan, such as "pp 2, tp 4"
+    peak_share   MFU of the linear layers at the measured time; above one the run cannot have been on these chips
     """
 
     source: str
@@ -69,14 +72,14 @@ class RunLabels:
     peak_share: float = math.nan
 
 
-#: The source of runs that train adapters only, whoever published them: no other line of a table holds them.
+#: Source label of all runs that train adapters only: no other line of a table contains them.
 ADAPTERS = "adapters only (LoRA)"
-#: What `--by` takes.
+#: Fields of `--by`.
 FIELDS = ("source", "chip", "framework", "model", "size", "chips", "form", "tier", "precision", "profile", "experts", "dispatcher")
 
 
 def check_fields(names: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
-    """The fields, each once, or what is wrong with them. Raises InputError."""
+    """Return the fields without duplicates. Raises InputError for invalid ones."""
     if not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
         raise bad_field("by", shown(names), "must be names of fields", f"use any of {', '.join(known)}")
     fields = tuple(dict.fromkeys(name.strip() for name in names if name.strip()))
@@ -89,12 +92,12 @@ def check_fields(names: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
 
 
 def order_of_labels(field: str) -> Sequence[str]:
-    """Labels that have an order of their own, smallest first; others go by name."""
+    """Return the labels of a field with a natural order, smallest first; others are sorted by name."""
     return [name for _, name in {"size": _SIZES, "chips": _CHIPS}.get(field, ())]
 
 
 def labels_of(case: Case, planned: PlannedCase | None) -> RunLabels:
-    """From what the case states; what only a plan tells is unknown where there is none."""
+    """Return the labels that follow from the case; those that follow from a plan are unknown without one."""
     inputs = case.inputs
     model = inputs.get("model")
     name = model.get("name") if isinstance(model, Mapping) else None
@@ -121,7 +124,7 @@ def labels_of(case: Case, planned: PlannedCase | None) -> RunLabels:
 
 
 def _peak_share(planned: PlannedCase, measured: float) -> float:
-    """6 FLOP of a parameter and token, but for tables that are looked up."""
+    """Return 6 FLOP per parameter and token, without embedding tables, over the peak FLOP of the measured time."""
     job, chip = planned.plan.job, cluster_of_run(planned.hardware).chip
     model = job.transformer
     looked_up = model.hidden_size * (
@@ -132,7 +135,7 @@ def _peak_share(planned: PlannedCase, measured: float) -> float:
 
 
 def parallel_form(planned: PlannedCase) -> str:
-    """The axes that cut the run, such as `tp+pp+dp`; `fsdp` is ZeRO-3, `zero` a lower stage."""
+    """Return the parallel axes of the run, such as `tp+pp+dp`; `fsdp` is ZeRO-3, `zero` a lower stage."""
     layout = planned.plan.layout
     forms = [axis for axis in ("tp", "cp", "pp") if layout.degree(axis) > 1]
     if layout.dp_shard * layout.dp_replicate > 1:
@@ -141,7 +144,7 @@ def parallel_form(planned: PlannedCase) -> str:
 
 
 def plan_group(case: Case) -> str:
-    """The same text for the runs of a source that differ in their plan only (and in what was measured)."""
+    """Return a key of the runs of a source that differ in their plan only (and in measurements)."""
     inputs = {key: value for key, value in case.inputs.items() if key not in PLAN_FIELDS and value is not None}
     settings = inputs.get("settings")
     if isinstance(settings, Mapping):
@@ -150,25 +153,25 @@ def plan_group(case: Case) -> str:
 
 
 def plan_of(case: Case, planned: PlannedCase) -> str:
-    """The same text for runs of a group that have the same plan."""
+    """Return a key of the runs of a group with the same plan."""
     settings = case.inputs.get("settings")
     chosen = {key: settings.get(key) for key in _PLAN_SETTINGS} if isinstance(settings, Mapping) else {}
     return json.dumps([planned.plan.hash(), chosen], sort_keys=True, default=str)
 
 
 def setting_of(case: Case) -> str:
-    """The same text for runs of a source that differ in the release of the framework alone."""
+    """Return a key of the runs of a source that differ in the release of the framework alone."""
     return text_without(case, {"framework"})
 
 
 def text_without(case: Case, names: Collection[str]) -> str:
-    """The same text for runs of a source that differ in these inputs alone."""
+    """Return a key of the runs of a source that differ in these inputs alone."""
     inputs = {key: value for key, value in case.inputs.items() if key not in names and value is not None}
     return json.dumps([case.group, inputs], sort_keys=True, default=str)
 
 
 def _experts(model: object) -> str:
-    """As the run states them."""
+    """Return the experts as the run states them."""
     if not isinstance(model, Mapping):
         return UNKNOWN
     return f"{model.get('num_experts')}, {model.get('num_experts_per_tok')} chosen" if has_experts(model) else "dense"

@@ -1,4 +1,4 @@
-"""The machine that a measured run was on, as the estimator takes it."""
+"""Machine of a measured run, the input of an estimator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfmodel.hardware.prior import other_generations, prior_calibration
 from perfmodel.hardware.reader import calibrations_for, cluster_of, load_calibration, load_chip, load_cluster, measured_chips
 from perfmodel.validation.case_plan import HardwareOfCase
 
-#: Matrix multiplies in these run beside attention, activations and everything else in bf16.
+#: Matrix multiplies run in these dtypes; attention, elementwise operators and everything else run in bf16.
 _NARROW = (Dtype.FP8, Dtype.FP4)
 
 
@@ -27,12 +27,15 @@ def cluster_of_run(hardware: HardwareOfCase) -> Cluster:
 
 
 @lru_cache(maxsize=4096)
-def calibration_of_run(hardware: HardwareOfCase, asked: str | Path | None = None) -> Calibration:
-    """asked: a name or a path; None: the default of the chip; "spec-sheet": none; "prior": what other chips of its maker let expect."""
+def calibration_of_run(hardware: HardwareOfCase, name: str | Path | None = None) -> Calibration:
+    """Return the calibration of a run.
+
+    name   name or path; None: the chip's default; "spec-sheet": none; "prior": the prior from the vendor's other generations
+    """
     chip = cluster_of_run(hardware).chip
-    if asked is None:
+    if name is None:
         return choose_calibration(chip, hardware.calibration) if hardware.cluster else _default(chip.name)
-    return _asked(chip.name, asked)
+    return _named_calibration(chip.name, name)
 
 
 @lru_cache(maxsize=256)
@@ -41,19 +44,19 @@ def _default(chip: str) -> Calibration:
 
 
 @lru_cache(maxsize=256)
-def _asked(chip: str, calibration: str | Path) -> Calibration:
-    if str(calibration) == SPEC_SHEET_NAME:
+def _named_calibration(chip: str, name: str | Path) -> Calibration:
+    if str(name) == SPEC_SHEET_NAME:
         return SPEC_SHEET
-    if str(calibration) == PRIOR_NAME:
-        found = load_chip(chip)
-        return prior_calibration(found, other_generations(found, measured_chips())) or SPEC_SHEET
-    return load_calibration(calibration)
+    if str(name) == PRIOR_NAME:
+        chip_spec = load_chip(chip)
+        return prior_calibration(chip_spec, other_generations(chip_spec, measured_chips())) or SPEC_SHEET
+    return load_calibration(name)
 
 
 @lru_cache(maxsize=4096)
 def machine_of_run(hardware: HardwareOfCase, dtype: Dtype, *, calibration: str | Path | None = None) -> Machine:
-    """dtype: of matrix multiplies. calibration: as `calibration_of_run` is asked."""
-    overlay = calibration_of_run(hardware, calibration)
+    """Return the machine of a run. dtype: of matrix multiplies; calibration: the name of `calibration_of_run`."""
+    calibrated = calibration_of_run(hardware, calibration)
     cluster = cluster_of_run(hardware)
-    machine = resolve_machine(cluster, overlay, dtype=dtype)
-    return replace(resolve_machine(cluster, overlay, dtype=Dtype.BF16), low=machine) if dtype in _NARROW else machine
+    machine = resolve_machine(cluster, calibrated, dtype=dtype)
+    return replace(resolve_machine(cluster, calibrated, dtype=Dtype.BF16), low=machine) if dtype in _NARROW else machine

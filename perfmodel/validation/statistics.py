@@ -12,10 +12,10 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorStatistics:
-    """Statistics of |predicted / measured - 1|; nan where there are no errors.
+    """Statistics of |predicted / measured - 1|; nan without errors.
 
     bias      the median of predicted / measured - 1
-    coverage  share of the measured values that lie in their 80 % interval
+    coverage  share of the measured values inside their 80 % interval
     """
 
     count: int
@@ -26,10 +26,14 @@ class ErrorStatistics:
     coverage: float
 
 
-def error_statistics(errors: Sequence[float], held: Sequence[bool] = ()) -> ErrorStatistics:
-    """errors: predicted / measured - 1, nan where one is missing; held: whether an interval holds the measured value."""
+def error_statistics(errors: Sequence[float], covered: Sequence[bool] = ()) -> ErrorStatistics:
+    """Return statistics of errors.
+
+    errors    predicted / measured - 1, nan where one is missing
+    covered   whether the measured value is in its interval, of runs with an interval
+    """
     known = [error for error in errors if not math.isnan(error)]
-    coverage = share_of(sum(held), len(held))
+    coverage = share_of(sum(covered), len(covered))
     if not known:
         return ErrorStatistics(count=0, median=math.nan, p90=math.nan, mean=math.nan, bias=math.nan, coverage=coverage)
     absolute = sorted(map(abs, known))

@@ -1,4 +1,4 @@
-"""Runs that are planned once and predicted many times with other constants of their framework: what a fit evaluates."""
+"""Step times of runs that are planned once and predicted repeatedly with other constants of their framework, for fits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Array = NDArray[np.float64]
 
 
 class PlannedRun(Protocol):
-    """A run as a fit needs it. profile: name of the profile that predicts it."""
+    """Input of a fit: a planned run. profile: name of the profile that predicts it."""
 
     @property
     def planned(self) -> PlannedCase: ...
@@ -42,23 +42,23 @@ def load_profile_once(name: str) -> ExecutionProfile:
 
 
 def estimator_of(run: PlannedRun, profile: ExecutionProfile) -> Estimator:
-    """Predicts the run's plan, and its memory, with that profile."""
+    """Return the estimator of the run's plan, and of its memory, with that profile."""
     hardware = run.planned.hardware
     machine = machine_of_run(hardware, run.planned.matmul_dtype)
     return make_estimator(run.planned.plan.job, cluster_of_run(hardware), machine, with_settings(profile, run.settings))
 
 
 _MOST_COLUMNS = 4096
-"""Columns that are kept, some 25 kB each."""
+"""Limit of cached columns, about 25 kB each."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StepTimes:
-    """Predicts runs with constants of theirs replaced. Runs that differ in columns only are predicted together.
+    """Predictor of runs with changed constants. Runs that differ in columns only are evaluated together.
 
-    load       the profile of a name
-    _made_of   programs, hardware and rates -> a number, and the programs, which are kept for as long as the runs
-    _columns   by that number and the runs: most constants of a fit change what is made of columns, not these
+    load       loader of a profile by name
+    _made_of   programs, hardware and rates -> a number, and the programs, which are kept as long as the runs
+    _columns   columns by that number and the runs: most constants of a fit do not change them
     """
 
     runs: Sequence[PlannedRun]
@@ -67,7 +67,7 @@ class StepTimes:
     _columns: dict[tuple[int, tuple[int, ...]], PlanColumns] = field(default_factory=dict)
 
     def predict(self, chosen: Sequence[int], values: Mapping[str, float]) -> Array:
-        """[s] of each chosen run. `values`: by name, fields of the profile; what is not among them stays as shipped."""
+        """Return the step time of each chosen run. `values`: profile fields by name; all others stay as shipped. [s]"""
         moved = dict(values)
         unknown = [name for name in values if name not in GROUP_OF]
         if unknown:
@@ -76,7 +76,7 @@ class StepTimes:
         batches: dict[Any, list[int]] = {}
         profiles: dict[Any, ExecutionProfile] = {}
         estimators: dict[Any, tuple[Estimator, int]] = {}
-        for place, index in enumerate(chosen):
+        for position, index in enumerate(chosen):
             run = self.runs[index]
             behaviours = (run.profile, repr(sorted(run.settings.items(), key=str)))
             if behaviours not in profiles:
@@ -87,16 +87,16 @@ class StepTimes:
                 plan.rules, plan.attention, plan.recompute, plan.recompute_operators, int(plan.zero), plan.layout.pp > 1,
                 plan.schedule, plan.order, plan.sequence_parallel,
             )  # fmt: skip
-            batches.setdefault(key, []).append(place)
-        for key, places in batches.items():
-            run = self.runs[chosen[places[0]]]
+            batches.setdefault(key, []).append(position)
+        for key, positions in batches.items():
+            run = self.runs[chosen[positions[0]]]
             if key[:4] not in estimators:
                 estimators[key[:4]] = self._estimator(run, profiles[key[1]])
-            times[places] = self._step_times(*estimators[key[:4]], tuple(chosen[place] for place in places))
+            times[positions] = self._step_times(*estimators[key[:4]], tuple(chosen[position] for position in positions))
         return times
 
     def _step_times(self, estimator: Estimator, layer_parts: int, chosen: tuple[int, ...]) -> Array:
-        """Steps of runs that share their programs, as columns. [s]"""
+        """Return the step times of runs that share their programs, as columns. [s]"""
         plans, key = [self.runs[index].planned.plan for index in chosen], (layer_parts, chosen)
         kept = self._columns.get(key)
         if kept is None:

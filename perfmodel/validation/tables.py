@@ -1,4 +1,4 @@
-"""The errors of predictions as tables for people: `perfmodel validate` prints them, docs/accuracy.md holds them."""
+"""Tables of prediction errors: printed by `perfmodel validate`, and contained in docs/accuracy.md."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ _NONE = "-"
 
 
 def headline(result: ValidationResult) -> str:
-    """Number of predicted runs, and errors of the scored ones."""
+    """Return the number of predicted runs, and the errors of the scored ones."""
     counts = {**result.kinds, **({"inference": result.serving.num_rows} if result.serving is not None else {})}
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
     lines = [f"{result.num_predicted:,} of {result.num_rows:,} cases predicted ({kinds or 'no cases'})."]
     if result.scored.num_runs:
-        each, choice = result.scored.overall, result.scored.choices.overall
+        overall, choice = result.scored.overall, result.scored.choices.overall
         lines.append(
-            f"{each.num_times:,} of them are scored (primary sources, dense decoders, with a step time): off by {share_text(each.mean)} on "
-            f"average, {share_text(each.median)} in the median, {share_text(each.p90)} at the 90th percentile."
+            f"{overall.num_times:,} of them are scored (primary sources, dense decoders, with a step time): off by "
+            f"{share_text(overall.mean)} on average, {share_text(overall.median)} in the median, "
+            f"{share_text(overall.p90)} at the 90th percentile."
         )
         if choice.num_groups:
             lines.append(
@@ -34,11 +35,11 @@ def headline(result: ValidationResult) -> str:
 
 
 def result_tables(result: ValidationResult) -> list[Table]:
-    """Everything that there is to say of the rows, a table for each question: of the scored ones first, then of the others."""
+    """Return all tables, one for each question: of the scored runs first, then of the others."""
     scored, tables = result.scored, []
     others = [row for row in result.rows if not (row.is_scored or row.has_experts)]
     if scored.num_runs:
-        tables += [error_table(field, each, scored.overall, of=", scored runs") for field, each in scored.by.items()]
+        tables += [error_table(field, summaries, scored.overall, of=", scored runs") for field, summaries in scored.by.items()]
         tables += [choice_table(scored.choices, of=", scored runs")] if scored.choices.groups else []
     if others:
         of, overall = (", not scored", error_summary("all", others)) if scored.num_runs else ("", result.overall)
@@ -57,31 +58,31 @@ def result_tables(result: ValidationResult) -> list[Table]:
 
 def error_table(field: str, summaries: Sequence[ErrorSummary], overall: ErrorSummary | None = None, *, of: str = "") -> Table:
     every = [*summaries, *([] if overall is None else [overall])]
-    has_intervals = any(each.num_intervals for each in every)
-    has_memories = any(each.num_memories for each in every)
-    held = (("in 80 %",) if has_intervals else ()) + (("memories", "their mean") if has_memories else ())
-    headers = (field, "cases", "predicted", "times", "mean", "median", "p90", "bias", *held)
+    has_intervals = any(summary.num_intervals for summary in every)
+    has_memories = any(summary.num_memories for summary in every)
+    optional_headers = (("in 80 %",) if has_intervals else ()) + (("memories", "their mean") if has_memories else ())
+    headers = (field, "cases", "predicted", "times", "mean", "median", "p90", "bias", *optional_headers)
     rows = tuple(
         (
-            each.name,
-            f"{each.num_rows:,}",
-            f"{each.num_predicted:,}",
-            f"{each.num_times:,}",
-            *map(share_text, (each.mean, each.median, each.p90, each.bias)),
-            *([_whole(each.coverage)] if has_intervals else []),
-            *([f"{each.num_memories:,}", share_text(each.memory_mean)] if has_memories else []),
+            summary.name,
+            f"{summary.num_rows:,}",
+            f"{summary.num_predicted:,}",
+            f"{summary.num_times:,}",
+            *map(share_text, (summary.mean, summary.median, summary.p90, summary.bias)),
+            *([_rounded_share(summary.coverage)] if has_intervals else []),
+            *([f"{summary.num_memories:,}", share_text(summary.memory_mean)] if has_memories else []),
         )
-        for each in every
+        for summary in every
     )
     return Table(title=f"Errors by {field}{of}", headers=headers, rows=rows, right=headers[1:])
 
 
 def expert_tables(experts: ExpertFigures) -> list[Table]:
-    """Models with experts: times of the fastest release of each setting, by field, and memory."""
+    """Return tables of mixture-of-experts models: times of the fastest release of each setting, by field, and memory."""
     if not experts.overall.num_rows:
         return []
     of = f", models with experts, the fastest release of each setting ({experts.num_releases:,} runs)"
-    tables = [error_table(field, each, experts.overall, of=of) for field, each in experts.by.items()]
+    tables = [error_table(field, summaries, experts.overall, of=of) for field, summaries in experts.by.items()]
     return [*tables, *([memory_table(experts.memories, of=", models with experts")] if experts.memories else [])]
 
 
@@ -89,14 +90,14 @@ def memory_table(memories: Sequence[MemorySummary], *, of: str = "") -> Table:
     headers = ("source", "framework", "counts", "of rank", "cases", "mean", "median", "p90", "bias")
     rows = tuple(
         (
-            each.name,
-            each.framework,
-            each.kind,
-            each.rank,
-            f"{each.num_rows:,}",
-            *map(share_text, (each.mean, each.median, each.p90, each.bias)),
+            memory.name,
+            memory.framework,
+            memory.kind,
+            memory.rank,
+            f"{memory.num_rows:,}",
+            *map(share_text, (memory.mean, memory.median, memory.p90, memory.bias)),
         )
-        for each in memories
+        for memory in memories
     )
     return Table(title=f"Peak memory{of}", headers=headers, rows=rows, right=headers[4:])
 
@@ -104,12 +105,12 @@ def memory_table(memories: Sequence[MemorySummary], *, of: str = "") -> Table:
 def fit_table(result: ValidationResult) -> Table:
     sources = result.source_fits if len(result.source_fits) > 1 else ()
     headers = ("source", "right", "ran", "of them predicted not to fit", "ran out", "of them predicted to fit")
-    rows = tuple(_fit_row(each) for each in (*sources, result.fits))
+    rows = tuple(_fit_row(counts) for counts in (*sources, result.fits))
     return Table(title="Does it fit? Runs that state their recomputation", headers=headers, rows=rows, right=headers[1:])
 
 
 def fit_lines(counts: FitCounts) -> list[str]:
-    """Meaning of `fits`, and mistakes that these files cannot show."""
+    """Return the meaning of `fits`, and the mistakes that these files cannot contain."""
     if not (counts.num_ran or counts.num_out):
         return []
     lines = [
@@ -123,29 +124,29 @@ def fit_lines(counts: FitCounts) -> list[str]:
     return lines
 
 
-def _fit_row(each: FitCounts) -> tuple[str, ...]:
+def _fit_row(counts: FitCounts) -> tuple[str, ...]:
     return (
-        each.name,
-        share_text(each.accuracy),
-        f"{each.num_ran:,}",
-        _count(each.ran_but_predicted_out, each.false_out_fraction),
-        f"{each.num_out:,}",
-        _count(each.out_but_predicted_fits, each.false_fit_fraction),
+        counts.name,
+        share_text(counts.accuracy),
+        f"{counts.num_ran:,}",
+        _count(counts.ran_but_predicted_out, counts.false_out_fraction),
+        f"{counts.num_out:,}",
+        _count(counts.out_but_predicted_fits, counts.false_fit_fraction),
     )
 
 
 def choice_table(choices: PlanChoices, *, of: str = "") -> Table:
     headers = ("source", "groups", "plans", "mean", "largest", "if it fits", "best of 3 near", "rank correlation", "median plan")
 
-    def row(each: ChoiceSummary) -> tuple[str, ...]:
+    def row(summary: ChoiceSummary) -> tuple[str, ...]:
         return (
-            each.name,
-            f"{each.num_groups:,}",
-            f"{each.num_plans:,}",
-            *map(share_text, (each.mean_regret, each.largest_regret, each.mean_fitting_regret)),
-            _whole(each.near_best_fraction),
-            _NONE if math.isnan(each.rank_correlation) else f"{each.rank_correlation:.2f}",
-            share_text(each.median_plan),
+            summary.name,
+            f"{summary.num_groups:,}",
+            f"{summary.num_plans:,}",
+            *map(share_text, (summary.mean_regret, summary.largest_regret, summary.mean_fitting_regret)),
+            _rounded_share(summary.near_best_fraction),
+            _NONE if math.isnan(summary.rank_correlation) else f"{summary.rank_correlation:.2f}",
+            share_text(summary.median_plan),
         )
 
     rows = tuple(map(row, (*choices.sources, choices.overall)))
@@ -153,7 +154,7 @@ def choice_table(choices: PlanChoices, *, of: str = "") -> Table:
 
 
 def choice_lines(choices: PlanChoices) -> list[str]:
-    """Runs that the table of choices counts and leaves out."""
+    """Return lines on the runs that the table of choices counts and leaves out."""
     lines = []
     if choices.groups:
         lines = [
@@ -168,9 +169,11 @@ def choice_lines(choices: PlanChoices) -> list[str]:
     if choices.num_broken_nvlink:
         one = choices.num_broken_nvlink == 1
         runs, verb, them = ("run", "is", "it") if one else ("runs", "are", "them")
-        place = "left out of it" if choices.skips_broken_nvlink else f"in it, scored runs aside (--skip-broken-nvlink leaves {them} out)"
+        inclusion = (
+            "left out of it" if choices.skips_broken_nvlink else f"in it, scored runs aside (--skip-broken-nvlink leaves {them} out)"
+        )
         notes = "give an all-reduce in the node of under 100 GB/s (broken NVLink)"
-        lines.append(f"{choices.num_broken_nvlink:,} {runs} whose notes {notes} {verb} {place}.")
+        lines.append(f"{choices.num_broken_nvlink:,} {runs} whose notes {notes} {verb} {inclusion}.")
     return lines
 
 
@@ -180,11 +183,11 @@ def reason_table(reasons: Mapping[str, int]) -> Table:
 
 
 def share_text(value: float) -> str:
-    """With a sign where it is negative, with one digit: 4.1%, -0.3%."""
+    """Return a share with one digit, with a sign where it is negative: 4.1%, -0.3%."""
     return _NONE if math.isnan(value) else f"{value:.1%}"
 
 
-def _whole(value: float) -> str:
+def _rounded_share(value: float) -> str:
     return _NONE if math.isnan(value) else f"{value:.0%}"
 
 

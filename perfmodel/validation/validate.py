@@ -1,4 +1,4 @@
-"""Published runs predicted from their inputs, and how far off the predictions are (`perfmodel validate`)."""
+"""Prediction of published runs from their inputs, and the errors of these predictions (`perfmodel validate`)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from perfmodel.validation.serving.predict import ServingCasePredictor
 from perfmodel.validation.serving.rows import SERVING_BY, ServingRow
 
 SUMMED_BY = tuple(dict.fromkeys((*FIELDS, *SERVING_BY)))
-"""Fields that errors can be summed by, of runs of either kind."""
+"""Fields that errors can be grouped by, for training and serving runs."""
 
 
 def validate_cases(
@@ -59,29 +59,29 @@ def validate_cases(
     plan_case: PlanCase = plan_as_stated,
     progress: Callable[[int], None] | None = None,
 ) -> ValidationResult:
-    """Predict every case of a file (or of several, one after the other), one JSON object a line; write the table to `out` if given.
+    """Predict every case of a file (or of several), one JSON object a line; write the table to `out` if given.
 
-    calibration  a name or a path for every case; None: the default of each case's chip; "spec-sheet": none; "prior": what the other
-                 generations of the chip's maker let expect of it, its own left out
-    by           sums of the errors by these fields too (`SUMMED_BY`)
+    calibration  a name or a path for every case; None: the default of each case's chip; "spec-sheet": none; "prior": the prior from the
+                 vendor's other generations, without the chip's own calibration
+    by           group errors by these fields too (`SUMMED_BY`)
     tier         only cases of this tier; "": all
-    skip_broken_nvlink   leave runs whose notes tell of broken NVLink out of the judged choice of plans
-    plots        a folder for the figures; it is made where its parent is there
-    plan_case    how training runs are planned: under the framework that each names, or another (`validation/assumed_framework.py`)
-    progress     called with the number of cases done, after each
+    skip_broken_nvlink   leave runs whose notes indicate broken NVLink out of the judged choice of plans
+    plots        a folder for the figures; it is created if its parent exists
+    plan_case    planner of training runs: under the framework that each names, or another (`validation/assumed_framework.py`)
+    progress     called with the number of finished cases, after each
     """
     fields = check_fields(by, SUMMED_BY) if by else ()
     if plots is not None:
         _check_folder(Path(plots))
     if calibration is not None and str(calibration) not in (SPEC_SHEET_NAME, PRIOR_NAME):
-        load_calibration(calibration)  # a wrong name is a mistake of the call, not of each case
+        load_calibration(calibration)  # a wrong name is an error of the call, not of each case
     predictor = CasePredictor(calibration=calibration, plan_case=plan_case)
     serving = ServingCasePredictor(calibration=calibration)
     rows: list[ValidationRow | ServingRow] = []
     files: Sequence[Any] = path if isinstance(path, (list, tuple)) else [path]
-    for each in files:
-        check_path(each, "cases")
-        for case in _cases_of(each):
+    for file in files:
+        check_path(file, "cases")
+        for case in _cases_of(file):
             if tier and case.tier != tier:
                 continue
             rows.append(predictor.row(case) if case.served is None else serving.row(case))
@@ -100,7 +100,7 @@ def validate_cases(
 
 
 def _cases_of(path: str | Path) -> Iterator[Case]:
-    """The cases of a file. One of which no line is a JSON object is refused: the errors of no case are an empty table."""
+    """Yield the cases of a file. Raise InputError if no line is a JSON object, because the errors of no case are an empty table."""
     fault, has_case = "it is empty", False
     for case in read_cases(path):
         if not has_case and fault == "it is empty":
@@ -112,7 +112,7 @@ def _cases_of(path: str | Path) -> Iterator[Case]:
 
 
 def _summarised(rows: Sequence[ValidationRow | ServingRow], fields: Sequence[str], *, skip_broken_nvlink: bool) -> ValidationResult:
-    """Each kind of runs by the fields that it has."""
+    """Return the result of training and serving runs, each grouped by the fields that it has."""
     training = [row for row in rows if isinstance(row, ValidationRow)]
     served = [row for row in rows if isinstance(row, ServingRow)]
     result = summarise(training, by=[field for field in fields if field in FIELDS], skip_broken_nvlink=skip_broken_nvlink)
@@ -122,14 +122,14 @@ def _summarised(rows: Sequence[ValidationRow | ServingRow], fields: Sequence[str
 
 
 def _check_folder(folder: Path) -> None:
-    if not os.path.isdir(folder):  # pathlib raises what the system says of a name too long, or of a folder that may not be entered
+    if not os.path.isdir(folder):  # pathlib raises OSError for a name that is too long, or for a folder without permission
         if os.path.exists(folder):
             raise InputError(f"plots={one_line(folder, 200)}: is a file; give a folder")
         check_can_be_written(folder, "plots")
 
 
 def table_of(rows: Sequence[ValidationRow | ServingRow]) -> str:
-    """The rows as CSV, one for every case: seconds, bytes, an empty cell where there is nothing; columns of the kinds that there are."""
+    """Return the rows as CSV, one for every case: seconds, bytes, empty cells for missing values; columns of the kinds that are present."""
     text = io.StringIO()
     writer = csv.DictWriter(text, case_columns(rows), restval="", lineterminator="\n")
     writer.writeheader()
@@ -148,7 +148,7 @@ def _cell(value: float | str | bool | None) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class CasePredictor:
-    """Predicts cases one after the other; what they share (clusters, machines, compiled programs) is made once."""
+    """Predictor of cases; clusters, machines and compiled programs are shared between cases."""
 
     calibration: str | Path | None = None
     has_intervals: bool = True
@@ -204,9 +204,9 @@ class CasePredictor:
         )
 
     def interval(self, planned: PlannedCase, shape: str) -> tuple[float, float]:
-        """Factors of the prediction, from runs of other models only: what they would be if nobody had run this one."""
+        """Return factors of the prediction from runs of other models only: the interval that an unpublished run would get."""
         framework, chip = planned.framework, planned.hardware.chip
-        found = interval(
+        step_interval = interval(
             load_residuals(),
             features_of(planned.plan, chip),
             family=framework.profile,
@@ -218,17 +218,19 @@ class CasePredictor:
         )
         if planned.plan.has_experts:
             source = planned.framework.profile
-            found = with_experts(found, [each for each in load_residuals().experts if each.family != source] or load_residuals().experts)
-        return found.low, found.high
+            step_interval = with_experts(
+                step_interval, [group for group in load_residuals().experts if group.family != source] or load_residuals().experts
+            )
+        return step_interval.low, step_interval.high
 
     def predict(self, planned: PlannedCase) -> Prediction:
-        """Return its prediction; whether it fits by the rule for outcomes (`outcome_rule`), whatever a search asks of a plan."""
+        """Return the prediction; whether it fits follows the rule for outcomes (`outcome_rule`), independent of a search's headroom."""
         estimator = self.estimator(planned)
         rule = outcome_rule(uncertainty_of_memory(estimator.profile))
         return estimator.predict(planned.plan, memory_headroom=rule.headroom, risk=rule.risk)
 
     def estimator(self, planned: PlannedCase) -> Estimator:
-        """Return the estimator of the case's job, whatever its batch, on its cluster."""
+        """Return the estimator of the case's job, for any batch, on its cluster."""
         job = planned.plan.job
         key = (
             job.transformer, job.seq_len, job.precision, job.optimizer, job.train, planned.profile, planned.hardware, planned.matmul_dtype
@@ -245,9 +247,9 @@ class CasePredictor:
 
 
 def memory_figure(estimator: Estimator, planned: PlannedCase, columns: PlanColumns | None = None) -> float:
-    """Memory as the framework reports it: that of its allocator, without the driver's context and NCCL's buffers.
+    """Return memory as the framework reports it: that of its allocator, without the driver's context and NCCL's buffers.
 
-    Of several kinds of chips as on the first.
+    For several kinds of chips, it is that of the first kind.
     """
     if estimator.cluster.pools:
         estimator = mixed_estimator(estimator).pools[0]

@@ -1,1 +1,1 @@
-"""Verbs of perfmodel: a request in, a result out."""
+"""Verbs of perfmodel: the functions of the API, from a request to a result."""

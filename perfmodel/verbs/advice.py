@@ -1,4 +1,4 @@
-"""`advise`: what to change in a plan or a configuration, by how much it helps, in the framework's own options."""
+"""`advise`: the changes of a plan or a configuration that help most, in the framework's options."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from perfmodel.verbs.exporting import facts_in
 from perfmodel.verbs.requests import read_risk
 from perfmodel.verbs.searching import remedies_in, search_in
 from perfmodel.verbs.settable import faster_attention
-from perfmodel.verbs.setting import Name, Setting, placed, predict_in, setting_of_plan, told
+from perfmodel.verbs.setting import Name, Setting, annotated, placed, predict_in, setting_of_plan
 
 if TYPE_CHECKING:
     from perfmodel.planner.explain import Alternative
     from perfmodel.planner.result import FittingChange
 
-#: Settings that often help, where the framework has an option for them.
+#: Settings that often reduce the step time, for frameworks with an option for them.
 SETTINGS_TO_TRY: Mapping[str, bool | str] = {
     "compile": True,
     "fused_optimizer": True,
@@ -40,15 +40,15 @@ SETTINGS_TO_TRY: Mapping[str, bool | str] = {
     "tp_async": True,
     "gradient_bucketing": True,
 }
-#: Single changes and pairs that are shown, and single ones of which pairs are tried.
+#: Limits of shown single changes and pairs, and of single changes that are combined into pairs.
 MOST_SINGLE, MOST_PAIRS, MOST_IN_PAIRS = 5, 4, 4
-#: A change that gains less than this share of the step is not worth an option.
+#: Smallest gain of a shown change, as a share of the step time.
 LEAST_GAIN = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvisedChange:
-    """Changes of a plan that make it faster. changed: other knobs that follow; gain: share of the step time that they save"""
+    """Changes of a plan that make it faster. changed: other knobs that follow; gain: saved share of the step time."""
 
     changes: Mapping[str, int | str | bool]
     changed: Mapping[str, int | str | bool]
@@ -62,7 +62,7 @@ class AdvisedChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionChange:
-    """One option of the framework: its value now and advised; None where it is absent."""
+    """One option of the framework: its current and its advised value; None where it is absent."""
 
     option: str
     before: Any
@@ -73,11 +73,11 @@ class OptionChange:
 class Advice:
     """Result of `advise`.
 
-    prediction   of the setup as it is
+    prediction   of the current setup
     changes      the most helpful changes that fit, single ones and pairs, the fastest first
-    best         the best plan of a search; none where no plan fits
+    best         the best plan of a search; empty if no plan fits
     diff         the best plan in the framework's options
-    remedies     where the setup does not fit, the smallest changes that do
+    remedies     the smallest changes that fit, if the setup does not
     """
 
     framework: str
@@ -117,22 +117,22 @@ def advise_on(
     plan = overridden_plan(start.plan, asked, spelled=spelled)
     setting = setting_of_plan(plan, profile=asked.profile, settings=asked.stated(), calibration=asked.calibration)
     table = _table_of(start, setting)
-    own = predict_in(setting, placed(plan, setting), **memory)
+    current = predict_in(setting, placed(plan, setting), **memory)
     report(0.1)
-    remedies = () if own.fits else remedies_in(setting, own.plan, **rule)
+    remedies = () if current.fits else remedies_in(setting, current.plan, **rule)
     report(0.3)
-    changes = _helpful(setting, own, table, rule)
+    changes = _helpful(setting, current, table, rule)
     report(0.6)
-    found = search_in(setting, Knobs(), {}, top=1, also=(), **rule)
+    search = search_in(setting, Knobs(), {}, top=1, also=(), **rule)
     report(1.0)
-    best = tuple(_with_helpful_settings(each, changes, memory) for each in found.plans[:1])
-    if best and own.fits and best[0].step_time >= own.step_time * (1 - LEAST_GAIN):
-        best = (own,)
-    diff, notes = _difference(setting, start, own.plan, best[0].plan, table) if best else ((), ())
+    best = tuple(_with_helpful_settings(plan, changes, memory) for plan in search.plans[:1])
+    if best and current.fits and best[0].step_time >= current.step_time * (1 - LEAST_GAIN):
+        best = (current,)
+    diff, notes = _difference(setting, start, current.plan, best[0].plan, table) if best else ((), ())
     framework = table.framework if table is not None else setting.estimator.profile.name
     return Advice(
         framework=framework,
-        prediction=own,
+        prediction=current,
         changes=_shown(changes),
         best=best,
         diff=diff,
@@ -142,74 +142,74 @@ def advise_on(
 
 
 def _table_of(start: Start, setting: Setting) -> FrameworkTable | None:
-    """The table of the configuration, else the most general one, which comes last, whose profile the plan assumes."""
+    """Return the table of the configuration, else the last and most general one of the plan's profile."""
     tables = load_tables()
     if start.setup is not None:
         return tables[start.setup.table]
     profile = setting.estimator.profile.name.partition("+")[0]
-    return next((each for each in reversed(list(tables.values())) if each.profile == profile and each.outputs), None)
+    return next((table for table in reversed(list(tables.values())) if table.profile == profile and table.outputs), None)
 
 
-def _helpful(setting: Setting, own: Prediction, table: FrameworkTable | None, rule: Mapping[str, Any]) -> tuple[AdvisedChange, ...]:
-    """Single changes and pairs of the best of them that fit and are faster; of a setup that does not fit, that fit."""
+def _helpful(setting: Setting, current: Prediction, table: FrameworkTable | None, rule: Mapping[str, Any]) -> tuple[AdvisedChange, ...]:
+    """Return single changes, and pairs of the best ones, that fit and are faster; for a setup that does not fit, all that fit."""
     from perfmodel.planner.explain import explain, turned_plans
 
-    if own.plan.assignment is not None:
+    if current.plan.assignment is not None:
         return ()
-    single = list(_faster(setting, own, explain(setting.estimator, own.plan, **rule).neighbours))
+    single = list(_faster(setting, current, explain(setting.estimator, current.plan, **rule).neighbours))
     single.sort(key=lambda change: change.prediction.step_time)
-    turns = [
+    combined = [
         {**one.changes, **other.changes}
         for one, other in combinations(single[:MOST_IN_PAIRS], 2)
         if not set(one.changes) & set(other.changes)
     ]
-    pairs = _faster(setting, own, turned_plans(setting.estimator, own, turns, **rule))
-    least = {frozenset(change.changes.items()): change.prediction.step_time for change in single}
+    pairs = _faster(setting, current, turned_plans(setting.estimator, current, combined, **rule))
+    best_times = {frozenset(change.changes.items()): change.prediction.step_time for change in single}
     better = [
         pair
         for pair in pairs
-        if all(pair.prediction.step_time < time * (1 - LEAST_GAIN) for knobs, time in least.items() if knobs <= pair.changes.items())
+        if all(pair.prediction.step_time < time * (1 - LEAST_GAIN) for knobs, time in best_times.items() if knobs <= pair.changes.items())
     ]
-    found = [*single, *better, *_with_settings(setting, own, single[:MOST_IN_PAIRS], table, rule)]
-    return tuple(sorted(found, key=lambda change: change.prediction.step_time))
+    changes = [*single, *better, *_with_settings(setting, current, single[:MOST_IN_PAIRS], table, rule)]
+    return tuple(sorted(changes, key=lambda change: change.prediction.step_time))
 
 
 def _shown(changes: Sequence[AdvisedChange]) -> tuple[AdvisedChange, ...]:
-    """The best single changes and the best pairs, the fastest first."""
-    single = [each for each in changes if not each.is_pair][:MOST_SINGLE]
-    pairs = [each for each in changes if each.is_pair][:MOST_PAIRS]
+    """Return the best single changes and the best pairs, the fastest first."""
+    single = [change for change in changes if not change.is_pair][:MOST_SINGLE]
+    pairs = [change for change in changes if change.is_pair][:MOST_PAIRS]
     return tuple(sorted((*single, *pairs), key=lambda change: change.prediction.step_time))
 
 
 def _with_helpful_settings(best: Prediction, changes: Sequence[AdvisedChange], memory: Mapping[str, Any]) -> Prediction:
-    """Return the best plan with all settings that help the current one, where it fits and is faster with them."""
-    helpful = {name: value for each in changes if not each.is_pair for name, value in each.changes.items() if name in STATED}
+    """Return the best plan with all settings that help the current one, if it fits and is faster with them."""
+    helpful = {name: value for change in changes if not change.is_pair for name, value in change.changes.items() if name in STATED}
     if not helpful:
         return best
     try:
         setting = setting_of_plan(best.plan, settings=helpful)
-    except InputError:  # two of them contradict each other
+    except InputError:  # two settings are incompatible
         return best
-    found = predict_in(setting, placed(best.plan, setting), **memory)
-    return found if found.fits and found.step_time < best.step_time else best
+    prediction = predict_in(setting, placed(best.plan, setting), **memory)
+    return prediction if prediction.fits and prediction.step_time < best.step_time else best
 
 
-def _faster(setting: Setting, own: Prediction, alternatives: Sequence[Alternative]) -> Iterator[AdvisedChange]:
-    for each in alternatives:
-        if not each.prediction or not each.prediction[0].fits:
+def _faster(setting: Setting, current: Prediction, alternatives: Sequence[Alternative]) -> Iterator[AdvisedChange]:
+    for alternative in alternatives:
+        if not alternative.prediction or not alternative.prediction[0].fits:
             continue
-        gain = 1 - each.prediction[0].step_time / own.step_time
-        if gain > LEAST_GAIN or not own.fits:
-            prediction = told(each.prediction[0], setting)
-            yield AdvisedChange(changes=dict(each.knobs), changed=dict(each.changed), prediction=prediction, gain=gain)
+        gain = 1 - alternative.prediction[0].step_time / current.step_time
+        if gain > LEAST_GAIN or not current.fits:
+            prediction = annotated(alternative.prediction[0], setting)
+            yield AdvisedChange(changes=dict(alternative.knobs), changed=dict(alternative.changed), prediction=prediction, gain=gain)
 
 
 def _with_settings(
-    setting: Setting, own: Prediction, single: Sequence[AdvisedChange], table: FrameworkTable | None, rule: Mapping[str, Any]
+    setting: Setting, current: Prediction, single: Sequence[AdvisedChange], table: FrameworkTable | None, rule: Mapping[str, Any]
 ) -> Iterator[AdvisedChange]:
-    """Settings that the framework has an option for, alone and with one of the changed knobs, and offloads that are not needed."""
+    """Yield settings with an option of the framework, alone and with one of the changed knobs, and unneeded offloads switched off."""
     memory = {name: value for name, value in rule.items() if name != "any_framework"}
-    stated = own.plan.framework.settings
+    stated = current.plan.framework.settings
     kernel = faster_attention(setting.estimator.profile, setting.estimator.machine)
     tried = {
         name: value
@@ -218,20 +218,20 @@ def _with_settings(
     }
     for name, value in {**tried, **{name: False for name in OFFLOADS.values() if stated.get(name)}}.items():
         try:
-            changed = setting_of_plan(own.plan, settings={name: value})
-        except InputError:  # it contradicts what the profile says
+            changed = setting_of_plan(current.plan, settings={name: value})
+        except InputError:  # the setting is incompatible with the profile
             continue
-        alone = predict_in(changed, placed(own.plan, changed), **memory)
-        gain = 1 - alone.step_time / own.step_time
-        if gain <= LEAST_GAIN and own.fits:
+        alone = predict_in(changed, placed(current.plan, changed), **memory)
+        gain = 1 - alone.step_time / current.step_time
+        if gain <= LEAST_GAIN and current.fits:
             continue
         if alone.fits:
             yield AdvisedChange(changes={name: value}, changed={}, prediction=alone, gain=gain)
-        for each in single:
-            both = predict_in(changed, placed(each.prediction.plan, changed), **memory)
-            if both.fits and both.step_time < min(alone.step_time, each.prediction.step_time) * (1 - LEAST_GAIN):
-                pair = {**each.changes, name: value}
-                yield AdvisedChange(changes=pair, changed=each.changed, prediction=both, gain=1 - both.step_time / own.step_time)
+        for change in single:
+            both = predict_in(changed, placed(change.prediction.plan, changed), **memory)
+            if both.fits and both.step_time < min(alone.step_time, change.prediction.step_time) * (1 - LEAST_GAIN):
+                pair = {**change.changes, name: value}
+                yield AdvisedChange(changes=pair, changed=change.changed, prediction=both, gain=1 - both.step_time / current.step_time)
 
 
 # --- in the framework's options ----------------------------------------------------------------------------------------------------
@@ -240,18 +240,18 @@ def _with_settings(
 def _difference(
     setting: Setting, start: Start, before: Plan, after: Plan, table: FrameworkTable | None
 ) -> tuple[tuple[OptionChange, ...], tuple[str, ...]]:
-    """The options in which two plans differ, and what keeps them from being written."""
+    """Return the options in which two plans differ, and notes on options that cannot be written."""
     if table is None or before == after:
         return (), ()
-    facts = [facts_in(setting, each) for each in (before, after)]
+    facts = [facts_in(setting, plan) for plan in (before, after)]
     notes: tuple[str, ...] = ()
     if table.outputs:
         try:
-            options = [dict(write_config(each, table, prediction=None).options) for each in facts]
+            options = [dict(write_config(plan_facts, table, prediction=None).options) for plan_facts in facts]
             return _changed(options[0], options[1]), ()
         except InputError as error:
             notes = (f"not all of it can be written: {error}",)
-    return _changed(*(_read_as(each, start, table) for each in facts)), notes
+    return _changed(*(_read_as(plan_facts, start, table) for plan_facts in facts)), notes
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[OptionChange, ...]:
@@ -262,24 +262,24 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[Optio
 
 
 def _read_as(facts: Mapping[str, Any], start: Start, table: FrameworkTable) -> dict[str, Any]:
-    """Key -> value of the options that mean these facts; of several keys the one that the file has."""
-    found: dict[str, Any] = {}
+    """Return key -> value of the options with the meaning of these facts; of several keys the one in the file."""
+    options: dict[str, Any] = {}
     used = start.setup.read if start.setup is not None else {}
-    taken: set[str] = set()
+    written_facts: set[str] = set()
     entries = sorted(table.keys.items(), key=lambda item: not any(key == item[0] or key.endswith(f".{item[0]}") for key in used))
     for name, key in entries:
-        if name.startswith("env.") or key.formula or key.to in taken or key.to in ("chips", "nodes", "chips_per_node"):
+        if name.startswith("env.") or key.formula or key.to in written_facts or key.to in ("chips", "nodes", "chips_per_node"):
             continue
         value = facts.get(key.to)
         if key.values is None:
             if key.to in facts and value is not None:
-                found[name] = value
-                taken.add(key.to)
+                options[name] = value
+                written_facts.add(key.to)
             continue
         for written, meaning in key.values.items():
             wanted = meaning if isinstance(meaning, dict) else {key.to: meaning}
             if written != "*" and all(fact and fact in facts and plain(facts[fact]) == plain(entry) for fact, entry in wanted.items()):
-                found[name] = written
-                taken.update(wanted)
+                options[name] = written
+                written_facts.update(wanted)
                 break
-    return found
+    return options

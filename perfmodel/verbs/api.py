@@ -30,12 +30,12 @@ from perfmodel.verbs.requests import make_requests, predict_requests, read_risk,
 from perfmodel.verbs.searching import check_frameworks, remedies_in, search_in
 from perfmodel.verbs.setting import (
     Name,
+    annotated,
     load_plan,
     make_setting,
     placed,
     predict_in,
     setting_of_plan,
-    told,
     trust_in_plan,
 )
 from perfmodel.verbs.training import read_run
@@ -60,31 +60,31 @@ if TYPE_CHECKING:
 
 @takes(asked=Words(Request, several=True), knobs=Words(Knobs, varied=True))
 def predict(plan: Plan | Name | None = None, *, asked: Request, knobs: Combinations) -> Prediction | Predictions:
-    """Step time and memory of one plan: of a plan (file) or a framework's configuration with what is said beside it, or of the one that the
+    """Predict step time and memory of one plan: of a plan (file) or a configuration with the given changes, or of the one that the
     knobs describe.
 
-    A plan that does not fit is predicted all the same; `fits` says so. memory_headroom: share of the usable memory to keep free;
+    A plan that does not fit is predicted all the same; its `fits` is False. memory_headroom: share of the usable memory to keep free;
     risk: in its place, the probability that a plan that fits does not.
     Sizes may be texts (`seq_len="8k"`). Job, cluster, chips, profile and the knobs that a search tries may be lists: the result is then a
     `Predictions`, one prediction for each combination, also where the lists hold one value.
 
     nodes          in place of chips: times the chips of a node of the cluster
     batch_tokens   in place of global_batch: the tokens of a step
-    settings       what is known of the framework's setup: {"compile": True} (docs/settings.md)
-    dp, fsdp       the whole data-parallel degree; dp_shard with ZeRO stage 3
-    rules          how operators are cut by the axes: a shipped rule set's name, the file of one's own (docs/rules.md)
+    settings       known settings of the framework: {"compile": True} (docs/settings.md)
+    dp, fsdp       the total data-parallel degree; dp_shard with ZeRO stage 3
+    rules          sharding of operators over the axes: a shipped rule set's name, or your own file (docs/rules.md)
     """
-    own = None if plan is None else start_from(plan, asked).plan
-    if own is not None and own.assignment is not None:
+    given_plan = None if plan is None else start_from(plan, asked).plan
+    if given_plan is not None and given_plan.assignment is not None:
         from perfmodel.verbs.networks import predict_requested
 
-        found = predict_requested(own, asked, **knobs[0].given())
-        return Predictions(predictions=found, not_predicted=()) if asked.is_list else found[0]
-    requests = make_requests(asked, of_plan=own is not None)
-    answers, failures = predict_requests(requests, knobs, plan=own)
+        predictions = predict_requested(given_plan, asked, **knobs[0].given())
+        return Predictions(predictions=predictions, not_predicted=()) if asked.is_list else predictions[0]
+    requests = make_requests(asked, of_plan=given_plan is not None)
+    answers, failures = predict_requests(requests, knobs, plan=given_plan)
     if len(requests) * len(knobs) == 1 and not (asked.is_list or knobs.is_list):
         return answers[0].prediction
-    return Predictions(predictions=tuple(each.prediction for each in answers), not_predicted=tuple(failures))
+    return Predictions(predictions=tuple(answer.prediction for answer in answers), not_predicted=tuple(failures))
 
 
 def predict_plan(
@@ -97,10 +97,10 @@ def predict_plan(
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
 ) -> Prediction:
-    """Step time and memory of a plan, where it says that it runs or on another cluster, calibration or profile, or with other settings."""
-    found = load_plan(plan)
-    setting = setting_of_plan(found, cluster=cluster, calibration=calibration, profile=profile, settings=settings)
-    return predict_in(setting, placed(found, setting), **_memory_rule(memory_headroom, risk))
+    """Predict step time and memory of a plan, on its own cluster or on another cluster, calibration or profile, or with other settings."""
+    loaded = load_plan(plan)
+    setting = setting_of_plan(loaded, cluster=cluster, calibration=calibration, profile=profile, settings=settings)
+    return predict_in(setting, placed(loaded, setting), **_memory_rule(memory_headroom, risk))
 
 
 def _memory_rule(memory_headroom: float | str | None, risk: float | str | None) -> dict[str, float | None]:
@@ -122,26 +122,26 @@ def find_plans(
     any_framework: bool = False,
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult | tuple[SearchResult, ...]:
-    """The best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
+    """Find the best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
 
     Job, cluster, chips and profile may be lists: the result is then a tuple, one for each combination, the last named varying fastest.
 
-    rules       rule sets that are tried, names or files of one's own (docs/rules.md)
+    rules       rule sets that are tried, names or your own files (docs/rules.md)
     objective   time, memory or chip-time; with tokens a total of the whole run: cost, energy or goodput-time
     tokens      to train on, a number or a text such as "15T"
     assume      with tokens: values in place of those that `perfmodel assumptions` lists, as for `estimate_run`
-    top         how many plans the result holds
-    ties        plans within this share of the best are as good: the likeliest to fit, then the simplest comes first; 0: the exact order
-    risk        probability of not fitting that a plan may have, such as 5%, in place of memory_headroom; `certainty` says what others cost
+    top         number of plans in the result
+    ties        plans within this share of the best are ties: the likeliest to fit, then the simplest comes first; 0: the exact order
+    risk        probability of not fitting that a plan may have, such as 5%, in place of memory_headroom; `certainty` has the cost of others
     any_framework   search also plans that the assumed framework cannot run (the group `runs` of its profile)
     only_runnable   search only what it can run: the default
-    progress    called with the share of the space that has been evaluated; where it answers True the search ends with what it has
+    progress    called with the share of the space that has been evaluated; if it returns True, the search ends with the results so far
     """
     check_frameworks(only_runnable=only_runnable, any_framework=any_framework)
     if assume and tokens is None:
         raise bad_field("assume", shown(assume), "is for the whole run", 'give its tokens, as tokens="15T"')
     run = None if tokens is None else read_run(tokens, assume)
-    found = []
+    results = []
     for request in make_requests(asked):
         result = search_in(
             setting_of_request(request),
@@ -156,8 +156,8 @@ def find_plans(
             any_framework=any_framework,
             progress=progress,
         )
-        found.append(result)
-    return tuple(found) if asked.is_list or len(found) > 1 else found[0]
+        results.append(result)
+    return tuple(results) if asked.is_list or len(results) > 1 else results[0]
 
 
 def explain_plan(
@@ -173,23 +173,23 @@ def explain_plan(
     risk: float | str | None = None,
     any_framework: bool = False,
 ) -> Explanation:
-    """Where a plan's time and memory go; with `why_not` (such as {"tp": 16}) what those knobs would change, in numbers.
+    """Break down a plan's time and memory; with `why_not` (such as {"tp": 16}) the effect of those knobs, in numbers.
 
     any_framework   compare it with plans that the framework cannot run, too
-    trust   also what carries the uncertainty of its time, and the cheapest thing that would halve it
+    trust   also the sources of uncertainty of its time, and the cheapest measurement that halves its variance
     """
     from perfmodel.planner.explain import check_knobs, explain
 
-    found = load_plan(plan)
+    loaded = load_plan(plan)
     why_not = None if why_not is None else check_knobs(why_not)
     rule = _memory_rule(memory_headroom, risk)
-    setting = setting_of_plan(found, cluster=cluster, calibration=calibration, profile=profile, settings=settings)
-    answer = explain(setting.estimator, placed(found, setting), why_not=why_not, any_framework=any_framework, **rule)
-    asked = trust_in_plan(setting, answer.prediction.plan) if trust else None
+    setting = setting_of_plan(loaded, cluster=cluster, calibration=calibration, profile=profile, settings=settings)
+    answer = explain(setting.estimator, placed(loaded, setting), why_not=why_not, any_framework=any_framework, **rule)
+    account = trust_in_plan(setting, answer.prediction.plan) if trust else None
     remedies: tuple[FittingChange, ...] = ()
     if not answer.prediction.fits:
         remedies = remedies_in(setting, answer.prediction.plan, any_framework=any_framework, **rule)
-    return replace(answer, prediction=told(answer.prediction, setting), trust=asked, remedies=remedies)
+    return replace(answer, prediction=annotated(answer.prediction, setting), trust=account, remedies=remedies)
 
 
 def compare_plans(
@@ -201,7 +201,7 @@ def compare_plans(
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
 ) -> tuple[Prediction, ...]:
-    """Predictions of several plans (files), in the order in which they are given."""
+    """Predict several plans (files), in the given order."""
     if not isinstance(plans, (list, tuple)):
         raise bad_field("plans", shown(plans), "must be a list of plans or of their files", 'write ["a.yaml", "b.yaml"]')
     assumed = {"calibration": calibration, "profile": profile, "settings": settings, "memory_headroom": memory_headroom, "risk": risk}
@@ -220,7 +220,7 @@ def run_plan(
 ) -> Comparison:
     """Run a plan with torch on this machine, check its gradients against one process, measure it, and predict the same.
 
-    shrink        run the same form of plan with fewer ranks, layers and narrower ones where this machine is too small for it
+    shrink        run the same form of plan with fewer ranks, fewer layers and narrower ones where this machine is too small for it
     calibration   None: of the CPUs, this machine's own (`perfmodel calibrate`), else one that is measured now, in about a minute
     """
     require_torch("run a plan")
@@ -237,7 +237,7 @@ def run_plan(
         from perfmodel.hardware.local import local_cluster
 
         on_gpus = device == "cuda" or (device == "auto" and num_gpus() > 1)
-        # on CPUs no more processes than cores, but for two ranks on each axis of the plan: times of shared cores mean little
+        # on CPUs at most one process per core, but two ranks on each axis of the plan: times of shared cores are not meaningful
         on_cpus = min(num_devices("cpu"), max(local_cluster().num_chips, smallest_ranks(wanted)))
         wanted = smaller(wanted, num_gpus() if on_gpus else min(wanted.num_chips, on_cpus))
     measurement = run(wanted, steps=steps, warmup=warmup, device=device, on_progress=progress)
@@ -256,13 +256,13 @@ def audit_plan(
     routing: RoutingCounts | Sequence[Sequence[int]] | str | Path | None = None,
     progress: Callable[[float, str], None] | None = None,
 ) -> Audit:
-    """Torch's own counts of a plan's program, built at full size under fake tensors, beside the predicted ones.
+    """Compare torch's own counts of a plan's program, built at full size under fake tensors, with the predicted ones.
 
     rank               audit that rank; None: one rank of the first and of the last pipeline stage, or with `all_stages` of each
-    every_microbatch   count the step whole, not two shorter ones from which it follows exactly
-    dropout            the model drops what its configuration says; a run drops nothing
+    every_microbatch   count every micro-batch of the step, not two shorter steps from which it follows exactly
+    dropout            the model drops by its configuration; a run drops nothing
     routing            tokens that each rank of ep sends to each expert in a microbatch, or a file of them; None: evenly
-    progress           called with the share that is done and what is being counted
+    progress           called with the finished share and the current count
     """
     require_torch("audit a plan")
     rank = None if rank is None else read_integer(rank, "rank", least=0)
@@ -271,17 +271,17 @@ def audit_plan(
     from perfmodel.execute.audit.audit import ranks_to_audit
     from perfmodel.workload.routing import routing_counts
 
-    found = load_plan(plan)
-    setting = setting_of_plan(found, profile=executor_profile(found.job.policy).having(dropout=dropout))
-    ranks = ranks_to_audit(found, rank=rank, every_stage=all_stages)
+    loaded = load_plan(plan)
+    setting = setting_of_plan(loaded, profile=executor_profile(loaded.job.policy).having(dropout=dropout))
+    ranks = ranks_to_audit(loaded, rank=rank, every_stage=all_stages)
     counts = None if routing is None else routing_counts(routing)
-    return audit(setting.estimator, found, ranks, routing=counts, every_microbatch=every_microbatch, progress=progress)
+    return audit(setting.estimator, loaded, ranks, routing=counts, every_microbatch=every_microbatch, progress=progress)
 
 
 def compare_measurement(measurement: Measurement, *, calibration: Name | Calibration | None = None) -> Comparison:
-    """The prediction of what was measured beside it. On a CPU that is this machine, with the habits of our own executor.
+    """Predict the plan of a measurement. On a CPU the prediction is for this machine, with the defaults of perfmodel's executor.
 
-    On GPUs those are the plan's framework's, but for the chunks of a sequence: a run gives each context-parallel rank one.
+    On GPUs the defaults are those of the plan's framework, but for the chunks of a sequence: a run gives each context-parallel rank one.
     """
     from perfmodel.cost.resolve import CPU_PROFILE
     from perfmodel.frameworks.options import CONTIGUOUS
@@ -309,12 +309,12 @@ def calibrate_machine(
     device: str = "auto",
     progress: Callable[[float, str], None] | None = None,
 ) -> Calibration:
-    """Microbenchmarks of this machine, fitted to a calibration that predictions of `localhost` then use.
+    """Run microbenchmarks on this machine, and fit a calibration to them that predictions of `localhost` then use.
 
     save       where to write it; None: the user's own folder, ~/.local/share/perfmodel/calibrations (or below XDG_DATA_HOME)
-    ranks      processes that compute and communicate together; None: two, where there are two cores
+    ranks      processes that compute and communicate together; None: two if this machine has two cores
     brief      fewer shapes, in half the time
-    progress   called with the share that is done and what is being measured
+    progress   called with the finished share and the current measurement
     """
     check_calibration_place(save)
     calibration = measure_calibration(ranks=ranks, brief=brief, device=device, progress=progress)
@@ -323,7 +323,7 @@ def calibrate_machine(
 
 
 def check_calibration_place(save: Name | None) -> None:
-    """Nothing is measured before it is known that it can be saved."""
+    """Raise InputError if the calibration could not be saved, before anything is measured."""
     from perfmodel.foundation.resources import check_can_be_made, check_can_be_written, user_calibrations_dir
 
     if save is None:
@@ -335,7 +335,7 @@ def check_calibration_place(save: Name | None) -> None:
 def measure_calibration(
     *, ranks: int | None, brief: bool, device: str, progress: Callable[[float, str], None] | None = None
 ) -> Calibration:
-    """The calibration that `calibrate_machine` saves."""
+    """Measure the calibration that `calibrate_machine` saves."""
     require_torch("calibrate this machine")
     ranks = None if ranks is None else read_integer(ranks, "ranks")
     from perfmodel.calibrate.fit_host import fit_measurement
@@ -373,7 +373,7 @@ def validate_cases(
     by      errors by these fields too: source, chip, framework, model, size, chips, form, tier, precision, profile
     tier    only runs of this tier
     plots   a folder for figures
-    skip_broken_nvlink   leave runs whose notes tell of broken NVLink out of the judged choice of plans; no prediction sees it
+    skip_broken_nvlink   leave runs whose notes indicate broken NVLink out of the judged choice of plans; no prediction depends on it
     profile         the framework that predicts every training run, such as one of your own (`fit_runs`); None: the one that it names
     hide_framework  predict every training run without the name of its framework: `generic`, made from all others
     """
@@ -401,7 +401,7 @@ def validate_cases(
 
 
 def user_calibration_path(calibration: Calibration) -> Path:
-    """The file of the user's own calibration of that name: one for each chip, replaced by the next."""
+    """Return the file of the user's calibration of that name: one for each chip, replaced by the next."""
     from perfmodel.foundation.resources import user_calibrations_dir
 
     return user_calibrations_dir() / f"{calibration.name}.yaml"

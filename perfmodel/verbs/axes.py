@@ -1,7 +1,7 @@
 """Axes of an exploration: fields of chip, network, technology, model, job and plan that take several values.
 
-A `System` is what one prediction needs, with its parts as objects; an axis names one field of it: `chip.memory.bandwidth`,
-`technology.logic`, `job.seq_len`, `plan.tp`. Every field is read and changed by its name alone, for training and for serving.
+A `System` holds the objects that one prediction needs; an axis names one field of it: `chip.memory.bandwidth`, `technology.logic`,
+`job.seq_len`, `plan.tp`. Every field is read and changed by its name alone, for training and for serving.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from perfmodel.planner.exploration import Axis
 from perfmodel.workload.config import TransformerConfig
 
 DEFAULT_POINTS = 8
-"""Points of a range whose number is not given."""
+"""Default number of points of a range."""
 
-#: Words of a service's request that describe its plan.
+#: Fields of a service's request that describe its plan.
 SERVING_KNOBS = ("tp", "pp", "ep", "attention_dp", "dcp", "pcp", "replicas", "max_batch", "max_tokens")
-#: Words that are no axis: they name the system or how it is judged.
+#: Fields that are no axis: they name the system, or a criterion of its judgement.
 _NO_AXIS = {"model", "cluster", "nodes", "settings", "workers", "memory_headroom", "risk", "chip", "assume"}
 
 
@@ -39,9 +39,9 @@ _NO_AXIS = {"model", "cluster", "nodes", "settings", "workers", "memory_headroom
 class System:
     """One point of an exploration.
 
-    asked   job and assumptions, of training or of a service; cluster and model below take the place of its own
-    knobs   of a training plan; unused for a service, whose request has them
-    spec    of a chip that is made from technology; None: of another
+    asked   job and assumptions, of training or of a service; its cluster and model are replaced by the fields below
+    knobs   of a training plan; unused for a service, whose request contains them
+    spec    of a chip that is constructed from technology; None: of any other
     """
 
     asked: Request | ServingRequest
@@ -57,7 +57,7 @@ class System:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisField:
-    """How an axis reads and changes its field. kind: of quantity; empty: a whole number, a number or a name."""
+    """Getter and setter of an axis. kind: of quantity; empty: an integer, a number or a name."""
 
     get: Callable[[System], Any]
     put: Callable[[System, Any], System]
@@ -65,43 +65,45 @@ class AxisField:
 
 
 def axes_of(system: System) -> dict[str, AxisField]:
-    """Every axis of a system by name: whole parts first, since the others change what they give."""
-    found = {
+    """Return every axis of a system by name: complete parts first, because setting the others changes their result."""
+    axes = {
         "chip": AxisField(get=lambda at: at.cluster.chip.name, put=_with_chip_named),
         "model": AxisField(get=lambda at: at.model.name, put=_with_model),
     }
-    found |= _technology_axes(system.spec) if system.spec is not None else {}
-    found |= hardware_axes(system)
-    found |= {
-        f"model.{each.name}": AxisField(get=_reader("model", each.name), put=_of_model(each.name))
-        for each in fields(TransformerConfig)
-        if isinstance(getattr(system.model, each.name), (int, float, str))
+    axes |= _technology_axes(system.spec) if system.spec is not None else {}
+    axes |= hardware_axes(system)
+    axes |= {
+        f"model.{model_field.name}": AxisField(get=_reader("model", model_field.name), put=_put_model(model_field.name))
+        for model_field in fields(TransformerConfig)
+        if isinstance(getattr(system.model, model_field.name), (int, float, str))
     }
     words, knobs = words_of(type(system.asked)), SERVING_KNOBS if system.is_service else tuple(words_of(Knobs))
     for name in words:
         if name not in _NO_AXIS and name not in knobs:
-            found[f"job.{name}"] = AxisField(get=_reader("asked", name), put=_of_request(name))
+            axes[f"job.{name}"] = AxisField(get=_reader("asked", name), put=_put_request(name))
     for name in knobs:
         record = "asked" if system.is_service else "knobs"
-        found[f"plan.{name}"] = AxisField(get=_reader(record, name), put=_of_request(name) if system.is_service else _of_knobs(name))
-    return found
+        axes[f"plan.{name}"] = AxisField(get=_reader(record, name), put=_put_request(name) if system.is_service else _put_knobs(name))
+    return axes
 
 
 def hardware_axes(system: System) -> dict[str, AxisField]:
-    """Every number of the chip and its network that a prediction reads. [SI]"""
-    found = {name: AxisField(get=get, put=_of_chip(put), kind=kind) for name, (kind, get, put) in _CHIP.items()}
+    """Return every number of the chip and its network that a prediction depends on. [SI]"""
+    axes = {name: AxisField(get=get, put=_put_chip(put), kind=kind) for name, (kind, get, put) in _CHIP.items()}
     for dtype in system.cluster.chip.peak_flop_rate:
-        found[f"chip.peak_flop_rate.{dtype}"] = AxisField(get=_rate_of(dtype), put=_of_chip(_with_rate(dtype)), kind=QuantityKind.FLOP_RATE)
+        axes[f"chip.peak_flop_rate.{dtype}"] = AxisField(
+            get=_get_rate(dtype), put=_put_chip(_with_rate(dtype)), kind=QuantityKind.FLOP_RATE
+        )
     for group, is_out in (("scale_up", False), ("scale_out", True)):
         if any(system.cluster.is_scale_out(tier) is is_out for tier in system.cluster.tiers):
             for name, (kind, read, put_tier) in _TIER.items():
                 if name != "oversubscription" or is_out:
-                    found[f"network.{group}.{name}"] = AxisField(get=_of_tier(is_out, read), put=_of_tiers(is_out, put_tier), kind=kind)
-    return found
+                    axes[f"network.{group}.{name}"] = AxisField(get=_get_tier(is_out, read), put=_put_tiers(is_out, put_tier), kind=kind)
+    return axes
 
 
 def changed(system: System, values: Mapping[str, Any], known: Mapping[str, AxisField] | None = None) -> System:
-    """The system with these fields changed. known: its axes; None: they are looked up. Raises InputError."""
+    """Return the system with these fields changed. known: its axes; None: they are looked up. Raises InputError."""
     known = axes_of(system) if known is None else known
     for name in sorted(values, key=list(known).index):
         system = known[name].put(system, values[name])
@@ -109,9 +111,9 @@ def changed(system: System, values: Mapping[str, Any], known: Mapping[str, AxisF
 
 
 def read_axis(text: str, system: System, *, points: int | None = None) -> Axis:
-    """An axis as it is written: `NAME=a,b,c`, `NAME=1..8TB/s` or `NAME=x0.5..x4`, factors of the present value. Raises InputError.
+    """Parse an axis: `NAME=a,b,c`, `NAME=1..8TB/s` or `NAME=x0.5..x4`, factors of the current value. Raises InputError.
 
-    A range is spaced evenly in its logarithm; whole numbers double unless `points` says how many there are.
+    A range is spaced evenly in its logarithm; integers double unless `points` sets their number.
     """
     name, separator, values = str(text).partition("=")
     name, known = name.strip(), axes_of(system)
@@ -119,7 +121,7 @@ def read_axis(text: str, system: System, *, points: int | None = None) -> Axis:
         if name.startswith("technology.") and system.spec is None:
             rule = "the chip is not made from technology; give --chip with a specification, such as a100-spec (perfmodel chip --from)"
             raise InputError(f"{name}: {rule}")
-        near = suggest(name, [each for each in known if each.partition(".")[0] == name.partition(".")[0]] or known)
+        near = suggest(name, [axis for axis in known if axis.partition(".")[0] == name.partition(".")[0]] or known)
         raise InputError(f"{name or text}: is no axis{near}")
     if not separator or not values.strip():
         raise InputError(f"{name}: has no values; write {name}=a,b,c or {name}=a..b")
@@ -127,24 +129,24 @@ def read_axis(text: str, system: System, *, points: int | None = None) -> Axis:
     present = field.get(system)
     ends = values.split("..")
     if len(ends) == 2:
-        found = _range(*_ends(ends, field, present, name), points=points)
+        axis_values = _range(*_ends(ends, field, present, name), points=points)
     elif len(ends) == 1:
-        found = [_value(each, field, present, name) for each in _with_units(several(values))]
+        axis_values = [_value(part, field, present, name) for part in _with_units(several(values))]
     else:
         raise bad_field(name, values, "must be a list or one range", f"write {name}=a,b,c or {name}=a..b")
-    return Axis(name=name, values=tuple(dict.fromkeys(found)), kind=field.kind)
+    return Axis(name=name, values=tuple(dict.fromkeys(axis_values)), kind=field.kind)
 
 
 def _ends(ends: list[str], field: AxisField, present: Any, name: str) -> tuple[Any, Any]:
-    """Both ends of a range."""
-    first, last = (_value(each, field, present, name) for each in _with_units([end.strip() for end in ends]))
-    if not all(isinstance(each, (int, float)) and each > 0 for each in (first, last)) or first > last:
+    """Return both ends of a range."""
+    first, last = (_value(end, field, present, name) for end in _with_units([end.strip() for end in ends]))
+    if not all(isinstance(end, (int, float)) and end > 0 for end in (first, last)) or first > last:
         raise bad_field(name, "..".join(ends), "must be two positive numbers, the smaller first", f"write {name}=a,b,c for names")
     return first, last
 
 
 def _with_units(texts: list[Any]) -> list[str]:
-    """Bare numbers take the unit of the last value: `1,2,4TB/s`."""
+    """Return the texts with the unit of the last value on bare numbers: `1,2,4TB/s`."""
     unit = re.fullmatch(r"[\d.]+\s*([^\d.\s].*)", str(texts[-1]))
     return [f"{text}{unit[1]}" if unit and re.fullmatch(r"[\d.]+", str(text)) else str(text) for text in texts]
 
@@ -153,13 +155,13 @@ def _range(first: Any, last: Any, *, points: int | None) -> list[Any]:
     if points is None and isinstance(first, int):
         return doubled(first, last)
     number = DEFAULT_POINTS if points is None else points
-    spaced = [first * (last / first) ** (place / max(number - 1, 1)) for place in range(number)]
+    spaced = [first * (last / first) ** (step / max(number - 1, 1)) for step in range(number)]
     spaced[-1] = last if number > 1 else first
-    return [round(each) for each in spaced] if isinstance(first, int) else spaced
+    return [round(point) for point in spaced] if isinstance(first, int) else spaced
 
 
 def _value(text: str, field: AxisField, present: Any, name: str) -> Any:
-    """A value in the type of the present one."""
+    """Return a value in the type of the current one."""
     factor = re.fullmatch(r"x(\d*\.?\d+)", text)
     if factor and isinstance(present, (int, float)) and not isinstance(present, bool):
         scaled = present * float(factor[1])
@@ -174,7 +176,7 @@ def _value(text: str, field: AxisField, present: Any, name: str) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------
-# Whole parts, technology, model, job and plan
+# Complete parts, technology, model, job and plan
 # ---------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -195,7 +197,7 @@ def _with_chip_named(at: System, name: Any) -> System:
 
 
 def spec_of(cluster: Any) -> ChipSpec | None:
-    """The specification that a cluster is named after; None for every other cluster."""
+    """Return the specification that a cluster is named after; None for any other cluster."""
     from perfmodel.foundation.files import read_yaml
     from perfmodel.foundation.values import is_path
     from perfmodel.hardware.chip_cluster import chip_cluster
@@ -208,22 +210,22 @@ def spec_of(cluster: Any) -> ChipSpec | None:
 
 
 def _technology_axes(spec: ChipSpec) -> dict[str, AxisField]:
-    """Fields of the specification; a record's first field stands for it: `technology.memory` is its generation."""
-    found: dict[str, AxisField] = {}
+    """Return fields of the specification; the name of a record means its first field: `technology.memory` is its generation."""
+    axes: dict[str, AxisField] = {}
     for path, value in _leaves(spec, ()):
         short = path[:-1] if path[-1] in ("generation", "link") else path
         kind = quantity_of(path[-1]) if isinstance(value, float) else ""
-        found["technology." + ".".join(short)] = AxisField(get=_spec_reader(path), put=_of_spec(path), kind=kind)
-    return found
+        axes["technology." + ".".join(short)] = AxisField(get=_spec_reader(path), put=_put_spec(path), kind=kind)
+    return axes
 
 
 def _leaves(record: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    for each in fields(record):
-        value = getattr(record, each.name)
+    for record_field in fields(record):
+        value = getattr(record, record_field.name)
         if is_dataclass(value):
-            yield from _leaves(value, (*path, each.name))
-        elif isinstance(value, (int, float, str)) and each.name not in ("name", "vendor", "source", "technology"):
-            yield (*path, each.name), value
+            yield from _leaves(value, (*path, record_field.name))
+        elif isinstance(value, (int, float, str)) and record_field.name not in ("name", "vendor", "source", "technology"):
+            yield (*path, record_field.name), value
 
 
 def _spec_reader(path: tuple[str, ...]) -> Callable[[System], Any]:
@@ -236,7 +238,7 @@ def _spec_reader(path: tuple[str, ...]) -> Callable[[System], Any]:
     return read
 
 
-def _of_spec(path: tuple[str, ...]) -> Callable[[System, Any], System]:
+def _put_spec(path: tuple[str, ...]) -> Callable[[System, Any], System]:
     def put(at: System, value: Any) -> System:
         from perfmodel.hardware.construct import construct_chip
         from perfmodel.hardware.technology import technology_of
@@ -255,15 +257,15 @@ def _replaced(record: Any, path: tuple[str, ...], value: Any) -> Any:
     if rest:
         value = _replaced(getattr(record, first), tuple(rest), value)
     elif isinstance(record, MemorySpec) and first == "generation":
-        return MemorySpec(generation=value, stacks=record.stacks)  # with the pins and the capacity of its own
+        return MemorySpec(generation=value, stacks=record.stacks)  # pins and capacity follow from the generation
     return replace(record, **{first: value})
 
 
-def _of_model(name: str) -> Callable[[System, Any], System]:
+def _put_model(name: str) -> Callable[[System, Any], System]:
     return lambda at, value: replace(at, model=replace(at.model, **{name: value}))
 
 
-def _of_request(name: str) -> Callable[[System, Any], System]:
+def _put_request(name: str) -> Callable[[System, Any], System]:
     def put(at: System, value: Any) -> System:
         cluster = at.cluster.with_chips(read_integer(value, "chips")) if name == "chips" else at.cluster
         return replace(at, asked=replace(at.asked, **{name: value}), cluster=cluster)
@@ -271,7 +273,7 @@ def _of_request(name: str) -> Callable[[System, Any], System]:
     return put
 
 
-def _of_knobs(name: str) -> Callable[[System, Any], System]:
+def _put_knobs(name: str) -> Callable[[System, Any], System]:
     return lambda at, value: replace(at, knobs=replace(at.knobs, **{name: value}))
 
 
@@ -280,22 +282,22 @@ def _of_knobs(name: str) -> Callable[[System, Any], System]:
 # ---------------------------------------------------------------------------------------------------------------------------------
 
 
-def _of_chip(put: Callable[[Chip, Any], Chip]) -> Callable[[System, Any], System]:
+def _put_chip(put: Callable[[Chip, Any], Chip]) -> Callable[[System, Any], System]:
     return lambda at, value: replace(at, cluster=replace(at.cluster, chip=put(at.cluster.chip, value)))
 
 
 def wide_rate(chip: Chip) -> float:
-    """Rate in 16 bits, or in what the chip multiplies fastest where it has none. [FLOP/s]"""
+    """Return the peak rate in 16 bits, or the highest rate of a chip without 16-bit formats. [FLOP/s]"""
     rates = chip.peak_flop_rate
     return rates.get(Dtype.BF16) or rates.get(Dtype.FP16) or max(rates.values())
 
 
 def _with_wide_rate(chip: Chip, rate: float) -> Chip:
     factor = rate / wide_rate(chip)
-    return replace(chip, peak_flop_rate={dtype: each * factor for dtype, each in chip.peak_flop_rate.items()})
+    return replace(chip, peak_flop_rate={dtype: flop_rate * factor for dtype, flop_rate in chip.peak_flop_rate.items()})
 
 
-def _rate_of(dtype: Dtype) -> Callable[[System], float]:
+def _get_rate(dtype: Dtype) -> Callable[[System], float]:
     return lambda at: at.cluster.chip.flop_rate(dtype)
 
 
@@ -309,7 +311,7 @@ def _with_capacity(chip: Chip, capacity: float) -> Chip:
 
 
 _ChipField = tuple[str, Callable[[System], Any], Callable[[Chip, Any], Chip]]
-#: Axis -> (kind, how it is read, the chip with another value). `chip.peak_flop_rate` is the rate in 16 bits and moves all rates.
+#: Axis -> (kind, getter, setter on the chip). `chip.peak_flop_rate` is the rate in 16 bits and scales all rates.
 _CHIP: Mapping[str, _ChipField] = {
     "chip.peak_flop_rate": (QuantityKind.FLOP_RATE, lambda at: wide_rate(at.cluster.chip), _with_wide_rate),
     "chip.memory.bandwidth": (
@@ -353,12 +355,12 @@ def _group(cluster: Cluster, is_out: bool) -> list[NetworkTier]:
     return [tier for tier in cluster.tiers if cluster.is_scale_out(tier) is is_out]
 
 
-def _of_tier(is_out: bool, read: Callable[[NetworkTier], Any]) -> Callable[[System], Any]:
+def _get_tier(is_out: bool, read: Callable[[NetworkTier], Any]) -> Callable[[System], Any]:
     return lambda at: read(_group(at.cluster, is_out)[-1])
 
 
-def _of_tiers(is_out: bool, put: Callable[[NetworkTier, Any], NetworkTier]) -> Callable[[System, Any], System]:
-    """The outermost tier of the group takes the value."""
+def _put_tiers(is_out: bool, put: Callable[[NetworkTier, Any], NetworkTier]) -> Callable[[System, Any], System]:
+    """Return a setter for the outermost tier of the group."""
 
     def change(at: System, value: Any) -> System:
         last = _group(at.cluster, is_out)[-1]

@@ -1,4 +1,4 @@
-"""Configurations of frameworks as plans: what `predict CONFIG` and the other verbs start from."""
+"""Configurations of frameworks as plans: the input of `predict CONFIG` and other verbs."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from perfmodel.hardware.cluster import Cluster
     from perfmodel.parallel.serving.request import ServingRequest
 
-#: Words that a verb takes where a configuration does not have them.
+#: Fields that a verb accepts where a configuration lacks them.
 _ASKED = ("model", "chips", "nodes", "global_batch", "batch_tokens", "seq_len")
 _CONFIGS = (".toml", ".json", ".py", ".sh", ".txt", ".sbatch", ".slurm", ".bash")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """The plan that a verb starts from. setup: of a configuration, how it was read; None of a plan file"""
+    """Initial plan of a verb. setup: the parsed configuration; None for a plan file."""
 
     plan: Plan
     setup: ConfigSetup | None = None
@@ -42,7 +42,7 @@ class Start:
         return [] if self.setup is None else list(described(self.setup, verbose=verbose))
 
     def object(self) -> dict[str, Any]:
-        """How the configuration was read, as `--json` has it."""
+        """Return the parsed configuration as `--json` prints it."""
         setup = self.setup
         if setup is None:
             return {}
@@ -63,7 +63,7 @@ _PLAN_KEY = re.compile(rf"^(?:{'|'.join(_PLAN_KEYS)}):", re.MULTILINE)
 
 
 def is_config(path: Plan | Name) -> bool:
-    """Whether a path is that of a framework's configuration, and not of a plan file or the name of a plan."""
+    """Return whether a path is a framework's configuration, and not a plan file or the name of a plan."""
     if not isinstance(path, (str, Path)):
         return False
     file = Path(str(path).rpartition(":")[0] if ".py:" in str(path) else path)
@@ -77,19 +77,19 @@ def is_config(path: Plan | Name) -> bool:
     from perfmodel.foundation.files import read_text, read_yaml
 
     try:
-        # a key at the start of a line is one of the top level: most plan files need not be parsed twice
+        # a key at the start of a line is a top-level key: most plan files need not be parsed twice
         if file.suffix != ".json" and _PLAN_KEY.search(read_text(file, "plan")):
             return False
         return not set(_PLAN_KEYS) & set(read_yaml(file))
-    except InputError:  # the reader of each kind says what is wrong
+    except InputError:  # the reader of each kind reports the fault
         return file.suffix == ".json"
 
 
 def start_from(path: Plan | Name, asked: Request, *, spelled: Callable[[str], str] = str) -> Start:
-    """Return the plan of a plan file, or of a framework's configuration and of what was asked.
+    """Return the plan of a plan file, or of a framework's configuration and the request.
 
-    asked     values of the verb: they fill in what the configuration does not say, the first of several
-    spelled   how a field is written where the values come from
+    asked     values of the verb: they supply missing fields of the configuration, the first of several
+    spelled   spelling of a field in the caller's interface
     """
     if not is_config(path):
         return Start(plan=load_plan(path))
@@ -99,10 +99,10 @@ def start_from(path: Plan | Name, asked: Request, *, spelled: Callable[[str], st
     cluster = _first(asked.cluster)
     facts = {name: _number(value) for name, value in given.items() if value is not None and name != "batch_tokens"}
     if cluster is not None:
-        found = _cluster_of(cluster)
-        facts["cluster_chips_per_node"] = found.chips_per_node
+        found_cluster = _cluster_of(cluster)
+        facts["cluster_chips_per_node"] = found_cluster.chips_per_node
         if not needs_chips(cluster):
-            facts["cluster_chips"] = found.num_chips
+            facts["cluster_chips"] = found_cluster.num_chips
     setup = read_setup(str(path), facts)
     if setup.serves:
         raise InputError(f"{one_line(path, 200)}: starts a {setup.framework} server; give it to `perfmodel serve`")
@@ -114,7 +114,7 @@ def start_from(path: Plan | Name, asked: Request, *, spelled: Callable[[str], st
 
 
 def overridden_plan(plan: Plan, asked: Request, *, spelled: Callable[[str], str] = str) -> Plan:
-    """Return the plan with the job, the place, the framework, its settings and the calibration that were asked for in place of its own."""
+    """Return the plan with the job, cluster, framework, settings and calibration of the request in place of its own."""
     if all(getattr(asked, name) in (None, []) for name in (*_ASKED, "cluster")):
         if not (asked.profile or asked.stated() or asked.calibration):
             return plan
@@ -126,9 +126,9 @@ def overridden_plan(plan: Plan, asked: Request, *, spelled: Callable[[str], str]
 
 
 def job_words(plan: Plan, asked: Request) -> Request:
-    """Return the request with the plan's job and place where it says nothing."""
+    """Return the request with missing fields taken from the plan."""
     job = plan.job
-    own = {
+    job_fields = {
         "model": job.model,
         "cluster": plan.cluster,
         "chips": plan.num_chips,
@@ -139,30 +139,30 @@ def job_words(plan: Plan, asked: Request) -> Request:
         "train": job.train,
         "profile": plan.framework.name,
     }
-    found = replace(asked, **{name: value for name, value in own.items() if getattr(asked, name) in (None, [], "")})
-    return replace(found, settings={**plan.framework.settings, **asked.stated()})
+    completed = replace(asked, **{name: value for name, value in job_fields.items() if getattr(asked, name) in (None, [], "")})
+    return replace(completed, settings={**plan.framework.settings, **asked.stated()})
 
 
 def served_from(path: Name, asked: ServingRequest) -> tuple[ServingRequest, ConfigSetup]:
-    """Return the request with what the launch line of a serving engine says where the request says nothing, and how it was read."""
+    """Return the request with missing fields taken from the launch line of a serving engine, and the parsed launch line."""
     from perfmodel.configs.read import read_setup
 
     setup = read_setup(str(path))
     if not setup.serves:
         raise InputError(f"{one_line(path, 200)}: is a {setup.framework} training configuration; give it to `perfmodel predict`")
-    own = dict(setup.request)
-    if own.get("model") is not None and asked.model is None:
+    request_fields = dict(setup.request)
+    if request_fields.get("model") is not None and asked.model is None:
         from perfmodel.workload.models import load_model
 
-        model = load_model(own["model"])
+        model = load_model(request_fields["model"])
         if model.experts is None:
-            own.pop("ep", None)
-    return replace(asked, **{name: value for name, value in own.items() if getattr(asked, name) is None}), setup
+            request_fields.pop("ep", None)
+    return replace(asked, **{name: value for name, value in request_fields.items() if getattr(asked, name) is None}), setup
 
 
 def _first(value: Any) -> Any:
     values = value if isinstance(value, (list, tuple)) else [value]
-    values = [one for each in values for one in (several(each) if isinstance(each, str) and not Path(each).exists() else [each])]
+    values = [one for entry in values for one in (several(entry) if isinstance(entry, str) and not Path(entry).exists() else [entry])]
     return values[0] if values else None
 
 
@@ -183,16 +183,18 @@ def _cluster_of(cluster: Name | Cluster) -> Cluster:
 
 
 def _plan_of(setup: ConfigSetup, cluster: Any, given: Mapping[str, Any], profile: Any, spelled: Callable[[str], str]) -> Plan:
-    """The plan that a configuration describes; what it lacks is asked for by name."""
-    own = dict(setup.request)
+    """Return the plan that a configuration describes. Raise InputError with the names of missing fields."""
+    request_fields = dict(setup.request)
     for name in _ASKED:
         held = {"nodes": "chips", "batch_tokens": "global_batch"}.get(name, name)
-        if given[name] is not None and held not in own:
-            own[name] = given[name]
-    words = {name: own[name] for name in words_of(Request) if name in own and name not in ("settings", "capacity_factor")}
+        if given[name] is not None and held not in request_fields:
+            request_fields[name] = given[name]
+    words = {
+        name: request_fields[name] for name in words_of(Request) if name in request_fields and name not in ("settings", "capacity_factor")
+    }
     _check_complete(setup, {**words, **({} if cluster is None else {"cluster": cluster})}, spelled)
     request = make_requests(Request(**words, cluster=cluster), spelled=spelled)[0]
-    settings = dict(own.get("settings", {}))
+    settings = dict(request_fields.get("settings", {}))
     batch = request.global_batch
     if request.batch_tokens is not None:
         batch = request.batch_tokens // request.seq_len
@@ -203,11 +205,13 @@ def _plan_of(setup: ConfigSetup, cluster: Any, given: Mapping[str, Any], profile
         precision=request.precision or Precision.BF16_MIXED,
         optimizer=request.optimizer or Optimizer.ADAMW,
         train=request.train or "full",
-        routing=routing_of("balanced").with_capacity(own["capacity_factor"]) if own.get("capacity_factor") else BALANCED,
+        routing=routing_of("balanced").with_capacity(request_fields["capacity_factor"])
+        if request_fields.get("capacity_factor")
+        else BALANCED,
     )
     chips = request.chips if request.nodes is None else request.nodes * _cluster_of(request.cluster).chips_per_node
     setting = make_setting(job, request.cluster, chips=chips, profile=profile or request.profile, settings=settings)
-    plan = plan_in(setting, Knobs(**_of_model(setup.knobs, job.model)))
+    plan = plan_in(setting, Knobs(**_applicable_knobs(setup.knobs, job.model)))
     changes: dict[str, Any] = {}
     if setup.stage_layers and plan.layout.pp > 1:
         changes["stage_layers"] = setup.stage_layers
@@ -217,14 +221,14 @@ def _plan_of(setup: ConfigSetup, cluster: Any, given: Mapping[str, Any], profile
 
 
 def _check_complete(setup: ConfigSetup, words: Mapping[str, Any], spelled: Callable[[str], str]) -> None:
-    """Name the flags of what neither the configuration nor the request says."""
+    """Raise InputError with the flags of fields that neither the configuration nor the request has."""
     either = {"chips": "nodes", "global_batch": "batch_tokens"}
-    needed = [name for name, each in words_of(Request).items() if each.missing]
+    needed = [name for name, word in words_of(Request).items() if word.missing]
     absent = [name for name in needed if name not in words and either.get(name, name) not in words]
     if "cluster" in words and not needs_chips(words["cluster"]):
         absent = [name for name in absent if name != "chips"]
     if "chips" in absent and {"micro_batch", "accumulation"} <= setup.facts.keys():
-        absent = [name for name in absent if name != "global_batch"]  # which follows from the chips
+        absent = [name for name in absent if name != "global_batch"]  # it follows from the chips
     if not absent:
         return
     sizes = {name.removeprefix("model.") for name in setup.facts if name.startswith("model.")}
@@ -234,15 +238,15 @@ def _check_complete(setup: ConfigSetup, words: Mapping[str, Any], spelled: Calla
     raise InputError(f"{', '.join(map(spelled, absent))}: missing in the file; {remedy}")
 
 
-def _of_model(knobs: Mapping[str, Any], model: Any) -> dict[str, Any]:
-    """The knobs that a model has: those of experts only where it has some; degrees of one data rank stay open."""
-    found = dict(knobs)
+def _applicable_knobs(knobs: Mapping[str, Any], model: Any) -> dict[str, Any]:
+    """Return the knobs that apply to a model: expert knobs only with experts, and none of an axis of degree 1."""
+    filtered = dict(knobs)
     if getattr(model, "experts", None) is None:
         for name in ("ep", "etp", "dispatcher"):
-            found.pop(name, None)
-    if found.get("tp", 1) == 1:
-        found.pop("sequence_parallel", None)
-    if found.get("pp", 1) == 1:
+            filtered.pop(name, None)
+    if filtered.get("tp", 1) == 1:
+        filtered.pop("sequence_parallel", None)
+    if filtered.get("pp", 1) == 1:
         for name in ("schedule", "virtual_stages"):
-            found.pop(name, None)
-    return found
+            filtered.pop(name, None)
+    return filtered

@@ -1,8 +1,8 @@
-"""`run_demo`: the whole line on this machine, small. Calibrate, search, run, compare.
+"""`run_demo`: the complete pipeline on this machine, at small scale. Calibrate, search, run, compare.
 
-The plans of a small GPT-2 on two processes: how far is fully sharded from plain data parallelism, and are tensor and pipeline parallelism
-worth their communication? That is the study of arXiv 2405.15628 (DDP against FSDP for GPT-2) in one command.
-What is predicted rests on microbenchmarks alone: nothing is fitted to the plans that are run.
+It compares plans of a small GPT-2 on two processes: fully sharded against plain data parallelism, and the communication of tensor and
+pipeline parallelism. This is the study of arXiv 2405.15628 (DDP against FSDP for GPT-2) in one command.
+The predictions are based on microbenchmarks alone: nothing is fitted to the plans that are run.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
 
 NUM_RANKS = 2
 
-#: No round is begun that would end later than this after the start. [s]
+#: A round starts only if it ends within this time after the start. [s]
 TIME_LIMIT = 240.0
-#: Measured times that differ by less are a tie: a repeat of the measurement may order them the other way.
+#: Measured times that differ by less are a tie: their order may change in a repeated measurement.
 TIE = 0.15
 
 
 def demo_model() -> TransformerConfig:
-    """GPT-2's architecture at the size of nanoGPT's character model (6 layers, 384 wide, 6 heads), with 4096 tokens."""
+    """Return GPT-2's architecture at the size of nanoGPT's character model (6 layers, 384 wide, 6 heads), with 4096 tokens."""
     return replace(
         load_model("gpt2"),
         name="gpt2-small-demo",
@@ -69,7 +69,7 @@ def demo_job() -> TrainingJob:
 class DemoRow:
     """A plan, predicted and measured.
 
-    predicted_place, measured_place   (first, last) place that it may have, 1 being the fastest: plans within `TIE` share places
+    predicted_place, measured_place   (first, last) possible rank, 1 for the fastest: plans within `TIE` share ranks
     """
 
     name: str
@@ -84,12 +84,15 @@ class DemoRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResult:
-    """rows            in the order in which they were predicted, fastest first
-    pairs_apart     pairs of plans whose measured times differ by more than `TIE`; pairs_right: those in the predicted order
-    drift           of the fixed piece of work, from the calibration to the steps that count (1 = as fast)
-    others          largest share of the processors that other processes took in a turn that counts
-    turns, discarded   turns of a few steps of one plan that count, and those that the machine was too busy for
-    elapsed         seconds by phase
+    """Result of the demo.
+
+    rows               in the order of their predicted times, fastest first
+    pairs_apart        pairs of plans whose measured times differ by more than `TIE`
+    pairs_right        those in the predicted order
+    drift              time of a fixed workload in the counted steps, over that in the calibration (1 = equally fast)
+    others             largest share of the processors used by other processes in a counted turn
+    turns, discarded   counted turns of a few steps of one plan, and those discarded because of other load
+    elapsed            seconds by phase
     """
 
     job: TrainingJob
@@ -110,10 +113,10 @@ class DemoResult:
 
 
 def demo_plans(estimator: Estimator) -> tuple[SearchResult, list[tuple[str, Prediction]]]:
-    """The search over everything, and the best plan of each well-known form; a plan that two names fit has both."""
-    whole: dict[str, Any] = {"recompute": "none"}
-    flat = {"pp": 1, "tp": 1, "cp": 1, **whole}
-    tensor = {"tp": NUM_RANKS, **whole}
+    """Return the search over the full space, and the best plan of each well-known form; a plan of two forms has both names."""
+    no_recompute: dict[str, Any] = {"recompute": "none"}
+    flat = {"pp": 1, "tp": 1, "cp": 1, **no_recompute}
+    tensor = {"tp": NUM_RANKS, **no_recompute}
     forms: list[tuple[str, dict[str, Any]]] = [
         ("best found", {}),
         ("data parallel", {**flat, "dp_replicate": NUM_RANKS}),
@@ -122,14 +125,14 @@ def demo_plans(estimator: Estimator) -> tuple[SearchResult, list[tuple[str, Pred
         ("FSDP", {**flat, "dp_shard": NUM_RANKS, "zero": 3}),
         ("tensor parallel", {**tensor, "sequence_parallel": False}),
         ("tensor + sequence parallel", {**tensor, "sequence_parallel": True}),
-        ("pipeline parallel", {"pp": NUM_RANKS, **whole}),
+        ("pipeline parallel", {"pp": NUM_RANKS, **no_recompute}),
         ("data parallel, recomputing", {**flat, "dp_replicate": NUM_RANKS, "recompute": "full"}),
     ]
-    found: SearchResult | None = None
+    search: SearchResult | None = None
     plans: list[tuple[str, Prediction]] = []
     for name, fixed in forms:
         result = search_plans(estimator, Space(fixed=fixed), top=20, also=("front",) if fixed else ("baselines", "front"))
-        found = found or result
+        search = search or result
         runnable = [prediction for prediction in result.plans if not executable_reason(prediction.plan, NUM_RANKS)]
         if not runnable:
             continue
@@ -139,8 +142,8 @@ def demo_plans(estimator: Estimator) -> tuple[SearchResult, list[tuple[str, Pred
             plans.append((name, best))
         else:
             plans[same] = (f"{plans[same][0]} = {name}", plans[same][1])
-    assert found is not None
-    return found, plans
+    assert search is not None
+    return search, plans
 
 
 def run_demo(
@@ -148,8 +151,9 @@ def run_demo(
 ) -> DemoResult:
     """Calibrate briefly, search, run the plans in turn, compare. Under five minutes on two cores.
 
-    calibration_path   file to write the calibration to; None: it is used here only
-    job                another job for two ranks; rounds: through all the plans
+    calibration_path   file to write the calibration to; None: it is used for this demo only
+    job                another job for two ranks
+    rounds             number of rounds through all plans
     """
     report = progress or (lambda share, what: None)
     if local_cluster().num_chips < NUM_RANKS:
@@ -202,19 +206,22 @@ def run_demo(
 
 
 def places(times: Sequence[float], tie: float = TIE) -> list[tuple[int, int]]:
-    """First and last place of each time: times that differ by no more than `tie` of the shorter one share their places."""
+    """Return the first and last possible rank of each time: times that differ by at most `tie` of the shorter one share ranks."""
 
     def is_clearly_faster(a: float, b: float) -> bool:
         return b > a * (1.0 + tie)
 
     return [
-        (1 + sum(is_clearly_faster(other, mine) for other in times), len(times) - sum(is_clearly_faster(mine, other) for other in times))
-        for mine in times
+        (
+            1 + sum(is_clearly_faster(other, own_time) for other in times),
+            len(times) - sum(is_clearly_faster(own_time, other) for other in times),
+        )
+        for own_time in times
     ]
 
 
 def ordered_pairs(predicted: Sequence[float], measured: Sequence[float], tie: float = TIE) -> tuple[int, int]:
-    """Pairs whose measured times differ by more than `tie`, and how many of them were predicted in that order."""
+    """Return the number of pairs whose measured times differ by more than `tie`, and of those with the predicted order."""
     apart = [(a, b) for a in range(len(measured)) for b in range(len(measured)) if measured[b] > measured[a] * (1.0 + tie)]
     return len(apart), sum(predicted[a] < predicted[b] for a, b in apart)
 
@@ -230,12 +237,12 @@ def summarise(
     drift: float,
     elapsed: dict[str, float],
 ) -> DemoResult:
-    predicted_times = [each.prediction.step_time for each in comparisons]
-    measured_times = [each.measurement.step_time for each in comparisons]
+    predicted_times = [comparison.prediction.step_time for comparison in comparisons]
+    measured_times = [comparison.measurement.step_time for comparison in comparisons]
     apart, right = ordered_pairs(predicted_times, measured_times)
     rows = [
-        DemoRow(name=name, comparison=each, predicted_place=expected, measured_place=came)
-        for name, each, expected, came in zip(names, comparisons, places(predicted_times), places(measured_times), strict=True)
+        DemoRow(name=name, comparison=comparison, predicted_place=expected, measured_place=came)
+        for name, comparison, expected, came in zip(names, comparisons, places(predicted_times), places(measured_times), strict=True)
     ]
     return DemoResult(
         job=job,

@@ -1,4 +1,4 @@
-"""`doctor`: the installation, this machine and the shipped data, and what would improve predictions."""
+"""`doctor`: state of the installation, of this machine and of the shipped data, and advice for better predictions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from perfmodel.hardware.calibration import Provenance
 from perfmodel.hardware.local import gpu_names, local_cluster
 from perfmodel.hardware.reader import chip_called, list_calibrations, list_chips, load_calibration, load_chip, load_prices
 
-#: Optional package -> what needs it.
+#: Optional package -> commands that need it.
 OPTIONAL_PARTS = {
     "torch": "run, audit, calibrate, demo, shard and import",
     "pyarrow": "Parquet files",
@@ -23,7 +23,7 @@ OPTIONAL_PARTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionalPart:
-    """An optional package: its version, empty where it is not installed, and what needs it."""
+    """An optional package: its version, empty if it is not installed, and the commands that need it."""
 
     name: str
     version: str
@@ -32,7 +32,7 @@ class OptionalPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalDevice:
-    """A processor of this machine. chip: the known chip, empty where there is none; calibration: basis of its kernels' times."""
+    """A processor of this machine. chip: the known chip, empty if it is unknown; calibration: basis of its kernel times."""
 
     name: str
     chip: str
@@ -44,8 +44,8 @@ class LocalDevice:
 class Diagnosis:
     """State of an installation.
 
-    hardware_data   what is shipped -> number and date
-    advice          what would improve predictions, the most important first
+    hardware_data   kind of shipped data -> number and date
+    advice          measures that improve predictions, the most important first
     """
 
     version: str
@@ -58,7 +58,7 @@ class Diagnosis:
 
 
 def _installed(name: str) -> str:
-    """Version of a package, empty where it is not installed."""
+    """Return the version of a package, empty if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -66,16 +66,18 @@ def _installed(name: str) -> str:
 
 
 def diagnose() -> Diagnosis:
-    """Return what is installed, whether this machine is calibrated, its GPUs, the date of hardware data, and advice. Changes nothing."""
+    """Return the installed packages, the calibration and GPUs of this machine, the date of hardware data, and advice. Changes nothing."""
     from perfmodel import __version__
 
     parts = [OptionalPart(name=name, version=_installed(name), needed_for=purpose) for name, purpose in OPTIONAL_PARTS.items()]
     devices, advice = [], []
     try:
-        here = local_cluster()
-        own = choose_calibration(here.chip)
-        is_calibrated = own.provenance is Provenance.CALIBRATED
-        devices.append(LocalDevice(name=f"CPU: {here.title}", chip="localhost", calibration=own.name, is_calibrated=is_calibrated))
+        cluster = local_cluster()
+        calibration = choose_calibration(cluster.chip)
+        is_calibrated = calibration.provenance is Provenance.CALIBRATED
+        devices.append(
+            LocalDevice(name=f"CPU: {cluster.title}", chip="localhost", calibration=calibration.name, is_calibrated=is_calibrated)
+        )
         if not is_calibrated:
             advice.append("perfmodel calibrate: measures this machine's CPU, for predictions of localhost")
     except InputError as error:
@@ -84,12 +86,14 @@ def diagnose() -> Diagnosis:
     for name in dict.fromkeys(names):
         try:
             chip = chip_called(name)
-        except InputError:  # several chips begin so
+        except InputError:  # the name is a prefix of several chips
             chip = ""
-        found = choose_calibration(load_chip(chip)) if chip else None
-        is_calibrated = found is not None and found.provenance is Provenance.CALIBRATED
+        calibration_found = choose_calibration(load_chip(chip)) if chip else None
+        is_calibrated = calibration_found is not None and calibration_found.provenance is Provenance.CALIBRATED
         label = f"{names.count(name)} x {name}"
-        devices.append(LocalDevice(name=label, chip=chip, calibration=found.name if found else "", is_calibrated=is_calibrated))
+        devices.append(
+            LocalDevice(name=label, chip=chip, calibration=calibration_found.name if calibration_found else "", is_calibrated=is_calibrated)
+        )
         if not chip:
             advice.append(f"{name}: is no known chip; describe it (`perfmodel chips --template`), or see `perfmodel chips`")
         elif not is_calibrated:
@@ -101,7 +105,7 @@ def diagnose() -> Diagnosis:
         "--profile NAME, --setting NAME=VALUE: the framework and its setup; without them the mean of the known frameworks is assumed"
     )
     folders, prices = user_folders(), load_prices().values()
-    dates = sorted(load_calibration(each).date for each in list_calibrations())
+    dates = sorted(load_calibration(name).date for name in list_calibrations())
     return Diagnosis(
         version=__version__,
         python=platform.python_version(),
@@ -111,7 +115,7 @@ def diagnose() -> Diagnosis:
         hardware_data={
             "chips": f"{len(list_chips())}",
             "calibrations": f"{len(dates)}, measured {dates[0]} to {dates[-1]}",
-            "prices": f"{len(prices)}, of {max(each.date for each in prices)}",
+            "prices": f"{len(prices)}, of {max(price.date for price in prices)}",
         },
         advice=tuple(advice),
     )

@@ -1,5 +1,5 @@
-"""The verb `explore`, for Python: any field of hardware, model, job or plan as an axis, its elasticities, and the way from one system to
-another; for training and for serving.
+"""The verb `explore`, for Python: any field of hardware, model, job or plan as an axis, elasticities of the time, and the path from one
+system to another; for training and for serving.
 
     import perfmodel
 
@@ -36,15 +36,15 @@ from perfmodel.verbs.setting import Name, find_cluster
 
 MOST_POINTS = 100_000
 
-#: Words of a service's request that training does not have.
+#: Fields of a service's request that training does not have.
 SERVED = " ".join(name for name in words_of(ServingRequest) if name not in {**words_of(Request), **words_of(Knobs)} and name != "workers")
 
-#: Metrics of a service, and the time that each is of a prediction. [s, or s for each token and chip]
+#: Metric of a service -> its time in a prediction. [s, or s per token and chip]
 METRICS: Mapping[str, Callable[[ServingPrediction], float]] = {
-    "tpot": lambda found: found.tpot.mean,
-    "ttft": lambda found: found.ttft.mean,
-    "latency": lambda found: found.request_latency.mean,
-    "throughput": lambda found: 1.0 / found.tokens_per_second_per_chip if found.tokens_per_second_per_chip > 0 else math.inf,
+    "tpot": lambda prediction: prediction.tpot.mean,
+    "ttft": lambda prediction: prediction.ttft.mean,
+    "latency": lambda prediction: prediction.request_latency.mean,
+    "throughput": lambda prediction: 1.0 / prediction.tokens_per_second_per_chip if prediction.tokens_per_second_per_chip > 0 else math.inf,
 }
 STEP_TIME = "step time"
 
@@ -72,18 +72,18 @@ def explore(
     """Predict every combination of the values of axes: of training, or with input_len of a service.
 
     vary      axes such as "chip.memory.bandwidth=1..8TB/s", "technology.logic=n7,n5,n3", "job.seq_len=4k..64k", "plan.tp=1,2,4,8"
-    points    values of a range; None: 8, whole numbers double
-    search    search the best plan at each point, with the given knobs held; else the knobs describe the plan
-    shares    also the shares of the time that compute, memory and network bound
+    points    values of a range; None: 8, integers double
+    search    search the best plan at each point, with the given knobs fixed; else the knobs describe the plan
+    shares    also the shares of the time that are bound by compute, memory and network
     metric    of a service: tpot, ttft, latency or throughput; the time of a search is the metric's
-    progress  called with the share that is done
+    progress  called with the finished share
     """
     system = system_of(asked, knobs, served)
     given = [vary] if isinstance(vary, str) else list(vary)
-    axes = tuple(read_axis(each, system, points=points) for each in given)
+    axes = tuple(read_axis(text, system, points=points) for text in given)
     if not axes:
         raise InputError("vary: names no axis; give one such as chip.memory.bandwidth=1..8TB/s")
-    repeated = [axis.name for axis in axes if [each.name for each in axes].count(axis.name) > 1]
+    repeated = [axis.name for axis in axes if [other.name for other in axes].count(axis.name) > 1]
     if repeated:
         raise InputError(f"{repeated[0]}: is varied twice; give all its values at once")
     if math.prod(len(axis.values) for axis in axes) > MOST_POINTS:
@@ -91,54 +91,56 @@ def explore(
     case = SystemPredictor(metric=_metric(system, metric), is_searched=search)
     notes: tuple[str, ...] = ()
     if system.asked.calibration is None and any(axis.name.startswith("technology.") for axis in axes):
-        system = replace(system, asked=replace(system.asked, calibration=_CLEAN))
-        notes = (f"calibration={_CLEAN}: typical shares of the rates at every point; --calibration NAME takes those of a measured chip",)
-    found: dict[int, Point] = {}
+        system = replace(system, asked=replace(system.asked, calibration=_SPEC_SHEET))
+        notes = (
+            f"calibration={_SPEC_SHEET}: typical shares of the rates at every point; --calibration NAME takes those of a measured chip",
+        )
+    points_found: dict[int, Point] = {}
     combinations = [dict(zip([axis.name for axis in axes], values, strict=True)) for values in product(*(axis.values for axis in axes))]
     known = axes_of(system)
-    # values that may be columns of one evaluation, of a fixed plan of training: quantities of hardware, else sequence lengths
+    # axes that may be columns of one evaluation of a fixed training plan: quantities of hardware, else sequence lengths
     is_single = search or system.is_service
     columns = set() if is_single else {axis.name for axis in axes if (field := hardware_axes(system).get(axis.name)) and field.kind}
     for numbers in _blocks(combinations, columns if columns or is_single else {"job.seq_len"}):
         block = _points(case, system, known, [combinations[number] for number in numbers], shares=shares)
-        found |= dict(zip(numbers, block, strict=True))
+        points_found |= dict(zip(numbers, block, strict=True))
         if progress is not None:
-            progress(len(found) / len(combinations))
-    ordered = tuple(found[number] for number in range(len(combinations)))
+            progress(len(points_found) / len(combinations))
+    ordered = tuple(points_found[number] for number in range(len(combinations)))
     if not any(point.prediction for point in ordered):
         raise InputError("; ".join(list(dict.fromkeys(point.reason for point in ordered))[:3]))
     return Exploration(axes=axes, points=ordered, metric=case.metric, is_searched=search, notes=notes)
 
 
-_CLEAN = "spec-sheet"
+_SPEC_SHEET = "spec-sheet"
 
 
 @takes(**_ASKED)
 def explore_sensitivity(
     *, asked: Request, knobs: Knobs, served: ServingRequest, search: bool = False, metric: str = "tpot"
 ) -> Sensitivities:
-    """Elasticity of the step time, or of a service's metric, to every number of the chip and its network, the plan held.
+    """Compute the elasticity of the step time, or of a service's metric, to every number of the chip and its network, with a fixed plan.
 
-    search   the plan is the best one of the system as it is; else the knobs describe it
+    search   the plan is the best one of the unchanged system; else the knobs describe it
     metric   of a service: tpot, ttft, latency or throughput
     """
     system = system_of(asked, knobs, served)
     case = SystemPredictor(metric=_metric(system, metric), is_searched=search)
-    found = case.predict(system)
-    plan, time = found.plan, case.time(found)
+    prediction = case.predict(system)
+    plan, time = prediction.plan, case.time(prediction)
 
     rows = []
-    for name, each in hardware_axes(system).items():
-        value = each.get(system)
-        if not each.kind or name.startswith("chip.peak_flop_rate."):
+    for name, axis in hardware_axes(system).items():
+        value = axis.get(system)
+        if not axis.kind or name.startswith("chip.peak_flop_rate."):
             continue
         smaller, larger = (
-            case.time(case.predict(each.put(system, value * factor), held=plan)) / time for factor in (1.0 / (1.0 + STEP), 1.0 + STEP)
+            case.time(case.predict(axis.put(system, value * factor), held=plan)) / time for factor in (1.0 / (1.0 + STEP), 1.0 + STEP)
         )
         elasticity = math.log(larger / smaller) / (2.0 * math.log(1.0 + STEP))
-        rows.append(Elasticity(name=name, kind=each.kind, value=value, elasticity=elasticity, smaller=smaller, larger=larger))
+        rows.append(Elasticity(name=name, kind=axis.kind, value=value, elasticity=elasticity, smaller=smaller, larger=larger))
     rows.sort(key=lambda row: -abs(row.elasticity))
-    return Sensitivities(metric=case.metric, time=time, prediction=found, elasticities=tuple(rows))
+    return Sensitivities(metric=case.metric, time=time, prediction=prediction, elasticities=tuple(rows))
 
 
 @takes(**_ASKED)
@@ -152,7 +154,7 @@ def explore_waterfall(
     metric: str = "throughput",
     progress: Callable[[float], object] | None = None,
 ) -> Waterfall:
-    """The way from the cluster to another one, one change at a time, with the plan searched again after each.
+    """Predict the path from the cluster to another one, one change at a time, with the plan searched again after each.
 
     Order: peak rate, number format, memory bandwidth, memory capacity, scale-up, scale-out, rest (calibration, caches, host).
 
@@ -163,16 +165,16 @@ def explore_waterfall(
     system = system_of(asked, knobs, served)
     last = find_cluster(to, system.cluster.num_chips)[1]
     case = SystemPredictor(metric=_metric(system, metric), is_searched=True)
-    here = _at(system, calibration=_calibration_of(system))
-    first = found = case.predict(here)
-    start = previous = case.time(found)
+    current = _at(system, calibration=_calibration_of(system))
+    first = prediction = case.predict(current)
+    start = previous = case.time(prediction)
     rungs: list[Rung] = []
     changes = list(_changes(system, last, to_precision))
     for number, (name, before, after, change) in enumerate(changes):
-        plan, here = found.plan, change(here)
-        kept = _kept_time(case, here, plan)
-        found = case.predict(here)
-        time = case.time(found)
+        plan, current = prediction.plan, change(current)
+        kept = _kept_time(case, current, plan)
+        prediction = case.predict(current)
+        time = case.time(prediction)
         rungs.append(
             Rung(
                 change=name,
@@ -181,7 +183,7 @@ def explore_waterfall(
                 time=time,
                 factor=previous / time,
                 plan_factor=kept / time,
-                prediction=found,
+                prediction=prediction,
             )
         )
         previous = time
@@ -197,13 +199,13 @@ def explore_waterfall(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SystemPredictor:
-    """How systems are predicted: the metric, and whether the best plan is searched."""
+    """Predictor of systems: the metric, and whether the best plan is searched."""
 
     metric: str
     is_searched: bool
 
     def predict(self, system: System, *, held: Plan | ServingPlan | None = None) -> Prediction | ServingPrediction:
-        """The prediction of a system with its plan, the best one, or one that is held. Raises InputError."""
+        """Predict a system with its plan, the best one, or the fixed one in `held`. Raises InputError."""
         asked = _placed(system)
         if isinstance(asked, ServingRequest):
             return self._serve(asked, held)
@@ -224,11 +226,13 @@ class SystemPredictor:
         return result.plans[0]
 
     def predict_columns(self, systems: Sequence[System]) -> Sequence[Prediction | ServingPrediction]:
-        """`predict` with the knobs' plan of training systems that differ in floats of their clusters, or in their sequence length, as
-        columns. Raises InputError."""
+        """Predict the knobs' plan on training systems that differ in floats of their clusters or in their sequence length, as columns.
+
+        Raises InputError.
+        """
         from perfmodel.cost.resolve import fresh_estimator
         from perfmodel.verbs.requests import setting_of_request
-        from perfmodel.verbs.setting import constants_of, plan_in, told
+        from perfmodel.verbs.setting import annotated, constants_of, plan_in
 
         if any(system.asked != systems[0].asked for system in systems):
             return self._predict_lengths(systems)
@@ -238,19 +242,19 @@ class SystemPredictor:
         plan = plan_in(setting, systems[0].knobs)
         calibration, profile = constants_of(setting.cluster, asked.calibration, asked.profile, asked.settings)
         rates = [system.cluster.chip.peak_flop_rate for system in systems]
-        if calibration.provenance is Provenance.PRIOR and any(each != rates[0] for each in rates):
+        if calibration.provenance is Provenance.PRIOR and any(chip_rates != rates[0] for chip_rates in rates):
             return [self.predict(system) for system in systems]  # a prior follows from the rates
         cluster = as_columns([system.cluster for system in systems])
         estimator = fresh_estimator(setting.job, cluster, calibration, profile)
         rule = {"memory_headroom": asked.memory_headroom, "risk": asked.risk}
-        return [told(each, setting) for each in estimator.predict_columns([plan] * len(systems), **rule)]
+        return [annotated(prediction, setting) for prediction in estimator.predict_columns([plan] * len(systems), **rule)]
 
     def _predict_lengths(self, systems: Sequence[System]) -> Sequence[Prediction]:
         from perfmodel.verbs.requests import predict_requests
 
         first = systems[0]
         requests = [_placed(replace(system, cluster=first.cluster, model=first.model)) for system in systems]
-        answers, failures = predict_requests([each for each in requests if isinstance(each, Request)], [first.knobs])
+        answers, failures = predict_requests([request for request in requests if isinstance(request, Request)], [first.knobs])
         if failures:
             raise InputError(failures[0].reason)
         return [answer.prediction for answer in answers]
@@ -268,12 +272,15 @@ class SystemPredictor:
         return search_asked(asked, limits={}, p99=False, objective=objective, top=1)[1].best.prediction
 
     def time(self, prediction: Prediction | ServingPrediction) -> float:
-        """The metric's time. [s]"""
+        """Return the metric's time. [s]"""
         return prediction.step_time if isinstance(prediction, Prediction) else METRICS[self.metric](prediction)
 
 
 def system_of(asked: Request, knobs: Knobs, served: ServingRequest) -> System:
-    """The system that words describe: a service where there are lengths of prompts and answers, else training. Raises InputError."""
+    """Return the system that a request describes: a service if there are lengths of prompts and answers, else training.
+
+    Raises InputError.
+    """
     from perfmodel.verbs.requests import make_requests, setting_of_request
     from perfmodel.verbs.serving import serving_setting
 
@@ -291,13 +298,13 @@ def system_of(asked: Request, knobs: Knobs, served: ServingRequest) -> System:
         shared = {name: getattr(asked, name) for name in ("model", "cluster", "chips", "calibration")}
         degrees = {name: getattr(knobs, name) for name in ("tp", "pp", "ep")}
         request = replace(served, **shared, **degrees)
-        found = serving_setting(request)
-        cluster, model = found.estimator.cluster, found.job.model
+        setting_found = serving_setting(request)
+        cluster, model = setting_found.estimator.cluster, setting_found.job.model
     return System(asked=request, knobs=knobs, cluster=cluster, model=model, spec=spec_of(asked.cluster))
 
 
 def _placed(system: System) -> Request | ServingRequest:
-    """The request with the objects of the system."""
+    """Return the request with the objects of the system."""
     asked = replace(system.asked, cluster=system.cluster, model=system.model, chips=system.cluster.num_chips)
     return asked if isinstance(asked, ServingRequest) else replace(asked, nodes=None)
 
@@ -315,11 +322,11 @@ def _metric(system: System, metric: str) -> str:
 
 
 _MOST_COLUMNS = 512
-"""Points that are evaluated at once: their columns stay in the caches of a core."""
+"""Points that are evaluated together: their columns stay in the caches of a core."""
 
 
 def _blocks(combinations: Sequence[Mapping[str, Any]], columns: set[str]) -> Iterator[list[int]]:
-    """Numbers of the points that are predicted together: those that differ in nothing but columns."""
+    """Yield the indices of points that are predicted together: they differ in columns only."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for number, values in enumerate(combinations):
         key = tuple(value for name, value in values.items() if name not in columns)
@@ -331,27 +338,27 @@ def _blocks(combinations: Sequence[Mapping[str, Any]], columns: set[str]) -> Ite
 def _points(
     case: SystemPredictor, system: System, known: Mapping[str, AxisField], block: Sequence[Mapping[str, Any]], *, shares: bool
 ) -> list[Point]:
-    """A point for each of the values of a block; one that cannot be predicted has the reason."""
-    found, systems = [Point(values=values) for values in block], dict[int, System]()
+    """Return a point for each of the values of a block; one that cannot be predicted has the reason."""
+    points, systems = [Point(values=values) for values in block], dict[int, System]()
     for number, values in enumerate(block):
         try:
             systems[number] = changed(system, values, known)
         except InputError as error:
-            found[number] = Point(values=values, reason=str(error))
+            points[number] = Point(values=values, reason=str(error))
     several = list(systems.values())
     try:
-        predictions = case.predict_columns(several) if len(several) > 1 else [case.predict(each) for each in several]
+        predictions = case.predict_columns(several) if len(several) > 1 else [case.predict(one) for one in several]
         parts = _shares(case, several, predictions) if shares and several else [{}] * len(several)
     except InputError as error:
-        if len(systems) > 1:  # one of them, or all: each for itself tells
+        if len(systems) > 1:  # one or all of them: predict each alone
             return [point for values in block for point in _points(case, system, known, [values], shares=shares)]
-        return [replace(point, reason=point.reason or str(error)) for point in found]
-    for number, prediction, of in zip(systems, predictions, parts, strict=True):
-        found[number] = Point(values=block[number], time=case.time(prediction), prediction=prediction, shares=of)
-    return found
+        return [replace(point, reason=point.reason or str(error)) for point in points]
+    for number, prediction, point_shares in zip(systems, predictions, parts, strict=True):
+        points[number] = Point(values=block[number], time=case.time(prediction), prediction=prediction, shares=point_shares)
+    return points
 
 
-#: Group of a share -> axes whose elasticities are it, with the plan held.
+#: Group of a share -> axes whose elasticities add up to it, with the plan fixed.
 _BOUNDS: Mapping[str, tuple[str, ...]] = {
     "compute": ("chip.peak_flop_rate",),
     "memory": ("chip.memory.bandwidth",),
@@ -363,27 +370,29 @@ _SMALL = 1.01
 def _shares(
     case: SystemPredictor, systems: Sequence[System], predictions: Sequence[Prediction | ServingPrediction]
 ) -> list[dict[str, float]]:
-    """Shares of the time by what bounds it: -d ln(time) / d ln(rate) of each group, with the plans held. What no rate changes (latency,
-    host) is `other`. Several systems have one plan, that of the knobs."""
+    """Return the shares of the time by bottleneck: -d ln(time) / d ln(rate) of each group, with fixed plans.
+
+    The part that depends on no rate (latency, host) is `other`. Several systems share one plan, that of the knobs.
+    """
     known = hardware_axes(systems[0])
     shares: list[dict[str, float]] = [{} for _ in systems]
     for group, names in _BOUNDS.items():
         faster = list(systems)
-        for name in (each for each in names if each in known):
-            faster = [known[name].put(here, known[name].get(here) * _SMALL) for here in faster]
-        found = case.predict_columns(faster) if len(faster) > 1 else [case.predict(faster[0], held=predictions[0].plan)]
-        for share, before, after in zip(shares, predictions, found, strict=True):
+        for name in (known_name for known_name in names if known_name in known):
+            faster = [known[name].put(faster_system, known[name].get(faster_system) * _SMALL) for faster_system in faster]
+        faster_predictions = case.predict_columns(faster) if len(faster) > 1 else [case.predict(faster[0], held=predictions[0].plan)]
+        for share, before, after in zip(shares, predictions, faster_predictions, strict=True):
             share[group] = max(math.log(case.time(before) / case.time(after)) / math.log(_SMALL), 0.0)
     return [{**share, "other": max(1.0 - sum(share.values()), 0.0)} for share in shares]
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------
-# The way from one system to another
+# The path from one system to another
 # ---------------------------------------------------------------------------------------------------------------------------------
 
 
 def _calibration_of(system: System) -> Any:
-    """The calibration that holds until the last rung: the one that was given, or the best of the first chip."""
+    """Return the calibration until the last rung: the given one, or the best of the first chip."""
     from perfmodel.cost.resolve import choose_calibration
 
     given = system.asked.calibration
@@ -394,14 +403,14 @@ _Change = tuple[str, str, str, Callable[[System], System]]
 
 
 def _changes(system: System, last: Cluster, precision: str | None) -> Iterator[_Change]:
-    """Yield name, before, after, and the change of each rung. Rungs that change nothing are there too, as factors of 1."""
+    """Yield name, before, after, and the change of each rung. Rungs that change nothing are included, as factors of 1."""
     first, two, given = system.cluster, last.chip, system.asked.calibration
-    there = replace(system, cluster=last)
-    known, others = hardware_axes(system), hardware_axes(there)
+    target = replace(system, cluster=last)
+    known, others = hardware_axes(system), hardware_axes(target)
 
     def named(axis: str) -> tuple[str, str]:
-        fields = ((known.get(axis), system), (others.get(axis), there))
-        one, other = (Axis(name=axis, values=(), kind=each.kind).text(each.get(at)) if each else "none" for each, at in fields)
+        axis_fields = ((known.get(axis), system), (others.get(axis), target))
+        one, other = (Axis(name=axis, values=(), kind=field.kind).text(field.get(at)) if field else "none" for field, at in axis_fields)
         return one, other
 
     def with_chip(**fields: Any) -> Callable[[System], System]:
@@ -431,11 +440,11 @@ def _changes(system: System, last: Cluster, precision: str | None) -> Iterator[_
 
 
 def _kept_time(case: SystemPredictor, system: System, plan: Plan | ServingPlan | None) -> float:
-    """Time with the plan of the rung before; nan where that cannot be or does not fit."""
+    """Return the time with the plan of the previous rung; nan if that plan is invalid or does not fit."""
     if plan is None:
         return math.nan
     try:
-        found = case.predict(system, held=plan)
+        prediction = case.predict(system, held=plan)
     except InputError:
         return math.nan
-    return case.time(found) if found.fits else math.nan
+    return case.time(prediction) if prediction.fits else math.nan

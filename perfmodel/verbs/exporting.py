@@ -1,4 +1,4 @@
-"""`export`: a plan as the files that a framework loads, checked by reading them back."""
+"""`export`: a plan as the configuration files of a framework, checked by reading them back."""
 
 from __future__ import annotations
 
@@ -20,40 +20,41 @@ from perfmodel.verbs.setting import Name, Setting, load_plan, predict_in, settin
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.models import hub_id_of
 
-#: What may be another where a plan is read back: names, and what belongs to the profile.
+#: Facts that may differ when a plan is read back: names, and facts that belong to the profile.
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
 _NAMES = ("model", "cluster", "profile", "settings", "calibration", "rules", "rule_set")
 
 
 def export_plan(plan: Plan | Name, *, to: str, stem: str = "plan", launcher: str = TORCHRUN) -> ExportedPlan:
-    """A plan as a framework's configuration and launch script, with the predicted numbers behind each option in comments.
+    """Export a plan as a framework's configuration and launch script, with the predicted numbers behind each option in comments.
 
-    What the framework cannot express is refused; what it does otherwise is in `notes`. The files are read back: they give the same plan.
+    Features that the framework cannot express raise InputError; differences are in `notes`. The files are read back: they give the same
+    plan.
 
     to         torchtitan, torchtitan-python, megatron, megatron-bridge, nemo-automodel, trl, llama-factory, axolotl, ms-swift,
                swift-megatron, deepspeed, nanotron or maxtext
     stem       name of the files without their endings
     launcher   torchrun, slurm, skypilot or kubernetes
     """
-    found = load_plan(plan)
+    loaded = load_plan(plan)
     table = table_named(to)
-    if found.assignment is not None or not isinstance(found.job.model, TransformerConfig):
+    if loaded.assignment is not None or not isinstance(loaded.job.model, TransformerConfig):
         rule = "has a sharding for each operator, which no framework loads"
-        raise bad_field("plan", found.job.model.name, rule, "export a plan of search")
-    setting = setting_of_plan(found)
-    exported = write_config(facts_in(setting, found), table, prediction=predict_in(setting, found), stem=stem, launcher=launcher)
-    return replace(exported, notes=(*exported.notes, *_checked(exported, found, table)))
+        raise bad_field("plan", loaded.job.model.name, rule, "export a plan of search")
+    setting = setting_of_plan(loaded)
+    exported = write_config(facts_in(setting, loaded), table, prediction=predict_in(setting, loaded), stem=stem, launcher=launcher)
+    return replace(exported, notes=(*exported.notes, *_checked(exported, loaded, table)))
 
 
 def facts_in(setting: Setting, plan: Plan) -> dict[str, Any]:
-    """The facts of a plan on the cluster of a setting."""
+    """Return the facts of a plan on the cluster of a setting."""
     cluster = setting.cluster
     facts = facts_of_plan(plan, chips_per_node=cluster.chips_per_node, model_id=hub_id_of(plan.job.model.name))
     return facts | {"chip": cluster.chip.name, "vendor": cluster.chip.vendor, "pools": len(cluster.pools)}
 
 
 def _checked(exported: ExportedPlan, plan: Plan, table: FrameworkTable) -> list[str]:
-    """Read the files back: refuse what comes out otherwise, note settings that the framework has no option for."""
+    """Read the files back: raise InputError if the plan differs, and return notes on settings without an option of the framework."""
     with tempfile.TemporaryDirectory() as folder:
         for name, text in exported.files.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
@@ -63,11 +64,11 @@ def _checked(exported: ExportedPlan, plan: Plan, table: FrameworkTable) -> list[
             again = start_from(script, asked).plan
         except InputError:
             again = start_from(script, replace(asked, model=plan.job.model)).plan
-    wanted, found = _compared(plan), _compared(again)
-    other = [name for name in wanted if wanted[name] != found[name]]
-    if other:
-        name = other[0]
-        rule = f"cannot be written for {table.framework}, whose files would mean {one_line(found[name], 60)}"
+    wanted, read_back = _compared(plan), _compared(again)
+    different = [name for name in wanted if wanted[name] != read_back[name]]
+    if different:
+        name = different[0]
+        rule = f"cannot be written for {table.framework}, whose files would mean {one_line(read_back[name], 60)}"
         raise bad_field(name, one_line(wanted[name], 60), rule, f"change {name}, or export to another framework")
     notes = []
     lost = {name: value for name, value in plan.framework.settings.items() if again.framework.settings.get(name) != value}
@@ -80,7 +81,7 @@ def _checked(exported: ExportedPlan, plan: Plan, table: FrameworkTable) -> list[
 
 
 def _compared(plan: Plan) -> dict[str, Any]:
-    """Everything of a plan that its exported files must say again."""
+    """Return the facts of a plan that its exported files must reproduce."""
     facts = {name: value for name, value in plan_facts(plan).items() if name not in _NAMES}
     if plan.layout.pp == 1:
         facts.pop("schedule")

@@ -1,4 +1,4 @@
-"""`fit_runs`: measured runs of one's own to an execution profile of one's own."""
+"""`fit_runs`: fit of an execution profile to the user's measured runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from perfmodel.frameworks.profile import ExecutionProfile
     from perfmodel.parallel.plan import Plan
 
-#: What may be said of all runs at once, where their rows do not say it.
+#: Fields that apply to all runs whose rows lack them.
 ASKED = Words(
     Request,
     only="model cluster chips nodes global_batch seq_len precision optimizer profile settings calibration",
@@ -38,15 +38,15 @@ def fit_runs(
     asked: Request,
     knobs: Knobs,
 ) -> FittedProfile:
-    """An execution profile of one's own, from one to a hundred measured runs of one training loop, and the account of it.
+    """Fit an execution profile to your runs: from one to a hundred measured runs of one training loop, with the errors of the fit.
 
-    runs      files (CSV, JSON lines, logs of training frameworks, torch profiler traces, memory snapshots), or mappings of
-              what a row says
+    runs      files (CSV, JSON lines, logs of training frameworks, torch profiler traces, memory snapshots), or mappings with the
+              fields of a row
     plan      of logs, traces and snapshots, which give measurements only: one for all of them, or one for each
-    profile   the one that the fit starts from; None: that of the framework that the runs name, else one between all that are known
+    profile   starting point of the fit; None: that of the framework that the runs name, else the mean of the known ones
     save      where to write the profile; every verb takes it as `profile=`
 
-    Job, place and knobs are those of all runs that do not say them themselves.
+    Job, cluster and knobs apply to all runs that lack them.
     """
     from perfmodel.fitting.account import fit_rows
     from perfmodel.fitting.read import read_rows, rows_of
@@ -59,9 +59,9 @@ def fit_runs(
         raise bad_field("runs", shown(runs), "must be files of measured runs", "see docs/fitting.md")
     defaults = _defaults(asked, knobs)
     wanted: Sequence[Any] = plan if isinstance(plan, (list, tuple)) else [] if plan is None else [plan]
-    plans = [load_plan(each) for each in wanted]
-    files = [rows_of(each, f"run {number}") if isinstance(each, Mapping) else read_rows(each) for number, each in enumerate(given, 1)]
-    found = fit_rows(
+    plans = [load_plan(file) for file in wanted]
+    files = [rows_of(file, f"run {number}") if isinstance(file, Mapping) else read_rows(file) for number, file in enumerate(given, 1)]
+    fitted = fit_rows(
         files,
         defaults,
         plans=plans,
@@ -70,12 +70,12 @@ def fit_runs(
         name=Path(save).stem.replace(SEPARATOR, "-") if save is not None else "own",
     )
     if save is not None:
-        save_profile(found.profile, save)
-    return found
+        save_profile(fitted.profile, save)
+    return fitted
 
 
 def check_profile_path(save: Name) -> None:
-    """Nothing is fitted before it is known that it can be saved."""
+    """Raise InputError if the profile could not be saved, before anything is fitted."""
     check_path(save, "save")
     if Path(save).suffix.lower() not in (".yaml", ".yml"):
         raise bad_field("save", save, "must end in .yaml", "write mine.yaml")
@@ -92,8 +92,8 @@ def _profile(asked: Any) -> ExecutionProfile | None:
 
 
 def _defaults(asked: Request, knobs: Knobs) -> dict[str, Any]:
-    """Values that apply to all runs, under the names of columns."""
-    said = {name: getattr(asked, name) for name in ASKED.words() if name not in ("profile", "settings", "calibration")}
-    found = {name: str(value) if isinstance(value, Path) else value for name, value in said.items() if value is not None}
-    found |= {f"settings.{name}": value for name, value in read_settings(asked.settings).items()}
-    return {**found, **{name: value if isinstance(value, (bool, int)) else str(value) for name, value in knobs.searched().items()}}
+    """Return the values that apply to all runs, by column name."""
+    fields = {name: getattr(asked, name) for name in ASKED.words() if name not in ("profile", "settings", "calibration")}
+    defaults = {name: str(value) if isinstance(value, Path) else value for name, value in fields.items() if value is not None}
+    defaults |= {f"settings.{name}": value for name, value in read_settings(asked.settings).items()}
+    return {**defaults, **{name: value if isinstance(value, (bool, int)) else str(value) for name, value in knobs.searched().items()}}

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 def import_graph(module: str | Callable[[], Any], inputs: str | Sequence[str] = ()) -> ImportedGraph:
-    """The operators of any `torch.nn.Module` as named iteration spaces, found by `torch.export` under fake tensors.
+    """Return the operators of any `torch.nn.Module` as named iteration spaces, extracted with `torch.export` under fake tensors.
 
-    module   `package.module:factory`, with literal arguments if need be (`torch.nn:Linear(8, 8)`), or a callable that makes the module;
-             a module that exists is taken as it is
-    inputs   what `forward` is called with: `tokens=int64[1,2048]`; without a name the next argument by position
+    module   `package.module:factory`, optionally with literal arguments (`torch.nn:Linear(8, 8)`), or a callable that makes the module;
+             an existing module is used directly
+    inputs   arguments of `forward`: `tokens=int64[1,2048]`; without a name the next argument by position
     """
     require_torch("import a module")
     from perfmodel.execute.importer.import_graph import find_factory, import_module

@@ -1,4 +1,4 @@
-"""The verb `limits`, for Python: how far a job can be stretched before nothing fits.
+"""The verb `limits`, for Python: the largest batch, the longest sequence and the fewest chips with which a job fits.
 
 import perfmodel
 
@@ -24,7 +24,7 @@ from perfmodel.parallel.request import Request
 from perfmodel.parallel.rows import prediction_row
 from perfmodel.verbs.requests import read_risk
 from perfmodel.verbs.settable import small_loss
-from perfmodel.verbs.setting import Setting, make_job, make_setting, told
+from perfmodel.verbs.setting import Setting, annotated, make_job, make_setting
 from perfmodel.workload.job import Optimizer, Precision
 from perfmodel.workload.training import FULL_TRAINING
 
@@ -36,11 +36,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Limits:
-    """The four answers. setting: what they hold for; of a job whose number of chips was not given, the fewest that fit.
+    """The four limits.
 
+    setting           setting of the limits; if the number of chips was not given, with the fewest that fit
     given_batch       the global batch that was given; 0: none
     memory_headroom   share of the usable memory that a plan that fits leaves free
-    risk              probability of running out of memory that it may have; None: any
+    risk              probability of running out of memory that a plan may have; None: any
     """
 
     setting: Setting
@@ -61,18 +62,19 @@ class Limits:
     knobs=Knobs,
 )
 def find_limits(*, asked: Request, knobs: Knobs, any_framework: bool = False, progress: Callable[[float], None] | None = None) -> Limits:
-    """The largest micro-batch and global batch, the longest sequence and the fewest chips with which some plan fits, and what limits each.
+    """Find the largest micro-batch and global batch, the longest sequence and the fewest chips with which some plan fits, and the
+    bottleneck of each.
 
-    A knob that is given is held, but in the question that asks for it; others are searched. global_batch: None: as many sequences as there
-    are chips, times the micro-batch. chips: None: the fewest. rules: rule sets that are tried, names or files of one's own.
+    A knob that is given is fixed, except for its own limit; others are searched. global_batch: None: one sequence for each chip, times the
+    micro-batch. chips: None: the fewest. rules: rule sets that are tried, names or your own files.
     any_framework: with plans that the assumed framework cannot run, too.
-    progress: called with the share of the questions that are answered.
+    progress: called with the finished share of the limits.
     """
     return limits_of(asked, knobs, any_framework=any_framework, progress=progress)
 
 
 def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, progress: Callable[[float], None] | None = None) -> Limits:
-    """The result of `find_limits`."""
+    """Return the result of `find_limits`."""
     from perfmodel.cost.resolve import choose_calibration, resolve_estimator
     from perfmodel.hardware.calibration import Calibration
     from perfmodel.hardware.mixed import check_equal_chips, is_mixed
@@ -101,13 +103,13 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
         check_equal_chips(load_cluster(asked.cluster))
     setting = make_setting(job, asked.cluster, chips=1 if chips is None else chips, **assumed)
 
-    measured = asked.calibration
-    if not isinstance(measured, Calibration):
-        measured = choose_calibration(setting.cluster.chip, measured or "")
+    chosen_calibration = asked.calibration
+    if not isinstance(chosen_calibration, Calibration):
+        chosen_calibration = choose_calibration(setting.cluster.chip, chosen_calibration or "")
 
     def make(length: int, count: int, *, profile: ExecutionProfile = setting.estimator.profile) -> Estimator:
         placed = setting.cluster.with_chips(count)
-        return resolve_estimator(replace(job, seq_len=length), placed, calibration=measured, profile=profile)
+        return resolve_estimator(replace(job, seq_len=length), placed, calibration=chosen_calibration, profile=profile)
 
     space, kernel = space_in(setting, knobs, {}, any_framework=any_framework)
     prober = Prober(
@@ -120,7 +122,7 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
         headroom=headroom,
         risk=risk,
     )
-    report = progress if progress is not None else _silent
+    report = progress if progress is not None else lambda _: None
     counts = chip_counts(setting.estimator)
     others = {knob: value for knob, value in prober.fixed.items() if knob != "micro_batch"}
     questions: dict[str, Callable[[Prober], Limit]] = {
@@ -134,7 +136,7 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
     smaller = replace(prober, make=partial(make, profile=small_profile), estimators={}, passes={}, tables={})
 
     def with_small_loss(limit: Limit) -> Limit:
-        """Return a limit at whose next value the loss is the peak, with what a loss that keeps few logits makes of it in its reason."""
+        """Return the limit; if its next value peaks in the loss, its reason includes the limit of a loss that keeps few logits."""
         value = questions[limit.name](smaller).value if loss and limit.memory_moment == LOSS_MOMENT else limit.value
         return limit if value == limit.value else replace(limit, reason=f"{limit.reason}; --setting loss={loss} makes it {value:,}")
 
@@ -149,18 +151,17 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
     for name in ("micro_batch", "global_batch", "seq_len"):
         answers[name] = with_small_loss(questions[name](prober))
         report((1 + len(answers)) / 5)
-    named = {name: replace(each, prediction=tuple(map(partial(told, setting=setting), each.prediction))) for name, each in answers.items()}
+    named = {
+        name: replace(limit, prediction=tuple(map(partial(annotated, setting=setting), limit.prediction)))
+        for name, limit in answers.items()
+    }
     return Limits(
         setting=setting, given_batch=batch, memory_headroom=fits_by.headroom, risk=fits_by.risk if fits_by.risk < 1.0 else None, **named
     )
 
 
-def limits_rows(found: Limits) -> Iterator[dict[str, Any]]:
+def limits_rows(limits: Limits) -> Iterator[dict[str, Any]]:
     """Yield a row for each answer, with the columns of its plan."""
-    for each in found:
-        row = prediction_row(each.prediction[0]) if each.prediction else {}
-        yield {"limit": each.name, "value": each.value, "limited_by": each.limited_by, "reason": each.reason, **row}
-
-
-def _silent(_: float) -> None:
-    pass
+    for limit in limits:
+        row = prediction_row(limit.prediction[0]) if limit.prediction else {}
+        yield {"limit": limit.name, "value": limit.value, "limited_by": limit.limited_by, "reason": limit.reason, **row}

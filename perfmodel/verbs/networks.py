@@ -50,11 +50,13 @@ _ZERO_STAGES = (0, 1, 3)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ShardResult:
-    """strategies: what people use, by name, on the same cluster; searches: one for each ZeRO stage that was tried.
+    """Result of `shard_network`.
 
-    treatments   of an imported module: what had to stay whole, and why
-    cut_off      what ended a search before it was as close as it should be, or left a ZeRO stage out: `work limit`, `memory limit` or the
-                 user's `time limit`; else nothing
+    searches     one for each ZeRO stage that was tried
+    strategies   common strategies by name, on the same cluster
+    treatments   operators of an imported module that could not be sharded, with the reasons
+    cut_off      reason why a search ended early or a ZeRO stage was left out: `work limit`, `memory limit` or the user's `time limit`;
+                 empty if none
     """
 
     network: Graph
@@ -81,7 +83,7 @@ class ShardResult:
 
     @property
     def gap(self) -> float:
-        """The largest share by which one of the searches may be off."""
+        """Largest relative gap of the searches to their lower bounds."""
         return max(search.gap for search in self.searches.values())
 
     def __str__(self) -> str:
@@ -91,7 +93,7 @@ class ShardResult:
             ("network", f"{self.network.name}, {len(self.network.operators)} operators"),
             ("best plan", f"{format_time(best.step_time)} a step with ZeRO {self.zero}; lower bound {format_time(self.lower_bound)}"),
             ("memory", memory),
-            *((name, f"{format_time(each.step_time)} a step") for name, each in self.strategies.items()),
+            *((name, f"{format_time(prediction.step_time)} a step") for name, prediction in self.strategies.items()),
         )
         return facts_text(facts)
 
@@ -100,7 +102,7 @@ class ShardResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class NetworkComparison:
-    """Plans of one network that were measured in one run, each with its prediction. The first is the plan that was asked for."""
+    """Plans of one network that were measured in one run, each with its prediction. The first is the requested plan."""
 
     network: Graph
     names: tuple[str, ...]
@@ -108,17 +110,17 @@ class NetworkComparison:
     measurements: tuple[NetworkMeasurement, ...]
 
     def error(self, index: int) -> float:
-        """Predicted over measured step time, less one."""
+        """Return predicted over measured step time, less one."""
         return self.predictions[index].step_time / self.measurements[index].step_time - 1.0
 
 
 def find_network(
     network: Name | Graph, *, inputs: Sequence[str] = (), batch: int = 0, sizes: Sizes | None = None
 ) -> tuple[Graph, tuple[str, ...]]:
-    """A network, and what had to stay whole where it was imported."""
+    """Return a network, and the operators of an imported one that cannot be sharded, with the reasons."""
     if sizes is not None and not isinstance(sizes, Mapping):
         raise bad_field("sizes", shown(sizes), "must name sizes and their values", 'write {"layers": 2}')
-    if not isinstance(inputs, (str, list, tuple)) or not all(isinstance(each, str) for each in inputs):
+    if not isinstance(inputs, (str, list, tuple)) or not all(isinstance(text, str) for text in inputs):
         raise bad_field("inputs", shown(inputs), "must be a text or a list of texts", "write x=float32[8,3,224,224]")
     if isinstance(network, Graph):
         return network, ()
@@ -137,7 +139,7 @@ def find_network(
 
 
 def default_precision(cluster: Cluster, asked: str | None = None) -> Precision:
-    """The given precision; else bf16-mixed on accelerators with bf16, else fp32."""
+    """Return the given precision; else bf16-mixed on accelerators with bf16, else fp32."""
     from perfmodel.foundation.dtypes import Dtype
     from perfmodel.foundation.values import choice_of
 
@@ -157,9 +159,10 @@ def network_setting(
     microbatches: int = 1,
     global_batch: int = 0,
 ) -> tuple[Setting, Graph, tuple[str, ...]]:
-    """The training of a network on a cluster, the network at the batch of one microbatch, and what had to stay whole of an imported one.
+    """Return the setting of a network's training, the network at the batch of one microbatch, and its operators that cannot be sharded.
 
-    batch          of one microbatch; global_batch: of a step, in its place: the network is then built at every batch that is asked for
+    batch          of one microbatch
+    global_batch   of a step, in place of `batch`: the network is then built at every requested batch
     """
     from perfmodel.foundation.values import choice_of
     from perfmodel.verbs.setting import constants_of, find_cluster, make_setting
@@ -167,12 +170,12 @@ def network_setting(
 
     _, cluster = find_cluster(asked.cluster, asked.chips)
     _, profile = constants_of(cluster, asked.calibration, asked.profile, asked.settings)
-    sizes = _as_run_by(profile, network, sizes)
-    found, treatments = find_network(network, inputs=inputs, batch=batch or global_batch, sizes=sizes)
+    sizes = _sizes_of_framework(profile, network, sizes)
+    found_network, treatments = find_network(network, inputs=inputs, batch=batch or global_batch, sizes=sizes)
     given = dict(sizes or {})
     job = TrainingJob(
-        model=NetworkModel(name=found.name, sizes=given, inputs=tuple(inputs)),
-        global_batch=global_batch or found.batch * microbatches,
+        model=NetworkModel(name=found_network.name, sizes=given, inputs=tuple(inputs)),
+        global_batch=global_batch or found_network.batch * microbatches,
         seq_len=1,
         precision=default_precision(cluster, asked.precision),
         optimizer=choice_of(Optimizer, asked.optimizer or Optimizer.ADAMW, "optimizer"),
@@ -184,12 +187,12 @@ def network_setting(
         calibration=asked.calibration,
         profile=asked.profile,
         settings=asked.settings,
-        network_at=(lambda size: load_network(str(network), batch=size, **given)) if global_batch else (lambda _: found),
+        network_at=(lambda size: load_network(str(network), batch=size, **given)) if global_batch else (lambda _: found_network),
     )
-    return setting, found, treatments
+    return setting, found_network, treatments
 
 
-#: What a per-operator search takes of a request: where it runs and what is assumed.
+#: Fields of a request that a per-operator search accepts: its cluster and its assumptions.
 _ASKED = Words(Request, only="cluster chips precision optimizer profile settings calibration memory_headroom", needed="cluster")
 
 
@@ -207,12 +210,12 @@ def shard_network(
     with_strategies: bool = True,
     progress: Callable[[float, str], None] | None = None,
 ) -> ShardResult:
-    """The best sharding of every operator that fits, and what common strategies would take.
+    """Find the best sharding of every operator that fits, and predict common strategies.
 
     batch          of one microbatch, on all chips together; 0: the network's default
-    sizes          of a built-in network, beside its batch: {"image": 64}
+    sizes          of a built-in network, in addition to its batch: {"image": 64}
     zero           ZeRO stage; None: the best of 0, 1 and 3
-    time_limit     after which the best plan so far is returned with its gap. None: searches end by the work that they have done, so that
+    time_limit     after which the best plan so far is returned with its gap. None: searches end after a fixed amount of work, so that
                    the plan does not depend on the machine or its load  [s]
     """
     from perfmodel.search import OutOfBudget
@@ -221,7 +224,7 @@ def shard_network(
     budget = _budget(time_limit)
     memory_headroom = _headroom(asked.memory_headroom)
     check_headroom(memory_headroom)
-    setting, found, treatments = network_setting(network, asked, inputs=inputs, batch=batch, sizes=sizes, microbatches=microbatches)
+    setting, found_network, treatments = network_setting(network, asked, inputs=inputs, batch=batch, sizes=sizes, microbatches=microbatches)
     limit = memory_rule(memory_headroom).allowed(setting.estimator.machine.memory_usable)
     searches: dict[int, NetworkSearch[Prediction]] = {}
     planners: dict[int, NetworkPlanner[Prediction]] = {}
@@ -246,13 +249,13 @@ def shard_network(
     if not searches:
         raise reasons[-1]
     zero = min(searches, key=lambda stage: searches[stage].best.step_time)
-    strategies = _strategies(planners[zero], found) if with_strategies else {}
+    strategies = _strategies(planners[zero], found_network) if with_strategies else {}
 
     def predicted(prediction: Prediction) -> Prediction:
         return _predicted(setting, prediction.plan, memory_headroom)
 
     return ShardResult(
-        network=found,
+        network=found_network,
         zero=zero,
         best=predicted(_best(searches[zero].best, strategies.values(), limit)),
         searches=searches,
@@ -262,27 +265,27 @@ def shard_network(
     )
 
 
-def _best(found: Prediction, strategies: Iterable[Prediction], limit: float) -> Prediction:
-    """The plan of a search, or a strategy of the same space if its whole prediction is faster."""
-    fitting = [each for each in strategies if each.memory["total"] <= limit]
-    return min([found, *fitting], key=lambda each: each.step_time)
+def _best(searched: Prediction, strategies: Iterable[Prediction], limit: float) -> Prediction:
+    """Return the plan of a search, or a strategy of the same space if its complete prediction is faster."""
+    fitting = [prediction for prediction in strategies if prediction.memory["total"] <= limit]
+    return min([searched, *fitting], key=lambda prediction: prediction.step_time)
 
 
 def _headroom(given: float | str | None) -> float:
-    """Read the memory that a network's plan leaves free; its search limits bytes, so the default is a headroom and no risk."""
-    found = optional_share(given, "memory_headroom")
-    return DEFAULT_HEADROOM if found is None else found
+    """Return the headroom of a network's plan; its search limits bytes, so the default is a headroom and no risk."""
+    headroom = optional_share(given, "memory_headroom")
+    return DEFAULT_HEADROOM if headroom is None else headroom
 
 
 def _predicted(setting: Setting, plan: Plan, memory_headroom: float) -> Prediction:
-    """A plan with the names of what predicts it, and what its prediction rests on."""
+    """Predict a plan with the names of its cluster, calibration and profile."""
     from perfmodel.verbs.setting import placed, predict_in
 
     return predict_in(setting, placed(plan, setting), memory_headroom=memory_headroom)
 
 
-def _as_run_by(profile: ExecutionProfile, network: Name | Graph, sizes: Sizes | None) -> Sizes | None:
-    """The sizes of a built-in network, attention unfused where the framework has no fused kernel, and its dropout, where nobody said."""
+def _sizes_of_framework(profile: ExecutionProfile, network: Name | Graph, sizes: Sizes | None) -> Sizes | None:
+    """Return the sizes of a built-in network with the framework's defaults of attention kernel and dropout, where these are not given."""
     from perfmodel.parallel.layout import AttentionKernel
     from perfmodel.workload.models import load_model
     from perfmodel.workload.networks import network_sizes
@@ -292,19 +295,19 @@ def _as_run_by(profile: ExecutionProfile, network: Name | Graph, sizes: Sizes | 
     defaults = network_sizes(str(network))
     drops = "dropout" in defaults and load_model(network).dropout > 0 and profile.kernels.dropout
     behaviours = {"fused_attention": profile.kernels.default_attention == AttentionKernel.FLASH, "dropout": drops}
-    ours = {name: behaviour for name, behaviour in behaviours.items() if defaults.get(name, behaviour) != behaviour}
-    return ours | dict(sizes or {}) if ours else sizes
+    overrides = {name: behaviour for name, behaviour in behaviours.items() if defaults.get(name, behaviour) != behaviour}
+    return overrides | dict(sizes or {}) if overrides else sizes
 
 
 def _budget(time_limit: float | str | None) -> Budget:
-    """Budget of a verb: seconds if the user gives them; the work is limited in each of its searches."""
+    """Return the budget of a verb: seconds if the user sets them; the work is limited in each of its searches."""
     from perfmodel.search import Budget
 
     return Budget(math.inf, time_limit=math.inf if time_limit is None else seconds(time_limit, "time_limit"))
 
 
 def make_planner(setting: Setting, *, zero: int = 0, microbatches: int = 1, maker: TableMaker | None = None) -> NetworkPlanner[Prediction]:
-    """Space and tables of a network on a cluster; `maker` as `network_planner` has it."""
+    """Return the space and the tables of a network on a cluster; `maker` as for `network_planner`."""
     from perfmodel.parallel.per_operator.mesh import mesh_axes
     from perfmodel.planner.per_operator.pipeline import MOST_AXES
     from perfmodel.planner.per_operator.search import network_planner
@@ -320,19 +323,19 @@ def make_planner(setting: Setting, *, zero: int = 0, microbatches: int = 1, make
 
 
 def _strategies(planner: NetworkPlanner[Prediction], network: Graph) -> dict[str, Prediction]:
-    """Data parallelism and, where there are convolutions, one weird trick; predicted whether they fit or not."""
+    """Predict data parallelism and, with convolutions, one weird trick, whether they fit or not."""
     from perfmodel.planner.per_operator.strategies import data_parallel, one_weird_trick
 
     wanted = {"data parallel": data_parallel(network)}
     if any(operator.kind == "convolution" for operator in network.operators):
         wanted["one weird trick"] = one_weird_trick(network)
-    found = {}
+    predictions = {}
     for name, allowed in wanted.items():
         try:
-            found[name] = planner.search(allowed).best
+            predictions[name] = planner.search(allowed).best
         except InputError:
-            continue  # the chips do not divide what it cuts
-    return found
+            continue  # the chips do not divide the sharded dims
+    return predictions
 
 
 @takes(asked=_ASKED)
@@ -348,9 +351,9 @@ def shard_pipeline(
     time_limit: float | str | None = None,
     progress: Callable[[float, str], None] | None = None,
 ) -> PipelineSearch:
-    """The ZeRO stage and the plan: numbers of stages and microbatches, the cuts, and the sharding of every operator on a stage's chips.
+    """Find the ZeRO stage and the plan: numbers of stages and microbatches, cuts, and the sharding of every operator on a stage's chips.
 
-    network   a built-in one by its name; global_batch: samples of a step
+    network   name of a built-in network; global_batch: samples of a step
     zero      None: the better of 1 and 3
     time_limit   after which the best plan so far is returned; None: the plan does not depend on the machine or its load  [s]
     """
@@ -362,12 +365,12 @@ def shard_pipeline(
     memory_headroom = _headroom(asked.memory_headroom)
     check_headroom(memory_headroom)
     setting, _, _ = network_setting(network, asked, sizes=sizes, global_batch=global_batch)
-    found: dict[int, PipelineSearch] = {}
+    searches: dict[int, PipelineSearch] = {}
     reasons: list[InputError] = []
     tried = (3, 1) if zero is None else (zero,)
     is_late = False
     for index, stage in enumerate(tried):
-        if found and budget.is_late:
+        if searches and budget.is_late:
             is_late = True
             break
 
@@ -376,22 +379,22 @@ def shard_pipeline(
                 progress(start + done / len(tried), f"ZeRO {stage}, {what}")
 
         try:
-            found[stage] = search_pipeline(
+            searches[stage] = search_pipeline(
                 setting.estimator,
                 cluster=setting.reference,
                 zero=stage,
                 memory_limit=memory_rule(memory_headroom).allowed(setting.estimator.machine.memory_usable),
                 stages=stages,
                 microbatches=microbatches,
-                beat=min((each.step_time for each in found.values()), default=math.inf),
+                beat=min((search.step_time for search in searches.values()), default=math.inf),
                 budget=budget,
                 progress=report,
             )
         except InputError as error:
             reasons.append(error)
-    if not found:
+    if not searches:
         raise reasons[-1]
-    best = min(found.values(), key=lambda each: each.step_time)
+    best = min(searches.values(), key=lambda search: search.step_time)
     return replace(best, best=_predicted(setting, best.best.plan, memory_headroom), cut_off="time limit" if is_late else best.cut_off)
 
 
@@ -408,25 +411,27 @@ def predict_network_plan(
     settings: Stated = None,
     calibration: Name | Calibration | None = None,
 ) -> Prediction:
-    """Step time and memory of a plan of a network, on the cluster that it names or another, by what it records or what is said.
+    """Predict step time and memory of a plan of a network, on its own cluster or another, with its own job options or the given ones.
 
-    network   the network itself, or the name that the plan has: needed where that is a module of one's own
+    network   the network itself, or its name in the plan: needed for a module of your own
     """
     memory_headroom = _headroom(memory_headroom)
     check_headroom(memory_headroom)
-    found = trained_otherwise(load_network_plan(plan), precision=precision, optimizer=optimizer, zero=zero)
-    setting = setting_of_network_plan(found, network=network, cluster=cluster, profile=profile, settings=settings, calibration=calibration)
-    return _predicted(setting, on_tiers(found, setting), memory_headroom)
+    trained = trained_otherwise(load_network_plan(plan), precision=precision, optimizer=optimizer, zero=zero)
+    setting = setting_of_network_plan(
+        trained, network=network, cluster=cluster, profile=profile, settings=settings, calibration=calibration
+    )
+    return _predicted(setting, placed_on_tiers(trained, setting), memory_headroom)
 
 
-#: Words of a request that a plan of `shard` does not decide.
+#: Fields of a request that a plan of `shard` does not determine.
 _OPEN_IN_NETWORK_PLANS = ("cluster", "profile", "settings", "calibration", "memory_headroom")
 
 
 def predict_requested(plan: Plan, asked: Request, *, network: Graph | str | None = None, **others: object) -> tuple[Prediction, ...]:
-    """Predict a plan of `shard` as a request of `predict` asks: for each of its clusters, or for the plan's own.
+    """Predict a plan of `shard` for the clusters of a request of `predict`, or for the plan's own.
 
-    others   further arguments of the verb, which such a plan decides: refused where they are given
+    others   further arguments of the verb, which such a plan determines: refused if they are given
     """
     given = {name: value for name, value in given_words(asked).items() if value != []}
     for name, value in (given | others).items():
@@ -440,13 +445,13 @@ def predict_requested(plan: Plan, asked: Request, *, network: Graph | str | None
             if len(value) != 1:
                 raise bad_field(name, shown(value), "takes one value with a plan of `perfmodel shard`", "give one")
             given[name] = value[0]
-    own = network if isinstance(network, Graph) else network_of_plan(plan, named=network)
-    each = clusters if is_list(clusters) else [clusters]
-    return tuple(predict_network_plan(plan, network=own, cluster=cluster, **given) for cluster in each)
+    graph = network if isinstance(network, Graph) else network_of_plan(plan, named=network)
+    cluster_names = clusters if is_list(clusters) else [clusters]
+    return tuple(predict_network_plan(plan, network=graph, cluster=cluster, **given) for cluster in cluster_names)
 
 
 def trained_otherwise(plan: Plan, *, precision: str | None = None, optimizer: str | None = None, zero: int | None = None) -> Plan:
-    """The plan with another precision, optimizer or ZeRO stage."""
+    """Return the plan with another precision, optimizer or ZeRO stage."""
     from perfmodel.foundation.values import choice_of
     from perfmodel.parallel.layout import ZeroStage
 
@@ -469,42 +474,42 @@ def setting_of_network_plan(
     settings: Stated = None,
     calibration: Name | Calibration | None = None,
 ) -> Setting:
-    """Setting of a plan of a network: a built-in one, or a module that the caller names, as a plan file alone starts no code."""
+    """Return the setting of a network's plan: a built-in one, or a module that the caller names, because a plan file alone runs no code."""
     from perfmodel.verbs.setting import setting_of_plan
 
     check_network(plan, network)
     network_at: Callable[[int], Graph] | None = None
     if isinstance(network, Graph) or (network is not None and ":" in network):
-        own = network if isinstance(network, Graph) else network_of_plan(plan, named=network)
-        network_at = lambda _: own  # noqa: E731
+        graph = network if isinstance(network, Graph) else network_of_plan(plan, named=network)
+        network_at = lambda _: graph  # noqa: E731
     return setting_of_plan(plan, cluster=cluster, profile=profile, settings=settings, calibration=calibration, network_at=network_at)
 
 
-def on_tiers(plan: Plan, setting: Setting) -> Plan:
-    """On a cluster with fewer network tiers than the plan's: what lay across nodes lies across its outermost tier."""
+def placed_on_tiers(plan: Plan, setting: Setting) -> Plan:
+    """Return the plan for a cluster with fewer network tiers than the plan's: axes beyond the outermost tier move to it."""
     outermost = len(setting.estimator.machine.tier_sizes) - 1
     axes = tuple(replace(axis, tier=min(axis.tier, outermost)) for axis in plan.cuts.axes)
     return replace(plan, assignment=replace(plan.cuts, axes=axes))
 
 
 def load_network_plan(plan: Plan | Name) -> Plan:
-    """A plan in which every operator has a sharding of its own."""
+    """Load a plan in which every operator has its own sharding."""
     from perfmodel.verbs.setting import load_plan
 
-    found = load_plan(plan)
-    _ = found.cuts
-    return found
+    loaded = load_plan(plan)
+    _ = loaded.cuts
+    return loaded
 
 
 def check_network(plan: Plan, network: Graph | str | None) -> None:
-    """A network that is named or given must be the plan's."""
+    """Raise InputError if a named or given network is not the plan's."""
     named = network.name if isinstance(network, Graph) else network
     if named is not None and named != plan.job.model.name:
         raise bad_field("network", named, f"the plan is for {plan.job.model.name}", "name that one")
 
 
 def network_of_plan(plan: Plan, *, named: str | None = None) -> Graph:
-    """The network that a plan is for, at its micro-batch; a module of one's own only where the caller names it too."""
+    """Return the network of a plan, at its micro-batch; a module of the user only if the caller names it too."""
     model = plan.job.model
     check_network(plan, named)
     if not isinstance(model, NetworkModel):
@@ -540,11 +545,11 @@ def run_network_plan(
     calibration: Name | Calibration | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> NetworkComparison:
-    """Run a plan of a network here with torch: gradients and traffic checked against one process, timed, and predicted.
+    """Run a plan of a network on this machine with torch: gradients and traffic checked against one process, timed, and predicted.
 
     It runs in float32, with the plan's optimizer, ZeRO stage, microbatches and stages, and is predicted so.
 
-    network           the network itself; of an imported module its name, as the plan has it: the module is made and run with its weights
+    network           the network itself; of an imported module its name in the plan: the module is made and run with its weights
     with_strategies   data parallelism and, of convolutional networks, one weird trick are measured in the same run, step by step in turn
     calibration       None: of the CPUs, this machine's own (`perfmodel calibrate`), else one that is measured now, in about a minute
     """
@@ -556,35 +561,37 @@ def run_network_plan(
     from perfmodel.hardware.reader import LOCALHOST
     from perfmodel.verbs.own_calibration import own_calibration
 
-    found = trained_otherwise(load_network_plan(plan), precision=Precision.FP32)
-    if with_strategies and found.cuts.stages:
+    trained = trained_otherwise(load_network_plan(plan), precision=Precision.FP32)
+    if with_strategies and trained.cuts.stages:
         raise bad_field("strategies", "yes", "are plans of one stage, this one has several", "leave it out")
-    own, module = _runnable(found, network)
-    device = pick_device(device, found.num_chips)
-    where = LOCALHOST if device == "cpu" else found.cluster  # the prediction is of what is measured
+    graph, module = _runnable(trained, network)
+    device = pick_device(device, trained.num_chips)
+    measured_cluster = LOCALHOST if device == "cpu" else trained.cluster  # the prediction is for the measured machine
     if device == "cpu":
-        calibration = own_calibration(calibration, ranks=found.num_chips, progress=progress)
-    setting = setting_of_network_plan(replace(found, profile=""), network=_dropping_nothing(own), cluster=where, calibration=calibration)
-    plans = {"this plan": on_tiers(found, setting)}
+        calibration = own_calibration(calibration, ranks=trained.num_chips, progress=progress)
+    setting = setting_of_network_plan(
+        replace(trained, profile=""), network=_without_dropout(graph), cluster=measured_cluster, calibration=calibration
+    )
+    plans = {"this plan": placed_on_tiers(trained, setting)}
     if with_strategies:
-        planner = make_planner(setting, zero=int(found.zero), microbatches=found.num_microbatches)
-        plans |= {name: prediction.plan for name, prediction in _strategies(planner, own).items()}
-    predictions = tuple(_predicted(setting, each, 0.0) for each in plans.values())
+        planner = make_planner(setting, zero=int(trained.zero), microbatches=trained.num_microbatches)
+        plans |= {name: prediction.plan for name, prediction in _strategies(planner, graph).items()}
+    predictions = tuple(_predicted(setting, planned, 0.0) for planned in plans.values())
     options = replace(TIMED, module=module)
     measurements = measure_network_plans(
-        own, list(plans.values()), options, steps=steps, warmup=warmup, device=device, on_progress=progress
+        graph, list(plans.values()), options, steps=steps, warmup=warmup, device=device, on_progress=progress
     )
-    return NetworkComparison(network=own, names=tuple(plans), predictions=predictions, measurements=measurements)
+    return NetworkComparison(network=graph, names=tuple(plans), predictions=predictions, measurements=measurements)
 
 
 def parallelize(module: Any, plan: Plan | Name) -> Any:
     """Return a torch.nn.Module that trains `module` under a plan of `perfmodel shard`, in the caller's process group and loop.
 
-    Every rank calls it with the whole micro-batch that the plan is for, and gets the whole outputs. Its parameters are the shards of this
-    rank; after backward their gradients are complete. Batch norms take the statistics of the whole batch. (Any: no torch is imported here.)
+    Every rank calls it with the full micro-batch of the plan, and gets the full outputs. Its parameters are the shards of this
+    rank; after backward their gradients are complete. Batch norms use the statistics of the full batch. (Any: no torch is imported here.)
 
     module   a torch.nn.Module with its weights, equal on all ranks; it gives them up, as with `fully_shard`
-    plan     the plan or its file, for as many chips as the process group has ranks
+    plan     the plan or its file, with the same number of chips as the process group has ranks
     """
     from perfmodel.foundation.resources import require_torch
 
@@ -595,7 +602,7 @@ def parallelize(module: Any, plan: Plan | Name) -> Any:
 
 
 def _runnable(plan: Plan, network: Graph | str | None) -> tuple[Graph, ModuleReference | None]:
-    """The network of a plan as it is run, and the user's module where it is one."""
+    """Return the network of a plan as it is run, and the reference of an imported module."""
     model = plan.job.model
     if isinstance(network, Graph):
         return network, None
@@ -613,7 +620,7 @@ def _runnable(plan: Plan, network: Graph | str | None) -> tuple[Graph, ModuleRef
     return readable_module(module, plan).network, module
 
 
-def _dropping_nothing(network: Graph) -> Graph:
-    """As a run has it, whose gradients are compared: dropout is there and does nothing."""
+def _without_dropout(network: Graph) -> Graph:
+    """Return the network of a run, whose gradients are compared: its dropout operators do nothing."""
     operators = (replace(op, forward=(), backward=(), saved=()) if op.kind == "dropout" else op for op in network.operators)
     return replace(network, operators=tuple(operators))

@@ -1,4 +1,4 @@
-"""Answers of `predict` and `search` as the objects that `--json` prints, on the command line and the page."""
+"""Results of `predict` and `search` as JSON objects, for the command line and the page."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 def shown_intervals(answers: Sequence[Answer], *, interval: bool) -> list[Confidence]:
-    """The interval of every answer where it is asked for, or where the kernels of a chip were not measured."""
+    """Return the interval of every answer if it is requested, or if the kernels of a chip were not measured."""
     if interval:
-        return [confidence_in(each.setting, each.prediction.plan) for each in answers]
-    settings = [each.setting for each in answers if isinstance(each.prediction.plan.job.model, TransformerConfig)]
+        return [confidence_in(answer.setting, answer.prediction.plan) for answer in answers]
+    settings = [answer.setting for answer in answers if isinstance(answer.prediction.plan.job.model, TransformerConfig)]
     if len(settings) < len(answers) or not need_intervals(settings):
         return []
-    return [(interval_in(each.setting, each.prediction.plan), ()) for each in answers]
+    return [(interval_in(answer.setting, answer.prediction.plan), ()) for answer in answers]
 
 
 def remedies_of(answer: Answer, request: Request) -> tuple[FittingChange, ...]:
-    """The smallest changes with which a plan that does not fit would; none of a network."""
+    """Return the smallest changes with which a plan that does not fit would fit; empty for a network."""
     from perfmodel.verbs.searching import remedies_in
 
     plan = answer.prediction.plan
@@ -48,33 +48,35 @@ def one_object(
     confidences: Sequence[Confidence],
     remedies: tuple[FittingChange, ...],
 ) -> dict[str, Any]:
-    """Return the object of one prediction. runs: the whole run, none or one; confidences: its interval, none or one."""
+    """Return the object of one prediction. runs: the training run, none or one; confidences: its interval, none or one."""
     prediction, content = answer.prediction, prediction_object(answer.prediction, tokens=tokens)
     for run in runs:
         content["run"] = run.to_dict()
     for interval, named in confidences:
         content |= confidence_object(prediction, interval, named)
     if answer.changes:
-        content["overridden"] = {each.knob: {"plan": each.before, "now": each.after, "follows": each.follows} for each in answer.changes}
+        content["overridden"] = {
+            change.knob: {"plan": change.before, "now": change.after, "follows": change.follows} for change in answer.changes
+        }
     if not prediction.fits:
         content["remedies"] = remedies_objects(remedies)
     return content
 
 
 def searches_object(
-    found: list[tuple[Setting, SearchResult]], failures: list[NotPredicted], *, run: AskedRun | None, interval: bool
+    results: list[tuple[Setting, SearchResult]], failures: list[NotPredicted], *, run: AskedRun | None, interval: bool
 ) -> dict[str, Any]:
     """Return the object of one search, or of several settings. failures: combinations that could not be searched."""
     from perfmodel.report.searches import search_object
     from perfmodel.verbs.training import run_in
 
-    objects = [search_object(result, tokens=run.tokens if run else 0.0) for _, result in found]
-    for place, (setting, result) in zip(objects, found, strict=True):
-        place |= setting.described()
+    objects = [search_object(result, tokens=run.tokens if run else 0.0) for _, result in results]
+    for search_content, (setting, result) in zip(objects, results, strict=True):
+        search_content |= setting.described()
         if run is not None and result.plans:
-            place["run"] = run_in(setting, result.plans[0], run).to_dict()
+            search_content["run"] = run_in(setting, result.plans[0], run).to_dict()
         if interval or need_intervals([setting]):
-            for content, each in zip(place["plans"], result.plans, strict=True):
-                content |= confidence_object(each, interval_in(setting, each.plan), ())
-    not_searched = [{**each.asked, "reason": each.reason} for each in failures]
-    return {"searches": objects, "not_searched": not_searched} if len(found) + len(failures) > 1 else objects[0]
+            for plan_content, prediction in zip(search_content["plans"], result.plans, strict=True):
+                plan_content |= confidence_object(prediction, interval_in(setting, prediction.plan), ())
+    not_searched = [{**failure.asked, "reason": failure.reason} for failure in failures]
+    return {"searches": objects, "not_searched": not_searched} if len(results) + len(failures) > 1 else objects[0]

@@ -1,4 +1,4 @@
-"""A plan with some of its knobs said otherwise: what was said holds, what must follow follows, the rest stays as it was."""
+"""Plans with changed knobs: given knobs hold, dependent ones follow, all others keep their values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfmodel.verbs.setting import Setting, with_context_form
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One knob of a plan: what the file says, what it became, and whether that was asked for or had to follow."""
+    """One knob of a plan: its value in the file, its new value, and whether it was given or follows from a given one."""
 
     knob: str
     before: Any
@@ -23,40 +23,40 @@ class Change:
 
 
 def overridden(plan: Plan, setting: Setting, knobs: Knobs) -> Plan:
-    """The plan on the setting's job and cluster, with these knobs. Data-parallel degrees take up what the other degrees leave."""
+    """Return the plan on the setting's job and cluster, with these knobs. Open data-parallel degrees use the remaining chips."""
     given = with_context_form(knobs.planned(), setting, cp=plan.layout.cp, tp=plan.layout.tp)
     check_expert_knobs(given, setting.job)
     same_chips = setting.cluster.num_chips == plan.num_chips
     same_layers = setting.job.transformer.num_hidden_layers == plan.job.transformer.num_hidden_layers
     before = {name: plan.layout.degree(name) if name in DEFAULT_ORDER else getattr(plan, name) for name in plan_keys()}
     before["recompute_operators"] = plan.recompute_operators
-    own: dict[str, Any] = before | {"stage_layers": plan.stage_layers}
-    del own["sequence_parallel"]  # which the rules say
+    inherited: dict[str, Any] = before | {"stage_layers": plan.stage_layers}
+    del inherited["sequence_parallel"]  # determined by the rules
     changed = {name for name, value in given.items() if before[name] != value}
     if not same_chips or changed & {*DEFAULT_ORDER, "zero"}:
-        own |= _open_data_degrees(plan, given)
+        inherited |= _open_data_degrees(plan, given)
     if changed & {"pp", "virtual_stages", "schedule"} or not same_layers:
-        own["stage_layers"] = None
-    turns = "tp" in changed and (given["tp"] == 1 or plan.layout.tp == 1)
-    if plan.rules in default_rule_sets() and (turns or "sequence_parallel" in given):
-        own["rules"] = None
+        inherited["stage_layers"] = None
+    toggles_tp = "tp" in changed and (given["tp"] == 1 or plan.layout.tp == 1)
+    if plan.rules in default_rule_sets() and (toggles_tp or "sequence_parallel" in given):
+        inherited["rules"] = None
     if changed & {"virtual_stages", "schedule"} or given.get("pp") == 1:
-        # chunks and an interleaved schedule come and go together
-        own |= {"virtual_stages": 1, "schedule": None} if "schedule" not in given else {"virtual_stages": 1}
+        # chunks and an interleaved schedule imply each other
+        inherited |= {"virtual_stages": 1, "schedule": None} if "schedule" not in given else {"virtual_stages": 1}
         if "virtual_stages" not in given and given.get("schedule") == "interleaved":
-            own["virtual_stages"] = plan.virtual_stages
+            inherited["virtual_stages"] = plan.virtual_stages
     return make_plan(
         setting.job,
         cluster=setting.reference,
         num_chips=setting.cluster.num_chips,
         profile=setting.profile,
         calibration=setting.calibration,
-        **(own | given),
+        **(inherited | given),
     )
 
 
 def _open_data_degrees(plan: Plan, given: dict[str, Any]) -> dict[str, Any]:
-    """The data-parallel degrees and the ZeRO stage of the plan, with those left open that take up the rest of the chips."""
+    """Return the data-parallel degrees and the ZeRO stage of the plan, with those open that use the remaining chips."""
     shard, replicate = plan.layout.dp_shard, plan.layout.dp_replicate
     stage: int | None = int(plan.zero)
     if "dp_shard" in given or "dp_replicate" in given:
@@ -73,8 +73,8 @@ def _open_data_degrees(plan: Plan, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def changes(before: Plan, after: Plan, given: set[str]) -> tuple[Change, ...]:
-    """In what two plans differ; `given` names what was asked for."""
+    """Return the differences of two plans; `given` contains the names of the given knobs."""
     old, new = plan_facts(before), plan_facts(after)
     if {before.rules, after.rules} <= set(default_rule_sets()):
-        del old["rules"]  # sequence_parallel tells them apart
+        del old["rules"]  # sequence_parallel distinguishes them
     return tuple(Change(knob=knob, before=old[knob], after=new[knob], follows=knob not in given) for knob in old if old[knob] != new[knob])

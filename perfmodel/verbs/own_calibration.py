@@ -1,4 +1,4 @@
-"""The calibration of the machine that a run measures: its own, or one that is measured with the run."""
+"""Calibration of the machine of a run: the saved one, or one that is measured with the run."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def own_calibration(
     given: Calibration | str | Path | None,
     *,
     ranks: int,
-    suffices: Callable[[Calibration], bool] = lambda found: True,
+    suffices: Callable[[Calibration], bool] = lambda calibration: True,
     group: WorkerGroup | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Calibration:
-    """Return the calibration for a prediction of this machine's CPUs, measured now (about a minute) where there is none.
+    """Return the calibration for a prediction of this machine's CPUs, measured now (about a minute) if there is none.
 
-    A calibration that is measured here is not saved: `perfmodel calibrate` does that.
+    A calibration measured by this function is not saved; `perfmodel calibrate` saves one.
 
     given      a calibration, its name or path; None: this machine's own
     ranks      processes of the run; a calibration uses at most two
-    suffices   whether this machine's own calibration has what the prediction needs
+    suffices   whether this machine's own calibration contains the rates that the prediction needs
     group      a running WorkerGroup to measure with, in place of new processes
     """
     if isinstance(given, Calibration):

@@ -1,4 +1,4 @@
-"""`report`: the prediction of a plan, or several side by side, as one HTML page."""
+"""`report`: the prediction of a plan, or a comparison of several, as one HTML page."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from perfmodel.workload.config import TransformerConfig
 
 
 def write_report(plans: Plan | Name | SearchResult | Sequence[Plan | Name], *, out: str | Path) -> Report:
-    """The prediction of a plan as one HTML page: where time and memory go, the schedule, other plans, uncertainty and sources.
+    """Write the prediction of a plan as one HTML page: breakdown of time and memory, schedule, other plans, uncertainty and sources.
 
     plans   a plan (file), several for a comparison, or the result of `find_plans` or the file of `search --json`: its best plan and the
-            others that it found
+            other plans in it
     out     file to write: .html
     """
     name = str(plans) if isinstance(plans, (str, Path)) else ""
@@ -51,16 +51,18 @@ def write_report(plans: Plan | Name | SearchResult | Sequence[Plan | Name], *, o
     if not given:
         raise InputError("plans: are missing; give a plan or its file")
     check_page_path(out, "out")
-    found = [load_plan(each) for each in given]
+    loaded = [load_plan(plan_or_name) for plan_or_name in given]
     unnamed = "plan.yaml" if len(given) == 1 else "plan{}.yaml"
-    names = [unnamed.format(number) if isinstance(each, Plan) else str(each) for number, each in enumerate(given, 1)]
+    names = [
+        unnamed.format(number) if isinstance(plan_or_name, Plan) else str(plan_or_name) for number, plan_or_name in enumerate(given, 1)
+    ]
     command = f"perfmodel report {' '.join(map(shlex.quote, [name] if name.endswith('.json') else names))}"
-    texts = [plan_text(each) for each in found]
-    if len(found) > 1:
-        predictions = compare_plans(found)
+    texts = [plan_text(plan_found) for plan_found in loaded]
+    if len(loaded) > 1:
+        predictions = compare_plans(loaded)
         page = comparison_report(short_names(names), predictions, texts=texts, commands=[command])
     else:
-        plan = found[0]
+        plan = loaded[0]
         explanation = explain_plan(plan, trust=isinstance(plan.job.model, TransformerConfig))
         setting = setting_of_plan(plan)
         timelines = rank_timelines(setting.estimator, plan, checked_ranks(plan, ()), Detail.PASSES)
@@ -83,38 +85,38 @@ def write_service_report(
     limits: Mapping[str, float],
     start: Sequence[Block],
     command: str,
-    found: ServingSearchResult | None = None,
+    search: ServingSearchResult | None = None,
 ) -> None:
     """Write the page of a service; see `perfmodel.report.serving_page.service_report`."""
     from perfmodel.report.serving_page import service_report
 
     operators = operators_of(setting, prediction) if prediction.fits else []
-    more = () if found is None else setting.notes
-    of, job = setting.estimator, setting.job
-    runs = ("engine", f"{of.engine.name} {of.engine.version}", of.engine.source)
-    peak = (of.machine.peak_flop_rate, str(of.machine.dtype))
+    more = () if search is None else setting.notes
+    estimator, job = setting.estimator, setting.job
+    runs = ("engine", f"{estimator.engine.name} {estimator.engine.version}", estimator.engine.source)
+    peak = (estimator.machine.peak_flop_rate, str(estimator.machine.dtype))
     page = service_report(
         prediction,
         limits=limits,
         operators=operators,
         start=start,
         command=command,
-        sources=sources_table(job.model, of.cluster, of.calibration, peak, runs),
-        result=found,
+        sources=sources_table(job.model, estimator.cluster, estimator.calibration, peak, runs),
+        result=search,
         more_notes=more,
     )
     write_atomically(out, page.html)
 
 
 def check_page_path(path: str | Path, name: str) -> None:
-    """Raises InputError unless a page can be written there."""
+    """Raise InputError unless a page can be written there."""
     if Path(path).suffix.lower() not in (".html", ".htm"):
         raise bad_field(name, path, "must end in .html", "write report.html")
     check_can_be_written(path, name)
 
 
 def read_search(path: str | Path) -> SearchResult:
-    """The result of a training search that `search --json` printed into a file. Its plans are predicted again."""
+    """Return the result of a training search from the file of `search --json`. Its plans are predicted again."""
     text = read_text(path, "JSON file")
     try:
         data = json.loads(text)
@@ -124,16 +126,16 @@ def read_search(path: str | Path) -> SearchResult:
         remedy = "write one with `perfmodel search ... --json > search.json`; a service has `perfmodel serve ... --report report.html`"
         raise bad_field("plans", path, rule, remedy) from None
 
-    def predicted(found: Mapping[str, Any]) -> Prediction:
+    def predicted(entry: Mapping[str, Any]) -> Prediction:
         return predict_plan(
-            plan_from_dict(found["plan"], where=str(path)), memory_headroom=data["memory_headroom"] or None, risk=data["risk"]
+            plan_from_dict(entry["plan"], where=str(path)), memory_headroom=data["memory_headroom"] or None, risk=data["risk"]
         )
 
     objective = Objective(data["objective"])
-    plans = tuple(predicted(each) for each in data["plans"])
-    places = tuple(each["place"] for each in data["plans"])
-    costs = [each.memory["total"] if objective is Objective.MEMORY else each.step_time for each in plans]
-    by_plan = {each.plan: each for each in plans}
+    plans = tuple(predicted(entry) for entry in data["plans"])
+    places = tuple(entry["place"] for entry in data["plans"])
+    costs = [prediction.memory["total"] if objective is Objective.MEMORY else prediction.step_time for prediction in plans]
+    by_plan = {prediction.plan: prediction for prediction in plans}
     kinds = alike_kinds(list(zip(costs, by_plan, strict=True)), places, data["ties"])
     expectation = data["expectation"]
     return SearchResult(
@@ -142,7 +144,7 @@ def read_search(path: str | Path) -> SearchResult:
         plans=plans,
         places=places,
         least_time=data["least_time"] or math.inf,
-        kinds=tuple(AlikePlans(position=place, prediction=by_plan[plan], alike=alike) for place, plan, alike in kinds),
+        kinds=tuple(AlikePlans(position=rank, prediction=by_plan[plan], alike=alike) for rank, plan, alike in kinds),
         pareto=tuple(map(predicted, data["pareto"])),
         least_memory=(predicted(data["least_memory"]),) if data["least_memory"] else (),
         baselines=(),
@@ -151,7 +153,7 @@ def read_search(path: str | Path) -> SearchResult:
     )
 
 
-#: Fields of a search that its JSON has as they are.
+#: Fields of a search that its JSON stores unchanged.
 _AS_SAVED = (
     *("num_evaluated", "num_feasible", "num_tight", "rejected", "left_out", "search_time", "interrupted"),
     *("memory_capacity", "memory_usable", "memory_headroom", "risk", "ties"),

@@ -1,6 +1,6 @@
 """Requests: one or several values of the job, the cluster and the framework. Every combination is one request.
 
-The verbs take single values, lists, and texts such as `64,128`; the command line hands on what was typed.
+The verbs accept single values, lists, and texts such as `64,128`; the command line passes its arguments unchanged.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from perfmodel.workload.training import FULL_TRAINING
 
 
 def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[str], str] = str) -> list[Request]:
-    """Every combination of the values, the last named varying fastest. What is missing is refused all at once.
+    """Return every combination of the values, the last named varying fastest. Raise InputError with all missing fields.
 
-    of_plan   a plan says what is left out
-    spelled   how a field is written where the values come from: the command line's flags
+    of_plan   missing fields are supplied by a plan
+    spelled   spelling of a field in the caller's interface: the command line's flags
     """
     headroom, risk = optional_share(given.memory_headroom, "memory_headroom"), read_risk(given.risk)
     if risk is not None and headroom is not None:
@@ -49,10 +49,10 @@ def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[s
         raise InputError(f"{spelled('risk')}: {rule}; leave out one of them")
     _refuse_millions(given.global_batch, spelled)
     asked: dict[str, list[Any]] = {}
-    for name, each in words_of(Request).items():
-        if each.several:
+    for name, word in words_of(Request).items():
+        if word.several:
             value = getattr(given, name)
-            asked[name] = [each.read(one, name) for one in each.values(value, name)] if each.read else _names(value)
+            asked[name] = [word.read(one, name) for one in word.values(value, name)] if word.read else _names(value)
     for one, other in (("chips", "nodes"), ("global_batch", "batch_tokens")):
         if asked[one] and asked[other]:
             raise InputError(f"{spelled(one)}: cannot be given with {spelled(other)}, which means the same; leave out one of them")
@@ -62,29 +62,32 @@ def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[s
         check_name(name, "cluster", Cluster, "see `perfmodel clusters`")
     for name in asked["model"]:
         check_name(name, "model", TransformerConfig, "see `perfmodel models`")
-    distinct = [_once(each) or [None] for each in asked.values()]
+    distinct = [_once(values) or [None] for values in asked.values()]
     given = replace(given, memory_headroom=headroom, risk=risk, settings=given.stated())
     requests = [replace(given, **dict(zip(asked, values, strict=True))) for values in product(*distinct)]
-    return requests if of_plan else on_one_framework(requests)
+    return requests if of_plan else with_one_framework(requests)
 
 
-def on_one_framework(requests: list[Request]) -> list[Request]:
-    """The requests of one table under one framework: `generic` where none is named and the usual ones of their chips differ.
+def with_one_framework(requests: list[Request]) -> list[Request]:
+    """Return the requests of one table with one framework: `generic` if none is named and the defaults of their chips differ.
 
-    Different frameworks would compare the frameworks and not the chips. CPUs keep theirs: no accelerator runs it.
+    Different frameworks would compare the frameworks and not the chips. CPUs keep their default: it runs on no accelerator.
     """
     from perfmodel.cost.resolve import ACCELERATOR_PROFILE, CPU_PROFILE
 
-    clusters = _once([each.cluster for each in requests if each.profile is None])
-    usual = [_usual_framework(each) for each in clusters]
+    clusters = _once([request.cluster for request in requests if request.profile is None])
+    usual = [_usual_framework(cluster) for cluster in clusters]
     if len(set(usual) - {CPU_PROFILE, ""}) < 2:
         return requests
     sharing = [cluster for cluster, framework in zip(clusters, usual, strict=True) if framework not in (CPU_PROFILE, "")]
-    return [replace(each, profile=ACCELERATOR_PROFILE) if each.profile is None and each.cluster in sharing else each for each in requests]
+    return [
+        replace(request, profile=ACCELERATOR_PROFILE) if request.profile is None and request.cluster in sharing else request
+        for request in requests
+    ]
 
 
 def _usual_framework(cluster: Any) -> str:
-    """Empty for an unknown cluster, which is reported where it is loaded."""
+    """Return the default profile of the cluster's chip; empty for an unknown cluster, which is reported when it is loaded."""
     from perfmodel.cost.resolve import default_profile
 
     try:
@@ -96,13 +99,13 @@ def _usual_framework(cluster: Any) -> str:
 def read_risk(given: object) -> float | None:
     if given is None:
         return None
-    found = share(given, "risk")
-    check_risk(found)
-    return found
+    risk = share(given, "risk")
+    check_risk(risk)
+    return risk
 
 
 def _refuse_millions(given: object, spelled: Callable[[str], str]) -> None:
-    """A batch of millions is one of tokens, whatever the field: taken as sequences it would give days where seconds are meant."""
+    """Raise InputError for a global batch of millions: it is meant in tokens, and as sequences it would give days instead of seconds."""
     for value in several(given):
         if isinstance(value, str) and value.strip()[-1:] in ("m", "M", "g", "G") and value.strip()[:1].isdigit():
             rule = f"counts sequences, of which no batch has millions; for tokens give {spelled('batch_tokens')} {value.strip()}"
@@ -110,7 +113,7 @@ def _refuse_millions(given: object, spelled: Callable[[str], str]) -> None:
 
 
 def _once(values: list[Any]) -> list[Any]:
-    """Each value once; an object that a user made may have no hash."""
+    """Return the values without duplicates; objects of a user may not be hashable."""
     try:
         return list(dict.fromkeys(values))
     except TypeError:
@@ -119,18 +122,18 @@ def _once(values: list[Any]) -> list[Any]:
 
 
 def _names(value: object) -> list[Any]:
-    """Names and paths; a text that is a file's path is one, whatever commas it has."""
+    """Return names and paths; the path of an existing file is one name, even if it contains commas."""
     if isinstance(value, str) and "," in value and Path(value).exists():
         return [value]
     if isinstance(value, (list, tuple)):
-        return [name for each in value for name in _names(each)]
+        return [name for entry in value for name in _names(entry)]
     return several(value)
 
 
 def _check_complete(asked: Mapping[str, list[Any]], spelled: Callable[[str], str]) -> None:
-    needed = {name: each.missing for name, each in words_of(Request).items() if each.missing}
+    needed = {name: word.missing for name, word in words_of(Request).items() if word.missing}
     absent = {name for name in needed if not asked[name]}
-    if asked["nodes"] or (asked["cluster"] and not any(needs_chips(each) for each in asked["cluster"])):
+    if asked["nodes"] or (asked["cluster"] and not any(needs_chips(cluster) for cluster in asked["cluster"])):
         absent.discard("chips")
     if asked["batch_tokens"]:
         absent.discard("global_batch")
@@ -141,7 +144,7 @@ def _check_complete(asked: Mapping[str, list[Any]], spelled: Callable[[str], str
 
 
 def needs_chips(cluster: Any) -> bool:
-    """A shipped cluster has any number of chips; this machine has its own, and so has a file or a cluster object."""
+    """Return whether a request needs a number of chips: a shipped cluster has any number; this machine, a file or an object has its own."""
     from perfmodel.hardware.chip_cluster import chip_cluster
     from perfmodel.hardware.mixed import is_mixed
     from perfmodel.hardware.reader import LOCALHOST
@@ -153,7 +156,7 @@ def needs_chips(cluster: Any) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Answer:
-    """A prediction, what it was made with, and in what it differs from the plan's file."""
+    """A prediction, its setting, and the changes from the plan's file."""
 
     setting: Setting
     prediction: Prediction
@@ -163,65 +166,65 @@ class Answer:
 def predict_requests(
     requests: list[Request], knobs: Sequence[Knobs], *, plan: Plan | None = None
 ) -> tuple[list[Answer], list[NotPredicted]]:
-    """Return predictions of every request with every set of knobs, and why others cannot be; where there is none, raise the first reason.
+    """Return predictions of every request with every set of knobs, and the reasons of failures; raise the first reason if all fail.
 
-    An unknown name is refused: it is no line of a table. A combination that cannot be, such as too many chips, is one.
+    An unknown name raises InputError. An invalid combination, such as too many chips, is a failure.
     """
     if len(requests) > 1:
         check_names(requests)
         if plan is not None:  # one framework for all rows
-            own = plan.framework.name
-            requests = [each if each.profile is not None else replace(each, profile=own) for each in requests]
-    made: dict[tuple[int, ...], Setting] = {}
+            framework = plan.framework.name
+            requests = [request if request.profile is not None else replace(request, profile=framework) for request in requests]
+    settings: dict[tuple[int, ...], Setting] = {}
     cases = list(product(requests, knobs))
     placed: dict[int, _Placed] = {}
     refused: dict[int, InputError] = {}
-    for place, (request, chosen) in enumerate(cases):
+    for index, (request, chosen) in enumerate(cases):
         try:
-            placed[place] = _placed(request, chosen, plan, made)
+            placed[index] = _placed(request, chosen, plan, settings)
         except InputError as error:
-            refused[place] = error
+            refused[index] = error
     predictions: dict[int, Prediction] = {}
-    for together in _in_columns(placed):
-        for place, found in zip(together, _predicted([placed[place] for place in together]), strict=True):
-            if isinstance(found, InputError):
-                refused[place] = found
+    for columns in _in_columns(placed):
+        for index, prediction in zip(columns, _predicted([placed[index] for index in columns]), strict=True):
+            if isinstance(prediction, InputError):
+                refused[index] = prediction
             else:
-                predictions[place] = found
+                predictions[index] = prediction
     if refused and len(cases) == 1:
         raise refused[0]
     varied = varied_knobs(knobs)
     failures = []
-    for place in sorted(refused):
-        request, chosen = cases[place]
+    for index in sorted(refused):
+        request, chosen = cases[index]
         asked = request.described() | {name: getattr(chosen, name) for name in varied}
-        failures.append(NotPredicted(asked=asked, reason=str(refused[place])))
+        failures.append(NotPredicted(asked=asked, reason=str(refused[index])))
     if not predictions:
         raise InputError(first_reasons(failures))
-    return [_answer(placed[place], predictions[place], plan) for place in sorted(predictions)], failures
+    return [_answer(placed[index], predictions[index], plan) for index in sorted(predictions)], failures
 
 
 def varied_knobs(knobs: Sequence[Knobs]) -> list[str]:
-    """The names of the knobs in which several sets of them differ."""
-    return [name for name in words_of(Knobs) if any(getattr(each, name) != getattr(knobs[0], name) for each in knobs)]
+    """Return the names of the knobs that are not equal in all sets."""
+    return [name for name in words_of(Knobs) if any(getattr(other, name) != getattr(knobs[0], name) for other in knobs)]
 
 
 def check_names(requests: Iterable[Request]) -> None:
-    """An unknown model, cluster or profile is refused before anything is computed."""
+    """Raise InputError for an unknown model, cluster or profile before anything is computed."""
     from perfmodel.frameworks.profile import load_profile
     from perfmodel.hardware.reader import load_cluster
     from perfmodel.workload.models import load_model
 
     requests = list(requests)
     for field, load in (("model", load_model), ("cluster", load_cluster), ("profile", load_profile)):
-        for name in _once([getattr(each, field) for each in requests]):
+        for name in _once([getattr(request, field) for request in requests]):
             if isinstance(name, (str, Path)):
                 load(name)  # type: ignore[operator]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Placed:
-    """A plan that a request and a set of knobs describe, in its setting."""
+    """The plan of a request and a set of knobs, in its setting."""
 
     request: Request
     knobs: Knobs
@@ -229,8 +232,8 @@ class _Placed:
     plan: Plan
 
 
-def _placed(request: Request, knobs: Knobs, plan: Plan | None, made: dict[tuple[int, ...], Setting]) -> _Placed:
-    setting = _setting(request, plan, made)
+def _placed(request: Request, knobs: Knobs, plan: Plan | None, settings: dict[tuple[int, ...], Setting]) -> _Placed:
+    setting = _setting(request, plan, settings)
     notes = setting.notes
     if plan is None:
         wanted = plan_in(setting, knobs)
@@ -247,23 +250,23 @@ _MOST_COLUMNS = 512
 
 
 def _in_columns(placed: Mapping[int, _Placed]) -> Iterator[list[int]]:
-    """Places of plans that are predicted together: those that differ in their sequence length alone."""
+    """Yield the indices of plans that are predicted together: they differ in their sequence length alone."""
     alike: dict[tuple[Any, ...], list[int]] = {}
-    for place, each in placed.items():
-        rule = each.request.memory_headroom, each.request.risk
-        alike.setdefault((*rule, *each.setting.estimator.shared_by_columns(each.plan)), []).append(place)
-    for places in alike.values():
-        yield from (places[begin : begin + _MOST_COLUMNS] for begin in range(0, len(places), _MOST_COLUMNS))
+    for index, case in placed.items():
+        rule = case.request.memory_headroom, case.request.risk
+        alike.setdefault((*rule, *case.setting.estimator.shared_by_columns(case.plan)), []).append(index)
+    for indices in alike.values():
+        yield from (indices[begin : begin + _MOST_COLUMNS] for begin in range(0, len(indices), _MOST_COLUMNS))
 
 
-def _predicted(together: Sequence[_Placed]) -> list[Prediction | InputError]:
-    """Predictions of plans that are columns of one evaluation, or why there are none."""
-    asked = together[0].request
+def _predicted(columns: Sequence[_Placed]) -> list[Prediction | InputError]:
+    """Return the predictions of plans that are columns of one evaluation, or the errors."""
+    asked = columns[0].request
     try:
-        placed = [(each.setting, each.plan) for each in together]
+        placed = [(case.setting, case.plan) for case in columns]
         return list(predict_in_columns(placed, memory_headroom=asked.memory_headroom, risk=asked.risk))
     except InputError as error:
-        return [error] if len(together) == 1 else [found for each in together for found in _predicted([each])]
+        return [error] if len(columns) == 1 else [prediction for case in columns for prediction in _predicted([case])]
 
 
 def _answer(placed: _Placed, prediction: Prediction, plan: Plan | None) -> Answer:
@@ -272,19 +275,19 @@ def _answer(placed: _Placed, prediction: Prediction, plan: Plan | None) -> Answe
     return Answer(setting=placed.setting, prediction=prediction, changes=changes(plan, prediction.plan, given) if plan is not None else ())
 
 
-#: What of a request says how many sequences a step has, and how long they are.
+#: Fields of a request that determine the number of sequences of a step, and their length.
 _SEQUENCES = ("global_batch", "batch_tokens", "seq_len")
 
 
-def _setting(request: Request, plan: Plan | None, made: dict[tuple[int, ...], Setting]) -> Setting:
-    """Return `setting_of_request`, made once for requests that differ in nothing but the number of sequences and their length.
+def _setting(request: Request, plan: Plan | None, settings: dict[tuple[int, ...], Setting]) -> Setting:
+    """Return `setting_of_request`, shared by requests that differ only in the number of sequences and their length.
 
-    made   settings of former requests of one call, whose values are the same objects
+    settings   settings of former requests of one call, whose values are the same objects
     """
     key = tuple(id(getattr(request, name)) for name in words_of(Request) if name not in _SEQUENCES)
-    known = made.get(key)
-    if known is None or known.estimator.profile.release:  # recipes of a release differ with the batch
-        made[key] = setting = setting_of_request(request, plan=plan)
+    known = settings.get(key)
+    if known is None or known.estimator.profile.release:  # recipes of a release depend on the batch
+        settings[key] = setting = setting_of_request(request, plan=plan)
         return setting
     seq_len = known.job.seq_len if request.seq_len is None else read_integer(request.seq_len, "seq_len")
     batch = request.global_batch if request.batch_tokens is None else _sequences(request.batch_tokens, seq_len)
@@ -295,13 +298,13 @@ def _setting(request: Request, plan: Plan | None, made: dict[tuple[int, ...], Se
 
 
 def setting_of_request(request: Request, *, plan: Plan | None = None) -> Setting:
-    """The job on the cluster; what the request leaves out is the plan's."""
+    """Return the setting of a request; fields that it lacks are the plan's."""
     from perfmodel.hardware.reader import load_cluster
 
     chips = request.chips
     if request.nodes is not None:
-        place = request.cluster if request.cluster is not None or plan is None else plan.cluster
-        chips = request.nodes * (place if isinstance(place, Cluster) else load_cluster(place)).chips_per_node
+        cluster = request.cluster if request.cluster is not None or plan is None else plan.cluster
+        chips = request.nodes * (cluster if isinstance(cluster, Cluster) else load_cluster(cluster)).chips_per_node
     job, calibration = _job_of(request, plan), request.calibration
     assumed = {"profile": request.profile, "settings": request.settings}
     if plan is None:
@@ -309,27 +312,27 @@ def setting_of_request(request: Request, *, plan: Plan | None = None) -> Setting
     return setting_of_plan(plan, job=job, chips=chips, cluster=request.cluster, calibration=calibration, **assumed)
 
 
-def _routing(request: Request, own: Routing) -> Routing:
-    """The routing of a request over that of its plan."""
-    routing = own if request.routing is None else request.routing.with_capacity(own.capacity_factor)
+def _routing(request: Request, plan_routing: Routing) -> Routing:
+    """Return the routing of a request, else that of its plan."""
+    routing = plan_routing if request.routing is None else request.routing.with_capacity(plan_routing.capacity_factor)
     return routing if request.capacity_factor is None else routing.with_capacity(request.capacity_factor)
 
 
 def _job_of(request: Request, plan: Plan | None) -> TrainingJob:
-    own = plan.job if plan is not None else None
-    seq_len = request.seq_len if request.seq_len is not None or own is None else own.seq_len
+    plan_job = plan.job if plan is not None else None
+    seq_len = request.seq_len if request.seq_len is not None or plan_job is None else plan_job.seq_len
     batch = request.global_batch
     if request.batch_tokens is not None:
         batch = _sequences(request.batch_tokens, seq_len or 1)
-    model = request.model if request.model is not None or own is None else own.transformer
+    model = request.model if request.model is not None or plan_job is None else plan_job.transformer
     return make_job(
         model,
-        global_batch=batch if batch is not None or own is None else own.global_batch,  # type: ignore[arg-type]
+        global_batch=batch if batch is not None or plan_job is None else plan_job.global_batch,  # type: ignore[arg-type]
         seq_len=seq_len,  # type: ignore[arg-type]
-        precision=request.precision or (own.precision if own else Precision.BF16_MIXED),
-        optimizer=request.optimizer or (own.optimizer if own else Optimizer.ADAMW),
-        train=request.train or (own.train if own else FULL_TRAINING),
-        routing=_routing(request, own.routing if own else BALANCED),
+        precision=request.precision or (plan_job.precision if plan_job else Precision.BF16_MIXED),
+        optimizer=request.optimizer or (plan_job.optimizer if plan_job else Optimizer.ADAMW),
+        train=request.train or (plan_job.train if plan_job else FULL_TRAINING),
+        routing=_routing(request, plan_job.routing if plan_job else BALANCED),
     )
 
 
@@ -343,7 +346,7 @@ def _sequences(tokens: int, seq_len: int) -> int:
 
 
 def _notes_on(knobs: Knobs, plan: Plan) -> list[str]:
-    """Knobs that were given and do nothing in this plan."""
+    """Return notes on given knobs that have no effect in this plan."""
     notes = []
     if knobs.schedule and plan.layout.pp == 1:
         notes.append(f"schedule={knobs.schedule} does nothing without a pipeline (pp=1)")

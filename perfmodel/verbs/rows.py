@@ -13,7 +13,7 @@ def prediction_rows(predictions: Predictions | Iterable[Prediction]) -> list[dic
     """Return one flat row for each prediction, with the columns of `predict --csv`, in SI units.
 
     `pandas.DataFrame(perfmodel.prediction_rows(predictions))` is the table. A combination that cannot be predicted has a row with its
-    `reason`. `pandas.DataFrame(predictions)` itself has a column for each field, of which some are records.
+    `reason`. `pandas.DataFrame(predictions)` has a column for each field instead, of which some are records.
     """
     from perfmodel.parallel.prediction import Predictions
     from perfmodel.parallel.rows import table_rows

@@ -72,7 +72,7 @@ def _study() -> type[FileModel]:
     return study_model()
 
 
-#: Kind of file -> what makes its model.
+#: Kind of file -> factory of its model.
 KINDS: Mapping[str, Callable[[], type[FileModel]]] = {
     "chip": _chip,
     "cluster": _cluster,
@@ -88,25 +88,25 @@ KINDS: Mapping[str, Callable[[], type[FileModel]]] = {
 
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
-#: verb -> JSON Schema of what `--json` prints, inferred from examples by `python -m tests.schemas`.
+#: Verb -> JSON Schema of its `--json` output, inferred from examples by `python -m tests.schemas`.
 OUTPUTS = Path(__file__).with_name("output_schemas.json")
 
 
 def output_schema(verb: str) -> dict[str, Any]:
-    """The JSON Schema of what a verb prints with `--json`; of verbs that measure or run a plan an object without named fields."""
+    """Return the JSON Schema of a verb's `--json` output; of verbs that measure or run a plan an object without named fields."""
     known: dict[str, dict[str, Any]] = json.loads(OUTPUTS.read_text(encoding="utf-8"))
     return known.get(verb, {"type": "object"})
 
 
 def model_of_kind(kind: str) -> type[FileModel]:
-    """The model of a kind of file. Raises InputError."""
+    """Return the model of a kind of file. Raises InputError."""
     if kind not in KINDS:
         raise bad_field("kind", one_line(kind), f"is not known{suggest(kind, KINDS)}", f"use {', '.join(KINDS)}")
     return KINDS[kind]()
 
 
 def schema_of(kind: str) -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of a kind of file (`KINDS`). A field that may be left out and has no default has none in the schema.
+    """Return the JSON Schema (draft 2020-12) of a kind of file (`KINDS`). An optional field without a default has no default in the schema.
 
     Raises InputError.
     """
@@ -119,7 +119,7 @@ def schema_of(kind: str) -> dict[str, Any]:
 
 
 def field_rows(kind: str) -> Iterator[dict[str, Any]]:
-    """Field, value, whether it is required, and meaning, of each field of a kind of file; those of a mapping follow it.
+    """Yield field, value, whether it is required, and meaning, of each field of a kind of file; fields of a mapping follow it.
 
     Raises InputError.
     """
@@ -127,7 +127,7 @@ def field_rows(kind: str) -> Iterator[dict[str, Any]]:
 
 
 def schema_rows(schema: Mapping[str, Any], prefix: str = "") -> Iterator[dict[str, Any]]:
-    """The rows of `field_rows`, of a schema."""
+    """Yield the rows of `field_rows` for a schema."""
     yield from _rows(schema, schema.get("$defs", {}), prefix)
 
 
@@ -144,7 +144,7 @@ def _rows(record: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> I
 
 
 def value_words(field: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    """The type of a field in words. known: the records of its schema."""
+    """Return the type of a field in words. known: the records of its schema."""
     if "$ref" in field:
         return "mapping"
     if "enum" in field:

@@ -1,4 +1,4 @@
-"""Searching a setting: the space that the knobs leave, why it may be empty, and how many chips would be enough."""
+"""Search of a setting: the space of open knobs, the reason of an empty space, and the smallest changes that fit."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from perfmodel.planner.ties import TIES
 from perfmodel.verbs.settable import small_loss
 from perfmodel.verbs.setting import (
     Setting,
+    annotated,
     make_setting,
     plan_in,
-    told,
 )
 from perfmodel.verbs.training import check_objective, with_run_values
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from perfmodel.verbs.training import AskedRun
 
 Also = Literal["remedies", "beyond", "baselines", "front"]
-#: What a search of a person answers besides the best plans.
+#: Additional results of an interactive search.
 ALSO: tuple[Also, ...] = ("remedies", "beyond", "baselines", "front")
 
 
@@ -60,8 +60,8 @@ def search_in(
 ) -> SearchResult:
     """Search a setting; see `find_plans`.
 
-    run    the whole run, which some objectives are of
-    also   remedies: the smallest changes that fit, where no plan does; beyond: the best plan that the framework cannot run; baselines and
+    run    the training run, which some objectives are of
+    also   remedies: the smallest changes that fit, if no plan does; beyond: the best plan that the framework cannot run; baselines and
            front of `search_plans`
     """
     from perfmodel.frameworks.ensemble import likely_profiles
@@ -94,7 +94,7 @@ def search_in(
         from perfmodel.planner.search import search_plans
 
         likely = likely_profiles(setting.estimator.profile) if ties else ()
-        wanted = {"baselines", *also} if ties else {*also}  # a baseline may be the best of the ties
+        wanted = {"baselines", *also} if ties else {*also}  # a baseline may be the best among the ties
         result = search_plans(setting.estimator, space, likely=likely, kept_tables=kept_tables, also=wanted, **asked)
     if not (result.num_evaluated or result.interrupted):
         raise InputError(_why_empty(setting, knobs, result, any_framework=any_framework))
@@ -117,30 +117,30 @@ def search_in(
         result = replace(result, remedies=remedies)
 
     def named(predictions: tuple[Prediction, ...]) -> tuple[Prediction, ...]:
-        return tuple(told(each, setting) for each in predictions)
+        return tuple(annotated(prediction, setting) for prediction in predictions)
 
     result = replace(
         result,
         plans=named(result.plans),
-        kinds=tuple(replace(each, prediction=named((each.prediction,))[0]) for each in result.kinds),
+        kinds=tuple(replace(kind, prediction=named((kind.prediction,))[0]) for kind in result.kinds),
         pareto=named(result.pareto),
         least_memory=named(result.least_memory),
-        baselines=tuple(replace(each, prediction=named(each.prediction)) for each in result.baselines),
+        baselines=tuple(replace(baseline, prediction=named(baseline.prediction)) for baseline in result.baselines),
         any_framework=named(result.any_framework),
-        certainty=tuple(replace(each, prediction=named(each.prediction)) for each in result.certainty),
+        certainty=tuple(replace(alternative, prediction=named(alternative.prediction)) for alternative in result.certainty),
     )
     return with_run_values(result, setting, run)
 
 
 def _least_memory(result: SearchResult) -> float:
-    """No plan that fits needs less. [byte]"""
+    """Return a lower bound of the memory of every plan that fits. [byte]"""
     return result.plans[0].memory["total"] / (1.0 + result.ties) if result.plans else math.inf
 
 
 def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, any_framework: bool = False) -> tuple[Space, AttentionKernel]:
     """Return the part of the space that the knobs leave and the framework can run, and the attention kernel.
 
-    any_framework   plans that the framework cannot run belong to it too
+    any_framework   include plans that the framework cannot run
     """
     from perfmodel.parallel.layout import ZERO_STAGES, AttentionKernel
     from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, check_expert_knobs
@@ -191,15 +191,15 @@ def check_frameworks(*, only_runnable: bool, any_framework: bool) -> None:
 
 
 def _check_rules(rules: tuple[RuleSet, ...], sequence_parallel: bool | None) -> None:
-    """Refuse a switch that none of the rule sets agrees with."""
-    if sequence_parallel is not None and rules and all(each.scatters_residual is not sequence_parallel for each in rules):
+    """Raise InputError if none of the rule sets agrees with `sequence_parallel`."""
+    if sequence_parallel is not None and rules and all(rule_set.scatters_residual is not sequence_parallel for rule_set in rules):
         check_agrees(rules[0], sequence_parallel)
 
 
 def _why_empty(setting: Setting, knobs: Knobs, result: SearchResult, *, any_framework: bool) -> str:
-    """The rule that leaves no plan at all: the one that the given knobs break by themselves, else what left the layouts out."""
+    """Return the reason of an empty space: the rule that the given knobs violate by themselves, else the rules that exclude all layouts."""
     if knobs.dp_replicate and not (knobs.dp_shard or knobs.zero or knobs.dp or knobs.fsdp):
-        # what the degrees leave is free in a search; a single plan would have to say where it goes
+        # a search leaves the remaining degrees open; a single plan must assign them
         given = knobs.dp_replicate * (knobs.pp or 1) * (knobs.cp or 1) * (knobs.tp or 1)
         knobs = replace(knobs, dp_shard=max(setting.cluster.num_chips // given, 1))
     if knobs.rules:
@@ -228,11 +228,11 @@ def remedies_in(
     risk: float | None = None,
     any_framework: bool = False,
 ) -> tuple[FittingChange, ...]:
-    """Return the smallest changes with which a plan that does not fit would."""
+    """Return the smallest changes with which a plan that does not fit would fit."""
     from perfmodel.planner.remedies import remedies_of_plan
 
-    found = remedies_of_plan(_asked(setting, memory_headroom, risk, any_framework), plan)
-    return tuple(replace(each, prediction=told(each.prediction, setting)) for each in found)
+    changes = remedies_of_plan(_asked(setting, memory_headroom, risk, any_framework), plan)
+    return tuple(replace(change, prediction=annotated(change.prediction, setting)) for change in changes)
 
 
 def search_remedies(
@@ -244,12 +244,12 @@ def search_remedies(
     risk: float | None = None,
     any_framework: bool = False,
 ) -> tuple[FittingChange, ...]:
-    """Return the smallest changes with which some plan of a search would fit in which none does."""
+    """Return the smallest changes with which some plan of a search would fit, if none does."""
     from perfmodel.planner.remedies import remedies_of_search
 
     space, attention = space_in(setting, knobs, maximum, any_framework=any_framework)
-    found = remedies_of_search(_asked(setting, memory_headroom, risk, any_framework), space, attention)
-    return tuple(replace(each, prediction=told(each.prediction, setting)) for each in found)
+    changes = remedies_of_search(_asked(setting, memory_headroom, risk, any_framework), space, attention)
+    return tuple(replace(change, prediction=annotated(change.prediction, setting)) for change in changes)
 
 
 def _asked(setting: Setting, memory_headroom: float | None, risk: float | None, any_framework: bool) -> RemedyConditions:

@@ -1,4 +1,4 @@
-"""`run_served`: steps of a served model run on this machine, beside what the machine's calibration predicts of them."""
+"""`run_served`: measured steps of a served model on this machine, next to the predictions of the machine's calibration."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from perfmodel.execute.launch.launch import WorkerGroup
 
 DEFAULT_MODEL = "llama-3-8b"
-#: Words of `serve` that a run here has.
-_OF_RUNS = ("model", "input_len", "output_len", "concurrency", "tp")
-#: What is run where nothing is said: tokens of a prompt, of an answer, and sequences at once.
+#: Fields of `serve` that apply to a run on this machine.
+_RUN_FIELDS = ("model", "input_len", "output_len", "concurrency", "tp")
+#: Defaults of a run: tokens of a prompt, of an answer, and concurrent sequences.
 INPUT_LEN, OUTPUT_LEN, SEQUENCES = 256, 256, 8
 
 
 def usual_shapes(*, input_len: int = INPUT_LEN, output_len: int = OUTPUT_LEN, sequences: int = SEQUENCES) -> tuple[StepShape, ...]:
-    """Decode steps of one sequence and of all of them, halfway through their answers; a prompt, whole and its second half."""
+    """Return decode steps of one sequence and of all of them, halfway through their answers; a full prefill, and its second half."""
     halfway = input_len + output_len // 2
     half = max(input_len // 2, 1)
     shapes = (
@@ -60,7 +60,7 @@ def run_served(
 ) -> ServedComparison:
     """Run prefill and decode steps of a model with torch on this machine, check their logits, and compare times with the prediction.
 
-    model        one that is too large to be checked here runs as a small model of its make
+    model        a model too large to be checked here is replaced by a small one of the same architecture
     shapes       of steps; none: `usual_shapes()`
     tp           ranks that share every layer; steps of one rank on a CPU are predicted
     calibration  None: the machine's own (`perfmodel calibrate`), else it is measured, which takes a minute
@@ -71,37 +71,38 @@ def run_served(
     reason = not_served_reason(config, tp)
     if reason:
         raise InputError(reason)
-    place = group.device if group is not None else pick_device(device, tp)
+    target = group.device if group is not None else pick_device(device, tp)
     note = progress or (lambda what: None)
-    predicts = tp == 1 and place == "cpu"
-    with _workers(tp, place, group, note) as workers:
-        found = (
+    predicts = tp == 1 and target == "cpu"
+    with _workers(tp, target, group, note) as workers:
+        machine_calibration = (
             own_calibration(calibration, ranks=1, suffices=partial(_has_what_steps_need, config), group=workers, progress=note)
             if predicts
             else None
         )
         measured = run_serving(config, wanted, tp=tp, rounds=rounds, repeats=repeats, group=workers)
-    if found is None:
+    if machine_calibration is None:
         return ServedComparison(measurement=measured, steps=(), calibration="")
     from perfmodel.cost.serving.executor import anchor_time, predicted_parts
 
     cluster, dtype = local_cluster(num_chips=1), Dtype(measured.dtype)
     steps = tuple(
-        ComparedStep(measured=step, parts=predicted_parts(config, cluster, found, step.shape, dtype=dtype)) for step in measured.steps
+        ComparedStep(measured=step, parts=predicted_parts(config, cluster, machine_calibration, step.shape, dtype=dtype))
+        for step in measured.steps
     )
-    drift = measured.anchor / anchor_time(cluster, found, dtype=dtype)
-    return ServedComparison(measurement=measured, steps=steps, calibration=found.name, drift=drift)
+    drift = measured.anchor / anchor_time(cluster, machine_calibration, dtype=dtype)
+    return ServedComparison(measurement=measured, steps=steps, calibration=machine_calibration.name, drift=drift)
 
 
 def run_served_asked(asked: ServingRequest, progress: Callable[[str], None] | None = None) -> ServedComparison:
-    """`run_served` for words of `serve`: model, input_len, output_len, concurrency (sequences at once), tp; others are refused."""
+    """Call `run_served` with the request's model, input_len, output_len, concurrency and tp; raise InputError for other fields."""
     words = words_of(ServingRequest)
     for name in words:
-        if name not in _OF_RUNS and getattr(asked, name) is not None:
+        if name not in _RUN_FIELDS and getattr(asked, name) is not None:
             raise bad_field(name, getattr(asked, name), "is of a cluster's prediction, --run measures this machine", "leave it out")
     given = {
         name: getattr(asked, name) if name == "model" else words[name].value(getattr(asked, name), name)
-        for name in _OF_RUNS
+        for name in _RUN_FIELDS
         if getattr(asked, name) is not None
     }
     lengths = {name: round(given[name].mean) for name in ("input_len", "output_len") if name in given}

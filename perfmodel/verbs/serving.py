@@ -1,4 +1,4 @@
-"""The verb `serve`, for Python: how fast a service answers, how many at once, and what bounds it.
+"""The verb `serve`, for Python: latencies, concurrency, throughput and bottlenecks of a service.
 
 import perfmodel
 
@@ -50,10 +50,10 @@ Name: TypeAlias = str | Path
 
 DEFAULT_ACCEPTANCE = 0.7
 WIDENED = "fp8-weights"
-"""What a checkpoint in 8 bits runs as on a chip without units for them, under an engine whose formats are not known."""
+"""Format of an 8-bit checkpoint on a chip without 8-bit units, under an engine whose formats are not known."""
 MOST_CHIPS = 2**20
-"""Of a service: at the number of sequences that engines run on each, requests in flight are counted in 32 bits."""
-#: What cannot be left out, and what to give.
+"""Limit of a service: with the usual number of sequences per chip, requests in flight are counted in 32 bits."""
+#: Required fields, and their meaning.
 NEEDED = {
     "model": "a name from `perfmodel models` or the path of a config.json",
     "cluster": "a name from `perfmodel clusters` or the path of a cluster file",
@@ -65,11 +65,12 @@ NEEDED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ServingSetting:
-    """A job on a cluster under an engine, with what predicts its plans. notes: what a person should know of how it was put together.
+    """A job on a cluster under an engine, with the estimator of its plans.
 
-    price         of a chip, 0 where it is not known   [USD/h]
-    chip_watts    mean of the chips at full load; 0: not known   [W]
+    price         of a chip, 0 if unknown   [USD/h]
+    chip_watts    mean of the chips at full load; 0: unknown   [W]
     assumptions   constants of energy and carbon
+    notes         notes for the user on how it was assembled
     """
 
     estimator: ServingEstimator
@@ -84,16 +85,16 @@ class ServingSetting:
 
 @takes(asked=Words(ServingRequest, needed="model input_len output_len"))
 def serve(*, asked: ServingRequest) -> ServingPrediction:
-    """A served load on one plan: time to the first token, time of each token, throughput and memory.
+    """Predict a served load on one plan: time to first token, time per output token, throughput and memory.
 
-    What is left out: tp is the smallest that fits, replicas fill the chips, formats are those in which the model is published. Without
-    concurrency and rate as many requests run as fit.
+    Defaults: tp is the smallest that fits, replicas fill the chips, formats are those of the published model. Without concurrency and rate,
+    the largest number of requests that fits runs concurrently.
     """
     return serve_asked(asked)[1]
 
 
 def serve_asked(asked: ServingRequest) -> tuple[ServingSetting, ServingPrediction]:
-    """The result of `serve` with its setting; for a plan that does not fit also the smallest changes that fit."""
+    """Return the result of `serve` with its setting; for a plan that does not fit also the smallest changes that fit."""
     setting, prediction = _served(asked)
     return setting, prediction if prediction.fits else replace(prediction, remedies=_remedies(setting, prediction, asked))
 
@@ -104,7 +105,7 @@ def _remedies(setting: ServingSetting, prediction: ServingPrediction, asked: Ser
 
 
 def _served(asked: ServingRequest, *, simulates: bool = True) -> tuple[ServingSetting, ServingPrediction]:
-    """The prediction of what was asked for, with its setting. simulates: where its times are those of a simulation."""
+    """Return the prediction of a request with its setting. simulates: whether its times are those of a simulation."""
     from perfmodel.cost.serving.pools import predict_plan
     from perfmodel.cost.serving.simulated import predict_served
 
@@ -115,7 +116,7 @@ def _served(asked: ServingRequest, *, simulates: bool = True) -> tuple[ServingSe
 
 
 def _priced(setting: ServingSetting, prediction: ServingPrediction) -> ServingPrediction:
-    """With cost, energy and carbon of output tokens, on all chips given: idle ones are paid for too, and draw as much power."""
+    """Return the prediction with cost, energy and carbon of output tokens, on all given chips: idle ones cost and draw as much."""
     from perfmodel.cost.training_run import carbon_of, energy_of
 
     tokens, watts = prediction.tokens_per_second_per_chip * prediction.plan.num_chips, setting.chip_watts
@@ -135,17 +136,17 @@ def _priced(setting: ServingSetting, prediction: ServingPrediction) -> ServingPr
 def simulated_in(
     setting: ServingSetting, prediction: ServingPrediction, *, limits: Mapping[str, Any] | None = None, seed: int = 0
 ) -> ServingPrediction:
-    """The same of an engine that runs step by step, at a rate too; the limits are what goodput counts."""
+    """Return the prediction of a step-by-step simulation of the engine, also at a rate; goodput counts requests within the limits."""
     from perfmodel.cost.serving.simulate import GoodputLimits
     from perfmodel.cost.serving.simulated import with_simulation
 
     seed = read_integer(seed, "seed", least=0)
-    found = with_simulation(setting.estimator, prediction, limits=GoodputLimits(**limits_of(limits or {})), seed=seed)
-    return _priced(setting, found)
+    simulated = with_simulation(setting.estimator, prediction, limits=GoodputLimits(**limits_of(limits or {})), seed=seed)
+    return _priced(setting, simulated)
 
 
 def limit_of(value: object, name: str) -> float:
-    """A time, `500ms`, `.5s` or seconds; none where nothing is given."""
+    """Return a time limit from `500ms`, `.5s` or seconds; infinite if none is given. [s]"""
     from perfmodel.foundation.units import parse_quantity
 
     if value in (None, ""):
@@ -153,20 +154,20 @@ def limit_of(value: object, name: str) -> float:
     if isinstance(value, str) and re.fullmatch(r"\s*[\d.]+\s*", value):
         number = value.strip()
         raise bad_field(name, number, "a time needs its unit", f"write {number}ms or {number}s")
-    found = float(value) if isinstance(value, (int, float)) else parse_quantity(value, "time", field=name)
-    if not found > 0:
+    seconds = float(value) if isinstance(value, (int, float)) else parse_quantity(value, "time", field=name)
+    if not seconds > 0:
         raise bad_field(name, value, "must be positive", "write 500ms")
-    return found
+    return seconds
 
 
 def limits_of(given: Mapping[str, Any]) -> dict[str, float]:
-    """Time -> its limit in seconds, those there are."""
+    """Return metric -> limit, for the given limits. [s]"""
     times = {name: limit_of(value, name) for name, value in given.items()}
     return {name: time for name, time in times.items() if time < float("inf")}
 
 
 def launch_of(setting: ServingSetting, prediction: ServingPrediction) -> tuple[LaunchLine, ...]:
-    """The commands that start a plan; none of one that does not fit, or of an engine that no command is known of."""
+    """Return the commands that start a plan; empty for a plan that does not fit, or for an engine without a known command."""
     from perfmodel.planner.serving.launch import launch_lines
 
     if not prediction.fits:
@@ -183,7 +184,7 @@ def with_notes(prediction: ServingPrediction, notes: tuple[str, ...]) -> Serving
 
 
 def serving_setting(asked: ServingRequest) -> ServingSetting:
-    """The job, the cluster, the engine and their estimator. What is missing is refused all at once. Raises InputError."""
+    """Return the job, the cluster, the engine and their estimator. Raise InputError with all missing fields."""
     from perfmodel.cost.resolve import choose_calibration
     from perfmodel.cost.serving.estimate import ServingEstimator
     from perfmodel.frameworks.engine import DEFAULT_ENGINE, load_engine
@@ -252,7 +253,7 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
 
 
 def with_workers_chips(asked: ServingRequest) -> ServingRequest:
-    """The request with the cluster that its workers name, and with the chips of a cluster that names them."""
+    """Return the request with the cluster that its workers name, and with the chips of a cluster text that contains them."""
     text = asked.cluster
     if asked.workers is not None and (named := cluster_text(_read(asked, "workers")["workers"])):
         if text not in (None, named):
@@ -264,7 +265,7 @@ def with_workers_chips(asked: ServingRequest) -> ServingRequest:
 
 
 def _two_pools(cluster: Cluster, asked: ServingRequest) -> tuple[Cluster, ...]:
-    """The chips of prefill and of decode workers, of a cluster of two kinds of chips."""
+    """Return the clusters of prefill and of decode workers, for a cluster of two kinds of chips."""
     if cluster.pools and (asked.workers is None or len(cluster.pools) != 2):
         rule = "has several kinds of chips, of which one replica has one"
         raise bad_field(
@@ -276,7 +277,7 @@ def _two_pools(cluster: Cluster, asked: ServingRequest) -> tuple[Cluster, ...]:
 def _format_that_runs(
     engine: Engine, chip: Chip, quantization: Quantization, model: str, *, is_given: bool
 ) -> tuple[Quantization, list[str]]:
-    """The format that an engine runs, with notes. A format that was not given and does not run is widened, or the model runs in 16 bits."""
+    """Return the format that an engine runs, with notes. A default format that does not run is widened, or the model runs in 16 bits."""
     notes: list[str] = []
     if not is_given and not quantization.is_plain:
         notes.append(f"quantization: not given, and {model} is published in {quantization.name}")
@@ -286,13 +287,13 @@ def _format_that_runs(
     if runs is None:
         runs = quantization_named("bf16" if engine.kernels.formats else WIDENED)
     if runs.name != quantization.name:
-        how = f"weights are widened inside the products ({runs.name})" if not runs.is_plain else f"it is taken in {runs.name}"
-        notes.append(f"quantization: {engine.name} on {chip.name} has no products in {quantization.name}; {how}")
+        fallback = f"weights are widened inside the products ({runs.name})" if not runs.is_plain else f"it is taken in {runs.name}"
+        notes.append(f"quantization: {engine.name} on {chip.name} has no products in {quantization.name}; {fallback}")
     return runs, notes
 
 
 def _speculation(asked: ServingRequest, model: TransformerConfig) -> Speculation | None:
-    """Drafts by a model of their own, or by the model's own module."""
+    """Return speculative decoding with a draft model, or with the model's own multi-token-prediction module."""
     given = _read(asked, "draft_tokens", "acceptance")
     if "draft_tokens" not in given:
         for name in ("acceptance", "draft_model"):
@@ -307,7 +308,7 @@ def _speculation(asked: ServingRequest, model: TransformerConfig) -> Speculation
 
 
 def _read(asked: ServingRequest, *names: str) -> dict[str, Any]:
-    """Given values of these words, without those that were left out. Raises InputError."""
+    """Return the given values of these fields. Raises InputError."""
     words = words_of(ServingRequest)
     return {name: words[name].value(getattr(asked, name), name) for name in names if getattr(asked, name) is not None}
 
@@ -325,14 +326,14 @@ def _model(name: Any, field: str) -> TransformerConfig:
 
 
 def serving_plan(setting: ServingSetting, asked: ServingRequest) -> tuple[ServingPlan, tuple[str, ...]]:
-    """The plan that was asked for; what nobody said is the smallest that fits, and said."""
+    """Return the requested plan, with the smallest tp that fits as the default, and notes."""
     read = _read(asked, "tp", "pp", "ep", "attention_dp", "dcp", "pcp", "max_batch", "max_tokens", "replicas")
     fixed: dict[str, Any] = {"engine": str(asked.engine or setting.estimator.engine.name)}
     fixed |= {name: value for name, value in read.items() if name != "replicas"}
     notes: tuple[str, ...] = ()
     if "tp" not in read:
-        fixed["tp"], why = default_tp(setting, fixed)
-        notes = (f"tp: not given; {fixed['tp']} {why}",)
+        fixed["tp"], reason = default_tp(setting, fixed)
+        notes = (f"tp: not given; {fixed['tp']} {reason}",)
     one = ServingPlan(**fixed)
     if setting.num_chips < one.chips_per_replica:
         raise bad_field(
@@ -349,16 +350,23 @@ def serving_plan(setting: ServingSetting, asked: ServingRequest) -> tuple[Servin
 
 
 def pools_plan(setting: ServingSetting, asked: ServingRequest) -> ServingPlan:
-    """Prefill and decode workers as `workers` says; where it leaves degrees open: those of the other flags, dcp of decode workers, pcp of
-    prefill workers, and else attention and experts over all chips of a worker (tp over all of them for a dense model)."""
+    """Return the plan of prefill and decode workers.
+
+    Open degrees follow the other fields: dcp of decode workers, pcp of prefill workers. By default attention and experts use all chips of a
+    worker (tp over all of them for a dense model).
+    """
     read = _read(asked, "workers", "tp", "ep", "max_batch", "max_tokens")
     prefill, decode = read.pop("workers")
     for name in ("replicas", "attention_dp", "pp"):
         if getattr(asked, name) is not None:
             raise bad_field(name, getattr(asked, name), "workers says how many chips and copies there are", f"leave {name} out")
     used = prefill.count * prefill.chips + decode.count * decode.chips
-    own = setting.estimator.prefill
-    kinds = () if own is None else (("prefill", prefill, own.cluster), ("decode", decode, setting.estimator.cluster))
+    prefill_estimator = setting.estimator.prefill
+    kinds = (
+        ()
+        if prefill_estimator is None
+        else (("prefill", prefill, prefill_estimator.cluster), ("decode", decode, setting.estimator.cluster))
+    )
     for name, group, cluster in kinds:
         if group.count * group.chips > cluster.num_chips:
             rule = f"{name} workers take more than the {cluster.num_chips} chips of {cluster.name}"
@@ -385,7 +393,7 @@ def pools_plan(setting: ServingSetting, asked: ServingRequest) -> ServingPlan:
 
 
 def worker_degrees(chips: int, given: Mapping[str, int], *, has_experts: bool) -> dict[str, int]:
-    """All degrees of a worker of so many chips: those that were given, and the rest by the model's kind. Raises InputError."""
+    """Return all degrees of a worker: the given ones, and the others by the kind of model. Raises InputError."""
     degrees = {"pcp": 1, **given}
     left = chips
     for name in ("pcp", "pp", "attention_dp", "tp"):
@@ -408,37 +416,40 @@ def worker_degrees(chips: int, given: Mapping[str, int], *, has_experts: bool) -
     return degrees
 
 
-#: Requests of a replica for which there must be room, where nobody says how many come.
+#: Default number of concurrent requests of a replica that must fit.
 _USUAL_REQUESTS = 8.0
 
 
 def default_tp(setting: ServingSetting, fixed: Mapping[str, Any]) -> tuple[int, str]:
-    """The least power of two that divides the heads and whose replicas hold all requests at once, at a rate also answer them as they
-    come; else the one that comes nearest. With what it is."""
+    """Return the default tp and its reason.
+
+    It is the smallest power of two that divides the heads and whose replicas hold all concurrent requests, and at a given rate serve them.
+    If there is none, it is the closest one.
+    """
     import numpy as np
 
     from perfmodel.cost.serving.context import cache_copies
 
     estimator, job = setting.estimator, setting.job
     pcp, shared = fixed.get("pcp", 1), fixed.get("dcp", 1)
-    of_stage = pcp * fixed.get("attention_dp", 1)
-    beside = of_stage * fixed.get("pp", 1)
-    fitting = [tp for tp in (1, 2, 4, 8, 16, 32, 64) if job.model.num_attention_heads % tp == 0 and tp * beside <= setting.num_chips]
+    stage_chips_per_tp = pcp * fixed.get("attention_dp", 1)
+    chips_per_tp = stage_chips_per_tp * fixed.get("pp", 1)
+    fitting = [tp for tp in (1, 2, 4, 8, 16, 32, 64) if job.model.num_attention_heads % tp == 0 and tp * chips_per_tp <= setting.num_chips]
     cuts = [tp for tp in fitting if cache_copies(job.model, tp) * pcp % shared == 0 and (pcp == 1 or shared in (1, pcp, tp * pcp))]
-    tried = [tp for tp in cuts if tp * of_stage % fixed.get("ep", 1) == 0] or [shared]
-    replicas = np.array([max(setting.num_chips // (tp * beside), 1) for tp in tried])
+    tried = [tp for tp in cuts if tp * stage_chips_per_tp % fixed.get("ep", 1) == 0] or [shared]
+    replicas = np.array([max(setting.num_chips // (tp * chips_per_tp), 1) for tp in tried])
     plans = [ServingPlan(**{**fixed, "tp": tp, "replicas": int(copies)}) for tp, copies in zip(tried, replicas, strict=True)]
     memory = estimator.memory(plans, job.input_len.mean + job.output_len.mean, job.speculation)
-    held, keeps_up = memory.sequences * replicas, "leave room for these requests"
-    enough = memory.fits & (held >= (job.concurrency or _USUAL_REQUESTS * replicas))
-    nearest, how = held, "leaves most room of all that can be"
+    capacity, keeps_up = memory.sequences * replicas, "leave room for these requests"
+    enough = memory.fits & (capacity >= (job.concurrency or _USUAL_REQUESTS * replicas))
+    nearest, reason = capacity, "leaves most room of all that can be"
     if job.rate is not None and memory.fits.any():
         load = estimator.serve(job, plans).load
         enough, keeps_up = enough & np.logical_not(load.is_saturated), "leave room for these requests and keep up with them"
-        nearest, how = np.where(memory.fits, load.requests_per_second * replicas, 0.0), "answers most of them"
+        nearest, reason = np.where(memory.fits, load.requests_per_second * replicas, 0.0), "answers most of them"
     if enough.any():
         return tried[int(enough.argmax())], f"is the fewest chips of a replica that {keeps_up}"
-    return tried[int(nearest.argmax()) if nearest.max() > 0 else -1], how
+    return tried[int(nearest.argmax()) if nearest.max() > 0 else -1], reason
 
 
 @takes(asked=Words(ServingRequest, needed="model cluster input_len output_len"))
@@ -455,15 +466,15 @@ def find_serving(
     quantizations: Sequence[str] = (),
     disaggregated: bool = False,
 ) -> ServingSearchResult:
-    """The best plans of a service on these chips under limits, why others are not, and the front of tokens/s a chip against a user's.
+    """Find the best plans of a service on these chips under limits, reasons of others, and the front of tokens/s a chip against a user's.
 
     ttft, tpot, request_latency   limits: seconds, or `500ms`; p99: of the 99th percentile over requests, not of the mean
     limit_headroom  share of each limit that a plan is predicted to stay below it; None: 1.5 %
     objective       throughput (output tokens/s a chip), latency, or cost (of a million output tokens)
     quantizations   formats of weights that may be used; none: the model's own
-    disaggregated   also plans of workers for prompts and others for answers
-    Knobs that are given are held. Without concurrency and rate each plan stands at the load that is best for it; with one of them and
-    without chips the search is on the fewest that hold it.
+    disaggregated   also plans with separate prefill and decode workers
+    Knobs that are given are fixed. Without concurrency and rate each plan runs at its best load; with one of them and without chips the
+    search uses the fewest chips that sustain it.
     """
     return search_asked(
         asked,
@@ -488,7 +499,7 @@ def search_asked(
     quantizations: Sequence[str] = (),
     disaggregated: bool = False,
 ) -> tuple[ServingSetting, ServingSearchResult]:
-    """The result of `find_serving` with its setting."""
+    """Return the result of `find_serving` with its setting."""
     from perfmodel.foundation.values import choice_of, several, share
     from perfmodel.planner.serving.result import LIMIT_HEADROOM, ServingLimits, ServingObjective
     from perfmodel.planner.serving.search import NothingFoundError, find_serving_plans
@@ -501,7 +512,7 @@ def search_asked(
     setting = serving_setting(replace(asked, chips=1) if is_sized else asked)
     setting, formats = _formats_allowed(setting, several(quantizations))
     headroom = LIMIT_HEADROOM if limit_headroom is None else share(limit_headroom, "limit_headroom")
-    how: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "space": ServingSpace(fixed=_read(asked, *KNOBS), formats=formats),
         "limits": ServingLimits(**limits_of(limits), is_p99=p99, headroom=headroom),
         "objective": choice_of(ServingObjective, objective, "objective"),
@@ -510,47 +521,49 @@ def search_asked(
     }
     of = setting.estimator
     if is_sized:
-        chips = find_fewest_chips(setting.job, of.cluster, of.calibration, of.engine, **how | {"top": 1}).num_chips
+        chips = find_fewest_chips(setting.job, of.cluster, of.calibration, of.engine, **arguments | {"top": 1}).num_chips
         setting, _ = _formats_allowed(serving_setting(replace(asked, chips=chips)), several(quantizations))
         note = f"chips: not given; {chips:,} are the fewest that hold the load"
         setting = replace(setting, notes=(*setting.notes, note))
     try:
-        found = find_serving_plans(setting.job, setting.estimator.cluster, of.calibration, of.engine, **how, with_pools=disaggregated)
+        search = find_serving_plans(
+            setting.job, setting.estimator.cluster, of.calibration, of.engine, **arguments, with_pools=disaggregated
+        )
     except NothingFoundError as error:
-        would = _what_would_fit(setting, asked, formats) if not error.fits else _what_would_meet(setting, how, error)
+        would = _changes_that_fit(setting, asked, formats) if not error.fits else _changes_within_limits(setting, arguments, error)
         raise (NothingFoundError(f"{error.summary}; would {'meet them' if error.fits else 'fit'}", would) if would else error) from error
 
     def priced(plans: tuple[RankedPlan, ...]) -> tuple[RankedPlan, ...]:
-        return tuple(replace(each, prediction=_priced(setting, each.prediction)) for each in plans)
+        return tuple(replace(ranked, prediction=_priced(setting, ranked.prediction)) for ranked in plans)
 
-    baselines = tuple(replace(each, plans=priced(each.plans)) for each in found.baselines)
-    return setting, replace(found, plans=priced(found.plans), disaggregated=priced(found.disaggregated), baselines=baselines)
+    baselines = tuple(replace(baseline, plans=priced(baseline.plans)) for baseline in search.baselines)
+    return setting, replace(search, plans=priced(search.plans), disaggregated=priced(search.disaggregated), baselines=baselines)
 
 
-def _what_would_fit(setting: ServingSetting, asked: ServingRequest, formats: Sequence[Format]) -> str:
-    """The smallest changes after which a search finds a plan that fits, as flags; empty where none does."""
+def _changes_that_fit(setting: ServingSetting, asked: ServingRequest, formats: Sequence[Format]) -> str:
+    """Return the smallest changes after which a search finds a plan that fits, as flags; empty if there are none."""
     from perfmodel.report.serving import remedy_text
 
-    narrowest = min((quantization for quantization, _ in formats), key=lambda each: each.weight_bytes, default=None)
+    narrowest = min((quantization for quantization, _ in formats), key=lambda quantization: quantization.weight_bytes, default=None)
     plan = replace(asked, chips=setting.num_chips, quantization=narrowest.name if narrowest else asked.quantization)
     try:
-        found = serve_asked(plan)[1].remedies
+        remedies = serve_asked(plan)[1].remedies
     except InputError:
-        found = ()
+        remedies = ()
     renamed = {"quantization": "allow"} if formats else {}
-    changes = [{name: value for name, value in change.items() if name != "tp" or asked.tp is not None} for change in found]
+    changes = [{name: value for name, value in change.items() if name != "tp" or asked.tp is not None} for change in remedies]
     return " or ".join(remedy_text(change, renamed) for change in changes)
 
 
-def _what_would_meet(setting: ServingSetting, how: Mapping[str, Any], error: NothingFoundError) -> str:
-    """The smallest changes under which the same search finds a plan that keeps limits and load, as flags; empty where none does."""
+def _changes_within_limits(setting: ServingSetting, arguments: Mapping[str, Any], error: NothingFoundError) -> str:
+    """Return the smallest changes with which the same search finds a plan within limits and load, as flags; empty if there are none."""
     from perfmodel.planner.serving.search import find_serving_plans
 
-    of, job, space = setting.estimator, setting.job, how["space"]
+    of, job, space = setting.estimator, setting.job, arguments["space"]
     formats = space.formats or ((job.quantization, job.kv_precision),)
 
     def is_found(job: ServingJob, chips: int, space: ServingSpace) -> bool:
-        more = {**how, "space": space, "top": 1, "names_pools": False, "with_baselines": False}
+        more = {**arguments, "space": space, "top": 1, "names_pools": False, "with_baselines": False}
         try:
             find_serving_plans(job, of.cluster.with_chips(chips), of.calibration, of.engine, **more)
         except InputError:
@@ -563,10 +576,10 @@ def _what_would_meet(setting: ServingSetting, how: Mapping[str, Any], error: Not
     allowed = ",".join(quantization.name for quantization, _ in formats)
     kinds: list[Iterator[str]] = [
         (
-            f"--allow {allowed},{each.name}"
-            for each in sorted(narrower, key=lambda each: -round(4 * each.weight_bytes))
-            if each.weight_bytes < 0.75 * least and not each.experts_only
-            if is_found(job, chips, replace(space, formats=(*formats, (each, job.kv_precision))))
+            f"--allow {allowed},{quantization.name}"
+            for quantization in sorted(narrower, key=lambda quantization: -round(4 * quantization.weight_bytes))
+            if quantization.weight_bytes < 0.75 * least and not quantization.experts_only
+            if is_found(job, chips, replace(space, formats=(*formats, (quantization, job.kv_precision))))
         ),
         (
             f"--chips {chips * times}"
@@ -581,32 +594,32 @@ def _what_would_meet(setting: ServingSetting, how: Mapping[str, Any], error: Not
         ),
         (f"--rate {job.rate / times:g}" for times in (2, 4, 8) if job.rate if is_found(replace(job, rate=job.rate / times), chips, space)),
     ]
-    found = [*error.remedies, *(change for kind in kinds for change in islice(kind, 1))]
-    return " or ".join(found[:MOST_REMEDIES])
+    changes = [*error.remedies, *(change for kind in kinds for change in islice(kind, 1))]
+    return " or ".join(changes[:MOST_REMEDIES])
 
 
 def _formats_allowed(setting: ServingSetting, names: Sequence[str]) -> tuple[ServingSetting, tuple[Format, ...]]:
-    """The formats that a search may use as they run; those that do not run are noted. Raises InputError where none runs."""
+    """Return the allowed formats of a search as they run; those that do not run are noted. Raises InputError if none runs."""
     engine, chip = setting.estimator.engine, setting.estimator.cluster.chip
     allowed = [quantization_named(name) for name in names]
-    runs = [format_on(engine.kernels.formats, chip, each) for each in allowed]
-    found = tuple(dict.fromkeys(each.name for each in runs if each is not None))
-    if allowed and not found:
+    runs = [format_on(engine.kernels.formats, chip, quantization) for quantization in allowed]
+    names_that_run = tuple(dict.fromkeys(quantization.name for quantization in runs if quantization is not None))
+    if allowed and not names_that_run:
         require_format(engine.name, engine.kernels.formats, chip, allowed[0])
-    left = [each.name for each, ran in zip(allowed, runs, strict=True) if ran is None]
+    left = [quantization.name for quantization, ran in zip(allowed, runs, strict=True) if ran is None]
     notes = (f"allow: {engine.name} does not run {', '.join(left)} on {chip.name}; left out",) if left else ()
     cache = setting.job.kv_precision
-    return replace(setting, notes=(*setting.notes, *notes)), tuple((quantization_named(name), cache) for name in found)
+    return replace(setting, notes=(*setting.notes, *notes)), tuple((quantization_named(name), cache) for name in names_that_run)
 
 
 @takes(asked=Words(ServingRequest, needed="model cluster chips input_len output_len"))
 def serve_operators(*, asked: ServingRequest) -> list[OperatorRow]:
-    """Every product and operator of a decode step and of the prefill of a prompt, as `serve` has them: shape, FLOP, bytes, time, bound."""
+    """Return every operator of a decode step and of the prefill of a prompt, as `serve` has them: shape, FLOP, bytes, time, bound."""
     return operators_asked(asked)[2]
 
 
 def operators_asked(asked: ServingRequest) -> tuple[ServingSetting, ServingPrediction, list[OperatorRow]]:
-    """The plan with every operator of a decode step and of a prefill: shape, work, time and what bounds it."""
+    """Return the plan with every operator of a decode step and of a prefill: shape, work, time and bottleneck."""
     setting, prediction = serve_asked(asked)
     if prediction.plan.pools is not None:
         raise bad_field("workers", prediction.plan.label(), "--operators is of workers that do both", "leave one of them out")
@@ -614,7 +627,7 @@ def operators_asked(asked: ServingRequest) -> tuple[ServingSetting, ServingPredi
 
 
 def operators_of(setting: ServingSetting, prediction: ServingPrediction) -> list[OperatorRow]:
-    """Every operator of a decode step and of a prefill in the prediction's formats; none of separate prefill and decode workers."""
+    """Return every operator of a decode step and of a prefill in the prediction's formats; empty for disaggregated serving."""
     from perfmodel.cost.serving.boundness import operator_rows
 
     if prediction.plan.pools is not None:

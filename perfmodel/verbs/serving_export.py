@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from perfmodel.planner.serving.launch import LaunchLine
 
 _DEGREES = ("tp", "pp", "attention_dp", "ep", "dcp", "pcp")
-#: Words of a request that a saved prediction has under the same name.
+#: Fields of a request that a saved prediction stores under the same name.
 _SAVED = (
     "model", "cluster", "engine", "concurrency", "rate", "prefix_hit", "quantization", "kv_precision", "draft_tokens", "draft_model",
     "acceptance", "replicas", "workers", *_DEGREES,
 )  # fmt: skip
-#: Of the bytes of a checkpoint, what its volume has in addition.
+#: Size of the volume, relative to the checkpoint.
 _SPACE_FOR_CHECKPOINT = 1.1
 
 
 def is_service(path: object) -> bool:
-    """Whether a path is that of a prediction which `serve --json` wrote."""
+    """Return whether a path is a prediction written by `serve --json`."""
     return isinstance(path, (str, Path)) and Path(path).suffix == ".json" and "launch" in _content(path)
 
 
 def _content(path: Name) -> Mapping[str, Any]:
-    """The mapping of a JSON file; empty where it has none."""
+    """Return the mapping of a JSON file; empty if it has none."""
     from perfmodel.foundation.files import read_text
 
     try:
@@ -49,9 +49,9 @@ def _content(path: Name) -> Mapping[str, Any]:
 
 
 def export_service(prediction: ServingPrediction | Name, *, to: str, stem: str = "serve") -> ExportedPlan:
-    """A serving plan as launch scripts or as a manifest, with the predicted numbers in comments.
+    """Export a serving plan as launch scripts or as a manifest, with the predicted numbers in comments.
 
-    What the target cannot express is refused.
+    Options that the target cannot express raise InputError.
 
     prediction   of `serve`, or a file that `serve --json` or `serve --search --json` wrote
     to           vllm, sglang or tensorrt-llm; llm-d, dynamo or kserve
@@ -80,7 +80,8 @@ def export_service(prediction: ServingPrediction | Name, *, to: str, stem: str =
         f"{saved['tokens_per_second_per_chip']:,.0f} output tokens/s a chip, "
         f"{format_bytes(saved['memory']['total'])} of {format_bytes(saved['memory_usable'])} on each chip",
     ]
-    beside = dict.fromkeys(note for line in lines for note in line.notes if not note.endswith("behind a router"))  # the files have copies
+    # the exported files contain all copies of a worker: no note on a router
+    plan_notes = dict.fromkeys(note for line in lines for note in line.notes if not note.endswith("behind a router"))
     checkpoint = job.model.num_parameters * max(job.quantization.weight_bytes, 1.0)
     files, notes = server_files(
         launcher,
@@ -95,11 +96,11 @@ def export_service(prediction: ServingPrediction | Name, *, to: str, stem: str =
             "checkpoint_gib": math.ceil(_SPACE_FOR_CHECKPOINT * checkpoint / 2**30),
         },
     )
-    return ExportedPlan(framework=to, files=files, options={}, notes=(*beside, *notes))
+    return ExportedPlan(framework=to, files=files, options={}, notes=(*plan_notes, *notes))
 
 
 def _prediction_in(path: Name) -> Mapping[str, Any]:
-    """The prediction that a file of `serve` has: of a search the best."""
+    """Return the prediction in a file of `serve`; of a search, the best one."""
     content = _content(path)
     saved = content.get("best", content)
     try:
@@ -110,7 +111,7 @@ def _prediction_in(path: Name) -> Mapping[str, Any]:
 
 
 def _asked(plan: Mapping[str, Any]) -> ServingRequest:
-    """The request that gives a saved plan again."""
+    """Return the request that reproduces a saved plan."""
     limits = plan["pools"]["decode"] if plan.get("pools") else plan
     return ServingRequest(
         **{name: plan.get(name) for name in _SAVED},
@@ -123,7 +124,7 @@ def _asked(plan: Mapping[str, Any]) -> ServingRequest:
 
 
 def _worker(line: LaunchLine, plan: ServingPlan, role: str, model: str, chips_per_node: int) -> Mapping[str, Any]:
-    """Facts of one kind of worker. options: of its command, after the model"""
+    """Return the facts of one kind of worker. options: of its command, after the model."""
     words = shlex.split(line.command)
     options, chips = words[words.index(model) + 1 :], plan.chips_per_replica
     return {

@@ -1,4 +1,4 @@
-"""The smallest changes under which a service that does not fit would: each is tried by itself, and fits where it is named."""
+"""The smallest single changes with which a service that does not fit would fit; each is verified by a prediction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from perfmodel.workload.quantization import QUANTIZATIONS
 from perfmodel.workload.serving import Lengths
 
 Change: TypeAlias = Mapping[str, Any]
-"""Words of a request and their new values."""
+"""Fields of a request and their new values."""
 
 MOST_REMEDIES = 3
 _DEGREES = (2, 4, 8, 16, 32, 64)
@@ -34,34 +34,34 @@ def find_remedies(
     cluster: Cluster,
     fits: Callable[[ServingRequest], ServingPrediction],
 ) -> tuple[Change, ...]:
-    """Up to three single changes that fit, of different kinds, those on the same chips first.
+    """Return up to three single changes that fit, of different kinds, those on the same chips first.
 
-    fits   predicts a changed request; raises InputError where it cannot be
+    fits   prediction of a changed request; raises InputError for an invalid one
     """
-    room = prediction.memory_usable - (prediction.memory["total"] - prediction.memory["cache"])
+    free_memory = prediction.memory_usable - (prediction.memory["total"] - prediction.memory["cache"])
     kinds = [_more_tp(asked, prediction, cluster)]
-    if room > 0.0 or prediction.memory["weights"] < prediction.memory_usable:
+    if free_memory > 0.0 or prediction.memory["weights"] < prediction.memory_usable:
         kinds += [_fewer_sequences(prediction, engine), _narrower_cache(prediction)]
     kinds += [_narrower_weights(prediction, engine, cluster), _more_chips(asked, cluster)]
-    found: list[Change] = []
+    remedies: list[Change] = []
     for changes in kinds:
-        fitting = (change for change in (_tried(asked, each, fits) for each in changes) if change is not None)
-        found += islice(fitting, 1)
-    if len(found) < MOST_REMEDIES and room > 0.0:
+        fitting = (change for change in (_tried(asked, change, fits) for change in changes) if change is not None)
+        remedies += islice(fitting, 1)
+    if len(remedies) < MOST_REMEDIES and free_memory > 0.0:
         shorter = _shorter(asked, prediction, fits)
-        found += [shorter] if shorter is not None else []
-    return tuple(found[:MOST_REMEDIES])
+        remedies += [shorter] if shorter is not None else []
+    return tuple(remedies[:MOST_REMEDIES])
 
 
 def _tried(asked: ServingRequest, change: Change, fits: Callable[[ServingRequest], ServingPrediction]) -> Change | None:
-    """The change where it fits, with the tp that follows from more chips."""
+    """Return the change if it fits, with the tp that follows from more chips; else None."""
     try:
-        found = fits(replace(asked, **change))
+        prediction = fits(replace(asked, **change))
     except InputError:
         return None
-    if not found.fits:
+    if not prediction.fits:
         return None
-    return {name: found.plan.tp if name == "tp" else value for name, value in change.items()}
+    return {name: prediction.plan.tp if name == "tp" else value for name, value in change.items()}
 
 
 def _more_tp(asked: ServingRequest, prediction: ServingPrediction, cluster: Cluster) -> Iterator[Change]:
@@ -74,7 +74,7 @@ def _more_tp(asked: ServingRequest, prediction: ServingPrediction, cluster: Clus
 
 def _fewer_sequences(prediction: ServingPrediction, engine: Engine) -> Iterator[Change]:
     most = prediction.plan.max_batch or engine.scheduling.max_batch
-    yield from ({"max_batch": each} for each in _BATCHES if each < most)
+    yield from ({"max_batch": batch} for batch in _BATCHES if batch < most)
 
 
 def _narrower_cache(prediction: ServingPrediction) -> Iterator[Change]:
@@ -83,16 +83,16 @@ def _narrower_cache(prediction: ServingPrediction) -> Iterator[Change]:
 
 
 def _narrower_weights(prediction: ServingPrediction, engine: Engine, cluster: Cluster) -> Iterator[Change]:
-    """Formats that the engine runs on the chip, the widest first; those that differ in their scales alone as `QUANTIZATIONS` has them."""
+    """Yield formats that the engine runs on the chip, the widest first; formats of equal width in the order of `QUANTIZATIONS`."""
     least = prediction.job.quantization.weight_bytes
     narrower = [QUANTIZATIONS[name] for name in formats_on(engine.kernels.formats, cluster.chip)]
-    for each in sorted(narrower, key=lambda each: -round(4 * each.weight_bytes)):
-        if each.weight_bytes < least and not each.experts_only:
-            yield {"quantization": each.name}
+    for quantization in sorted(narrower, key=lambda quantization: -round(4 * quantization.weight_bytes)):
+        if quantization.weight_bytes < least and not quantization.experts_only:
+            yield {"quantization": quantization.name}
 
 
 def _more_chips(asked: ServingRequest, cluster: Cluster) -> Iterator[Change]:
-    """In powers of two, with the least tp that fits."""
+    """Yield numbers of chips in powers of two, with the smallest tp that fits."""
     if asked.workers is not None:
         return
     chips = 1
@@ -103,7 +103,7 @@ def _more_chips(asked: ServingRequest, cluster: Cluster) -> Iterator[Change]:
 
 
 def _shorter(asked: ServingRequest, prediction: ServingPrediction, fits: Callable[[ServingRequest], ServingPrediction]) -> Change | None:
-    """The longer of prompt and answer, cut to as much as fits in steps of 128 tokens."""
+    """Return the longer of prompt and answer, shortened in steps of 128 tokens until it fits."""
     job = prediction.job
     name, lengths = ("input_len", job.input_len) if job.input_len.most >= job.output_len.most else ("output_len", job.output_len)
 

@@ -1,4 +1,4 @@
-"""Several clusters, numbers of chips, degrees and loads of `serve` at once: every combination is one request and one row."""
+"""Several clusters, numbers of chips, degrees and loads of `serve`: every combination is one request and one row."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 
 LISTED = ("cluster", "chips", "tp", "concurrency", "rate")
-"""Words of which several values may be given, the last varying fastest."""
+"""Fields that accept several values, the last varying fastest."""
 MOST_REQUESTS = 1000
 _THOUSANDS = re.compile(r"[1-9]\d{0,2},0\d\d", re.ASCII)
 
@@ -30,8 +30,8 @@ _THOUSANDS = re.compile(r"[1-9]\d{0,2},0\d\d", re.ASCII)
 class AnsweredRequest:
     """One request of several.
 
-    asked       its words that were given several values
-    prediction  None where it cannot be predicted; reason says why
+    asked       fields with several values
+    prediction  None if it cannot be predicted; reason: why not
     """
 
     asked: Mapping[str, Any]
@@ -46,7 +46,7 @@ def serve_several(*, asked: ServingRequest) -> list[AnsweredRequest]:
 
 
 def serving_requests(asked: ServingRequest) -> list[ServingRequest]:
-    """Every combination of the values. Raises InputError."""
+    """Return every combination of the values. Raises InputError."""
     values: dict[str, list[Any]] = {}
     for name in LISTED:
         given = getattr(asked, name)
@@ -57,35 +57,35 @@ def serving_requests(asked: ServingRequest) -> list[ServingRequest]:
     if len(combinations) > MOST_REQUESTS:
         rule = f"make {len(combinations):,} combinations, and {MOST_REQUESTS:,} is the most"
         raise InputError(f"{', '.join(name for name in LISTED if len(values[name]) > 1)}: {rule}; give fewer values")
-    return [replace(asked, **dict(zip(values, each, strict=True))) for each in combinations]
+    return [replace(asked, **dict(zip(values, combination, strict=True))) for combination in combinations]
 
 
 def served_several(requests: list[ServingRequest]) -> list[AnsweredRequest]:
-    """Each predicted; those that cannot be have a reason. Raises the first reason where none can be predicted."""
-    answers = _answered(requests, lambda each: serve_asked(each)[1])
+    """Predict each request; those that cannot be predicted have a reason. Raises the first reason if none can be predicted."""
+    answers = _answered(requests, lambda request: serve_asked(request)[1])
     return [AnsweredRequest(asked=asked, prediction=prediction, reason=reason) for asked, prediction, reason in answers]
 
 
 def searched_several(
     requests: list[ServingRequest], search: Callable[[ServingRequest], ServingSearchResult]
 ) -> list[tuple[dict[str, Any], ServingSearchResult | None, str]]:
-    """(words that differ, what was found or None, why not) of each. Raises the first reason where nothing is found for any."""
+    """Return (varied fields, result or None, reason of the failure) of each. Raises the first reason if all fail."""
     return _answered(requests, search)
 
 
 def _answered(
     requests: list[ServingRequest], answer: Callable[[ServingRequest], Answer]
 ) -> list[tuple[dict[str, Any], Answer | None, str]]:
-    varied = [name for name in LISTED if len({str(getattr(each, name)) for each in requests}) > 1]
-    found: list[tuple[dict[str, Any], Answer | None, str]] = []
+    varied = [name for name in LISTED if len({str(getattr(request, name)) for request in requests}) > 1]
+    answers: list[tuple[dict[str, Any], Answer | None, str]] = []
     errors: list[InputError] = []
-    for each in requests:
-        asked = {name: getattr(each, name) for name in varied}
+    for request in requests:
+        asked = {name: getattr(request, name) for name in varied}
         try:
-            found.append((asked, answer(each), ""))
+            answers.append((asked, answer(request), ""))
         except InputError as error:
             errors.append(error)
-            found.append((asked, None, str(error)))
-    if len(errors) == len(found):
+            answers.append((asked, None, str(error)))
+    if len(errors) == len(answers):
         raise errors[0]
-    return found
+    return answers

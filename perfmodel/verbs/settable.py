@@ -1,4 +1,4 @@
-"""Settings that would help a plan, of those that a framework's configuration can ask for."""
+"""Settings that would help a plan and that the framework's configuration can express."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from perfmodel.parallel.prediction import Prediction
 
 _MOSTLY = 0.5
-"""Share of attention in the FLOP of a step from which its kernel is worth a note."""
+"""Share of attention in the FLOP of a step from which its kernel is noted."""
 
 
 def small_loss(profile: ExecutionProfile) -> str:
-    """Return a form of the loss that keeps few logits; empty where the framework has none, or has such a loss already.
+    """Return a form of the loss that keeps few logits; empty if the framework has none, or uses one already.
 
-    A framework whose configuration is not read, and the mean of the known ones, may have a loss in chunks.
+    A framework without a configuration reader, and the mean of the known frameworks, may have a chunked loss.
     """
     forms = (CHUNKED_LOSS, FUSED_LOSS)
     if FrameworkRef.parse(profile.name).settings.get("loss", WHOLE_LOSS) != WHOLE_LOSS or profile.kernels.loss_form in forms:
@@ -28,7 +28,7 @@ def small_loss(profile: ExecutionProfile) -> str:
 
 
 def default_loss(profile: ExecutionProfile) -> str:
-    """Return the form of the loss that a framework has by default where that keeps few logits; empty elsewhere, and where one is stated."""
+    """Return the framework's default form of the loss if it keeps few logits; empty otherwise, and if a form is stated."""
     ref = FrameworkRef.parse(profile.name)
     return (
         "" if "loss" in ref.settings or profile.kernels.loss_form == WHOLE_LOSS or "loss" in profile.unknown else profile.kernels.loss_form
@@ -36,9 +36,10 @@ def default_loss(profile: ExecutionProfile) -> str:
 
 
 def settable(profile: ExecutionProfile, name: str, values: tuple[str, ...], *, unknown: str = "") -> str:
-    """Return the first of these values that all configurations of a framework can ask for; empty where there is none.
+    """Return the first of these values that all configurations of a framework can express; empty if there is none.
 
-    The configurations of the profile, or else of the nearest framework that it is based on; `unknown` where none is read.
+    The configurations are those of the profile, else of the nearest framework that it is based on; `unknown` without a configuration
+    reader.
     """
     from perfmodel.configs.tables import load_tables
     from perfmodel.frameworks.shipped import with_bases
@@ -51,21 +52,21 @@ def settable(profile: ExecutionProfile, name: str, values: tuple[str, ...], *, u
 
 
 def faster_attention(profile: ExecutionProfile, machine: Machine) -> str:
-    """Return a newer kernel of fused attention that the chip has and the framework can be asked for; empty where there is none.
+    """Return a newer fused-attention kernel that the chip has and the framework can use; empty if there is none.
 
-    Of chips on which several generations were measured over long sequences (`Calibration.long_attention`).
+    It compares kernels on chips with measurements of several generations over long sequences (`Calibration.long_attention`).
     """
-    own, rates = profile.kernels.attention_kernel, machine.long_attention
-    if own not in rates:
+    kernel_now, rates = profile.kernels.attention_kernel, machine.long_attention
+    if kernel_now not in rates:
         return ""
-    faster = tuple(kernel for kernel in ("flash3", "cudnn") if kernel in rates and rates[kernel] > rates[own])
+    faster = tuple(kernel for kernel in ("flash3", "cudnn") if kernel in rates and rates[kernel] > rates[kernel_now])
     return settable(profile, "attention_kernel", faster, unknown=faster[0] if faster else "")
 
 
 def attention_note(prediction: Prediction, profile: ExecutionProfile, machine: Machine) -> str:
-    """That a newer kernel would run attention faster, where attention is most of the FLOP; empty elsewhere.
+    """Return a note on a faster attention kernel if attention is most of the FLOP; else empty.
 
-    Its share follows from the two conventions of MFU: PaLM's counts the whole square of scores, the causal one half of it.
+    The share of attention follows from the two conventions of MFU: PaLM's counts the full square of scores, the causal one half of it.
     """
     share = (prediction.mfu_palm - prediction.mfu_causal) / prediction.mfu_causal if prediction.mfu_causal else 0.0
     if share < _MOSTLY or prediction.plan.attention != "flash":
@@ -73,9 +74,9 @@ def attention_note(prediction: Prediction, profile: ExecutionProfile, machine: M
     kernel = "" if "attention_kernel" in prediction.plan.framework.settings else faster_attention(profile, machine)
     if not kernel:
         return ""
-    own = profile.kernels.attention_kernel
-    ratio = machine.long_attention[kernel][0] / machine.long_attention[own][0]
+    kernel_now = profile.kernels.attention_kernel
+    ratio = machine.long_attention[kernel][0] / machine.long_attention[kernel_now][0]
     return (
-        f"attention is most of the FLOP and runs as {own}, the default of {FrameworkRef.parse(profile.name).name}: "
+        f"attention is most of the FLOP and runs as {kernel_now}, the default of {FrameworkRef.parse(profile.name).name}: "
         f"{kernel} is up to {ratio:.1f} times as fast on this chip (--setting attention_kernel={kernel})"
     )

@@ -1,4 +1,4 @@
-"""Settings of the verbs: job, cluster, calibration, profile, given knobs, and the plan that they name."""
+"""Settings of the verbs: job, cluster, calibration, profile, given knobs, and their plan."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ Confidence: TypeAlias = "tuple[StepInterval, tuple[Sensitivity, ...]]"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Setting:
-    """A job on a cluster, with everything that predicts its plans.
+    """A job on a cluster, with the estimator of its plans.
 
-    reference     what a plan file calls the cluster: its name, or the path of its file
-    calibration   what a plan file calls the calibration that was asked for; empty where it is merely the best that is known
-    profile       what a plan calls the execution profile: its name, or the path of its file, with what is stated of its setup
-    rests_on      the calibration that is used; `prior` where it is that of other chips, `spec-sheet` where there is none
-    notes         what a person should know of how it was put together, as sentences
+    reference     the cluster's name in a plan file, or the path of its file
+    calibration   a requested calibration's name in a plan file; empty for the default, the best available one
+    profile       the execution profile's name in a plan, or the path of its file, with its stated settings
+    rests_on      the calibration in use; `prior` if it is that of other chips, `spec-sheet` if there is none
+    notes         notes for the user on how it was assembled, as sentences
     """
 
     reference: str
@@ -68,7 +68,7 @@ class Setting:
         return self.estimator.job
 
     def described(self) -> dict[str, Any]:
-        """Job, cluster and profile as plain values."""
+        """Return job, cluster and profile as plain values."""
         job = self.job
         return {
             "cluster": self.reference,
@@ -94,58 +94,60 @@ def make_setting(
     notes: tuple[str, ...] = (),
     network_at: Callable[[int], Graph] | None = None,
 ) -> Setting:
-    """Find cluster, calibration and profile, and compile what predicts the job's plans there.
+    """Find cluster, calibration and profile, and compile the estimator of the job's plans there.
 
-    chips         None: as many as the cluster object, one's own cluster file or this machine has; a shipped cluster needs the number
-    calibration   None: the best that is known for the chip (perfmodel/cost/resolve.py)
-    profile       None: by the chip's maker, `generic` on NVIDIA's (perfmodel/cost/resolve.py)
-    settings      what is known of its setup (docs/settings.md)
+    chips         None: the number of the cluster object, your own cluster file or this machine; a shipped cluster needs the number
+    calibration   None: the best available one for the chip (perfmodel/cost/resolve.py)
+    profile       None: by the chip's vendor, `generic` on NVIDIA's (perfmodel/cost/resolve.py)
+    settings      known settings of the framework (docs/settings.md)
     network_at    of a job that trains a network: its graph at a micro-batch; None: that of the built-in network
     """
     from perfmodel.cost.resolve import ACCELERATOR_PROFILE, CPU_PROFILE, calibration_reference, default_profile, resolve_estimator
     from perfmodel.hardware.calibration import MOST_BUSY
     from perfmodel.hardware.reader import LOCALHOST
 
-    reference, found = find_cluster(cluster, chips)
-    chosen, behaviours = constants_of(found, calibration, profile, settings)
-    if chips is None and not isinstance(cluster, Cluster) and reference != LOCALHOST and not found.pools:
-        notes = (f"chips={found.num_chips}: not given, so taken from the file of {found.name}", *notes)
+    reference, found_cluster = find_cluster(cluster, chips)
+    chosen, behaviours = constants_of(found_cluster, calibration, profile, settings)
+    if chips is None and not isinstance(cluster, Cluster) and reference != LOCALHOST and not found_cluster.pools:
+        notes = (f"chips={found_cluster.num_chips}: not given, so taken from the file of {found_cluster.name}", *notes)
     if chosen.busy_fraction > MOST_BUSY:
         notes = (
             *notes,
             f"calibration={chosen.name}: was measured while other processes took {chosen.busy_fraction:.0%} of the processors; "
             "calibrate again when the machine is quiet",
         )
-    if calibration is not None and chosen.chips and found.chip.name not in chosen.chips:
+    if calibration is not None and chosen.chips and found_cluster.chip.name not in chosen.chips:
         notes = (
             *notes,
-            f"calibration={chosen.name}: was measured on {', '.join(chosen.chips[:3])}, not on {found.chip.name}: its shares of the data "
-            "sheet's rates are taken over",
+            f"calibration={chosen.name}: was measured on {', '.join(chosen.chips[:3])}, not on {found_cluster.chip.name}: its shares of "
+            "the data sheet's rates are taken over",
         )
-    if profile is None and default_profile(found.chip) not in (ACCELERATOR_PROFILE, CPU_PROFILE):
-        notes = (*notes, f"profile={default_profile(found.chip)}: not given, so assumed for {found.chip.name}")
+    if profile is None and default_profile(found_cluster.chip) not in (ACCELERATOR_PROFILE, CPU_PROFILE):
+        notes = (*notes, f"profile={default_profile(found_cluster.chip)}: not given, so assumed for {found_cluster.chip.name}")
     if profile is None or isinstance(profile, Name):
         notes = (*notes, *_without_effect(_profile_reference(profile, behaviours)))
-    asked = "" if not calibration else file_reference(calibration) if isinstance(calibration, Name) else calibration_reference(chosen)
+    reference_given = (
+        "" if not calibration else file_reference(calibration) if isinstance(calibration, Name) else calibration_reference(chosen)
+    )
     return Setting(
         reference=reference,
-        cluster=found,
-        calibration=asked,
+        cluster=found_cluster,
+        calibration=reference_given,
         profile=_profile_reference(profile, behaviours),
-        rests_on=asked or calibration_reference(chosen),
-        estimator=resolve_estimator(job, found, calibration=chosen, profile=behaviours, network_at=network_at or _network_at(job)),
+        rests_on=reference_given or calibration_reference(chosen),
+        estimator=resolve_estimator(job, found_cluster, calibration=chosen, profile=behaviours, network_at=network_at or _network_at(job)),
         notes=notes,
     )
 
 
 def _profile_reference(profile: Name | ExecutionProfile | None, behaviours: ExecutionProfile) -> str:
-    """Name that a plan file gives the profile, with its settings."""
+    """Return the name of the profile in a plan file, with its settings."""
     file = framework_named(str(profile)) if isinstance(profile, Name) else ""
     return stated(file_reference(file), FrameworkRef.parse(behaviours.name).settings) if is_path(file) else behaviours.name
 
 
 def _without_effect(profile: str) -> list[str]:
-    """Notes on settings that change nothing about their profile."""
+    """Return notes on settings that do not change their profile."""
     ref = FrameworkRef.parse(profile)
     if not ref.settings:
         return []
@@ -164,7 +166,7 @@ def _without_effect(profile: str) -> list[str]:
 
 
 def _network_at(job: TrainingJob) -> Callable[[int], Graph] | None:
-    """The graph at each batch of a job that trains a built-in network; None for other jobs."""
+    """Return the graph at each batch of a job that trains a built-in network; None for other jobs."""
     model = job.model
     if not isinstance(model, NetworkModel):
         return None
@@ -177,7 +179,7 @@ def _network_at(job: TrainingJob) -> Callable[[int], Graph] | None:
 
 
 def own_code(model: NetworkModel, verb: str = "predict") -> InputError:
-    """Why a plan's network is not imported unasked. `verb`: of the command that was given."""
+    """Return the error for a plan whose network is user code, which is not imported without a request. `verb`: of the command."""
     rule = "is Python code of your own, which a plan alone does not start"
     return bad_field(
         "network", model.name, rule, f"if you trust it, `perfmodel {verb} PLAN --network {shlex.quote(model.name)}` {verb}s it"
@@ -185,7 +187,7 @@ def own_code(model: NetworkModel, verb: str = "predict") -> InputError:
 
 
 def check_sizes(sizes: Mapping[str, object], batch: str) -> None:
-    """`batch`: what the batch is given as."""
+    """Raise InputError if the sizes contain the batch. `batch`: the name of its own argument."""
     if "batch" in sizes:
         raise bad_field("size", f"batch={sizes['batch']}", "the batch is no size of a network", f"give it as {batch}")
 
@@ -193,7 +195,7 @@ def check_sizes(sizes: Mapping[str, object], batch: str) -> None:
 def constants_of(
     cluster: Cluster, calibration: Name | Calibration | None, profile: Name | ExecutionProfile | None, settings: Stated = None
 ) -> tuple[Calibration, ExecutionProfile]:
-    """Objects as they are, names and paths read; None: what is usual for the cluster's chip. settings: what is known of the setup."""
+    """Return calibration and profile: objects unchanged, names and paths loaded, None by the cluster's chip. settings: of the framework."""
     from perfmodel.cost.resolve import choose_calibration, choose_profile, default_profile
     from perfmodel.frameworks.profile import ExecutionProfile
     from perfmodel.hardware.calibration import Calibration
@@ -211,7 +213,7 @@ def constants_of(
 
 
 def find_cluster(cluster: Name | Cluster, chips: int | str | None) -> tuple[str, Cluster]:
-    """How a plan file refers to the cluster, and the cluster with that many chips."""
+    """Return the reference of the cluster in a plan file, and the cluster with that number of chips."""
     from perfmodel.hardware.chip_cluster import chip_cluster
     from perfmodel.hardware.mixed import is_mixed
     from perfmodel.hardware.reader import LOCALHOST, load_cluster
@@ -221,20 +223,20 @@ def find_cluster(cluster: Name | Cluster, chips: int | str | None) -> tuple[str,
     if isinstance(cluster, Cluster):
         return cluster.name, cluster if chips is None else cluster.with_chips(chips)
     if is_mixed(str(cluster)):
-        found = load_cluster(str(cluster), num_chips=chips)
-        return found.name, found
+        found_cluster = load_cluster(str(cluster), num_chips=chips)
+        return found_cluster.name, found_cluster
     is_file = is_path(cluster) and chip_cluster(str(cluster)) is None
     if chips is None and not is_file and str(cluster) != LOCALHOST:
         raise InputError("chips: is missing; say how many chips the job runs on, for example 64")
-    found = load_cluster(cluster, num_chips=chips)
-    return file_reference(cluster) if is_file else found.name, found
+    found_cluster = load_cluster(cluster, num_chips=chips)
+    return file_reference(cluster) if is_file else found_cluster.name, found_cluster
 
 
 def file_reference(name: Name) -> str:
-    """A name as it is; the path of a file in full, so that a saved plan finds it from any folder."""
+    """Return a name unchanged, and the absolute path of a file, so that a saved plan finds it from any folder."""
     try:
         return str(Path(name).resolve()) if is_path(name) else str(name)
-    except (OSError, RuntimeError, ValueError):  # no working folder, links in a circle, a null byte: the reader says what is wrong
+    except (OSError, RuntimeError, ValueError):  # no working folder, circular links, a null byte: the reader reports the fault
         return str(name)
 
 
@@ -248,7 +250,7 @@ def make_job(
     train: str | Training = FULL_TRAINING,
     routing: Routing = BALANCED,
 ) -> TrainingJob:
-    """A training job; `model` is a shipped model's name, the path of a config.json, or a configuration."""
+    """Return a training job; `model` is a shipped model's name, the path of a config.json, or a configuration."""
     from perfmodel.workload.models import load_model
 
     check_name(model, "model", TransformerConfig, "see `perfmodel models`")
@@ -264,9 +266,9 @@ def make_job(
 
 
 def plan_in(setting: Setting, knobs: Knobs) -> Plan:
-    """Return the plan that the knobs describe: degrees left out are 1, the rest of the chips go to dp_replicate, under ZeRO to dp_shard.
+    """Return the plan that the knobs describe: missing degrees are 1, the remaining chips go to dp_replicate, under ZeRO to dp_shard.
 
-    The ZeRO stage is 0 where none is given, under every profile: a table over profiles compares one plan. Recomputation is the documented
+    The default ZeRO stage is 0 under every profile, because a table over profiles compares one plan. Recomputation is the documented
     default of the trainer.
     """
     given = {"attention": setting.estimator.profile.kernels.default_attention} | with_context_form(knobs.planned(), setting)
@@ -289,13 +291,13 @@ def plan_in(setting: Setting, knobs: Knobs) -> Plan:
 
 
 def default_recompute(setting: Setting, knobs: Knobs) -> str:
-    """Return the documented default of the trainer for recomputation; empty where it has none, or the knobs state their own."""
+    """Return the documented default of the trainer for recomputation; empty if it has none, or if the knobs state it."""
     is_stated = knobs.recompute or knobs.recompute_modules
     return "" if is_stated else setting.estimator.profile.runs.default_recompute
 
 
 def with_context_form(given: dict[str, Any], setting: Setting, **before: int) -> dict[str, Any]:
-    """The knobs with the rules of the form of context parallelism that is stated. before: degrees of a plan that they change."""
+    """Return the knobs with the rules of the stated form of context parallelism. before: degrees of a plan that they change."""
     degrees = {"cp": 1, "tp": 1, **before} | {name: given[name] for name in ("cp", "tp") if name in given}
     rules = rules_of_form(setting.estimator.profile.communication.context_form, **degrees)
     if rules is None or "rules" in given:
@@ -304,7 +306,7 @@ def with_context_form(given: dict[str, Any], setting: Setting, **before: int) ->
 
 
 def placed(plan: Plan, setting: Setting) -> Plan:
-    """The plan with the names of the cluster, calibration and profile that predict it."""
+    """Return the plan with the names of the cluster, calibration and profile that predict it."""
     if (plan.cluster, plan.calibration, plan.profile) == (setting.reference, setting.calibration, setting.profile):
         return plan
     return replace(plan, cluster=setting.reference, calibration=setting.calibration, profile=setting.profile)
@@ -320,12 +322,12 @@ def predict_in_columns(
     """Return the predictions of plans that differ in their sequence length alone, each in its setting."""
     check_headroom(memory_headroom)
     estimator = placed[0][0].estimator
-    found = estimator.predict_columns([plan for _, plan in placed], memory_headroom=memory_headroom, risk=risk)
-    return [told(prediction, setting) for prediction, (setting, _) in zip(found, placed, strict=True)]
+    predictions = estimator.predict_columns([plan for _, plan in placed], memory_headroom=memory_headroom, risk=risk)
+    return [annotated(prediction, setting) for prediction, (setting, _) in zip(predictions, placed, strict=True)]
 
 
-def told(prediction: Prediction, setting: Setting) -> Prediction:
-    """The prediction with the names that its setting goes by, and with what a person should know beside it."""
+def annotated(prediction: Prediction, setting: Setting) -> Prediction:
+    """Return the prediction with the names of its setting, and with the warnings of its plan, model and cluster."""
     job = prediction.plan.job
     warnings = [*prediction.warnings, *setting.notes, *(_beyond_model(job, job.model) if isinstance(job.model, TransformerConfig) else ())]
     if loss := default_loss(setting.estimator.profile):
@@ -366,7 +368,7 @@ def told(prediction: Prediction, setting: Setting) -> Prediction:
 
 
 def _beyond_model(job: TrainingJob, model: TransformerConfig) -> Iterator[str]:
-    """Notes on values of a job that exceed the model's limits."""
+    """Yield notes on values of a job that exceed the model's limits."""
     if job.seq_len > model.max_position_embeddings:
         yield (
             f"seq_len={job.seq_len} is beyond the {model.max_position_embeddings} positions of {model.name} "
@@ -377,7 +379,7 @@ def _beyond_model(job: TrainingJob, model: TransformerConfig) -> Iterator[str]:
 
 
 def tower_note(model: TransformerConfig) -> str:
-    """That a part of the model is not predicted; empty where all of it is."""
+    """Return a note on a part of the model that is not predicted; empty if there is none."""
     if not model.left_out:
         return ""
     counted = f"only the {model.num_parameters:,} parameters of its language model are counted"
@@ -385,21 +387,21 @@ def tower_note(model: TransformerConfig) -> str:
 
 
 def need_intervals(settings: Iterable[Setting]) -> bool:
-    """Return whether step times are shown with their interval unasked: the kernels of a chip were not measured on it."""
+    """Return whether step times are shown with their interval by default: the kernels of a chip were not measured on it."""
     from perfmodel.cost.calibrated import is_calibrated
 
     return not all(is_calibrated(setting.estimator.machine) for setting in settings)
 
 
 def confidence_in(setting: Setting, plan: Plan) -> Confidence:
-    """An 80 % interval of the plan's step time with how far it is to be trusted, and the parameters that it hangs on most."""
+    """Return the 80 % interval of the plan's step time with its grade, and the most sensitive parameters."""
     from perfmodel.uncertainty.sensitivity import sensitivities
 
     return interval_in(setting, plan), sensitivities(setting.estimator, plan)
 
 
 def interval_in(setting: Setting, plan: Plan) -> StepInterval:
-    """An 80 % interval of the plan's step time, with how far it is to be trusted."""
+    """Return the 80 % interval of the plan's step time, with its grade."""
     from perfmodel.cost.calibrated import is_calibrated, uncalibrated
     from perfmodel.cost.resolve import choose_calibration
     from perfmodel.uncertainty.account import open_in
@@ -414,10 +416,10 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
     calibrated = is_calibrated(estimator.machine)
     if fitted.num_runs:
         slopes, model = fitted_slopes(estimator, plan), shape_of(plan.job.transformer)
-        found = own_interval(fitted, slopes, features_of(plan, chip), residuals=residuals, model=model)
+        step_interval = own_interval(fitted, slopes, features_of(plan, chip), residuals=residuals, model=model)
     else:
-        is_known = any(each.family == family for each in residuals.models)
-        found = interval(
+        is_known = any(model.family == family for model in residuals.models)
+        step_interval = interval(
             residuals,
             features_of(plan, chip),
             family=family,
@@ -426,7 +428,7 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
             open_behaviours=(0.0, 0.0) if is_known else open_in(estimator, plan, stated=_stated_in(estimator.profile)),
         )
     if plan.has_experts:
-        found = with_experts(found, residuals.experts)
+        step_interval = with_experts(step_interval, residuals.experts)
     trust = trust_in(
         residuals,
         family=family,
@@ -436,11 +438,11 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
         fitted=fitted,
         trains_all=plan.job.train.is_full,
     )
-    return replace(found, trust=str(trust))
+    return replace(step_interval, trust=str(trust))
 
 
 def trust_in_plan(setting: Setting, plan: Plan) -> TrustAccount:
-    """Sources of uncertainty of the plan's step time, and the cheapest measurements that reduce it."""
+    """Return the sources of uncertainty of the plan's step time, and the cheapest measurements that reduce it."""
     from perfmodel.uncertainty.account import trust_account
     from perfmodel.uncertainty.residuals import load_residuals
 
@@ -454,13 +456,13 @@ def trust_in_plan(setting: Setting, plan: Plan) -> TrustAccount:
         plan,
         interval_in(setting, plan),
         residuals=residuals,
-        is_known=any(each.family == family for each in residuals.models),
+        is_known=any(model.family == family for model in residuals.models),
         stated=_stated_in(profile),
     )
 
 
 def _stated_in(profile: ExecutionProfile) -> Collection[str]:
-    """Habits that settings beside the framework's name tell."""
+    """Return the profile fields that settings next to the framework's name determine."""
     from perfmodel.frameworks.profile import list_profiles, load_profile
     from perfmodel.parallel.framework_ref import SEPARATOR
     from perfmodel.uncertainty.account import stated_fields
@@ -480,10 +482,10 @@ def setting_of_plan(
     settings: Stated = None,
     network_at: Callable[[int], Graph] | None = None,
 ) -> Setting:
-    """Where a plan file says that its plan runs, or on another cluster, with as many chips unless that is said; for its job or another.
+    """Return the setting of a plan: for its own job or another, on its own cluster or another, with its number of chips by default.
 
-    The calibration and the assumed framework of the file are those of its own chips: on others they give way to what is known of those.
-    Settings of the file stay, but where others are stated in their place; a profile that is given as an object has its own.
+    The calibration and the framework of the plan are those of its own chips: on other chips they are replaced by these chips' defaults.
+    Settings of the plan hold unless they are given again; a profile that is given as an object has its own.
     """
     from perfmodel.cost.resolve import default_profile
 
@@ -496,11 +498,11 @@ def setting_of_plan(
     measured: Name | None = plan.calibration or None
     notes: list[str] = []
     if cluster is not None:
-        chip, own = find_cluster(cluster, chips or plan.num_chips)[1].chip, _chip_of(plan)
-        if calibration is None and measured and not (own and own.name == chip.name) and not _names_chip(measured, chip.name):
+        chip, plan_chip = find_cluster(cluster, chips or plan.num_chips)[1].chip, _chip_of(plan)
+        if calibration is None and measured and not (plan_chip and plan_chip.name == chip.name) and not _names_chip(measured, chip.name):
             notes.append(f"calibration={measured} of the plan is not of {chip.name}: the best that is known of {chip.name} is used")
             measured = None
-        if profile is None and own and behaviours == default_profile(own) != default_profile(chip):
+        if profile is None and plan_chip and behaviours == default_profile(plan_chip) != default_profile(chip):
             behaviours = None
     return make_setting(
         plan.job if job is None else job,
@@ -515,7 +517,7 @@ def setting_of_plan(
 
 
 def _chip_of(plan: Plan) -> Chip | None:
-    """The chip that a plan was made for; None where its cluster is not known here."""
+    """Return the chip of a plan; None if its cluster is unknown."""
     try:
         return find_cluster(plan.cluster, plan.num_chips)[1].chip
     except InputError:
@@ -530,14 +532,14 @@ def _names_chip(calibration: Name, chip: str) -> bool:
     if str(calibration) in (PRIOR_NAME, SPEC_SHEET_NAME):
         return False
     try:
-        found = load_calibration(calibration, user_folders())
+        loaded = load_calibration(calibration, user_folders())
     except InputError:
         return False
-    return chip in (*found.chips, *found.relatives)
+    return chip in (*loaded.chips, *loaded.relatives)
 
 
 def load_plan(plan: Plan | Name) -> Plan:
-    """A plan as it is, or from its file, or a shipped expert plan by its name."""
+    """Return a plan: an object unchanged, or loaded from its file, or a shipped expert plan by its name."""
     from perfmodel.parallel.plan_file import read_plan
 
     check_name(plan, "plan", Plan, "see strategies/plans for examples")

@@ -1,4 +1,4 @@
-"""The verb that sizes a cluster, for Python: which cluster and how many chips train a model by a deadline or within a budget.
+"""The verb that sizes a cluster, for Python: the cluster and the number of chips that train a model by a deadline or within a budget.
 
 import perfmodel
 
@@ -35,9 +35,9 @@ from perfmodel.verbs.training import AskedRun, check_objective, read_run, run_in
 if TYPE_CHECKING:
     from perfmodel.hardware.cluster import Cluster
 
-#: Where chips are not given, the most that are tried of a cluster without a largest job.
+#: Default limit of chips, for a cluster without a largest job.
 MOST_CHIPS = 16_384
-#: Where chips are not given, fewer are tried until a run takes this many times the deadline, or longer than this without one. [s]
+#: By default fewer chips are tried until a run takes this many times the deadline, or longer than this without one. [s]
 _BEYOND_DEADLINE, _LONGEST = 2.0, 366 * SECONDS_OF_A_DAY
 
 
@@ -55,9 +55,9 @@ def size_cluster(
     any_framework: bool = False,
     progress: Callable[[float], bool | None] | None = None,
 ) -> Sizing:
-    """The front of time and cost of a training run over clusters, numbers of chips and plans: every plan of each is evaluated.
+    """Find the front of time and cost of a training run over clusters, numbers of chips and plans: every plan of each is evaluated.
 
-    Cluster, chips and job may be lists. Chips that are left out are powers of two times a node, up to the cluster's largest job or 16,384.
+    Cluster, chips and job may be lists. By default chips are powers of two times a node, up to the cluster's largest job or 16,384.
 
     tokens     to train on, a number or a text such as "15T"
     by         deadline, with failures and checkpoints: "30d", "720h" or days as a number; None: none
@@ -65,7 +65,7 @@ def size_cluster(
     assume     values in place of those that `perfmodel assumptions` lists, as for `estimate_run`
     maximum    largest values of knobs, as for `find_plans`
     ties       as for `find_plans`, whose best plan each run has; 0: exactly the fastest
-    progress   called with the share that is done; where it answers True the result has the runs so far
+    progress   called with the finished share; if it returns True, the result has the runs so far
     """
     check_progress(progress)
     return size_asked(
@@ -82,14 +82,14 @@ def size_cluster(
 
 
 def read_deadline(by: float | str | None) -> float:
-    """Return a deadline, infinite where none is given. A bare number is days. [s]"""
+    """Return a deadline, infinite if none is given. A bare number is days. [s]"""
     if by is None:
         return math.inf
     return _positive(by if re.search("[a-z]", str(by)) else f"{by} d", QuantityKind.TIME, "by", by, "write 30d")
 
 
 def read_budget(budget: float | str | None) -> float:
-    """Return a budget, infinite where none is given. [USD]"""
+    """Return a budget, infinite if none is given. [USD]"""
     if budget is None:
         return math.inf
     text = budget.strip().removeprefix("$").removesuffix("USD").replace("m", "M") if isinstance(budget, str) else budget
@@ -98,12 +98,12 @@ def read_budget(budget: float | str | None) -> float:
 
 def _positive(text: object, kind: QuantityKind, field: str, given: object, remedy: str) -> float:
     try:
-        found = parse_quantity(text, kind, field=field)
+        value = parse_quantity(text, kind, field=field)
     except InputError:
-        found = 0.0
-    if found <= 0:
+        value = 0.0
+    if value <= 0:
         raise bad_field(field, given, f"must be a {'time' if kind is QuantityKind.TIME else 'cost'} above 0", remedy)
-    return found
+    return value
 
 
 def size_asked(
@@ -120,11 +120,11 @@ def size_asked(
     spelled: Callable[[str], str] = str,
     progress: Callable[[float], bool | None] | None = None,
 ) -> Sizing:
-    """Return `size_cluster` of what was read already. plan: what says what is left out; spelled: as for `make_requests`."""
+    """Return `size_cluster` of parsed arguments. plan: supplies missing fields; spelled: as for `make_requests`."""
     is_open = asked.chips in (None, []) and asked.nodes in (None, [])
     requests = make_requests(replace(asked, chips=1) if is_open else asked, of_plan=plan is not None, spelled=spelled)
     check_names(requests)
-    groups = [[replace(each, chips=chips) for chips in _sizes(each, plan)] if is_open else [each] for each in requests]
+    groups = [[replace(request, chips=chips) for chips in _sizes(request, plan)] if is_open else [request] for request in requests]
     sized: list[SizedRun] = []
     failures: list[NotPredicted] = []
     number, limit = sum(map(len, groups)), _BEYOND_DEADLINE * deadline if deadline < math.inf else _LONGEST
@@ -137,7 +137,7 @@ def size_asked(
 
     for group in groups:
         reasons: list[NotPredicted] = []
-        for place, request in enumerate(group):
+        for position, request in enumerate(group):
             if interrupted:
                 break
             try:
@@ -150,28 +150,28 @@ def size_asked(
                 ).plans  # fmt: skip
                 if not plans:
                     raise InputError(f"chips={setting.cluster.num_chips}: no plan fits on {setting.cluster.name}; use more chips")
-                found = SizedRun(prediction=plans[0], run=run_in(setting, plans[0], run))
-                if not found.run.goodput:
-                    raise InputError(f"chips={found.num_chips}: it fails before it makes progress; assume fewer failures")
+                sized_run = SizedRun(prediction=plans[0], run=run_in(setting, plans[0], run))
+                if not sized_run.run.goodput:
+                    raise InputError(f"chips={sized_run.num_chips}: it fails before it makes progress; assume fewer failures")
             except InputError as error:
                 reasons.append(NotPredicted(asked=request.described(), reason=str(error)))
             else:
-                sized.append(found)
-                if is_open and found.wall_time > limit:
-                    done += len(group) - place
+                sized.append(sized_run)
+                if is_open and sized_run.wall_time > limit:
+                    done += len(group) - position
                     break
             done += 1
         failures += reasons if not is_open else reasons[:1] if len(reasons) == len(group) else []
     if not sized:
         raise InputError(first_reasons(failures))
-    chips = [each.num_chips for each in sized]
+    chips = [sized_run.num_chips for sized_run in sized]
     notes = (f"chips: not given; {min(chips):,} to {max(chips):,}, powers of two times a node",) if is_open else ()
     result = size_runs(sized, deadline=deadline, budget=budget)
     return replace(result, not_sized=tuple(failures), notes=notes, interrupted=interrupted)
 
 
 def _sizes(request: Request, plan: Plan | None) -> tuple[int, ...]:
-    """Numbers of chips to try of a cluster: whole nodes, doubled, the most first."""
+    """Return numbers of chips to try on a cluster: complete nodes, doubled, the largest first."""
     name = request.cluster if request.cluster is not None or plan is None else plan.cluster
     cluster: Cluster = find_cluster(name, 1 if needs_chips(name) else None)[1]
     most = cluster.largest_job or MOST_CHIPS if needs_chips(name) else cluster.num_chips

@@ -82,7 +82,7 @@ class Study:
         groups = [[dict(zip(group, values, strict=True)) for values in zip(*group.values(), strict=True)] for group in self.zip]
         groups += [[{name: value} for value in values] for name, values in self.axes.items()]
         for chosen in product(*groups):
-            yield {**self.fixed, **{name: value for each in chosen for name, value in each.items()}}
+            yield {**self.fixed, **{name: value for words in chosen for name, value in words.items()}}
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def _search(
     ties: float | str = TIES,
     any_framework: bool = False,
 ) -> SearchResult:
-    """The result of `find_plans`, without what rows do not have: remedies, and plans that the framework cannot run."""
+    """Return the result of `find_plans` without remedies and plans that the framework cannot run, which rows do not contain."""
     (request,) = make_requests(asked)
     return search_in(
         setting_of_request(request),
@@ -119,41 +119,41 @@ def _search(
     )
 
 
-def _search_rows(found: SearchResult, tokens: float) -> Rows:
-    """The best plans; where none fits, the plan that needs the least memory and the reason."""
-    counts = {"num_evaluated": found.num_evaluated, "num_feasible": found.num_feasible}
-    values = [{"objective_value": each} for each in found.values] or [{}] * len(found.plans)
-    ranked = zip(found.places, found.plans, values, strict=True)
-    rows = [{"place": place, **counts, **value, **prediction_row(plan, tokens=tokens)} for place, plan, value in ranked]
-    reason = {} if rows else {"reason": nothing_fits_line(found, given=False)}
-    return rows or [{**counts, **prediction_row(plan, tokens=tokens), **reason} for plan in found.least_memory[:1]]
+def _search_rows(search: SearchResult, tokens: float) -> Rows:
+    """Return rows of the best plans; if none fits, of the plan with the least memory, with the reason."""
+    counts = {"num_evaluated": search.num_evaluated, "num_feasible": search.num_feasible}
+    values = [{"objective_value": objective_value} for objective_value in search.values] or [{}] * len(search.plans)
+    ranked = zip(search.places, search.plans, values, strict=True)
+    rows = [{"place": rank, **counts, **value, **prediction_row(plan, tokens=tokens)} for rank, plan, value in ranked]
+    reason = {} if rows else {"reason": nothing_fits_line(search, given=False)}
+    return rows or [{**counts, **prediction_row(plan, tokens=tokens), **reason} for plan in search.least_memory[:1]]
 
 
-#: Verb -> the function of a point, and the rows of its result. tokens: of a whole run; 0: none.
+#: Verb -> (function of a point, rows of its result). tokens: of a training run; 0: none.
 _ANSWERS: Mapping[SweptVerb, tuple[Callable[..., Any], Callable[[Any, float], Rows]]] = {
     SweptVerb.SEARCH: (_search, _search_rows),
-    SweptVerb.PREDICT: (predict, lambda found, tokens: [prediction_row(found, tokens=tokens)]),
-    SweptVerb.LIMITS: (find_limits, lambda found, _: list(limits_rows(found))),
-    SweptVerb.SERVE: (serve, lambda found, _: [serving_row(found)]),
-    SweptVerb.SERVE_SEARCH: (find_serving, lambda found, _: search_rows(found)),
+    SweptVerb.PREDICT: (predict, lambda prediction, tokens: [prediction_row(prediction, tokens=tokens)]),
+    SweptVerb.LIMITS: (find_limits, lambda limits, _: list(limits_rows(limits))),
+    SweptVerb.SERVE: (serve, lambda prediction, _: [serving_row(prediction)]),
+    SweptVerb.SERVE_SEARCH: (find_serving, lambda search, _: search_rows(search)),
 }
-_OF_RUNS = (SweptVerb.SEARCH, SweptVerb.PREDICT)  # with `tokens`
-#: Arguments whose names are those of results: limits, and what `limits` finds. Rows have both.
-_OF_RESULTS = {
+_RUN_VERBS = (SweptVerb.SEARCH, SweptVerb.PREDICT)  # with `tokens`
+#: Arguments with the names of results: limits, and the results of `limits`. Rows contain both.
+_RESULT_NAMES = {
     SweptVerb.SERVE_SEARCH: ("ttft", "tpot", "request_latency"),
     SweptVerb.LIMITS: ("chips", "global_batch", "seq_len", "micro_batch"),
 }
 
 
 def column_of(verb: SweptVerb, name: str) -> str:
-    """The column that has the value of an argument."""
-    return f"given_{name}" if name in _OF_RESULTS.get(verb, ()) else name
+    """Return the column of an argument's value."""
+    return f"given_{name}" if name in _RESULT_NAMES.get(verb, ()) else name
 
 
 def words_of_verb(verb: SweptVerb) -> Mapping[str, Word | None]:
-    """Every word that a point of a verb may have; None: an argument of the verb that is no word of a record."""
+    """Return every field that a point of a verb may have; None: an argument of the verb that is no field of a record."""
     records = (ServingRequest,) if verb in (SweptVerb.SERVE, SweptVerb.SERVE_SEARCH) else (Request, Knobs)
-    known = {name: each for record in records for name, each in words_of(record).items()}
+    known = {name: word for record in records for name, word in words_of(record).items()}
     names = [name for name in inspect.signature(_ANSWERS[verb][0]).parameters if name != "progress"]
     return {name: known.get(name) for name in (*names, *(["tokens"] if verb is SweptVerb.PREDICT else ()))}
 
@@ -163,23 +163,23 @@ def rows_of(verb: SweptVerb, point: Mapping[str, Any]) -> Rows:
     answer, rows = _ANSWERS[verb]
     words = {"top": 1, **point} if "top" in words_of_verb(verb) else dict(point)
     try:
-        tokens = token_count(words["tokens"]) if "tokens" in words and verb in _OF_RUNS else 0.0
+        tokens = token_count(words["tokens"]) if "tokens" in words and verb in _RUN_VERBS else 0.0
         if verb is SweptVerb.PREDICT:
             words.pop("tokens", None)
         return rows(answer(**words), tokens)
     except InputError as error:
         return [{"reason": str(error)}]
-    except Exception as error:  # one point of many: the others go on
+    except Exception as error:  # one point of many: the others continue
         return [{"reason": f"{INTERNAL} ({type(error).__name__}: {one_line(error, 200)}); report it with the words of this row"}]
 
 
 def failure_of(rows: Rows) -> str:
-    """Why a point has no result; empty: it has one. The several rows of `limits` have a reason each."""
+    """Return the reason of a point without a result; empty: it has one. The several rows of `limits` have a reason each."""
     return rows[0].get("reason", "") if len(rows) == 1 else ""
 
 
 def cell(name: str, value: Any, word: Word | None) -> Any:
-    """A word's value as a cell of a table: a number where it is one, else text."""
+    """Return a field's value as a cell of a table: a number if it is one, else text."""
     if isinstance(value, str) and word is not None:
         try:
             read = word.value(value, name)
@@ -195,18 +195,18 @@ def cell(name: str, value: Any, word: Word | None) -> Any:
 
 
 def study_model() -> type[FileModel]:
-    """The model of a study file."""
+    """Return the model of a study file."""
     kinds: dict[str, Any] = {"fixed": dict[str, Any], "axes": dict[str, Values], "zip": list[dict[str, Values]]}
     return model_of(Study, types=lambda name, _: kinds.get(name))
 
 
 def list_studies() -> list[str]:
-    """The shipped studies."""
+    """Return the names of the shipped studies."""
     return sorted(path.stem for path in (resource_dir("strategies") / "studies").glob("*.yaml"))
 
 
 def read_study(study: str | Path | Mapping[str, Any]) -> Study:
-    """The study in a file, of a shipped name or of a mapping. Raises InputError: its fields, words and lengths are checked, no value."""
+    """Read the study in a file, of a shipped name or of a mapping. Raises InputError: fields, names and lengths are checked, not values."""
     where, data = "study", study
     if not isinstance(study, Mapping):
         check_path(study, "study")
@@ -215,12 +215,12 @@ def read_study(study: str | Path | Mapping[str, Any]) -> Study:
             raise InputError(f"study={one_line(study, 200)}: no such study{suggest(study, list_studies())}")
         where = str(study)
         data = read_yaml(study if is_path(study) else shipped)
-    found = record_from_data(Study, check(study_model(), data, where="" if where == "study" else where), where=where)
+    parsed = record_from_data(Study, check(study_model(), data, where="" if where == "study" else where), where=where)
     try:
-        _check(found)
+        _check(parsed)
     except InputError as error:
         raise InputError(f"{where}: {error.full}") from None
-    return found
+    return parsed
 
 
 def _check(study: Study) -> None:
@@ -248,7 +248,7 @@ def _check(study: Study) -> None:
 
 
 def _check_value(name: str, value: Any, word: Word | None) -> None:
-    """A value is plain data and one value."""
+    """Raise InputError if a value is not plain data, or is several values."""
     try:
         json.dumps(value)
     except (TypeError, ValueError):
@@ -259,8 +259,8 @@ def _check_value(name: str, value: Any, word: Word | None) -> None:
 
 
 def _check_needed(verb: SweptVerb, columns: Mapping[str, list[Any]]) -> None:
-    """Refuse a study whose points lack a required argument."""
-    needed = {SweptVerb.LIMITS: "model cluster seq_len", **dict.fromkeys(_OF_RUNS, "model cluster chips global_batch seq_len")}
+    """Raise InputError for a study whose points lack a required argument."""
+    needed = {SweptVerb.LIMITS: "model cluster seq_len", **dict.fromkeys(_RUN_VERBS, "model cluster chips global_batch seq_len")}
     has_chips = {"nodes", "plan"} & set(columns) or not any(map(needs_chips, columns.get("cluster", [""])))
     is_sized = verb is SweptVerb.SERVE_SEARCH and {"concurrency", "rate"} & set(columns)  # the fewest chips that hold the load
     given = {*columns, *(["chips"] if has_chips or is_sized else []), *(["global_batch"] if "batch_tokens" in columns else [])}

@@ -1,12 +1,12 @@
-"""The verb `sweep`, for Python: a study's points computed by several processes, kept as they come, and written as one table.
+"""The verb `sweep`, for Python: a study's points computed by several processes, stored as they finish, and written as one table.
 
     import perfmodel
 
     found = perfmodel.run_sweep("study.yaml", out="results.parquet")
     print(found.to_frame().groupby("cluster").step_time.min())
 
-Beside the table lies its folder of parts, `results.parquet.parts`: each process appends a line for a point as soon as it is computed, under
-a hash of the point and of the data. A sweep that was interrupted, or whose study has changed, computes what has no such line.
+Next to the table is its folder of parts, `results.parquet.parts`: each process appends a line for a point as soon as it is computed, under
+a hash of the point and of the data. A sweep that was interrupted, or whose study has changed, computes the points without such a line.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from perfmodel.foundation.frames import DataFrame
 
 LOCAL, DASK = "local", "dask"
-#: Words that do not change what is compiled for a job: points that differ in nothing else are neighbours, computed by one process.
+#: Fields that do not change the compiled programs of a job: points that differ only in these are computed by one process.
 _ALIKE = (
     "cluster",
     "chips",
@@ -51,17 +51,17 @@ _ALIKE = (
     "micro_batch",
     "calibration",
 )
-_MOST_TOGETHER = 16  # points that a process takes at once
+_MOST_TOGETHER = 16  # largest batch of points of a process
 _BATCHES_PER_JOB = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class SweepResult:
-    """Rows of every point of a study, in its order: SI units, `point` numbers the points, `reason` says why one has no result.
+    """Rows of every point of a study, in its order: SI units, `point` numbers the points, `reason` explains a missing result.
 
-    num_computed   points computed now; the others were kept from before
-    failures       why points have no result, a sentence for each of them
-    work_time      of the points themselves, on all processes, whenever they were computed   [s]
+    num_computed   points computed by this call; the others were stored before
+    failures       reasons of points without a result, a sentence for each
+    work_time      of the points themselves, on all processes of all calls   [s]
     """
 
     study: Study
@@ -71,7 +71,7 @@ class SweepResult:
     work_time: float
 
     def to_frame(self) -> DataFrame:
-        """The rows as a data frame."""
+        """Return the rows as a data frame."""
         return data_frame(self.rows)
 
 
@@ -85,10 +85,10 @@ def run_sweep(
 ) -> SweepResult:
     """Compute every point of a study: a file (docs/how-to/sweep.md), a shipped study by its name, or its fields as a mapping.
 
-    out       the table, .parquet or .csv; computed points are kept beside it, so that the next call goes on. None: nothing is written
+    out       the table, .parquet or .csv; computed points are stored next to it, so that the next call resumes. None: nothing is written
     jobs      processes; None: one for each core
-    engine    local; dask: a dask cluster of this machine; dask:ADDRESS: the cluster whose scheduler is there
-    progress  called with the share that is done, and points, rate and failures in words
+    engine    local; dask: a dask cluster of this machine; dask:ADDRESS: the cluster of the scheduler at this address
+    progress  called with the finished share, and a text with points, rate and failures
     """
     wanted = read_study(study)
     _check_out(out)
@@ -113,14 +113,14 @@ def run_sweep(
         rows = tuple(_rows(wanted, points, [known[key] for key in keys]))
         work = sum(known[key]["seconds"] for key in dict.fromkeys(keys))
         failures = tuple(filter(None, (failure_of(known[key]["rows"]) for key in keys)))
-        found = SweepResult(study=wanted, rows=rows, num_computed=len(missing), failures=failures, work_time=work)
+        result = SweepResult(study=wanted, rows=rows, num_computed=len(missing), failures=failures, work_time=work)
         if out is not None:
             write_atomically(out, parquet_of(rows) if Path(out).suffix.lower() == ".parquet" else csv_text(rows))
-    return found
+    return result
 
 
 def _check_out(out: str | Path | None) -> None:
-    """Refuse a table that could not be written before anything is computed."""
+    """Raise InputError for a table that could not be written, before anything is computed."""
     if out is None:
         return
     check_path(out, "out")
@@ -133,7 +133,7 @@ def _check_out(out: str | Path | None) -> None:
 
 
 def _check_engine(engine: str, jobs: int | None) -> int:
-    """The number of processes. Raises InputError for an engine that is not known or not installed."""
+    """Return the number of processes. Raises InputError for an engine that is unknown or not installed."""
     name = str(engine).partition(":")[0]
     if name not in (LOCAL, DASK) or engine == f"{DASK}:" or (name == LOCAL and engine != LOCAL):
         raise bad_field("engine", engine, f"must be {LOCAL}, {DASK} or {DASK}:ADDRESS", f"write {DASK}:tcp://host:8786")
@@ -149,7 +149,7 @@ def _check_engine(engine: str, jobs: int | None) -> int:
 
 
 def _rows(study: Study, points: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The arguments of each point, and over them its results."""
+    """Yield the arguments of each point, overridden by its results."""
     known = words_of_verb(study.verb)
     for number, (point, record) in enumerate(zip(points, records, strict=True)):
         words = {column_of(study.verb, name): cell(name, point[name], known[name]) for name in (*study.varied, *study.fixed)}
@@ -158,13 +158,13 @@ def _rows(study: Study, points: Sequence[Mapping[str, Any]], records: Sequence[M
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------
-# Parts: a line for each point that was computed
+# Parts: a line for each computed point
 # ---------------------------------------------------------------------------------------------------------------------------------
 
 
 @cache
 def data_version() -> str:
-    """Digest of what a result depends on besides the point: code, shipped data, and calibrations of this user."""
+    """Return a digest of the inputs of a result other than the point: code, shipped data, and calibrations of this user."""
     package = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
     folders = (package, resource_dir("hardware_specs"), resource_dir("strategies"), user_calibrations_dir())
@@ -176,7 +176,7 @@ def data_version() -> str:
 
 
 def _key(verb: SweptVerb, point: Mapping[str, Any], version: str, files: dict[str, str]) -> str:
-    """Hash of a point, of the files that it names and of the data. files: hashes of those that were read."""
+    """Return a hash of a point, of the files that it names and of the data. files: cache of file hashes."""
     for value in point.values():
         if isinstance(value, str) and value not in files:
             files[value] = hashlib.sha256(Path(value).read_bytes()).hexdigest() if is_path(value) and Path(value).is_file() else ""
@@ -186,7 +186,7 @@ def _key(verb: SweptVerb, point: Mapping[str, Any], version: str, files: dict[st
 
 @contextmanager
 def _parts(folder: Path) -> Iterator[Path]:
-    """The folder of parts, for one sweep at a time."""
+    """Create and lock the folder of parts, for one sweep at a time."""
     import fcntl
 
     try:
@@ -204,8 +204,8 @@ def _parts(folder: Path) -> Iterator[Path]:
 
 
 def _read_parts(folder: Path, wanted: set[str]) -> dict[str, dict[str, Any]]:
-    """Records of these keys, without internal errors. A line that a killed process left unfinished is skipped."""
-    found = {}
+    """Return the records of these keys, without internal errors. An unfinished line of a killed process is skipped."""
+    records = {}
     for path in sorted(folder.glob("*.jsonl")):
         for line in path.read_bytes().splitlines():
             try:
@@ -213,12 +213,12 @@ def _read_parts(folder: Path, wanted: set[str]) -> dict[str, dict[str, Any]]:
             except ValueError:
                 continue
             if isinstance(record, dict) and record.get("key") in wanted and not failure_of(record["rows"]).startswith(INTERNAL):
-                found[record["key"]] = record
-    return found
+                records[record["key"]] = record
+    return records
 
 
 def _append(folder: Path, lines: Iterable[str]) -> None:
-    """Append to this process's part. A line begins with a line end, as the one before may be unfinished."""
+    """Append to this process's part. Each line starts with a newline, because the previous one may be unfinished."""
     try:
         with open(folder / f"{socket.gethostname()}-{os.getpid()}.jsonl", "ab", buffering=0) as part:
             for line in lines:
@@ -235,7 +235,7 @@ _Batch = list[tuple[str, dict[str, Any]]]
 
 
 def _batches(missing: Mapping[str, dict[str, Any]], jobs: int) -> Iterator[_Batch]:
-    """Neighbouring points together: what one process has compiled for a job serves the next point."""
+    """Yield batches of neighbouring points, which share the compiled programs of a job."""
     groups: dict[str, _Batch] = {}
     for key, point in missing.items():
         job = json.dumps({name: value for name, value in point.items() if name not in _ALIKE}, sort_keys=True)
@@ -248,7 +248,7 @@ def _batches(missing: Mapping[str, dict[str, Any]], jobs: int) -> Iterator[_Batc
 def _computed(
     batches: Iterable[_Batch], verb: SweptVerb, version: str, folder: Path | None, *, jobs: int, engine: str
 ) -> Iterator[dict[str, Any]]:
-    """Yield the record of each point, as they come. On one machine the process that computes a point keeps it."""
+    """Yield the record of each point, in the order of completion. On one machine the process that computes a point stores it."""
     if engine == LOCAL and jobs == 1:
         for batch in batches:
             for point in batch:
@@ -282,7 +282,7 @@ def _computed(
 
 
 def _compute(batch: _Batch, verb: SweptVerb, version: str, folder: Path | None, *, parent: int = 0) -> list[dict[str, Any]]:
-    """Records of points. parent: the process that started this one, which handles Ctrl-C and may be killed; 0: none."""
+    """Return the records of points. parent: the process that started this one, which handles Ctrl-C and may be killed; 0: none."""
     if parent:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     if data_version() != version:

@@ -19,7 +19,7 @@ from perfmodel.parallel.plan import Plan, plan_to_dict, rank_at
 from perfmodel.report.trace import chrome_trace, trace_bytes
 from perfmodel.verbs.setting import Name, load_plan, predict_in, setting_of_plan
 
-#: Stages of which each has a rank in a trace by default; of a deeper pipeline the first, the middle and the last stage.
+#: Up to this number of stages, a trace has a rank of each by default; for a deeper pipeline of the first, the middle and the last stage.
 MOST_STAGES = 16
 _JSON, _COMPRESSED = (".json", ".json.gz")
 
@@ -27,24 +27,24 @@ _JSON, _COMPRESSED = (".json", ".json.gz")
 def trace_plan(
     plan: Plan | Name, *, out: str | Path | None = None, ranks: Sequence[int] = (), detail: str | None = None
 ) -> tuple[RankTimeline, ...]:
-    """The predicted step of a plan as timelines of ranks: operators, collectives, idle time and memory; the spans of a rank add up to its
+    """Predict the step of a plan as timelines of ranks: operators, collectives, idle time and memory; the spans of a rank add up to its
     parts.
 
     out      file to write as a Chrome trace: .json, .json.gz; any other name: a folder with one file for each rank
     ranks    none: one for each pipeline stage; of more than 16 stages the first, the middle and the last
     detail   operators, layers or passes; None: the finest with at most 100,000 spans
     """
-    found = load_plan(plan)
-    chosen = checked_ranks(found, ranks)
+    loaded = load_plan(plan)
+    chosen = checked_ranks(loaded, ranks)
     if out is not None:
         out = Path(out)
         paths = trace_paths(out, chosen)
         for path in paths if paths == [out] or out.exists() else [out]:
             check_can_be_written(path, "out")
-    fineness = None if detail is None else choice_of(Detail, detail, "detail")
-    timelines = tuple(rank_timelines(setting_of_plan(found).estimator, found, chosen, fineness))
+    level = None if detail is None else choice_of(Detail, detail, "detail")
+    timelines = tuple(rank_timelines(setting_of_plan(loaded).estimator, loaded, chosen, level))
     if out is not None:
-        write_traces(timelines, found, out)
+        write_traces(timelines, loaded, out)
     return timelines
 
 
@@ -55,11 +55,11 @@ def compare_trace(
     out: str | Path | None = None,
     steps: int | None = None,
 ) -> TraceComparison:
-    """Measured steps by group of kernels, next to the prediction of their plan: the mean over the ranks that the traces are of.
+    """Compare measured steps with the prediction of their plan, by group of kernels: the mean over the ranks of the traces.
 
     traces   files that torch.profiler wrote (`prof.export_chrome_trace`), one a rank
     plan     the plan that ran; without one only the measured times
-    out      where the measured step goes as a run that `fit_runs` reads: .jsonl
+    out      file for the measured step as a run that `fit_runs` reads: .jsonl
     steps    number of steps of a trace without marks (ProfilerStep#N)
     """
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
@@ -69,54 +69,57 @@ def compare_trace(
     files = [traces] if isinstance(traces, (str, Path)) else list(traces)
     if not files:
         raise InputError("traces: are missing; give files that torch.profiler wrote")
-    found = None if plan is None else load_plan(plan)
-    measured = tuple(read_trace(each, found, steps=steps) for each in files)
+    loaded = None if plan is None else load_plan(plan)
+    measured = tuple(read_trace(file, loaded, steps=steps) for file in files)
     predicted = dict.fromkeys(GROUPS, 0.0)
-    if found is not None:
-        ranks = [each.rank for each in measured]
-        if max(ranks) >= found.num_chips:
-            rule = f"is of rank {max(ranks)}, and the plan has {found.num_chips} ranks"
+    if loaded is not None:
+        ranks = [trace.rank for trace in measured]
+        if max(ranks) >= loaded.num_chips:
+            rule = f"is of rank {max(ranks)}, and the plan has {loaded.num_chips} ranks"
             raise bad_field("traces", measured[ranks.index(max(ranks))].name, rule, "give the plan that ran")
-        timelines = {each.rank: each for each in rank_timelines(setting_of_plan(found).estimator, found, list(set(ranks)), Detail.PASSES)}
+        timelines = {
+            timeline.rank: timeline
+            for timeline in rank_timelines(setting_of_plan(loaded).estimator, loaded, list(set(ranks)), Detail.PASSES)
+        }
         for span in chain.from_iterable(timelines[rank].spans for rank in ranks):
             predicted[group_of(span.part, span.kind)] += 0.0 if span.hidden else span.time / len(ranks)
-    groups = {name: (predicted[name], sum(each.groups[name] for each in measured) / len(measured)) for name in GROUPS}
-    comparison = TraceComparison(traces=measured, groups=groups, has_plan=found is not None)
-    if out is not None and found is not None:
-        _write_run(Path(out), ", ".join(Path(each.name).name for each in measured), found, step_time=comparison.measured)
+    groups = {name: (predicted[name], sum(trace.groups[name] for trace in measured) / len(measured)) for name in GROUPS}
+    comparison = TraceComparison(traces=measured, groups=groups, has_plan=loaded is not None)
+    if out is not None and loaded is not None:
+        _write_run(Path(out), ", ".join(Path(trace.name).name for trace in measured), loaded, step_time=comparison.measured)
     return comparison
 
 
 def compare_memory(
     snapshots: str | Path | Sequence[str | Path], plan: Plan | Name | None = None, *, out: str | Path | None = None
 ) -> MemoryComparison:
-    """Measured peaks of memory, and the code that allocated them, next to the predicted memory of their plan.
+    """Compare measured peaks of memory, and the code that allocated them, with the predicted memory of their plan.
 
     snapshots   files that torch wrote (`torch.cuda.memory._dump_snapshot`); nothing in them is executed
     plan        the plan that ran; without one only the measured peaks
-    out         where the measured peak goes as a run that `fit_runs` reads: .jsonl
+    out         file for the measured peak as a run that `fit_runs` reads: .jsonl
     """
     if out is not None:
         _check_run_file(Path(out), has_plan=plan is not None)
     files = [snapshots] if isinstance(snapshots, (str, Path)) else list(snapshots)
     if not files:
         raise InputError("snapshots: are missing; give files that torch.cuda.memory._dump_snapshot wrote")
-    found = None if plan is None else load_plan(plan)
-    memories = sorted(chain.from_iterable(map(read_snapshot, files)), key=lambda each: -each.allocated)
-    predicted = {} if found is None else predict_in(setting_of_plan(found), found).memory
-    if out is not None and found is not None:
-        names = dict.fromkeys(Path(each.name).name for each in memories)
-        _write_run(Path(out), ", ".join(names), found, peak_memory=max(each.most_reserved for each in memories))
+    loaded = None if plan is None else load_plan(plan)
+    memories = sorted(chain.from_iterable(map(read_snapshot, files)), key=lambda memory: -memory.allocated)
+    predicted = {} if loaded is None else predict_in(setting_of_plan(loaded), loaded).memory
+    if out is not None and loaded is not None:
+        names = dict.fromkeys(Path(memory.name).name for memory in memories)
+        _write_run(Path(out), ", ".join(names), loaded, peak_memory=max(memory.most_reserved for memory in memories))
     return MemoryComparison(memories=tuple(memories), predicted=predicted)
 
 
 def _write_run(out: Path, name: str, plan: Plan, **measured: float) -> None:
-    """A line of JSON that `fit_runs` reads."""
+    """Write a line of JSON that `fit_runs` reads."""
     write_atomically(out, json.dumps({"id": name, "framework": str(plan.framework), "plan": plan_to_dict(plan), **measured}) + "\n")
 
 
 def _check_run_file(out: Path, *, has_plan: bool) -> None:
-    """Nothing is read before it is known that the run can be written."""
+    """Raise InputError if the run could not be written, before anything is read."""
     if out.suffix != ".jsonl":
         raise bad_field("out", out, "must end in .jsonl with what was measured", "write runs.jsonl")
     if not has_plan:
@@ -125,7 +128,7 @@ def _check_run_file(out: Path, *, has_plan: bool) -> None:
 
 
 def checked_ranks(plan: Plan, ranks: Sequence[int]) -> list[int]:
-    """The ranks to draw, without repeats."""
+    """Return the ranks to draw, without repeats."""
     last = plan.num_chips - 1
     for rank in ranks:
         if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank <= last:
@@ -136,18 +139,18 @@ def checked_ranks(plan: Plan, ranks: Sequence[int]) -> list[int]:
 
 
 def trace_paths(out: Path, ranks: Sequence[int]) -> list[Path]:
-    """The files of a trace: one, or in a folder one for each rank."""
+    """Return the files of a trace: one, or in a folder one for each rank."""
     if out.name.endswith((_JSON, _COMPRESSED)):
         return [out]
     return [out / f"rank{rank}{_COMPRESSED}" for rank in ranks]
 
 
 def write_traces(timelines: Sequence[RankTimeline], plan: Plan, out: Path) -> list[Path]:
-    """Write the trace where it was found that it can be, and return its files."""
-    paths = trace_paths(out, [each.rank for each in timelines])
+    """Write the trace to a path that was checked, and return its files."""
+    paths = trace_paths(out, [timeline.rank for timeline in timelines])
     if paths != [out] and not out.exists():
         out.mkdir()
-    groups = [list(timelines)] if paths == [out] else [[each] for each in timelines]
+    groups = [list(timelines)] if paths == [out] else [[timeline] for timeline in timelines]
     for path, group in zip(paths, groups, strict=True):
         write_atomically(path, trace_bytes(chrome_trace(group, plan), compressed=path.suffix == ".gz"))
     return paths

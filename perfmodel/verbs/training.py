@@ -1,4 +1,4 @@
-"""A whole training run around the steps of a plan: what `--tokens` adds to a prediction."""
+"""Totals of a training run with a plan: the figures that `--tokens` adds to a prediction."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from perfmodel.verbs.setting import Name, Setting, load_plan, placed, predict_in
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AskedRun:
-    """Tokens of a whole run and the constants that hold for it."""
+    """Tokens of a training run, and its constants."""
 
     tokens: float
     assumptions: Assumptions
 
 
 def estimate_run(plan: Plan | Name | Prediction, tokens: float | str, *, assume: Mapping[str, float | str] | None = None) -> TrainingRun:
-    """Failures, checkpoints, goodput, energy, carbon and cost of training on some tokens with a plan.
+    """Estimate failures, checkpoints, goodput, energy, carbon and cost of training on some tokens with a plan.
 
     plan     a plan, its file, or a prediction, whose step time is taken
     tokens   a number, or a text such as "15T"
     assume   values in place of those that `perfmodel assumptions` lists, also `location`, `price` and the price on one cluster or chip:
              {"pue": 1.1, "location": "france", "price.dgx-b200": 4.2}
     """
-    found = plan.plan if isinstance(plan, Prediction) else load_plan(plan)
-    setting = setting_of_plan(found)
-    prediction = plan if isinstance(plan, Prediction) else predict_in(setting, placed(found, setting))
+    loaded = plan.plan if isinstance(plan, Prediction) else load_plan(plan)
+    setting = setting_of_plan(loaded)
+    prediction = plan if isinstance(plan, Prediction) else predict_in(setting, placed(loaded, setting))
     return run_in(setting, prediction, read_run(tokens, assume))
 
 
 def read_run(tokens: float | str, assume: Mapping[str, float | str] | None = None) -> AskedRun:
-    """Return the run of these tokens under the shipped constants with the given ones in their place. Raises InputError."""
+    """Return the run of these tokens under the shipped constants, overridden by the given ones. Raises InputError."""
     return AskedRun(tokens=token_count(tokens), assumptions=load_assumptions().with_given(assume or {}))
 
 
 def run_in(setting: Setting, prediction: Prediction, asked: AskedRun) -> TrainingRun:
-    """`estimate_run` of a prediction in its setting."""
+    """Return `estimate_run` of a prediction in its setting."""
     return training_run(
         tokens=asked.tokens,
         days=training_time(prediction, asked.tokens)[0],
@@ -61,7 +61,7 @@ def _checkpoint_bytes(setting: Setting) -> float:
 
 
 def _costs(setting: Setting, prediction: Prediction, asked: AskedRun) -> dict[str, Any]:
-    """Price and power of chips, as the formulas of a run take them: the same for every plan on them."""
+    """Return price and power of chips as arguments of the formulas of a run: equal for every plan on them."""
     return {
         "num_chips": prediction.plan.num_chips,
         "chip_watts": setting.cluster.mean_chip(lambda chip: chip.tdp_watts),
@@ -71,12 +71,12 @@ def _costs(setting: Setting, prediction: Prediction, asked: AskedRun) -> dict[st
 
 
 def objective_values(objective: Objective, setting: Setting, plans: Sequence[Prediction], asked: AskedRun) -> tuple[float, ...]:
-    """Return the objective of a whole run for plans of one job on the setting's chips. [USD, J or day]"""
+    """Return the objective of a training run for plans of one job on the setting's chips. [USD, J or day]"""
     if not plans:
         return ()
     job, costs = setting.job, _costs(setting, plans[0], asked)
     share = training_run(tokens=asked.tokens, days=1.0, checkpoint_bytes=_checkpoint_bytes(setting), **costs).goodput  # of every plan
-    steps = np.array([each.step_time for each in plans])
+    steps = np.array([plan.step_time for plan in plans])
     days = training_days(steps, tokens=asked.tokens, tokens_per_step=job.tokens_per_step)
     totals = run_totals(days, goodput=share, **costs)
     column = {Objective.COST: totals.cost, Objective.ENERGY: totals.energy}.get(objective, totals.wall_days)
@@ -84,9 +84,9 @@ def objective_values(objective: Objective, setting: Setting, plans: Sequence[Pre
 
 
 def check_objective(objective: str, setting: Setting, asked: AskedRun | None) -> None:
-    """Refuse an objective of a whole run without its tokens, a cost without a price and an energy without a power."""
+    """Raise InputError for an objective of a run without its tokens, a cost without a price or an energy without a power."""
     chip = setting.cluster.chip
-    if objective not in [each for each in Objective if each.is_of_run]:
+    if objective not in [member for member in Objective if member.is_of_run]:
         return
     if asked is None:
         raise InputError(f"objective={objective}: is of the whole run; give its tokens, as --tokens 15T")
@@ -97,17 +97,17 @@ def check_objective(objective: str, setting: Setting, asked: AskedRun | None) ->
 
 
 def with_run_values(result: SearchResult, setting: Setting, asked: AskedRun | None) -> SearchResult:
-    """Return the result with the values of its plans by an objective of the whole run; by another objective as it is."""
+    """Return the result with the values of its plans by an objective of the training run; unchanged for another objective."""
     if asked is None or not result.objective.is_of_run:
         return result
     values, of_kinds = (
         objective_values(result.objective, setting, predictions, asked)
         for predictions in (result.plans, [kind.prediction for kind in result.kinds])
     )
-    kinds = tuple(replace(each, value=value) for each, value in zip(result.kinds, of_kinds, strict=True))
+    kinds = tuple(replace(kind, value=value) for kind, value in zip(result.kinds, of_kinds, strict=True))
     return replace(result, values=values, kinds=kinds)
 
 
 def list_assumptions() -> tuple[Assumption, ...]:
-    """Constants of a whole training run, with their units and sources."""
+    """Return the constants of a training run, with their units and sources."""
     return tuple(load_assumptions().constants.values())

@@ -10,7 +10,7 @@ from perfmodel.cli.app import run
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.verbs.api import compare_measurement
 from perfmodel.verbs.searching import search_remedies
-from perfmodel.verbs.setting import make_job, make_setting, told
+from perfmodel.verbs.setting import annotated, make_job, make_setting
 from tests.parallel.test_results import MEASUREMENT
 
 JOB = dict(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192)
@@ -273,8 +273,8 @@ def test_a_search_prints_as_a_table():
 def test_a_utilisation_above_the_peak_says_what_it_counts():
     setting = make_setting(make_job("gpt2", global_batch=8, seq_len=1024), "dgx-h100", chips=8)
     prediction = perfmodel.predict(model="gpt2", cluster="dgx-h100", chips=8, global_batch=8, seq_len=1024)
-    assert told(prediction, setting).warnings == ()
-    (warning,) = told(dataclasses.replace(prediction, mfu_palm=1.1, mfu_causal=1.0), setting).warnings
+    assert annotated(prediction, setting).warnings == ()
+    (warning,) = annotated(dataclasses.replace(prediction, mfu_palm=1.1, mfu_causal=1.0), setting).warnings
     assert "full square of attention" in warning
 
 

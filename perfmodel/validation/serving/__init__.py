@@ -1,1 +1,1 @@
-"""Published runs of serving: read, predicted and judged; what they say of engines."""
+"""Validation against published serving runs: cases, their predictions and errors, by engine."""

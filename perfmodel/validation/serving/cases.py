@@ -1,6 +1,6 @@
-"""From the inputs of a published run of serving to what is predicted: job, plan, cluster and engine.
+"""Plan of a published serving run: its inputs become job, plan, cluster and engine.
 
-What the run does not state follows its engine, and is listed. A run that cannot be predicted raises `InputError` with the reason.
+Missing inputs follow the engine's defaults and are listed. A run that cannot be predicted raises `InputError` with the reason.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
 from perfmodel.workload.serving import Lengths, ServingJob, Speculation, constant
 
 OFFERED_AT_ONCE = 4096
-"""Requests of a run at maximum load: more than any engine runs at once."""
+"""Requests of a run at maximum load: more than any engine runs concurrently."""
 ACCEPTANCE = 0.75
-"""Of a drafted token; benchmarks with speculation do not publish theirs. DeepSeek-V3 states 85 to 90 % of its second token
-(arXiv 2412.19437, section 5.4.3), later ones of one module fare worse."""
+"""Acceptance rate of a drafted token; benchmarks with speculative decoding do not publish theirs.
 
-#: Families whose own checkpoints in fp8 lie in blocks of 128 (`weight_block_size` of their configs); others have a scale for a tensor.
+DeepSeek-V3 states 85 to 90 % for its second token (arXiv 2412.19437, section 5.4.3); later models with one module have lower rates.
+"""
+
+#: Families whose fp8 checkpoints have scales of 128-blocks (`weight_block_size` of their configs); others have a scale per tensor.
 _BLOCK_FAMILIES = ("deepseek", "kimi", "glm", "minimax", "qwen3")
 #: Precision of a run -> format of its weights.
 PRECISIONS: Mapping[str, str] = {
@@ -37,18 +39,18 @@ PRECISIONS: Mapping[str, str] = {
     "w4a16": "w4a16", "awq": "w4a16", "gptq": "w4a16", "int8-wo": "int8-weights", "int8": "int8", "w4a8": "w4a8",
 }  # fmt: skip
 _CACHES = {"bf16": Dtype.BF16, "fp16": Dtype.FP16, "fp8": Dtype.FP8, "auto": None}
-#: Engines whose quantised checkpoints (TensorRT Model Optimizer's) state an fp8 cache.
+#: Engines whose quantized checkpoints (of TensorRT Model Optimizer) state an fp8 cache.
 _FP8_CACHES = ("tensorrt-llm", "tensorrt-llm-2024", "nim")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedServing:
-    """A run, ready to be predicted.
+    """A run ready to be predicted.
 
-    kind     which of its times are compared (`measured.KINDS`)
-    engine   the name of a profile; version: of the engine, () where none is said
-    distinct_experts   that a layer meets where every sequence is the same prompt; 0: as routing has it
-    assumed  what the run does not state
+    kind      determines the compared metrics (`measured.KINDS`)
+    engine    name of a profile; version: of the engine, () if not stated
+    distinct_experts   active experts of a layer if all sequences are the same prompt; 0: by routing
+    assumed   inputs that the run does not state
     """
 
     hardware: HardwareOfCase
@@ -62,7 +64,7 @@ class PlannedServing:
 
 
 def plan_of_serving(inputs: Mapping[str, Any]) -> PlannedServing:
-    """The job and the plan of the run that `inputs` describe. Reads nothing but its arguments."""
+    """Return the job and the plan of the run that `inputs` describe. Reads nothing but its arguments."""
     assumed: list[str] = []
     kind = _kind(inputs, assumed)
     chip = _chip(inputs)
@@ -100,20 +102,20 @@ def _kind(inputs: Mapping[str, Any], assumed: list[str]) -> str:
 
 
 def _chip(inputs: Mapping[str, Any]) -> str:
-    stated, words = inputs.get("chip_id"), inputs.get("chip")
+    stated, description = inputs.get("chip_id"), inputs.get("chip")
     if isinstance(stated, str) and stated in list_chips():
         return stated
-    for text in (stated, words):
-        found = _called(text) if isinstance(text, str) else ""
-        if found:
-            return found
-    shown = one_line(stated or words or "", 60)
+    for text in (stated, description):
+        chip_id = _chip_id_of(text) if isinstance(text, str) else ""
+        if chip_id:
+            return chip_id
+    shown = one_line(stated or description or "", 60)
     raise InputError(
         f"chip_id={shown}: no chip of this name is known; it cannot be predicted" if shown else "chip_id: the run does not state it"
     )
 
 
-def _called(text: str) -> str:
+def _chip_id_of(text: str) -> str:
     try:
         return chip_called(text)
     except InputError:
@@ -126,7 +128,7 @@ def _called(text: str) -> str:
 
 
 def _plan(inputs: Mapping[str, Any], engine: str, assumed: list[str]) -> tuple[ServingPlan, int]:
-    """(the plan, chips of all)."""
+    """Return (plan, total number of chips)."""
     if inputs.get("disaggregated") is True or isinstance(inputs.get("disagg"), Mapping):
         return _pools(inputs, engine)
     parallel = inputs.get("parallel")
@@ -146,7 +148,7 @@ def _plan(inputs: Mapping[str, Any], engine: str, assumed: list[str]) -> tuple[S
 
 
 def _ep(inputs: Mapping[str, Any], parallel: Mapping[str, Any], ways: int) -> int:
-    """Ranks that experts are dealt over; of a model without experts the run may state some all the same."""
+    """Return the expert-parallel degree; 1 for a model without experts, even if the run states another."""
     model = inputs.get("model")
     if not (isinstance(model, Mapping) and isinstance(model.get("moe"), Mapping)):
         return 1
@@ -159,7 +161,11 @@ def _ep(inputs: Mapping[str, Any], parallel: Mapping[str, Any], ways: int) -> in
 
 
 def _pools(inputs: Mapping[str, Any], engine: str) -> tuple[ServingPlan, int]:
-    """Experts are dealt over a whole worker; the ranks of those of prompts, and of answers where it is said, attend by themselves."""
+    """Return the plan of disaggregated serving, and its number of chips.
+
+    Experts are sharded over all chips of a worker. Attention is data-parallel in prefill workers of such models, and in decode workers if
+    the run states it.
+    """
     split = inputs.get("disagg")
     if not isinstance(split, Mapping):
         raise InputError("disagg: the run does not state how many chips its workers have; it cannot be predicted without it")
@@ -205,7 +211,7 @@ def _job(inputs: Mapping[str, Any], kind: str, engine: str, assumed: list[str]) 
 
 
 def _distinct_experts(inputs: Mapping[str, Any], job: ServingJob) -> float:
-    """Equal sequences choose equal experts."""
+    """Return the active experts of repeated prompts: equal sequences are routed to equal experts."""
     experts = job.model.experts
     return float(experts.top_k) if inputs.get("repeated_prompts") is True and experts is not None else 0.0
 
@@ -220,7 +226,7 @@ def _concurrency(inputs: Mapping[str, Any], kind: str) -> int:
 
 
 def _lengths(inputs: Mapping[str, Any], field: str) -> Lengths:
-    """Nominal, or uniform up to it with the mean that the run states."""
+    """Return nominal lengths, or a uniform distribution up to the nominal length with the stated mean."""
     most, mean = optional_count(inputs, field), inputs.get(f"{field}_mean")
     is_mean = isinstance(mean, (int, float)) and not isinstance(mean, bool) and 1.0 <= mean <= MAX_COUNT
     if most is None:

@@ -1,4 +1,4 @@
-"""The table of runs of serving that `perfmodel validate --out` writes."""
+"""Table of serving runs in `perfmodel validate --out`."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ SERVING_COLUMNS = (
     "experts",
     "suspect",
 )
-"""Of runs of serving: seconds, output tokens a second of all chips."""
+"""Columns of serving runs: seconds, and output tokens a second of all chips."""
 
 _LABELS = ("source", "engine", "chip", "framework", "model", "precision", "experts")
 
 
 def serving_row_values(row: ServingRow) -> dict[str, Any]:
-    """Return column -> value; nan and None where there is none."""
+    """Return column -> value; nan and None for missing values."""
     values: dict[str, Any] = {"id": row.id, "reason": row.reason, "kind": row.kind, "tier": row.tier, "suspect": row.served.suspect}
     for metric in METRICS:
         low, high = row.intervals.get(metric, (math.nan, math.nan))

@@ -1,4 +1,4 @@
-"""The estimators that published runs of serving share: one for each model, format, cluster and engine."""
+"""Shared estimators of published serving runs: one for each model, format, cluster and engine."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from perfmodel.validation.serving.cases import PlannedServing
 
 @dataclass(slots=True, kw_only=True)
 class Estimators:
-    """Predicts planned runs. calibration: as `calibration_of_run` is asked."""
+    """Predictor of planned runs. calibration: a name or path for `calibration_of_run`."""
 
     calibration: str | Path | None = None
-    made: dict[Any, ServingEstimator] = field(default_factory=dict)
+    estimators: dict[Any, ServingEstimator] = field(default_factory=dict)
 
     def predict(self, planned: PlannedServing, engine: Engine | None = None) -> ServingPrediction:
-        """By the formulas, which fits need many times. engine: in place of the run's own."""
+        """Predict a run by the closed-form formulas, for repeated evaluation in fits. engine: replaces the run's engine."""
         return predict_plan(self.of(planned, engine), planned.job, planned.plan, distinct_experts=planned.distinct_experts)
 
     def as_served(self, planned: PlannedServing) -> ServingPrediction:
-        """As `serve` prints it: simulated."""
+        """Predict a run by simulation, as `serve` does."""
         return predict_served(self.of(planned), planned.job, planned.plan, distinct_experts=planned.distinct_experts)
 
     def of(self, planned: PlannedServing, engine: Engine | None = None) -> ServingEstimator:
-        """That of a run, with its engine at its version."""
+        """Return the estimator of a run, with its engine at its version."""
         return self.estimator(planned, (engine or load_engine(planned.engine)).at(planned.version))
 
     def estimator(self, planned: PlannedServing, engine: Engine) -> ServingEstimator:
         job = planned.job
         key = (job.model, job.quantization, job.kv_precision, planned.hardware, _key(engine))
-        if key not in self.made:
-            if len(self.made) > 4096:
-                self.made.clear()
-            self.made[key] = ServingEstimator(
+        if key not in self.estimators:
+            if len(self.estimators) > 4096:
+                self.estimators.clear()
+            self.estimators[key] = ServingEstimator(
                 model=job.model,
                 cluster=cluster_of_run(planned.hardware),
                 calibration=calibration_of_run(planned.hardware, self.calibration),
@@ -48,9 +48,9 @@ class Estimators:
                 quantization=job.quantization,
                 cache=job.kv_precision,
             )
-        return self.made[key]
+        return self.estimators[key]
 
 
 def _key(engine: Engine) -> tuple[Any, ...]:
-    """An engine's fields, but for its notes, which have no hash."""
-    return tuple(getattr(engine, each.name) for each in fields(engine) if each.name != "notes")
+    """Return the fields of an engine except its notes, which are not hashable."""
+    return tuple(getattr(engine, engine_field.name) for engine_field in fields(engine) if engine_field.name != "notes")

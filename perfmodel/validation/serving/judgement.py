@@ -15,7 +15,7 @@ from perfmodel.validation.statistics import ErrorStatistics, error_statistics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingErrors:
-    """Errors of each metric over the runs of one label, and how many completed runs are predicted not to fit."""
+    """Errors of each metric over the runs of one label, and the number of completed runs that are predicted not to fit."""
 
     name: str
     num_rows: int
@@ -26,8 +26,12 @@ class ServingErrors:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingResult:
-    """Every case of serving in the order of the files; errors of the scored rows (primary, not suspect) over all and by field, those of the
-    others that are not suspect, the second-hand ones, and why cases were not predicted (reason -> count)."""
+    """Result of the validation of serving: every case in file order, and the reasons of cases without a prediction (reason -> count).
+
+    overall, by   errors of the scored rows (primary, not suspect) over all, and by field
+    secondary     errors of the other rows that are not suspect
+    second_hand   errors of figures that were not published by their author
+    """
 
     rows: tuple[ServingRow, ...]
     overall: ServingErrors

@@ -1,7 +1,7 @@
-"""How a benchmark started its engine, where its scripts say it and its table does not.
+"""Launch options of benchmarks, from their scripts, where their tables do not contain them.
 
 InferenceMAX (github.com/SemiAnalysisAI/InferenceX, formerly InferenceMAX): benchmarks/*.sh at the commits of the runs, October 2025 to
-March 2026. Its runs are those that state mean lengths: no other benchmark draws them.
+March 2026. Its runs are the ones that state mean lengths: no other benchmark draws random lengths.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from perfmodel.validation.fields import optional_count
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """max_batch, max_tokens   of an attention rank; 0 where the engine's own stand
-    cache                      in place of what the run says; None: as it says
+    """Launch options of an engine.
+
+    max_batch, max_tokens   of an attention rank; 0: the engine's defaults
+    cache                   replaces the cache's stated dtype; None: as stated
     """
 
     max_batch: int = 0
@@ -27,9 +29,9 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Script:
-    """Options of launch scripts for an engine, a model (the beginning of its name) and chips (likewise; "" for any).
+    """Options of launch scripts for an engine, a model (prefix of its name) and chips (prefix; "" for any).
 
-    of_clients   they pass the number of clients as `max_batch` (--max-num-seqs=$CONC)
+    of_clients   `max_batch` is the number of clients (--max-num-seqs=$CONC)
     """
 
     engine: str
@@ -46,8 +48,8 @@ class _Script:
 
 
 _SCRIPTS = (
-    # 70b_fp8_h100_{docker,slurm}.sh: `--config=config.yaml` holds kv-cache-dtype: fp8, but vLLM reads such a file only where it is written
-    # as two words (vllm/utils/__init__.py of 0.10.2, parse_args: "if '--config' in args"), so that the cache stays in 16 bits
+    # 70b_fp8_h100_{docker,slurm}.sh: `--config=config.yaml` contains kv-cache-dtype: fp8, but vLLM reads such a file only if the flag is
+    # written as two words (vllm/utils/__init__.py of 0.10.2, parse_args: "if '--config' in args"), so the cache stays in 16 bits
     _Script(engine="vllm", model="Llama-3-70B", chip="h100", before=(0, 11), of_clients=True, launch=Launch(cache=Dtype.BF16)),
     _Script(engine="vllm", model="Llama-3-70B", of_clients=True),  # 70b_fp8_h200_slurm.sh, 70b_fp8_b200_docker.sh
     _Script(engine="vllm", model="moonshotai/Kimi-K2.5", of_clients=True),  # kimik2.5_fp4_b200.sh, kimik2.5_int4_{b200,h200}.sh
@@ -59,12 +61,12 @@ _SCRIPTS = (
 
 
 def launch_of(inputs: Mapping[str, Any], engine: str, chip: str, version: tuple[int, ...]) -> Launch:
-    """Launch options of the run that `inputs` describe."""
+    """Return the launch options of the run that `inputs` describe."""
     model = inputs.get("model")
     name = model.get("name") if isinstance(model, Mapping) else None
     if inputs.get("input_len_mean") is None or not isinstance(name, str):
         return Launch()
-    script = next((each for each in _SCRIPTS if each.is_of(engine, name, chip, version)), None)
+    script = next((script for script in _SCRIPTS if script.is_of(engine, name, chip, version)), None)
     if script is None:
         return Launch()
     clients = optional_count(inputs, "batch") if script.of_clients else None

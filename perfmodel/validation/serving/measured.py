@@ -10,7 +10,7 @@ from typing import Any
 from perfmodel.foundation.errors import one_line
 from perfmodel.validation.fields import positive
 
-#: Fields of a case that make it one of serving, and the kinds of such cases.
+#: Fields that identify a case as a serving run, and the kinds of such cases.
 SERVING_FIELDS = (
     "input_len", "output_len", "input_len_mean", "output_len_mean", "chip_id", "chips", "kv_precision", "disaggregated", "disagg", "kind",
     "repeated_prompts", "speculative", "draft_tokens", "batch", "parallel",
@@ -18,15 +18,15 @@ SERVING_FIELDS = (
 KINDS = ("static_batch", "serving", "max_throughput", "decode_step", "ttft_only")
 MEASURED_FIELDS = ("ttft_ms", "tpot_ms", "e2e_ms", "tokens_per_s")
 KUNDU = "nemo"
-"""Sources (first word of an id) whose figures came second-hand: scored in a table of their own."""
+"""Source (first word of an id) with second-hand figures: scored in a separate table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """Seconds and output tokens a second of all chips; nan where the run states none.
+    """Measured metrics of a serving run, in seconds and output tokens a second of all chips; nan where the run states none.
 
-    suspect       why the run is not scored; "" for nothing
-    ttft_note     what else its time to the first token holds (a queue, start-up); "" for nothing
+    suspect       reason why the run is not scored; "" for none
+    ttft_note     additional parts of its time to first token (queueing, start-up); "" for none
     repeat_group  runs that repeat one configuration with other values
     """
 
@@ -40,7 +40,7 @@ class Served:
 
 
 def is_serving(data: Mapping[str, Any]) -> bool:
-    """Whether a line is a run of serving, by its shape."""
+    """Return whether a line is a serving run, by its fields."""
     if "sequence_length" in data or "global_batch" in data:
         return False
     measured = data.get("measured")
@@ -49,7 +49,7 @@ def is_serving(data: Mapping[str, Any]) -> bool:
 
 
 def served_of(data: Mapping[str, Any]) -> Served:
-    """Measured metrics, and those that follow by definition (latency = TTFT + (O - 1) TPOT, tokens/s = batch O / latency)."""
+    """Return measured metrics, and those that follow by definition (latency = TTFT + (O - 1) TPOT, tokens/s = batch O / latency)."""
     measured = data.get("measured")
     measured = measured if isinstance(measured, Mapping) else {}
     ttft, tpot, latency = (positive(measured.get(field)) * 1e-3 for field in MEASURED_FIELDS[:3])

@@ -1,6 +1,6 @@
 """The `model` object of a published serving run as a `TransformerConfig`.
 
-A shipped model of the same sizes, whatever its name, says what a run does not state (norms, biases, gates); else a gated MLP means
+A shipped model of the same sizes, independent of its name, supplies missing fields (norms, biases, gates). Otherwise a gated MLP means
 Llama's block and any other GPT's, as for training.
 """
 
@@ -27,33 +27,31 @@ from perfmodel.workload.layer_specs import (
 )
 from perfmodel.workload.models import list_models, load_model
 
-#: Positions of a model that turns them: published runs do not state the checkpoint's limit, and one model of many lengths is compiled once.
+#: Positions of a model with rotary embeddings: published runs do not state the limit, and one value serves models of all lengths.
 _POSITIONS = 2**20
-_SAME = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size", "gated_mlp")
+_SHARED_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size", "gated_mlp")
 _ATTENTIONS = ("gqa", "mla", "mla+dsa", "hybrid")
-#: Letters of a pattern of layers (Nemotron-H): what mixes tokens, and what each then runs.
+#: Letter of a layer pattern (Nemotron-H) -> token mixer and feed-forward of the layer.
 _PATTERN: Mapping[str, tuple[Mixer, FeedForward]] = {
     "M": ("mamba", "none"), "*": ("attention", "none"), "E": ("none", "experts"), "-": ("none", "dense"),
 }  # fmt: skip
-_CHUNK = 128  # of a state space's scan, where nothing is stated
+_CHUNK = 128  # default chunk of a state-space scan
 
 
 def model_of_case(model: Any, *, longest: int, drafts: bool = False) -> TransformerConfig:
-    """longest: tokens of the longest sequence; drafts: modules that predict further tokens are loaded."""
+    """Return the model of a run. longest: tokens of the longest sequence; drafts: multi-token-prediction modules are loaded."""
     if not isinstance(model, Mapping):
         raise InputError("model: the run does not state it; it cannot be predicted without its sizes")
-    made = _twin(_made(model))
-    positions = longest if made.position == "learned" else max(longest, _POSITIONS)
+    config = _shipped_equivalent(_stated_config(model))
+    positions = longest if config.position == "learned" else max(longest, _POSITIONS)
     return replace(
-        made, max_position_embeddings=max(made.max_position_embeddings, positions), num_mtp_layers=_drafters(made) if drafts else 0
+        config,
+        max_position_embeddings=max(config.max_position_embeddings, positions),
+        num_mtp_layers=max(config.num_mtp_layers, 1) if drafts else 0,
     )
 
 
-def _drafters(model: TransformerConfig) -> int:
-    return max(model.num_mtp_layers, 1)
-
-
-def _made(model: Mapping[str, Any]) -> TransformerConfig:
+def _stated_config(model: Mapping[str, Any]) -> TransformerConfig:
     name = one_line(model.get("name") or "model", 80)
     attention = model.get("attention") or "gqa"
     if attention not in _ATTENTIONS:
@@ -99,12 +97,12 @@ def _made(model: Mapping[str, Any]) -> TransformerConfig:
     )
 
 
-def _twin(made: TransformerConfig) -> TransformerConfig:
-    """The shipped model of the same sizes, under the run's name; `made` where there is none."""
-    for each in _shipped():
-        if all(getattr(each, field) == getattr(made, field) for field in _SAME) and _same_parts(each, made):
-            return replace(each, name=made.name)
-    return made
+def _shipped_equivalent(config: TransformerConfig) -> TransformerConfig:
+    """Return the shipped model of the same sizes, under the run's name; `config` if there is none."""
+    for shipped in _shipped():
+        if all(getattr(shipped, field) == getattr(config, field) for field in _SHARED_SIZES) and _same_parts(shipped, config):
+            return replace(shipped, name=config.name)
+    return config
 
 
 def _same_parts(one: TransformerConfig, other: TransformerConfig) -> bool:
@@ -116,7 +114,7 @@ def _same_parts(one: TransformerConfig, other: TransformerConfig) -> bool:
             return False
     elif one.intermediate_size != other.intermediate_size:
         return False
-    mixed = [sorted((kind.mixer, kind.feed_forward, kind.count) for kind in each.layer_kinds) for each in (one, other)]
+    mixed = [sorted((kind.mixer, kind.feed_forward, kind.count) for kind in model.layer_kinds) for model in (one, other)]
     return mixed[0] == mixed[1] and (one.latent is not None or one.head_dim == other.head_dim)
 
 
@@ -180,7 +178,7 @@ def _delta(delta: Any, name: str) -> DeltaNet | None:
 
 
 def _kinds(model: Mapping[str, Any], layers: int, is_latent: bool, has_experts: bool) -> tuple[LayerSpec, ...]:
-    """Kinds of the layers, if they are not all alike."""
+    """Return the kinds of the layers, empty if all layers are equal."""
     feeds: Sequence[FeedForward] = ["experts" if has_experts else "dense"] * layers
     pattern, every = model.get("layer_pattern"), model.get("full_attention_interval")
     if isinstance(pattern, str):
@@ -191,11 +189,11 @@ def _kinds(model: Mapping[str, Any], layers: int, is_latent: bool, has_experts: 
             )
         return kinds_of_layers([_PATTERN[letter] for letter in pattern])
     if isinstance(model.get("linear_attention"), Mapping) and isinstance(every, int) and every > 0:
-        mixers: list[Mixer] = ["attention" if (place + 1) % every == 0 else "delta" for place in range(layers)]
+        mixers: list[Mixer] = ["attention" if (layer + 1) % every == 0 else "delta" for layer in range(layers)]
         return kinds_of_layers(list(zip(mixers, feeds, strict=True)))
     moe = model.get("moe")
     first = (moe.get("first_dense_layers") or 0) if isinstance(moe, Mapping) and has_experts else 0
     if first:
         mixer: Mixer = "latent" if is_latent else "attention"
-        return kinds_of_layers([(mixer, "dense" if place < first else "experts") for place in range(layers)])
+        return kinds_of_layers([(mixer, "dense" if layer < first else "experts") for layer in range(layers)])
     return ()

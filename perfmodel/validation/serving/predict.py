@@ -1,4 +1,4 @@
-"""Published runs of serving predicted one after the other; what they share (clusters, machines, compiled programs) is made once."""
+"""Prediction of published serving runs; clusters, machines and compiled programs are shared between runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Predict = Callable[[PlannedServing], ServingPrediction]
 
 @dataclass(slots=True, kw_only=True)
 class ServingCasePredictor:
-    """predict: the prediction of a planned run; None: as `serve` prints it."""
+    """Predictor of serving cases. predict: the prediction of a planned run; None: by simulation, as `serve` does."""
 
     calibration: str | Path | None = None
     predict: Predict | None = None
@@ -54,12 +54,12 @@ class ServingCasePredictor:
             return replace(row, reason=reason_of(error))
 
     def plan(self, inputs: Mapping[str, Any]) -> PlannedServing:
-        """Runs that print one configuration again share its plan."""
+        """Return the plan of the inputs; runs that repeat a configuration share it."""
         key = json.dumps(inputs, sort_keys=True, default=str)
-        found = self.plans.get(key)
-        if found is None:
-            found = self.plans[key] = plan_of_serving(inputs)
-        return found
+        planned = self.plans.get(key)
+        if planned is None:
+            planned = self.plans[key] = plan_of_serving(inputs)
+        return planned
 
     def _predict(self, planned: PlannedServing) -> ServingPrediction:
         if self.predict is None:
@@ -70,17 +70,17 @@ class ServingCasePredictor:
 
 
 def with_prediction(row: ServingRow, prediction: ServingPrediction) -> ServingRow:
-    """The metrics that are compared of such a run."""
+    """Return the row with the predicted metrics that are compared for this kind of run."""
     planned = row.planned
     assert planned is not None
     predicted = metrics_of(planned, prediction)
     if not all(math.isfinite(value) for value in predicted.values()):
         return replace(row, reason=NOT_FINITE)
-    held = dict(prediction.intervals)
-    if "tokens_per_second" in held:  # those are of one chip
-        low, high = held["tokens_per_second"]
-        held["tokens_per_second"] = low * planned.plan.num_chips, high * planned.plan.num_chips
-    intervals = {metric: held[metric] for metric in predicted if metric in held}
+    all_intervals = dict(prediction.intervals)
+    if "tokens_per_second" in all_intervals:  # these are of one chip
+        low, high = all_intervals["tokens_per_second"]
+        all_intervals["tokens_per_second"] = low * planned.plan.num_chips, high * planned.plan.num_chips
+    intervals = {metric: all_intervals[metric] for metric in predicted if metric in all_intervals}
     return replace(
         row,
         predicted=MappingProxyType(predicted),
@@ -91,7 +91,7 @@ def with_prediction(row: ServingRow, prediction: ServingPrediction) -> ServingRo
 
 
 def metrics_of(planned: PlannedServing, prediction: ServingPrediction) -> dict[str, float]:
-    """Predicted metrics that a run of this kind is compared with."""
+    """Return the predicted metrics that a run of this kind is compared with."""
     rate = prediction.tokens_per_second_per_chip * planned.plan.num_chips
     latency = prediction.request_latency.mean
     match planned.kind:

@@ -1,4 +1,4 @@
-"""One published run of serving beside its prediction, and what it is counted under."""
+"""Prediction and measurement of one published serving run, and the labels that errors are grouped by."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from perfmodel.validation.serving.cases import PlannedServing
 from perfmodel.validation.serving.measured import KUNDU, Served
 
 SERVING_BY = ("source", "engine", "chip", "model", "precision", "concurrency", "framework", "kind", "tier", "experts")
-"""What `--by` takes of runs of serving."""
+"""Fields of `--by` for serving runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingRow:
-    """predicted   metric -> seconds (tokens_per_second: output tokens of all chips); empty where it was not, with the reason
-    intervals    metric -> its 80 % interval
-    labels       a label for each of `SERVING_BY`
-    running, max_sequences   of a replica, predicted
+    """Prediction and measurement of one serving run.
+
+    predicted     metric -> seconds (tokens_per_second: output tokens of all chips); empty without a prediction, with the reason
+    intervals     metric -> its 80 % interval
+    labels        a label for each of `SERVING_BY`
+    max_sequences   predicted, of a replica
     """
 
     id: str
@@ -47,18 +49,18 @@ class ServingRow:
 
     @property
     def is_scored(self) -> bool:
-        """Primary, nothing suspect about it, and predicted."""
+        """The run is primary, not suspect, and predicted."""
         return self.is_predicted and self.tier == "primary" and not self.served.suspect
 
     def measured(self, metric: str) -> float:
         return float(getattr(self.served, metric))
 
     def error(self, metric: str) -> float:
-        """predicted / measured - 1; nan where one is missing."""
+        """Return predicted / measured - 1; nan where one is missing."""
         return self.predicted.get(metric, math.nan) / self.measured(metric) - 1.0
 
     def counts(self, metric: str) -> bool:
-        """Whether its error of a metric is that of the engine and not of a queue or of start-up that the source names."""
+        """Return whether the error of a metric counts: it does not include queueing or start-up that the source mentions."""
         return not math.isnan(self.error(metric)) and not (metric == "ttft" and self.served.ttft_note)
 
 
@@ -82,5 +84,5 @@ def labels_of_serving(inputs: Mapping[str, Any], *, group: str, tier: str, plann
 
 
 def label_order(label: str) -> tuple[float, str]:
-    """Numbers by size, before names."""
+    """Return a sort key: numbers by size, before names."""
     return (float(label), "") if label.isdigit() else (math.inf, label)

@@ -1,4 +1,4 @@
-"""Which engine a published run was served by: a profile in `strategies/engines/`, by the words of its `framework` and by its version."""
+"""Engine of a published run: a profile in `strategies/engines/`, by the words of its `framework` and by its version."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from perfmodel.frameworks.engine import GENERIC_ENGINE, version_of
 
 #: Chips on which vLLM of 2024 launched every kernel (Argonne's scripts: --enforce-eager on ROCm).
 _EAGER_CHIPS = ("mi210", "mi250")
-#: Those that were so new that their libraries had no kernels for few rows either.
+#: Chips that were too new for tuned libraries: they had no kernels for few rows either.
 _UNTUNED_CHIPS = ("mi300",)
 
 
 def engine_of(framework: object, *, chip: str = "") -> str:
-    """The name of a profile. framework: "vllm 0.10.2", "TensorRT-LLM v0.17 (in-flight batching)", ...; of vLLM and TensorRT-LLM without a
-    version the stacks of 2024, before they said it; `generic` where its words name none."""
+    """Return the name of a profile; `generic` if no engine is named.
+
+    framework   "vllm 0.10.2", "TensorRT-LLM v0.17 (in-flight batching)", ...; vLLM and TensorRT-LLM without a version are those of 2024,
+                because later runs state their version
+    """
     text = framework.lower()[:200] if isinstance(framework, str) else ""
     if "nim" in re.findall(r"[a-z]+", text):
         return "nim"
@@ -29,13 +32,13 @@ def engine_of(framework: object, *, chip: str = "") -> str:
         if modern:
             return "tensorrt-llm"
         return "tensorrt-llm-2023" if "nemo" in text or () < version_of(text) < (0, 9) else "tensorrt-llm-2024"
-    for word, engine in (
+    for name, engine in (
         ("sglang", "sglang"),
         ("fastertransformer", "fastertransformer"),
         ("gpt-fast", "gpt-fast"),
         ("mii", "deepspeed-mii"),
     ):
-        if word in text:
+        if name in text:
             return engine
     if chip.startswith("gaudi") and ("deepspeed" in text or "optimum" in text):
         return "optimum-habana"

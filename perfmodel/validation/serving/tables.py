@@ -1,4 +1,4 @@
-"""Errors of predictions of serving as tables for people."""
+"""Tables of the errors of serving predictions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ WORDS = {"ttft": "TTFT", "tpot": "TPOT", "request_latency": "latency", "tokens_p
 def serving_headline(result: ServingResult) -> str:
     scored = result.overall
     parts = [
-        f"{WORDS[metric]} {share_text(each.median)} ({share_text(each.p90)} at the 90th percentile, {each.count:,} runs)"
-        for metric, each in scored.metrics.items()
-        if each.count
+        f"{WORDS[metric]} {share_text(statistics.median)} ({share_text(statistics.p90)} at the 90th percentile, {statistics.count:,} runs)"
+        for metric, statistics in scored.metrics.items()
+        if statistics.count
     ]
     lines = [f"{result.num_predicted:,} of {result.num_rows:,} cases of serving predicted."]
     if parts:
@@ -32,9 +32,10 @@ def serving_headline(result: ServingResult) -> str:
 
 def serving_tables(result: ServingResult) -> list[Table]:
     tables = [
-        serving_error_table(f"Errors of serving by {field}, scored runs", field, each, result.overall) for field, each in result.by.items()
+        serving_error_table(f"Errors of serving by {field}, scored runs", field, summaries, result.overall)
+        for field, summaries in result.by.items()
     ]
-    rest = [each for each in (result.secondary, result.second_hand) if each.num_rows]
+    rest = [errors for errors in (result.secondary, result.second_hand) if errors.num_rows]
     if rest:
         tables.append(serving_error_table("Errors of serving, not scored", "runs", rest))
     if result.reasons:
@@ -43,13 +44,18 @@ def serving_tables(result: ServingResult) -> list[Table]:
 
 
 def serving_error_table(title: str, field: str, summaries: Sequence[ServingErrors], overall: ServingErrors | None = None) -> Table:
-    """Table of errors by metric: count, median, 90th percentile and bias."""
+    """Return a table of errors by metric: count, median, 90th percentile and bias."""
     every = [*summaries, *([] if overall is None or len(summaries) < 2 else [overall])]
-    metrics = [metric for metric in METRICS if any(each.metrics[metric].count for each in every)]
+    metrics = [metric for metric in METRICS if any(errors.metrics[metric].count for errors in every)]
     headers = [field, "cases", *(f"{WORDS[metric]}: {word}" for metric in metrics for word in ("runs", "median", "p90", "bias")), "no fit"]
     rows = tuple(
-        (each.name, f"{each.num_rows:,}", *(cell for metric in metrics for cell in _cells(each.metrics[metric])), str(each.num_out or ""))
-        for each in every
+        (
+            errors.name,
+            f"{errors.num_rows:,}",
+            *(cell for metric in metrics for cell in _cells(errors.metrics[metric])),
+            str(errors.num_out or ""),
+        )
+        for errors in every
     )
     return Table(title=title, headers=tuple(headers), rows=rows, right=tuple(headers[1:]))
 

@@ -18,7 +18,7 @@ def test_a_run_is_predicted_within_reason_of_what_was_measured(predictor):
     row = predictor.row(parse_case(json.dumps(changed(measured={"ttft_ms": 45.0, "tpot_ms": 5.6})), 1))
     assert row.predicted_fits
     assert abs(row.error("tpot")) < 0.4
-    assert len(predictor.predict.__self__.made) == 1
+    assert len(predictor.predict.__self__.estimators) == 1
 
 
 def test_equal_prompts_meet_few_experts(predictor):
