@@ -121,11 +121,11 @@ def _load_version() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        found = version("perfmodel")
+        installed = version("perfmodel")
     except PackageNotFoundError:  # a checkout on the path, not installed
-        found = "0+unknown"
-    globals()["__version__"] = found
-    return found
+        installed = "0+unknown"
+    globals()["__version__"] = installed
+    return installed
 
 
 if not TYPE_CHECKING:

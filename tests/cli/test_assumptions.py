@@ -23,7 +23,7 @@ def test_tokens_add_the_whole_run(call, call_json):
 
 
 def test_a_run_that_failures_undo_never_ends(call):
-    code, out, _ = call("predict", *JOB, "--tokens", "1T", "--assume", "failures_per_node_day=1e6")
+    code, out, _ = call("predict", *JOB, "--tokens", "1T", "--assume", "failures_per_node_day=1e6/day")
     assert code == 0
     assert "the run never ends: it loses more to failures than it trains" in out
     assert "inf" not in out

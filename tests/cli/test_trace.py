@@ -150,7 +150,7 @@ def test_the_largest_difference_is_named(call, call_json, plan, tmp_path):
         (["ddp", "--steps", "2"], "--steps: is for a measured trace"),
         (["--measured", "missing.json", "--steps", "0"], "steps=0: must be a positive number of steps"),
         (["--measured", "missing.pickle"], "missing.pickle: cannot be read as a memory snapshot (No such file or directory)"),
-        (["--measured", "missing.json", "--out", "run.csv"], "out=run.csv: must end in .jsonl with measured traces"),
+        (["--measured", "missing.json", "--out", "run.csv"], "out=run.csv: must end in .jsonl with what was measured; write runs.jsonl"),
     ],
 )
 def test_bad_measured_input_is_one_sentence(call, arguments, sentence):
@@ -178,7 +178,7 @@ def test_a_memory_snapshot_is_compared_with_the_predicted_memory(call, call_json
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--out", "run.jsonl"], "--out run.jsonl: a memory snapshot has no step time"),
+        (["--out", "run.jsonl"], "out=run.jsonl: needs the plan that ran; give it with --plan"),
         (["--steps", 2], "--steps: is for traces"),
         (["--measured", "trace.json"], "snapshot.pickle: is a memory snapshot among traces"),
     ],

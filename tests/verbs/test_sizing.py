@@ -137,7 +137,7 @@ def test_deadlines_and_budgets_are_read_as_people_write_them(read, value, expect
         ({"cluster": ["dgx-h100", "dgx-h1000"]}, "dgx-h1000"),
         ({"chips": "32..8"}, r"chips=32..8: must be two numbers, the smaller first; write 256..2048"),
         ({"chips": 20}, "chips"),
-        ({"assume": {"failures_per_node_day": 100, "restart_time": 1e6}}, "chips=8: it fails before it makes progress"),
+        ({"assume": {"failures_per_node_day": "100/day", "restart_time": "1e6 s"}}, "chips=8: it fails before it makes progress"),
     ],
 )
 def test_bad_input_is_one_sentence(words, sentence):
