@@ -120,13 +120,12 @@ def _replaced(constant: Assumption, value: float, source: str = "given by the us
 
 def _in_unit(value: float | str, constant: Assumption, field: str) -> float:
     """Return a number in the unit of the constant, which may follow it. A bare number of another magnitude is rejected as another unit."""
-    text = value.strip().removesuffix(constant.unit).strip() if isinstance(value, str) and constant.unit else value
-    number = _positive(text, field)
-    if not constant.low / _FARTHEST <= number <= constant.high * _FARTHEST:
+    unit = constant.unit.removeprefix("1")  # a rate: 0.004/day
+    has_unit = bool(unit) and isinstance(value, str) and value.strip().endswith(unit)
+    number = _positive(str(value).strip().removesuffix(unit) if has_unit else value, field)
+    if not has_unit and not constant.low / _FARTHEST <= number <= constant.high * _FARTHEST:
         rule = f"is in {constant.unit}, and published values are {constant.low:g} to {constant.high:g}"
-        raise bad_field(
-            field, value, rule, f"write {field.removeprefix('assume ')}={constant.value:g}" + (f"{constant.unit}" if constant.unit else "")
-        )
+        raise bad_field(field, value, rule, f"write {field.removeprefix('assume ')}={constant.value:g}{unit}")
     return number
 
 
