@@ -14,7 +14,7 @@ from perfmodel.planner.uniform.sweep import sweep
 from perfmodel.workload.layer_specs import Experts
 from perfmodel.workload.models import load_model
 from perfmodel.workload.training import training_of
-from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model
+from tests.cost.jobs import CHIP, LLAMA_LIKE, estimator_of, make_job, make_model
 from tests.marks import mostly_nightly
 
 DENSE = make_job(make_model(num_hidden_layers=2), batch=8)
@@ -54,6 +54,43 @@ def test_what_need_not_be_timed_would_not_be_kept(monkeypatch):
     monkeypatch.setattr(uniform_sweep, "_worth_timing", counting)
     assert found(job) == pruned
     assert sum(skipped) > 0
+
+
+@pytest.mark.parametrize("usable", [24e9, 6e9, 1e9])
+def test_layouts_too_large_by_their_state_are_counted_as_if_they_were_evaluated(usable, monkeypatch):
+    """Of a chip whose memory holds most plans, some, or none: the counts, the best plans and the least memory of an exhaustive sweep."""
+    estimator = estimator_of(
+        make_job(load_model("gpt2-xl"), batch=16, seq_len=1024),
+        chips=16,
+        node=8,
+        chip=replace(CHIP, memory=replace(CHIP.memory, capacity=usable)),
+    )
+    space = Space(orders=Space().orders[:1])
+    evaluated = []
+
+    def searched():
+        evaluated.append(0)
+        state = sweep(estimator, space, top=5)
+        counts = state.num_evaluated, state.num_feasible, state.num_static, state.num_tight
+        kept = (state.best_time, state.best_memory, state.least)
+        plans = [[state.plan(int(i)) for i in best.ids] for best in kept]
+        return counts, [best.values.tolist() for best in kept], plans, state.front.first.tolist(), state.front.second.tolist()
+
+    def counting(*arguments):
+        memory, fits = plan_memory(*arguments)
+        evaluated[-1] += memory.size
+        return memory, fits
+
+    plan_memory, least_state_memory = uniform_sweep.plan_memory, uniform_sweep.least_state_memory
+    monkeypatch.setattr(uniform_sweep, "plan_memory", counting)
+    pruned = searched()
+    monkeypatch.setattr(
+        uniform_sweep,
+        "least_state_memory",
+        lambda *given: {rule: np.zeros_like(least) for rule, least in least_state_memory(*given).items()},
+    )
+    assert searched() == pruned
+    assert evaluated[0] < evaluated[1]
 
 
 @pytest.mark.parametrize("profile", mostly_nightly(["generic", "torchtitan", "deepspeed"], ["torchtitan"]))
