@@ -23,7 +23,7 @@ from perfmodel.hardware.chip import Chip as Chip, MemoryTier as MemoryTier
 from perfmodel.hardware.cluster import Cluster as Cluster
 from perfmodel.hardware.fabric import Link as Link, NetworkTier as NetworkTier, Topology as Topology
 from perfmodel.parallel.algebra.rules import RuleSet
-from perfmodel.parallel.framework_ref import Stated
+from perfmodel.parallel.framework_ref import SettingValues
 from perfmodel.parallel.layout import AttentionKernel as AttentionKernel, ParallelLayout as ParallelLayout, PipelineSchedule as PipelineSchedule, Recompute as Recompute, ZeroStage as ZeroStage
 from perfmodel.parallel.measured_memory import AllocationSite as AllocationSite, MeasuredMemory as MeasuredMemory, MemoryComparison as MemoryComparison
 from perfmodel.parallel.measured_trace import MeasuredTrace as MeasuredTrace, TraceComparison as TraceComparison
@@ -229,7 +229,7 @@ def compare_plans(
     *,
     calibration: str | Path | Calibration | None = None,
     profile: str | Path | ExecutionProfile | None = None,
-    settings: Stated = None,
+    settings: SettingValues = None,
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
 ) -> tuple[Prediction, ...]:
@@ -243,7 +243,7 @@ def explain_plan(
     cluster: str | Path | Cluster | None = None,
     calibration: str | Path | Calibration | None = None,
     profile: str | Path | ExecutionProfile | None = None,
-    settings: Stated = None,
+    settings: SettingValues = None,
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
     any_framework: bool = False,
@@ -1864,7 +1864,7 @@ def predict_network_plan(
     zero: int | None = None,
     memory_headroom: float | str | None = None,
     profile: str | Path | ExecutionProfile | None = None,
-    settings: Stated = None,
+    settings: SettingValues = None,
     calibration: str | Path | Calibration | None = None,
 ) -> Prediction:
     """Predict step time and memory of a plan of a network, on its own cluster or another, with its own job options or the given ones.

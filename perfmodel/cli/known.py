@@ -351,7 +351,7 @@ def profiles(
 ) -> None:
     """List execution profiles: what a framework does with a plan, with their sources."""
     from perfmodel.frameworks.profile import list_profiles, load_profile, profile_fields
-    from perfmodel.parallel.framework_ref import STATED
+    from perfmodel.parallel.framework_ref import SETTING_NAMES
 
     known = [load_profile(profile_name) for profile_name in ([name] if name else list_profiles())]
 
@@ -368,7 +368,7 @@ def profiles(
                 fold=("gradients",),
                 sources=sources,
             )
-            yield Text(f"Settings of any of them (--setting, docs/settings.md): {', '.join(STATED)}.", apart=True)
+            yield Text(f"Settings of any of them (--setting, docs/settings.md): {', '.join(SETTING_NAMES)}.", apart=True)
 
     show(Document(content=lambda: {"profiles": [profile_fields(profile) for profile in known]}, blocks=blocks), output)
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from perfmodel.parallel.context_forms import ULYSSES, ULYSSES_RULES
-from perfmodel.parallel.framework_ref import STATED
+from perfmodel.parallel.framework_ref import SETTING_NAMES
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.recompute_modules import MODULES
 from perfmodel.parallel.stage_cuts import default_stage_layers
@@ -20,7 +20,7 @@ def facts_of_plan(plan: Plan, *, chips_per_node: int, model_id: str) -> dict[str
     """
     job, layout, model = plan.job, plan.layout, plan.job.transformer
     per_node = min(chips_per_node, plan.num_chips)
-    facts: dict[str, Any] = dict.fromkeys((*STATED, "lora_rank", "lora_modules", "base_format", "adapters"))
+    facts: dict[str, Any] = dict.fromkeys((*SETTING_NAMES, "lora_rank", "lora_modules", "base_format", "adapters"))
     facts |= dict(plan.framework.settings)
     facts |= {axis: layout.degree(axis) for axis in ("tp", "pp", "cp", "dp_shard", "dp_replicate")}
     facts |= {

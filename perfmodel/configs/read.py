@@ -15,7 +15,7 @@ from perfmodel.configs.sources import ARGUMENT, PROGRAM, ConfigKeys, keys_text, 
 from perfmodel.configs.tables import FrameworkTable, KeyMeaning, load_tables, plain
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.words import words_of
-from perfmodel.parallel.framework_ref import STATED
+from perfmodel.parallel.framework_ref import SETTING_NAMES
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.model_fields import read_model
 from perfmodel.parallel.request import Request
@@ -128,7 +128,7 @@ def setup_of(source: ConfigKeys, table: FrameworkTable, given: Mapping[str, Any]
             raise InputError(f"{one_line(source.path, 200)}: {_sentence(rule.say, facts)}")
     notes += [_sentence(rule.say, facts) for rule in table.notes if _value(rule.when, facts)]
     request, knobs = _words(facts, table)
-    shown = {*words_of(ServingRequest)} if table.serves else {*words_of(Request), *words_of(Knobs), *STATED}
+    shown = {*words_of(ServingRequest)} if table.serves else {*words_of(Request), *words_of(Knobs), *SETTING_NAMES}
     assumed = {name: value for name, value in facts.items() if name in shown and name not in read_facts and name not in given}
     return ConfigSetup(
         framework=table.framework,
@@ -218,7 +218,7 @@ def _words(facts: Mapping[str, Any], table: FrameworkTable) -> tuple[dict[str, A
         words = {name: facts[name] for name in words_of(ServingRequest) if name in facts}
         return {**words, "engine": table.profile}, {}
     request = {name: facts[name] for name in words_of(Request) if name in facts and name != "settings"}
-    request["settings"] = {name: facts[name] for name in STATED if name in facts and facts[name] is not None}
+    request["settings"] = {name: facts[name] for name in SETTING_NAMES if name in facts and facts[name] is not None}
     request["profile"] = facts.get("profile", table.profile)
     if "chips" in request:
         request.pop("nodes", None)

@@ -48,14 +48,14 @@ _LEAST = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Likely:
+class WeightedProfile:
     """A profile with its weight in the expected step time. The weights add up to 1; the centre of a fit may have a negative weight."""
 
     weight: float
     profile: ExecutionProfile
 
 
-def likely_profiles(profile: ExecutionProfile) -> tuple[Likely, ...]:
+def framework_ensemble(profile: ExecutionProfile) -> tuple[WeightedProfile, ...]:
     """Return the profiles over which a step time is averaged; none for a named framework.
 
     For an unknown framework these are the known ones with the stated settings, for a fitted profile points one standard deviation around
@@ -83,7 +83,7 @@ def can_have(profile: ExecutionProfile, name: str) -> bool:
     return all(holds(profile.runs) for holds, names in _CONCERNS if name in names)
 
 
-def family_weights(families: dict[str, list[ExecutionProfile]], generic: ExecutionProfile) -> Iterator[Likely]:
+def family_weights(families: dict[str, list[ExecutionProfile]], generic: ExecutionProfile) -> Iterator[WeightedProfile]:
     """Yield the profiles of all families; each family has the same weight, divided evenly among its profiles.
 
     Options that are unknown, or that concern plans which the framework cannot run, have the values of `generic`: a framework without
@@ -93,7 +93,7 @@ def family_weights(families: dict[str, list[ExecutionProfile]], generic: Executi
         for profile in profiles:
             open_ = {*profile.unknown, *(name for _, names in _CONCERNS for name in names if not can_have(profile, name))}
             filled: dict[str, Any] = {name: generic.option(name) for name in open_}
-            yield Likely(weight=1.0 / (len(families) * len(profiles)), profile=profile.having(**filled))
+            yield WeightedProfile(weight=1.0 / (len(families) * len(profiles)), profile=profile.having(**filled))
 
 
 def points_about(covariance: Array) -> Iterator[tuple[float, Array]]:
@@ -112,19 +112,19 @@ def points_about(covariance: Array) -> Iterator[tuple[float, Array]]:
         yield 0.5, -column
 
 
-def _known_members(profile: ExecutionProfile) -> Iterator[Likely]:
+def _known_members(profile: ExecutionProfile) -> Iterator[WeightedProfile]:
     settings = FrameworkRef.parse(profile.name).settings
     for member in family_weights(known_families(), load_profile(GENERIC)):
         yield replace(member, profile=with_settings(member.profile, settings))
 
 
-def _fitted_members(profile: ExecutionProfile) -> Iterator[Likely]:
+def _fitted_members(profile: ExecutionProfile) -> Iterator[WeightedProfile]:
     constants = profile.fitted.constants
     for weight, point in points_about(np.array(profile.fitted.covariance, dtype=np.float64)):
         moved: dict[str, Any] = {}
         for constant, spreads in zip(constants, point.tolist(), strict=True):
             moved |= _moved(profile, constant, spreads)
-        yield Likely(weight=weight, profile=profile.having(**moved))
+        yield WeightedProfile(weight=weight, profile=profile.having(**moved))
 
 
 def _moved(profile: ExecutionProfile, constant: FittedConstant, spreads: float) -> dict[str, float]:

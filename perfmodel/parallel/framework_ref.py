@@ -21,7 +21,7 @@ from perfmodel.parallel.eager import EAGER_ADAMW, EAGER_RMS_NORM
 from perfmodel.parallel.loss_forms import LOSS_FORMS
 
 Value: TypeAlias = bool | float | str
-Stated: TypeAlias = "Mapping[str, Value] | list[str] | str | None"
+SettingValues: TypeAlias = "Mapping[str, Value] | list[str] | str | None"
 
 ROWWISE_FP8 = 0.6
 """Rate of fp8 products with a scale per row, over that with a scale per tensor. Source: torchtitan's runs of 2025-06, of which those with
@@ -212,7 +212,7 @@ SETTINGS: Mapping[str, StatedSetting] = {
 }
 
 #: Settings that users state with a framework.
-STATED: Mapping[str, StatedSetting] = {
+SETTING_NAMES: Mapping[str, StatedSetting] = {
     name: setting for name, setting in SETTINGS.items() if not setting.in_plan and setting.values is not None
 }
 
@@ -297,7 +297,7 @@ def settings_text(settings: Mapping[str, Value]) -> str:
 
 
 def _in_order(settings: Mapping[str, Value]) -> dict[str, Value]:
-    return {name: settings[name] for name in STATED if name in settings}
+    return {name: settings[name] for name in SETTING_NAMES if name in settings}
 
 
 def _text(name: str, value: Value) -> str:
@@ -322,9 +322,9 @@ def unread(name: object, value: object) -> str:
 
 def setting_value(name: object, value: object) -> Value:
     """Return the value of a stated setting. Raises InputError for an unknown setting or value."""
-    if not isinstance(name, str) or name not in STATED:
-        raise bad_field("setting", one_line(name), f"is not known{suggest(one_line(name), STATED)}")
-    known: Value = _read(name, STATED[name], value)
+    if not isinstance(name, str) or name not in SETTING_NAMES:
+        raise bad_field("setting", one_line(name), f"is not known{suggest(one_line(name), SETTING_NAMES)}")
+    known: Value = _read(name, SETTING_NAMES[name], value)
     return known
 
 

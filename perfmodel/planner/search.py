@@ -10,7 +10,7 @@ from dataclasses import replace
 from perfmodel.cost.estimate import Estimator, evaluate_memory
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_headroom import check_headroom, check_risk, fit_probability, memory_rule
-from perfmodel.frameworks.ensemble import Likely
+from perfmodel.frameworks.ensemble import WeightedProfile
 from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel
 from perfmodel.parallel.plan import Plan
@@ -51,7 +51,7 @@ def search_plans(
     ties: float = 0.0,
     attention: AttentionKernel | None = None,
     also: Collection[str] = ("baselines", "front"),
-    likely: Sequence[Likely] = (),
+    ensemble: Sequence[WeightedProfile] = (),
     progress: Callable[[float], bool | None] | None = None,
     kept_tables: KeptTables | None = None,
 ) -> SearchResult:
@@ -95,8 +95,8 @@ def search_plans(
         known = baselines(estimator, space, memory_headroom=memory_headroom, risk=risk, attention=state.attention)
     ranking = _ranking(state, objective, ties, at_most=_best_cost(known, objective))
     expectation = None
-    if likely and ties and ranking and objective is not Objective.MEMORY:
-        ranking, expectation = _by_expectation(ranking, known, estimator, likely, ties)
+    if ensemble and ties and ranking and objective is not Objective.MEMORY:
+        ranking, expectation = _by_expectation(ranking, known, estimator, ensemble, ties)
 
     predicted: dict[Plan, Prediction] = {}
 
@@ -207,7 +207,7 @@ def likelihood(estimator: Estimator, plan: Plan) -> int:
 
 
 def _by_expectation(
-    ranking: list[tuple[float, Plan]], known: Iterable[Baseline], estimator: Estimator, likely: Sequence[Likely], ties: float
+    ranking: list[tuple[float, Plan]], known: Iterable[Baseline], estimator: Estimator, ensemble: Sequence[WeightedProfile], ties: float
 ) -> tuple[list[tuple[float, Plan]], Expectation | None]:
     """Return the ranking with the plan of least expected time first, among the best and the baselines that fit.
 
@@ -217,7 +217,7 @@ def _by_expectation(
     ranked = {plan for _, plan in compared}
     fitting = [baseline.prediction[0] for baseline in known if baseline.fits]
     compared += [(prediction.step_time, prediction.plan) for prediction in fitting if prediction.plan not in ranked]
-    expected = expected_times(estimator, [plan for _, plan in compared], likely)
+    expected = expected_times(estimator, [plan for _, plan in compared], ensemble)
     best = int(expected.argmin())
     if expected[0] <= expected[best] * (1.0 + ties):
         return ranking, None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perfmodel.foundation.units import format_bytes, format_step, format_time
-from perfmodel.parallel.framework_ref import STATED, settings_text
+from perfmodel.parallel.framework_ref import SETTING_NAMES, settings_text
 from perfmodel.parallel.prediction import PROBABILITY, Prediction, probability_cell
 from perfmodel.report.predictions import plan_line, prediction_object
 from perfmodel.report.remedies import flags_text, remedies_objects
@@ -102,8 +102,8 @@ def changes_table(advice: _Advice) -> Table:
 
 
 def _text(changes: Mapping[str, int | str | bool]) -> str:
-    settings = {name: value for name, value in changes.items() if name in STATED}
-    knobs = flags_text({name: value for name, value in changes.items() if name not in STATED})
+    settings = {name: value for name, value in changes.items() if name in SETTING_NAMES}
+    knobs = flags_text({name: value for name, value in changes.items() if name not in SETTING_NAMES})
     named = [f"--setting {name}" if value is True else f"--setting {name}={value}" for name, value in settings.items()]
     return " ".join([*([knobs] if knobs else []), *named])
 

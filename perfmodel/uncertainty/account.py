@@ -208,6 +208,6 @@ def _known_framework_variance(estimator: Estimator, plan: Plan, residuals: Resid
     )
 
 
-def stated_fields(profile: ExecutionProfile, base: ExecutionProfile) -> frozenset[str]:
+def given_fields(profile: ExecutionProfile, base: ExecutionProfile) -> frozenset[str]:
     """Return the profile fields that settings change from the base profile."""
     return frozenset(name for behaviour in BEHAVIOURS for name in behaviour.fields if profile.option(name) != base.option(name))

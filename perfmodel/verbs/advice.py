@@ -12,7 +12,7 @@ from perfmodel.configs.write import write_config
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.values import optional_share
 from perfmodel.foundation.words import Words, takes
-from perfmodel.parallel.framework_ref import STATED
+from perfmodel.parallel.framework_ref import SETTING_NAMES
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.offloads import OFFLOADS
 from perfmodel.parallel.plan import Plan
@@ -183,7 +183,7 @@ def _shown(changes: Sequence[AdvisedChange]) -> tuple[AdvisedChange, ...]:
 
 def _with_helpful_settings(best: Prediction, changes: Sequence[AdvisedChange], memory: Mapping[str, Any]) -> Prediction:
     """Return the best plan with all settings that help the current one, if it fits and is faster with them."""
-    helpful = {name: value for change in changes if not change.is_pair for name, value in change.changes.items() if name in STATED}
+    helpful = {name: value for change in changes if not change.is_pair for name, value in change.changes.items() if name in SETTING_NAMES}
     if not helpful:
         return best
     try:

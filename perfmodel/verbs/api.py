@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from perfmodel.cost.counts import Audit
     from perfmodel.frameworks.profile import ExecutionProfile
     from perfmodel.hardware.calibration import Calibration
-    from perfmodel.parallel.framework_ref import Stated
+    from perfmodel.parallel.framework_ref import SettingValues
     from perfmodel.parallel.prediction import Prediction
     from perfmodel.parallel.results import Comparison, Measurement
     from perfmodel.planner.explain import Explanation
@@ -93,7 +93,7 @@ def predict_plan(
     cluster: Name | Cluster | None = None,
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
-    settings: Stated = None,
+    settings: SettingValues = None,
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
 ) -> Prediction:
@@ -168,7 +168,7 @@ def explain_plan(
     cluster: Name | Cluster | None = None,
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
-    settings: Stated = None,
+    settings: SettingValues = None,
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
     any_framework: bool = False,
@@ -197,7 +197,7 @@ def compare_plans(
     *,
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
-    settings: Stated = None,
+    settings: SettingValues = None,
     memory_headroom: float | str | None = None,
     risk: float | str | None = None,
 ) -> tuple[Prediction, ...]:

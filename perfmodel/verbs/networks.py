@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from perfmodel.execute.per_operator.options import ModuleReference
     from perfmodel.frameworks.profile import ExecutionProfile
     from perfmodel.hardware.calibration import Calibration
-    from perfmodel.parallel.framework_ref import Stated
+    from perfmodel.parallel.framework_ref import SettingValues
     from perfmodel.parallel.per_operator.measurement import NetworkMeasurement
     from perfmodel.planner.per_operator.pipeline import PipelineSearch
     from perfmodel.planner.per_operator.search import NetworkPlanner, NetworkSearch
@@ -408,7 +408,7 @@ def predict_network_plan(
     zero: int | None = None,
     memory_headroom: float | str | None = None,
     profile: Name | ExecutionProfile | None = None,
-    settings: Stated = None,
+    settings: SettingValues = None,
     calibration: Name | Calibration | None = None,
 ) -> Prediction:
     """Predict step time and memory of a plan of a network, on its own cluster or another, with its own job options or the given ones.
@@ -471,7 +471,7 @@ def setting_of_network_plan(
     network: Graph | str | None = None,
     cluster: Name | Cluster | None = None,
     profile: Name | ExecutionProfile | None = None,
-    settings: Stated = None,
+    settings: SettingValues = None,
     calibration: Name | Calibration | None = None,
 ) -> Setting:
     """Return the setting of a network's plan: a built-in one, or a module that the caller names, because a plan file alone runs no code."""

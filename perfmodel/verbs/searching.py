@@ -64,7 +64,7 @@ def search_in(
     also   remedies: the smallest changes that fit, if no plan does; beyond: the best plan that the framework cannot run; baselines and
            front of `search_plans`
     """
-    from perfmodel.frameworks.ensemble import likely_profiles
+    from perfmodel.frameworks.ensemble import framework_ensemble
     from perfmodel.planner.beyond import beyond_framework
     from perfmodel.planner.result import Objective
     from perfmodel.planner.uniform.tables import KeptTables
@@ -93,9 +93,9 @@ def search_in(
     else:
         from perfmodel.planner.search import search_plans
 
-        likely = likely_profiles(setting.estimator.profile) if ties else ()
+        ensemble = framework_ensemble(setting.estimator.profile) if ties else ()
         wanted = {"baselines", *also} if ties else {*also}  # a baseline may be the best among the ties
-        result = search_plans(setting.estimator, space, likely=likely, kept_tables=kept_tables, also=wanted, **asked)
+        result = search_plans(setting.estimator, space, ensemble=ensemble, kept_tables=kept_tables, also=wanted, **asked)
     if not (result.num_evaluated or result.interrupted):
         raise InputError(_why_empty(setting, knobs, result, any_framework=any_framework))
     if "beyond" in also and not (any_framework or result.interrupted or setting.cluster.pools):

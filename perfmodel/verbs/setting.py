@@ -18,7 +18,7 @@ from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.algebra.rules import rule_set_of
 from perfmodel.parallel.context_forms import rules_of_form
-from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef, Stated, framework_named, read_settings, settings_text, stated
+from perfmodel.parallel.framework_ref import SEPARATOR, FrameworkRef, SettingValues, framework_named, read_settings, settings_text, stated
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan, check_expert_knobs, make_plan, recomputes_nothing_kept
 from perfmodel.parallel.prediction import LOSS_MOMENT
@@ -90,7 +90,7 @@ def make_setting(
     chips: int | str | None = None,
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
-    settings: Stated = None,
+    settings: SettingValues = None,
     notes: tuple[str, ...] = (),
     network_at: Callable[[int], Graph] | None = None,
 ) -> Setting:
@@ -193,7 +193,7 @@ def check_sizes(sizes: Mapping[str, object], batch: str) -> None:
 
 
 def constants_of(
-    cluster: Cluster, calibration: Name | Calibration | None, profile: Name | ExecutionProfile | None, settings: Stated = None
+    cluster: Cluster, calibration: Name | Calibration | None, profile: Name | ExecutionProfile | None, settings: SettingValues = None
 ) -> tuple[Calibration, ExecutionProfile]:
     """Return calibration and profile: objects unchanged, names and paths loaded, None by the cluster's chip. settings: of the framework."""
     from perfmodel.cost.resolve import choose_calibration, choose_profile, default_profile
@@ -292,8 +292,8 @@ def plan_in(setting: Setting, knobs: Knobs) -> Plan:
 
 def default_recompute(setting: Setting, knobs: Knobs) -> str:
     """Return the documented default of the trainer for recomputation; empty if it has none, or if the knobs state it."""
-    is_stated = knobs.recompute or knobs.recompute_modules
-    return "" if is_stated else setting.estimator.profile.runs.default_recompute
+    is_given = knobs.recompute or knobs.recompute_modules
+    return "" if is_given else setting.estimator.profile.runs.default_recompute
 
 
 def with_context_form(given: dict[str, Any], setting: Setting, **before: int) -> dict[str, Any]:
@@ -425,7 +425,7 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
             family=family,
             uncalibrated=uncalibrated(estimator.machine),
             is_usual=estimator.machine.calibration == choose_calibration(setting.cluster.chip).name,
-            open_behaviours=(0.0, 0.0) if is_known else open_in(estimator, plan, stated=_stated_in(estimator.profile)),
+            open_behaviours=(0.0, 0.0) if is_known else open_in(estimator, plan, stated=_given_in(estimator.profile)),
         )
     if plan.has_experts:
         step_interval = with_experts(step_interval, residuals.experts)
@@ -457,18 +457,18 @@ def trust_in_plan(setting: Setting, plan: Plan) -> TrustAccount:
         interval_in(setting, plan),
         residuals=residuals,
         is_known=any(model.family == family for model in residuals.models),
-        stated=_stated_in(profile),
+        stated=_given_in(profile),
     )
 
 
-def _stated_in(profile: ExecutionProfile) -> Collection[str]:
+def _given_in(profile: ExecutionProfile) -> Collection[str]:
     """Return the profile fields that settings next to the framework's name determine."""
     from perfmodel.frameworks.profile import list_profiles, load_profile
     from perfmodel.parallel.framework_ref import SEPARATOR
-    from perfmodel.uncertainty.account import stated_fields
+    from perfmodel.uncertainty.account import given_fields
 
     family = framework_named(profile.name)
-    return stated_fields(profile, load_profile(family)) if SEPARATOR in profile.name and family in list_profiles() else ()
+    return given_fields(profile, load_profile(family)) if SEPARATOR in profile.name and family in list_profiles() else ()
 
 
 def setting_of_plan(
@@ -479,7 +479,7 @@ def setting_of_plan(
     cluster: Name | Cluster | None = None,
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
-    settings: Stated = None,
+    settings: SettingValues = None,
     network_at: Callable[[int], Graph] | None = None,
 ) -> Setting:
     """Return the setting of a plan: for its own job or another, on its own cluster or another, with its number of chips by default.

@@ -10,7 +10,7 @@ from perfmodel.configs.read import described, read_setup
 from perfmodel.configs.tables import load_tables
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.reader import load_cluster
-from perfmodel.parallel.framework_ref import STATED
+from perfmodel.parallel.framework_ref import SETTING_NAMES
 from perfmodel.parallel.request import Request
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.verbs.configs import is_config, served_from, start_from
@@ -119,7 +119,7 @@ def test_a_table_speaks_of_settings_that_exist(table):
     for key in table.keys.values():
         for meaning in (key.values or {}).values():
             for fact, value in (meaning if isinstance(meaning, dict) else {}).items():
-                if fact in STATED and not (isinstance(value, str) and value.startswith("=")):
+                if fact in SETTING_NAMES and not (isinstance(value, str) and value.startswith("=")):
                     setting_value(fact, value)
 
 

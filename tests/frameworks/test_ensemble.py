@@ -5,7 +5,7 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from perfmodel.frameworks.ensemble import known_families, likely_profiles, points_about
+from perfmodel.frameworks.ensemble import framework_ensemble, known_families, points_about
 from perfmodel.frameworks.fitted import FittedConstant, FittedTo
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.frameworks.settings import with_stated
@@ -24,12 +24,12 @@ def fitted(**constant):
 
 
 def test_a_framework_that_is_named_is_what_it_is():
-    assert likely_profiles(load_profile("megatron")) == ()
+    assert framework_ensemble(load_profile("megatron")) == ()
 
 
 def test_families_weigh_one_each():
     weights = defaultdict(float)
-    for each in likely_profiles(load_profile("generic")):
+    for each in framework_ensemble(load_profile("generic")):
         weights[each.profile.family] += each.weight
     assert set(weights) == set(known_families())
     assert list(weights.values()) == pytest.approx([1 / len(weights)] * len(weights))
@@ -37,18 +37,18 @@ def test_families_weigh_one_each():
 
 def test_who_cannot_run_a_form_of_parallelism_says_nothing_of_it():
     generic = load_profile("generic")
-    likely = {each.profile.name: each.profile for each in likely_profiles(generic)}
-    assert likely["llm-c"].timing.host_launch_time == generic.timing.host_launch_time, "C and CUDA say nothing of Python"
+    ensemble = {each.profile.name: each.profile for each in framework_ensemble(generic)}
+    assert ensemble["llm-c"].timing.host_launch_time == generic.timing.host_launch_time, "C and CUDA say nothing of Python"
     for name in ("composer-fsdp", "llm-c"):
-        assert likely[name].timing.tp_backward_overlap_fraction == generic.timing.tp_backward_overlap_fraction
-    assert likely["megatron"].timing.tp_backward_overlap_fraction == load_profile("megatron").timing.tp_backward_overlap_fraction
-    assert likely["composer-fsdp"].kernels.rms_norm_traffic == load_profile("composer-fsdp").kernels.rms_norm_traffic
+        assert ensemble[name].timing.tp_backward_overlap_fraction == generic.timing.tp_backward_overlap_fraction
+    assert ensemble["megatron"].timing.tp_backward_overlap_fraction == load_profile("megatron").timing.tp_backward_overlap_fraction
+    assert ensemble["composer-fsdp"].kernels.rms_norm_traffic == load_profile("composer-fsdp").kernels.rms_norm_traffic
 
 
 def test_what_is_stated_holds_for_all_that_it_may_be():
-    plain = likely_profiles(load_profile("generic"))
+    plain = framework_ensemble(load_profile("generic"))
     assert {each.profile.kernels.attention_kernel for each in plain} > {"flash1"}
-    stated = likely_profiles(with_stated(load_profile("generic"), {"attention_kernel": "flash1"}))
+    stated = framework_ensemble(with_stated(load_profile("generic"), {"attention_kernel": "flash1"}))
     assert {each.profile.kernels.attention_kernel for each in stated} == {"flash1"}
     assert [each.weight for each in stated] == [each.weight for each in plain]
 
@@ -70,12 +70,12 @@ def test_what_is_known_exactly_and_rounded_is_known():
 
 def test_a_fitted_profile_has_profiles_about_it():
     profile = fitted(exposed_gradient_fraction=0.3)
-    likely = likely_profiles(profile)
-    assert sum(each.weight for each in likely) == pytest.approx(1.0)
-    assert likely[0].profile.rates.matmul_rate_fraction == pytest.approx(profile.rates.matmul_rate_fraction)
-    rates = [np.log(each.profile.rates.matmul_rate_fraction / profile.rates.matmul_rate_fraction) / 0.1 for each in likely]
-    shares = [(each.profile.timing.exposed_gradient_fraction - 0.3) / 0.4 for each in likely]
-    weights = [each.weight for each in likely]
+    ensemble = framework_ensemble(profile)
+    assert sum(each.weight for each in ensemble) == pytest.approx(1.0)
+    assert ensemble[0].profile.rates.matmul_rate_fraction == pytest.approx(profile.rates.matmul_rate_fraction)
+    rates = [np.log(each.profile.rates.matmul_rate_fraction / profile.rates.matmul_rate_fraction) / 0.1 for each in ensemble]
+    shares = [(each.profile.timing.exposed_gradient_fraction - 0.3) / 0.4 for each in ensemble]
+    weights = [each.weight for each in ensemble]
     moments = [
         sum(w * x * y for w, x, y in zip(weights, first, second, strict=True)) for first, second in ((rates, rates), (rates, shares))
     ]
@@ -83,5 +83,5 @@ def test_a_fitted_profile_has_profiles_about_it():
 
 
 def test_shares_stay_shares():
-    for each in likely_profiles(fitted(exposed_gradient_fraction=0.0)):
+    for each in framework_ensemble(fitted(exposed_gradient_fraction=0.0)):
         assert 0.0 <= each.profile.timing.exposed_gradient_fraction <= 1.0

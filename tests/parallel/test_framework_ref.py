@@ -10,32 +10,32 @@ from perfmodel.foundation.resources import resource_dir
 from perfmodel.frameworks.profile import load_profile, save_profile
 from perfmodel.frameworks.settings import with_settings, with_stated
 from perfmodel.parallel.eager import EAGER_COMPLEX_ROTARY, EAGER_RMS_NORM
-from perfmodel.parallel.framework_ref import STATED as KNOWN
+from perfmodel.parallel.framework_ref import SETTING_NAMES as KNOWN
 from perfmodel.parallel.framework_ref import FrameworkRef, framework_named, passed_over, read_settings, settings_text, stated
 from perfmodel.parallel.plan import plan_to_dict
 from perfmodel.parallel.plan_file import plan_from_dict, read_plan, write_plan
 
 JOB = dict(model="llama-3-8b", cluster="dgx-h100", chips=16, global_batch=64, seq_len=4096)
-STATED = {"fused_rmsnorm": False, "compile": True, "gradient_bucket_mb": 12.5, "attention_kernel": "flash2"}
+SETTING_NAMES = {"fused_rmsnorm": False, "compile": True, "gradient_bucket_mb": 12.5, "attention_kernel": "flash2"}
 TEXT = "fused_rmsnorm=false+compile+gradient_bucket_mb=12.5+attention_kernel=flash2"
 
 
 @pytest.mark.parametrize(
     "given",
     [
-        STATED,
+        SETTING_NAMES,
         TEXT,
         TEXT.split("+"),
         TEXT.replace("+", ","),
         [TEXT, "compile"],
-        dict(reversed(STATED.items())),
-        {**STATED, "compile": "yes"},
+        dict(reversed(SETTING_NAMES.items())),
+        {**SETTING_NAMES, "compile": "yes"},
     ],
 )
 def test_settings_are_read_as_people_write_them(given):
-    assert read_settings(given) == STATED
+    assert read_settings(given) == SETTING_NAMES
     assert settings_text(read_settings(given)) == TEXT
-    assert FrameworkRef.parse(stated("generic", read_settings(given))).settings == STATED
+    assert FrameworkRef.parse(stated("generic", read_settings(given))).settings == SETTING_NAMES
 
 
 @pytest.mark.parametrize("spelled", ["flash2", "flash_attention_2", "FlashAttention-2", "flash-attn2", "FA2", "flash_attn_v2"])
@@ -111,25 +111,25 @@ def test_the_framework_is_told_from_its_settings(text, name):
 
 
 def test_settings_are_stated_in_three_ways_and_predict_the_same():
-    by_argument = perfmodel.predict(**JOB, settings=STATED)
+    by_argument = perfmodel.predict(**JOB, settings=SETTING_NAMES)
     assert perfmodel.predict(**JOB, profile=f"generic+{TEXT}") == by_argument
     assert perfmodel.predict(**JOB, profile="generic+compile", settings=[TEXT]) == by_argument
     assert by_argument.step_time != perfmodel.predict(**JOB).step_time
-    found = perfmodel.find_plans(**JOB, settings=STATED, top=1, tp=1, pp=1, cp=1).plans[0]
-    assert found.plan.framework.settings == STATED
+    found = perfmodel.find_plans(**JOB, settings=SETTING_NAMES, top=1, tp=1, pp=1, cp=1).plans[0]
+    assert found.plan.framework.settings == SETTING_NAMES
     assert perfmodel.predict(found.plan).step_time == found.step_time
 
 
 def test_a_saved_plan_holds_its_settings_apart_and_gives_its_number_to_the_bit(tmp_path):
     path = tmp_path / "plan.yaml"
-    prediction = perfmodel.predict(**JOB, settings=STATED)
+    prediction = perfmodel.predict(**JOB, settings=SETTING_NAMES)
     write_plan(prediction.plan, path)
     assert "profile: generic\n" in path.read_text()
-    assert plan_to_dict(read_plan(path))["settings"] == STATED
+    assert plan_to_dict(read_plan(path))["settings"] == SETTING_NAMES
     assert read_plan(path).hash() == prediction.plan.hash()
     assert perfmodel.predict(path) == prediction
     assert perfmodel.explain_plan(path).prediction.step_time == prediction.step_time
-    other = perfmodel.predict(**JOB, settings={**STATED, "compile": False, "fused_rmsnorm": True})
+    other = perfmodel.predict(**JOB, settings={**SETTING_NAMES, "compile": False, "fused_rmsnorm": True})
     assert perfmodel.predict(path, settings={"compile": False, "fused_rmsnorm": True}) == other
     assert perfmodel.predict(path, profile="generic+fused_rmsnorm", settings={"compile": False}) == other
     (compared,) = perfmodel.compare_plans([path], settings=["compile=no", "fused_rmsnorm"])

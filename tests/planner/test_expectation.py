@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.frameworks.ensemble import Likely
+from perfmodel.frameworks.ensemble import WeightedProfile
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.planner.search import EXPECTED, search_plans
 from perfmodel.planner.uniform.space import Space
@@ -11,7 +11,7 @@ from perfmodel.uncertainty.expected import expected_times
 from perfmodel.verbs.setting import make_job, make_setting
 
 SPACE = Space(fixed={"cp": 1})
-SLOW = Likely(weight=1.0, profile=load_profile("generic").having(prefetches_parameters=False, overlaps_gradients=(0, 1)))
+SLOW = WeightedProfile(weight=1.0, profile=load_profile("generic").having(prefetches_parameters=False, overlaps_gradients=(0, 1)))
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def plans(result):
 
 def test_the_plan_that_is_expected_to_be_fastest_comes_first(estimator):
     plain = search_plans(estimator, SPACE, ties=0.01, top=EXPECTED, also=("front",))
-    found = search_plans(estimator, SPACE, ties=0.01, top=EXPECTED, also=("front",), likely=[SLOW])
+    found = search_plans(estimator, SPACE, ties=0.01, top=EXPECTED, also=("front",), ensemble=[SLOW])
     assert plain.plans[0].plan.zero >= 2, "or there are no gathers that may show"
     assert found.plans[0].plan.zero < 2
     assert plain.expectation is None
@@ -42,9 +42,9 @@ def test_the_plan_that_is_expected_to_be_fastest_comes_first(estimator):
 
 
 def test_a_plan_that_is_expected_to_be_as_fast_stays(estimator):
-    same = Likely(weight=1.0, profile=load_profile("generic"))
+    same = WeightedProfile(weight=1.0, profile=load_profile("generic"))
     plain = search_plans(estimator, SPACE, ties=0.01, also=("front",))
-    found = search_plans(estimator, SPACE, ties=0.01, also=("front",), likely=[same])
+    found = search_plans(estimator, SPACE, ties=0.01, also=("front",), ensemble=[same])
     assert found.expectation is None
     assert plans(found) == plans(plain)
     assert search_object(found)["expectation"] is None
@@ -53,4 +53,4 @@ def test_a_plan_that_is_expected_to_be_as_fast_stays(estimator):
 def test_the_exact_order_and_memory_are_left_alone(estimator):
     for asked in (dict(ties=0.0), dict(ties=0.01, objective="memory")):
         plain = search_plans(estimator, SPACE, also=("front",), **asked)
-        assert plans(search_plans(estimator, SPACE, also=("front",), likely=[SLOW], **asked)) == plans(plain)
+        assert plans(search_plans(estimator, SPACE, also=("front",), ensemble=[SLOW], **asked)) == plans(plain)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.frameworks.ensemble import Likely, likely_profiles
+from perfmodel.frameworks.ensemble import WeightedProfile, framework_ensemble
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.uncertainty.expected import expected_times
@@ -24,14 +24,14 @@ def plans_of(found):
 def test_of_one_framework_it_is_the_prediction_with_that(name):
     """Whatever profile the estimator has, and whatever of its programs is used again."""
     unknown, known = setting(), setting(name)
-    found = expected_times(unknown.estimator, plans_of(unknown), [Likely(weight=1.0, profile=load_profile(name))])
+    found = expected_times(unknown.estimator, plans_of(unknown), [WeightedProfile(weight=1.0, profile=load_profile(name))])
     assert found == pytest.approx([known.estimator.predict(plan).step_time for plan in plans_of(unknown)], rel=1e-9)
 
 
 def test_of_several_it_is_their_mean():
     found = setting()
     estimator, plans = found.estimator, plans_of(found)
-    likely = likely_profiles(estimator.profile)
-    each = [expected_times(estimator, plans, [Likely(weight=1.0, profile=one.profile)]) for one in likely]
-    mean = sum(one.weight * times for one, times in zip(likely, each, strict=True))
-    assert expected_times(estimator, plans, likely) == pytest.approx(mean)
+    ensemble = framework_ensemble(estimator.profile)
+    each = [expected_times(estimator, plans, [WeightedProfile(weight=1.0, profile=one.profile)]) for one in ensemble]
+    mean = sum(one.weight * times for one, times in zip(ensemble, each, strict=True))
+    assert expected_times(estimator, plans, ensemble) == pytest.approx(mean)
