@@ -1842,7 +1842,7 @@ def list_assumptions() -> tuple[Assumption, ...]:
     """Return the constants of a training run, with their units and sources."""
 
 def parallelize(
-    module: Any,
+    module: object,
     plan: Plan | str | Path,
 ) -> Any:
     """Return a torch.nn.Module that trains `module` under a plan of `perfmodel shard`, in the caller's process group and loop.

@@ -45,7 +45,7 @@ NEGLIGIBLE = 1e-12
 _Table = TypeVar("_Table", bound=Any)
 
 
-def chosen_rows(table: _Table, chosen: Any) -> _Table:
+def chosen_rows(table: _Table, chosen: object) -> _Table:
     """Return the rows of a table that `chosen` indexes; its fields are columns of equal length."""
     return replace(table, **{column.name: getattr(table, column.name)[chosen] for column in fields(table)})
 
@@ -59,7 +59,7 @@ class MatmulTable:
     k: Array
     time: Array
 
-    def rows(self, chosen: Any) -> "MatmulTable":
+    def rows(self, chosen: object) -> "MatmulTable":
         return chosen_rows(self, chosen)
 
 
@@ -74,7 +74,7 @@ class AttentionTable:
     head_dim: Array
     time: Array
 
-    def rows(self, chosen: Any) -> "AttentionTable":
+    def rows(self, chosen: object) -> "AttentionTable":
         return chosen_rows(self, chosen)
 
 
@@ -91,7 +91,7 @@ class CollectiveTable:
     time: Array
     link_scale: Array | float = 1.0
 
-    def rows(self, chosen: Any) -> "CollectiveTable":
+    def rows(self, chosen: object) -> "CollectiveTable":
         return chosen_rows(replace(self, link_scale=self.link_scales), chosen)
 
     @property
@@ -118,7 +118,7 @@ def fit_logarithm(
     start: Sequence[float],
     lower: Sequence[float],
     upper: Sequence[float],
-    weight: Any = 1.0,
+    weight: object = 1.0,
 ) -> Array:
     """Return the parameters within their bounds that minimise the error of the logarithm of the time."""
     from scipy.optimize import least_squares

@@ -84,7 +84,7 @@ def option_groups(command: Any, context: Any) -> dict[str, list[tuple[str, str]]
     return {heading: rows[heading] for heading in ("Arguments", *_OPTIONS, _OTHER) if heading in rows}
 
 
-def _write_options(command: Any, context: Any, formatter: Any) -> None:
+def _write_options(command: object, context: object, formatter: object) -> None:
     _write_sections(formatter, option_groups(command, context))
 
 

@@ -118,7 +118,7 @@ def output_options(names: str = "json format") -> Group:
     return Group(options, _output)
 
 
-def _option(name: str, kind: type, help: str, *, default: Any, **more: Any) -> inspect.Parameter:
+def _option(name: str, kind: type, help: str, *, default: object, **more: Any) -> inspect.Parameter:
     annotation = Annotated[kind, typer.Option(flag(name), help=help, **more)]  # type: ignore[valid-type]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 

@@ -123,5 +123,5 @@ def _typed(word: Word, name: str, *, help: str, many: bool = False) -> Any:
     return Annotated[kind, typer.Option(flag(word.option or name), *word.aliases, metavar=word.metavar, help=help)]
 
 
-def _keyword_only(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+def _keyword_only(name: str, annotation: object, default: object) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

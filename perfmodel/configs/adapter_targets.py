@@ -64,7 +64,7 @@ _PEFT_DEFAULTS: Mapping[str, tuple[str, ...]] = {
 _USUAL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-def adapter_targets(modules: Any, model: Any = None) -> list[str] | None:
+def adapter_targets(modules: object, model: object = None) -> list[str] | None:
     """Return the linear operators of a framework's list of target modules; None for all linear operators.
 
     modules   a list, names with commas, or one regular expression
@@ -83,24 +83,24 @@ def adapter_targets(modules: Any, model: Any = None) -> list[str] | None:
     return list(dict.fromkeys(names)) or targets
 
 
-def peft_targets(model: Any) -> list[str] | None:
+def peft_targets(model: object) -> list[str] | None:
     """Return the default target modules of PEFT; None for models without a default."""
     config = _model_config(model)
     return None if config is None else list(_PEFT_DEFAULTS.get(config.architecture, ())) or None
 
 
-def _names(modules: Any) -> list[str]:
+def _names(modules: object) -> list[str]:
     entries: Sequence[Any] = modules if isinstance(modules, list) else re.split(r"[,+\s]+", str(modules).strip("[] "))
     return [str(entry).strip("'\" ") for entry in entries if str(entry).strip("'\" ")]
 
 
-def _operators(model: Any) -> tuple[tuple[str, ...], int]:
+def _operators(model: object) -> tuple[tuple[str, ...], int]:
     """Return the linear operators of a model's layer, and its number of layers."""
     config = _model_config(model)
     return (_USUAL, 1) if config is None else (linear_operators(config), config.num_hidden_layers)
 
 
-def _model_config(model: Any) -> TransformerConfig | None:
+def _model_config(model: object) -> TransformerConfig | None:
     try:
         return model if isinstance(model, TransformerConfig) else load_model(str(model))
     except InputError:

@@ -113,13 +113,13 @@ def value_of(node: ast.expr, names: Mapping[str, Any], functions: Mapping[str, C
     raise Unknown
 
 
-def _number(value: Any) -> Any:
+def _number(value: object) -> Any:
     if not isinstance(value, (int, float)):
         raise Unknown
     return value
 
 
-def _checked(result: Any) -> Any:
+def _checked(result: object) -> Any:
     """Refuse numbers and texts that grow without bound."""
     if isinstance(result, int) and result.bit_length() > 4 * _MOST_DIGITS:
         raise Unknown

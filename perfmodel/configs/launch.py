@@ -208,7 +208,7 @@ def manifest(launcher: Launcher, names: Mapping[str, Any], *, header: Sequence[s
     return "".join(f"# {line}\n" for line in header) + body
 
 
-def filled_template(node: Any, names: Mapping[str, Any]) -> Any:
+def filled_template(node: object, names: Mapping[str, Any]) -> Any:
     """Return a template with its values; entries without a value are left out.
 
     `=if: EXPRESSION` keeps a mapping only if the expression is true. `=each NAME: {KEY: VALUE}` gives one entry for each mapping of facts
@@ -242,7 +242,7 @@ def after(comment: str) -> str:
     return f"  # {comment}" if comment else ""
 
 
-def _flag(key: str, value: Any) -> str:
+def _flag(key: str, value: object) -> str:
     if key.endswith("="):
         return shlex.quote(f"{key}{str(value).lower() if isinstance(value, bool) else value}")
     name = f"--{key.replace('_', '-')}"

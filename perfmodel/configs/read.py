@@ -148,7 +148,7 @@ def setup_of(source: ConfigKeys, table: FrameworkTable, given: Mapping[str, Any]
 
 
 def _read_key(
-    name: str, value: Any, key: KeyMeaning, facts: dict[str, Any], read: dict[str, str], notes: list[str], unknown: list[str]
+    name: str, value: object, key: KeyMeaning, facts: dict[str, Any], read: dict[str, str], notes: list[str], unknown: list[str]
 ) -> None:
     """Add the facts of one key."""
     if key.values is None and value in _PLACEHOLDERS:
@@ -175,7 +175,7 @@ def _read_key(
         read[name] = fact
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> bool:
     return not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
 
 
@@ -272,18 +272,18 @@ def _shipped(*parts: Any) -> str | None:
     return known[text]
 
 
-def _found_in(pattern: str, text: Any) -> str | None:
+def _found_in(pattern: str, text: object) -> str | None:
     """Return the first group of a pattern in a text."""
     match = re.search(pattern, str(text), re.IGNORECASE)
     return match[1] if match else None
 
 
-def _counted(text: Any) -> int:
+def _counted(text: object) -> int:
     """Return the number of entries of a list with commas: CUDA_VISIBLE_DEVICES=0,1."""
     return len(str(text).split(","))
 
 
-def _layout(text: Any, stages: Any = None) -> list[int] | None:
+def _layout(text: object, stages: object = None) -> list[int] | None:
     """Return the layers of each stage of Megatron's layout: `Et*7|t*9|t*9|t*7L`."""
     if not isinstance(text, str):
         return None
@@ -292,7 +292,7 @@ def _layout(text: Any, stages: Any = None) -> list[int] | None:
     return [stage.count("t") for stage in expanded.split("|")]
 
 
-def _module_layers(names: Any) -> list[int] | None:
+def _module_layers(names: object) -> list[int] | None:
     """Return the layers of each stage of torchtitan's module_fqns_per_model_part."""
     if not isinstance(names, list) or not all(isinstance(stage, list) for stage in names):
         return None
@@ -306,13 +306,13 @@ def _split_with_ends(layers: Any, stages: Any) -> list[int] | None:
     return list(shorter_ends_stage_layers(layers, stages)) if stages > 1 else None
 
 
-def _dense_layers(frequency: Any) -> int | None:
+def _dense_layers(frequency: object) -> int | None:
     """Return the number of leading dense layers of Megatron's --moe-layer-freq: `([0]*1+[1]*27)`."""
     match = re.match(r"\W*\[0\]\*(\d{1,3})", str(frequency))
     return int(match[1]) if match else None
 
 
-def _hub(name: Any) -> str | None:
+def _hub(name: object) -> str | None:
     """Return a hub id or path unchanged if its model is known; else the shipped model of this name, if there is one."""
     text = str(name)
     try:
@@ -322,13 +322,13 @@ def _hub(name: Any) -> str | None:
     return text
 
 
-def _fused_loss(target: Any) -> str | None:
+def _fused_loss(target: object) -> str | None:
     """Return the loss form of NeMo Automodel's loss class."""
     text = str(target).lower()
     return "fused" if "linear" in text else "chunked" if "chunk" in text else None
 
 
-def _optimizer_named(target: Any) -> str | None:
+def _optimizer_named(target: object) -> str | None:
     """Return the optimizer of a class: torch.optim.AdamW."""
     name = str(target).rpartition(".")[2].lower()
     return next((optimizer for optimizer in ("adamw", "adam", "sgd", "muon", "lion", "adafactor") if optimizer in name), None)
@@ -365,5 +365,5 @@ def described(setup: ConfigSetup, *, verbose: bool) -> Iterator[str]:
         yield f"keys without effect on time and memory: {keys_text(harmless, 10**6)}"
 
 
-def _plain(value: Any) -> str:
+def _plain(value: object) -> str:
     return getattr(value, "name", None) or one_line(str(value).lower() if isinstance(value, bool) else value, 60)

@@ -212,5 +212,5 @@ def _parameter(inside: str, variables: dict[str, Any]) -> str:
     return text
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return " ".join(value) if isinstance(value, list) else str(value)

@@ -204,6 +204,6 @@ def _key(entry: Any) -> KeyMeaning:
     return KeyMeaning(**{**entry, "values": named})
 
 
-def plain(value: Any) -> str:
+def plain(value: object) -> str:
     """Return a value as a key of a table's `values`: in lower case, true and false for truth values."""
     return str(value).strip().lower()

@@ -180,7 +180,7 @@ def _python(tree: Mapping[str, Any], calls: Mapping[str, str], depth: int) -> It
             yield f"{indent}{key}={text},{after(comment)}"
 
 
-def _scalar(value: Any) -> str:
+def _scalar(value: object) -> str:
     return re.sub(r"^(-?\d+)(e[-+]\d+)$", r"\1.0\2", json.dumps(value, ensure_ascii=False))  # YAML 1.1 reads 1e-08 as text
 
 

@@ -79,7 +79,7 @@ class Estimator:
     programs: Programs
     _cache: dict[tuple[Any, ...], tuple[Any, Any]] = field(default_factory=dict, init=False, repr=False)
 
-    def once(self, of: Any, depends_on: tuple[Any, ...], make: Callable[[], _Value]) -> _Value:
+    def once(self, of: object, depends_on: tuple[Any, ...], make: Callable[[], _Value]) -> _Value:
         """Return the cached result of `make` for `of` and the values that it depends on. A full cache is cleared."""
         key = (id(of), *depends_on)
         if key not in self._cache:

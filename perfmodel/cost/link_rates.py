@@ -85,7 +85,7 @@ class LinkRates:
     has_ramp: bool
     stepped: tuple[int, ...]
 
-    def of(self, code: Any) -> Array:
+    def of(self, code: object) -> Array:
         """Return [parameter, tier, *code.shape]. For columns of clusters, the last dim of `code` is the cluster."""
         return table_entries(self.table, code, has_columns=self.table.ndim > 3)
 

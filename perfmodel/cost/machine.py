@@ -116,7 +116,7 @@ class StreamingRates:
     backward: Array
     has_backward: bool
 
-    def of(self, code: Any) -> tuple[Array, list[Array]]:
+    def of(self, code: object) -> tuple[Array, list[Array]]:
         """Return (table, caches) of kernels. For columns of machines, the last dim of `code` is the machine."""
         has_columns = self.table.ndim > 2
         caches = [table_entries(cache, code, has_columns=has_columns) for cache in self.caches]

@@ -75,7 +75,7 @@ class Stages:
     def take(self, places: NDArray[np.int64]) -> Stages:
         """Return the stages of some of the plans."""
 
-        def some(value: Any) -> Any:
+        def some(value: object) -> Any:
             return value[places] if isinstance(value, np.ndarray) else value
 
         return Stages(

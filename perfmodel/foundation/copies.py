@@ -20,7 +20,7 @@ class Copies:
     groups: int = 1
     top_groups: int = 1
 
-    def distinct(self, places: Any) -> Any:
+    def distinct(self, places: object) -> Any:
         """Return the mean number of distinct places to which a row is sent. places: a number or an array [-]
 
         P (1 - C(E - E/P, k) / C(E, k))                                      E slots, k chosen, P places

@@ -17,7 +17,7 @@ from perfmodel.foundation.units import exact_quantity, parse_quantity, quantity_
 Record = TypeVar("Record")
 
 
-def record_from_data(cls: type[Record], data: Any, *, where: str) -> Record:
+def record_from_data(cls: type[Record], data: object, *, where: str) -> Record:
     """Return a frozen dataclass from data that has its schema: shipped data, or data checked by `schema.checked_record`."""
     return typing.cast(Record, _value(cls, data, where=where, name=""))
 

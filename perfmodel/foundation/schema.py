@@ -45,10 +45,10 @@ class ReadBy:
     read: Callable[[Any, str], Any]
     schema: Mapping[str, Any]
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self._validate)
 
-    def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
+    def __get_pydantic_json_schema__(self, schema: object, handler: object) -> dict[str, Any]:
         return dict(self.schema)
 
     def _validate(self, value: object) -> Any:
@@ -71,7 +71,7 @@ class OneOf:
     def __init__(self, values: Iterable[str]) -> None:
         self.values = [str(value) for value in values]
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+    def __get_pydantic_core_schema__(self, source: object, handler: object) -> CoreSchema:
         return core_schema.literal_schema(self.values)
 
 
@@ -118,7 +118,7 @@ def _add_fields(definitions: dict[str, Any], record: type, inline: tuple[str, ..
         definitions[name] = (_type_of(hint, name) if kind is None else kind, Field(description=about.get(name, ""), **more))
 
 
-def _type_of(hint: Any, name: str) -> Any:
+def _type_of(hint: object, name: str) -> Any:
     """Return the type of a file's value that `records.record_from_data` converts to `hint` in a field of this name."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if isinstance(origin, type) and issubclass(origin, Mapping):
@@ -238,7 +238,7 @@ def _sentence(fault: ErrorDetails, model: type[BaseModel], within: str) -> str:
     return str(bad_field(field or "file", shown(value), rule.format_map(fault.get("ctx", {})), remedy))
 
 
-def _type_at(kind: Any, path: tuple[int | str, ...]) -> Any:
+def _type_at(kind: object, path: tuple[int | str, ...]) -> Any:
     """Return the model of the value at a path; None if it has none."""
     for step in path:
         while kind is not None and typing.get_origin(kind) in (typing.Union, types.UnionType, Annotated):

@@ -101,7 +101,7 @@ def _readers() -> tuple[Callable[..., int], Callable[..., bool], Callable[..., s
     return read_integer, yes_or_no, text_of
 
 
-def word(help: str, *, default: Any = None, **more: Any) -> Any:
+def word(help: str, *, default: object = None, **more: Any) -> Any:
     """Return a field of a record of words."""
     return field(default=default, metadata={"word": Word(help=help, **more)})
 
@@ -116,7 +116,7 @@ def _words_of(record: Any) -> Mapping[str, Word]:
     return {entry.name: entry.metadata["word"] for entry in fields(record)}
 
 
-def given_words(record: Any) -> dict[str, Any]:
+def given_words(record: object) -> dict[str, Any]:
     """Return the words of a record that were given, by name."""
     return {name: getattr(record, name) for name in words_of(type(record)) if getattr(record, name) is not None}
 

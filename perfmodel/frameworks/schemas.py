@@ -54,7 +54,7 @@ def runs_model() -> type[FileModel]:
     return model_of(Runs, types=_choices)
 
 
-def _choices(name: str, hint: Any) -> Any:
+def _choices(name: str, hint: object) -> Any:
     choices: tuple[Any, ...] | None = (*list_rule_sets(),) if name == "rules" else RUNS_CHOICES.get(name)
     if choices is None:
         return list[Text] if name == "flex" else None

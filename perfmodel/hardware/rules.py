@@ -10,7 +10,7 @@ def require(holds: bool, name: str, value: object, rule: str) -> None:
         raise bad_field(name, value, rule, "correct the calibration")
 
 
-def least(value: Any) -> Any:
+def least(value: object) -> Any:
     """Return the number, or the minimum of an array."""
     return value.min() if hasattr(value, "min") else value
 
@@ -20,11 +20,11 @@ def require_share(name: str, value: float, *, most: float = 1e9) -> None:
     require(1e-6 <= value <= most, name, value, f"must be positive, from 1e-6 to {most:g}")
 
 
-def require_positive(model: Any, *names: str) -> None:
+def require_positive(model: object, *names: str) -> None:
     for name in names:
         require(getattr(model, name) > 0, name, getattr(model, name), "must be positive")
 
 
-def require_not_negative(model: Any, *names: str) -> None:
+def require_not_negative(model: object, *names: str) -> None:
     for name in names:
         require(getattr(model, name) >= 0, name, getattr(model, name), "must not be negative")

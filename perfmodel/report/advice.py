@@ -132,7 +132,7 @@ def diff_lines(advice: _Advice) -> Iterator[str]:
             yield f"+ {option.option}: {_short(option.after)}"
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 

@@ -137,7 +137,7 @@ def read_axis(text: str, system: System, *, points: int | None = None) -> Axis:
     return Axis(name=name, values=tuple(dict.fromkeys(axis_values)), kind=field.kind)
 
 
-def _ends(ends: list[str], field: AxisField, present: Any, name: str) -> tuple[Any, Any]:
+def _ends(ends: list[str], field: AxisField, present: object, name: str) -> tuple[Any, Any]:
     """Return both ends of a range."""
     first, last = (_value(end, field, present, name) for end in _with_units([end.strip() for end in ends]))
     if not all(isinstance(end, (int, float)) and end > 0 for end in (first, last)) or first > last:
@@ -160,7 +160,7 @@ def _range(first: Any, last: Any, *, points: int | None) -> list[Any]:
     return [round(point) for point in spaced] if isinstance(first, int) else spaced
 
 
-def _value(text: str, field: AxisField, present: Any, name: str) -> Any:
+def _value(text: str, field: AxisField, present: object, name: str) -> Any:
     """Return a value in the type of the current one."""
     factor = re.fullmatch(r"x(\d*\.?\d+)", text)
     if factor and isinstance(present, (int, float)) and not isinstance(present, bool):
@@ -184,19 +184,19 @@ def _reader(record: str, name: str) -> Callable[[System], Any]:
     return lambda at: getattr(getattr(at, record), name)
 
 
-def _with_model(at: System, name: Any) -> System:
+def _with_model(at: System, name: object) -> System:
     from perfmodel.workload.models import load_model
 
     return replace(at, model=load_model(str(name)))
 
 
-def _with_chip_named(at: System, name: Any) -> System:
+def _with_chip_named(at: System, name: object) -> System:
     from perfmodel.verbs.setting import find_cluster
 
     return replace(at, cluster=find_cluster(str(name), at.cluster.num_chips)[1], spec=spec_of(str(name)))
 
 
-def spec_of(cluster: Any) -> ChipSpec | None:
+def spec_of(cluster: object) -> ChipSpec | None:
     """Return the specification that a cluster is named after; None for any other cluster."""
     from perfmodel.foundation.files import read_yaml
     from perfmodel.foundation.values import is_path
@@ -239,7 +239,7 @@ def _spec_reader(path: tuple[str, ...]) -> Callable[[System], Any]:
 
 
 def _put_spec(path: tuple[str, ...]) -> Callable[[System, Any], System]:
-    def put(at: System, value: Any) -> System:
+    def put(at: System, value: object) -> System:
         from perfmodel.hardware.construct import construct_chip
         from perfmodel.hardware.technology import technology_of
 
@@ -362,7 +362,7 @@ def _get_tier(is_out: bool, read: Callable[[NetworkTier], Any]) -> Callable[[Sys
 def _put_tiers(is_out: bool, put: Callable[[NetworkTier, Any], NetworkTier]) -> Callable[[System, Any], System]:
     """Return a setter for the outermost tier of the group."""
 
-    def change(at: System, value: Any) -> System:
+    def change(at: System, value: object) -> System:
         last = _group(at.cluster, is_out)[-1]
         tiers = tuple(put(tier, value) if tier is last else tier for tier in at.cluster.tiers)
         return replace(at, cluster=replace(at.cluster, tiers=tiers))

@@ -160,13 +160,13 @@ def served_from(path: Name, asked: ServingRequest) -> tuple[ServingRequest, Conf
     return replace(asked, **{name: value for name, value in request_fields.items() if getattr(asked, name) is None}), setup
 
 
-def _first(value: Any) -> Any:
+def _first(value: object) -> Any:
     values = value if isinstance(value, (list, tuple)) else [value]
     values = [one for entry in values for one in (several(entry) if isinstance(entry, str) and not Path(entry).exists() else [entry])]
     return values[0] if values else None
 
 
-def _number(value: Any) -> Any:
+def _number(value: object) -> Any:
     from perfmodel.foundation.values import read_integer
 
     try:
@@ -238,7 +238,7 @@ def _check_complete(setup: ConfigSetup, words: Mapping[str, Any], spelled: Calla
     raise InputError(f"{', '.join(map(spelled, absent))}: missing in the file; {remedy}")
 
 
-def _applicable_knobs(knobs: Mapping[str, Any], model: Any) -> dict[str, Any]:
+def _applicable_knobs(knobs: Mapping[str, Any], model: object) -> dict[str, Any]:
     """Return the knobs that apply to a model: expert knobs only with experts, and none of an axis of degree 1."""
     filtered = dict(knobs)
     if getattr(model, "experts", None) is None:

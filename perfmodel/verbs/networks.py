@@ -584,7 +584,7 @@ def run_network_plan(
     return NetworkComparison(network=graph, names=tuple(plans), predictions=predictions, measurements=measurements)
 
 
-def parallelize(module: Any, plan: Plan | Name) -> Any:
+def parallelize(module: object, plan: Plan | Name) -> Any:
     """Return a torch.nn.Module that trains `module` under a plan of `perfmodel shard`, in the caller's process group and loop.
 
     Every rank calls it with the full micro-batch of the plan, and gets the full outputs. Its parameters are the shards of this

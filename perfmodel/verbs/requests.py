@@ -143,7 +143,7 @@ def _check_complete(asked: Mapping[str, list[Any]], spelled: Callable[[str], str
         raise InputError("; ".join(f"{name}: is missing; give {meaning}" for name, meaning in meanings))
 
 
-def needs_chips(cluster: Any) -> bool:
+def needs_chips(cluster: object) -> bool:
     """Return whether a request needs a number of chips: a shipped cluster has any number; this machine, a file or an object has its own."""
     from perfmodel.hardware.chip_cluster import chip_cluster
     from perfmodel.hardware.mixed import is_mixed

@@ -178,7 +178,7 @@ def failure_of(rows: Rows) -> str:
     return rows[0].get("reason", "") if len(rows) == 1 else ""
 
 
-def cell(name: str, value: Any, word: Word | None) -> Any:
+def cell(name: str, value: object, word: Word | None) -> Any:
     """Return a field's value as a cell of a table: a number if it is one, else text."""
     if isinstance(value, str) and word is not None:
         try:
@@ -247,7 +247,7 @@ def _check(study: Study) -> None:
     _check_needed(study.verb, columns)
 
 
-def _check_value(name: str, value: Any, word: Word | None) -> None:
+def _check_value(name: str, value: object, word: Word | None) -> None:
     """Raise InputError if a value is not plain data, or is several values."""
     try:
         json.dumps(value)

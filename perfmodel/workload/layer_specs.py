@@ -256,7 +256,7 @@ def part_to_plain(value: Any) -> Any:
     return [asdict(record) for record in value] if isinstance(value, tuple) else asdict(value)
 
 
-def part_from_plain(field: str, value: Any) -> Any:
+def part_from_plain(field: str, value: object) -> Any:
     """Return the record, or the tuple of kinds, of a model's field. Raises InputError."""
     if field == "kinds":
         if not isinstance(value, list):

@@ -59,7 +59,7 @@ class ContextTraffic:
     weighted: Array
 
 
-def cache_copies(model: TransformerConfig, tp: Any) -> Any:
+def cache_copies(model: TransformerConfig, tp: object) -> Any:
     """Return the chips of tensor parallelism with the same part of the cache: tp / gcd(tp, key-value heads), tp for a latent. [-]"""
     tp = np.asarray(tp, dtype=np.int64)
     return tp if model.latent is not None else tp // np.gcd(tp, model.num_key_value_heads)

@@ -392,7 +392,7 @@ def _count(value: Any) -> str:
     return f"{int(value):,}"
 
 
-def _at(value: Any, at: int) -> float:
+def _at(value: object, at: int) -> float:
     array = np.ravel(np.asarray(value, dtype=float))
     return float(array[at] if array.size > 1 else array[0])
 

@@ -26,7 +26,7 @@ static batches of Mixtral (8 experts) give 1.4 to 2."""
 _LARGEST = (0.0, 0.564, 1.029, 1.424, 1.766, 2.070, 2.344, 2.594, 2.827, 3.045, 3.251)
 
 
-def activated_share(tokens: Any, num_experts: float, top_k: float) -> NDArray[Any]:
+def activated_share(tokens: object, num_experts: float, top_k: float) -> NDArray[Any]:
     """Return m, the share of a layer's experts that `tokens` of k choices each activate, on average. [-]
 
     m = 1 - (1 + v u)^(-1/v),   u = -T ln(1 - k / E)

@@ -172,7 +172,7 @@ class _Run:
             self.now = at
             action(argument)
 
-    def _at(self, time: float, action: Callable[[Any], None], argument: Any) -> None:
+    def _at(self, time: float, action: Callable[[Any], None], argument: object) -> None:
         self.scheduled += 1
         heappush(self.events, (time, self.scheduled, action, argument))
 

@@ -61,7 +61,7 @@ class Masks:
         known = [value for source in node.all_input_nodes if (value := self._value(source)) is not None]
         return known[0] if len(known) == 1 and known[0].is_floating_point() and known[0].ndim > 1 else None
 
-    def _value(self, mask: Any) -> torch.Tensor | None:
+    def _value(self, mask: object) -> torch.Tensor | None:
         """Return the mask's values; None if they depend on parameters or inputs, or if it is too large."""
         if not isinstance(mask, torch.fx.Node):
             return torch.as_tensor(mask)

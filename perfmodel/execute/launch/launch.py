@@ -105,7 +105,7 @@ class Worker:
             self.heartbeat.beat(what)
 
 
-def init_process_group(worker: Worker, store: Any, timeout: float) -> None:
+def init_process_group(worker: Worker, store: object, timeout: float) -> None:
     """Initialize the process group: gloo on CPUs; nccl on GPUs, plus gloo for objects."""
     import torch
     import torch.distributed as dist

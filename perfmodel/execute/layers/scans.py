@@ -46,7 +46,7 @@ def _differentiating() -> Iterator[None]:
             torch._C._dispatch_tls_set_dispatch_key_excluded(key, was)
 
 
-def _vjp(function: Callable[..., Any], inputs: Sequence[Tensor], gradients: Any) -> Sequence[Tensor]:
+def _vjp(function: Callable[..., Any], inputs: Sequence[Tensor], gradients: object) -> Sequence[Tensor]:
     """Return the vector-Jacobian product: gradients of the function's inputs from those of its outputs."""
     with _differentiating():
         given = [tensor.detach().requires_grad_() for tensor in inputs]

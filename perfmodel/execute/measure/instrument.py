@@ -111,7 +111,7 @@ class CollectiveCounter(TorchDispatchMode):
         return result
 
     @staticmethod
-    def _wait(result: Any) -> None:
+    def _wait(result: object) -> None:
         for item in result if isinstance(result, (list, tuple)) else [result]:
             if isinstance(item, torch.Tensor):
                 torch.ops._c10d_functional.wait_tensor(item)
@@ -126,7 +126,7 @@ def timed_pipeline_waits(tally: CollectiveTally) -> Iterator[None]:
 
     original = schedules._wait_batch_p2p
 
-    def wait(work: Any) -> Any:
+    def wait(work: object) -> Any:
         start = time.perf_counter()
         try:
             return original(work)

@@ -9,7 +9,6 @@ import statistics
 import time
 from collections.abc import Callable
 from itertools import chain
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -119,7 +118,7 @@ def group_sizes(world_size: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*sizes, world_size])) if world_size > 1 else ()
 
 
-def _collective(kind: CollectiveKind, num_bytes: int, ranks: int, group: Any, device: str) -> Callable[[], object]:
+def _collective(kind: CollectiveKind, num_bytes: int, ranks: int, group: object, device: str) -> Callable[[], object]:
     full = torch.zeros(max(num_bytes // 4 // ranks, 1) * ranks, device=device)
     part = torch.zeros(full.numel() // ranks, device=device)
     match kind:
@@ -168,7 +167,7 @@ def measure_collectives_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
     return samples
 
 
-def _time_collective(call: Callable[[], object], budget: float, device: str, group: Any) -> float:
+def _time_collective(call: Callable[[], object], budget: float, device: str, group: object) -> float:
     def seconds(count: int) -> float:
         if device == "cuda":
             torch.cuda.synchronize()

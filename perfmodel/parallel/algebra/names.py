@@ -1,7 +1,6 @@
 """Names that a rule set may use: its own name and the logical names of dims."""
 
 import re
-from typing import Any
 
 from perfmodel.foundation.errors import bad_field, shown
 
@@ -16,7 +15,7 @@ LOGICAL_NAMES = (
 _NAME = re.compile(r"[A-Za-z0-9][\w.+-]{0,39}", re.ASCII)
 
 
-def check_rule_name(name: Any, field: str) -> None:
+def check_rule_name(name: object, field: str) -> None:
     """Refuse a value that cannot be the name of a rule set."""
     if not isinstance(name, str) or (name and not _NAME.fullmatch(name)):
         raise bad_field(field, shown(name), "must be letters, digits and . _ + - alone, 40 at most", "give it a short name")

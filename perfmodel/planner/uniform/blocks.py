@@ -127,7 +127,7 @@ class MemoryLimit:
     capacity: float
 
 
-def memory_lower_bound(flight: Flight, pipelines: PipelineGroup, static: list[Any], outside: Any) -> Array:
+def memory_lower_bound(flight: Flight, pipelines: PipelineGroup, static: list[Any], outside: object) -> Array:
     """Return a lower bound of the memory: kept activations of microbatches and fixed memory, without the working set. [byte]"""
     largest: Any = 0.0
     for rank in flight.ranks:

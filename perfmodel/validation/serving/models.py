@@ -38,7 +38,7 @@ _PATTERN: Mapping[str, tuple[Mixer, FeedForward]] = {
 _CHUNK = 128  # default chunk of a state-space scan
 
 
-def model_of_case(model: Any, *, longest: int, drafts: bool = False) -> TransformerConfig:
+def model_of_case(model: object, *, longest: int, drafts: bool = False) -> TransformerConfig:
     """Return the model of a run. longest: tokens of the longest sequence; drafts: multi-token-prediction modules are loaded."""
     if not isinstance(model, Mapping):
         raise InputError("model: the run does not state it; it cannot be predicted without its sizes")
@@ -136,7 +136,7 @@ def _latent(model: Mapping[str, Any], name: str) -> LatentAttention:
     )
 
 
-def _experts(moe: Any, gated: bool, name: str) -> Experts | None:
+def _experts(moe: object, gated: bool, name: str) -> Experts | None:
     if not isinstance(moe, Mapping) or not moe.get("experts"):
         return None
     shared = moe.get("shared_ffn") or 0
@@ -149,7 +149,7 @@ def _experts(moe: Any, gated: bool, name: str) -> Experts | None:
     )
 
 
-def _mamba(mamba: Any, name: str) -> Mamba | None:
+def _mamba(mamba: object, name: str) -> Mamba | None:
     if not isinstance(mamba, Mapping):
         return None
     sizes = {field: stated_size(mamba, field, name, inside="mamba.") for field in ("heads", "head_dim", "groups", "state")}
@@ -163,7 +163,7 @@ def _mamba(mamba: Any, name: str) -> Mamba | None:
     )
 
 
-def _delta(delta: Any, name: str) -> DeltaNet | None:
+def _delta(delta: object, name: str) -> DeltaNet | None:
     if not isinstance(delta, Mapping):
         return None
     fields = ("key_heads", "value_heads", "key_head_dim", "value_head_dim")

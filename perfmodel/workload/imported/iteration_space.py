@@ -62,7 +62,7 @@ def axis_of(value: Any, rank: int) -> int:
     return int(value) % rank if rank else 0
 
 
-def axes_of(value: Any, rank: int) -> tuple[int, ...]:
+def axes_of(value: object, rank: int) -> tuple[int, ...]:
     """Return the positions that a reduction names; all if it names none."""
     if value is None or value == []:
         return tuple(range(rank))
