@@ -76,8 +76,8 @@ def _of_steps(cases: Path) -> Iterator[Ablation]:
         base = times.predict(rows, {})
         for constant in (*(item.constant.name for item in fit.constants), *fit.lent):
             value, without = load_profile(fit.profiles[0]).option(constant), times.predict(rows, {constant: NEUTRAL[constant]})
-            found = _judged(fit.profiles, constant, value, "step time", base, without, measured[rows])
-            yield replace(found, is_lent=constant in fit.lent)
+            ablation = _judged(fit.profiles, constant, value, "step time", base, without, measured[rows])
+            yield replace(ablation, is_lent=constant in fit.lent)
 
 
 def _of_memory(cases: Path) -> Iterator[Ablation]:
@@ -94,37 +94,37 @@ def _of_memory(cases: Path) -> Iterator[Ablation]:
 
 def _judged(frameworks: tuple[str, ...], constant: str, value: float, of: str, base: Array, without: Array, measured: Array) -> Ablation:
     moved = np.abs(np.log(without / base)) > _MOVES
-    before, after = (float(np.abs(each / measured - 1.0)[moved].mean()) if moved.any() else 0.0 for each in (base, without))
+    before, after = (float(np.abs(predictions / measured - 1.0)[moved].mean()) if moved.any() else 0.0 for predictions in (base, without))
     return Ablation(
         frameworks=frameworks, constant=constant, value=value, of=of, num_runs=int(moved.sum()), before=before, after=after
     )  # fmt: skip
 
 
-def rows_of(found: Sequence[Ablation]) -> list[tuple[str, ...]]:
+def rows_of(entries: Sequence[Ablation]) -> list[tuple[str, ...]]:
     """For a table: framework, number, value, what it is judged by, runs, error with it and without, in percent."""
     return [
         (
-            ", ".join(each.frameworks),
-            f"{each.constant} (borrowed)" if each.is_lent else each.constant,
-            f"{each.value:.3g}",
-            each.of,
-            str(each.num_runs),
-            f"{100 * each.before:.1f}",
-            f"{100 * each.after:.1f}",
-            f"{100 * each.worth:+.1f}",
+            ", ".join(entry.frameworks),
+            f"{entry.constant} (borrowed)" if entry.is_lent else entry.constant,
+            f"{entry.value:.3g}",
+            entry.of,
+            str(entry.num_runs),
+            f"{100 * entry.before:.1f}",
+            f"{100 * entry.after:.1f}",
+            f"{100 * entry.worth:+.1f}",
         )
-        for each in found
+        for entry in entries
     ]
 
 
 HEADERS = ("framework", "number", "value", "predicts", "runs affected", "error, %", "without it, %", "difference")
 
 
-def ablation_values(found: Sequence[Ablation]) -> dict[str, object]:
+def ablation_values(entries: Sequence[Ablation]) -> dict[str, object]:
     """Return the values of the section of docs/accuracy.md."""
-    lent = sum(each.is_lent for each in found)
-    counts = {"worth": f"{100 * WORTH:.1f}", "fitted": len(found) - lent, "lent": lent, "numbers": num_constants()}
-    return {**counts, "table": table(HEADERS, rows_of(found), (HEADERS[2], *HEADERS[4:]))}
+    lent = sum(entry.is_lent for entry in entries)
+    counts = {"worth": f"{100 * WORTH:.1f}", "fitted": len(entries) - lent, "lent": lent, "numbers": num_constants()}
+    return {**counts, "table": table(HEADERS, rows_of(entries), (HEADERS[2], *HEADERS[4:]))}
 
 
 @exits_on_errors

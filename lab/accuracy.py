@@ -178,12 +178,12 @@ def _tables_by_field(report: AccuracyReport, figures: str) -> Sections:
 
 def _plan_choice(report: AccuracyReport) -> Sections:
     rows = {"In-sample": report.scored, "Left out": report.scored_left_out}
-    found = {name: summarise(each, skip_broken_nvlink=True).choices for name, each in rows.items()}
-    found = {name: choices for name, choices in found.items() if choices.groups}
-    if found:
-        num_broken = list(found.values())[-1].num_broken_nvlink
+    by_kind = {name: summarise(scored, skip_broken_nvlink=True).choices for name, scored in rows.items()}
+    by_kind = {name: choices for name, choices in by_kind.items() if choices.groups}
+    if by_kind:
+        num_broken = list(by_kind.values())[-1].num_broken_nvlink
         yield "choice", {"broken": f"{num_broken} {'run' if num_broken == 1 else 'runs'}"}
-    for name, choices in found.items():
+    for name, choices in by_kind.items():
         yield "choice_table", {"name": name, "table": markdown_table(choice_table(choices)), "worst": _worst_groups(choices.groups)}
 
 
@@ -215,7 +215,7 @@ def _experts(report: AccuracyReport) -> Sections:
     experts = report.result.experts
     if experts.overall.num_predicted:
         tables = expert_tables(experts)
-        texts = [f"{each.title.partition(', models')[0]}:\n\n{markdown_table(each)}" for each in tables]
+        texts = [f"{part.title.partition(', models')[0]}:\n\n{markdown_table(part)}" for part in tables]
         yield "experts", {"tables": "\n\n".join(texts)}
 
 
@@ -259,14 +259,14 @@ def _small(report: AccuracyReport) -> Sections:
         if not runs:
             continue
         of = error_summary(title, runs)
-        found = [of.mean]
+        row_means = [of.mean]
         if others:
-            found.append(error_summary(title, [row for row in others if holds(row.labels)]).mean)
+            row_means.append(error_summary(title, [row for row in others if holds(row.labels)]).mean)
         if report.small:
             hidden = [abs(report.small[row.id]) for row in runs if row.id in report.small]
-            found.append(sum(hidden) / len(hidden) if hidden else math.nan)
-        means.append(found)
-        rows.append((title, str(len(runs)), _number(found[0]), f"{100 * of.bias:+.1f}", *map(_number, found[1:])))
+            row_means.append(sum(hidden) / len(hidden) if hidden else math.nan)
+        means.append(row_means)
+        rows.append((title, str(len(runs)), _number(row_means[0]), f"{100 * of.bias:+.1f}", *map(_number, row_means[1:])))
     if not rows:
         return
     total = [sum(column) / len(column) for column in zip(*means, strict=True)]
@@ -314,7 +314,7 @@ def _fitted(report: AccuracyReport) -> Sections:
         "fitted",
         {
             "table": table(("calibration", "part", "points", "error %", "date"), rows, ("points", "error %")),
-            "calibrations": "\n".join(f"- `{name}`: {' '.join(each.source.split())}." for name, each in loaded.items()),
+            "calibrations": "\n".join(f"- `{name}`: {' '.join(calibration.source.split())}." for name, calibration in loaded.items()),
             "frameworks": "\n".join(f"- `{name}`: {' '.join(load_profile(name).source.split()).rstrip('.')}." for name in list_profiles()),
         },
     )
@@ -377,7 +377,7 @@ def write_report(cases: Sequence[Path], out: Path, *, left_out: Path | None = No
     """Predict the cases, and write the page and its figures."""
     if not out.absolute().parent.is_dir():
         raise InputError(f"out={one_line(out, 200)}: its folder does not exist; make it or choose another path")
-    found = {} if left_out is None else read_left_out(left_out)
+    left_out_times = {} if left_out is None else read_left_out(left_out)
     result = validate_cases(cases, skip_broken_nvlink=True)
     every = [case for path in cases for case in read_cases(path)]
     known, kin = UnseenFrameworks(), UnseenFrameworks(leaves_family=True)
@@ -385,7 +385,7 @@ def write_report(cases: Sequence[Path], out: Path, *, left_out: Path | None = No
     unseen = (figures_of(runs), figures_of(kin.times(every)))
     report = AccuracyReport(
         result=result,
-        left_out=found,
+        left_out=left_out_times,
         names=tuple(str(path) for path in cases),
         unseen=unseen,
         choices=choices_of(runs) if unseen[0] else None,

@@ -109,24 +109,24 @@ def _options(case: Case) -> dict[str, Any]:
     """Option -> value; each setting is an option. A degree that is not given is 1."""
     inputs = case.inputs
     settings = inputs.get("settings")
-    found = {name: inputs.get(name) for name in OPTIONS - {"settings"}} | (dict(settings) if isinstance(settings, Mapping) else {})
-    found |= {name: inputs.get(name) or 1 for name in _DEGREES}
-    return {name: value for name, value in found.items() if value not in (None, False)}
+    options = {name: inputs.get(name) for name in OPTIONS - {"settings"}} | (dict(settings) if isinstance(settings, Mapping) else {})
+    options |= {name: inputs.get(name) or 1 for name in _DEGREES}
+    return {name: value for name, value in options.items() if value not in (None, False)}
 
 
-def table(found: Sequence[Pair]) -> list[tuple[str, ...]]:
+def table(compared: Sequence[Pair]) -> list[tuple[str, ...]]:
     """Rows of option, pairs, right, advised and right of these; the last one over all."""
-    rows = [(option, list(same)) for option, same in grouped(found, lambda pair: pair.option).items()]
+    rows = [(option, list(same)) for option, same in grouped(compared, lambda pair: pair.option).items()]
     rows.sort(key=lambda row: -len(row[1]))
     lines: list[tuple[str, ...]] = []
-    for option, same in (*rows, ("all", list(found))):
+    for option, same in (*rows, ("all", list(compared))):
         advised = [pair for pair in same if pair.is_advised]
         lines.append((option, f"{len(same)}", share(same), f"{len(advised)}", share(advised)))
     return lines
 
 
-def share(found: Sequence[Pair]) -> str:
-    return f"{sum(pair.is_right for pair in found) / len(found):.1%}" if found else "-"
+def share(compared: Sequence[Pair]) -> str:
+    return f"{sum(pair.is_right for pair in compared) / len(compared):.1%}" if compared else "-"
 
 
 @exits_on_errors
@@ -136,10 +136,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--left-out", type=Path, metavar="FILE.csv", help="predictions by fits that did not see the model of a run")
     given = parser.parse_args(arguments)
     path: Path = given.cases
-    found = list(pairs(read_cases(path), None if given.left_out is None else read_left_out(given.left_out)))
+    compared = list(pairs(read_cases(path), None if given.left_out is None else read_left_out(given.left_out)))
     headings = ("option", "pairs", "right", "advised", "right")
-    print(columns_text([headings, *table(found)]))
-    for pair in found if given.wrong else ():
+    print(columns_text([headings, *table(compared)]))
+    for pair in compared if given.wrong else ():
         if not pair.is_right:
             measured, predicted = (slow / fast - 1 for fast, slow in (pair.measured, pair.predicted))
             gains = f"measured {measured:+.1%}, predicted {predicted:+.1%}"

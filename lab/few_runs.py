@@ -76,8 +76,8 @@ class HiddenGroup:
     @property
     def jobs(self) -> list[list[int]]:
         """Indices of runs that differ in their plan only, of at least `LEAST_PLANS` plans."""
-        jobs = grouped(range(len(self.choices)), lambda place: self.choices[place].group).values()
-        return [places for places in jobs if len({self.choices[place].plan for place in places}) >= LEAST_PLANS]
+        jobs = grouped(range(len(self.choices)), lambda index: self.choices[index].group).values()
+        return [places for places in jobs if len({self.choices[index].plan for index in places}) >= LEAST_PLANS]
 
     def judged(self, job: Sequence[int], log_times: Array, known: Sequence[int] = ()) -> PlanGroup:
         """Return the choice among the runs of a job by predicted times, and by the measured one of runs that are known."""
@@ -88,12 +88,12 @@ class HiddenGroup:
 
 def groups_of(cases: Sequence[Case]) -> dict[str, HiddenGroup]:
     """Return the primary runs of dense decoders by group (`unseen.GROUPS`)."""
-    found: dict[str, HiddenGroup] = {}
+    groups: dict[str, HiddenGroup] = {}
     for case, choice, name, run in hidden_runs(cases):
-        group = found.setdefault(name, HiddenGroup(profile=run.profile, runs=[]))
+        group = groups.setdefault(name, HiddenGroup(profile=run.profile, runs=[]))
         group.runs.append(OwnRun(id=case.id, planned=run.planned, measured=case.measured_time, settings=run.settings))
         group.choices.append(choice)
-    return found
+    return groups
 
 
 def expected_log_times(every: LogTimes, fit: OwnFit, chosen: Sequence[int]) -> Array:
@@ -162,7 +162,7 @@ def _given_of_the_job(
                 continue
             drawn = [(of_the_job, split.seen) for split in k_of_n(given, len(job), draws=draws, random=random)]
             for regrets, seen in (*drawn, (tried_first, np.argsort(first[job], kind="stable")[:given].tolist())):
-                known = [job[place] for place in seen]
+                known = [job[index] for index in seen]
                 fit = fit_some(every, known)
                 regrets[given].append(group.judged(job, expected_log_times(every, fit, job), known).regret)
     return of_the_job, tried_first
@@ -176,25 +176,25 @@ def rows_of(figures: Sequence[GroupFigures]) -> list[tuple[str, ...]]:
     """Return headers, a line for each group, and their mean, each group weighing one."""
     counts = (0, *GIVEN)
     rows: list[tuple[str, ...]] = [("group", "runs", *(f"{count} given" for count in counts), *(f"coverage, {count}" for count in GIVEN))]
-    for each in figures:
+    for group in figures:
         rows.append(
             (
-                each.name,
-                str(each.num_runs),
-                *(percent(each.errors[count]) if count in each.errors else "" for count in counts),
-                *(percent(each.coverages[count]) if count in each.coverages else "" for count in GIVEN),
+                group.name,
+                str(group.num_runs),
+                *(percent(group.errors[count]) if count in group.errors else "" for count in counts),
+                *(percent(group.coverages[count]) if count in group.coverages else "" for count in GIVEN),
             )
         )
-    errors = [_mean([each.errors[count] for each in figures if count in each.errors]) for count in counts]
-    coverages = [_mean([each.coverages[count] for each in figures if count in each.coverages]) for count in GIVEN]
+    errors = [_mean([group.errors[count] for group in figures if count in group.errors]) for count in counts]
+    coverages = [_mean([group.coverages[count] for group in figures if count in group.coverages]) for count in GIVEN]
     rows.append(("mean over groups", "", *errors, *coverages))
     return rows
 
 
 def mean_regrets(figures: Sequence[GroupFigures], kind: str = "regrets") -> dict[int, float]:
     """Return the mean regret by the number of given runs, each job weighing one."""
-    found = {count: [regret for each in figures for regret in getattr(each, kind).get(count, ())] for count in (0, *GIVEN)}
-    return {count: float(np.mean(regrets)) for count, regrets in found.items() if regrets}
+    by_count = {count: [regret for group in figures for regret in getattr(group, kind).get(count, ())] for count in (0, *GIVEN)}
+    return {count: float(np.mean(regrets)) for count, regrets in by_count.items() if regrets}
 
 
 _WAYS = (
@@ -219,7 +219,7 @@ def regret_rows(figures: Sequence[GroupFigures]) -> list[tuple[str, ...]]:
 def regrets_text(figures: Sequence[GroupFigures]) -> str:
     if not regret_rows(figures):
         return "Choice of plan: no group of runs differs in its plan only"
-    first = percent(float(np.mean([regret for each in figures for regret in each.first_three])))
+    first = percent(float(np.mean([regret for group in figures for regret in group.first_three])))
     return (
         "Choice of plan: how much slower the chosen plan is than the best. The choice is the plan with the least time: measured if its run "
         "is given, otherwise expected over the posterior of the fit. The lower rows hold jobs that have more plans than runs given. With "

@@ -59,13 +59,13 @@ def fit_constants(
         return np.concatenate([np.sign(errors) * np.sqrt(2.0 * (np.sqrt(1.0 + errors * errors) - 1.0)), z])
 
     def jacobian(z: Array) -> Array:
-        here = residuals(z)
+        base = residuals(z)
         columns = []
         for index in range(len(z)):
             step = _STEP if z[index] + _STEP <= highest[index] else -_STEP
             moved = z.copy()
             moved[index] += step
-            columns.append((residuals(moved) - here) / step)
+            columns.append((residuals(moved) - base) / step)
         return np.stack(columns, axis=1)
 
     z, open_ = np.zeros(len(constants)), np.ones(len(constants))
@@ -76,7 +76,7 @@ def fit_constants(
         start = np.clip(z, lowest + 1e-3, highest - 1e-3)
         best = least_squares(residuals, start, jac=jacobian, bounds=(lowest, highest), max_nfev=max_rounds, xtol=1e-3, ftol=1e-3)
         z, open_ = best.x, np.sqrt(np.diag(np.linalg.inv(best.jac.T @ best.jac)))
-    found = values(z)
+    fitted = values(z)
     errors = np.abs(np.expm1(errors_at(tuple(z)))) if num_runs else np.array([np.nan])
-    spreads = {each.name: each.spread_of(found[each.name]) * float(open_[i]) for i, each in enumerate(constants)}
-    return FittedConstants(values=found, num_runs=num_runs, mean_error=float(errors.mean()), spreads=spreads)
+    spreads = {constant.name: constant.spread_of(fitted[constant.name]) * float(open_[i]) for i, constant in enumerate(constants)}
+    return FittedConstants(values=fitted, num_runs=num_runs, mean_error=float(errors.mean()), spreads=spreads)

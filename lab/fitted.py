@@ -36,39 +36,39 @@ STEPS, MEMORY = "step times", "memory that is reported"
 
 def fitted_profiles(cases: Path) -> dict[str, Numbers]:
     """Every number that runs say, by profile."""
-    found: dict[str, Numbers] = {}
+    profiles: dict[str, Numbers] = {}
     for profile, numbers in _of_steps(cases):
-        found.setdefault(profile, {}).update(numbers)
-    known = {profile: {constant: number.value for constant, number in numbers.items()} for profile, numbers in found.items()}
+        profiles.setdefault(profile, {}).update(numbers)
+    known = {profile: {constant: number.value for constant, number in numbers.items()} for profile, numbers in profiles.items()}
     for profile, numbers in _of_memory(cases, known):
-        found.setdefault(profile, {}).update(numbers)
-    return found
+        profiles.setdefault(profile, {}).update(numbers)
+    return profiles
 
 
 def _of_steps(cases: Path) -> list[tuple[str, Numbers]]:
-    fits, found = LeftOut(runs=read_runs(cases)), []
+    fits, entries = LeftOut(runs=read_runs(cases)), []
     for name, fit in fits.fits.items():
         values = fits.fitted(name)
         numbers = {}
         for constant, value in values.values.items():
             relatives = fit.lent.get(constant, ())
             of = relatives or (name,)
-            runs = [fits.runs[index] for each in of for index in fits.rows_of(each)]
+            runs = [fits.runs[index] for source in of for index in fits.rows_of(source)]
             number = _number(
                 value, _spread(fits, constant, of), [(run.model, run.planned.hardware.chip) for run in runs], STEPS + _of_runs(relatives)
             )
             numbers[constant] = replace(number, is_lent=bool(relatives))
-        found += [(profile, numbers) for profile in fit.profiles]
-        found += [(profile, {key: _lent(each, name) for key, each in numbers.items()}) for profile in fit.lends_to]
-    return found
+        entries += [(profile, numbers) for profile in fit.profiles]
+        entries += [(profile, {key: _lent(number, name) for key, number in numbers.items()}) for profile in fit.lends_to]
+    return entries
 
 
 def _spread(fits: LeftOut, constant: str, of: Sequence[str]) -> float:
     """Of one fit's number; of the geometric mean of several how far these lie apart."""
-    found = [fits.fitted(name) for name in of]
-    if len(found) == 1:
-        return found[0].spreads[constant]
-    logs = np.log([each.values[constant] for each in found])
+    fitted = [fits.fitted(name) for name in of]
+    if len(fitted) == 1:
+        return fitted[0].spreads[constant]
+    logs = np.log([fit.values[constant] for fit in fitted])
     return float(np.exp(logs.mean()) * logs.std(ddof=1))
 
 
@@ -78,16 +78,16 @@ def _of_runs(relatives: Sequence[str]) -> str:
 
 
 def _of_memory(cases: Path, known: Mapping[str, Mapping[str, float]]) -> list[tuple[str, Numbers]]:
-    memories, found = Memories(runs=runs_with_memory(read_cases(cases)), known=known), []
+    memories, entries = Memories(runs=runs_with_memory(read_cases(cases)), known=known), []
     for name, fit in MEMORY_FITS.items():
         runs = memories.of(name)
         if not runs:
             continue
         values, of = memories.fitted(name), [(run.model, run.chip) for run in runs]
         numbers = {constant: _number(value, values.spreads[constant], of, MEMORY) for constant, value in values.values.items()}
-        found.append((name, numbers))
-        found += [(profile, {key: _lent(each, name) for key, each in numbers.items()}) for profile in fit.lends_to]
-    return found
+        entries.append((name, numbers))
+        entries += [(profile, {key: _lent(number, name) for key, number in numbers.items()}) for profile in fit.lends_to]
+    return entries
 
 
 def _number(value: float, spread: float, runs: Sequence[tuple[str, str]], how: str) -> FittedNumber:

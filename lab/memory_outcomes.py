@@ -40,7 +40,7 @@ _FARTHEST = 9.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOutcome:
-    """Of one run. log_room: by how much what is not sure might have grown, as a logarithm; verdict: by the default rule."""
+    """Of one run. log_headroom: by how much what is not sure might have grown, as a logarithm; verdict: by the default rule."""
 
     id: str
     model: str
@@ -53,11 +53,11 @@ def outcome_of(case: Case, planned: PlannedCase, predictor: CasePredictor) -> Me
     """Of a case that is known to have run, or to have run out of memory. Raises InputError where it cannot be predicted."""
     estimator = predictor.estimator(planned)
     ranks = evaluate_memory(estimator, planned.plan).needs(planned.plan, uncertainty_of_memory(planned.profile))
-    room = min(rank.log_headroom(estimator.machine.memory_usable) for rank in ranks)
+    headroom = min(rank.log_headroom(estimator.machine.memory_usable) for rank in ranks)
     return MemoryOutcome(
         id=case.id,
         model=planned.plan.job.model.name,
-        log_headroom=min(max(room, -_FARTHEST), _FARTHEST),
+        log_headroom=min(max(headroom, -_FARTHEST), _FARTHEST),
         ran=case.ran is True,
         verdict=predictor.predict(planned).verdict,
     )
@@ -78,7 +78,7 @@ def own_figures(cases: Iterable[Case], predictor: CasePredictor, framework: str)
             continue
         try:
             row = evaluate_memory(predictor.estimator(planned), planned.plan)
-            rank = max(row.needs(planned.plan, uncertainty_of_memory(planned.profile)), key=lambda each: each.total)
+            rank = max(row.needs(planned.plan, uncertainty_of_memory(planned.profile)), key=lambda need: need.total)
         except InputError:
             continue
         yield math.log(max(case.measured_memory + rank.outside - rank.sure, 1.0) / (rank.total - rank.sure))
@@ -90,24 +90,24 @@ def likeliest_uncertainty(outcomes: Sequence[MemoryOutcome], figures: Sequence[f
 
     if not (outcomes or figures):
         raise InputError("cases: none says whether it ran out of memory; give the runs that failed too (--out-of-memory)")
-    rooms, held = np.array([each.log_headroom for each in outcomes]), np.array(figures)
-    signs = np.where([each.ran for each in outcomes], -1.0, 1.0)
+    headrooms, held = np.array([outcome.log_headroom for outcome in outcomes]), np.array(figures)
+    signs = np.where([outcome.ran for outcome in outcomes], -1.0, 1.0)
 
     def loss(at: NDArray[np.float64]) -> float:
         centre, scale = float(at[0]), math.exp(float(at[1]))
         distance = (held - centre) / scale
         of_figures = float((distance + 2.0 * np.logaddexp(0.0, -distance) + math.log(scale)).sum())
-        return of_figures + float(np.logaddexp(0.0, signs * (rooms - centre) / scale).sum())
+        return of_figures + float(np.logaddexp(0.0, signs * (headrooms - centre) / scale).sum())
 
     starts = [(0.0, math.log(scale)) for scale in (0.05, 0.2)]
-    found = min((minimize(loss, start, method="Nelder-Mead") for start in starts), key=lambda each: float(each.fun))
-    return MemoryUncertainty(centre=float(found.x[0]), scale=max(math.exp(float(found.x[1])), _LEAST_SCALE))
+    optimum = min((minimize(loss, start, method="Nelder-Mead") for start in starts), key=lambda candidate: float(candidate.fun))
+    return MemoryUncertainty(centre=float(optimum.x[0]), scale=max(math.exp(float(optimum.x[1])), _LEAST_SCALE))
 
 
 def uncertainty_over(sources: Sequence[MemoryUncertainty], *, rests_on: str) -> MemoryUncertainty:
     """Of several sources, each weighing one: as wide as they are, and as far as their centres lie apart."""
-    centres = [each.centre for each in sources]
-    variance = float(np.mean([each.scale**2 for each in sources]) + np.var(centres) / _VARIANCE)
+    centres = [source.centre for source in sources]
+    variance = float(np.mean([source.scale**2 for source in sources]) + np.var(centres) / _VARIANCE)
     return MemoryUncertainty(centre=round(float(np.mean(centres)), 4), scale=round(math.sqrt(variance), 4), rests_on=rests_on)
 
 
@@ -156,28 +156,28 @@ def reliability(outcomes: Sequence[MemoryOutcome]) -> tuple[ReliabilityBin, ...]
         uncertainty = likeliest_uncertainty([outcomes[index] for index in split.seen] or outcomes)
         return [uncertainty.probability_below(outcomes[index].log_headroom) for index in split.held_out]
 
-    stated = cross_validated([each.model for each in outcomes], probabilities)
-    ran, place = np.array([each.ran for each in outcomes]), np.minimum((stated * NUM_BINS).astype(int), NUM_BINS - 1)
+    stated = cross_validated([outcome.model for outcome in outcomes], probabilities)
+    ran, bin_of = np.array([outcome.ran for outcome in outcomes]), np.minimum((stated * NUM_BINS).astype(int), NUM_BINS - 1)
     return tuple(
         ReliabilityBin(
             low=number / NUM_BINS,
             high=(number + 1) / NUM_BINS,
-            num_runs=int(np.count_nonzero(place == number)),
-            stated=float(stated[place == number].mean()),
-            happened=float(ran[place == number].mean()),
+            num_runs=int(np.count_nonzero(bin_of == number)),
+            stated=float(stated[bin_of == number].mean()),
+            happened=float(ran[bin_of == number].mean()),
         )
         for number in range(NUM_BINS)
-        if np.any(place == number)
+        if np.any(bin_of == number)
     )
 
 
 def reliability_rows(bins: Sequence[ReliabilityBin]) -> list[tuple[str, ...]]:
     """A heading and a line for each bin."""
     rows: list[tuple[str, ...]] = [("predicted", "runs", "mean", "ran", "error", "95 % interval")]
-    for each in bins:
-        name = f"{each.low:.0%} to {each.high:.0%}"
+    for entry in bins:
+        name = f"{entry.low:.0%} to {entry.high:.0%}"
         rows.append(
-            (name, f"{each.num_runs:,}", f"{each.stated:.0%}", f"{each.happened:.0%}", f"{100 * each.error:.0f}", _shares(each.band))
+            (name, f"{entry.num_runs:,}", f"{entry.stated:.0%}", f"{entry.happened:.0%}", f"{100 * entry.error:.0f}", _shares(entry.band))
         )
     return rows
 
@@ -188,11 +188,11 @@ def _shares(band: tuple[float, float]) -> str:
 
 def reliability_line(bins: Sequence[ReliabilityBin]) -> str:
     """Return the calibration error of the bins, in sentences."""
-    every = sum(each.num_runs for each in bins)
-    mean = sum(each.num_runs * each.error for each in bins) / max(1, every)
-    worst = max((each.error for each in bins if each.num_runs >= _ENOUGH), default=0.0)
-    sure = sum(each.num_runs for each in bins if each.high <= 0.1 or each.low >= 0.9)
-    between = _together([each for each in bins if _OPEN[0] <= each.low < _OPEN[1]])
+    every = sum(entry.num_runs for entry in bins)
+    mean = sum(entry.num_runs * entry.error for entry in bins) / max(1, every)
+    worst = max((entry.error for entry in bins if entry.num_runs >= _ENOUGH), default=0.0)
+    sure = sum(entry.num_runs for entry in bins if entry.high <= 0.1 or entry.low >= 0.9)
+    between = _together([entry for entry in bins if _OPEN[0] <= entry.low < _OPEN[1]])
     middle = (
         f". Of the {between.num_runs} runs with a probability of {between.low:.0%} to {between.high:.0%} ({between.stated:.0%} on "
         f"average), {between.happened:.0%} ran (95 % interval: {_shares(between.band)})"
@@ -202,7 +202,7 @@ def reliability_line(bins: Sequence[ReliabilityBin]) -> str:
     return (
         f"Calibration error: {100 * mean:.1f} points on average over runs, {100 * worst:.0f} in the worst bin of {_ENOUGH} runs or more. "
         f"For {sure:,} of {every:,} runs the probability is under 10 % or over 90 %. It lies in the 95 % interval of the observed share in "
-        f"{sum(each.agrees for each in bins)} of {len(bins)} bins{middle}"
+        f"{sum(entry.agrees for entry in bins)} of {len(bins)} bins{middle}"
     )
 
 
@@ -212,13 +212,13 @@ _OPEN = (0.3, 0.7)
 
 def _together(bins: Sequence[ReliabilityBin]) -> ReliabilityBin | None:
     """As one bin."""
-    count = sum(each.num_runs for each in bins)
+    count = sum(entry.num_runs for entry in bins)
     if not count:
         return None
     return ReliabilityBin(
         low=bins[0].low,
         high=bins[-1].high,
         num_runs=count,
-        stated=sum(each.num_runs * each.stated for each in bins) / count,
-        happened=sum(each.num_runs * each.happened for each in bins) / count,
+        stated=sum(entry.num_runs * entry.stated for entry in bins) / count,
+        happened=sum(entry.num_runs * entry.happened for entry in bins) / count,
     )

@@ -64,28 +64,28 @@ _SENTENCES = (
 def training_figures(page: str) -> dict[str, str]:
     """Return the figures of docs/accuracy.md, as printed there and without units."""
     tables = _tables(page)
-    found = _cells(tables, _TRAINING_CELLS)
+    figures = _cells(tables, _TRAINING_CELLS)
     groups = [row for row in _table(tables, ("bias", "in 80 %"))[1:] if _plain(row[0]) != "mean over groups"]
-    found["unseen_groups"] = str(len(groups))
-    found["unseen_coverage_worst"] = min((_plain(row[4]) for row in groups), key=float)
+    figures["unseen_groups"] = str(len(groups))
+    figures["unseen_coverage_worst"] = min((_plain(row[4]) for row in groups), key=float)
     left_out = [table for table in tables if {"groups", "rank correlation"} <= set(table[0])][-1:]  # after the table in sample
-    found |= {"choice_groups": _cell(left_out, *_LEFT_OUT_CHOICE, 1), "choice_mean": _cell(left_out, *_LEFT_OUT_CHOICE, 3)}
+    figures |= {"choice_groups": _cell(left_out, *_LEFT_OUT_CHOICE, 1), "choice_mean": _cell(left_out, *_LEFT_OUT_CHOICE, 3)}
     few = _table(tables, _FEW_TABLE)
-    for place, given in enumerate(_GIVEN):
-        errors = sorted(float(_plain(row[2 + place])) for row in few[1:-1] if _plain(row[2 + place]))
-        found |= {f"few_mean_{given}": _plain(few[-1][2 + place]), f"few_best_{given}": f"{errors[0]:.1f}"}
-        found[f"few_worst_{given}"] = f"{errors[-1]:.1f}"
+    for index, given in enumerate(_GIVEN):
+        errors = sorted(float(_plain(row[2 + index])) for row in few[1:-1] if _plain(row[2 + index]))
+        figures |= {f"few_mean_{given}": _plain(few[-1][2 + index]), f"few_best_{given}": f"{errors[0]:.1f}"}
+        figures[f"few_worst_{given}"] = f"{errors[-1]:.1f}"
         if given:
-            found[f"few_coverage_{given}"] = _plain(few[-1][5 + place])
+            figures[f"few_coverage_{given}"] = _plain(few[-1][5 + index])
         for name, row in _CHOICE_ROWS.items():
-            found[f"few_choice_{name}_{given}"] = _cell(tables, _CHOICE_TABLE, row, 1 + place)
+            figures[f"few_choice_{name}_{given}"] = _cell(tables, _CHOICE_TABLE, row, 1 + index)
     text = " ".join(page.split())
     for pattern in _SENTENCES:
         match = re.search(pattern, text)
         if match is None:
             raise InputError(f"{TRAINING_PAGE}: the sentence `{pattern[:60]}...` is missing; write the page again with `make accuracy`")
-        found |= match.groupdict()
-    return found
+        figures |= match.groupdict()
+    return figures
 
 
 def serving_figures(page: str) -> dict[str, str]:
@@ -96,23 +96,23 @@ def serving_figures(page: str) -> dict[str, str]:
 def write_page_figures(folder: Path) -> Path:
     """Write `figures.json` from the two pages in the folder; a page that is missing keeps its figures of before."""
     path = folder / FIGURES_FILE
-    found: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    figures: dict[str, dict[str, str]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     for name, page, read in (("training", TRAINING_PAGE, training_figures), ("serving", SERVING_PAGE, serving_figures)):
         if (folder / page).is_file():
-            found[name] = read((folder / page).read_text(encoding="utf-8"))
-    write_atomically(path, json.dumps(found, indent=1) + "\n")
+            figures[name] = read((folder / page).read_text(encoding="utf-8"))
+    write_atomically(path, json.dumps(figures, indent=1) + "\n")
     return path
 
 
 def _tables(page: str) -> list[list[list[str]]]:
     """Return the tables of a page: rows of cells, the header first."""
-    found: list[list[list[str]]] = [[]]
+    tables: list[list[list[str]]] = [[]]
     for line in page.splitlines():
         if not line.startswith("|"):
-            found.append([])
+            tables.append([])
         elif not set(line) <= set("|-: "):
-            found[-1].append([cell.strip() for cell in line.strip().strip("|").split("|")])
-    return [table for table in found if table]
+            tables[-1].append([cell.strip() for cell in line.strip().strip("|").split("|")])
+    return [table for table in tables if table]
 
 
 def _table(tables: Sequence[list[list[str]]], headers: tuple[str, str]) -> list[list[str]]:

@@ -74,9 +74,9 @@ def residual_of(row: ValidationRow) -> Residual | None:
 
 def kept_residuals(rows: Iterable[ValidationRow]) -> list[Residual]:
     """A family's runs are its primary ones; only where it has none, those with an input that had to be assumed."""
-    every = [found for row in rows if (found := residual_of(row)) is not None]
-    has_primary = {each.family for each in every if each.is_primary}
-    kept = [each for each in every if each.family and each.is_primary == (each.family in has_primary)]
+    every = [residual for row in rows if (residual := residual_of(row)) is not None]
+    has_primary = {residual.family for residual in every if residual.is_primary}
+    kept = [residual for residual in every if residual.family and residual.is_primary == (residual.family in has_primary)]
     if not kept:
         raise InputError("cases: no run has both a predicted and a measured time; give published training runs")
     return kept
@@ -93,8 +93,8 @@ def residuals_of(
     features: tuple[tuple[str, float], ...] = (),
 ) -> Residuals:
     """What ships of them."""
-    primary = [each for each in kept if each.is_primary]
-    groups = grouped(kept, lambda each: (each.family, each.model, each.chip, each.scale, each.bits))
+    primary = [residual for residual in kept if residual.is_primary]
+    groups = grouped(kept, lambda residual: (residual.family, residual.model, residual.chip, residual.scale, residual.bits))
     models = tuple(
         ModelResiduals(
             **{name: getattr(runs[0], name) for name in ("family", "model", "chip", "scale", "bits")},
@@ -107,8 +107,8 @@ def residuals_of(
         source=source,
         date=date,
         num_runs=len(kept),
-        between_models=_scatter(primary, lambda each: (each.family, each.model), lambda each: each.family),
-        between_chips=_scatter(primary, lambda each: (each.family, each.chip), lambda each: each.family),
+        between_models=_scatter(primary, lambda residual: (residual.family, residual.model), lambda residual: residual.family),
+        between_chips=_scatter(primary, lambda residual: (residual.family, residual.chip), lambda residual: residual.family),
         between_calibrations=between_calibrations,
         models=models,
         unseen_frameworks=unseen_frameworks,
@@ -137,19 +137,19 @@ def residuals_of_experts(rows: Iterable[ValidationRow]) -> tuple[UnseenResiduals
     return tuple(
         UnseenResiduals(
             group=group,
-            family=found[0].framework,
-            num_runs=len(found),
-            quantiles=quantiles_of([math.log(row.measured_step_time / row.predicted_step_time) for row in found]),
+            family=rows[0].framework,
+            num_runs=len(rows),
+            quantiles=quantiles_of([math.log(row.measured_step_time / row.predicted_step_time) for row in rows]),
         )
-        for group, found in sorted(groups.items(), key=lambda item: item[0])
+        for group, rows in sorted(groups.items(), key=lambda item: item[0])
     )
 
 
-def _scatter(residuals: Sequence[Residual], part: Callable[[Residual], Hashable], whole: Callable[[Residual], Hashable]) -> float:
+def _scatter(residuals: Sequence[Residual], part: Callable[[Residual], Hashable], group: Callable[[Residual], Hashable]) -> float:
     """Return the standard deviation of the parts' medians about the mean of their whole's, over wholes of two parts or more."""
-    parts = {name: [each.value for each in runs] for name, runs in grouped(residuals, part).items()}
+    parts = {name: [residual.value for residual in runs] for name, runs in grouped(residuals, part).items()}
     deviations, freedom = [], 0
-    for runs in grouped(residuals, whole).values():
+    for runs in grouped(residuals, group).values():
         names = dict.fromkeys(map(part, runs))
         medians = [median(parts[name]) for name in names if len(parts[name]) >= _FEWEST_OF_A_MODEL]
         if len(medians) > 1:
@@ -162,14 +162,14 @@ def _scatter(residuals: Sequence[Residual], part: Callable[[Residual], Hashable]
 def by_other_calibrations(cases: Iterable[Case]) -> dict[str, list[float]]:
     """Chip -> residuals of its primary runs as predicted with another chip's calibration: as if the chip had never been measured."""
     predictors = {name: CasePredictor(calibration=name, has_intervals=False) for name in set(OTHER_CALIBRATIONS.values())}
-    found: dict[str, list[float]] = {}
+    by_chip: dict[str, list[float]] = {}
     for case, planned in planned_cases(cases, is_primary):
         chip = str(case.inputs.get("chip"))
         other = OTHER_CALIBRATIONS.get(chip.partition("-")[0])
         if other is not None:
             time = predictors[other].predict(planned).step_time
-            found.setdefault(chip.partition("-")[0], []).append(math.log(case.measured_time / time))
-    return found
+            by_chip.setdefault(chip.partition("-")[0], []).append(math.log(case.measured_time / time))
+    return by_chip
 
 
 def scatter_of_medians(residuals: Mapping[str, Sequence[float]]) -> float:
@@ -192,12 +192,12 @@ def residuals_text(residuals: Residuals) -> str:
         *(["features:", *(f"  {name}: {value:.4f}" for name, value in residuals.features)] if residuals.features else []),
         "families:",
     ]
-    for family, models in grouped(residuals.models, lambda each: each.family).items():
+    for family, models in grouped(residuals.models, lambda entry: entry.family).items():
         lines.append(f"  {family}:")
-        for each in models:
-            bits = f"bits: {each.bits}, " if each.bits != 16 else ""
-            head = f"model: {_quoted(each.model)}, chip: {each.chip}, scale: {each.scale}, {bits}num_runs: {each.num_runs}"
-            lines.append(f"    - {{{head}, quantiles: [{', '.join(f'{value:g}' for value in each.quantiles)}]}}")
+        for entry in models:
+            bits = f"bits: {entry.bits}, " if entry.bits != 16 else ""
+            head = f"model: {_quoted(entry.model)}, chip: {entry.chip}, scale: {entry.scale}, {bits}num_runs: {entry.num_runs}"
+            lines.append(f"    - {{{head}, quantiles: [{', '.join(f'{value:g}' for value in entry.quantiles)}]}}")
     if residuals.unseen_frameworks:
         lines.append("# The same of groups of runs as predicted by who does not know their framework: `generic` without it.")
         lines.append("strangers:")
@@ -224,7 +224,7 @@ def memory_uncertainties(cases: Sequence[Case]) -> dict[str, MemoryUncertainty]:
     predictor, frameworks = CasePredictor(has_intervals=False), UnseenFrameworks()
     swept, hidden = list(own_outcomes(cases, predictor, SWEPT)), frameworks.outcomes(cases)
     held = list(own_figures(cases, predictor, HELD))
-    counts = Counter(each.ran for each in swept)
+    counts = Counter(outcome.ran for outcome in swept)
     sweep = f"{counts[True]} runs of {SWEPT} that ran and {counts[False]} that ran out of memory"
     known = uncertainty_over(
         [likeliest_uncertainty(swept), *([likeliest_uncertainty((), held)] if held else [])],
@@ -247,8 +247,8 @@ def memory_uncertainties_text(uncertainties: Mapping[str, MemoryUncertainty]) ->
         "# Written by `python -m lab.residuals --out-of-memory`; probabilities of fitting are made from it",
         "# (perfmodel/foundation/memory_headroom.py).",
     ]
-    for kind, each in uncertainties.items():
-        lines.append(f"{kind}: {{centre: {each.centre:g}, scale: {each.scale:g}, rests_on: {_quoted(each.rests_on)}}}")
+    for kind, uncertainty in uncertainties.items():
+        lines.append(f"{kind}: {{centre: {uncertainty.centre:g}, scale: {uncertainty.scale:g}, rests_on: {_quoted(uncertainty.rests_on)}}}")
     return "\n".join(lines) + "\n"
 
 
@@ -270,9 +270,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = with_left_out([predictor.row(case) for case in cases], left_out)
     calibrations = by_other_calibrations(cases)
     kept = kept_residuals(rows)
-    counts = Counter(each.source for each in kept)
+    counts = Counter(residual.source for residual in kept)
     names = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
-    unseen = sum(each.id in left_out for each in kept)
+    unseen = sum(residual.id in left_out for residual in kept)
     residuals = residuals_of(
         kept,
         source=f"published runs ({names}); {unseen or 'none'} of them predicted by fits that did not see their model",

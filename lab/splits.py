@@ -24,8 +24,8 @@ class Split:
 def leave_one_out(labels: Sequence[str]) -> Iterator[Split]:
     """Yield a split for each label, such as a model, a framework or a chip, that holds out its runs."""
     for label in sorted(set(labels)):
-        held_out = [index for index, each in enumerate(labels) if each == label]
-        yield Split(label=label, held_out=held_out, seen=[index for index, each in enumerate(labels) if each != label])
+        held_out = [index for index, other in enumerate(labels) if other == label]
+        yield Split(label=label, held_out=held_out, seen=[index for index, other in enumerate(labels) if other != label])
 
 
 def k_of_n(given: int, num_runs: int, *, draws: int, random: np.random.Generator) -> Iterator[Split]:
@@ -37,8 +37,8 @@ def k_of_n(given: int, num_runs: int, *, draws: int, random: np.random.Generator
 
 def cross_validated(labels: Sequence[str], predict: Callable[[Split], Any]) -> Array:
     """Return the prediction of each run by the split that holds it out. predict: of the held-out runs, [runs] or [runs, values]."""
-    found = [(split.held_out, np.asarray(predict(split), dtype=float)) for split in leave_one_out(labels)]
-    every = np.empty((len(labels), *found[0][1].shape[1:]) if found else 0)
-    for held_out, values in found:
+    predictions = [(split.held_out, np.asarray(predict(split), dtype=float)) for split in leave_one_out(labels)]
+    every = np.empty((len(labels), *predictions[0][1].shape[1:]) if predictions else 0)
+    for held_out, values in predictions:
         every[held_out] = values
     return every

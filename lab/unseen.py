@@ -108,7 +108,7 @@ class UnseenFrameworks(HiddenFrameworks):
 
     def times(self, cases: Iterable[Case], groups: Groups = GROUPS) -> Iterator[UnseenRun]:
         """Yield the primary runs of the groups."""
-        found: list[UnseenRun] = []
+        predictions: list[UnseenRun] = []
         runs: list[HiddenRun] = []
         for case, choice, group, run in hidden_runs(cases, groups):
             try:
@@ -116,12 +116,12 @@ class UnseenFrameworks(HiddenFrameworks):
                 time = self.predictor.predict(planned).step_time
             except InputError:
                 continue
-            found.append(UnseenRun(id=case.id, group=group, profile=name, predicted=time, measured=case.measured_time, choice=choice))
+            predictions.append(UnseenRun(id=case.id, group=group, profile=name, predicted=time, measured=case.measured_time, choice=choice))
             runs.append(run)
         profiles = [run.profile for run in runs]
         expected = cross_validated(profiles, lambda split: self.expected(split.label, [runs[index] for index in split.held_out]))
         variances = cross_validated(profiles, lambda split: self._open_variances(runs, split))
-        for one, (below, above), time in zip(found, variances.tolist(), expected.tolist(), strict=True):
+        for one, (below, above), time in zip(predictions, variances.tolist(), expected.tolist(), strict=True):
             assert one.choice is not None
             yield replace(one, open=(below, above), choice=replace(one.choice, predicted=time))
 
@@ -134,17 +134,17 @@ class UnseenFrameworks(HiddenFrameworks):
 
     def outcomes(self, cases: Iterable[Case]) -> list[MemoryOutcome]:
         """Return the outcomes of nanotron's runs, the framework whose failures are published."""
-        found = []
+        outcomes = []
         for case in cases:
             if case.ran is None or case.reason or case.is_apart:
                 continue
             try:
                 name, planned = self.planned(case)
                 if name == SWEPT:
-                    found.append(outcome_of(case, planned, self.predictor))
+                    outcomes.append(outcome_of(case, planned, self.predictor))
             except InputError:
                 continue
-        return found
+        return outcomes
 
 
 SWEPT = "nanotron"
@@ -168,10 +168,10 @@ def fits_of(outcomes: Iterable[MemoryOutcome]) -> FitCounts:
 
 
 def by_group(runs: Iterable[UnseenRun]) -> dict[str, list[UnseenRun]]:
-    found: dict[str, list[UnseenRun]] = {title: [] for title, _ in GROUPS}
+    groups: dict[str, list[UnseenRun]] = {title: [] for title, _ in GROUPS}
     for run in runs:
-        found[run.group].append(run)
-    return {title: members for title, members in found.items() if members}
+        groups[run.group].append(run)
+    return {title: members for title, members in groups.items() if members}
 
 
 def unseen_residuals(runs: Iterable[UnseenRun]) -> tuple[UnseenResiduals, ...]:
@@ -212,15 +212,15 @@ class UnseenFigures:
 def figures_of(runs: Iterable[UnseenRun]) -> dict[str, UnseenFigures]:
     groups = by_group(runs)
     residuals = unseen_residuals(run for members in groups.values() for run in members)
-    found = {}
+    figures = {}
     for group, members in groups.items():
         profile = members[0].profile
-        has_others = any(each.family != profile for each in residuals)
+        has_others = any(residual.family != profile for residual in residuals)
         unknown = (math.nan, math.nan)
         bounds = [unseen_interval(residuals, without=profile, open_behaviours=run.open) if has_others else unknown for run in members]
         held = [low <= run.measured / run.predicted <= high for run, (low, high) in zip(members, bounds, strict=True)]
         errors = error_statistics([run.error for run in members], held)
-        found[group] = UnseenFigures(
+        figures[group] = UnseenFigures(
             num_runs=errors.count,
             bias=errors.bias,
             mean=errors.mean,
@@ -228,7 +228,7 @@ def figures_of(runs: Iterable[UnseenRun]) -> dict[str, UnseenFigures]:
             low=median(low for low, _ in bounds),
             high=median(high for _, high in bounds),
         )
-    return found
+    return figures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,9 +243,9 @@ class OverGroups:
 def over_groups(figures: Mapping[str, UnseenFigures]) -> OverGroups:
     groups = figures.values()
     return OverGroups(
-        scatter=math.sqrt(float(np.mean([math.log1p(each.bias) ** 2 for each in groups]))),
-        mean=float(np.mean([each.mean for each in groups])),
-        coverage=float(np.mean([each.coverage for each in groups])),
+        scatter=math.sqrt(float(np.mean([math.log1p(group.bias) ** 2 for group in groups]))),
+        mean=float(np.mean([group.mean for group in groups])),
+        coverage=float(np.mean([group.coverage for group in groups])),
     )
 
 
@@ -268,13 +268,13 @@ def table_text(figures: Mapping[str, UnseenFigures]) -> str:
     rows += [
         (
             group,
-            str(each.num_runs),
-            f"{each.bias:+.1%}",
-            f"{each.mean:.1%}",
-            f"{each.coverage:.0%}",
-            f"{each.low:.2f} to {each.high:.2f}",
+            str(entry.num_runs),
+            f"{entry.bias:+.1%}",
+            f"{entry.mean:.1%}",
+            f"{entry.coverage:.0%}",
+            f"{entry.low:.2f} to {entry.high:.2f}",
         )
-        for group, each in figures.items()
+        for group, entry in figures.items()
     ]
     every = over_groups(figures)
     rows.append(("mean over groups; scatter of medians", "", f"{every.scatter:.1%}", f"{every.mean:.1%}", f"{every.coverage:.0%}", ""))
@@ -298,9 +298,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cases = [case for path in options.cases for case in read_cases(path)]
     for leaves_family, title in ((False, "each framework left out"), (True, "each framework left out with its family")):
         frameworks = UnseenFrameworks(leaves_family=leaves_family)
-        found = list(frameworks.times(cases))
-        print(f"unseen framework, {title}:\n{table_text(figures_of(found))}")
-        print(choices_text(choices_of(found)))
+        runs = list(frameworks.times(cases))
+        print(f"unseen framework, {title}:\n{table_text(figures_of(runs))}")
+        print(choices_text(choices_of(runs)))
         outcomes = frameworks.outcomes(cases)
         print(fits_text(fits_of(outcomes)))
         if outcomes:

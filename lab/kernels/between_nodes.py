@@ -52,11 +52,11 @@ def between_nodes(folder: Path, tables: ChipTables) -> Iterator[tuple[Collective
     def kernel(
         kind: CollectiveKind, table: CollectiveTable, model: Callable[[Array], CollectiveModel], *, parts: Mapping[str, slice] | None = None
     ) -> Kernel:
-        def predict(found: CollectiveModel, rows: CollectiveTable) -> Array:
+        def predict(fitted_model: CollectiveModel, rows: CollectiveTable) -> Array:
             time = np.empty_like(rows.time)
             for scale in np.unique(rows.link_scales):
                 same = rows.link_scales == scale
-                collectives = {SCALE_UP: {kind: inside[kind]}, SCALE_OUT: {kind: found}}
+                collectives = {SCALE_UP: {kind: inside[kind]}, SCALE_OUT: {kind: fitted_model}}
                 machine = bare_machine(with_faster_links(cluster, scale), Dtype.BF16, collectives=collectives)
                 some = rows.rows(same)
                 places = [some.ranks_per_node, some.ranks]

@@ -146,7 +146,7 @@ def joined(first: CollectiveTable, second: CollectiveTable) -> CollectiveTable:
     """Return the rows of both tables."""
     return CollectiveTable(
         **{
-            name: np.concatenate([getattr(each, name) for each in (first, second)])
+            name: np.concatenate([getattr(table, name) for table in (first, second)])
             for name in ("num_bytes", "ranks", "ranks_per_node", "time")
         },
         link_scale=np.concatenate([first.link_scales, second.link_scales]),

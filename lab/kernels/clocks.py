@@ -154,16 +154,16 @@ class Clocks:
         names = sorted({factor for cell in self.cells for factors in cell.rates.values() for factor in factors})
         constants = [Constant(name=name, prior=1.0, spread=0.1 if name == _EAGER_RATE else 0.3, lower=0.3, upper=3.0) for name in names]
         count = sum(len(cell.rows) for cell in self.cells)
-        found = fit_constants(self.log_errors, constants, num_runs=count)
-        here = self.log_errors(found.values)
+        fit = fit_constants(self.log_errors, constants, num_runs=count)
+        base_errors = self.log_errors(fit.values)
         slopes = np.stack(
-            [(self.log_errors({**found.values, name: found.values[name] * np.exp(_STEP)}) - here) / _STEP for name in names], axis=1
+            [(self.log_errors({**fit.values, name: fit.values[name] * np.exp(_STEP)}) - base_errors) / _STEP for name in names], axis=1
         )
-        known = np.array([constant.spreads(found.values[constant.name]) * constant.spread for constant in constants])
+        known = np.array([constant.spreads(fit.values[constant.name]) * constant.spread for constant in constants])
         widths = np.array([constant.spread for constant in constants])
         kin = [cell.kin for cell in self.cells for _ in cell.rows]
-        every = _solved(here, slopes, known, widths)
-        without = [_solved(here[split.seen], slopes[split.seen], known, widths) for split in leave_one_out(kin)]
+        every = _solved(base_errors, slopes, known, widths)
+        without = [_solved(base_errors[split.seen], slopes[split.seen], known, widths) for split in leave_one_out(kin)]
         rates = []
         for index, name in enumerate(names):
             if name == _EAGER_RATE:
@@ -179,7 +179,7 @@ class Clocks:
                     of=of,
                     shipped=shipped,
                     value=shipped * value,
-                    spread=found.spreads[name] / found.values[name],
+                    spread=fit.spreads[name] / fit.values[name],
                     low=shipped * min(others),
                     high=shipped * max(others),
                     num_runs=sum(len(cell.rows) for cell in telling),
@@ -189,11 +189,11 @@ class Clocks:
         return rates
 
 
-def _solved(errors: Array, slopes: Array, here: Array, widths: Array) -> Array:
+def _solved(errors: Array, slopes: Array, base: Array, widths: Array) -> Array:
     """Logarithms of the factors for which these runs and the priors are likeliest, to first order about `here`."""
-    there = here
+    there = base
     for _ in range(_REWEIGHTINGS):
-        left = errors + slopes @ (there - here)
+        left = errors + slopes @ (there - base)
         weighted = slopes * (1.0 / np.sqrt(1.0 + (left / NOISE) ** 2) / NOISE**2)[:, None]
         information = np.diag(widths**-2) + slopes.T @ weighted
         there = there - np.linalg.solve(information, weighted.T @ left + there / widths**2)
@@ -201,7 +201,7 @@ def _solved(errors: Array, slopes: Array, here: Array, widths: Array) -> Array:
 
 
 def _cells(runs: Sequence[PublishedRun], most: int) -> list[_Cell]:
-    found: dict[tuple[str, str, bool], list[int]] = {}
+    groups: dict[tuple[str, str, bool], list[int]] = {}
     for index, run in enumerate(runs):
         if run.profile not in KIN or run.choice.noted_all_reduce < BROKEN_NVLINK or run.planned.matmul_dtype is Dtype.FP4:
             continue
@@ -209,12 +209,12 @@ def _cells(runs: Sequence[PublishedRun], most: int) -> list[_Cell]:
         if calibration.sustained_clock_fraction == 1.0 or run.planned.hardware.chip.startswith(_OTHERS):
             continue
         name = _ONE_SILICON.get(calibration.name, calibration.name)
-        found.setdefault((name, run.profile, run.planned.matmul_dtype is Dtype.FP8), []).append(index)
-    if not found:
+        groups.setdefault((name, run.profile, run.planned.matmul_dtype is Dtype.FP8), []).append(index)
+    if not groups:
         raise InputError("cases: hold no run on a chip with a calibration and a sustained clock; give the published ones")
     return [
         _Cell(calibration=name, profile=load_profile(profile), is_narrow=is_narrow, rows=_evenly(rows, most))
-        for (name, profile, is_narrow), rows in found.items()
+        for (name, profile, is_narrow), rows in groups.items()
     ]
 
 
@@ -225,7 +225,7 @@ _OTHERS = ("v100",)
 def _evenly(rows: Sequence[int], most: int) -> tuple[int, ...]:
     if len(rows) <= most:
         return tuple(rows)
-    return tuple(rows[int(place)] for place in np.linspace(0, len(rows) - 1, most))
+    return tuple(rows[int(index)] for index in np.linspace(0, len(rows) - 1, most))
 
 
 def _shipped(calibration: Calibration, of: str) -> float:
@@ -242,24 +242,24 @@ HEADERS = ("calibration", "rate of", "shipped", "fitted", "+-, %", "without one 
 def rows_of(rates: Sequence[Rate]) -> list[tuple[str, ...]]:
     return [
         (
-            each.calibration,
-            each.of,
-            f"{each.shipped:.2f}",
-            f"{each.value:.2f}",
-            f"{100 * each.spread:.0f}",
-            f"{each.low:.2f} to {each.high:.2f}" if len(each.frameworks) > 1 else "-",
-            str(each.num_runs),
-            ", ".join(each.frameworks),
-            "determined" if each.is_determined else "open",
+            rate.calibration,
+            rate.of,
+            f"{rate.shipped:.2f}",
+            f"{rate.value:.2f}",
+            f"{100 * rate.spread:.0f}",
+            f"{rate.low:.2f} to {rate.high:.2f}" if len(rate.frameworks) > 1 else "-",
+            str(rate.num_runs),
+            ", ".join(rate.frameworks),
+            "determined" if rate.is_determined else "open",
         )
-        for each in rates
+        for rate in rates
     ]
 
 
 def clocks_values(rates: Sequence[Rate]) -> dict[str, object]:
     """Return the values of the section of docs/accuracy.md."""
-    surprises = [f"{each.of} of {each.calibration}" for each in rates if not each.agrees]
-    counts = {"most": _MOST, "told": sum(each.is_determined for each in rates), "rates": len(rates)}
+    surprises = [f"{rate.of} of {rate.calibration}" for rate in rates if not rate.agrees]
+    counts = {"most": _MOST, "told": sum(rate.is_determined for rate in rates), "rates": len(rates)}
     return {**counts, "surprises": ", ".join(surprises) or "none", "table": table(HEADERS, rows_of(rates), HEADERS[2:5])}
 
 

@@ -108,8 +108,8 @@ def shape_errors(folder: Path, name: str) -> _Parts:
         yield f"{INSIDE}: {kind}", inside[-1]
     yield INSIDE, np.concatenate(inside)
     for kernel in serving_kernels(folder, tables, load_calibration(name).matmul[Dtype.BF16]):
-        for called, found in kernel.by_part(kernel.held_out_errors()):
-            yield f"{SERVING}: {called}", found
+        for called, part_errors in kernel.by_part(kernel.held_out_errors()):
+            yield f"{SERVING}: {called}", part_errors
 
 
 def chip_errors(folder: Path, name: str) -> _Parts:
@@ -152,7 +152,7 @@ def cross_validate(folder: Path, chips: Sequence[str] = CHIPS) -> Iterator[Error
     between = {kind: next(kernel.by_part(kernel.held_out_errors()))[1] for kind, kernel in between_nodes(folder, TABLES["h100"])}
     between = {kind: between[kind] for kind in AICONFIGURATOR_KINDS if kind in between}
     for part, errors in (
-        *((f"{BETWEEN}: {kind}", found) for kind, found in between.items()),
+        *((f"{BETWEEN}: {kind}", kind_errors) for kind, kind_errors in between.items()),
         (BETWEEN, np.concatenate([*between.values()])),
     ):
         yield Errors(part=part, chip="h100, h200", errors=errors)
@@ -164,12 +164,12 @@ def cross_validate(folder: Path, chips: Sequence[str] = CHIPS) -> Iterator[Error
 
 def summary(rows: Sequence[Errors]) -> list[tuple[str, float, float]]:
     """Return name, median over chips of the median error, and the largest median error of each summarised part."""
-    found = []
+    parts = []
     for part in SUMMARISED:
         medians = [row.median for row in rows if row.part == part or (part == LEFT_OUT and row.part.startswith(part))]
         if medians:
-            found.append((part, float(np.median(medians)), max(medians)))
-    return found
+            parts.append((part, float(np.median(medians)), max(medians)))
+    return parts
 
 
 def table(rows: Sequence[Errors]) -> str:

@@ -185,7 +185,7 @@ def _long_attention(tables: ChipTables, peak: float) -> dict[str, LongAttention]
     def share(rate: float) -> float:
         return round(rate * 1e12 * LONG_CLOCK / peak, 3)
 
-    return {name: LongAttention(forward=share(each[0]), backward=share(each[1])) for name, each in tables.long_attention.items()}
+    return {name: LongAttention(forward=share(rates[0]), backward=share(rates[1])) for name, rates in tables.long_attention.items()}
 
 
 def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> Calibration:
@@ -195,13 +195,15 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
     points: dict[str, int] = {}
     errors: dict[str, float] = {}
 
-    def note(part: str, found: Array) -> None:
-        points[part], errors[part] = len(found), round(float(np.median(found)), 4)
-        say(f"{name} {part}: {len(found)} points, held-out errors: median {np.median(found):.1%}, p90 {np.quantile(found, 0.9):.1%}")
+    def note(part: str, part_errors: Array) -> None:
+        points[part], errors[part] = len(part_errors), round(float(np.median(part_errors)), 4)
+        say(
+            f"{name} {part}: {len(part_errors)} points, held-out errors: median {np.median(part_errors):.1%}, p90 {np.quantile(part_errors, 0.9):.1%}"
+        )
 
     def noted(kernel: KernelFit[Any, Any]) -> KernelFit[Any, Any]:
-        for part, found in kernel.by_part(kernel.held_out_errors()):
-            note(part, found)
+        for part, part_errors in kernel.by_part(kernel.held_out_errors()):
+            note(part, part_errors)
         return kernel
 
     dtypes = [dtype for dtype in MEASURED_DTYPES if dtype in cluster.chip.peak_flop_rate]
@@ -213,11 +215,11 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
     inside = {kind: with_tree(noted(collective_of_chip(folder, tables, kind))) for kind in AICONFIGURATOR_KINDS}
     link = load_cluster({"a100_dgx": "dgx-a100", "h100_dgx": "dgx-h100"}[tables.sends]).tiers[0].link.bandwidth
     inside[CollectiveKind.SEND_RECV] = _fit_sends(folder, tables.sends, 2, link, SCALE_UP, note)
-    found = {kind: noted(kernel).model() for kind, kernel in between_nodes(folder, TABLES["h100"])}
-    found[CollectiveKind.REDUCE_SCATTER] = found[CollectiveKind.ALL_GATHER]
+    between = {kind: noted(kernel).model() for kind, kernel in between_nodes(folder, TABLES["h100"])}
+    between[CollectiveKind.REDUCE_SCATTER] = between[CollectiveKind.ALL_GATHER]
     link = load_cluster("dgx-h100", num_chips=1024).tiers[-1].link.bandwidth
-    found[CollectiveKind.SEND_RECV] = _fit_sends(folder, "h100_dgx", 1, link, SCALE_OUT, note)
-    outside = {kind: found[kind] for kind in inside}
+    between[CollectiveKind.SEND_RECV] = _fit_sends(folder, "h100_dgx", 1, link, SCALE_OUT, note)
+    outside = {kind: between[kind] for kind in inside}
     if name == "b200":
         table, _ = simumax_matmuls(read_simumax(folder, "b200_bf16_ceperm"))
         is_large = 2 * table.m * table.n * table.k > 5e11

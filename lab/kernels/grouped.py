@@ -145,10 +145,10 @@ def fallback_runs(layer: NDArray[Any], tokens: Array, tp: Array, ep: Array, time
     for group in _members(groups_of(layer, tokens)):
         has_no_less = (tp[group] <= tp[group][:, None]) & (ep[group] <= ep[group][:, None])
         excess[group] = time[group] / np.where(has_no_less, time[group], np.inf).min(axis=1)
-    found = np.zeros(len(time), dtype=bool)
+    is_fallback = np.zeros(len(time), dtype=bool)
     for series in _members(groups_of(layer, tp, ep)):
-        found[series] = np.median(excess[series]) > FALLBACK
-    return found
+        is_fallback[series] = np.median(excess[series]) > FALLBACK
+    return is_fallback
 
 
 def _members(group: NDArray[Any]) -> list[Indices]:

@@ -112,7 +112,7 @@ def fit_parameters(
     """
 
     def model(x: Array) -> _Model:
-        return make(**{name: each.value(value) for (name, each), value in zip(parameters.items(), x, strict=True)})
+        return make(**{name: parameter.value(value) for (name, parameter), value in zip(parameters.items(), x, strict=True)})
 
     start, lower, upper, *_ = zip(*parameters.values(), strict=True)
     return model(fit_logarithm(lambda x: predict(model(x)), time, start=start, lower=lower, upper=upper, weight=weight))

@@ -75,10 +75,10 @@ def fit_serving(folder: Path, tables: ChipTables, plain: MatmulModel, *, say: Ca
     errors: dict[str, float] = {}
     models: dict[str, dict[str, Any]] = {}
     for kernel in serving_kernels(folder, tables, plain):
-        for called, found in kernel.by_part(kernel.held_out_errors()):
-            points[called], errors[called] = len(found), round(float(np.median(found)), 4)
-            median, p90 = np.median(found), np.quantile(found, 0.9)
-            say(f"{tables.chip} serving.{called}: {len(found)} points, held-out errors: median {median:.1%}, p90 {p90:.1%}")
+        for called, part_errors in kernel.by_part(kernel.held_out_errors()):
+            points[called], errors[called] = len(part_errors), round(float(np.median(part_errors)), 4)
+            median, p90 = np.median(part_errors), np.quantile(part_errors, 0.9)
+            say(f"{tables.chip} serving.{called}: {len(part_errors)} points, held-out errors: median {median:.1%}, p90 {p90:.1%}")
         models.setdefault(kernel.name.partition(".")[0], {}).update(kernel.model())
     return ServingKernels(points=points, errors=errors, **models)
 
@@ -135,8 +135,8 @@ def small_all_reduce_kernel(table: CollectiveTable, cluster: Cluster) -> KernelF
             TWO_SHOT: SmallAllReduceModel(base_time=second_base, peer_time=peer_time, bandwidth_fraction=second_fraction),
         }
 
-    def predict(found: Models, rows: CollectiveTable) -> Array:
-        return np.asarray(small_all_reduce_time(rows.num_bytes, rows.ranks, _machine(cluster, "small_all_reduce", found)))
+    def predict(fitted: Models, rows: CollectiveTable) -> Array:
+        return np.asarray(small_all_reduce_time(rows.num_bytes, rows.ranks, _machine(cluster, "small_all_reduce", fitted)))
 
     def fit(seen: CollectiveTable) -> Models:
         candidates = []
@@ -148,8 +148,8 @@ def small_all_reduce_kernel(table: CollectiveTable, cluster: Cluster) -> KernelF
                 "second_base": Parameter(second_base, 0.1, 60, MICRO),
                 "second_fraction": Parameter(0.6, 0.05, 1),
             }
-            candidates.append(fit_parameters(models, parameters, lambda found: predict(found, seen), seen.time))
-        return min(candidates, key=lambda found: float(relative_errors(predict(found, seen), seen.time).mean()))
+            candidates.append(fit_parameters(models, parameters, lambda fitted: predict(fitted, seen), seen.time))
+        return min(candidates, key=lambda candidate: float(relative_errors(predict(candidate, seen), seen.time).mean()))
 
     decades = size_decades(table)
     return KernelFit(
@@ -203,7 +203,7 @@ def weight_product_kernel(table: MatmulTable, name: str, plain: MatmulModel, clu
 
     def fit(seen: MatmulTable) -> Models:
         weight = octave_weight(seen.m, seen.n, seen.k)
-        return fit_parameters(_named(name, WeightProductModel), parameters, lambda found: predict(found, seen), seen.time, weight=weight)
+        return fit_parameters(_named(name, WeightProductModel), parameters, lambda models: predict(models, seen), seen.time, weight=weight)
 
     is_decoding = table.m < DECODE_ROWS
     parts = {"": ~is_decoding, **({FEW_ROWS: is_decoding} if is_decoding.any() else {})}
@@ -234,8 +234,8 @@ def measured_experts(folder: Path, chip: str, version: str) -> dict[str, str]:
     """Return the formats that the table of a chip has, with their names there."""
     frame = read_perf(folder, chip, "moe", version, "moe_perf")
     known = set(frame[frame.kernel_source.isin(EXPERT_KERNELS)].moe_dtype.unique())
-    found = {name: [each for each in theirs if each in known] for name, theirs in EXPERT_NAMES.items()}
-    return {name: theirs[0] for name, theirs in found.items() if theirs}
+    available = {name: [dtype for dtype in theirs if dtype in known] for name, theirs in EXPERT_NAMES.items()}
+    return {name: theirs[0] for name, theirs in available.items() if theirs}
 
 
 def read_grouped_weights(folder: Path, chip: str, version: str, name: str) -> GroupedTable:
@@ -304,8 +304,8 @@ def cached_kernel(table: DecodeTable, kernel: str, cluster: Cluster) -> KernelFi
     def models(peak_fraction: float, **values: float) -> Models:
         return {kernel: CachedAttentionModel(**values, **({"peak_fraction": peak_fraction} if kernel != FP8_CACHE else {}))}
 
-    def predict(found: Models, rows: DecodeTable) -> Array:
-        machine = _machine(cluster, "cached_attention", found)
+    def predict(fitted: Models, rows: DecodeTable) -> Array:
+        machine = _machine(cluster, "cached_attention", fitted)
         if kernel == FP8_CACHE:
             return np.asarray(cached_attention_time(**rows.shapes, cache_itemsize=1.0, machine=machine))
         itemsize = 2.0 if kernel == LATENT_CACHE else 1.0
@@ -316,6 +316,6 @@ def cached_kernel(table: DecodeTable, kernel: str, cluster: Cluster) -> KernelFi
         name=f"cached_attention.{kernel}",
         table=table,
         groups=groups_of(table.heads, table.kv_heads, table.head_dim),
-        fit=lambda seen: fit_parameters(models, parameters, lambda found: predict(found, seen), seen.time),
+        fit=lambda seen: fit_parameters(models, parameters, lambda fitted: predict(fitted, seen), seen.time),
         predict=predict,
     )

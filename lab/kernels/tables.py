@@ -223,8 +223,8 @@ def read_simumax(folder: Path, name: str) -> dict[str, Any]:
     path = folder / "simumax" / f"{name}.json"
     if not path.is_file():
         raise InputError(f"data={path}: no such table; give the folder that holds the kernel tables")
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    system: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return system
 
 
 def simumax_matmuls(system: dict[str, Any]) -> tuple[MatmulTable, Array]:

@@ -149,8 +149,8 @@ class LeftOut:
         """Runs that the fit of that name may see."""
         fit = self.fits[name]
         runs = enumerate(self.runs)
-        own = [(i, run) for i, run in runs if run.profile in fit.profiles and run.model != without]
-        return [i for i, run in own if fit.sees_narrow or not is_narrow(run.choice.labels)]
+        seen = [(i, run) for i, run in runs if run.profile in fit.profiles and run.model != without]
+        return [i for i, run in seen if fit.sees_narrow or not is_narrow(run.choice.labels)]
 
     def constants(self, name: str, *, without: str = "") -> tuple[Constant, ...]:
         """With the priors that relatives give: fitted without that model too."""
@@ -169,27 +169,29 @@ class LeftOut:
         if (name, without) not in self._found:
             rows = self.rows_of(name, without=without)
             lent = {
-                constant: float(np.exp(np.mean([np.log(self.fitted(each, without=without).values[constant]) for each in relatives])))
+                constant: float(
+                    np.exp(np.mean([np.log(self.fitted(relative, without=without).values[constant]) for relative in relatives]))
+                )
                 for constant, relatives in self.fits[name].lent.items()
             }
-            found = fit_constants(
+            fit = fit_constants(
                 lambda values: np.log(self.times.predict(rows, lent | dict(values)) / self.measured[rows]),
                 self.constants(name, without=without),
                 num_runs=len(rows),
             )
-            self._found[name, without] = replace(found, values={**lent, **found.values})
+            self._found[name, without] = replace(fit, values={**lent, **fit.values})
         return self._found[name, without]
 
     def _sees(self, name: str, model: str) -> bool:
         """Whether the fit, or one that gives it a prior, would see that model."""
         fit = self.fits[name]
-        own = any(run.model == model and run.profile in fit.profiles for run in self.runs)
+        has_runs = any(run.model == model and run.profile in fit.profiles for run in self.runs)
         relatives = {item.relative for item in fit.constants if item.relative} | set(chain.from_iterable(fit.lent.values()))
-        return own or any(self._sees(relative, model) for relative in relatives)
+        return has_runs or any(self._sees(relative, model) for relative in relatives)
 
     def predictions(self) -> list[PredictedRun]:
         """Return the prediction of each run by the fit of its framework without its model, or by its relatives' where there is no other."""
-        found: dict[int, PredictedRun] = {}
+        predictions: dict[int, PredictedRun] = {}
         for name, fit in self.fits.items():
             rows = [index for index, run in enumerate(self.runs) if run.profile in fit.profiles]
             for split in leave_one_out([self.runs[index].model for index in rows]):
@@ -197,8 +199,8 @@ class LeftOut:
                 fitted = self.fitted(name, without=split.label)
                 fold = _fold(name, split.label, fitted)
                 for index, time in zip(held_out, self.times.predict(held_out, fitted.values).tolist(), strict=True):
-                    found[index] = PredictedRun(run=self.runs[index], predicted=time, fold=fold)
-        return [found[index] for index in sorted(found)]
+                    predictions[index] = PredictedRun(run=self.runs[index], predicted=time, fold=fold)
+        return [predictions[index] for index in sorted(predictions)]
 
 
 def with_prior(constant: Constant, value: float) -> Constant:

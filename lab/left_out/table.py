@@ -67,11 +67,13 @@ class LeftOutTable:
 
 
 def judge(predictions: Sequence[PredictedRun]) -> LeftOutTable:
-    lines = {line: [each.error for each in predictions if line.holds(each.run.choice.labels)] for line in LINES}
+    lines = {line: [prediction.error for prediction in predictions if line.holds(prediction.run.choice.labels)] for line in LINES}
     counted = [errors for line, errors in lines.items() if line.counts and errors]
     if not counted:
         raise InputError("cases: none of the sources of the table is among them; give the file of published training runs")
-    choices = [replace(each.run.choice, predicted=each.predicted) for each in predictions if each.run.source == "nanotron"]
+    choices = [
+        replace(prediction.run.choice, predicted=prediction.predicted) for prediction in predictions if prediction.run.source == "nanotron"
+    ]
     return LeftOutTable(
         lines={line.title: errors for line, errors in lines.items() if errors},
         counted=[*chain.from_iterable(counted)],
@@ -99,10 +101,12 @@ def table_text(table: LeftOutTable) -> str:
 def intervals_text(cases: Path, predictions: Sequence[PredictedRun]) -> str:
     """How many of the rows that count lie in the 80 % interval around their prediction."""
     result = validate_cases([cases], skip_broken_nvlink=True)
-    found = {
-        each.run.id: each.predicted for each in predictions if any(line.counts and line.holds(each.run.choice.labels) for line in LINES)
+    left_out = {
+        prediction.run.id: prediction.predicted
+        for prediction in predictions
+        if any(line.counts and line.holds(prediction.run.choice.labels) for line in LINES)
     }
-    report = AccuracyReport(result=result, left_out=found, names=(cases.name,))
+    report = AccuracyReport(result=result, left_out=left_out, names=(cases.name,))
     found_in = error_summary("all", report.scored_left_out)
     return f"80 % intervals hold {_percent(found_in.coverage)} of {found_in.num_intervals} runs"
 
@@ -128,7 +132,15 @@ def _percent(share: float) -> str:
 def rows_text(predictions: Sequence[PredictedRun], *, as_json: bool) -> str:
     """One row for every run, in the order of COLUMNS; seconds."""
     rows = [
-        (each.run.id, each.run.source, each.run.choice.labels.model, each.run.measured, each.predicted, each.fold) for each in predictions
+        (
+            prediction.run.id,
+            prediction.run.source,
+            prediction.run.choice.labels.model,
+            prediction.run.measured,
+            prediction.predicted,
+            prediction.fold,
+        )
+        for prediction in predictions
     ]
     if as_json:
         return json.dumps([dict(zip(COLUMNS, row, strict=True)) for row in rows], indent=1) + "\n"
@@ -143,14 +155,14 @@ def constants_text(fits: LeftOut) -> str:
     """The constants from every run, beside the extremes over the models that are left out."""
     lines = []
     for name in fits.fits:
-        whole = fits.fitted(name)
-        if not whole.num_runs:
+        fit = fits.fitted(name)
+        if not fit.num_runs:
             continue
         models = dict.fromkeys(fits.runs[index].model for index in fits.rows_of(name))
         others = [fits.fitted(name, without=model).values for model in models]
-        lines.append(f"{name}: {whole.num_runs} runs of {len(models)} models, mean error of the fit itself {_percent(whole.mean_error)}")
-        for constant, value in whole.values.items():
-            low, high = min(each[constant] for each in others), max(each[constant] for each in others)
+        lines.append(f"{name}: {fit.num_runs} runs of {len(models)} models, mean error of the fit itself {_percent(fit.mean_error)}")
+        for constant, value in fit.values.items():
+            low, high = min(values[constant] for values in others), max(values[constant] for values in others)
             lines.append(f"  {constant:40} {value:<10.4g} {low:.4g} to {high:.4g} with one model left out")
     return "\n".join(lines)
 

@@ -195,7 +195,7 @@ class _Bench:
         maker = TableMaker(space, self.setting, self.prices, has_units=False)
         one_by_one = maker.build(self.setting)
         at_once = maker.reductions_at(self.gradient_prices)
-        vertices = tuple(replace(v, reductions=each) for v, each in zip(one_by_one.vertices, at_once, strict=True))
+        vertices = tuple(replace(v, reductions=concurrent) for v, concurrent in zip(one_by_one.vertices, at_once, strict=True))
         tables = replace(one_by_one, vertices=vertices)
         planner = NetworkPlanner(
             network=self.network,
@@ -209,7 +209,7 @@ class _Bench:
         )
         best = planner.search().best
         choice = best.choice
-        saved = sum(float(v.reductions[c] - each[c]) for v, each, c in zip(one_by_one.vertices, at_once, choice, strict=True))
+        saved = sum(float(v.reductions[c] - concurrent[c]) for v, concurrent, c in zip(one_by_one.vertices, at_once, choice, strict=True))
         return best.step_time - saved - (self._layers_at_once(planner, best, strategy) if strategy.apart > 1 else 0.0)
 
     def _layers_at_once(self, planner: NetworkPlanner[_Priced], best: _Priced, strategy: Strategy) -> float:

@@ -72,13 +72,13 @@ class Bar:
 
 def figure_bars(points: Sequence[FigurePoint]) -> tuple[Bar, ...]:
     """Two bars for each point: the expert's strategy and PaSE's."""
-    found = []
+    bars = []
     for point in points:
-        place = FIGURE_DEVICES.index(point.num_devices)
+        index = FIGURE_DEVICES.index(point.num_devices)
         for strategy, predicted in ((EXPERT, point.expert_speedup), (PASE, point.pase_speedup)):
-            published = PUBLISHED_SPEEDUPS[point.cluster][point.network][strategy][place]
-            found.append(Bar(strategy=strategy, point=point, published=published, predicted=predicted))
-    return tuple(found)
+            published = PUBLISHED_SPEEDUPS[point.cluster][point.network][strategy][index]
+            bars.append(Bar(strategy=strategy, point=point, published=published, predicted=predicted))
+    return tuple(bars)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,19 +143,19 @@ def score_table(bars: Sequence[Bar]) -> Table:
 
 def printed_parts(network: Graph) -> tuple[dict[str, dict[str, int]], int]:
     """Table II as the paper prints it, for our operators; and how many LSTM layers run at once."""
-    found: dict[str, dict[str, int]] = {}
+    parts: dict[str, dict[str, int]] = {}
     apart = 1
     for label, dims, configuration in PUBLISHED_STRATEGIES[network.name]:
         split = dict(zip(dims.split(), map(int, configuration.split()), strict=True))
         apart = max(apart, split.get("l", 1))
         if label == "LSTM":
-            found |= recurrent_parts(network, split)
+            parts |= recurrent_parts(network, split)
             continue
         for operator in network.operators:
             if _TABLE_2_LAYERS[label](operator):
-                own = split | {"t": split.get("s", 1)}
-                found[operator.name] = {dim: own.get(dim, 1) for dim in operator.dims if dim not in operator.unsplit}
-    return found, apart
+                degrees = split | {"t": split.get("s", 1)}
+                parts[operator.name] = {dim: degrees.get(dim, 1) for dim in operator.dims if dim not in operator.unsplit}
+    return parts, apart
 
 
 def _last(operator: Operator) -> str:
@@ -245,10 +245,10 @@ def pase_chart(bars: Sequence[Bar]) -> Figure:
     panels = figure.subplots(len(clusters), len(networks), squeeze=False)
     for row, cluster in zip(panels, clusters, strict=True):
         for axes, network in zip(row, networks, strict=True):
-            own = [bar for bar in bars if (bar.point.cluster, bar.point.network) == (cluster, network)]
-            counts = sorted({bar.point.num_devices for bar in own})
+            shown = [bar for bar in bars if (bar.point.cluster, bar.point.network) == (cluster, network)]
+            counts = sorted({bar.point.num_devices for bar in shown})
             for shift, strategy in ((-0.2, EXPERT), (0.2, PASE)):
-                mine = [bar for bar in own if bar.strategy == strategy]
+                mine = [bar for bar in shown if bar.strategy == strategy]
                 places = [counts.index(bar.point.num_devices) + shift for bar in mine]
                 axes.bar(places, [bar.published for bar in mine], 0.4, color=_COLOURS[strategy], label=f"{strategy}, measured")
                 axes.plot(

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     if options.plot is not None:
         check_figure(options.plot)
-    counts = [read_integer(each, "devices", most=10**7) for each in several(options.devices)]
+    counts = [read_integer(number, "devices", most=10**7) for number in several(options.devices)]
     if not counts:
         raise bad_field("devices", "", "must name at least one number", "write 32 or 4,8,16,32,64")
     names = options.graph or list(PUBLISHED_TIMES)

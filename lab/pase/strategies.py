@@ -78,9 +78,9 @@ def expert_strategy(network: Graph, axes: Sequence[MeshAxis]) -> Strategy:
     trick = one_weird_trick(network)
 
     def keep(operator: Operator, rows: Configurations) -> Rows:
-        found = trick(operator, rows)
+        kept = trick(operator, rows)
         # what stands between fully connected layers, and the loss, stay as the layers leave them
-        return found & _most(rows, "n") if "n" in operator.dims and operator.kind != "convolution" else found
+        return kept & _most(rows, "n") if "n" in operator.dims and operator.kind != "convolution" else kept
 
     return Strategy(allowed=keep)
 
@@ -91,12 +91,12 @@ def _layers_apart(network: Graph, axes: Sequence[MeshAxis]) -> Strategy:
 
     def keep(operator: Operator, rows: Configurations) -> Rows:
         tables = [d for d, dim in enumerate(rows.dims) if dim == "v"]
-        whole = [d for d, dim in enumerate(rows.dims) if dim not in ("b", "v")]
-        found = np.asarray((rows.parts[:, whole] == 1).all(axis=1) & ((rows.masks[:, rows.dims.index("b")] & bit) == 0))
+        undivided = [d for d, dim in enumerate(rows.dims) if dim not in ("b", "v")]
+        kept = np.asarray((rows.parts[:, undivided] == 1).all(axis=1) & ((rows.masks[:, rows.dims.index("b")] & bit) == 0))
         if tables:
-            found &= rows.masks[:, tables[0]] == bit
+            kept &= rows.masks[:, tables[0]] == bit
         batch = rows.parts[:, rows.dims.index("b")]
-        return found & (batch == batch[found].max())
+        return kept & (batch == batch[kept].max())
 
     return Strategy(allowed=keep, apart=2, unused=unused)
 
@@ -140,8 +140,8 @@ def _fixed(parts: Mapping[str, Parts]) -> Filter:
     def keep(operator: Operator, rows: Configurations) -> Rows:
         if operator.name in parts:
             return fixed(operator, rows)
-        whole = [d for d, dim in enumerate(rows.dims) if dim not in _FREE_DIMS]
-        return np.asarray((rows.parts[:, whole] == 1).all(axis=1))
+        undivided = [d for d, dim in enumerate(rows.dims) if dim not in _FREE_DIMS]
+        return np.asarray((rows.parts[:, undivided] == 1).all(axis=1))
 
     return keep
 
@@ -150,8 +150,8 @@ def _without(allowed: Filter, bit: int) -> Filter:
     """LSTM layers leave an axis alone."""
 
     def keep(operator: Operator, rows: Configurations) -> Rows:
-        found = allowed(operator, rows)
-        return found & ((rows.masks & bit) == 0).all(axis=1) if is_recurrent(operator) else found
+        kept = allowed(operator, rows)
+        return kept & ((rows.masks & bit) == 0).all(axis=1) if is_recurrent(operator) else kept
 
     return keep
 
@@ -187,25 +187,25 @@ Take = Callable[[object], Parts]
 
 
 def _image_parts(network: Graph, take: Take) -> dict[str, dict[str, int]]:
-    found = {}
+    parts = {}
     for operator in network.operators:
         if operator.kind == "convolution":
             window = network.tensors[operator.inputs[1].tensor].shape[2:]
-            found[operator.name] = _only(take((*(operator.dims[dim] for dim in "cnhw"), *window)), "bhwnc")
+            parts[operator.name] = _only(take((*(operator.dims[dim] for dim in "cnhw"), *window)), "bhwnc")
         elif operator.kind == "einsum":
-            found[operator.name] = _only(take((LayerKind.FULLY_CONNECTED, "")), "bnc")
+            parts[operator.name] = _only(take((LayerKind.FULLY_CONNECTED, "")), "bnc")
         elif operator.kind == "cross_entropy":
-            found[operator.name] = _only(take((LayerKind.CROSS_ENTROPY, "")), "bn")
-    return found
+            parts[operator.name] = _only(take((LayerKind.CROSS_ENTROPY, "")), "bn")
+    return parts
 
 
 def _rnnlm_parts(network: Graph, take: Take) -> dict[str, dict[str, int]]:
-    found = {
+    parts = {
         "embedding": _only(take((LayerKind.EINSUM, "bsv,vd->bsd")), "bsdv"),
         "projection": _only(take((LayerKind.FULLY_CONNECTED, "")), "bsvd"),
         "loss": _only(take((LayerKind.CROSS_ENTROPY, "")), "bsv"),
     }
-    return found | recurrent_parts(network, take((LayerKind.LSTM, "")))
+    return parts | recurrent_parts(network, take((LayerKind.LSTM, "")))
 
 
 def recurrent_parts(network: Graph, split: Parts) -> dict[str, dict[str, int]]:
@@ -231,7 +231,7 @@ def _transformer_parts(network: Graph, take: Take) -> dict[str, dict[str, int]]:
         "projection": ("bsd,dv->bsv", "bsvd"),
         "embedding": ("bsv,vd->bsd", "bsdv"),
     }
-    found: dict[str, dict[str, int]] = {}
+    parts: dict[str, dict[str, int]] = {}
     query: Parts = {}
     hidden: Parts = {}
     for operator in network.operators:
@@ -240,22 +240,22 @@ def _transformer_parts(network: Graph, take: Take) -> dict[str, dict[str, int]]:
         if last in einsums:
             equation, dims = einsums[last]
             split = take((LayerKind.EINSUM, equation))
-            found[name] = _only(split, dims)
+            parts[name] = _only(split, dims)
             hidden = split if last == "up_proj" else hidden
         elif last == "q_proj":  # PaSE has one layer for the three products of queries, keys and values
             query = take((LayerKind.EINSUM, "ibsd,ihdc->ibhsc" if "cross" in name else "bsd,ihdc->ibhsc"))
-            found[name] = _only(query, "bhsd")
+            parts[name] = _only(query, "bhsd")
         elif last in ("k_proj", "v_proj"):
-            found[name] = {"b": query["b"], "h": query["h"], "t": query["s"], "d": query["d"]}
+            parts[name] = {"b": query["b"], "h": query["h"], "t": query["s"], "d": query["d"]}
         elif last in ("up_proj_bias", "relu"):
-            found[name] = _only(hidden, "bse")
+            parts[name] = _only(hidden, "bse")
         elif operator.kind == "softmax":
-            found[name] = _only(take((LayerKind.SOFTMAX, "")), "bhst")
+            parts[name] = _only(take((LayerKind.SOFTMAX, "")), "bhst")
         elif operator.kind == "cross_entropy":
-            found[name] = _only(take((LayerKind.CROSS_ENTROPY, "")), "bsv")
+            parts[name] = _only(take((LayerKind.CROSS_ENTROPY, "")), "bsv")
         elif operator.kind == "layer_norm":
-            found[name] = _only(take((LayerKind.NORM, "")), "bsd")
-    return found
+            parts[name] = _only(take((LayerKind.NORM, "")), "bsd")
+    return parts
 
 
 def _only(split: Parts, dims: str) -> dict[str, int]:

@@ -79,49 +79,51 @@ def measure(path: Path) -> ServingAccuracy:
 
 def _choices(points: Mapping[str, Sequence[Point]]) -> dict[str, ChoiceFigures]:
     """Return the figures with the headroom of a search, and with less and more of it."""
-    found = {name: choice_figures(each, margin=LIMIT_HEADROOM) for name, each in points.items()}
-    for name, each in points.items():
-        found |= {f"{name}, headroom {margin:.0%}": choice_figures(each, margin=margin) for margin in _MARGINS}
-    return found
+    figures = {name: choice_figures(group, margin=LIMIT_HEADROOM) for name, group in points.items()}
+    for name, group in points.items():
+        figures |= {f"{name}, headroom {margin:.0%}": choice_figures(group, margin=margin) for margin in _MARGINS}
+    return figures
 
 
 def left_out_errors(fits: Mapping[str, EngineFit], by: str) -> dict[tuple[str, str], float]:
-    found = {}
+    errors = {}
     for name, fit in fits.items():
         values, _ = left_out_residuals(fit, by, elsewhere(fits, name))
         for target, value in zip(fit.targets, values, strict=True):
-            found[fit.rows[target.row].id, target.metric] = math.expm1(float(value))
-    return found
+            errors[fit.rows[target.row].id, target.metric] = math.expm1(float(value))
+    return errors
 
 
 def _moved(rows: Sequence[ServingRow], errors: Errors) -> dict[str, dict[str, float]]:
     """The metrics of runs as predicted with these errors."""
-    found = {}
+    metrics = {}
     for row in rows:
         moved = {metric: row.measured(metric) * (1.0 + errors[row.id, metric]) for metric in METRICS if (row.id, metric) in errors}
         if {"tpot", "request_latency"} <= set(moved):
-            found[row.id] = moved
-    return found
+            metrics[row.id] = moved
+    return metrics
 
 
-def document(found: ServingAccuracy) -> str:
+def document(accuracy: ServingAccuracy) -> str:
     """Return the page."""
     parts: Sequence[Callable[[ServingAccuracy], Sections]] = (
         _introduction, _main_table, _static, _second_hand, _saturation, _plan_choice, _by_label, _intervals, _engines, _not_scored,
     )  # fmt: skip
-    return page("accuracy-serving", [*(section for part in parts for section in part(found)), ("rebuild", {})])
+    return page("accuracy-serving", [*(section for part in parts for section in part(accuracy)), ("rebuild", {})])
 
 
-def _introduction(found: ServingAccuracy) -> Sections:
-    counts = {"points": len(found.rows), "predicted": sum(row.is_predicted for row in found.rows), "scored": len(found.scored)}
+def _introduction(accuracy: ServingAccuracy) -> Sections:
+    counts = {"points": len(accuracy.rows), "predicted": sum(row.is_predicted for row in accuracy.rows), "scored": len(accuracy.scored)}
     yield "introduction", {name: f"{count:,}" for name, count in counts.items()}
 
 
 _LEFT_OUT = ("runs", "median", "p90", "bias", "median, model left out", "p90", "median, chip left out", "p90")
 
 
-def _main_table(found: ServingAccuracy) -> Sections:
-    kinds = {kind: [row for row in found.scored if row.kind == kind] for kind in ("serving", "static_batch", "max_throughput", "ttft_only")}
+def _main_table(accuracy: ServingAccuracy) -> Sections:
+    kinds = {
+        kind: [row for row in accuracy.scored if row.kind == kind] for kind in ("serving", "static_batch", "max_throughput", "ttft_only")
+    }
     serving = kinds["serving"]
     dense = [row for row in serving if row.labels["experts"] == "dense"]
     lines = (
@@ -135,37 +137,37 @@ def _main_table(found: ServingAccuracy) -> Sections:
         ("maximum load (tokens/s)", kinds["max_throughput"], "tokens_per_second"),
         ("TTFT of a static batch", kinds["ttft_only"], "ttft"),
     )
-    yield "main", {"table": _table(("what", *_LEFT_OUT), [_line(found, *each) for each in lines])}
+    yield "main", {"table": _table(("what", *_LEFT_OUT), [_line(accuracy, *line) for line in lines])}
 
 
-def _line(found: ServingAccuracy, name: str, rows: Sequence[ServingRow], metric: str) -> tuple[str, ...]:
-    shipped, model, chip = _errors(found, rows, metric)
+def _line(accuracy: ServingAccuracy, name: str, rows: Sequence[ServingRow], metric: str) -> tuple[str, ...]:
+    shipped, model, chip = _errors(accuracy, rows, metric)
     numbers = (shipped.median, shipped.p90, shipped.bias, model.median, model.p90, chip.median, chip.p90)
     return (name, f"{shipped.count:,}", *map(_percent, numbers))
 
 
-def _errors(found: ServingAccuracy, rows: Sequence[ServingRow], metric: str) -> Iterator[ErrorStatistics]:
+def _errors(accuracy: ServingAccuracy, rows: Sequence[ServingRow], metric: str) -> Iterator[ErrorStatistics]:
     """Yield the errors of a metric as shipped, with the model left out and with the chip left out."""
     ids = [(row.id, metric) for row in rows if row.counts(metric)]
-    for errors in (found.shipped, found.without_model, found.without_chip):
-        yield error_statistics([errors[each] for each in ids if each in errors])
+    for errors in (accuracy.shipped, accuracy.without_model, accuracy.without_chip):
+        yield error_statistics([errors[key] for key in ids if key in errors])
 
 
-def _static(found: ServingAccuracy) -> Sections:
+def _static(accuracy: ServingAccuracy) -> Sections:
     lines = []
     for kind, metric, suffix in (
         ("static_batch", "request_latency", ""),
         ("max_throughput", "tokens_per_second", " (tokens/s at maximum load)"),
     ):
-        scored = [row for row in found.scored if row.kind == kind]
+        scored = [row for row in accuracy.scored if row.kind == kind]
         groups = grouped(scored, lambda row: (row.labels["source"], row.labels["engine"], row.labels["chip"]))
-        lines += [_line(found, ", ".join(key) + suffix, groups[key], metric) for key in sorted(groups)]
+        lines += [_line(accuracy, ", ".join(key) + suffix, groups[key], metric) for key in sorted(groups)]
     yield "static", {"table": _table(("source, engine, chip", *_LEFT_OUT), lines)}
 
 
-def _second_hand(found: ServingAccuracy) -> Sections:
+def _second_hand(accuracy: ServingAccuracy) -> Sections:
     yield "second_hand", {}
-    rows = [row for row in found.rows if row.is_second_hand and row.is_predicted]
+    rows = [row for row in accuracy.rows if row.is_second_hand and row.is_predicted]
     lines = [
         (
             row.labels["model"],
@@ -183,9 +185,9 @@ def _second_hand(found: ServingAccuracy) -> Sections:
         yield "second_hand_table", {"table": _table(("model", "chip", "tp", "measured", "predicted", "error %"), lines), **numbers}
 
 
-def _saturation(found: ServingAccuracy) -> Sections:
+def _saturation(accuracy: ServingAccuracy) -> Sections:
     yield "saturation", {}
-    full = found.saturation.full
+    full = accuracy.saturation.full
     errors = [run.predicted / run.running - 1.0 for run in full]
     lines = [
         (
@@ -208,58 +210,58 @@ def _saturation(found: ServingAccuracy) -> Sections:
                 "count": f"{of.count:,}",
                 "queue_median": _percent(queues.median),
                 "queues": f"{queues.count:,}",
-                "others": f"{found.saturation.num_others:,}",
-                "limited": f"{found.saturation.num_limited:,}",
+                "others": f"{accuracy.saturation.num_others:,}",
+                "limited": f"{accuracy.saturation.num_limited:,}",
             },
         )
-    static = [row for row in found.scored if row.kind == "static_batch" and row.planned is not None]
+    static = [row for row in accuracy.scored if row.kind == "static_batch" and row.planned is not None]
     waves = [row for row in static if row.planned and (row.planned.job.concurrency or 0) > row.max_sequences]
     of = error_statistics([row.error("request_latency") for row in waves])
     numbers = {"median": _percent(of.median), "p90": _percent(of.p90), "bias": _percent(of.bias)}
-    out = sum(row.predicted_fits is False for row in found.scored)
+    out = sum(row.predicted_fits is False for row in accuracy.scored)
     yield "waves", {"count": f"{of.count:,}", **numbers, "out": f"{out:,}"}
 
 
-def _plan_choice(found: ServingAccuracy) -> Sections:
+def _plan_choice(accuracy: ServingAccuracy) -> Sections:
     head = ("engine numbers", "cases", "mean regret", "median regret", "broken", "same number of chips as the best", "median point")
     lines = [
         (
             name,
-            f"{each.num_cases:,}",
-            *map(_percent, (each.mean_regret, each.median_regret, each.broken, each.same_chips, each.median_point)),
+            f"{figures.num_cases:,}",
+            *map(_percent, (figures.mean_regret, figures.median_regret, figures.broken, figures.same_chips, figures.median_point)),
         )
-        for name, each in found.choices.items()
+        for name, figures in accuracy.choices.items()
     ]
     yield "choice", {"headroom": f"{100 * LIMIT_HEADROOM:g}", "table": _table(head, lines)}
 
 
-def _by_label(found: ServingAccuracy) -> Sections:
+def _by_label(accuracy: ServingAccuracy) -> Sections:
     tables = []
-    serving = [row for row in found.scored if row.kind == "serving"]
+    serving = [row for row in accuracy.scored if row.kind == "serving"]
     for field in ("engine", "framework", "chip", "model", "precision", "concurrency"):
         lines = []
         for label in sorted({row.labels[field] for row in serving}, key=label_order):
             rows = [row for row in serving if row.labels[field] == label]
-            lines.append((label, f"{len(rows):,}", *(cell for metric in METRICS[:3] for cell in _pair(found, rows, metric))))
+            lines.append((label, f"{len(rows):,}", *(cell for metric in METRICS[:3] for cell in _pair(accuracy, rows, metric))))
         head = (field, "runs", *(f"{WORDS[metric]} {word}" for metric in METRICS[:3] for word in ("median", "p90", "bias")))
         tables.append(_table(head, lines))
     yield "labels", {"tables": "\n\n".join(tables)}
 
 
-def _pair(found: ServingAccuracy, rows: Sequence[ServingRow], metric: str) -> tuple[str, str, str]:
-    shipped, left_out, _ = _errors(found, rows, metric)
+def _pair(accuracy: ServingAccuracy, rows: Sequence[ServingRow], metric: str) -> tuple[str, str, str]:
+    shipped, left_out, _ = _errors(accuracy, rows, metric)
     return f"{_percent(shipped.median)} ({_percent(left_out.median)})", _percent(shipped.p90), _percent(shipped.bias)
 
 
-def _intervals(found: ServingAccuracy) -> Sections:
+def _intervals(accuracy: ServingAccuracy) -> Sections:
     lines = []
     for basis in every_basis():
         for metric in METRICS:
             shipped = interval_factors(basis).get(metric)
-            of = [each for each in found.residuals if each.basis == basis and each.metric == metric]
+            of = [residual for residual in accuracy.residuals if residual.basis == basis and residual.metric == metric]
             if shipped is None or not of:
                 continue
-            held = _coverage(found.residuals, of)
+            held = _coverage(accuracy.residuals, of)
             lines.append((basis.key, WORDS[metric], f"{shipped[0]:.2f} to {shipped[1]:.2f}", f"{len(of):,}", _percent(held)))
     yield "intervals", {"table": _table(("basis", "metric", "interval", "residuals", "coverage"), lines)}
 
@@ -269,26 +271,32 @@ def _coverage(residuals: Sequence[ServingResidual], of: Sequence[ServingResidual
 
     def held(split: Split) -> list[bool]:
         first = of[split.held_out[0]]
-        made = factors([each for each in residuals if each.row.labels["model"] != split.label], first.basis, first.metric)
+        bounds = factors([residual for residual in residuals if residual.row.labels["model"] != split.label], first.basis, first.metric)
         values = [of[index].value for index in split.held_out]
-        return [made is not None and math.log(made[0]) <= value <= math.log(made[1]) for value in values]
+        return [bounds is not None and math.log(bounds[0]) <= value <= math.log(bounds[1]) for value in values]
 
-    return float(cross_validated([each.row.labels["model"] for each in of], held).mean())
+    return float(cross_validated([residual.row.labels["model"] for residual in of], held).mean())
 
 
-def _engines(found: ServingAccuracy) -> Sections:
+def _engines(accuracy: ServingAccuracy) -> Sections:
     lines = [
-        (engine, number, str(told["value"]), f"{told['low']} to {told['high']}", *(str(told[name]) for name in ("runs", "models", "chips")))
+        (
+            engine,
+            number,
+            str(fit["value"]),
+            f"{fit['low']} to {fit['high']}",
+            *(str(fit[name]) for name in ("runs", "models", "chips")),
+        )
         for engine, numbers in sorted(fitted_numbers().items())
-        for number, told in numbers.items()
+        for number, fit in numbers.items()
     ]
     yield "engines", {"table": _table(("engine", "number", "value", "range", "runs", "models", "chips"), lines)}
 
 
-def _not_scored(found: ServingAccuracy) -> Sections:
-    suspect = Counter(_reason(row.served.suspect) for row in found.rows if row.served.suspect and not row.is_second_hand)
-    missing = Counter(row.reason for row in found.rows if not row.is_predicted)
-    secondary = [row for row in found.rows if row.tier != "primary" and not row.served.suspect and row.is_predicted]
+def _not_scored(accuracy: ServingAccuracy) -> Sections:
+    suspect = Counter(_reason(row.served.suspect) for row in accuracy.rows if row.served.suspect and not row.is_second_hand)
+    missing = Counter(row.reason for row in accuracy.rows if not row.is_predicted)
+    secondary = [row for row in accuracy.rows if row.tier != "primary" and not row.served.suspect and row.is_predicted]
     errors = {metric: error_statistics([row.error(metric) for row in secondary if row.counts(metric)]) for metric in METRICS}
     lines = [(WORDS[metric], f"{of.count:,}", *map(_percent, (of.median, of.p90, of.bias))) for metric, of in errors.items()]
     yield (
@@ -296,7 +304,7 @@ def _not_scored(found: ServingAccuracy) -> Sections:
         {
             "secondary": f"{len(secondary):,}",
             "metrics": _table(("metric", "runs", "median", "p90", "bias"), lines),
-            "noted": f"{sum(bool(row.served.ttft_note) for row in found.rows):,}",
+            "noted": f"{sum(bool(row.served.ttft_note) for row in accuracy.rows):,}",
             "suspect": _table(("runs", "reason"), [(f"{count:,}", reason) for reason, count in suspect.most_common(12)]),
             "missing": _table(("runs", "reason"), [(f"{count:,}", reason) for reason, count in missing.most_common()]),
         },
@@ -314,7 +322,7 @@ def _percent(share: float) -> str:
 
 def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     numeric = [all(re.fullmatch(r"[-+]?[\d.,]*( \([\d.]*\))?", line[i]) for line in lines) for i in range(len(head))]
-    rule = ["---:" if each else "---" for each in numeric]
+    rule = ["---:" if is_numeric else "---" for is_numeric in numeric]
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *lines))
 
 

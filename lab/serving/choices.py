@@ -47,7 +47,7 @@ class ChoiceFigures:
 
 def points_of(rows: Sequence[ServingRow], predicted: Mapping[str, Mapping[str, float]]) -> list[Point]:
     """predicted: id of a row -> its metrics; rows without are left out."""
-    found = []
+    points = []
     for row in rows:
         if row.kind != "serving" or row.planned is None or row.id not in predicted or not row.is_scored:
             continue
@@ -56,7 +56,7 @@ def points_of(rows: Sequence[ServingRow], predicted: Mapping[str, Mapping[str, f
         metrics = predicted[row.id]
         key = [row.labels[name] for name in ("source", "framework", "model", "chip", "precision")]
         key += [str(job.kv_precision), str(job.input_len), str(job.output_len)]
-        found.append(
+        points.append(
             Point(
                 group=json.dumps(key),
                 predicted_tpot=metrics["tpot"],
@@ -66,23 +66,23 @@ def points_of(rows: Sequence[ServingRow], predicted: Mapping[str, Mapping[str, f
                 chips=chips,
             )
         )
-    return found
+    return points
 
 
 def choice_figures(points: Sequence[Point], limits: Sequence[float] = TPOT_LIMITS, *, margin: float = 0.0) -> ChoiceFigures:
     """margin: share of a limit that a choice is predicted to stay below it."""
     regrets, broken, same, middle = list[float](), 0, 0, list[float]()
     cases = 0
-    for each in grouped(points, lambda point: point.group).values():
-        if len(each) < LEAST_POINTS:
+    for group in grouped(points, lambda point: point.group).values():
+        if len(group) < LEAST_POINTS:
             continue
         for limit in limits:
-            meet = [point for point in each if point.measured_tpot <= limit]
+            meet = [point for point in group if point.measured_tpot <= limit]
             if not meet:
                 continue
             cases += 1
             best = max(meet, key=lambda point: point.measured_rate)
-            chosen = chosen_point(each, limit * (1.0 - margin))
+            chosen = chosen_point(group, limit * (1.0 - margin))
             middle.append(1.0 - float(np.median([point.measured_rate for point in meet])) / best.measured_rate)
             if chosen.measured_tpot > limit:
                 broken += 1

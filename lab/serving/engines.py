@@ -56,25 +56,25 @@ def predict_as(estimators: Estimators) -> Callable[[ServingRow, Engine], Serving
 
 def fit_engines(rows: Sequence[ServingRow], estimators: Estimators, *, names: Sequence[str] = ()) -> dict[str, EngineFit]:
     """Engine -> its fit, of those whose runs are enough."""
-    found = {}
+    fits = {}
     for name in names or sorted({row.labels["engine"] for row in rows if row.is_scored} - {GENERIC_ENGINE, *RELATIVES}):
         fit = fit_engine(load_engine(name), [row for row in rows if row.labels.get("engine") == name], predict_as(estimators))
         if fit is not None:
-            found[name] = fit
-    return found
+            fits[name] = fit
+    return fits
 
 
 def shipped_fits(rows: Sequence[ServingRow], estimators: Estimators) -> dict[str, EngineFit]:
     """The fits that ship, about which they are linear: nothing is fitted again."""
-    found = {}
+    fits = {}
     for name, numbers in fitted_numbers().items():
         scored = [row for row in rows if row.labels.get("engine") == name and row.is_scored]
         if scored:
             engine = load_engine(name)
             logs = np.log([engine.option(number) for number in numbers])
             fit = linearised(engine, scored, tuple(numbers), logs, predict_as(estimators))
-            found[name] = replace(fit, is_borrowed=name in RELATIVES)
-    return found
+            fits[name] = replace(fit, is_borrowed=name in RELATIVES)
+    return fits
 
 
 def elsewhere(fits: Mapping[str, EngineFit], name: str) -> dict[str, float]:
@@ -84,19 +84,19 @@ def elsewhere(fits: Mapping[str, EngineFit], name: str) -> dict[str, float]:
         if other != name:
             for number, log in zip(fit.names, fit.logs, strict=True):
                 logs.setdefault(number, []).append(float(log))
-    return {number: math.exp(float(np.mean(each))) for number, each in logs.items()}
+    return {number: math.exp(float(np.mean(values))) for number, values in logs.items()}
 
 
 def fitted_text(fits: Mapping[str, EngineFit]) -> str:
-    told = {name: _number_lines(fits, name) for name in sorted(fits)}
+    lines_of = {name: _number_lines(fits, name) for name in sorted(fits)}
     lines = [HEAD + "engines:"]
-    for name, own in told.items():
-        lines += [f"  {name}:", *own.values()]
+    for name, number_lines in lines_of.items():
+        lines += [f"  {name}:", *number_lines.values()]
     for name, relative in RELATIVES.items():
-        if relative in told:
+        if relative in lines_of:
             unlike = {"few_rows_fraction"} if load_engine(name).kernels.tunes_products else set()
             lines += [f"  {name}:  # the numbers of {relative}"]
-            lines += [line for number, line in told[relative].items() if number not in unlike]
+            lines += [line for number, line in lines_of[relative].items() if number not in unlike]
     return "\n".join(lines) + "\n"
 
 
@@ -105,12 +105,12 @@ def _number_lines(fits: Mapping[str, EngineFit], name: str) -> dict[str, str]:
     fit = fits[name]
     _, others = left_out_residuals(fit, "model", elsewhere(fits, name))
     counts = {label: len({row.labels.get(label) for row in fit.rows}) for label in ("model", "chip")}
-    heard = f"runs: {len(fit.rows)}, models: {counts['model']}, chips: {counts['chip']}"
-    found = {}
+    basis = f"runs: {len(fit.rows)}, models: {counts['model']}, chips: {counts['chip']}"
+    lines = {}
     for number in with_ranges(fit, others):
-        value, low, high = (_text(number, each) for each in (number.value, number.low, number.high))
-        found[number.name] = f"    {number.name}: {{value: {value}, low: {low}, high: {high}, {heard}}}"
-    return found
+        value, low, high = (_text(number, bound) for bound in (number.value, number.low, number.high))
+        lines[number.name] = f"    {number.name}: {{value: {value}, low: {low}, high: {high}, {basis}}}"
+    return lines
 
 
 def _text(number: EngineNumber, value: float) -> str:
@@ -122,15 +122,15 @@ def generic_engine(known: Sequence[Engine]) -> Engine:
     first = known[0]
     values: dict[str, Any] = {}
     for option in ENGINE_GROUP_OF:
-        each = [engine.option(option) for engine in known]
+        options = [engine.option(option) for engine in known]
         if option in _OWN:
             continue
-        if isinstance(each[0], (bool, str)) or option in ("graph_sizes", "prefill_context_beside"):
-            values[option] = max(Counter(each).items(), key=lambda item: (item[1], str(item[0])))[0]
-        elif isinstance(each[0], tuple):
-            values[option] = tuple(rounded(value, DIGITS) for value in np.mean(each, axis=0))
+        if isinstance(options[0], (bool, str)) or option in ("graph_sizes", "prefill_context_beside"):
+            values[option] = max(Counter(options).items(), key=lambda item: (item[1], str(item[0])))[0]
+        elif isinstance(options[0], tuple):
+            values[option] = tuple(rounded(value, DIGITS) for value in np.mean(options, axis=0))
         else:
-            values[option] = _mean(option, each, whole=isinstance(each[0], int))
+            values[option] = _mean(option, options, is_integer=isinstance(options[0], int))
     names = ", ".join(engine.name for engine in known)
     return first.having(
         name=GENERIC_ENGINE,
@@ -143,12 +143,12 @@ def generic_engine(known: Sequence[Engine]) -> Engine:
     )
 
 
-def _mean(name: str, values: Sequence[float], *, whole: bool) -> float:
-    told = [value for value in values if value > 0] if name.endswith("_time") else list(values)
-    if not told:
+def _mean(name: str, values: Sequence[float], *, is_integer: bool) -> float:
+    known = [value for value in values if value > 0] if name.endswith("_time") else list(values)
+    if not known:
         return 0.0
-    mean = float(np.exp(np.mean(np.log(told)))) if name.endswith("_time") else float(np.mean(told))
-    return round(mean) if whole else rounded(mean, DIGITS)
+    mean = float(np.exp(np.mean(np.log(known)))) if name.endswith("_time") else float(np.mean(known))
+    return round(mean) if is_integer else rounded(mean, DIGITS)
 
 
 def generic_text(engine: Engine) -> str:
@@ -164,7 +164,7 @@ def generic_text(engine: Engine) -> str:
         elif isinstance(value, bool):
             value = str(value).lower()
         elif isinstance(value, tuple):
-            value = "[" + ", ".join(each if isinstance(each, str) else f"{each:g}" for each in value) + "]"
+            value = "[" + ", ".join(item if isinstance(item, str) else f"{item:g}" for item in value) + "]"
         elif isinstance(value, str):
             value = f"'{value}'"
         lines.append(f"{name}: {value}")
@@ -173,11 +173,11 @@ def generic_text(engine: Engine) -> str:
 
 def todays_engines(fits: Mapping[str, EngineFit] | None = None) -> list[Engine]:
     """As they ship, or as these fits say, to as many digits as ship."""
-    found = []
+    engines = []
     for name in TODAYS:
-        told = fits[name].numbers() if fits is not None and name in fits else {}
-        found.append(load_engine(name).having(**{number: rounded(value, DIGITS) for number, value in told.items()}))  # type: ignore[arg-type]
-    return found
+        numbers = fits[name].numbers() if fits is not None and name in fits else {}
+        engines.append(load_engine(name).having(**{number: rounded(value, DIGITS) for number, value in numbers.items()}))  # type: ignore[arg-type]
+    return engines
 
 
 @exits_on_errors

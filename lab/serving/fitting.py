@@ -90,7 +90,7 @@ class EngineFit:
     @property
     def residuals(self) -> Array:
         """log(predicted / measured)."""
-        return self.predicted - np.log([each.measured for each in self.targets])
+        return self.predicted - np.log([target.measured for target in self.targets])
 
     def numbers(self) -> dict[str, float]:
         return {name: float(np.exp(log)) for name, log in zip(self.names, self.logs, strict=True)}
@@ -120,25 +120,25 @@ def with_numbers(engine: Engine, names: Sequence[str], logs: Array | Sequence[fl
 def targets_of(rows: Sequence[ServingRow]) -> tuple[Target, ...]:
     """Every scored figure; runs of one model on one chip together weigh as the square root of their number."""
     keys = [(row.labels.get("model", ""), row.labels.get("chip", "")) for row in rows]
-    counts, found = Counter(keys), []
-    for place, (row, key) in enumerate(zip(rows, keys, strict=True)):
+    counts, targets = Counter(keys), []
+    for index, (row, key) in enumerate(zip(rows, keys, strict=True)):
         weight = counts[key] ** -0.25
         for metric, of_metric in _WEIGHTS.items():
             if row.counts(metric) and not (row.kind == "static_batch" and metric == "tokens_per_second"):
-                found.append(Target(row=place, metric=metric, measured=row.measured(metric), weight=weight * of_metric))
-    return tuple(found)
+                targets.append(Target(row=index, metric=metric, measured=row.measured(metric), weight=weight * of_metric))
+    return tuple(targets)
 
 
 def predicted_logs(rows: Sequence[ServingRow], targets: Sequence[Target], engine: Engine, predict: PredictAs) -> Array:
     """log of what is predicted of each target; nan where it is not."""
-    found: list[dict[str, float]] = []
+    metrics: list[dict[str, float]] = []
     for row in rows:
         assert row.planned is not None
         try:
-            found.append(metrics_of(row.planned, predict(row, engine)))
+            metrics.append(metrics_of(row.planned, predict(row, engine)))
         except PerfModelError:
-            found.append({})
-    values = np.array([found[each.row].get(each.metric, math.nan) for each in targets], dtype=float)
+            metrics.append({})
+    values = np.array([metrics[target.row].get(target.metric, math.nan) for target in targets], dtype=float)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.asarray(np.log(values))
 
@@ -161,7 +161,7 @@ def fit_engine(engine: Engine, rows: Sequence[ServingRow], predict: PredictAs, *
 
 def _spread_evenly(rows: Sequence[ServingRow], most: int) -> list[ServingRow]:
     places = np.linspace(0, len(rows) - 1, min(most, len(rows))).round().astype(int)
-    return [rows[place] for place in sorted(set(places.tolist()))]
+    return [rows[index] for index in sorted(set(places.tolist()))]
 
 
 def linearised(engine: Engine, rows: Sequence[ServingRow], names: tuple[str, ...], logs: Array, predict: PredictAs) -> EngineFit:
@@ -169,11 +169,11 @@ def linearised(engine: Engine, rows: Sequence[ServingRow], names: tuple[str, ...
     targets = targets_of(rows)
     at = predicted_logs(rows, targets, with_numbers(engine, names, logs), predict)
     slopes = np.zeros((len(targets), len(names)))
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         moved = logs.copy()
-        step = _STEP if math.exp(logs[place] + _STEP) <= NUMBERS[name][2] else -_STEP
-        moved[place] += step
-        slopes[:, place] = (predicted_logs(rows, targets, with_numbers(engine, names, moved), predict) - at) / step
+        step = _STEP if math.exp(logs[index] + _STEP) <= NUMBERS[name][2] else -_STEP
+        moved[index] += step
+        slopes[:, index] = (predicted_logs(rows, targets, with_numbers(engine, names, moved), predict) - at) / step
     return EngineFit(
         engine=with_numbers(engine, names, logs),
         rows=tuple(rows),
@@ -194,7 +194,7 @@ def left_out_logs(fit: EngineFit, seen: Sequence[int], elsewhere: Mapping[str, f
     if len({fit.targets[i].row for i in seen}) < LEAST_RUNS:
         return np.array([math.log(elsewhere.get(name, NUMBERS[name][0])) for name in fit.names])
     logs = fit.logs.copy()
-    weights = np.array([each.weight for each in fit.targets])
+    weights = np.array([target.weight for target in fit.targets])
     residuals, known = fit.residuals, [i for i in seen if np.isfinite(fit.predicted[i])]
     for _ in range(3):
         now = residuals + fit.slopes @ (logs - fit.logs)
@@ -215,25 +215,25 @@ def left_out_residuals(fit: EngineFit, by: str, elsewhere: Mapping[str, float]) 
     """Return log(predicted / measured) of each target with its own label left out of the fit, and the numbers of each such fit."""
     if fit.is_borrowed:
         return fit.residuals, []
-    residuals, found = fit.residuals.copy(), []
-    for split in leave_one_out([fit.rows[each.row].labels.get(by, "") for each in fit.targets]):
+    residuals, fits = fit.residuals.copy(), []
+    for split in leave_one_out([fit.rows[target.row].labels.get(by, "") for target in fit.targets]):
         logs = left_out_logs(fit, split.seen, elsewhere)
-        found.append(logs)
+        fits.append(logs)
         residuals[split.held_out] += (fit.slopes @ (logs - fit.logs))[split.held_out]
-    return residuals, found
+    return residuals, fits
 
 
 def with_ranges(fit: EngineFit, others: Sequence[Array]) -> tuple[EngineNumber, ...]:
     """others: the numbers of fits with one model left out each."""
     spread = np.array(others) if len(others) > 1 else fit.logs[None, :]
     low, high = np.quantile(spread, 0.1, axis=0), np.quantile(spread, 0.9, axis=0)
-    own = 1.28 * _standard_errors(fit)
+    half_width = 1.28 * _standard_errors(fit)
     return tuple(
         EngineNumber(
             name=name,
             value=rounded(math.exp(fit.logs[i]), DIGITS),
-            low=rounded(max(math.exp(min(low[i], fit.logs[i] - own[i])), NUMBERS[name][1]), DIGITS),
-            high=rounded(min(math.exp(max(high[i], fit.logs[i] + own[i])), NUMBERS[name][2]), DIGITS),
+            low=rounded(max(math.exp(min(low[i], fit.logs[i] - half_width[i])), NUMBERS[name][1]), DIGITS),
+            high=rounded(min(math.exp(max(high[i], fit.logs[i] + half_width[i])), NUMBERS[name][2]), DIGITS),
         )
         for i, name in enumerate(fit.names)
     )
@@ -242,7 +242,7 @@ def with_ranges(fit: EngineFit, others: Sequence[Array]) -> tuple[EngineNumber, 
 def _standard_errors(fit: EngineFit) -> Array:
     """Of the logs of the numbers, by the scatter of the residuals and the curvature."""
     known = np.isfinite(fit.predicted)
-    weights = np.array([each.weight for each in fit.targets])[known]
+    weights = np.array([target.weight for target in fit.targets])[known]
     matrix = fit.slopes[known] * weights[:, None]
     prior = np.eye(len(fit.names)) * (_PRIOR_WEIGHT / _PRIOR_SPREAD) ** 2
     scatter = float(np.median(np.abs(fit.residuals[known] * weights)) * 1.48) if known.any() else 0.0

@@ -40,18 +40,20 @@ class ServingResidual:
 
 
 def known_residuals(fits: Mapping[str, EngineFit], estimators: Estimators, *, by: str = "model") -> list[ServingResidual]:
-    found = []
+    residuals = []
     for name, fit in fits.items():
         values, _ = left_out_residuals(fit, by, elsewhere(fits, name))
         for target, value in zip(fit.targets, values, strict=True):
             row = fit.rows[target.row]
-            found.append(ServingResidual(basis=basis_of(row, estimators, known=True), metric=target.metric, row=row, value=-float(value)))
-    return [each for each in found if np.isfinite(each.value)]
+            residuals.append(
+                ServingResidual(basis=basis_of(row, estimators, known=True), metric=target.metric, row=row, value=-float(value))
+            )
+    return [residual for residual in residuals if np.isfinite(residual.value)]
 
 
 def unknown_residuals(fits: Mapping[str, EngineFit], estimators: Estimators) -> list[ServingResidual]:
     """Runs of today's engines as predicted by who does not know them: by the mean of the others."""
-    found = []
+    residuals = []
     for name in TODAYS:
         if name not in fits:
             continue
@@ -62,8 +64,8 @@ def unknown_residuals(fits: Mapping[str, EngineFit], estimators: Estimators) -> 
         for target, log in zip(targets, logs, strict=True):
             row = rows[target.row]
             value = float(np.log(target.measured) - log)
-            found.append(ServingResidual(basis=basis_of(row, estimators, known=False), metric=target.metric, row=row, value=value))
-    return [each for each in found if np.isfinite(each.value)]
+            residuals.append(ServingResidual(basis=basis_of(row, estimators, known=False), metric=target.metric, row=row, value=value))
+    return [residual for residual in residuals if np.isfinite(residual.value)]
 
 
 def basis_of(row: ServingRow, estimators: Estimators, *, known: bool) -> ServingBasis:
@@ -74,22 +76,22 @@ def basis_of(row: ServingRow, estimators: Estimators, *, known: bool) -> Serving
 
 def factors(residuals: Sequence[ServingResidual], basis: ServingBasis, metric: str) -> tuple[float, float, int] | None:
     """(low, high, figures): of the narrowest set with enough of them. Wider: any model, then any chip."""
-    of = [each for each in residuals if each.metric == metric and each.basis.engine_known == basis.engine_known]
+    of = [residual for residual in residuals if residual.metric == metric and residual.basis.engine_known == basis.engine_known]
     sets = (
-        [each for each in of if each.basis == basis],
-        [each for each in of if each.basis.chip_measured == basis.chip_measured],
+        [residual for residual in of if residual.basis == basis],
+        [residual for residual in of if residual.basis.chip_measured == basis.chip_measured],
         of,
     )
     for chosen in sets:
         if len(chosen) >= _ENOUGH:
-            low, high = _quantiles(np.array([each.value for each in chosen]), _weights(chosen))
+            low, high = _quantiles(np.array([residual.value for residual in chosen]), _weights(chosen))
             return float(np.exp(low)), float(np.exp(high)), len(chosen)
     return None
 
 
 def _weights(residuals: Sequence[ServingResidual]) -> NDArray[np.float64]:
     """Runs of one model under one engine together weigh as the square root of their number."""
-    keys = [(each.row.labels["model"], each.row.labels["engine"]) for each in residuals]
+    keys = [(residual.row.labels["model"], residual.row.labels["engine"]) for residual in residuals]
     counts = Counter(keys)
     return np.array([counts[key] ** -0.5 for key in keys])
 
@@ -116,9 +118,9 @@ def residuals_text(residuals: Sequence[ServingResidual]) -> str:
     for basis in every_basis():
         lines.append(f"  '{basis.key}':")
         for metric in METRICS:
-            found = factors(residuals, basis, metric)
-            if found is not None:
-                lines.append(f"    {metric}: {{low: {found[0]:.3f}, high: {found[1]:.3f}, figures: {found[2]}}}")
+            bounds = factors(residuals, basis, metric)
+            if bounds is not None:
+                lines.append(f"    {metric}: {{low: {bounds[0]:.3f}, high: {bounds[1]:.3f}, figures: {bounds[2]}}}")
     return "\n".join(lines) + "\n"
 
 
@@ -129,8 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     estimators = Estimators()
     fits = shipped_fits(read_rows(options.cases, estimators), estimators)
-    found = [*known_residuals(fits, estimators), *unknown_residuals(fits, estimators)]
-    write_atomically(options.out, residuals_text(found))
+    residuals = [*known_residuals(fits, estimators), *unknown_residuals(fits, estimators)]
+    write_atomically(options.out, residuals_text(residuals))
     print(options.out)
     return 0
 

@@ -62,7 +62,7 @@ def saturation_of(rows: Sequence[ServingRow], estimators: Estimators) -> Saturat
 
 def saturated_runs(rows: Sequence[ServingRow]) -> list[Saturated]:
     """Served loads of one pool, without drafts and not suspect, of which a tenth of the clients or more waited."""
-    found = []
+    saturated = []
     for row in rows:
         if row.planned is None or not row.is_predicted or row.kind != "serving" or row.served.suspect:
             continue
@@ -71,8 +71,8 @@ def saturated_runs(rows: Sequence[ServingRow]) -> list[Saturated]:
         clients = float(row.planned.job.concurrency or 0)
         running = clients * (1.0 - row.served.ttft / row.served.request_latency)
         if running <= (1.0 - _WAIT) * clients:
-            found.append(Saturated(row=row, clients=clients, running=running, held=row.max_sequences * row.planned.plan.replicas))
-    return found
+            saturated.append(Saturated(row=row, clients=clients, running=running, held=row.max_sequences * row.planned.plan.replicas))
+    return saturated
 
 
 def admission_limited(runs: Sequence[Saturated]) -> set[str]:
@@ -83,8 +83,8 @@ def admission_limited(runs: Sequence[Saturated]) -> set[str]:
         run.row.id
         for group in groups.values()
         if len(group) >= _LEAST_ALIKE
-        and max(each.running for each in group) <= _ALIKE * min(each.running for each in group)
-        and max(each.held for each in group) >= _UNLIKE * min(each.held for each in group)
+        and max(member.running for member in group) <= _ALIKE * min(member.running for member in group)
+        and max(member.held for member in group) >= _UNLIKE * min(member.held for member in group)
         for run in group
     }
 
