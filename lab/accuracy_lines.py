@@ -1,4 +1,4 @@
-"""The lines of the accuracy table: which published runs each holds, and what others reach on them."""
+"""Lines of the accuracy table: the published runs of each, and the errors of other models on them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ _NODE = 8
 _TORCH_FSDP = ("titan", "titan24", "titan2506", "ibmfsdp")
 
 Rule = Callable[[RunLabels], bool]
-"""Which runs a line holds."""
+"""Predicate of the runs of a line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccuracyLine:
-    """others: what others reach on these runs, as published. counts: it is one of those that are judged together; if not, its title
-    stands in brackets."""
+    """A line of the table.
+
+    others   published errors of other models on these runs
+    counts   the line enters the overall figures; the title of one that does not stands in brackets
+    """
 
     title: str
     holds: Rule
@@ -40,12 +43,12 @@ def _is_mpt(chip: str) -> Rule:
 
 
 def is_narrow(labels: RunLabels) -> bool:
-    """Whether its matrix multiplies are in fp8 or narrower."""
+    """Return whether the matrix multiplies are in fp8 or narrower."""
     return labels.precision not in ("bf16", "fp16", "fp32", "tf32")
 
 
 def is_korthikanti(labels: RunLabels) -> bool:
-    """The paper's eight rows of one replica."""
+    """Return whether a run is one of the paper's eight rows with one replica."""
     return labels.source == "korthikanti" and "dp" not in labels.form
 
 
@@ -62,7 +65,7 @@ def is_vtrain_nodes(labels: RunLabels) -> bool:
 
 
 def is_torch_fsdp(labels: RunLabels) -> bool:
-    """torchtitan's and IBM's runs in bf16."""
+    """Return whether a run is one of torchtitan's or IBM's in bf16."""
     return labels.source in _TORCH_FSDP and not is_narrow(labels)
 
 
@@ -96,11 +99,11 @@ _SMALL = 0.25e9
 
 
 def _possible(holds: Rule) -> Rule:
-    """Of those, the runs that are not faster than their chips can multiply."""
+    """Return the rule without the runs that are faster than the peak rate of their chips."""
     return lambda labels: holds(labels) and not labels.peak_share > 1.0
 
 
-#: Small jobs, which the host may hold up: GPT-2's size, or one chip. In no order; a run may be of two.
+#: Small jobs, which may be host-bound: GPT-2's size, or one chip. A run may belong to two.
 SMALL: Sequence[tuple[str, Rule]] = (
     ("llm.c, 124M and 350M on 8 chips", _possible(is_llm_c)),
     ("vTrain, its smallest (0.2 B) on 2 to 8 chips", _possible(lambda labels: is_vtrain_node(labels) and labels.parameters < _SMALL)),
@@ -108,7 +111,7 @@ SMALL: Sequence[tuple[str, Rule]] = (
     ("one chip", _possible(lambda labels: labels.num_chips == 1)),
 )
 
-#: Why runs are far off, where a source tells: the first that holds. None asks how far off a run is; what nobody knows is "not known".
+#: Causes of large errors that a source documents: the first that holds. No rule reads the error itself. Otherwise: "not known".
 CAUSES: Sequence[tuple[Callable[[ValidationRow], bool], str]] = (
     (
         lambda row: row.noted_all_reduce < BROKEN_NVLINK,

@@ -1,4 +1,4 @@
-"""What the commands of this folder share: `python -m lab.NAME CASES.jsonl`, where bad input is one sentence and exit code 2."""
+"""Shared parts of the commands `python -m lab.NAME CASES.jsonl`: bad input prints one sentence and exits with code 2."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ P = ParamSpec("P")
 
 
 def command_parser(name: str, doc: str | None, *, cases: bool = True) -> argparse.ArgumentParser:
-    """The parser of `lab.NAME`, described by the first line of its docstring; cases: its first argument is a file of runs."""
+    """Return the parser of `lab.NAME`, described by the first line of its docstring. cases: the first argument is a file of runs."""
     parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0], prog=f"python -m lab.{name}")
     if cases:
         parser.add_argument("cases", type=Path, metavar="CASES.jsonl", help="published training runs, one JSON object a line")
@@ -23,7 +23,7 @@ def command_parser(name: str, doc: str | None, *, cases: bool = True) -> argpars
 
 
 def exits_on_errors(main: Callable[P, int]) -> Callable[P, int]:
-    """`main`, whose errors of this package are said on stderr: exit code 2."""
+    """Wrap `main` so that errors of this package are printed on stderr and exit with code 2."""
 
     @wraps(main)
     def run(*arguments: P.args, **named: P.kwargs) -> int:

@@ -2,8 +2,8 @@
 
     python -m lab.fitted CASES.jsonl [--out strategies/frameworks]
 
-Step times give what `lab/left_out/fits.py` fits (there without a model, here to all runs), memories what
-`lab/left_out/memories.py` does. A number keeps its date while its value stays.
+Step times determine the constants of `lab/left_out/fits.py`, which are fitted here to all runs. Reported memories determine those of
+`lab/left_out/memories.py`. A number keeps its date while its value is unchanged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STEPS, MEMORY = "step times", "memory that is reported"
 
 
 def fitted_profiles(cases: Path) -> dict[str, Numbers]:
-    """Every number that runs say, by profile."""
+    """Return every number that is fitted to runs, by profile."""
     profiles: dict[str, Numbers] = {}
     for profile, numbers in _of_steps(cases):
         profiles.setdefault(profile, {}).update(numbers)
@@ -64,7 +64,7 @@ def _of_steps(cases: Path) -> list[tuple[str, Numbers]]:
 
 
 def _spread(fits: LeftOut, constant: str, of: Sequence[str]) -> float:
-    """Of one fit's number; of the geometric mean of several how far these lie apart."""
+    """Return the spread of one fit's number, or the scatter of several fits about their geometric mean."""
     fitted = [fits.fitted(name) for name in of]
     if len(fitted) == 1:
         return fitted[0].spreads[constant]
@@ -107,7 +107,7 @@ def _lent(number: FittedNumber, name: str) -> FittedNumber:
 
 
 def file_text(numbers: Mapping[str, FittedNumber], before: Mapping[str, FittedNumber]) -> str:
-    """What a file holds; a number that is as it was keeps its date."""
+    """Return the contents of a file; an unchanged number keeps its date."""
 
     def quantity(constant: str, value: float) -> str | float:
         return exact_quantity(value, unit_of(constant)) if _has_unit(constant) else value

@@ -1,7 +1,7 @@
 """Fit of the memory uncertainty to runs that ran and to runs that ran out of memory, for the probability of fitting.
 
-A run that ran needed no more than its chip offers, one that ran out of memory needed more: the doubt is the likeliest one for these
-outcomes. What an allocator was published to hold says the needed bytes themselves. Every source weighs one.
+A run that ran needed no more memory than its chip has; a run that failed needed more. The uncertainty is the maximum-likelihood
+estimate for these outcomes. Published allocator figures give the needed bytes themselves. Every source weighs one.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from perfmodel.validation.validate import CasePredictor
 
 NUM_BINS = 10
 _ENOUGH = 10
-"""Runs of a bin from which its share is one."""
+"""Least number of runs of a bin whose share is reported as the worst."""
 
 _VARIANCE = math.pi**2 / 3.0
-"""Of a logistic distribution of scale 1."""
+"""Variance of a logistic distribution of scale 1."""
 
 _LEAST_SCALE = 0.01
-"""Where few outcomes agree with any sharper one."""
+"""Lower bound of the fitted scale, for few outcomes that any smaller scale would fit."""
 
 _FARTHEST = 9.0
-"""Of a logarithm: what is sure alone is too much, or nothing is unsure."""
+"""Bound of the log headroom: the exact part alone exceeds the memory, or no part is uncertain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOutcome:
-    """Of one run. log_headroom: by how much what is not sure might have grown, as a logarithm; verdict: by the default rule."""
+    """Outcome of one run. log_headroom: logarithm of the growth of the uncertain part that still fits. verdict: of the default rule."""
 
     id: str
     model: str
@@ -50,7 +50,7 @@ class MemoryOutcome:
 
 
 def outcome_of(case: Case, planned: PlannedCase, predictor: CasePredictor) -> MemoryOutcome:
-    """Of a case that is known to have run, or to have run out of memory. Raises InputError where it cannot be predicted."""
+    """Return the outcome of a case that ran or ran out of memory. Raises InputError where it cannot be predicted."""
     estimator = predictor.estimator(planned)
     ranks = evaluate_memory(estimator, planned.plan).needs(planned.plan, uncertainty_of_memory(planned.profile))
     headroom = min(rank.log_headroom(estimator.machine.memory_usable) for rank in ranks)
@@ -64,7 +64,7 @@ def outcome_of(case: Case, planned: PlannedCase, predictor: CasePredictor) -> Me
 
 
 def own_outcomes(cases: Iterable[Case], predictor: CasePredictor, framework: str) -> Iterator[MemoryOutcome]:
-    """Of a framework's runs, with its own profile."""
+    """Yield the outcomes of a framework's runs, predicted with its own profile."""
     for case, planned in planned_cases(cases, lambda case: case.ran is not None and not case.reason):
         if planned.framework.profile == framework:
             with suppress(InputError):
@@ -72,7 +72,7 @@ def own_outcomes(cases: Iterable[Case], predictor: CasePredictor, framework: str
 
 
 def own_figures(cases: Iterable[Case], predictor: CasePredictor, framework: str) -> Iterator[float]:
-    """log(needed / predicted) of what is not sure, of a framework's runs that say what its allocator held on the fullest rank."""
+    """Yield log(needed / predicted) of the uncertain part, for runs that report the allocator's peak on the fullest rank."""
     for case, planned in planned_cases(cases, lambda case: not (math.isnan(case.measured_memory) or case.reason)):
         if planned.framework.profile != framework:
             continue
@@ -85,7 +85,7 @@ def own_figures(cases: Iterable[Case], predictor: CasePredictor, framework: str)
 
 
 def likeliest_uncertainty(outcomes: Sequence[MemoryOutcome], figures: Sequence[float] = ()) -> MemoryUncertainty:
-    """Of one source's outcomes and figures."""
+    """Return the maximum-likelihood uncertainty of the outcomes and figures of one source."""
     from scipy.optimize import minimize
 
     if not (outcomes or figures):
@@ -105,7 +105,7 @@ def likeliest_uncertainty(outcomes: Sequence[MemoryOutcome], figures: Sequence[f
 
 
 def uncertainty_over(sources: Sequence[MemoryUncertainty], *, rests_on: str) -> MemoryUncertainty:
-    """Of several sources, each weighing one: as wide as they are, and as far as their centres lie apart."""
+    """Combine several sources, each weighing one: the mean variance plus the variance of their centres."""
     centres = [source.centre for source in sources]
     variance = float(np.mean([source.scale**2 for source in sources]) + np.var(centres) / _VARIANCE)
     return MemoryUncertainty(centre=round(float(np.mean(centres)), 4), scale=round(math.sqrt(variance), 4), rests_on=rests_on)
@@ -113,7 +113,7 @@ def uncertainty_over(sources: Sequence[MemoryUncertainty], *, rests_on: str) -> 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReliabilityBin:
-    """Runs of which `low` to `high` was stated. stated: the mean; happened: the share of them that ran."""
+    """Runs with a predicted probability from `low` to `high`. stated: mean prediction. happened: share that ran."""
 
     low: float
     high: float
@@ -127,7 +127,7 @@ class ReliabilityBin:
 
     @property
     def band(self) -> tuple[float, float]:
-        """Shares of which so many of so many runs are no surprise."""
+        """95 % confidence interval of the share that ran."""
         return wilson_band(self.happened, self.num_runs)
 
     @property
@@ -140,7 +140,7 @@ _TWO_SIDED_95 = 1.96
 
 
 def wilson_band(share: float, num_runs: int) -> tuple[float, float]:
-    """95 % confidence band of a share that was seen in so many runs.
+    """Return the 95 % confidence interval of a share observed in `num_runs` runs.
 
     Source: Wilson, Journal of the American Statistical Association 22, 1927.
     """
@@ -150,7 +150,7 @@ def wilson_band(share: float, num_runs: int) -> tuple[float, float]:
 
 
 def reliability(outcomes: Sequence[MemoryOutcome]) -> tuple[ReliabilityBin, ...]:
-    """Stated probabilities of fitting against what happened; each model's by the doubt that the others' runs give."""
+    """Compare predicted probabilities of fitting with outcomes, each model by the uncertainty fitted to the other models."""
 
     def probabilities(split: Split) -> list[float]:
         uncertainty = likeliest_uncertainty([outcomes[index] for index in split.seen] or outcomes)
@@ -172,7 +172,7 @@ def reliability(outcomes: Sequence[MemoryOutcome]) -> tuple[ReliabilityBin, ...]
 
 
 def reliability_rows(bins: Sequence[ReliabilityBin]) -> list[tuple[str, ...]]:
-    """A heading and a line for each bin."""
+    """Return a heading and a line for each bin."""
     rows: list[tuple[str, ...]] = [("predicted", "runs", "mean", "ran", "error", "95 % interval")]
     for entry in bins:
         name = f"{entry.low:.0%} to {entry.high:.0%}"
@@ -207,11 +207,11 @@ def reliability_line(bins: Sequence[ReliabilityBin]) -> str:
 
 
 _OPEN = (0.3, 0.7)
-"""Where it may as well fit as not."""
+"""Probabilities of an undecided fit."""
 
 
 def _together(bins: Sequence[ReliabilityBin]) -> ReliabilityBin | None:
-    """As one bin."""
+    """Merge the bins into one."""
     count = sum(entry.num_runs for entry in bins)
     if not count:
         return None

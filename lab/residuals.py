@@ -1,9 +1,9 @@
-"""Write strategies/residuals.yaml, the residuals of published runs; with runs that ran out of memory, memory_doubts.yaml too.
+"""Write strategies/residuals.yaml, the residuals of published runs; with failed runs, `memory_doubts.yaml` too.
 
     python -m lab.residuals CASES.jsonl [--left-out FILE.csv] [--out-of-memory FAILED.jsonl] [--out strategies/residuals.yaml]
 
-`--left-out` is what `python -m lab.left_out` writes: predictions by fits that did not see a run's model. With it the
-residuals of those runs are of unseen models; without it they are in-sample.
+`--left-out` is the output of `python -m lab.left_out`: predictions by fits that did not see a run's model. With it the
+residuals of these runs are of unseen models; without it they are in-sample.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from perfmodel.validation.plan_choice import BROKEN_NVLINK
 from perfmodel.validation.validate import CasePredictor
 
 _FEWEST_OF_A_MODEL = 3
-"""Runs that a model's or a source's median is taken of."""
+"""Least number of runs of a median over a model or a source."""
 
-#: Whose calibration a chip would be predicted with if it had none: of the next generation, or of the one before.
+#: Chip -> chip whose calibration replaces it if it had none: of the next generation, or of the previous one.
 OTHER_CALIBRATIONS: Mapping[str, str] = {"a100": "h100", "h100": "b200", "h200": "a100", "b200": "h100"}
 
 
@@ -56,7 +56,7 @@ class Residual:
 
 
 def residual_of(row: ValidationRow) -> Residual | None:
-    """None where there is no time, or one that means nothing (tests bound by launches, broken NVLink), or one of training adapters only."""
+    """Return the residual of a row; None without a meaningful time (launch-bound tests, broken NVLink) or for adapter training."""
     if row.is_apart or math.isnan(row.time_error) or row.group in NO_TIMES or row.noted_all_reduce < BROKEN_NVLINK or not row.features:
         return None
     return Residual(
@@ -73,7 +73,7 @@ def residual_of(row: ValidationRow) -> Residual | None:
 
 
 def kept_residuals(rows: Iterable[ValidationRow]) -> list[Residual]:
-    """A family's runs are its primary ones; only where it has none, those with an input that had to be assumed."""
+    """Return the primary runs of each family; for a family without any, its runs with an assumed input."""
     every = [residual for row in rows if (residual := residual_of(row)) is not None]
     has_primary = {residual.family for residual in every if residual.is_primary}
     kept = [residual for residual in every if residual.family and residual.is_primary == (residual.family in has_primary)]
@@ -92,7 +92,7 @@ def residuals_of(
     experts: tuple[UnseenResiduals, ...] = (),
     features: tuple[tuple[str, float], ...] = (),
 ) -> Residuals:
-    """What ships of them."""
+    """Return the shipped residuals."""
     primary = [residual for residual in kept if residual.is_primary]
     groups = grouped(kept, lambda residual: (residual.family, residual.model, residual.chip, residual.scale, residual.bits))
     models = tuple(
@@ -118,7 +118,7 @@ def residuals_of(
 
 
 def spreads_of_features(rows: Iterable[ValidationRow]) -> tuple[tuple[str, float], ...]:
-    """Root mean square of log(measured / predicted) of runs with one rare feature or with products of few bits, sources weighing alike."""
+    """Return the RMS log(measured / predicted) of runs with one rare feature or low-precision matmuls, each source weighing one."""
     squares: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         if row.features is None or math.isnan(row.time_error) or row.group in NO_TIMES or row.has_experts:
@@ -131,7 +131,7 @@ def spreads_of_features(rows: Iterable[ValidationRow]) -> tuple[tuple[str, float
 
 
 def residuals_of_experts(rows: Iterable[ValidationRow]) -> tuple[UnseenResiduals, ...]:
-    """Of models with experts by source, the fastest release of each setting; tests bound by launches aside."""
+    """Return residuals of models with experts by source: the fastest release of each setting, without launch-bound tests."""
     best = best_releases([row for row in rows if row.has_experts and row.group not in NO_TIMES])
     groups = grouped([row for row in best if not math.isnan(row.time_error)], lambda row: row.group)
     return tuple(
@@ -146,7 +146,7 @@ def residuals_of_experts(rows: Iterable[ValidationRow]) -> tuple[UnseenResiduals
 
 
 def _scatter(residuals: Sequence[Residual], part: Callable[[Residual], Hashable], group: Callable[[Residual], Hashable]) -> float:
-    """Return the standard deviation of the parts' medians about the mean of their whole's, over wholes of two parts or more."""
+    """Return the standard deviation of the parts' medians about the mean of their group, over groups of two parts or more."""
     parts = {name: [residual.value for residual in runs] for name, runs in grouped(residuals, part).items()}
     deviations, freedom = [], 0
     for runs in grouped(residuals, group).values():
@@ -160,7 +160,7 @@ def _scatter(residuals: Sequence[Residual], part: Callable[[Residual], Hashable]
 
 
 def by_other_calibrations(cases: Iterable[Case]) -> dict[str, list[float]]:
-    """Chip -> residuals of its primary runs as predicted with another chip's calibration: as if the chip had never been measured."""
+    """Return chip -> residuals of its primary runs predicted with another chip's calibration, as for an unmeasured chip."""
     predictors = {name: CasePredictor(calibration=name, has_intervals=False) for name in set(OTHER_CALIBRATIONS.values())}
     by_chip: dict[str, list[float]] = {}
     for case, planned in planned_cases(cases, is_primary):
@@ -173,7 +173,7 @@ def by_other_calibrations(cases: Iterable[Case]) -> dict[str, list[float]]:
 
 
 def scatter_of_medians(residuals: Mapping[str, Sequence[float]]) -> float:
-    """Root mean square of the medians: about 0, for what predicts them was fitted to others."""
+    """Return the root mean square of the medians about 0, because the calibration was fitted to other chips."""
     squares = [median(values) ** 2 for values in residuals.values() if len(values) >= _FEWEST_OF_A_MODEL]
     return math.sqrt(sum(squares) / len(squares)) if squares else 0.0
 
@@ -220,7 +220,7 @@ def _quoted(text: str) -> str:
 
 
 def memory_uncertainties(cases: Sequence[Case]) -> dict[str, MemoryUncertainty]:
-    """By kind of framework: known, with their own profiles; unknown, each as predicted by who does not know it."""
+    """Return the uncertainty of known frameworks, by their profiles, and of unseen ones, by leave-one-framework-out."""
     predictor, frameworks = CasePredictor(has_intervals=False), UnseenFrameworks()
     swept, hidden = list(own_outcomes(cases, predictor, SWEPT)), frameworks.outcomes(cases)
     held = list(own_figures(cases, predictor, HELD))
@@ -237,7 +237,7 @@ def memory_uncertainties(cases: Sequence[Case]) -> dict[str, MemoryUncertainty]:
 
 
 HELD = "torchtitan"
-"""Whose runs say what its allocator held."""
+"""Framework whose runs report the memory of its allocator."""
 
 
 def memory_uncertainties_text(uncertainties: Mapping[str, MemoryUncertainty]) -> str:
@@ -253,7 +253,7 @@ def memory_uncertainties_text(uncertainties: Mapping[str, MemoryUncertainty]) ->
 
 
 def with_left_out(rows: Iterable[ValidationRow], left_out: Mapping[str, float]) -> list[ValidationRow]:
-    """Rows with the predictions of fits that did not see their model, where there are such."""
+    """Return the rows, with predictions of fits that did not see their model where these exist."""
     return [predicted_as(row, left_out[row.id]) if row.id in left_out and row.is_predicted else row for row in rows]
 
 

@@ -192,7 +192,7 @@ _MOST_QUANTILES = 20
 
 
 def quantiles_of(values: Sequence[float]) -> tuple[float, ...]:
-    """Return the quantiles at (i + 1/2) / n, linear between runs, as many as there are values where those are few."""
+    """Return the quantiles at (i + 1/2) / n, linear between runs; n is the number of values, at most `_MOST_QUANTILES`."""
     count = min(len(values), _MOST_QUANTILES)
     return tuple(round(float(value), 4) for value in np.quantile(sorted(values), (np.arange(count) + 0.5) / count, method="hazen"))
 

@@ -2,9 +2,9 @@
 
     python -m lab.kernels.clocks CASES.jsonl
 
-A clock and a framework's own rate of matrix multiplies are one factor on any chip; what tells them apart is that a framework has one rate
-on all chips: Megatron and NVIDIA's recipes that of the calibration, loops in eager torch another one, which is fitted beside. All rates are
-fitted together, as factors on those that ship; without each framework in turn they say how far the answer hangs on it.
+On one chip, a clock and a framework's rate of matrix multiplies are a single factor. They are identifiable because a framework has one
+rate on all chips. Megatron and NVIDIA's recipes run at the calibrated rate; loops in eager torch run at another one, which is fitted too.
+All rates are fitted together, as factors on the shipped ones. Refits without each framework in turn measure the sensitivity to it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from perfmodel.validation.step_times import StepTimes
 
 Array = NDArray[np.float64]
 
-#: Frameworks that weigh one together, for they share what multiplies.
+#: Profile -> group of frameworks that share matrix-multiply kernels and are left out together.
 KIN: Mapping[str, str] = {
     "composer-fsdp": "Composer",
     "deepspeed": "Megatron",
@@ -48,16 +48,16 @@ KIN: Mapping[str, str] = {
 }
 
 _EAGER = frozenset({"Composer", "nanotron", "torch"})
-"""Whose matrix multiplies have one rate over the calibrated, which is not known beforehand."""
+"""Frameworks whose matrix multiplies run at one fitted fraction of the calibrated rate."""
 
 _EAGER_RATE = "eager"
 
 _MOST = 60
-"""A sweep of hundreds of runs is one framework."""
+"""Largest number of runs of a framework on one calibration: a sweep of hundreds of runs is one framework."""
 
 _STEP, _REWEIGHTINGS = 0.02, 30
 
-#: One silicon: one clock.
+#: Chips with the same silicon share a clock.
 _ONE_SILICON = {"h200": "h100"}
 
 MATMUL, FP8, ATTENTION = "matmul", "matmul in fp8", "attention"
@@ -66,11 +66,11 @@ FLASH = ("flash1", "flash2")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """Of a calibration, by what: a clock over a burst's, or a generation of attention over the calibrated one.
+    """Rate of a calibration: a sustained clock over the burst clock, or an older attention kernel over the calibrated one.
 
     shipped        as the calibration has it
-    value, spread  as runs say it, all frameworks together, and a standard deviation of its logarithm
-    low, high      without one framework in turn, to first order
+    value, spread  fitted to the runs of all frameworks, and the standard deviation of its logarithm
+    low, high      range with one framework left out in turn, to first order
     """
 
     calibration: str
@@ -85,12 +85,12 @@ class Rate:
 
     @property
     def is_determined(self) -> bool:
-        """To a twentieth, by more than one framework."""
+        """Whether more than one framework determines the rate within 5 %."""
         return len(self.frameworks) > 1 and max(self.spread, np.log(self.high / self.low) / 2.0) <= _AGREED
 
     @property
     def agrees(self) -> bool:
-        """What ships is no surprise to the runs."""
+        """Whether the shipped rate is within two standard deviations of the fitted one."""
         return abs(np.log(self.shipped / self.value)) <= 2.0 * self.spread
 
 
@@ -99,7 +99,7 @@ _AGREED = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cell:
-    """Runs of one profile on chips of one calibration, in products of one width: they hang on the same rates."""
+    """Runs of one profile on chips of one calibration with one matmul width: they depend on the same rates."""
 
     calibration: str
     profile: ExecutionProfile
@@ -112,7 +112,7 @@ class _Cell:
 
     @property
     def rates(self) -> dict[str, tuple[str, ...]]:
-        """Field of the profile -> the factors that it is multiplied by."""
+        """Field of the profile -> names of its factors."""
         eager = (_EAGER_RATE,) if self.kin in _EAGER else ()
         clock = _key(self.calibration, FP8 if self.is_narrow else MATMUL)
         kernel = self.profile.kernels.attention_kernel
@@ -132,7 +132,7 @@ def _key(calibration: str, of: str) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Clocks:
-    """The fit of all rates together. most: runs of a framework on chips of one calibration, evenly out of all."""
+    """Joint fit of all rates. most: largest number of runs of a framework on one calibration, evenly spaced."""
 
     runs: Sequence[PublishedRun]
     most: int = _MOST
@@ -190,7 +190,7 @@ class Clocks:
 
 
 def _solved(errors: Array, slopes: Array, base: Array, widths: Array) -> Array:
-    """Logarithms of the factors for which these runs and the priors are likeliest, to first order about `here`."""
+    """Return the maximum a posteriori logarithms of the factors, to first order about `base`."""
     there = base
     for _ in range(_REWEIGHTINGS):
         left = errors + slopes @ (there - base)
@@ -219,7 +219,7 @@ def _cells(runs: Sequence[PublishedRun], most: int) -> list[_Cell]:
 
 
 _OTHERS = ("v100",)
-"""Predicted with a calibration of another generation."""
+"""Chips that are predicted with a calibration of another generation."""
 
 
 def _evenly(rows: Sequence[int], most: int) -> tuple[int, ...]:

@@ -136,7 +136,7 @@ def _prior_errors(folder: Path, tables: ChipTables, prior: Calibration) -> _Part
 
 
 def relative_chip_errors(folder: Path, name: str) -> Iterator[Errors]:
-    """Yield the errors of the collectives of a chip that borrows this one's calibration."""
+    """Yield the errors of the collectives of a chip that borrows the calibration of `name`."""
     for source, cluster, version in [RELATIVE[name]] if name in RELATIVE else []:
         models, machine = load_calibration(name).collectives[SCALE_UP], load_cluster(cluster, num_chips=8)
         kernels = {kind: collective_kernel(read_collectives(folder, source, version, kind), kind, machine) for kind in AICONFIGURATOR_KINDS}

@@ -197,9 +197,8 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
 
     def note(part: str, part_errors: Array) -> None:
         points[part], errors[part] = len(part_errors), round(float(np.median(part_errors)), 4)
-        say(
-            f"{name} {part}: {len(part_errors)} points, held-out errors: median {np.median(part_errors):.1%}, p90 {np.quantile(part_errors, 0.9):.1%}"
-        )
+        median, p90 = np.median(part_errors), np.quantile(part_errors, 0.9)
+        say(f"{name} {part}: {len(part_errors)} points, held-out errors: median {median:.1%}, p90 {p90:.1%}")
 
     def noted(kernel: KernelFit[Any, Any]) -> KernelFit[Any, Any]:
         for part, part_errors in kernel.by_part(kernel.held_out_errors()):

@@ -25,7 +25,7 @@ BALANCED, POWER_LAWS = "balanced", ("power_law_1.01", "power_law_1.2")
 """Routings that were measured; the A100 has power laws only."""
 
 DRAWS = 16
-"""Routings over which the load of a power law is averaged: the tables do not say which ones were drawn."""
+"""Number of routings over which the load of a power law is averaged; the tables do not record which ones were drawn."""
 
 FALLBACK = 1.05
 """A series (a layer on so many chips, over numbers of tokens) whose median time is that much above a series with no less work on the chip
@@ -55,7 +55,7 @@ class GroupedTable:
 
     @property
     def layer(self) -> NDArray[Any]:
-        """The same integer for all runs of a layer: on any number of chips, with any number of tokens."""
+        """Return an integer for each layer, equal over all numbers of chips and tokens."""
         return groups_of(self.hidden_size, self.whole_intermediate_size, self.num_experts, self.top_k)
 
     @property
@@ -69,9 +69,10 @@ class GroupedTable:
 
 
 def read_grouped(folder: Path, chip: str, version: str, dtype: str, kernels: Sequence[str] = GATED_KERNELS) -> GroupedTable:
-    """aiconfigurator's gated layers; `dtype` as it says (bfloat16, fp8), routed evenly where that was measured, else by a power law.
+    """Return aiconfigurator's gated layers, with balanced routing where that was measured, otherwise with power laws.
 
-    Repeats become their median, of several `kernels` the quickest counts; chips that no token reaches are left out.
+    `dtype` is named as in the table (bfloat16, fp8). Repeats become their median. Of several `kernels` the fastest counts. Chips that no
+    token reaches are left out.
     """
     frame = read_perf(folder, chip, "moe", version, "moe_perf")
     frame = frame[(frame.moe_dtype == dtype) & frame.kernel_source.isin(kernels)]
@@ -102,7 +103,7 @@ def read_grouped(folder: Path, chip: str, version: str, dtype: str, kernels: Seq
 
 
 def load_of(tokens: int, experts: int, top_k: int, ranks: int, routing: str) -> tuple[float, float]:
-    """(token, expert) pairs of the rank that the tables measure, and how many of its experts have any.
+    """Return the (token, expert) pairs of the measured rank, and the number of its experts with at least one.
 
     balanced       token j takes experts j + a stride, so that all are used alike; the first rank is measured
     power_law_A    loads drawn with density x^-A, the fullest rank is measured: the mean over draws (seed 0)
@@ -122,7 +123,7 @@ def load_of(tokens: int, experts: int, top_k: int, ranks: int, routing: str) -> 
 
 
 def _drawn_loads(tokens: int, experts: int, top_k: int, exponent: float) -> Array:
-    """Rows of each expert, in each draw; no expert takes a token twice. [-]"""
+    """Return the rows of each expert in each draw; no expert takes a token twice. [-]"""
     pairs = tokens * top_k
     least, most = (1.0, 0.8 * tokens) if pairs > experts else (0.01, 2.0)
     power = 1.0 - exponent
@@ -140,7 +141,7 @@ def _drawn_loads(tokens: int, experts: int, top_k: int, exponent: float) -> Arra
 
 
 def fallback_runs(layer: NDArray[Any], tokens: Array, tp: Array, ep: Array, time: Array) -> NDArray[np.bool_]:
-    """Whether a run belongs to a series that takes longer than the same layer on fewer chips, where each has more to do (`FALLBACK`)."""
+    """Return which runs belong to a series that is slower than the same layer with no less work on each chip (`FALLBACK`)."""
     excess = np.ones_like(time)
     for group in _members(groups_of(layer, tokens)):
         has_no_less = (tp[group] <= tp[group][:, None]) & (ep[group] <= ep[group][:, None])
@@ -152,12 +153,12 @@ def fallback_runs(layer: NDArray[Any], tokens: Array, tp: Array, ep: Array, time
 
 
 def _members(group: NDArray[Any]) -> list[Indices]:
-    """The indices of each group."""
+    """Return the indices of each group."""
     order = np.argsort(group, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
 
 
 def tuned_grouped(folder: Path, chip: str, version: str, dtype: str, kernels: Sequence[str] = GATED_KERNELS) -> GroupedTable:
-    """What is fitted: the runs of kernels that the library chose."""
+    """Return the fitted rows: runs of kernels that the library chose."""
     table = read_grouped(folder, chip, version, dtype, kernels)
     return table.rows(~table.is_fallback)

@@ -1,4 +1,4 @@
-"""Which constants of each framework are fitted to its published runs, near to what; and every run predicted by a fit without its model."""
+"""Constants of each framework that are fitted to published runs, their priors, and predictions by fits without the model of a run."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileFit:
-    """The handful of constants of one framework, fitted to all the runs of its profiles, of whatever source.
+    """Constants of one framework, fitted to all runs of its profiles from any source.
 
-    sees_narrow   runs in fp8 or narrower too; else they are predicted with what those in bf16 give
-    lent          constants that its runs do not tell, and whose fits have them: of several the geometric mean
+    sees_narrow   the fit uses runs in fp8 or narrower too; otherwise they are predicted with the constants of those in bf16
+    lent          constants that its runs do not determine -> fits that lend them; of several the geometric mean
     lends_to      profiles without runs of their own that have these numbers too
     """
 
@@ -46,13 +46,13 @@ class ProfileFit:
 
 
 def _rate(relative: str = "") -> Expected:
-    """Products at nine tenths of the calibrated rate, within a tenth: layouts, libraries, what runs beside them."""
+    """Return the matmul rate: 0.9 of the calibrated rate, within a tenth, for layouts, libraries and concurrent kernels."""
     constant = Constant(name="matmul_rate_fraction", prior=0.9, spread=0.1, lower=0.4, upper=1.0)
     return Expected(constant=constant, relative=relative, relative_constant=constant.name)
 
 
 def _time(name: str, prior: float, relative: str = "") -> Expected:
-    """Host times scatter by half from framework to framework."""
+    """Return a host time; these scatter by half between frameworks."""
     return Expected(
         constant=Constant(name=name, prior=prior, spread=0.4, lower=prior / 20, upper=prior * 10), relative=relative, relative_constant=name
     )
@@ -68,11 +68,11 @@ def _factor(name: str, prior: float, spread: float, lower: float, upper: float, 
     return Expected(constant=constant, relative=relative, relative_constant=name)
 
 
-#: Loops in eager torch multiply at one rate, and their hosts take as long once a step.
+#: Loops in eager torch share one matmul rate and one host time a step.
 _EAGER = {"matmul_rate_fraction": ("composer-fsdp",), "step_time_constant": ("composer-fsdp",)}
 
-#: Whoever lends, or gives a prior, is fitted before whoever leans on it. Numbers that took less than .3 points off the mean error of the
-#: runs that they concern are not among these (docs/accuracy.md, what each number is worth).
+#: A fit that lends constants or gives a prior is listed before the fits that use it. Numbers that took less than .3 points off the mean
+#: error of the affected runs are left out (docs/accuracy.md, what each number is worth).
 FITS: Mapping[str, ProfileFit] = MappingProxyType(
     {
         "composer-fsdp": ProfileFit(profiles=("composer-fsdp",), constants=(_rate(), _time("step_time_constant", 20e-3))),
@@ -110,7 +110,7 @@ FITS: Mapping[str, ProfileFit] = MappingProxyType(
                 _factor("context_attention_rate_fraction", 0.65, 0.1, 0.2, 1.0),
             ),
             sees_narrow=True,
-            # no run of it is short: one loop's constant would be most of a step of 20 ms
+            # it has no short runs: the constant of one loop would be most of a step of 20 ms
             lent={"step_time_constant": ("composer-fsdp", "deepspeed")},
         ),
         "llm-c": ProfileFit(profiles=("llm-c",), constants=()),
@@ -120,7 +120,7 @@ FITS: Mapping[str, ProfileFit] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedRun:
-    """Of one run. fold: what the fit that predicted it had seen."""
+    """Prediction of one run. fold: the runs that its fit used."""
 
     run: PublishedRun
     predicted: float
@@ -133,7 +133,7 @@ class PredictedRun:
 
 @dataclass(slots=True, kw_only=True)
 class LeftOut:
-    """Fits of every framework, each made once."""
+    """Cached fits of every framework."""
 
     runs: Sequence[PublishedRun]
     fits: Mapping[str, ProfileFit] = field(default_factory=lambda: FITS)
@@ -146,14 +146,14 @@ class LeftOut:
         self.measured = np.array([run.measured for run in self.runs])
 
     def rows_of(self, name: str, *, without: str = "") -> list[int]:
-        """Runs that the fit of that name may see."""
+        """Return the runs that the fit of that name may use."""
         fit = self.fits[name]
         runs = enumerate(self.runs)
         seen = [(i, run) for i, run in runs if run.profile in fit.profiles and run.model != without]
         return [i for i, run in seen if fit.sees_narrow or not is_narrow(run.choice.labels)]
 
     def constants(self, name: str, *, without: str = "") -> tuple[Constant, ...]:
-        """With the priors that relatives give: fitted without that model too."""
+        """Return the constants with the priors of relatives, which are fitted without that model too."""
         expected = []
         for item in self.fits[name].constants:
             constant = item.constant
@@ -164,7 +164,7 @@ class LeftOut:
         return tuple(expected)
 
     def fitted(self, name: str, *, without: str = "") -> FittedConstants:
-        """The constants of that fit from all runs but those of one model."""
+        """Return the constants fitted to all runs except those of one model."""
         without = without if self._sees(name, without) else ""
         if (name, without) not in self._found:
             rows = self.rows_of(name, without=without)
@@ -183,7 +183,7 @@ class LeftOut:
         return self._found[name, without]
 
     def _sees(self, name: str, model: str) -> bool:
-        """Whether the fit, or one that gives it a prior, would see that model."""
+        """Return whether the fit, or one that gives it a prior, uses runs of that model."""
         fit = self.fits[name]
         has_runs = any(run.model == model and run.profile in fit.profiles for run in self.runs)
         relatives = {item.relative for item in fit.constants if item.relative} | set(chain.from_iterable(fit.lent.values()))
@@ -204,7 +204,7 @@ class LeftOut:
 
 
 def with_prior(constant: Constant, value: float) -> Constant:
-    """Expected where a relative's is, within what is possible."""
+    """Return the constant with a relative's value as prior, clipped to its bounds."""
     return replace(constant, prior=min(max(value, constant.lower), constant.upper))
 
 

@@ -1,4 +1,4 @@
-"""What of a framework its memory says: what its allocator holds beside tensors, fitted to the figures that runs report."""
+"""Memory constants of frameworks: allocator memory in addition to tensors, fitted to the figures that runs report."""
 
 from __future__ import annotations
 
@@ -26,15 +26,18 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFit:
-    """constants  fitted to what runs of the profile report
-    lends_to   profiles without figures of their own that have these numbers too"""
+    """Memory constants of one profile.
+
+    constants  fitted to the reported memory of its runs
+    lends_to   profiles without reported memory that use these numbers too
+    """
 
     constants: tuple[Constant, ...]
     lends_to: tuple[str, ...] = ()
 
 
-#: A caching allocator holds 1 to 1.5 times what comes and goes; of the collectives that wait on a launch queue of 1,024 kernels there are
-#: some tens. Ranges, not priors: hundreds of runs decide where there are as many.
+#: A caching allocator reserves 1 to 1.5 times the transient memory; some tens of collectives wait on a launch queue of 1,024 kernels.
+#: These are wide ranges: where a profile has hundreds of runs, the runs determine the value.
 MEMORY_FITS: Mapping[str, MemoryFit] = MappingProxyType(
     {
         "nanotron": MemoryFit(
@@ -70,7 +73,7 @@ class RunMemory:
 
 
 def runs_with_memory(cases: Iterable[Case]) -> list[RunMemory]:
-    """Runs whose memory was reported, of profiles that are fitted to it."""
+    """Return the runs with a reported memory, of profiles that are fitted to it."""
     has_memory = planned_cases(cases, lambda case: not (case.reason or case.has_experts or math.isnan(case.measured_memory)))
     return [
         RunMemory(planned=planned, measured=case.measured_memory)
@@ -81,8 +84,10 @@ def runs_with_memory(cases: Iterable[Case]) -> list[RunMemory]:
 
 @dataclass(slots=True, kw_only=True)
 class Memories:
-    """Memory of runs with constants of their profiles replaced. known: those that step times say, by profile, in place of what ships: how
-    far the host runs ahead of the chip is memory too."""
+    """Memory of runs with constants of their profiles replaced.
+
+    known   constants fitted to step times, by profile, in place of the shipped ones: the host's run-ahead affects memory too
+    """
 
     runs: Sequence[RunMemory]
     known: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -98,11 +103,14 @@ class Memories:
         return replace(estimator, profile=estimator.profile.having(**moved))
 
     def figures(self, runs: Sequence[RunMemory], values: Mapping[str, float]) -> Array:
-        """What the framework's own figures would be. [byte]"""
+        """Return the memory that the framework would report, for each run. [byte]"""
         return np.array([self._figure(run, values) for run in runs])
 
     def _figure(self, run: RunMemory, values: Mapping[str, float]) -> float:
-        """What is fitted changes what is made of a plan's columns, not these."""
+        """Return the memory that the framework would report. [byte]
+
+        The columns of a plan are cached: the fitted constants do not change them.
+        """
         estimator = self.estimator(run, values)
         if id(run) not in self._columns:
             self._columns[id(run)] = run, plan_columns(estimator, [run.planned.plan])

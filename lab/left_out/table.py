@@ -1,10 +1,10 @@
-"""How far off predictions are of models that no fit has seen: the table of issue "Accuracy", from one command.
+"""Errors of predictions for models that no fit has seen: the table of issue "Accuracy", from one command.
 
     python -m lab.left_out CASES.jsonl [--kernels FOLDER] [--out FILE.csv | FILE.json] [--constants]
 
 Each run is predicted with its framework's constants as fitted to all runs but those of its model (models of one architecture and size
 under two names are one). Constants that another framework's fit lends are fitted without that model too. A source of one model is
-predicted with what its relatives lend and, where its framework has other models, their runs. The 80 % intervals are those of
+predicted with constants that related fits lend and with the runs of other models of its framework. The 80 % intervals are those of
 `perfmodel validate` around these predictions. With `--kernels` the lines of kernels follow (`lab.kernels.cross_validate`).
 """
 
@@ -99,7 +99,7 @@ def table_text(table: LeftOutTable) -> str:
 
 
 def intervals_text(cases: Path, predictions: Sequence[PredictedRun]) -> str:
-    """How many of the rows that count lie in the 80 % interval around their prediction."""
+    """Return the share of counted rows in the 80 % interval around their prediction."""
     result = validate_cases([cases], skip_broken_nvlink=True)
     left_out = {
         prediction.run.id: prediction.predicted
@@ -112,7 +112,7 @@ def intervals_text(cases: Path, predictions: Sequence[PredictedRun]) -> str:
 
 
 def kernels_text(folder: Path) -> str:
-    """Median errors of kernels whose shapes, or whose chip, no fit has seen."""
+    """Return the median errors of kernels whose shapes, or whose chip, no fit has seen."""
     rows = list(cross_validate(folder))
     lines = ["kernels, median error over chips (largest), by fits that did not see a group of shapes or the chip:"]
     for part, middle, largest in summary(rows):
@@ -130,7 +130,7 @@ def _percent(share: float) -> str:
 
 
 def rows_text(predictions: Sequence[PredictedRun], *, as_json: bool) -> str:
-    """One row for every run, in the order of COLUMNS; seconds."""
+    """Return one row for every run, in the order of COLUMNS. [s]"""
     rows = [
         (
             prediction.run.id,
@@ -152,7 +152,7 @@ def rows_text(predictions: Sequence[PredictedRun], *, as_json: bool) -> str:
 
 
 def constants_text(fits: LeftOut) -> str:
-    """The constants from every run, beside the extremes over the models that are left out."""
+    """Return the constants fitted to all runs, and their range with one model left out."""
     lines = []
     for name in fits.fits:
         fit = fits.fitted(name)

@@ -56,7 +56,7 @@ REDUCTIONS_AT_ONCE = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureConstants:
-    """What neither the paper nor a data sheet tells, the same for every network, cluster, strategy and number of devices.
+    """Constants in neither the paper nor a data sheet, equal for every network, cluster, strategy and number of devices.
 
     operator_time         host time of one operator on one GPU                            [s]
     message_time          from one node to the next, for each hop of a chain              [s]
@@ -79,7 +79,7 @@ FITTED = FigureConstants(operator_time=13e-6, message_time=2.2e-3, staged_bandwi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigurePoint:
-    """Step times of one network on so many devices of a cluster. [s]"""
+    """Step times of one network on `num_devices` devices of a cluster. [s]"""
 
     network: str
     cluster: str
@@ -104,7 +104,7 @@ def figure_points(
     devices: Sequence[int] = FIGURE_DEVICES,
     constants: FigureConstants = FITTED,
 ) -> Iterator[FigurePoint]:
-    """Each point as it is predicted: networks outermost, clusters innermost."""
+    """Yield each predicted point: networks outermost, clusters innermost."""
     _check(networks, clusters, devices)
     for name in networks:
         network = with_one_hot_embeddings(load_network(name))
@@ -134,7 +134,7 @@ def predicted_time(
     apart: int = 1,
     constants: FigureConstants = FITTED,
 ) -> float:
-    """Step time where operators by name have so many parts of each dim, under the conditions of figure 6. [s]
+    """Return the step time for given parts of each dim by operator name, under the conditions of figure 6. [s]
 
     apart   LSTM layers that run at once, each on its own share of the devices
     """
@@ -146,7 +146,7 @@ def predicted_time(
 
 
 def num_points(networks: Sequence[str], devices: Sequence[int]) -> int:
-    """How many points `figure_points` makes on both clusters."""
+    """Return the number of points that `figure_points` yields on both clusters."""
     return len(networks) * len(devices) * len(FIGURE_CLUSTERS)
 
 
@@ -165,7 +165,7 @@ def _check(networks: Sequence[str], clusters: Sequence[str], devices: Sequence[i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Priced:
-    """A choice as the tables have it: the paper's runs know no memory limit."""
+    """A choice priced by the tables, without memory: the paper's runs have no memory limit."""
 
     choice: tuple[int, ...]
     step_time: float
@@ -190,7 +190,7 @@ class _Bench:
         self.gradient_prices = MeshPrices(axes=space.axes, machine=side_by_side)
 
     def step_time(self, strategy: Strategy) -> float:
-        """The best placement of a strategy, predicted whole. [s]"""
+        """Return the step time of the best placement of a strategy. [s]"""
         space = _restricted(self.space, strategy.allowed)
         maker = TableMaker(space, self.setting, self.prices, has_units=False)
         one_by_one = maker.build(self.setting)
@@ -213,7 +213,7 @@ class _Bench:
         return best.step_time - saved - (self._layers_at_once(planner, best, strategy) if strategy.apart > 1 else 0.0)
 
     def _layers_at_once(self, planner: NetworkPlanner[_Priced], best: _Priced, strategy: Strategy) -> float:
-        """What LSTM layers on devices of their own save over the plan that repeats each of them on all shares of the devices. [s]
+        """Return the time that LSTM layers on separate devices save over a plan that repeats each layer on all shares of the devices. [s]
 
         A pipeline over time steps: l layers take (s + l - 1) / l instead of s steps each, less what they send each other every step.
         Each share of the devices reduces the gradients of its own layer.
@@ -235,7 +235,7 @@ class _Bench:
 
 
 def _restricted(space: NetworkSpace, allowed: Filter) -> NetworkSpace:
-    """The same space with what a strategy leaves of it, so that tables are made for that alone."""
+    """Return the space restricted to the configurations that a strategy allows, so that tables cover these only."""
     known: dict[object, Configurations] = {}
     operators = []
     for operator, rows in zip(space.network.operators, space.operators, strict=True):
@@ -250,7 +250,7 @@ def _restricted(space: NetworkSpace, allowed: Filter) -> NetworkSpace:
 
 
 def mesh_tensorflow_machine(cluster: Cluster, constants: FigureConstants = FITTED, *, reductions_at_once: float = 1.0) -> Machine:
-    """A cluster of the paper under Mesh-TensorFlow: chains of hops, each of which the host issues on every GPU of its node.
+    """Return a cluster of the paper under Mesh-TensorFlow: chains of hops, each issued by the host on every GPU of its node.
 
     reductions_at_once   all-reduces that wait for their messages together; their bytes still queue
     """
@@ -277,7 +277,7 @@ def _chains(hop_time: float, fraction: float, reductions_at_once: float) -> dict
     once = CollectiveModel(hop_time=hop_time, bandwidth_fraction=fraction)
     return {
         CollectiveKind.ALL_REDUCE: CollectiveModel(hop_time=2.0 * hop_time / reductions_at_once, bandwidth_fraction=fraction),
-        # reduced whole, then sliced: the two passes of an all-reduce
+        # an all-reduce and a slice: the two passes of an all-reduce
         CollectiveKind.REDUCE_SCATTER: CollectiveModel(hop_time=2.0 * hop_time, bandwidth_fraction=fraction / 2.0),
         CollectiveKind.ALL_GATHER: once,
         CollectiveKind.ALL_TO_ALL: once,

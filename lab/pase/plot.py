@@ -1,4 +1,4 @@
-"""Figure 6 of the PaSE paper as a table, counts and a chart: speedups over data parallelism that were measured beside those predicted.
+"""Figure 6 of the PaSE paper as a table, counts and a chart: measured and predicted speedups over data parallelism.
 
 Source of the measured ones: Elango, PaSE, IPDPS 2021 (arXiv 2407.04001), figure 6, read from its bars to +-0.02.
 """
@@ -49,7 +49,7 @@ _MARKS = {EXPERT: "o", PASE: "D"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """One bar of the figure, and what is predicted for it."""
+    """One bar of the figure, and its prediction."""
 
     strategy: str
     point: FigurePoint
@@ -58,7 +58,7 @@ class Bar:
 
     @property
     def error(self) -> float:
-        """Of the prediction, over the bar."""
+        """Relative error of the prediction."""
         return self.predicted / self.published - 1.0
 
     @property
@@ -71,7 +71,7 @@ class Bar:
 
 
 def figure_bars(points: Sequence[FigurePoint]) -> tuple[Bar, ...]:
-    """Two bars for each point: the expert's strategy and PaSE's."""
+    """Return two bars for each point: the expert's strategy and PaSE's."""
     bars = []
     for point in points:
         index = FIGURE_DEVICES.index(point.num_devices)
@@ -83,7 +83,7 @@ def figure_bars(points: Sequence[FigurePoint]) -> tuple[Bar, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FigureScore:
-    """How well the bars are met: signs of the expert's gains, and the median of |error| for each strategy."""
+    """Accuracy of the predictions: signs of the expert's gains, and the median of |error| for each strategy."""
 
     num_signs: int
     num_signs_right: int
@@ -101,7 +101,7 @@ def figure_score(bars: Sequence[Bar]) -> FigureScore:
 
 
 def figure_table(bars: Sequence[Bar]) -> Table:
-    """One row for each point: predicted beside published, expert then PaSE."""
+    """Return one row for each point: predicted and published, expert then PaSE."""
     by_point: dict[FigurePoint, dict[str, Bar]] = {}
     for bar in bars:
         by_point.setdefault(bar.point, {})[bar.strategy] = bar
@@ -127,7 +127,7 @@ def _place(point: FigurePoint) -> tuple[int, int, int]:
 
 
 def score_table(bars: Sequence[Bar]) -> Table:
-    """Median errors for each network and of all, and the counts of signs."""
+    """Return the median errors by network and overall, and the counts of signs."""
     rows = []
     for name in (*dict.fromkeys(bar.point.network for bar in bars), ""):
         score = figure_score([bar for bar in bars if name in ("", bar.point.network)])
@@ -142,7 +142,7 @@ def score_table(bars: Sequence[Bar]) -> Table:
 
 
 def printed_parts(network: Graph) -> tuple[dict[str, dict[str, int]], int]:
-    """Table II as the paper prints it, for our operators; and how many LSTM layers run at once."""
+    """Return Table II as the paper prints it, for our operators, and the number of LSTM layers that run concurrently."""
     parts: dict[str, dict[str, int]] = {}
     apart = 1
     for label, dims, configuration in PUBLISHED_STRATEGIES[network.name]:
@@ -162,7 +162,7 @@ def _last(operator: Operator) -> str:
     return operator.name.rpartition(".")[2]
 
 
-#: Which operators a row of Table II speaks of.
+#: Operators of each row of Table II.
 _TABLE_2_LAYERS: Mapping[str, Callable[[Operator], bool]] = {
     "conv 1-4": lambda operator: operator.kind == "convolution" and operator.name != "conv5",
     "conv 5": lambda operator: operator.name == "conv5",
@@ -179,7 +179,7 @@ _TABLE_2_LAYERS: Mapping[str, Callable[[Operator], bool]] = {
 
 
 def printed_table(bars: Sequence[Bar]) -> Table:
-    """At p = 32: the strategy that the search finds beside the one that the paper prints."""
+    """Return the speedups at p = 32 of the strategy that the search finds and of the one that the paper prints."""
     rows = []
     for bar in bars:
         point = bar.point
@@ -199,7 +199,7 @@ def printed_table(bars: Sequence[Bar]) -> Table:
 
 
 def figure_object(bars: Sequence[Bar], source: str) -> dict[str, Any]:
-    """The same for machines."""
+    """Return the figure as a JSON object."""
     score = figure_score(bars)
     points = []
     for bar in bars:
@@ -233,12 +233,12 @@ def figure_object(bars: Sequence[Bar], source: str) -> dict[str, Any]:
 
 
 def plot_figure(bars: Sequence[Bar], path: Path) -> None:
-    """The chart, in the format that the ending says."""
+    """Write the chart in the format of the file extension."""
     write_figure(pase_chart(bars), path)
 
 
 def pase_chart(bars: Sequence[Bar]) -> Figure:
-    """A panel for each cluster and network: bars as published, marks as predicted."""
+    """Return the chart: a panel for each cluster and network, bars as published, marks as predicted."""
     clusters = [name for name in FIGURE_CLUSTERS if any(bar.point.cluster == name for bar in bars)]
     networks = [name for name in FIGURE_NETWORKS if any(bar.point.network == name for bar in bars)]
     figure = new_figure(width=max(6.5, 2.65 * len(networks)), height=0.8 + 2.6 * len(clusters))

@@ -1,12 +1,12 @@
-"""The strategies of PaSE's figure 6 on our own networks: what its layers say of our operators.
+"""Strategies of PaSE's figure 6 on our networks: its layers mapped to our operators.
 
     data parallel   the batch, as far as it divides (`network_strategies.data_parallel`)
     expert          AlexNet, InceptionV3: one weird trick. Transformer: Mesh-TensorFlow's hybrid of batch and model dims. RNNLM: data
-                    parallel pairs of devices, one LSTM layer on each, the tables of the vocabulary cut in two as GNMT's softmax is
+                    parallel pairs of devices, one LSTM layer on each, the vocabulary tables split in two as in GNMT's softmax
     PaSE            the configurations that the search in PaSE's own space finds, layer by layer
 
-A strategy fixes how many parts each dim of the named operators has. Where the parts lie on the network, and the operators between (biases,
-activations, pooling, norms, sums), are left to the search; the latter cut the batch and features only.
+A strategy fixes the number of parts of each dim of the named operators. The search chooses the placement of the parts. It also chooses the
+splits of the operators between (biases, activations, pooling, norms, sums), which split the batch and features only.
 
 Sources: Elango, PaSE, IPDPS 2021, section V; its released programs (github.com/baidu-research/PaSE, benchmarks/): `transformer.py` has
 2 x 4 (batch x model) for 8 devices. Krizhevsky, arXiv 1404.5997; Shazeer et al., Mesh-TensorFlow, NeurIPS 2018; Wu et al., Google's Neural
@@ -35,17 +35,19 @@ from perfmodel.workload.graph import Graph, Operator, Product
 Rows = NDArray[np.bool_]
 Parts = Mapping[str, int]
 
-#: Dims that operators without a strategy of their own may cut: samples, and features by any of their names.
+#: Dims that operators without a strategy may split: samples, and features by any of their names.
 _FREE_DIMS = frozenset("bncdve")
-#: Dims that Mesh-TensorFlow's hybrid cuts beside the batch: heads, feed-forward layer, vocabulary.
+#: Dims that Mesh-TensorFlow's hybrid splits in addition to the batch: heads, feed-forward layer, vocabulary.
 _MODEL_DIMS = ("h", "e", "v")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy:
-    """allowed: configurations of each operator; apart: LSTM layers that run at once, each on its own share of the devices.
+    """A filter of configurations.
 
-    Such layers leave the mesh axis `unused` alone: what the plan repeats along it is in truth divided by layers.
+    allowed   configurations of each operator
+    apart     LSTM layers that run concurrently, each on its own share of the devices
+    unused    mesh axis that such layers do not use: the work that the plan repeats along it is divided by layers
     """
 
     allowed: Filter
@@ -54,7 +56,7 @@ class Strategy:
 
 
 def with_one_hot_embeddings(network: Graph) -> Graph:
-    """Lookups as products with a one-hot matrix, forward and for the table's gradient: how Mesh-TensorFlow gathers rows."""
+    """Replace lookups by products with a one-hot matrix, as Mesh-TensorFlow gathers rows (forward and table gradient)."""
     operators = []
     for operator in network.operators:
         if operator.kind == "embedding":
@@ -67,7 +69,7 @@ def with_one_hot_embeddings(network: Graph) -> Graph:
 
 
 def expert_strategy(network: Graph, axes: Sequence[MeshAxis]) -> Strategy:
-    """What an expert would do (the paper's choice for each network)."""
+    """Return the expert strategy, the paper's choice for each network."""
     if network.name == "transformer":
         num_devices = int(np.prod([axis.size for axis in axes]))
         model = {operator.name: tuple(dim for dim in _MODEL_DIMS if dim in operator.dims) for operator in network.operators}
@@ -79,7 +81,7 @@ def expert_strategy(network: Graph, axes: Sequence[MeshAxis]) -> Strategy:
 
     def keep(operator: Operator, rows: Configurations) -> Rows:
         kept = trick(operator, rows)
-        # what stands between fully connected layers, and the loss, stay as the layers leave them
+        # operators between fully connected layers, and the loss, keep the sharding of these layers
         return kept & _most(rows, "n") if "n" in operator.dims and operator.kind != "convolution" else kept
 
     return Strategy(allowed=keep)
@@ -102,7 +104,7 @@ def _layers_apart(network: Graph, axes: Sequence[MeshAxis]) -> Strategy:
 
 
 def last_axes(axes: Sequence[MeshAxis]) -> tuple[str, ...]:
-    """The axis of each tier that is handed out last, innermost tier first."""
+    """Return the axis of each tier that is assigned last, innermost tier first."""
     last: dict[int, str] = {}
     for axis in axes:
         last[axis.tier] = axis.name
@@ -110,7 +112,7 @@ def last_axes(axes: Sequence[MeshAxis]) -> tuple[str, ...]:
 
 
 def _most(rows: Configurations, dim: str) -> Rows:
-    """Nothing cut but `dim`, that into as many parts as it can be."""
+    """Return the rows that split `dim` only, into the largest number of parts."""
     others = [d for d, name in enumerate(rows.dims) if name != dim]
     only = np.asarray((rows.parts[:, others] == 1).all(axis=1))
     parts = rows.parts[:, rows.dims.index(dim)]
@@ -118,13 +120,13 @@ def _most(rows: Configurations, dim: str) -> Rows:
 
 
 def pase_strategies(network: Graph, run: PaseRun, axes: Sequence[MeshAxis]) -> tuple[Strategy, ...]:
-    """What PaSE's search found, for our operators."""
+    """Return the strategies of PaSE's search, for our operators."""
     apart = max((split.get("l", 1) for layer, split in _splits(run) if layer.kind == LayerKind.LSTM), default=1)
     return fixed_strategies(pase_parts(network, run), axes, apart=apart)
 
 
 def fixed_strategies(parts: Mapping[str, Parts], axes: Sequence[MeshAxis], *, apart: int = 1) -> tuple[Strategy, ...]:
-    """Operators by name with their parts: one strategy, or with LSTM layers apart one for each tier that can hold them apart."""
+    """Return the strategies with the given parts by operator name: one, or with separate LSTM layers one for each tier."""
     fixed = _fixed(parts)
     if apart == 1:
         return (Strategy(allowed=fixed),)
@@ -147,7 +149,7 @@ def _fixed(parts: Mapping[str, Parts]) -> Filter:
 
 
 def _without(allowed: Filter, bit: int) -> Filter:
-    """LSTM layers leave an axis alone."""
+    """Return the filter in which LSTM layers do not use an axis."""
 
     def keep(operator: Operator, rows: Configurations) -> Rows:
         kept = allowed(operator, rows)
@@ -157,7 +159,7 @@ def _without(allowed: Filter, bit: int) -> Filter:
 
 
 def is_recurrent(operator: Operator) -> bool:
-    """Whether it belongs to an LSTM layer: the recurrence, or the product and bias before it."""
+    """Return whether an operator belongs to an LSTM layer: the recurrence, or the product and bias before it."""
     return operator.layer.startswith("lstm")
 
 
@@ -166,7 +168,7 @@ def _splits(run: PaseRun) -> list[tuple[Operator, dict[str, int]]]:
 
 
 def pase_parts(network: Graph, run: PaseRun) -> dict[str, dict[str, int]]:
-    """Operator -> dim -> parts, of the operators that PaSE's layers speak of."""
+    """Return operator -> dim -> parts, for the operators of PaSE's layers."""
     if run.tables.graph.name != network.name:
         raise InputError(f"graph={run.tables.graph.name}: the strategy is not for {network.name}; search that graph")
     layers: defaultdict[object, deque[Parts]] = defaultdict(deque)
@@ -177,7 +179,7 @@ def pase_parts(network: Graph, run: PaseRun) -> dict[str, dict[str, int]]:
 
 
 def _layer_key(layer: Operator) -> object:
-    """Layers of one key stand in the order of the network."""
+    """Return the key of a layer; layers with one key are in the order of the network."""
     if layer.kind == LayerKind.CONVOLUTION:
         return tuple(layer.dims[dim] for dim in "cnhwrs")
     return (layer.kind, text_of(layer, "equation"))
@@ -209,9 +211,9 @@ def _rnnlm_parts(network: Graph, take: Take) -> dict[str, dict[str, int]]:
 
 
 def recurrent_parts(network: Graph, split: Parts) -> dict[str, dict[str, int]]:
-    """The parts b, d and e of an LSTM for each operator of its layers.
+    """Return the parts b, d and e of an LSTM for each operator of its layers.
 
-    Our recurrence keeps its contraction whole: devices that cut it cut the hidden units instead.
+    Our recurrence does not split its contraction: devices that would split it split the hidden units instead.
     """
     recurrence = {"b": split["b"], "e": split["e"] * split["d"]}
     return {

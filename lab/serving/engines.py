@@ -1,8 +1,8 @@
-"""strategies/engines_fitted.yaml and strategies/engines/generic.yaml: what published runs say of serving engines, and the mean of them.
+"""strategies/engines_fitted.yaml and strategies/engines/generic.yaml: serving engines fitted to published runs, and their mean.
 
     python -m lab.serving.engines CASES.jsonl
 
-A few times of each engine's host, and how far requests march in step, from all its scored runs; nothing of a model, a chip or a row.
+A few host times of each engine and the lockstep of its requests are fitted to all its scored runs, not to a model, a chip or a row.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from perfmodel.validation.serving.predict import ServingCasePredictor
 from perfmodel.validation.serving.rows import ServingRow
 
 TODAYS = ("sglang", "tensorrt-llm", "vllm")
-"""Engines that an unknown one is most likely like."""
+"""Current engines, whose mean stands for an unseen one."""
 
 RELATIVES = {"tensorrt-llm-2023": "tensorrt-llm-2024", "vllm-2024-eager": "vllm-2024-mi300x"}
-"""Engines whose own runs are few and old: they take the numbers of a relative, and nothing is fitted to their runs."""
+"""Engines with few and old runs: they take the numbers of a relative, and nothing is fitted to their runs."""
 
 HEAD = "# Written by `python -m lab.serving.engines`: what published runs say of each engine. Not edited by hand.\n"
 GENERIC_HEAD = "# Written by `python -m lab.serving.engines`: the mean of the engines of today. Not edited by hand.\n"
@@ -41,7 +41,7 @@ _OWN = ("formats",)
 
 
 def read_rows(path: str | Path, estimators: Estimators, *, as_served: bool = False) -> list[ServingRow]:
-    """The runs of serving of a file, predicted with the engines as they ship: by the formulas, or as `serve` prints them."""
+    """Return the serving runs of a file, predicted with the shipped engines: by the formulas, or as `serve` prints them."""
     predictor = ServingCasePredictor(predict=estimators.as_served if as_served else estimators.predict)
     return [predictor.row(case) for case in read_cases(path) if case.served is not None]
 
@@ -55,7 +55,7 @@ def predict_as(estimators: Estimators) -> Callable[[ServingRow, Engine], Serving
 
 
 def fit_engines(rows: Sequence[ServingRow], estimators: Estimators, *, names: Sequence[str] = ()) -> dict[str, EngineFit]:
-    """Engine -> its fit, of those whose runs are enough."""
+    """Return engine -> fit, for engines with enough runs."""
     fits = {}
     for name in names or sorted({row.labels["engine"] for row in rows if row.is_scored} - {GENERIC_ENGINE, *RELATIVES}):
         fit = fit_engine(load_engine(name), [row for row in rows if row.labels.get("engine") == name], predict_as(estimators))
@@ -65,7 +65,7 @@ def fit_engines(rows: Sequence[ServingRow], estimators: Estimators, *, names: Se
 
 
 def shipped_fits(rows: Sequence[ServingRow], estimators: Estimators) -> dict[str, EngineFit]:
-    """The fits that ship, about which they are linear: nothing is fitted again."""
+    """Return the shipped fits, linearised at their numbers without a refit."""
     fits = {}
     for name, numbers in fitted_numbers().items():
         scored = [row for row in rows if row.labels.get("engine") == name and row.is_scored]
@@ -78,7 +78,7 @@ def shipped_fits(rows: Sequence[ServingRow], estimators: Estimators) -> dict[str
 
 
 def elsewhere(fits: Mapping[str, EngineFit], name: str) -> dict[str, float]:
-    """Of each number the geometric mean of the other engines' that tell it."""
+    """Return the geometric mean of each number over the other engines that determine it."""
     logs: dict[str, list[float]] = {}
     for other, fit in fits.items():
         if other != name:
@@ -101,7 +101,7 @@ def fitted_text(fits: Mapping[str, EngineFit]) -> str:
 
 
 def _number_lines(fits: Mapping[str, EngineFit], name: str) -> dict[str, str]:
-    """Of an engine each number with its range, and what it was heard from."""
+    """Return the line of each number of an engine: value, range and the runs that it is based on."""
     fit = fits[name]
     _, others = left_out_residuals(fit, "model", elsewhere(fits, name))
     counts = {label: len({row.labels.get(label) for row in fit.rows}) for label in ("model", "chip")}
@@ -118,7 +118,7 @@ def _text(number: EngineNumber, value: float) -> str:
 
 
 def generic_engine(known: Sequence[Engine]) -> Engine:
-    """Every number the mean of the engines' (of times the geometric one), every habit that of most."""
+    """Return an engine with the mean of every number (of times the geometric mean) and the most common choice of every option."""
     first = known[0]
     values: dict[str, Any] = {}
     for option in ENGINE_GROUP_OF:
@@ -172,7 +172,7 @@ def generic_text(engine: Engine) -> str:
 
 
 def todays_engines(fits: Mapping[str, EngineFit] | None = None) -> list[Engine]:
-    """As they ship, or as these fits say, to as many digits as ship."""
+    """Return the engines as shipped, or with the numbers of the given fits, rounded to the shipped digits."""
     engines = []
     for name in TODAYS:
         numbers = fits[name].numbers() if fits is not None and name in fits else {}

@@ -1,6 +1,6 @@
-"""What published runs say of an engine: a few times of its host and how far requests march in step, fitted to all its runs at once.
+"""Engine constants fitted to published runs: a few host times and the lockstep of requests, from all runs of an engine together.
 
-Nothing is fitted to a model, a chip or a row. Left out: one Gauss-Newton step from the fit of all runs on those that are left.
+Nothing is fitted to a model, a chip or a row. A left-out fit is Gauss-Newton steps from the fit of all runs, on the remaining runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from perfmodel.validation.serving.rows import ServingRow
 Array = NDArray[np.float64]
 PredictAs = Callable[["ServingRow", Engine], ServingPrediction]
 
-#: What is fitted: from where, within which bounds. [s, -]
+#: Fitted numbers: start, lower and upper bound. [s, -]
 NUMBERS: Mapping[str, tuple[float, float, float]] = {
     "step_time": (1e-3, 1e-5, 2e-2),
     "sequence_time": (2e-5, 1e-7, 5e-4),
@@ -36,18 +36,18 @@ NUMBERS: Mapping[str, tuple[float, float, float]] = {
     "few_rows_fraction": (0.1, 0.01, 1.0),
     "decode_attention_fraction": (1.0, 0.05, 2.0),
 }
-#: Of a number's logarithm: how far it may lie from where it starts before runs that hardly tell it are asked for more.
+#: Standard deviation of the prior of a number's logarithm about its start; it regularises numbers that runs hardly determine.
 _PRIOR_SPREAD = math.log(5.0)
 _PRIOR_WEIGHT = 0.3
-#: Weight of each metric; TTFT has an error of its own (queues, clients, start-up) that the others do not.
+#: Weight of each metric; TTFT has an additional error (queues, clients, start-up).
 _WEIGHTS: Mapping[str, float] = {"ttft": 0.5, "tpot": 1.0, "request_latency": 1.0, "tokens_per_second": 1.0}
 _SCALE = 0.1
 """Errors far beyond it hardly count (Cauchy): early releases of the support of a model run at half the speed of later ones."""
 _STEP = 0.1
 DIGITS = 3
-"""Of a number that is written."""
+"""Significant digits of a written number."""
 LEAST_RUNS = 8
-"""Fewer runs tell nothing of an engine."""
+"""Least number of runs that an engine is fitted to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineNumber:
-    """low, high: 80 % of fits without one model lie between, and the fit's own spread at least."""
+    """A fitted number. low, high: 80 % range of the fits without one model, at least the standard error of the fit."""
 
     name: str
     value: float
@@ -72,10 +72,12 @@ class EngineNumber:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFit:
-    """names, logs   what was fitted, by the logarithms of the numbers
+    """Fit of an engine, linearised at its numbers.
+
+    names, logs   the fitted numbers and their logarithms
     predicted     log of each target's prediction with them
     slopes        its derivatives by those logarithms
-    is_borrowed   the numbers are another engine's: none of these runs was fitted
+    is_borrowed   the numbers are those of another engine: none of these runs was fitted
     """
 
     engine: Engine
@@ -97,7 +99,7 @@ class EngineFit:
 
 
 def numbers_of(engine: Engine, rows: Sequence[ServingRow]) -> tuple[str, ...]:
-    """Which numbers the runs of an engine can tell: of static batches neither what comes before a request nor how requests march."""
+    """Return the numbers that the runs determine; static batches determine neither the request time nor the lockstep."""
     has_load = any(row.kind == "serving" for row in rows)
     names = ["step_time", "sequence_time"]
     if has_load:
@@ -118,7 +120,7 @@ def with_numbers(engine: Engine, names: Sequence[str], logs: Array | Sequence[fl
 
 
 def targets_of(rows: Sequence[ServingRow]) -> tuple[Target, ...]:
-    """Every scored figure; runs of one model on one chip together weigh as the square root of their number."""
+    """Return every scored figure; runs of one model on one chip together weigh the square root of their number."""
     keys = [(row.labels.get("model", ""), row.labels.get("chip", "")) for row in rows]
     counts, targets = Counter(keys), []
     for index, (row, key) in enumerate(zip(rows, keys, strict=True)):
@@ -130,7 +132,7 @@ def targets_of(rows: Sequence[ServingRow]) -> tuple[Target, ...]:
 
 
 def predicted_logs(rows: Sequence[ServingRow], targets: Sequence[Target], engine: Engine, predict: PredictAs) -> Array:
-    """log of what is predicted of each target; nan where it is not."""
+    """Return the logarithm of the prediction of each target; nan where there is none."""
     metrics: list[dict[str, float]] = []
     for row in rows:
         assert row.planned is not None
@@ -144,9 +146,9 @@ def predicted_logs(rows: Sequence[ServingRow], targets: Sequence[Target], engine
 
 
 def fit_engine(engine: Engine, rows: Sequence[ServingRow], predict: PredictAs, *, most: int = 90, final: int = 300) -> EngineFit | None:
-    """The numbers of an engine by its scored runs; None where they are too few.
+    """Fit the numbers of an engine to its scored runs; None where these are too few.
 
-    Gauss-Newton steps of which each is robust, on at most `most` runs spread evenly over them, and a last one on `final`.
+    Takes robust Gauss-Newton steps on at most `most` evenly spaced runs, and a last one on `final`.
     """
     rows = [row for row in rows if row.is_scored]
     if len(rows) < LEAST_RUNS:
@@ -165,7 +167,7 @@ def _spread_evenly(rows: Sequence[ServingRow], most: int) -> list[ServingRow]:
 
 
 def linearised(engine: Engine, rows: Sequence[ServingRow], names: tuple[str, ...], logs: Array, predict: PredictAs) -> EngineFit:
-    """Predictions of all runs at these numbers, and how they move with each."""
+    """Return the predictions of all runs at these numbers, and their derivatives."""
     targets = targets_of(rows)
     at = predicted_logs(rows, targets, with_numbers(engine, names, logs), predict)
     slopes = np.zeros((len(targets), len(names)))
@@ -240,7 +242,7 @@ def with_ranges(fit: EngineFit, others: Sequence[Array]) -> tuple[EngineNumber, 
 
 
 def _standard_errors(fit: EngineFit) -> Array:
-    """Of the logs of the numbers, by the scatter of the residuals and the curvature."""
+    """Return the standard errors of the logarithms, from the scatter of the residuals and the curvature."""
     known = np.isfinite(fit.predicted)
     weights = np.array([target.weight for target in fit.targets])[known]
     matrix = fit.slopes[known] * weights[:, None]

@@ -1,4 +1,4 @@
-"""Published runs with more clients than ran at once: how many ran, and how many the simulated engine runs in the same benchmark."""
+"""Published runs with more clients than running requests, and the running requests of the simulated engine in the same benchmark."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from perfmodel.validation.serving.rows import ServingRow
 
 _LEAST_ALIKE, _ALIKE, _UNLIKE = 4, 1.15, 2.0
 _WAIT = 0.1
-"""A run counts as saturated where so many of its clients wait, by Little's law."""
+"""Share of waiting clients, by Little's law, from which a run counts as saturated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saturated:
-    """A run of which fewer requests ran at once than there were clients.
+    """A run with fewer running requests than clients.
 
     running     c (1 - TTFT / latency), Little's law of what was measured
     predicted   the same of the simulated benchmark; nan where it was not simulated
-    held        sequences whose whole answers the cache holds
+    held        sequences whose complete answers fit in the KV cache
     """
 
     row: ServingRow
@@ -32,7 +32,7 @@ class Saturated:
 
     @property
     def is_mostly_queue(self) -> bool:
-        """A request waited for longer than it ran."""
+        """Whether a request waits for longer than it runs."""
         return self.running < self.clients / 2
 
     @property
@@ -42,7 +42,7 @@ class Saturated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saturation:
-    """full   runs whose cache is predicted to be full; others: those of which it is not so, `limited` ones among them"""
+    """Saturated runs. full: with a KV cache that is predicted to be full. others: the rest, including `limited` ones."""
 
     full: tuple[Saturated, ...]
     num_others: int
@@ -61,7 +61,7 @@ def saturation_of(rows: Sequence[ServingRow], estimators: Estimators) -> Saturat
 
 
 def saturated_runs(rows: Sequence[ServingRow]) -> list[Saturated]:
-    """Served loads of one pool, without drafts and not suspect, of which a tenth of the clients or more waited."""
+    """Return loads of one pool, without speculative decoding and not suspect, in which a tenth of the clients or more waited."""
     saturated = []
     for row in rows:
         if row.planned is None or not row.is_predicted or row.kind != "serving" or row.served.suspect:
@@ -76,8 +76,10 @@ def saturated_runs(rows: Sequence[ServingRow]) -> list[Saturated]:
 
 
 def admission_limited(runs: Sequence[Saturated]) -> set[str]:
-    """Runs of a group in which most clients wait, and as many run at once whatever the plan and the lengths, though caches are of very
-    different sizes: what limits them is a number that the source does not state."""
+    """Return runs that an admission limit bounds: a limit on running requests that the source does not state.
+
+    In their group most clients wait, and the number of running requests is the same for KV caches of very different sizes.
+    """
     groups = grouped([run for run in runs if run.is_mostly_queue], lambda run: run.key)
     return {
         run.row.id
@@ -90,7 +92,7 @@ def admission_limited(runs: Sequence[Saturated]) -> set[str]:
 
 
 def running_in_benchmark(row: ServingRow, estimators: Estimators) -> float:
-    """c (1 - TTFT / latency) of all requests of a benchmark whose clients start at once on an empty engine."""
+    """Return c (1 - TTFT / latency) of a benchmark whose clients start together on an empty engine."""
     assert row.planned is not None
     planned = row.planned
     prediction, clients = estimators.predict(planned), planned.job.concurrency or 1
