@@ -2,8 +2,7 @@
 
     python -m lab.ablation CASES.jsonl
 
-A number is judged by the runs that it concerns: those whose prediction it moves. One that takes less than `WORTH` off their mean error is
-not kept.
+A number is judged by the runs whose predictions it changes. A number that reduces their mean error by less than `WORTH` is not kept.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from perfmodel.validation.step_times import StepTimes
 Array = NDArray[np.float64]
 
 WORTH = 0.003
-"""Of the mean error of the runs that a number concerns."""
+"""Least reduction of the mean error of the affected runs for which a number is kept."""
 
 _MOVES = 1e-3
 
@@ -40,7 +39,7 @@ class Ablation:
     """A number of one fit, and the mean of |predicted / measured - 1| of the runs that it moves, with it and without.
 
     of        what is predicted: "step time" or "memory"
-    is_lent   another framework's number, which is none more to fit
+    is_lent   a number of another framework, which is not fitted again
     """
 
     frameworks: tuple[str, ...]
@@ -58,7 +57,7 @@ class Ablation:
 
 
 def num_constants() -> int:
-    """Numbers that runs say, of all frameworks together; what one framework's fit lends counts where it is used."""
+    """Return the number of fitted numbers of all frameworks; a lent number counts where it is used."""
     return sum(len(fitted_numbers(name)) for name in list_profiles() if name != GENERIC)
 
 
@@ -101,7 +100,7 @@ def _judged(frameworks: tuple[str, ...], constant: str, value: float, of: str, b
 
 
 def rows_of(entries: Sequence[Ablation]) -> list[tuple[str, ...]]:
-    """For a table: framework, number, value, what it is judged by, runs, error with it and without, in percent."""
+    """Return table rows: framework, number, value, predicted quantity, runs, error with it and without, in percent."""
     return [
         (
             ", ".join(entry.frameworks),

@@ -90,13 +90,13 @@ def pairs(cases: Iterable[Case], left_out: Mapping[str, float] | None = None) ->
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """Options in which two runs differ, without those that follow from a degree that is 1 in one of them."""
+    """Return the options in which two runs differ, without those that follow from a degree of 1 in one of them."""
     names = [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
     return [name for name in names if name not in _NEEDS or 1 not in (one[_NEEDS[name]], other[_NEEDS[name]])]
 
 
 def _runs(cases: Sequence[Case], predictor: CasePredictor, left_out: Mapping[str, float] | None) -> Iterator[_Run]:
-    """One run for each set of options, with the median time."""
+    """Yield one run for each set of options, with the median time."""
     for repeats in grouped(cases, lambda case: json.dumps(_options(case), sort_keys=True, default=str)).values():
         first = repeats[0]
         time = predictor.row(first).predicted_step_time if left_out is None else left_out.get(first.id, math.nan)
@@ -106,7 +106,7 @@ def _runs(cases: Sequence[Case], predictor: CasePredictor, left_out: Mapping[str
 
 
 def _options(case: Case) -> dict[str, Any]:
-    """Option -> value; each setting is an option. A degree that is not given is 1."""
+    """Return option -> value; each setting is an option. A degree that is not given is 1."""
     inputs = case.inputs
     settings = inputs.get("settings")
     options = {name: inputs.get(name) for name in OPTIONS - {"settings"}} | (dict(settings) if isinstance(settings, Mapping) else {})
@@ -115,7 +115,7 @@ def _options(case: Case) -> dict[str, Any]:
 
 
 def table(compared: Sequence[Pair]) -> list[tuple[str, ...]]:
-    """Rows of option, pairs, right, advised and right of these; the last one over all."""
+    """Return rows of option, pairs, right, advised and right of these; the last one over all."""
     rows = [(option, list(same)) for option, same in grouped(compared, lambda pair: pair.option).items()]
     rows.sort(key=lambda row: -len(row[1]))
     lines: list[tuple[str, ...]] = []

@@ -3,7 +3,7 @@
     python -m lab.few_runs CASES.jsonl [--draws 4] [--seed 1]
 
 The runs of each group are read without the name of their framework. Some of them, drawn at random, are given to the fit of `perfmodel
-fit`, which starts from `generic` as all other frameworks make it; the rest is predicted. Errors are means of |predicted / measured - 1|
+fit`, which starts from a `generic` profile of all other frameworks; the rest is predicted. Errors are means of |predicted / measured - 1|
 over draws; intervals are the 80 % ones of the fitted profile.
 
 Plans: how much slower than the best measured one the chosen plan is, on average over draws and jobs (runs that differ in their plan only).
@@ -42,7 +42,7 @@ Array = NDArray[np.float64]
 GIVEN = (1, 3, 10)
 DRAWS, SEED = 4, 1
 _MOST_PREDICTED = 60
-"""Runs of a group by which a draw is judged; of larger groups a random part."""
+"""Largest number of runs of a group that are predicted in a draw; larger groups are sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

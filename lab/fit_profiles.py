@@ -1,6 +1,6 @@
-"""A handful of constants fitted to published steps: near to what a relative gave, unless many runs say otherwise.
+"""Maximum a posteriori fit of a few constants to published steps.
 
-Nothing here knows of frameworks: a fit takes a function from constants to log(predicted / measured) of its runs.
+This module is independent of frameworks: a fit takes a function from constants to log(predicted / measured) of its runs.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,18 +15,18 @@ from perfmodel.uncertainty.priors import Constant
 Array = NDArray[np.float64]
 
 NOISE = 0.05
-"""|log(predicted / measured)| that a run has with the best of constants: beyond it errors count less than their squares (soft L1)."""
+"""|log(predicted / measured)| of a run at the best constants. Larger errors count less than their squares (soft L1)."""
 
 _STEP = 0.1
-"""Of a difference quotient, in spreads of the constant."""
+"""Step of the finite differences, in spreads of the constant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedConstants:
-    """values by name.
+    """Fitted constants, by name.
 
     mean_error  of |predicted / measured - 1| over the runs that were fitted (nan where there were none)
-    spreads     one standard deviation of each value, as far as runs and priors leave it open
+    spreads     posterior standard deviation of each value
     """
 
     values: Mapping[str, float]
@@ -38,7 +38,7 @@ class FittedConstants:
 def fit_constants(
     log_errors: Callable[[Mapping[str, float]], Array], constants: Sequence[Constant], *, num_runs: int, max_rounds: int = 10
 ) -> FittedConstants:
-    """The constants for which runs and priors are likeliest together; with no runs, the priors.
+    """Return the maximum a posteriori constants; without runs, the priors.
 
     Minimises  sum_i 2 (sqrt(1 + (e_i / s)^2) - 1) + sum_j z_j^2  by Gauss-Newton steps within the bounds:
     e_i  log(predicted / measured) of run i;  s  NOISE;  z_j  spreads of constant j from its prior.
@@ -50,11 +50,11 @@ def fit_constants(
 
     @cache
     def errors_at(z: tuple[float, ...]) -> Array:
-        """Return the errors of the runs, evaluated once at each point: a Jacobian starts where the step before it ended."""
+        """Return the errors of the runs, cached by point: a Jacobian starts at the end of the previous step."""
         return np.asarray(log_errors(values(np.array(z))))
 
     def residuals(z: Array) -> Array:
-        """Pseudo-Huber losses as squares, so that the priors keep theirs."""
+        """Return pseudo-Huber losses as squares, so that the priors stay quadratic."""
         errors = errors_at(tuple(z)) / NOISE
         return np.concatenate([np.sign(errors) * np.sqrt(2.0 * (np.sqrt(1.0 + errors * errors) - 1.0)), z])
 

@@ -20,7 +20,7 @@ from perfmodel.foundation.resources import write_atomically
 TRAINING_PAGE, SERVING_PAGE, FIGURES_FILE = "accuracy.md", "accuracy-serving.md", "figures.json"
 
 Cells = Sequence[tuple[tuple[str, str], str, Mapping[str, int]]]
-"""Table, which two of its column headers name, row, and key -> column."""
+"""Two column headers that identify a table, row, and key -> column."""
 
 _TRAINING_CELLS: Cells = (
     (("times", "memories"), "all", {"scored_runs": 1, "scored_mean": 2, "scored_median": 3, "scored_p90": 4}),
@@ -43,7 +43,7 @@ _SERVING_CELLS: Cells = (
     (("what", "runs"), "TTFT, all", {"ttft_median": 2, "ttft_median_unseen_model": 5, "ttft_p90": 3}),
     (("what", "runs"), "request latency, all", {"latency_median": 2}),
 )
-#: Figures that the page has in a sentence only.
+#: Figures that appear only in a sentence of the page.
 _SENTENCES = (
     (
         r"Calibration error: (?P<reliability_mean>[\d.]+) points on average over runs, (?P<reliability_worst>\d+) "

@@ -35,7 +35,7 @@ NVLINK_OVER_NETWORK_HOP = 3.4 / 14.0
 """Latency of a ring hop inside a node over one between nodes, simple protocol, in NCCL's own tuning table (src/graph/tuning.cc)."""
 
 SIMAI_NIC_BANDWIDTH = 50e9
-"""[byte/s] of one chip: SimAI's tables are taken to be of 400 Gbit/s NICs."""
+"""[byte/s] of one chip: SimAI's tables are assumed to use 400 Gbit/s NICs."""
 
 Kernel = KernelFit[CollectiveTable, CollectiveModel]
 
@@ -101,16 +101,18 @@ def between_nodes(folder: Path, tables: ChipTables) -> Iterator[tuple[Collective
 
 
 def with_tree(kernel: Kernel) -> CollectiveModel:
-    """Return the model of a collective in a node, with a tree in place of the ring's hops beyond the measured ranks; the two are equal at
-    the largest number of ranks that was measured."""
+    """Return the model of a collective in a node, with a tree instead of ring hops beyond the measured ranks.
+
+    The two are equal at the largest measured number of ranks.
+    """
     model, most_ranks = kernel.model(), float(kernel.table.ranks.max())
     return replace(model, tree_hop_time=rounded(model.hop_time * (most_ranks - 1) / np.ceil(np.log2(most_ranks))))
 
 
 def _exchanges(simai: CollectiveTable) -> tuple[CollectiveTable, int]:
-    """Return the rows of SimAI, then those of the other source as often as it takes to weigh as much; and the number of distinct points.
+    """Return the rows of SimAI, those of the other source repeated to equal weight, and the number of distinct points.
 
-    SimAI's figures of two nodes are not among them: at half of what a NIC carries they are not what NCCL reaches (82 %).
+    SimAI's figures of two nodes are left out: they reach half of the NIC's rate, NCCL 82 %.
     """
     published = published_all_to_all()
     table = joined(simai, published)

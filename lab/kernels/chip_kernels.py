@@ -59,7 +59,7 @@ FEW_ROWS = f".m<{DECODE_ROWS}"
 
 
 def matmul_kernel(table: MatmulTable, cluster: Cluster, dtype: Dtype, *, tiles: Tiles = GPU_TILES) -> KernelFit[MatmulTable, MatmulModel]:
-    """Matrix multiplies: a group is one weight (n, k) with all its m."""
+    """Return the fit of matrix multiplies: a group is one weight (n, k) with all its m."""
     return KernelFit(
         name=f"matmul.{dtype}",
         table=table,
@@ -78,7 +78,7 @@ def matmuls_of_chip(folder: Path, tables: ChipTables, dtype: Dtype) -> KernelFit
 def attention_kernel(
     table: AttentionTable, cluster: Cluster, *, name: str = "flash", backward_rate: float = 1.0, head_dim_offset: float | None = None
 ) -> KernelFit[AttentionTable, AttentionModel]:
-    """Causal fused attention: a group is one (heads, key-value heads, head dim) with all batch sizes and lengths."""
+    """Return the fit of causal fused attention: a group is one (heads, key-value heads, head dim) with all batch sizes and lengths."""
     return KernelFit(
         name=f"attention.{name}",
         table=table,
@@ -97,7 +97,7 @@ def attention_of_chip(folder: Path, tables: ChipTables, *, backward_rate: float 
 def latent_attention_of_chip(
     folder: Path, tables: ChipTables, flash: AttentionModel, *, backward_rate: float
 ) -> KernelFit[AttentionTable, AttentionModel]:
-    """Attention whose values are narrower than its keys. One width is measured, so the cost per score beyond it is that of `flash`."""
+    """Return the fit of attention with narrower values than keys. One width is measured; the cost per score is that of `flash`."""
     table = training_attention(read_latent_attention(folder, tables.folder, tables.latent))
     offset = flash.head_dim_offset
     return attention_kernel(table, tables.cluster_of_fits(), name=LATENT_KERNEL, backward_rate=backward_rate, head_dim_offset=offset)
@@ -111,7 +111,7 @@ def training_attention(table: AttentionTable) -> AttentionTable:
 def collective_kernel(
     table: CollectiveTable, kind: CollectiveKind, cluster: Cluster, *, reduces_in_switch: bool = False
 ) -> KernelFit[CollectiveTable, CollectiveModel]:
-    """A collective in a node: each decade of message sizes is left out by itself."""
+    """Return the fit of a collective in a node: each decade of message sizes is one fold."""
     decades = size_decades(table)
     return KernelFit(
         name=f"scale_up.{kind}",
@@ -132,7 +132,7 @@ def size_decades(table: CollectiveTable) -> Array:
 def collective_of_chip(
     folder: Path, tables: ChipTables, kind: CollectiveKind, cluster: Cluster | None = None
 ) -> KernelFit[CollectiveTable, CollectiveModel]:
-    """NVLink SHARP, which adds in the switch, came with the H100's."""
+    """Return the fit of a collective in a node; from the H100 on, NVLink SHARP reduces in the switch."""
     cluster = cluster or tables.cluster_of_fits()
     table = read_collectives(folder, tables.folder, tables.nccl, kind)
     if kind is CollectiveKind.ALL_REDUCE and tables.folder == "h100_sxm":
@@ -164,7 +164,7 @@ CACHE_READ = {
 
 
 def decode_kernel(table: DecodeTable, cluster: Cluster, dtype: Dtype = Dtype.BF16) -> KernelFit[DecodeTable, DecodeAttentionModel]:
-    """Decode attention: a group is one (heads, key-value heads, head dim) with all batch sizes and lengths."""
+    """Return the fit of decode attention: a group is one (heads, key-value heads, head dim) with all batch sizes and lengths."""
 
     def predict(model: DecodeAttentionModel, rows: DecodeTable) -> Array:
         machine = bare_machine(cluster, dtype, decode_attention={"flash": model})
@@ -184,8 +184,10 @@ def decode_of_chip(folder: Path, tables: ChipTables) -> KernelFit[DecodeTable, D
 
 
 def grouped_kernel(table: GroupedTable, plain: MatmulModel, cluster: Cluster, dtype: Dtype) -> KernelFit[GroupedTable, GroupedMatmulModel]:
-    """The fused kernel of experts on a chip with these plain products: a group is one layer with all numbers of chips and tokens. Neither
-    peak nor memory bandwidth can be exceeded."""
+    """Return the fit of the fused experts kernel: a group is one layer with all numbers of chips and tokens.
+
+    Neither the peak nor the memory bandwidth can be exceeded. plain: model of the chip's matrix multiplies.
+    """
     parameters = {
         "rate_fraction": Parameter(0.9, 0.1, 1.0 / plain.peak_fraction),
         "memory_fraction": Parameter(0.9, 0.1, 1.0 / plain.memory_fraction),
@@ -207,7 +209,7 @@ def grouped_kernel(table: GroupedTable, plain: MatmulModel, cluster: Cluster, dt
     )
 
 
-#: Parameters of the kernels of experts: rows an expert at half the rate, time of an expert and of the kernel.
+#: Parameters of experts kernels: rows per expert at half the rate, time per expert and per kernel.
 EXPERT_ROWS = {
     "row_fraction": Parameter(2.0, 1.0, 20, is_inverse=True),
     "expert_time": Parameter(0.03, 0, 5, MICRO),

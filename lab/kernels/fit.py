@@ -60,7 +60,7 @@ from perfmodel.hardware.reader import load_calibration, load_cluster
 from perfmodel.hardware.writer import save_calibration
 
 CONTEXT_BYTES = 500e6
-"""[byte] What the driver's context and libraries take of a GPU's memory: 551 MB of a process that only computes (aiconfigurator, system
+"""[byte] GPU memory of the driver's context and libraries: 551 MB of a process that only computes (aiconfigurator, system
 files), .4-.5 GB commonly quoted. The framework's allocator does not count them."""
 
 CHANNEL_BYTES = 22e6
@@ -70,9 +70,9 @@ CHANNEL_BYTES = 22e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChipTables:
-    """Place and versions of a chip's tables, and the numbers that they do not determine.
+    """Paths and versions of a chip's tables, and the numbers that they do not determine.
 
-    tuned   format of products -> the table of another engine; `gemm` ran one kernel without trying others, as engines do at start
+    tuned   format of products -> the table of another engine; `gemm` ran one kernel without the autotuning of engines
     """
 
     chip: str
@@ -98,7 +98,7 @@ class ChipTables:
 
 
 NARROW_TILE = (64.0, 32.0, 6.0)
-"""Ampere's libraries choose it for small products (its table is 1 % nearer with it); on Hopper and Blackwell it makes the fit no better."""
+"""Tile that Ampere's libraries choose for small products. It improves the fit there by 1 %, and not at all on Hopper and Blackwell."""
 
 _HOPPER_CLOCK = (
     "Clock .83: with it, matrix multiplies of eager torch (Composer, torchtitan, nanotron) reach the same share of the calibrated rate on "
@@ -107,13 +107,13 @@ _HOPPER_CLOCK = (
     "a burst, Shah et al. 2024), FlashAttention-1 .5 (MPT)"
 )
 CLOCK_FRACTIONS = {Dtype.FP8: 1.0}
-"""Of products in 8 bits on Hopper and Blackwell: with the casts between them counted, NVIDIA's recipes and torchtitan's runs in fp8 take
-what a burst's clock gives."""
+"""Clock of 8-bit products on Hopper and Blackwell. With the casts counted, NVIDIA's recipes and torchtitan's fp8 runs match the burst
+clock."""
 
 _HOPPER_GENERATIONS = {"flash1": 0.5, "flash2": 0.8}
 
 LONG_CLOCK = 0.95
-"""Of a burst's clock, in calls of attention that take seconds: that of the A100, whose matrix multiplies are bound by power as little."""
+"""Clock over the burst clock in attention calls that take seconds: that of the A100, whose matmuls are as little power-bound."""
 
 #: [TFLOP/s] forward and backward, heads of 128, 16k tokens, every key seen: Shah et al. 2024 (FlashAttention-3), figures 5 and 6.
 _HOPPER_LONG = {"flash2": (370.0, 322.0), "flash3": (648.0, 561.0), "cudnn": (595.0, 516.0)}
@@ -178,7 +178,7 @@ TABLES = {
 }  # fmt: skip
 
 EXPOSED_FLOOR_FRACTION = 0.5
-"""Kernels of one stream follow one another: the launch and drain of about half their floor are overlapped with the neighbours."""
+"""Exposed share of a kernel's floor: in a stream, launch and drain (about half of it) overlap with the adjacent kernels."""
 
 
 def _long_attention(tables: ChipTables, peak: float) -> dict[str, LongAttention]:
@@ -271,7 +271,7 @@ Noted = Callable[[KernelFit[Any, Any]], KernelFit[Any, Any]]
 
 
 def _fit_attention(folder: Path, tables: ChipTables, noted: Noted) -> dict[str, AttentionModel]:
-    """The backward of latent attention was measured on B200."""
+    """Return the attention models; the backward rate of latent attention was measured on B200."""
     b200 = read_simumax(folder, "b200_bf16_ceperm")
     backward_rate = simumax_backward_rate(read_simumax(folder, "a100_pcie") if tables.folder == "a100_sxm" else b200)
     flash = noted(attention_of_chip(folder, tables, backward_rate=backward_rate)).model()
@@ -286,7 +286,7 @@ def _linear_stream(num_bytes: Array, time: Array) -> tuple[float, float]:
 
 
 def _weight_stream(folder: Path, tables: ChipTables) -> KernelFit[MatmulTable, tuple[float, float]]:
-    """Products with one row, which do nothing but stream the weight."""
+    """Return the fit of products with one row, which only stream the weight."""
     table = read_matmuls(folder, tables.folder, tables.gemm, "bfloat16")
     table = table.rows((table.m == 1) & (table.n * table.k >= 2**19))
     return KernelFit(
@@ -319,7 +319,7 @@ def _fit_streaming(folder: Path, tables: ChipTables, cluster: Cluster, note: Not
     plain = simumax["default"]["efficient_factor"] * simumax["default"]["gbps"] * 1e9 / pcie * a100 / a100_stream
     loss = simumax["ce"]["efficient_factor"] * simumax["ce"]["gbps"] * 1e9 / pcie * a100 / a100_stream
 
-    # rows in the order of their experts, and back: fused kernels on B200 (the A100's of that table are not)
+    # permute and unpermute: fused kernels on B200 (those of the A100 in that table are not)
     moved = read_simumax(folder, "b200_bf16_ceperm")["accelerator"]["bandwidth"]
     _, b200_stream = _weight_stream(folder, TABLES["b200"]).model()
     there, back = (moved[name]["efficient_factor"] * moved[name]["gbps"] * 1e9 for name in ("permute_fwd", "permute_bwd"))

@@ -62,11 +62,11 @@ class KernelFit(Generic[_Table, _Model]):
         return self.fit(self.table if self.uses_all else self.table.rows(sample(len(self.table.time))))
 
     def errors(self, model: _Model) -> Array:
-        """|predicted / measured - 1| of every point by a given model. [-]"""
+        """Return |predicted / measured - 1| of every point by a given model. [-]"""
         return relative_errors(self.predict(model, self.table), self.table.time)
 
     def held_out_errors(self) -> Array:
-        """|predicted / measured - 1| of every point by a fit to other groups. [-]"""
+        """Return |predicted / measured - 1| of every point by a fit to other groups. [-]"""
 
         def refit(chosen: Indices) -> Callable[[Indices], Array]:
             model = self.fit(self.table.rows(chosen[sample(len(chosen))]))

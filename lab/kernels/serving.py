@@ -102,14 +102,14 @@ def _machine(cluster: Cluster, field: str, models: Models, plain: MatmulModel | 
 # ---------------------------------------------------------------------------------------------------------------------------------
 
 NCCL_MARGIN = 0.9
-"""Share of NCCL's time. A message that takes more is taken to be NCCL's in these tables too, which hold the choice of the library."""
+"""Share of NCCL's time. A message that takes longer is assumed to use NCCL: these tables record the choice of the library."""
 
 MOST_BYTES = 2.0**24
-"""Larger messages are NCCL's everywhere."""
+"""[byte] Larger messages use NCCL everywhere."""
 
 
 def read_small_all_reduces(folder: Path, chip: str, version: str, nccl: str) -> CollectiveTable:
-    """TensorRT-LLM's all-reduce in one node where its own kernels ran; sizes in the table count elements of bf16."""
+    """Read TensorRT-LLM's all-reduce in one node, where its custom kernels ran; sizes in the table count elements of bf16."""
     frame = read_perf(folder, chip, "comm", version, "custom_allreduce_perf")
     num_bytes, ranks = 2.0 * np.asarray(frame.message_size, dtype=float), np.asarray(frame.num_gpus, dtype=float)
     time = np.asarray(frame.latency, dtype=float) * 1e-3
@@ -126,8 +126,10 @@ def read_small_all_reduces(folder: Path, chip: str, version: str, nccl: str) -> 
 
 
 def small_all_reduce_kernel(table: CollectiveTable, cluster: Cluster) -> KernelFit[CollectiveTable, Models]:
-    """The one-shot and the two-shot kernel together, because the tables do not state which ran. A barrier with one more peer costs the
-    same in both. Each decade of message sizes is left out by itself."""
+    """Return the joint fit of the one-shot and the two-shot kernel, because the tables do not state which ran.
+
+    A barrier with one more peer costs the same in both. Each decade of message sizes is one fold.
+    """
 
     def models(base_time: float, peer_time: float, fraction: float, second_base: float, second_fraction: float) -> Models:
         return {
@@ -174,15 +176,17 @@ def measured_formats(folder: Path, chip: str, version: str) -> list[str]:
 
 
 def products_version(folder: Path, tables: ChipTables, name: str) -> str:
-    """Return the version of the table of a format: that of kernels which were chosen by trying, where the folder has it."""
+    """Return the version of the table of a format: that of autotuned kernels, where the folder has it."""
     tuned = tables.tuned.get(name, tables.gemm)
     has = (folder / "aiconfigurator" / tables.folder / "gemm" / tuned / "gemm_perf.parquet").is_file()
     return tuned if has else tables.gemm
 
 
 def weight_product_kernel(table: MatmulTable, name: str, plain: MatmulModel, cluster: Cluster) -> KernelFit[MatmulTable, Models]:
-    """Products of a format that start as those in 16 bits do. Time beyond that is the pass before the product. Weights that are widened
-    inside the product have no such pass; their engine has a floor of its own, and `cast_time` is that."""
+    """Return the fit of the products of a format, with the floor of those in 16 bits; further time is the quantization pass.
+
+    Weights that are widened inside the product have no such pass; for them `cast_time` is the floor of the kernel.
+    """
     quantization = QUANTIZATIONS[name]
     is_widened = quantization.activation_bytes >= WIDE_ITEMSIZE
     parameters = {
@@ -221,13 +225,13 @@ def _named(name: str, model: Callable[..., Any]) -> Callable[..., Models]:
 
 EXPERT_NAMES = MappingProxyType({"fp8": ("fp8",), "fp8-block": ("fp8_block",), "mxfp4": ("w4a8_mxfp4_mxfp8",), "nvfp4": ("nvfp4",)})
 """Names of the formats in the tables; engines run the first that a table has. Hopper's widened mxfp4 (`w4a16_mxfp4`) is not among them:
-its kernel takes some 130 us however little there is to do, and steps of gpt-oss on H100 would be 28 % too slow."""
+its kernel has a floor of about 130 us, and steps of gpt-oss on H100 would be 28 % too slow."""
 
 EXPERT_KERNELS = (*GATED_KERNELS, "deepgemm", "moe_torch_flow_min_latency")
 """Kernels of gated experts. Engines choose by the shape, so the fastest of the measured ones counts."""
 
 MOST_FEW, LEAST_MANY = 8.0, 16.0
-"""Rows an expert: the kernel for few is fitted up to the first, that for many beyond the second."""
+"""Rows per expert: the kernel for few rows is fitted up to the first, the kernel for many beyond the second."""
 
 
 def measured_experts(folder: Path, chip: str, version: str) -> dict[str, str]:
@@ -239,13 +243,15 @@ def measured_experts(folder: Path, chip: str, version: str) -> dict[str, str]:
 
 
 def read_grouped_weights(folder: Path, chip: str, version: str, name: str) -> GroupedTable:
-    """name: of the format in the table."""
+    """Read the tuned layers of a format. name: of the format in the table."""
     return tuned_grouped(folder, chip, version, name, EXPERT_KERNELS)
 
 
 def grouped_weight_kernel(table: GroupedTable, name: str, plain: MatmulModel, cluster: Cluster) -> KernelFit[GroupedTable, Models]:
-    """The kernels of experts in a format: one, or in 4 bits one for few rows an expert and one for many. The memory bandwidth cannot be
-    exceeded."""
+    """Return the fit of the experts kernels of a format: one, or in 4 bits one for few rows per expert and one for many.
+
+    The memory bandwidth cannot be exceeded.
+    """
     parameters = {
         "rate_fraction": Parameter(0.9, 0.1, 6.0),
         "memory_fraction": Parameter(0.9, 0.1, 1.0 / plain.memory_fraction),
@@ -278,15 +284,14 @@ def grouped_weight_kernel(table: GroupedTable, name: str, plain: MatmulModel, cl
 # ---------------------------------------------------------------------------------------------------------------------------------
 
 UNFIT = ("a100_sxm",)
-"""Chips whose table of latent decoding is of a kernel that no engine runs: a quarter of the memory bandwidth, 47 % off any form."""
+"""Chips whose table of latent decoding is of a kernel that no engine runs: a quarter of the memory bandwidth, 47 % error of any model."""
 
 LEAST_SHARED = 2
 """Query heads to a key-value head of 8 bits from which Hopper's tensor-core kernel runs; with one each it takes 1.3-1.6 times as long."""
 
 
 def read_cached(folder: Path, chip: str, kernel: str, version: str) -> DecodeTable:
-    """aiconfigurator's generation attention of one of `CACHED_KERNELS`, without a window, with serving's shapes; empty where there is
-    none."""
+    """Read aiconfigurator's generation attention of one of `CACHED_KERNELS`, without a window, for serving shapes; may be empty."""
     if kernel == FP8_CACHE:
         table = serving_decode(read_decode(folder, chip, version, cache="fp8"))
         return table.rows(table.heads >= LEAST_SHARED * table.kv_heads)
@@ -294,8 +299,11 @@ def read_cached(folder: Path, chip: str, kernel: str, version: str) -> DecodeTab
 
 
 def cached_kernel(table: DecodeTable, kernel: str, cluster: Cluster) -> KernelFit[DecodeTable, Models]:
-    """Decode attention of one kernel. Neither the memory bandwidth nor the peak of 16 bits (of 8, with a cache of 8) can be exceeded. No
-    table of keys and values is compute-bound, so its rate is not fitted."""
+    """Return the fit of one decode attention kernel.
+
+    Neither the memory bandwidth nor the 16-bit peak (8-bit with an 8-bit cache) can be exceeded. No table of keys and values is
+    compute-bound, so its rate is not fitted.
+    """
     parameters = CACHE_READ | {
         "query_fraction": Parameter(0.5, 0.05, 1.0),
         "peak_fraction": Parameter(0.6, 0.05, 1.0 if kernel == LATENT_CACHE else 2.0),

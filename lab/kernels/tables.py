@@ -38,7 +38,7 @@ def read_frame(path: Path) -> Any:
 
 
 def read_perf(folder: Path, chip: str, kind: str, version: str, name: str) -> Any:
-    """A table of aiconfigurator's: of a chip, a kind of kernels, and a version of the library that was measured."""
+    """Read a table of aiconfigurator: of a chip, a kind of kernels, and a version of the measured library."""
     return read_frame(folder / "aiconfigurator" / chip / kind / version / f"{name}.parquet")
 
 
@@ -53,14 +53,14 @@ def _medians(frame: Any, keys: list[str]) -> tuple[Array, ...]:
 
 
 def read_matmuls(folder: Path, chip: str, version: str, dtype: str) -> MatmulTable:
-    """aiconfigurator's GEMM table; `dtype` as it says (bfloat16, fp8); repeats of a shape become their median."""
+    """Read aiconfigurator's GEMM table. `dtype` is named as in the table (bfloat16, fp8); repeats of a shape become their median."""
     frame = read_perf(folder, chip, "gemm", version, "gemm_perf")
     m, n, k, time = _medians(frame[frame.gemm_dtype == dtype], ["m", "n", "k"])
     return MatmulTable(m=m, n=n, k=k, time=time)
 
 
 def read_attention(folder: Path, chip: str, version: str) -> AttentionTable:
-    """aiconfigurator's prefill attention, bf16, causal, without a window."""
+    """Read aiconfigurator's prefill attention: bf16, causal, without a window."""
     frame = read_perf(folder, chip, "attention", version, "context_attention_perf")
     frame = frame[(frame.attn_dtype == "bfloat16") & (frame.kv_cache_dtype == "bfloat16")]
     keys = ["batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim"]
@@ -72,12 +72,12 @@ def _without_window(frame: Any) -> Any:
     return frame[frame.window_size == 0] if "window_size" in frame else frame
 
 
-#: Of the tables of latent attention, DeepSeek's: queries and keys of 192 entries, values of 128.
+#: Width of the tables of latent attention, DeepSeek's: queries and keys of 192 entries, values of 128.
 LATENT_WIDTH = float(forward_width(192.0, 128.0))
 
 
 def read_latent_attention(folder: Path, chip: str, version: str) -> AttentionTable:
-    """aiconfigurator's prefill of latent attention in its plain form, bf16, causal: every head has keys and values of its own."""
+    """Read aiconfigurator's prefill of latent attention, bf16, causal, in its plain form: keys and values for every head."""
     frame = read_perf(folder, chip, "mla", version, "context_mla_perf")
     frame = frame[(frame.mla_dtype == "bfloat16") & (frame.kv_cache_dtype == "bfloat16")]
     batch, length, heads, time = _medians(frame, ["batch_size", "isl", "num_heads"])
@@ -111,13 +111,13 @@ class DecodeTable:
 
 
 def read_decode(folder: Path, chip: str, version: str, *, cache: str = "bfloat16") -> DecodeTable:
-    """aiconfigurator's generation attention in bf16 without a window. cache: its dtype in the table (bfloat16, fp8)."""
+    """Read aiconfigurator's generation attention in bf16 without a window. cache: its dtype in the table (bfloat16, fp8)."""
     frame = read_perf(folder, chip, "attention", version, "generation_attention_perf")
     return _decode_table(_without_window(frame[(frame.attn_dtype == "bfloat16") & (frame.kv_cache_dtype == cache)]))
 
 
 def read_latent_decode(folder: Path, chip: str, version: str, *, cache: str) -> DecodeTable:
-    """aiconfigurator's generation attention with a latent cache, of serving's lengths."""
+    """Read aiconfigurator's generation attention with a latent cache, for cache lengths of serving."""
     frame = read_perf(folder, chip, "mla", version, "generation_mla_perf")
     table = _decode_table(frame[frame.kv_cache_dtype == cache].assign(num_key_value_heads=1, head_dim=1))
     return table.rows(table.key_length >= LEAST_LENGTH)
@@ -136,7 +136,7 @@ def serving_decode(table: DecodeTable) -> DecodeTable:
 
 
 def read_collectives(folder: Path, chip: str, version: str, kind: CollectiveKind) -> CollectiveTable:
-    """aiconfigurator's NCCL table inside one node; message sizes are elements of half (2 bytes) or int8."""
+    """Read aiconfigurator's NCCL table inside one node; message sizes are elements of half (2 bytes) or int8."""
     frame = read_perf(folder, chip, "comm/nccl", version, "nccl_perf")
     frame = frame[frame.op_name == AICONFIGURATOR_KINDS[kind]]
     ranks = _column(frame, "num_gpus")
@@ -145,7 +145,7 @@ def read_collectives(folder: Path, chip: str, version: str, kind: CollectiveKind
 
 
 def read_published_all_reduce(folder: Path, chip: str, *, nodes: int) -> CollectiveTable:
-    """Published nccl-tests runs whose chip starts with `chip`, on that many nodes of 8."""
+    """Read published nccl-tests runs whose chip starts with `chip`, on `nodes` nodes of 8."""
     frame = read_frame(folder / "nccl_published_allreduce.csv")
     frame = frame[frame.chip.str.startswith(chip) & (frame.nodes == nodes) & (frame.time_us > 0)]
     ranks = _column(frame, "ranks")
@@ -155,9 +155,9 @@ def read_published_all_reduce(folder: Path, chip: str, *, nodes: int) -> Collect
 
 
 def read_many_nodes_all_reduce(folder: Path) -> CollectiveTable:
-    """The one published all-reduce of more than two nodes: 128 ranks, of nodes of 8. Its page names no hardware.
+    """Read the one published all-reduce of more than two nodes: 128 ranks in nodes of 8. Its page names no hardware.
 
-    Its largest messages reach 684 GB/s of bus bandwidth, which takes NICs of twice the usual 400 Gbit/s (Blackwell's).
+    Its largest messages reach 684 GB/s of bus bandwidth, which needs NICs of twice the usual 400 Gbit/s (Blackwell's).
     """
     frame = read_frame(folder / "nccl_published_allreduce.csv")
     frame = frame[(frame.ranks == 128) & (frame.time_us > 0)]
@@ -172,7 +172,10 @@ def read_many_nodes_all_reduce(folder: Path) -> CollectiveTable:
 
 
 def read_simai(folder: Path, table: str, *, nic_bandwidth: float) -> CollectiveTable:
-    """SimAI's bus bandwidth over line rate between nodes of 8, as times. `table`: nic_ratio (one ring pass) or ata_ratio (all-to-all)."""
+    """Read SimAI's bus bandwidth over line rate between nodes of 8, as times.
+
+    `table`: nic_ratio (one ring pass) or ata_ratio (all-to-all).
+    """
     frame = read_frame(folder / "simai" / f"{table}.csv")
     rows = []
     for column in frame.columns[1:9]:
@@ -187,7 +190,9 @@ def read_simai(folder: Path, table: str, *, nic_bandwidth: float) -> CollectiveT
 
 
 def published_all_to_all() -> CollectiveTable:
-    """NCCL's all-to-all over 2, 4 and 8 nodes of eight H100, dispatch and combine: 4,096 tokens of 7,168 entries in bf16 to 8 experts each.
+    """Return NCCL's all-to-all over 2, 4 and 8 nodes of eight H100, dispatch and combine.
+
+    Each rank sends 4,096 tokens of 7,168 entries in bf16 to 8 experts each.
 
     Source: Megatron-Core's report on mixtures of experts, arXiv 2603.07685, table 7.
     """
@@ -201,7 +206,7 @@ def published_all_to_all() -> CollectiveTable:
 
 
 def read_vidur_sends(folder: Path, cluster: str, *, per_node: int) -> tuple[Array, Array]:
-    """vidur's send-receive of two ranks, `per_node` of them in a node: bytes and the slower rank's median time [s]."""
+    """Read vidur's send-receive of two ranks, `per_node` of them in a node: bytes and the slower rank's median time [s]."""
     frame = read_frame(folder / "vidur" / "network" / cluster / "send_recv.csv")
     frame = frame[(frame.num_workers == 2) & (frame.devices_per_node == per_node)]
     slower = frame.groupby("size")["time_stats.send_recv.median"].max()
@@ -209,7 +214,7 @@ def read_vidur_sends(folder: Path, cluster: str, *, per_node: int) -> tuple[Arra
 
 
 def read_llmcompass(folder: Path, kernel: str) -> tuple[Array, Array]:
-    """LLMCompass's softmax, layernorm or gelu on an A100, fp16: elements and seconds (the table gives 1e9 elements a second)."""
+    """Read LLMCompass's softmax, layernorm or gelu on an A100, fp16: elements and seconds (the table gives 1e9 elements a second)."""
     path = folder / "llmcompass" / f"{kernel}_A100.csv"
     if not path.is_file():
         raise InputError(f"data={path}: no such table; give the folder that holds the kernel tables")
@@ -219,7 +224,7 @@ def read_llmcompass(folder: Path, kernel: str) -> tuple[Array, Array]:
 
 
 def read_simumax(folder: Path, name: str) -> dict[str, Any]:
-    """SimuMax's system file: efficiencies of exact shapes and of classes of kernels."""
+    """Read SimuMax's system file: efficiencies of exact shapes and of classes of kernels."""
     path = folder / "simumax" / f"{name}.json"
     if not path.is_file():
         raise InputError(f"data={path}: no such table; give the folder that holds the kernel tables")
@@ -228,7 +233,7 @@ def read_simumax(folder: Path, name: str) -> dict[str, Any]:
 
 
 def simumax_matmuls(system: dict[str, Any]) -> tuple[MatmulTable, Array]:
-    """Its matrix multiplies as (shapes and times, fraction of peak); accumulating weight gradients are left out."""
+    """Return SimuMax's matrix multiplies as (shapes and times, fraction of peak); accumulating weight gradients are left out."""
     entry = system["accelerator"]["op"]["matmul"]
     rows = []
     for key, fraction in entry["accurate_efficient_factor"].items():
@@ -240,7 +245,7 @@ def simumax_matmuls(system: dict[str, Any]) -> tuple[MatmulTable, Array]:
 
 
 def simumax_backward_rate(system: dict[str, Any], *, least_heads: int = 64, key_dim: int = 128) -> float:
-    """Rate of the attention kernel's backward over that of its forward: median over a head dim of keys, many heads. [-]"""
+    """Return the backward rate of the attention kernel over its forward rate: median over a head dim of keys, many heads. [-]"""
     forward = system["accelerator"]["op"]["sdp_fwd"]["accurate_efficient_factor"]
     backward = system["accelerator"]["op"]["sdp_bwd"]["accurate_efficient_factor"]
     ratios = []

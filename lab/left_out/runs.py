@@ -1,4 +1,4 @@
-"""Published training runs as a fit sees them."""
+"""Published training runs in the form that fits read."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from perfmodel.validation.plan_choice import Choice, choice_of
 class PublishedRun:
     """A published step.
 
-    model     its architecture and size, whatever its name: what is left out together
-    choice    the same with the group of plans that it is compared in; its prediction is to be filled in
+    model     architecture and size, independent of its name: the label of a fold
+    choice    the run in its group of compared plans, without a prediction
     """
 
     id: str
@@ -46,9 +46,9 @@ class PublishedRun:
 
 
 def read_runs(path: str | Path) -> tuple[PublishedRun, ...]:
-    """Training runs of dense decoders of more than one layer, with a step time; Megatron-LM's tests have none that counts.
+    """Return the training runs of dense decoders of more than one layer that have a step time, without Megatron-LM's tests.
 
-    Primary ones, and of NVIDIA's recipes all: none of their tables states the recomputation.
+    Only primary runs count, except for NVIDIA's recipes: none of their tables states the recomputation.
     """
     runs = tuple(_run(case, planned) for case, planned in planned_cases(read_cases(path), _is_scored))
     if not runs:

@@ -2,9 +2,9 @@
 
     python -m lab.pase [--graph NAME] [--devices N[,N...]] [--figure] [--plot FILE] [--json]
 
-Space and cost are those of the paper: configurations without a place, costs in FLOP without memory, latency or overlap. Networks: alexnet,
-inception3, rnnlm, transformer; resnet101 and densenet121 are known too. Figure 6 is predicted by the cost model of the package, in seconds,
-for the paper's two clusters.
+Space and cost are those of the paper: configurations without placement, costs in FLOP without memory, latency or overlap. Networks:
+alexnet, inception3, rnnlm, transformer; resnet101 and densenet121 are supported too. Figure 6 is predicted by the cost model of the
+package, in seconds, for the paper's two clusters.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def left_out_errors(fits: Mapping[str, EngineFit], by: str) -> dict[tuple[str, s
 
 
 def _moved(rows: Sequence[ServingRow], errors: Errors) -> dict[str, dict[str, float]]:
-    """The metrics of runs as predicted with these errors."""
+    """Return the metrics of runs as predicted with these errors."""
     metrics = {}
     for row in rows:
         moved = {metric: row.measured(metric) * (1.0 + errors[row.id, metric]) for metric in METRICS if (row.id, metric) in errors}
@@ -312,7 +312,7 @@ def _not_scored(accuracy: ServingAccuracy) -> Sections:
 
 
 def _reason(text: str) -> str:
-    """Return a reason without what is particular to one run."""
+    """Return a reason without the numbers of one run."""
     return re.sub(r"\d+(\.\d+)?", "N", text)[:110]
 
 

@@ -1,7 +1,7 @@
-"""How good the plans and loads are that predictions choose under a limit of the time for each token.
+"""Regret of the plans and loads that predictions choose under a TPOT limit.
 
-Runs that differ in plan and load alone are a group. Under each limit the prediction takes, among what it says meets the limit, the most
-output tokens a second and chip; what was measured judges it.
+Runs that differ only in plan and load form a group. Under each limit, the choice has the most output tokens per second and chip among
+the points that are predicted to meet the limit. Measured figures judge the choice.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from perfmodel.validation.serving.rows import ServingRow
 
 TPOT_LIMITS = (0.010, 0.015, 0.020, 0.030, 0.050, 0.100)
 LEAST_POINTS = 4
-"""Of a group: fewer are no choice."""
+"""Least number of points of a group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One plan under one load. [s], output tokens a second and chip"""
+    """One plan under one load: TPOT [s], and output tokens per second and chip."""
 
     group: str
     predicted_tpot: float
@@ -35,7 +35,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChoiceFigures:
-    """regret: how much less the choice yields than the best that meets the limit, of choices that meet it; broken: share that does not."""
+    """Regrets of choices. regret: throughput lost to the best within the limit, where the choice meets it; broken: share that does not."""
 
     num_cases: int
     mean_regret: float
@@ -46,7 +46,7 @@ class ChoiceFigures:
 
 
 def points_of(rows: Sequence[ServingRow], predicted: Mapping[str, Mapping[str, float]]) -> list[Point]:
-    """predicted: id of a row -> its metrics; rows without are left out."""
+    """Return the points of the rows. predicted: id of a row -> its metrics; rows without are left out."""
     points = []
     for row in rows:
         if row.kind != "serving" or row.planned is None or row.id not in predicted or not row.is_scored:
@@ -70,7 +70,7 @@ def points_of(rows: Sequence[ServingRow], predicted: Mapping[str, Mapping[str, f
 
 
 def choice_figures(points: Sequence[Point], limits: Sequence[float] = TPOT_LIMITS, *, margin: float = 0.0) -> ChoiceFigures:
-    """margin: share of a limit that a choice is predicted to stay below it."""
+    """Return the regrets of choices under the limits. margin: predicted headroom of a choice, as a share of the limit."""
     regrets, broken, same, middle = list[float](), 0, 0, list[float]()
     cases = 0
     for group in grouped(points, lambda point: point.group).values():
@@ -100,7 +100,7 @@ def choice_figures(points: Sequence[Point], limits: Sequence[float] = TPOT_LIMIT
 
 
 def chosen_point(points: Sequence[Point], limit: float) -> Point:
-    """The most tokens a second and chip of what is predicted to meet the limit; the least time for a token where nothing is."""
+    """Return the point of highest throughput that is predicted to meet the limit; the one of least TPOT where none is."""
     meet = [point for point in points if point.predicted_tpot <= limit]
     if not meet:
         return min(points, key=lambda point: point.predicted_tpot)

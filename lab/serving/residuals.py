@@ -1,4 +1,4 @@
-"""strategies/serving_residuals.yaml: how far runs of serving are from predictions that did not see their model, for intervals.
+"""Write strategies/serving_residuals.yaml: residuals of serving runs whose models were left out of the fit, for intervals.
 
 python -m lab.serving.residuals CASES.jsonl
 """
@@ -26,12 +26,12 @@ from perfmodel.validation.serving.rows import ServingRow
 
 HEAD = "# Written by `python -m lab.serving.residuals`. Not edited by hand.\n"
 _ENOUGH = 20
-"""Figures that quantiles are taken of; with fewer the next wider set is taken."""
+"""Least number of figures for quantiles; with fewer the next wider set is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingResidual:
-    """log(measured / predicted) of one figure of one run whose model the fit of its engine did not see (unknown: nor its engine)."""
+    """log(measured / predicted) of one figure of a run whose model, or whose engine if unknown, was left out of the fit."""
 
     basis: ServingBasis
     metric: str
@@ -52,7 +52,7 @@ def known_residuals(fits: Mapping[str, EngineFit], estimators: Estimators, *, by
 
 
 def unknown_residuals(fits: Mapping[str, EngineFit], estimators: Estimators) -> list[ServingResidual]:
-    """Runs of today's engines as predicted by who does not know them: by the mean of the others."""
+    """Return the residuals of current engines as unseen ones: predicted with the mean of the others."""
     residuals = []
     for name in TODAYS:
         if name not in fits:
@@ -75,7 +75,7 @@ def basis_of(row: ServingRow, estimators: Estimators, *, known: bool) -> Serving
 
 
 def factors(residuals: Sequence[ServingResidual], basis: ServingBasis, metric: str) -> tuple[float, float, int] | None:
-    """(low, high, figures): of the narrowest set with enough of them. Wider: any model, then any chip."""
+    """Return (low, high, figures) of the narrowest set with enough figures. Wider sets: any model, then any chip."""
     of = [residual for residual in residuals if residual.metric == metric and residual.basis.engine_known == basis.engine_known]
     sets = (
         [residual for residual in of if residual.basis == basis],
@@ -90,7 +90,7 @@ def factors(residuals: Sequence[ServingResidual], basis: ServingBasis, metric: s
 
 
 def _weights(residuals: Sequence[ServingResidual]) -> NDArray[np.float64]:
-    """Runs of one model under one engine together weigh as the square root of their number."""
+    """Return the weights: runs of one model under one engine together weigh the square root of their number."""
     keys = [(residual.row.labels["model"], residual.row.labels["engine"]) for residual in residuals]
     counts = Counter(keys)
     return np.array([counts[key] ** -0.5 for key in keys])
