@@ -259,7 +259,7 @@ def rows_of(rates: Sequence[Rate]) -> list[tuple[str, ...]]:
 def clocks_values(rates: Sequence[Rate]) -> dict[str, object]:
     """Return the values of the section of docs/accuracy.md."""
     surprises = [f"{rate.of} of {rate.calibration}" for rate in rates if not rate.agrees]
-    counts = {"most": _MOST, "told": sum(rate.is_determined for rate in rates), "rates": len(rates)}
+    counts = {"most": _MOST, "determined": sum(rate.is_determined for rate in rates), "rates": len(rates)}
     return {**counts, "surprises": ", ".join(surprises) or "none", "table": table(HEADERS, rows_of(rates), HEADERS[2:5])}
 
 
