@@ -108,6 +108,11 @@ class Sweep:
     counts: bool = True
 
     @property
+    def largest_state(self) -> float:
+        """State memory above which a plan neither fits nor is tight. [byte]"""
+        return max(self.estimator.machine.memory_usable, self.memory_limit.capacity)
+
+    @property
     def largest_need(self) -> float:
         """Need above which a plan cannot be the one with the least memory: `needless`, or the least so far. [byte]"""
         return self.least.bound if self.needless is None else min(self.needless, self.least.bound)
@@ -230,8 +235,7 @@ def sweep(
         kept_tables = kept_tables or KeptTables()
         tables = _tables(state, blocks, kept_tables)
         least = least_state_memory(estimator, space, tables, blocks)
-        usable = estimator.machine.memory_usable
-        small = {rule: of_rule <= usable for rule, of_rule in least.items()}
+        small = {rule: of_rule <= state.largest_state for rule, of_rule in least.items()}
         _add_microbatches(tables, small)
         for i, rows in enumerate(blocks):
             _evaluate_rows(state, tables, i, rows, small)
@@ -250,10 +254,7 @@ def _find_least_memory(state: Sweep, tables: Tables, blocks: list[LayoutRows], l
 
     The smallest states come first: those of most other layouts then exceed the least memory.
     """
-    known, smallest = (
-        state.estimator.machine.memory_usable,
-        min((float(of_rule.min(initial=inf)) for of_rule in least.values()), default=inf),
-    )
+    known, smallest = state.largest_state, min((float(of_rule.min(initial=inf)) for of_rule in least.values()), default=inf)
     state.counts = False
     for largest in (max(smallest * 1.25, known), inf):
         upper = min(largest, state.largest_need)
