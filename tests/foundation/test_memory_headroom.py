@@ -22,7 +22,7 @@ KNOWN = MemoryUncertainty(centre=0.0, scale=0.1)
 UNKNOWN = MemoryUncertainty(centre=0.0, scale=0.1, of_unseen=True)
 
 
-def told(needed, *, uncertainty=KNOWN, sure=0.0, imbalance=1.0, outside=0.0, extra=0.0, **asked):
+def verdict_of(needed, *, uncertainty=KNOWN, sure=0.0, imbalance=1.0, outside=0.0, extra=0.0, **asked):
     rank = RankNeed(total=needed, sure=sure, outside=outside, imbalance=imbalance, extra=extra)
     return memory_rule(**asked).verdict([rank], 100.0, uncertainty)
 
@@ -41,16 +41,16 @@ def told(needed, *, uncertainty=KNOWN, sure=0.0, imbalance=1.0, outside=0.0, ext
 )
 @pytest.mark.parametrize("uncertainty", [KNOWN, UNKNOWN])
 def test_three_verdicts(needed, headroom, expected, uncertainty):
-    assert told(needed, memory_headroom=headroom, uncertainty=uncertainty) is expected
+    assert verdict_of(needed, memory_headroom=headroom, uncertainty=uncertainty) is expected
 
 
 def test_a_plan_that_fits_does_so_at_a_risk_of_five_percent_unless_something_else_is_asked_for():
     assert DEFAULT_RISK == 0.05
     assert memory_rule() == memory_rule(risk=DEFAULT_RISK)
-    assert (told(74), told(75)) == (Verdict.FITS, Verdict.TIGHT)
-    assert told(94, memory_headroom=0.01) is Verdict.FITS
-    assert told(94, memory_headroom=0.01, risk=0.05) is Verdict.TIGHT
-    assert told(80, risk=0.2) is Verdict.FITS
+    assert (verdict_of(74), verdict_of(75)) == (Verdict.FITS, Verdict.TIGHT)
+    assert verdict_of(94, memory_headroom=0.01) is Verdict.FITS
+    assert verdict_of(94, memory_headroom=0.01, risk=0.05) is Verdict.TIGHT
+    assert verdict_of(80, risk=0.2) is Verdict.FITS
 
 
 def test_the_outcome_of_a_run_is_judged_by_a_headroom_and_of_an_unknown_framework_by_its_likelihood_too():
@@ -70,8 +70,8 @@ def test_a_risk_is_where_the_probability_is(risk, sure, more):
     rank = RankNeed(total=most, sure=sure, **more)
     assert fit_probability([rank], 100.0, uncertainty) == pytest.approx(1.0 - risk)
     assert rank.at_most(uncertainty.ratio_at(1.0 - risk)) == pytest.approx(100.0)
-    assert told(most * 0.999, risk=risk, uncertainty=uncertainty, sure=sure, **more) is Verdict.FITS
-    assert told(most * 1.001, risk=risk, uncertainty=uncertainty, sure=sure, **more) is not Verdict.FITS
+    assert verdict_of(most * 0.999, risk=risk, uncertainty=uncertainty, sure=sure, **more) is Verdict.FITS
+    assert verdict_of(most * 1.001, risk=risk, uncertainty=uncertainty, sure=sure, **more) is not Verdict.FITS
 
 
 def test_what_is_sure_fits_or_does_not():

@@ -31,14 +31,14 @@ def model_of(values, *, model="m", family="f", chip="c", scale="one node", bits=
     return ModelResiduals(family=family, model=model, chip=chip, scale=scale, bits=bits, **runs)
 
 
-STRANGERS = tuple(
+UNSEEN = tuple(
     UnseenResiduals(group=name, family=name, num_runs=5, quantiles=tuple(centre + i / 10 for i in range(-6, 7)))
     for name, centre in (("f", 0.0), ("g", 0.1), ("h", -0.1))
 )
 
 
 def residuals_of(*models, **scatter):
-    values = dict(between_models=0.0, between_chips=0.04, between_calibrations=0.1, unseen_frameworks=STRANGERS) | scatter
+    values = dict(between_models=0.0, between_chips=0.04, between_calibrations=0.1, unseen_frameworks=UNSEEN) | scatter
     return Residuals(source="s", date="d", num_runs=sum(each.num_runs for each in models), models=models, **values)
 
 
@@ -96,19 +96,19 @@ def test_a_stranger_gets_the_spread_of_all_groups_each_weighing_one():
     residuals = residuals_of(model_of(UNIFORM))
     bounds = found(residuals, borrows=True)
     assert bounds == found(residuals, family="nobody")
-    assert (bounds.low, bounds.high) == unseen_interval(STRANGERS)
+    assert (bounds.low, bounds.high) == unseen_interval(UNSEEN)
     assert bounds.rests_on == "15 runs of 3 frameworks, each left out of the fit"
-    crowded = (*STRANGERS[:2], replace(STRANGERS[2], num_runs=10_000))
-    assert unseen_interval(crowded) == unseen_interval(STRANGERS)
-    assert unseen_interval(STRANGERS, without="g")[1] < bounds.high
+    crowded = (*UNSEEN[:2], replace(UNSEEN[2], num_runs=10_000))
+    assert unseen_interval(crowded) == unseen_interval(UNSEEN)
+    assert unseen_interval(UNSEEN, without="g")[1] < bounds.high
     assert found(residuals, borrows=True, chip="other").high > bounds.high
     with pytest.raises(InputError, match="no runs of unseen frameworks"):
         unseen_interval(())
 
 
 def test_a_plan_that_hangs_on_habits_more_than_those_runs_is_wider_on_that_side():
-    hanging = tuple(replace(each, open=(0.01, 0.02)) for each in STRANGERS)
-    base = unseen_interval(STRANGERS)
+    hanging = tuple(replace(each, open=(0.01, 0.02)) for each in UNSEEN)
+    base = unseen_interval(UNSEEN)
     assert unseen_interval(hanging, open_behaviours=(0.01, 0.02)) == pytest.approx(base)
     low, high = unseen_interval(hanging, open_behaviours=(0.0, 0.02 + 0.3**2))
     assert low == pytest.approx(base[0])
@@ -147,7 +147,7 @@ def test_few_models_are_wider_than_many():
 def test_few_runs_have_nearly_the_interval_of_an_unseen_framework():
     """Three runs cannot give -1/+5 %: the spread of unseen frameworks counts as three more."""
     exact = found(residuals_of(model_of([0.0] * 3)))
-    unseen = unseen_interval(STRANGERS)
+    unseen = unseen_interval(UNSEEN)
     assert math.log(exact.high) == pytest.approx(math.log(unseen[1]) / math.sqrt(2.0))
     assert "only 3 runs" in exact.rests_on
     many = found(residuals_of(model_of([0.0] * 300)))

@@ -24,7 +24,7 @@ Index = NDArray[np.int64]
 
 
 def sharding_of(rows: LayoutRows) -> Index:
-    """0: nothing to shard over, 1: cp alone, 2: dp_shard, 3: dp_shard and dp_replicate."""
+    """Return 0: nothing to shard over, 1: cp alone, 2: dp_shard, 3: dp_shard and dp_replicate."""
     by_cp = (rows.cp > 1) & ~takes_replicas(dp_shard=rows.dp_shard, cp=rows.cp, tp=rows.tp, ep=rows.ep, etp=rows.etp)
     return np.where(rows.dp_shard > 1, np.where(rows.dp_replicate > 1, 3, 2), np.where(by_cp, 1, 0))
 

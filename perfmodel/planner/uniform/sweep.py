@@ -338,8 +338,7 @@ class _Block:
 def _evaluate_rows(state: Sweep, tables: Tables, block: int, rows: LayoutRows, layouts: Mapping[int, Cells]) -> None:
     """Evaluate these layouts, by rule set, of one (pipeline, data-parallel) degree, in pieces that fit the caches."""
     micro = micro_batches(state.estimator.job, rows.data_parallel, state.space)
-    num_choices = max(len(group.choices) for group in rows.pipelines)
-    cells = len(micro) * len(state.recomputes) * num_choices
+    cells = len(micro) * len(state.recomputes) * max(len(group.choices) for group in rows.pipelines)
     step = max(1, BLOCK_CELLS // max(cells, 1))
     for rule, of_rule in layouts.items():
         for group in layouts_of(state.space, rows, rule):
@@ -352,6 +351,7 @@ def _evaluate_rows(state: Sweep, tables: Tables, block: int, rows: LayoutRows, l
 
 
 def _num_microbatches(state: Sweep, rows: LayoutRows, micro: Sequence[int]) -> Array:
+    """Return the micro-batches of a step. [1, micro-batches, 1, 1]"""
     return (state.estimator.job.global_batch / (rows.data_parallel * np.array(micro, dtype=np.float64)))[None, :, None, None]
 
 
@@ -360,8 +360,8 @@ def _count_too_large(state: Sweep, tables: Tables, rows: LayoutRows, rule: int, 
     m, least_microbatches = _num_microbatches(state, rows, micro), state.space.least_microbatches(rows.pp)
     num_layouts = sum(part.stop - part.start for _, part in zero_parts(state.space.runs, tables, rows, rule))
     legal = sum(int(legal_choices(group.choices, m, rows.pp, least_microbatches).sum()) for group in rows.pipelines)
-    state.num_evaluated += legal * len(state.recomputes) * num_layouts
-    state.num_static += legal * len(state.recomputes) * num_layouts
+    legal *= len(state.recomputes) * num_layouts
+    state.num_evaluated, state.num_static = state.num_evaluated + legal, state.num_static + legal
 
 
 def _evaluate_block(state: Sweep, tables: Tables, block: int, rows: LayoutRows, index: Index, rule: int, micro: list[int]) -> None:
@@ -377,7 +377,7 @@ def _evaluate_block(state: Sweep, tables: Tables, block: int, rows: LayoutRows, 
 def _least_times(state: Sweep, tables: Tables, block: int, rows: LayoutRows, index: Index, rule: int, micro: list[int]) -> Array:
     """Return a lower bound of step times: all passes of a mean rank, less rounding. [layouts, micro-batches, recompute]"""
     at = np.ix_(tables.micro_keys[rule][tables.rows[block]][index], np.searchsorted(tables.sizes, micro))
-    num_microbatches = state.estimator.job.global_batch / (rows.data_parallel * np.array(micro, dtype=np.float64))
+    num_microbatches = _num_microbatches(state, rows, micro)[0, :, 0, 0]
     return np.moveaxis(tables.passes[rule][:, at[0], at[1]] * num_microbatches / rows.pp * (1.0 - 1e-9), 0, -1)
 
 

@@ -96,9 +96,9 @@ class Reach(StrEnum):
     CAUSAL = "causal"
     """Its own and all earlier ones."""
     WINDOW = "window"
-    """The last n of these."""
+    """The last n of the causal ones."""
     CHUNK = "chunk"
-    """Those of these in its own chunk of n."""
+    """All earlier ones of the query's chunk of n, and its own."""
     ALL = "all"
     OTHER = "other"
 

@@ -9,20 +9,22 @@ from lab.kernels.clocks import Clocks, Rate, clocks_values, main, rows_of
 from lab.left_out.runs import read_runs
 
 CASES = Path(__file__).parents[2] / "golden" / "published_training.jsonl.gz"
-TOLD = Rate(calibration="h100", of="matmul", shipped=0.83, value=0.84, spread=0.02, low=0.82, high=0.85, num_runs=9, frameworks=("a", "b"))
+DETERMINED = Rate(
+    calibration="h100", of="matmul", shipped=0.83, value=0.84, spread=0.02, low=0.82, high=0.85, num_runs=9, frameworks=("a", "b")
+)
 
 
 def test_what_one_framework_alone_says_or_what_hangs_on_one_is_open():
-    assert TOLD.is_determined
-    assert not replace(TOLD, frameworks=("a",)).is_determined
-    assert not replace(TOLD, low=0.7).is_determined
-    assert not replace(TOLD, spread=0.1).is_determined
-    assert rows_of([TOLD])[0][-1] == "determined"
+    assert DETERMINED.is_determined
+    assert not replace(DETERMINED, frameworks=("a",)).is_determined
+    assert not replace(DETERMINED, low=0.7).is_determined
+    assert not replace(DETERMINED, spread=0.1).is_determined
+    assert rows_of([DETERMINED])[0][-1] == "determined"
 
 
 def test_what_ships_and_surprises_the_runs_is_named():
-    assert clocks_values([TOLD])["surprises"] == "none"
-    assert clocks_values([replace(TOLD, value=0.9)])["surprises"] == "matmul of h100"
+    assert clocks_values([DETERMINED])["surprises"] == "none"
+    assert clocks_values([replace(DETERMINED, value=0.9)])["surprises"] == "matmul of h100"
 
 
 @pytest.mark.slow

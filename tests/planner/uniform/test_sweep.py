@@ -58,7 +58,7 @@ def test_what_need_not_be_timed_would_not_be_kept(monkeypatch):
 
 @pytest.mark.parametrize("usable", [24e9, 6e9, 1e9])
 def test_layouts_too_large_by_their_state_are_counted_as_if_they_were_evaluated(usable, monkeypatch):
-    """Of a chip whose memory holds most plans, some, or none: the counts, the best plans and the least memory of an exhaustive sweep."""
+    """Counts, best plans and least memory are those of an exhaustive sweep, on a chip whose memory holds most plans, some, or none."""
     estimator = estimator_of(
         make_job(load_model("gpt2-xl"), batch=16, seq_len=1024),
         chips=16,
