@@ -100,17 +100,16 @@ def step_constant(profile: ExecutionProfile, machine: Machine) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanColumns:
-    """Common terms of the step time and the memory of plans, one entry a plan.
+    """Common terms of the step time and the memory of plans, one entry a plan; one entry in all if the plans agree in a term.
 
-    seq_lens       sequence lengths of one plan, each a column of the micro-batch cost
     stage_layers   blocks of the first plan's virtual stages
     is_scattered   whether stage boundaries are sharded over tp
     """
 
     program: Program
     grid: LayoutGrid
+    num_microbatches: Column
     micro: MicrobatchCost
-    seq_lens: tuple[int, ...]
     stages: Stages
     stage_layers: tuple[int, ...]
     is_scattered: bool
@@ -138,37 +137,40 @@ class StepColumns:
         return self.pipeline + self.outside_pipeline.total
 
 
-def plan_columns(estimator: Estimator, plans: Sequence[Plan], seq_lens: Sequence[int] = ()) -> PlanColumns:
-    """Return the columns of plans that differ only in degrees, micro-batch and stages.
+def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
+    """Return the columns of plans that differ only in degrees, micro-batch, stages, global batch and sequence length.
 
-    They share rules, attention, recomputation, ZeRO stage, schedule, order, and whether they are pipelined.
-
-    seq_lens   sequence lengths of one plan, each a column that the estimator's programs serve; none: that of its job
+    They share rules, attention, recomputation, ZeRO stage, schedule, order, and whether they are pipelined. The estimator's programs must
+    serve all lengths.
     """
     profile, machine, first = estimator.profile, estimator.machine, plans[0]
     check_equal_chips(estimator.cluster)
     program = estimator.programs.program_of(first)
-    grid, stage_layers = _placed(estimator, plans)
-    lengths = tuple(seq_lens) or (first.job.seq_len,)
+    rows = [first] if all(_form(plan) == _form(first) for plan in plans) else plans
+    grid, stage_layers = _placed(estimator, rows)
+    lengths = _column(plan.job.seq_len for plan in plans)
     once = _once(estimator, grid, is_assigned=first.assignment is not None, is_single=grid.num_rows * len(lengths) == 1)
-    micro_batch = _column(plan.micro_batch for plan in plans)
     parameters = estimator.programs.parameter_program(
         program, first.assignment or first.rules, int(first.zero), pipelined=first.layout.pp > 1
     )
+
+    def micro() -> MicrobatchCost:
+        """Return the cost of a micro-batch, evaluated once if it is the same for all rows of the grid."""
+        sizes, of_rows = _column(plan.micro_batch for plan in rows), grid
+        if grid.num_rows > 1 and all((column == column[0]).all() for column in microbatch_depends_on(grid, profile)):
+            of_rows, _ = _placed(estimator, [first])
+        return microbatch_cost(program, machine, of_rows, sizes, lengths)
+
     return PlanColumns(
         program=program,
         grid=grid,
-        micro=once(
-            program,
-            (*once.microbatch, first.micro_batch, *lengths),
-            lambda: microbatch_cost(program, machine, grid, micro_batch, _column(lengths)),
-        ),
-        seq_lens=lengths,
+        num_microbatches=_column(plan.num_microbatches for plan in plans),
+        micro=once(program, (*once.microbatch, first.micro_batch, *lengths), micro),
         stages=once(
             program,
             ("stages", stage_layers[0], first.layout.pp),
             lambda: stage_columns(
-                [stages_of(program.regions, blocks, plan.layout.pp) for plan, blocks in zip(plans, stage_layers, strict=True)]
+                [stages_of(program.regions, blocks, plan.layout.pp) for plan, blocks in zip(rows, stage_layers, strict=True)]
             ),
         ),
         stage_layers=stage_layers[0],
@@ -176,6 +178,11 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan], seq_lens: Sequence
         terms=once(parameters, once.layout, lambda: parameter_terms(parameters, parameter_cost(parameters, profile, machine, grid))),
         once=once,
     )
+
+
+def _form(plan: Plan) -> tuple[Any, ...]:
+    """Return the fields of a plan that determine its row of the grid and its stages."""
+    return plan.layout, plan.micro_batch, plan.virtual_stages, plan.stage_layers, plan.ep, plan.etp
 
 
 def _placed(estimator: Estimator, plans: Sequence[Plan]) -> tuple[LayoutGrid, list[tuple[int, ...]]]:
@@ -204,7 +211,7 @@ def step_columns(estimator: Estimator, plans: Sequence[Plan], columns: PlanColum
     columns = columns or plan_columns(estimator, plans)
     grid, micro, stages, terms, once = columns.grid, columns.micro, columns.stages, columns.terms, columns.once
     tp = grid.degree["tp"]
-    m, v = _column(plan.num_microbatches for plan in plans), _column(plan.virtual_stages for plan in plans)
+    m, v = columns.num_microbatches, _column(plan.virtual_stages for plan in plans)
     regions = once(micro, ("regions", first.recompute), lambda: region_times(micro, profile, first.recompute, tp))
     scattered = columns.is_scattered
     hop = once(micro, ("hop", *once.layout), lambda: hop_time(micro.boundary, tp, profile, machine, grid, is_scattered=scattered))
@@ -277,4 +284,6 @@ def _once(estimator: Estimator, grid: LayoutGrid, *, is_assigned: bool, is_singl
 
 
 def _column(values: Iterable[float]) -> NDArray[np.float64]:
-    return np.array([float(value) for value in values])
+    """Return the values as an array, or one entry if all are equal."""
+    column = np.array([float(value) for value in values])
+    return column[:1] if (column == column[0]).all() else column

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from perfmodel.cost.assemble import PlanColumns, StepColumns, plan_columns, step_columns
-from perfmodel.cost.machine import Machine
+from perfmodel.cost.machine import Machine, is_machine_of
 from perfmodel.cost.memory.chip import ActivationBytes, kept_by_moment, static_memory
 from perfmodel.cost.memory.moments import At, activation_terms
 from perfmodel.cost.memory.offload import on_chip
@@ -95,11 +95,25 @@ class Estimator:
         other._cache = self._cache if other.programs.compiled is self.programs.compiled else {}
         return other
 
+    def on_chips(self, num_chips: int) -> Estimator | None:
+        """Return the estimator on another number of chips of the cluster; None if its tiers or its machine depend on the number.
+
+        It shares the cached costs. A cluster that was extended for its own number of chips has other tiers for fewer.
+        """
+        cluster = self.cluster
+        is_same_network = not cluster.pools and cluster.num_chips <= num_chips <= cluster.max_chips
+        if not is_same_network or not is_machine_of(cluster, num_chips, self.machine):
+            return None
+        other = replace(self, cluster=replace(cluster, num_chips=num_chips))
+        other._cache = self._cache
+        return other
+
     def shared_by_columns(self, plan: Plan) -> tuple[Any, ...]:
         """Return the fields in which plans must agree for one call of `predict_columns`."""
-        of_plan = tuple(getattr(plan, knob.name) for knob in fields(plan) if knob.name != "job")
-        of_job = tuple(getattr(plan.job, knob.name) for knob in fields(plan.job) if knob.name != "seq_len")
-        return id(self.machine), id(self.programs.compiled), *of_plan, *of_job
+        of_plan = tuple(getattr(plan, knob.name) for knob in fields(plan) if knob.name not in ("job", "num_chips", "layout"))
+        of_job = tuple(getattr(plan.job, knob.name) for knob in fields(plan.job) if knob.name not in ("global_batch", "seq_len"))
+        layout = plan.layout.pp, plan.layout.cp, plan.layout.tp
+        return id(self.machine), id(self.profile), id(self.programs.compiled), *layout, *of_plan, *of_job
 
     def predict(self, plan: Plan, *, memory_headroom: float | None = None, risk: float | None = None) -> Prediction:
         """Predict the plan's step with every part named.
@@ -112,12 +126,12 @@ class Estimator:
     def predict_columns(
         self, plans: Sequence[Plan], *, memory_headroom: float | None = None, risk: float | None = None
     ) -> list[Prediction]:
-        """Predict plans that differ only in sequence length, each as a column; the programs must serve all lengths.
+        """Predict plans that agree in `shared_by_columns`, each as a column; the programs must serve all lengths.
 
         Alternatively predict one plan for each machine of a cluster that has columns (`foundation.columns.as_columns`).
         """
-        lengths = [plan.job.seq_len for plan in plans]
-        row = evaluate_plan(self, plans[0], lengths if len(set(lengths)) > 1 else ())
+        columns = plan_columns(self, plans)
+        row = PlanRow(columns=step_columns(self, plans, columns), memory_row=_memory_row(self, plans[0], columns))
         return _predictions(self, plans, row, memory_rule(memory_headroom, risk))
 
 
@@ -183,7 +197,7 @@ def with_long_attention(profile: ExecutionProfile, machine: Machine) -> Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlanRow:
-    """One evaluated plan: the terms of its step as columns, and its memory."""
+    """Evaluated plans: the terms of their steps as columns, and their memory."""
 
     columns: StepColumns
     memory_row: MemoryRow
@@ -193,15 +207,15 @@ class PlanRow:
         return float(self.columns.step_time[0])
 
 
-def evaluate_plan(estimator: Estimator, plan: Plan, seq_lens: Sequence[int] = ()) -> PlanRow:
-    """Evaluate the step and the memory of one plan. seq_lens: as in `plan_columns`."""
-    columns = plan_columns(estimator, [plan], seq_lens)
+def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
+    """Evaluate the step and the memory of one plan."""
+    columns = plan_columns(estimator, [plan])
     return PlanRow(columns=step_columns(estimator, [plan], columns), memory_row=_memory_row(estimator, plan, columns))
 
 
-def evaluate_memory(estimator: Estimator, plan: Plan, columns: PlanColumns | None = None, *, seq_lens: Sequence[int] = ()) -> MemoryRow:
+def evaluate_memory(estimator: Estimator, plan: Plan, columns: PlanColumns | None = None) -> MemoryRow:
     """Evaluate only the memory of one plan. columns: its `plan_columns`, computed if not given."""
-    return _memory_row(estimator, plan, columns or plan_columns(estimator, [plan], seq_lens))
+    return _memory_row(estimator, plan, columns or plan_columns(estimator, [plan]))
 
 
 def _memory_row(estimator: Estimator, plan: Plan, columns: PlanColumns) -> MemoryRow:
@@ -219,7 +233,8 @@ def _predictions(estimator: Estimator, plans: Sequence[Plan], row: PlanRow, rule
     flops = {length: model_flops(estimator, plan) for length, plan in by_length.items()}
     reasons = {length: estimator.profile.not_runnable_reason(plan) for length, plan in by_length.items()}
     palm, causal = (_column_of(values) for values in zip(*(flops[plan.job.seq_len] for plan in plans), strict=True))
-    scale = tokens / (time * first.num_chips * peak)
+    num_chips = _column_of(plan.num_chips for plan in plans)
+    scale = tokens / (time * num_chips * peak)
     parts = step_parts(estimator, first, row.columns, number)
     capacities, usable = entries(machine.memory_capacity, number), entries(machine.memory_usable, number)
     # fields with one value for all columns, then fields by column
@@ -230,12 +245,12 @@ def _predictions(estimator: Estimator, plans: Sequence[Plan], row: PlanRow, rule
     }
     columns = {
         "step_time": time,
-        "tokens_per_second_per_chip": tokens / time / first.num_chips,
+        "tokens_per_second_per_chip": tokens / time / num_chips,
         "mfu_palm": palm * scale,
         "mfu_causal": causal * scale,
-        "hfu": executed_flops(estimator, first, row) / (time * first.num_chips * peak),
+        "hfu": executed_flops(estimator, plans, row) / (time * num_chips * peak),
         "peak_flop_rate": peak,
-        "host_memory": host_memory(estimator, first, row),
+        "host_memory": host_memory(estimator, plans, row),
     }
     values = zip(*(entries(column, number) for column in columns.values()), strict=True)
     held = zip(*(entries(column, number) for column in (row.memory_row.of.outside, *row.memory_row.total)), strict=True)
@@ -273,14 +288,15 @@ def memory_fields(estimator: Estimator, plan: Plan, row: MemoryRow, rule: Memory
     }
 
 
-def host_memory(estimator: Estimator, plan: Plan, row: PlanRow) -> Column:
+def host_memory(estimator: Estimator, plans: Sequence[Plan], row: PlanRow) -> Column:
     """Return the bytes that offloading keeps in host memory, for the rank with most: activations, weights, optimizer state. [byte]"""
     profile = on_chip(estimator.profile)
     if profile == estimator.profile:
         return 0.0
     sizes = element_bytes(estimator.job.policy, estimator.job.optimizer, profile, estimator.programs.sizes.projection)
     programs = replace(estimator.programs, profile=profile, sizes=sizes)
-    not_offloaded = evaluate_memory(replace(estimator, profile=profile, programs=programs), plan, seq_lens=row.columns.plans.seq_lens)
+    on_chips = replace(estimator, profile=profile, programs=programs)
+    not_offloaded = evaluate_memory(on_chips, plans[0], plan_columns(on_chips, plans))
 
     def staying(of: MemoryRow, rank: int) -> Any:
         return scalar(sum(of.ranks[rank].static)) + scalar(of.kept[rank][At.BLOCKS][0])
@@ -318,8 +334,9 @@ def model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
     return dense + attention * mask.visible, dense + attention * mask.fraction
 
 
-def executed_flops(estimator: Estimator, plan: Plan, row: PlanRow) -> Column:
+def executed_flops(estimator: Estimator, plans: Sequence[Plan], row: PlanRow) -> Column:
     """Return the executed FLOPs of all chips in one step, with recomputation. [FLOP]"""
+    plan = plans[0]
     executed = row.columns.plans.micro.flops
     flops: list[Any] = executed[:, 0].tolist() if executed.shape[1] == 1 else list(executed)
     total: Column = 0.0
@@ -329,9 +346,10 @@ def executed_flops(estimator: Estimator, plan: Plan, row: PlanRow) -> Column:
         if graph_region.is_block:
             once += sum(by_phase[phase] for phase in recomputed_phases(plan.recompute, estimator.profile))
         total += once * scalar(row.columns.plans.stages.total[region])
-    layout = plan.layout
-    ranks = plan.assignment.num_chips if plan.assignment is not None else layout.data_parallel * layout.cp * layout.tp
-    return total * plan.num_microbatches * ranks
+    layouts = [of.layout for of in plans]
+    num_chips = plan.assignment.num_chips if plan.assignment is not None else 0
+    ranks = _column_of(num_chips or layout.data_parallel * layout.cp * layout.tp for layout in layouts)
+    return total * scalar(row.columns.plans.num_microbatches) * ranks
 
 
 #: Parts of a step in display order. They sum to the step time.
@@ -374,7 +392,7 @@ def _part_times(
     """Return the parts of a step as columns of machines. pass_times: forward and backward of a micro-batch on each rank. [s]"""
     profile = estimator.profile
     stages, regions, micro, outside = columns.plans.stages, columns.regions, columns.plans.micro, columns.outside_pipeline
-    m, p = float(plan.num_microbatches), float(plan.layout.pp)
+    m, p = scalar(columns.plans.num_microbatches), float(plan.layout.pp)
     weights, rank_time = stages.runs[critical], pass_times[critical]
     if rank is not None:
         weights = rank_runs(stages.regions, estimator.programs.stage_layers(plan), plan.layout.pp, rank)

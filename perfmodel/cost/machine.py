@@ -314,6 +314,16 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
     )
 
 
+def is_machine_of(cluster: Cluster, num_chips: int, machine: Machine) -> bool:
+    """Return whether the machine of a cluster is also that of `num_chips` of its chips.
+
+    Processes of a CPU contend for its memory, a torus has a slice for each number, and chips of one host share the bandwidth of its memory.
+    """
+    host = cluster.chip.chips_per_node
+    is_contended = machine.host_is_chip or machine.contention.get("cores", 0.0) > 0
+    return min(cluster.num_chips, host) == min(num_chips, host) and not is_contended and not any(tier.torus_shape for tier in cluster.tiers)
+
+
 def _wide_matmul(
     calibration: Calibration, dtype: Dtype, rates: Mapping[Dtype, float], memory_bandwidth: float, units: float
 ) -> tuple[MatmulRates, MatmulRates]:

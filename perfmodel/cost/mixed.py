@@ -132,14 +132,14 @@ def _prediction(estimator: MixedEstimator, plan: Plan, rule: MemoryRule) -> Pred
         tokens_per_second_per_chip=per_second,
         mfu_palm=palm * per_second / peak,
         mfu_causal=causal * per_second / peak,
-        hfu=scalar(executed_flops(estimator, plan, columns)) / (time * plan.num_chips * peak),
+        hfu=scalar(executed_flops(estimator, [plan], columns)) / (time * plan.num_chips * peak),
         peak_flop_rate=peak,
         peak_dtype=str((machine.low or machine).dtype),
         memory_capacity=host.machine.memory_capacity,
         rests_on=rests_on(machine, parts),
         not_runnable=estimator.profile.not_runnable_reason(plan),
         price_per_hour=estimator.cluster.mean_chip(lambda chip: chip.price_per_hour),
-        host_memory=scalar(host_memory(host, plan, columns)),
+        host_memory=scalar(host_memory(host, [plan], columns)),
         **fields[fullest],
     )
 

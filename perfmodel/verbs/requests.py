@@ -179,7 +179,9 @@ def predict_requests(
     cases = list(product(requests, knobs))
     placed: dict[int, _Placed] = {}
     refused: dict[int, InputError] = {}
-    for index, (request, chosen) in enumerate(cases):
+    # in rising order, so that one network serves all numbers of chips
+    for index in sorted(range(len(cases)), key=lambda index: _num_units(cases[index][0])):
+        request, chosen = cases[index]
         try:
             placed[index] = _placed(request, chosen, plan, settings)
         except InputError as error:
@@ -202,6 +204,11 @@ def predict_requests(
     if not predictions:
         raise InputError(first_reasons(failures))
     return [_answer(placed[index], predictions[index], plan) for index in sorted(predictions)], failures
+
+
+def _num_units(request: Request) -> int:
+    """Return the number of chips or nodes of a request; 0 without a valid one."""
+    return request.chips or request.nodes or 0
 
 
 def varied_knobs(knobs: Sequence[Knobs]) -> list[str]:
@@ -275,18 +282,21 @@ def _answer(placed: _Placed, prediction: Prediction, plan: Plan | None) -> Answe
     return Answer(setting=placed.setting, prediction=prediction, changes=changes(plan, prediction.plan, given) if plan is not None else ())
 
 
-#: Fields of a request that determine the number of sequences of a step, and their length.
-_SEQUENCES = ("global_batch", "batch_tokens", "seq_len")
+#: Fields of a request that determine the number of chips, and the number of sequences of a step and their length.
+_SIZES = ("chips", "nodes", "global_batch", "batch_tokens", "seq_len")
 
 
 def _setting(request: Request, plan: Plan | None, settings: dict[tuple[int, ...], Setting]) -> Setting:
-    """Return `setting_of_request`, shared by requests that differ only in the number of sequences and their length.
+    """Return `setting_of_request`, shared by requests that differ only in the number of chips, of sequences and their length.
 
     settings   settings of former requests of one call, whose values are the same objects
     """
-    key = tuple(id(getattr(request, name)) for name in words_of(Request) if name not in _SEQUENCES)
+    key = tuple(id(getattr(request, name)) for name in words_of(Request) if name not in _SIZES)
     known = settings.get(key)
-    if known is None or known.estimator.profile.release:  # recipes of a release depend on the batch
+    if known is not None and known.estimator.profile.release:  # recipes of a release depend on the batch
+        known = None
+    known = None if known is None else _on_chips(known, request)
+    if known is None:
         settings[key] = setting = setting_of_request(request, plan=plan)
         return setting
     seq_len = known.job.seq_len if request.seq_len is None else read_integer(request.seq_len, "seq_len")
@@ -295,6 +305,18 @@ def _setting(request: Request, plan: Plan | None, settings: dict[tuple[int, ...]
     if (global_batch, seq_len) == (known.job.global_batch, known.job.seq_len):
         return known
     return replace(known, estimator=known.estimator.for_job(replace(known.job, global_batch=global_batch, seq_len=seq_len)))
+
+
+def _on_chips(setting: Setting, request: Request) -> Setting | None:
+    """Return the setting with the number of chips of a request; None if more than the number differs."""
+    if request.chips is None and request.nodes is None:
+        return setting
+    cluster = setting.cluster
+    chips = request.chips if request.nodes is None else request.nodes * cluster.chips_per_node
+    if chips == cluster.num_chips:
+        return setting
+    estimator = setting.estimator.on_chips(chips)
+    return None if estimator is None else replace(setting, cluster=estimator.cluster, estimator=estimator)
 
 
 def setting_of_request(request: Request, *, plan: Plan | None = None) -> Setting:

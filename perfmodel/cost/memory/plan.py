@@ -141,7 +141,7 @@ def rank_memory_terms(of: MemoryTerms, rank: int, live: LiveLayers, *, of_live: 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryRow:
-    """Memory of one plan on its distinct ranks (`Stages`). Numbers, or columns of several machines or sequence lengths.
+    """Memory of plans on their distinct ranks (`Stages`). Numbers, or columns of several machines, degrees, batches or lengths.
 
     total   of each rank   [byte]
     """
@@ -181,11 +181,12 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
     profile, machine, sizes = estimator.profile, estimator.machine, estimator.programs.sizes
     once, stages = columns.once, columns.stages
     terms = once(columns.terms, ("scalars",), lambda: terms_as(columns.terms, scalar))
+    num_microbatches = scalar(columns.num_microbatches)
     live = three_live_layers(
         live_table(plan.schedule, columns.stage_layers, plan.layout.pp),
         schedule=plan.schedule,
         num_ranks=plan.layout.pp,
-        num_microbatches=plan.num_microbatches,
+        num_microbatches=num_microbatches,
         num_between=stages.num_ranks - 2,
     )
     num_replicas = scalar(replicas(columns.grid))
@@ -195,7 +196,7 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
         stages=stages,
         static=static_memory(terms, stages, sizes, num_replicas=num_replicas),
         num_replicas=num_replicas,
-        num_microbatches=float(plan.num_microbatches),
+        num_microbatches=num_microbatches,
         tp=scalar(columns.grid.degree["tp"]),
         is_scattered=columns.is_scattered,
         activation_bytes=columns.program.rows.activation_bytes,
