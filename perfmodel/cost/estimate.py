@@ -26,6 +26,7 @@ from perfmodel.cost.memory.plan import (
     most_reserved,
     rank_memory_terms,
     scalar,
+    with_reserve,
 )
 from perfmodel.cost.pipeline import live_layers
 from perfmodel.cost.program import PHASES
@@ -231,7 +232,7 @@ def _predictions(estimator: Estimator, plans: Sequence[Plan], row: PlanRow, rule
     tokens = _column_of(plan.job.tokens_per_step for plan in plans)
     by_length = {plan.job.seq_len: plan for plan in plans}
     flops = {length: model_flops(estimator, plan) for length, plan in by_length.items()}
-    reasons = {length: estimator.profile.not_runnable_reason(plan) for length, plan in by_length.items()}
+    reasons = {id(plan): estimator.profile.not_runnable_reason(plan) for plan in {id(plan): plan for plan in plans}.values()}
     palm, causal = (_column_of(values) for values in zip(*(flops[plan.job.seq_len] for plan in plans), strict=True))
     num_chips = _column_of(plan.num_chips for plan in plans)
     scale = tokens / (time * num_chips * peak)
@@ -253,15 +254,11 @@ def _predictions(estimator: Estimator, plans: Sequence[Plan], row: PlanRow, rule
         "host_memory": host_memory(estimator, plans, row),
     }
     values = zip(*(entries(column, number) for column in columns.values()), strict=True)
-    held = zip(*(entries(column, number) for column in (row.memory_row.of.outside, *row.memory_row.total)), strict=True)
-    memories: dict[tuple[float, ...], dict[str, Any]] = {}
+    memories = memory_fields(estimator, first, row.memory_row, rule, usable)
     predictions = []
-    for i, (plan, value, key) in enumerate(zip(plans, values, held, strict=True)):
-        key = (*key, usable[i], plan.job.seq_len)
-        if key not in memories:
-            memories[key] = memory_fields(estimator, plan, row.memory_row, rule, usable[i], i)
+    for i, (plan, value, memory) in enumerate(zip(plans, values, memories, strict=True)):
         named = dict(zip(columns, value, strict=True))
-        fields = {**shared, **named, **memories[key], "not_runnable": reasons[plan.job.seq_len]}
+        fields = {**shared, **named, **memory, "not_runnable": reasons[id(plan)]}
         predictions.append(Prediction(plan=plan, **fields, parts=parts[i], memory_capacity=capacities[i]))
     return predictions
 
@@ -272,20 +269,30 @@ def _column_of(values: Iterable[float]) -> Column:
     return numbers[0] if all(value == numbers[0] for value in numbers) else np.array(numbers)
 
 
-def memory_fields(estimator: Estimator, plan: Plan, row: MemoryRow, rule: MemoryRule, usable: float, column: int = 0) -> dict[str, Any]:
-    """Return the memory fields of a prediction for one column of the row, given the usable memory."""
-    memory, _, moment = fullest_by_class(row, column)
-    uncertainty = uncertainty_of_memory(estimator.profile)
-    ranks = row.needs(plan, uncertainty, column)
-    return {
-        "memory": memory,
-        "memory_moment": moment,
-        "memory_usable": usable,
-        "memory_low": max(rank.at_least(uncertainty.ratio_at(TAIL)) for rank in ranks),
-        "memory_high": max(rank.at_most(uncertainty.ratio_at(1.0 - TAIL)) for rank in ranks),
-        "fits_probability": fit_probability(ranks, usable, uncertainty),
-        "verdict": rule.verdict(ranks, usable, uncertainty),
-    }
+def memory_fields(estimator: Estimator, plan: Plan, row: MemoryRow, rule: MemoryRule, usable: Sequence[float]) -> list[dict[str, Any]]:
+    """Return the memory fields of a prediction for each column of the row, the same objects for equal numbers.
+
+    plan     one of the plans of the row
+    usable   usable memory of each column   [byte]
+    """
+    uncertainty, number = uncertainty_of_memory(estimator.profile), len(usable)
+    low, high = uncertainty.ratio_at(TAIL), uncertainty.ratio_at(1.0 - TAIL)
+    known: dict[tuple[Any, ...], dict[str, Any]] = {}
+    fields = []
+    for key in zip(fullest_by_class(row, number), row.needs_by_column(plan, uncertainty, number), usable, strict=True):
+        if key not in known:
+            (moment, total, by_class), ranks, limit = key
+            known[key] = {
+                "memory": with_reserve(by_class, total, ranks[0].outside),
+                "memory_moment": moment,
+                "memory_usable": limit,
+                "memory_low": max(rank.at_least(low) for rank in ranks),
+                "memory_high": max(rank.at_most(high) for rank in ranks),
+                "fits_probability": fit_probability(ranks, limit, uncertainty),
+                "verdict": rule.verdict(ranks, limit, uncertainty),
+            }
+        fields.append(known[key])
+    return fields
 
 
 def host_memory(estimator: Estimator, plans: Sequence[Plan], row: PlanRow) -> Column:

@@ -114,7 +114,7 @@ def _prediction(estimator: MixedEstimator, plan: Plan, rule: MemoryRule) -> Pred
         ((candidate, mixed.step(candidate)) for candidate in mixed.pipelines), key=lambda case: float(case[1].step_time[0])
     )
     memories = [(mixed.estimators[pool], held) for pool, (_, held) in mixed.memories().items()]
-    fields = [memory_fields(of_pool, plan, held, rule, of_pool.machine.memory_usable) for of_pool, held in memories]
+    fields = [memory_fields(of_pool, plan, held, rule, [of_pool.machine.memory_usable])[0] for of_pool, held in memories]
     fullest = min(range(len(fields)), key=lambda i: (_ORDER[fields[i]["verdict"]], fields[i]["fits_probability"]))
     host, held = memories[fullest]
     columns = PlanRow(columns=row, memory_row=held)

@@ -159,21 +159,28 @@ class MemoryRow:
             self._peaks[rank] = peak_of(self.ranks[rank], self.kept[rank])
         return self._peaks[rank]
 
-    def needs(self, plan: Plan, uncertainty: MemoryUncertainty, column: int = 0) -> tuple[RankNeed, ...]:
-        """Return the memory needs of the ranks, which decide whether the plan fits."""
+    def needs(self, plan: Plan, uncertainty: MemoryUncertainty) -> tuple[RankNeed, ...]:
+        """Return the memory needs of the ranks of one plan, which decide whether it fits."""
+        return self.needs_by_column(plan, uncertainty, 1)[0]
+
+    def needs_by_column(self, plan: Plan, uncertainty: MemoryUncertainty, number: int) -> list[tuple[RankNeed, ...]]:
+        """Return the memory needs of the ranks for each of `number` columns, the same objects for equal numbers."""
         num_ranks = plan.layout.pp if plan.assignment is None else 1  # such a plan defines the placement of layers
         more = imbalance_of(plan.job.model, num_ranks, self.of.stages, uncertainty)
         extra = extra_memory(self.of, uncertainty)
-        return tuple(
-            RankNeed(
-                total=entry(total, column),
-                sure=entry(rank.fixed, column),
-                outside=entry(rank.outside, column),
-                imbalance=ratio,
-                extra=entry(kept, column),
-            )
-            for rank, total, ratio, kept in zip(self.ranks, self.total, more, extra, strict=True)
-        )
+        rows = zip(self.ranks, self.total, more, extra, strict=True)
+        by_rank = [
+            list(zip(*(entries(value, number) for value in (total, rank.fixed, rank.outside, ratio, kept)), strict=True))
+            for rank, total, ratio, kept in rows
+        ]
+        known: dict[tuple[tuple[float, ...], ...], tuple[RankNeed, ...]] = {}
+        for values in zip(*by_rank, strict=True):
+            if values not in known:
+                known[values] = tuple(
+                    RankNeed(total=total, sure=sure, outside=outside, imbalance=ratio, extra=kept)
+                    for total, sure, outside, ratio, kept in values
+                )
+        return [known[values] for values in zip(*by_rank, strict=True)]
 
 
 def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *, estimator: Estimator) -> MemoryRow:
@@ -299,20 +306,21 @@ def entry(value: Column, column: int) -> float:
     return float(value[column] if value.size > 1 else value.reshape(-1)[0])
 
 
+#: Moment, part that runs, unreduced gradients and freed activations.
+PeakCase = tuple[Moment, At, Any, Any]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Peak:
-    """Moments that may be the peak of a rank, and the largest by column.
+    """Moments that may be the peak of a rank, and the largest by column."""
 
-    cases   moment, part that runs, unreduced gradients and freed activations
-    """
-
-    cases: list[tuple[Moment, At, Any, Any]]
+    cases: list[PeakCase]
     largest: Sequence[int]
 
 
 def peak_of(rank: RankMemoryTerms, kept: ActivationBytes) -> Peak:
     """Return the candidate peaks of a rank, and the largest by column."""
-    cases: list[tuple[Moment, At, Any, Any]] = []
+    cases: list[PeakCase] = []
     totals: list[Column] = []
     for moment in rank.moments:
         at = moment.at if moment.at in kept else At.BLOCKS
@@ -330,37 +338,31 @@ def peak_of(rank: RankMemoryTerms, kept: ActivationBytes) -> Peak:
     return Peak(cases=cases, largest=table.argmax(axis=0).tolist())
 
 
-def memory_by_class(
-    rank: RankMemoryTerms, kept: ActivationBytes, peak: Peak | None = None, column: int = 0
-) -> tuple[str, dict[str, float]]:
-    """Return the moment of the peak, and the live bytes by class: allocated bytes, without further reserved bytes.
+def memory_by_class(rank: RankMemoryTerms, kept: ActivationBytes) -> tuple[str, dict[str, float]]:
+    """Return the moment of the peak, and the live bytes by class: allocated bytes, without further reserved bytes."""
+    peak = peak_of(rank, kept)
+    moment, *_ = case = peak.cases[peak.largest[0]]
+    return moment.name, dict(zip(MEMORY, map(scalar, _bytes_by_class(rank, kept, case)), strict=True))
 
-    peak   `peak_of` the rank
-    """
-    peak = peak or peak_of(rank, kept)
-    moment, at, *adjustments = peak.cases[peak.largest[column if len(peak.largest) > 1 else 0]]
 
-    def value(of: Column) -> float:
-        return entry(of, column)
-
-    waits, gone = map(value, adjustments)
-    kept_activations, received = map(value, kept[at])
+def _bytes_by_class(rank: RankMemoryTerms, kept: ActivationBytes, case: PeakCase) -> tuple[Any, ...]:
+    """Return the live bytes of a case by class, in the order of `MEMORY`."""
+    moment, at, waits, gone = case
+    activations, received = kept[at]
     # activations of reduced chunks may exceed those still saved: the excess is subtracted from the gradients
-    left = kept_activations + value(moment.freed) - gone
-    excess = max(-left, 0.0)
-    weights, gradients, states, copies = map(value, rank.static)
-    values = (
+    left = activations + moment.freed - gone
+    weights, gradients, states, copies = rank.static
+    return (
         weights,
-        gradients + value(moment.gradients) + (waits - excess),
+        gradients + moment.gradients + (waits - np.maximum(-left, 0.0)),
         states,
-        max(left, 0.0),
-        copies + value(moment.gathered),
-        value(moment.temporary),
-        received + value(moment.buffers),
+        np.maximum(left, 0.0),
+        copies + moment.gathered,
+        moment.temporary,
+        received + moment.buffers,
         0.0,
         0.0,
     )
-    return moment.name, dict(zip(MEMORY, values, strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -371,15 +373,31 @@ class RankMemory:
     reserved: float
 
 
-def fullest_by_class(row: MemoryRow, column: int) -> tuple[dict[str, float], float, str]:
-    """Return the bytes of the fullest chip by class, their sum, and the moment of the step at the peak."""
-    totals = [entry(total, column) for total in row.total]
-    rank = int(np.argmax(totals))
-    moment, values = memory_by_class(row.ranks[rank], row.kept[rank], row.peak(rank), column)
-    values["framework"] = entry(row.of.outside, column)
-    held = totals[rank] - sum(values.values())
-    values["allocator"] = held if held > 1e-12 * totals[rank] else 0.0
-    return {**adding_up(values, totals[rank]), "total": totals[rank]}, totals[rank], moment
+def fullest_by_class(row: MemoryRow, number: int) -> list[tuple[str, float, tuple[float, ...]]]:
+    """Return the moment at the peak of the fullest chip, its total and its live bytes by class, for each of `number` columns. [byte]"""
+    totals = list(zip(*(entries(total, number) for total in row.total), strict=True))
+    groups: dict[tuple[int, int], list[int]] = {}
+    for column, of_ranks in enumerate(totals):
+        rank = of_ranks.index(max(of_ranks))
+        largest = row.peak(rank).largest
+        groups.setdefault((rank, largest[column if len(largest) > 1 else 0]), []).append(column)
+    held: list[tuple[str, float, tuple[float, ...]]] = [("", 0.0, ())] * number
+    for (rank, peak_case), columns in groups.items():
+        case = row.peak(rank).cases[peak_case]
+        of_classes = _bytes_by_class(row.ranks[rank], row.kept[rank], case)
+        by_class = list(zip(*(entries(num_bytes, number) for num_bytes in of_classes), strict=True))
+        for column in columns:
+            held[column] = case[0].name, totals[column][rank], by_class[column]
+    return held
+
+
+def with_reserve(by_class: Sequence[float], total: float, outside: float) -> dict[str, float]:
+    """Return the bytes by class, with those outside the allocator and those that it reserves; "total" is their sum. [byte]"""
+    values = dict(zip(MEMORY, by_class, strict=True))
+    values["framework"] = outside
+    reserved = total - sum(values.values())
+    values["allocator"] = reserved if reserved > 1e-12 * total else 0.0
+    return {**adding_up(values, total), "total": total}
 
 
 def replicas(grid: LayoutGrid) -> Any:
