@@ -98,10 +98,10 @@ def explore(
     points_found: dict[int, Point] = {}
     combinations = [dict(zip([axis.name for axis in axes], values, strict=True)) for values in product(*(axis.values for axis in axes))]
     known = axes_of(system)
-    # axes that may be columns of one evaluation of a fixed training plan: quantities of hardware, else sequence lengths
+    # axes that may be columns of one evaluation of a fixed training plan: quantities of hardware, else sizes of the job
     is_single = search or system.is_service
     columns = set() if is_single else {axis.name for axis in axes if (field := hardware_axes(system).get(axis.name)) and field.kind}
-    for numbers in _blocks(combinations, columns if columns or is_single else {"job.seq_len"}):
+    for numbers in _blocks(combinations, columns if columns or is_single else _SIZES):
         block = _points(case, system, known, [combinations[number] for number in numbers], shares=shares)
         points_found |= dict(zip(numbers, block, strict=True))
         if progress is not None:
@@ -113,6 +113,9 @@ def explore(
 
 
 _SPEC_SHEET = "spec-sheet"
+
+#: Axes whose values are columns of one evaluation (`requests.predict_cases`).
+_SIZES = frozenset({"job.chips", "job.global_batch", "job.batch_tokens", "job.seq_len"})
 
 
 @takes(**_ASKED)
@@ -225,17 +228,17 @@ class SystemPredictor:
             raise InputError(f"chips={system.cluster.num_chips}: no plan fits on {system.cluster.name}; use more chips or larger memory")
         return result.plans[0]
 
-    def predict_columns(self, systems: Sequence[System]) -> Sequence[Prediction | ServingPrediction]:
-        """Predict the knobs' plan on training systems that differ in floats of their clusters or in their sequence length, as columns.
+    def predict_columns(self, systems: Sequence[System]) -> Sequence[Prediction | ServingPrediction | InputError]:
+        """Predict the knobs' plan on training systems, as columns, or return why there is no prediction.
 
-        Raises InputError.
+        The systems differ in floats of their clusters, or in the sizes of their jobs. Raises InputError if it is about all systems.
         """
         from perfmodel.cost.resolve import fresh_estimator
         from perfmodel.verbs.requests import setting_of_request
         from perfmodel.verbs.setting import annotated, constants_of, plan_in
 
         if any(system.asked != systems[0].asked for system in systems):
-            return self._predict_lengths(systems)
+            return self._predict_sizes(systems)
         asked = _placed(systems[0])
         assert isinstance(asked, Request)
         setting = setting_of_request(asked)
@@ -249,15 +252,16 @@ class SystemPredictor:
         rule = {"memory_headroom": asked.memory_headroom, "risk": asked.risk}
         return [annotated(prediction, setting) for prediction in estimator.predict_columns([plan] * len(systems), **rule)]
 
-    def _predict_lengths(self, systems: Sequence[System]) -> Sequence[Prediction]:
-        from perfmodel.verbs.requests import predict_requests
+    def _predict_sizes(self, systems: Sequence[System]) -> Sequence[Prediction | InputError]:
+        from perfmodel.verbs.requests import predict_cases
 
-        first = systems[0]
-        requests = [_placed(replace(system, cluster=first.cluster, model=first.model)) for system in systems]
-        answers, failures = predict_requests([request for request in requests if isinstance(request, Request)], [first.knobs])
-        if failures:
-            raise InputError(failures[0].reason)
-        return [answer.prediction for answer in answers]
+        smallest = min((system.cluster for system in systems), key=lambda cluster: cluster.num_chips)
+        cases = []
+        for system in systems:
+            asked = _placed(replace(system, model=systems[0].model))
+            assert isinstance(asked, Request)
+            cases.append((replace(asked, cluster=smallest), systems[0].knobs))
+        return [outcome if isinstance(outcome, InputError) else outcome.prediction for outcome in predict_cases(cases)]
 
     def _serve(self, asked: ServingRequest, held: Plan | ServingPlan | None) -> ServingPrediction:
         from perfmodel.cost.serving.simulated import predict_served
@@ -346,14 +350,21 @@ def _points(
         except InputError as error:
             points[number] = Point(values=values, reason=str(error))
     several = list(systems.values())
+    outcomes: Sequence[Prediction | ServingPrediction | InputError]
     try:
-        predictions = case.predict_columns(several) if len(several) > 1 else [case.predict(one) for one in several]
-        parts = _shares(case, several, predictions) if shares and several else [{}] * len(several)
+        outcomes = case.predict_columns(several) if len(several) > 1 else [case.predict(one) for one in several]
+        predicted = {number: outcome for number, outcome in zip(systems, outcomes, strict=True) if not isinstance(outcome, InputError)}
+        parts: list[dict[str, float]] = [{}] * len(predicted)
+        if shares and predicted:
+            parts = _shares(case, [systems[number] for number in predicted], list(predicted.values()))
     except InputError as error:
         if len(systems) > 1:  # one or all of them: predict each alone
             return [point for values in block for point in _points(case, system, known, [values], shares=shares)]
         return [replace(point, reason=point.reason or str(error)) for point in points]
-    for number, prediction, point_shares in zip(systems, predictions, parts, strict=True):
+    for number, outcome in zip(systems, outcomes, strict=True):
+        if isinstance(outcome, InputError):
+            points[number] = Point(values=block[number], reason=str(outcome))
+    for (number, prediction), point_shares in zip(predicted.items(), parts, strict=True):
         points[number] = Point(values=block[number], time=case.time(prediction), prediction=prediction, shares=point_shares)
     return points
 
@@ -382,6 +393,8 @@ def _shares(
             faster = [known[name].put(faster_system, known[name].get(faster_system) * _SMALL) for faster_system in faster]
         faster_predictions = case.predict_columns(faster) if len(faster) > 1 else [case.predict(faster[0], held=predictions[0].plan)]
         for share, before, after in zip(shares, predictions, faster_predictions, strict=True):
+            if isinstance(after, InputError):
+                raise after
             share[group] = max(math.log(case.time(before) / case.time(after)) / math.log(_SMALL), 0.0)
     return [{**share, "other": max(1.0 - sum(share.values()), 0.0)} for share in shares]
 

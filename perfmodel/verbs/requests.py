@@ -175,35 +175,37 @@ def predict_requests(
         if plan is not None:  # one framework for all rows
             framework = plan.framework.name
             requests = [request if request.profile is not None else replace(request, profile=framework) for request in requests]
-    settings: dict[tuple[int, ...], Setting] = {}
     cases = list(product(requests, knobs))
-    placed: dict[int, _Placed] = {}
-    refused: dict[int, InputError] = {}
-    # in rising order, so that one network serves all numbers of chips
-    for index in sorted(range(len(cases)), key=lambda index: _num_units(cases[index][0])):
-        request, chosen = cases[index]
-        try:
-            placed[index] = _placed(request, chosen, plan, settings)
-        except InputError as error:
-            refused[index] = error
-    predictions: dict[int, Prediction] = {}
-    for columns in _in_columns(placed):
-        for index, prediction in zip(columns, _predicted([placed[index] for index in columns]), strict=True):
-            if isinstance(prediction, InputError):
-                refused[index] = prediction
-            else:
-                predictions[index] = prediction
-    if refused and len(cases) == 1:
-        raise refused[0]
+    outcomes = predict_cases(cases, plan=plan)
+    answers = [outcome for outcome in outcomes if isinstance(outcome, Answer)]
     varied = varied_knobs(knobs)
     failures = []
-    for index in sorted(refused):
-        request, chosen = cases[index]
-        asked = request.described() | {name: getattr(chosen, name) for name in varied}
-        failures.append(NotPredicted(asked=asked, reason=str(refused[index])))
-    if not predictions:
+    for (request, chosen), outcome in zip(cases, outcomes, strict=True):
+        if isinstance(outcome, InputError):
+            if len(cases) == 1:
+                raise outcome
+            asked = request.described() | {name: getattr(chosen, name) for name in varied}
+            failures.append(NotPredicted(asked=asked, reason=str(outcome)))
+    if not answers:
         raise InputError(first_reasons(failures))
-    return [_answer(placed[index], predictions[index], plan) for index in sorted(predictions)], failures
+    return answers, failures
+
+
+def predict_cases(cases: Sequence[tuple[Request, Knobs]], *, plan: Plan | None = None) -> list[Answer | InputError]:
+    """Return the prediction of each request with its knobs, or why there is none. Plans that share a program are columns."""
+    settings: dict[tuple[int, ...], Setting] = {}
+    placed: dict[int, _Placed] = {}
+    outcomes: dict[int, Answer | InputError] = {}
+    # in rising order, so that one network serves all numbers of chips
+    for index in sorted(range(len(cases)), key=lambda index: _num_units(cases[index][0])):
+        try:
+            placed[index] = _placed(*cases[index], plan, settings)
+        except InputError as error:
+            outcomes[index] = error
+    for columns in _in_columns(placed):
+        for index, outcome in zip(columns, _predicted([placed[index] for index in columns]), strict=True):
+            outcomes[index] = outcome if isinstance(outcome, InputError) else _answer(placed[index], outcome, plan)
+    return [outcomes[index] for index in range(len(cases))]
 
 
 def _num_units(request: Request) -> int:
