@@ -255,11 +255,11 @@ def _placed(request: Request, knobs: Knobs, plan: Plan | None, settings: dict[tu
 
 
 _MOST_COLUMNS = 512
-"""Sequence lengths that are evaluated together, a few MB of arrays."""
+"""Plans that are evaluated together, a few MB of arrays."""
 
 
 def _in_columns(placed: Mapping[int, _Placed]) -> Iterator[list[int]]:
-    """Yield the indices of plans that are predicted together: they differ in their sequence length alone."""
+    """Yield the indices of plans that are predicted together: they differ in sizes that are columns of one program."""
     alike: dict[tuple[Any, ...], list[int]] = {}
     for index, case in placed.items():
         rule = case.request.memory_headroom, case.request.risk

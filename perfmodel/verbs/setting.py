@@ -319,7 +319,7 @@ def predict_in(setting: Setting, plan: Plan, *, memory_headroom: float | None = 
 def predict_in_columns(
     placed: Sequence[tuple[Setting, Plan]], *, memory_headroom: float | None = None, risk: float | None = None
 ) -> list[Prediction]:
-    """Return the predictions of plans that differ in their sequence length alone, each in its setting."""
+    """Return the predictions of plans that agree in `Estimator.shared_by_columns`, each in its setting."""
     check_headroom(memory_headroom)
     estimator = placed[0][0].estimator
     predictions = estimator.predict_columns([plan for _, plan in placed], memory_headroom=memory_headroom, risk=risk)
