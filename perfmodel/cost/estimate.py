@@ -283,7 +283,7 @@ def memory_fields(estimator: Estimator, plan: Plan, row: MemoryRow, rule: Memory
         if key not in known:
             (moment, total, by_class), ranks, limit = key
             known[key] = {
-                "memory": with_reserve(by_class, total, ranks[0].outside),
+                "memory": with_reserve(by_class, total, float(ranks[0].outside)),
                 "memory_moment": moment,
                 "memory_usable": limit,
                 "memory_low": max(rank.at_least(low) for rank in ranks),

@@ -12,7 +12,7 @@ system to another; for training and for serving.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -329,7 +329,7 @@ _MOST_COLUMNS = 512
 """Points that are evaluated together: their columns stay in the caches of a core."""
 
 
-def _blocks(combinations: Sequence[Mapping[str, Any]], columns: set[str]) -> Iterator[list[int]]:
+def _blocks(combinations: Sequence[Mapping[str, Any]], columns: Collection[str]) -> Iterator[list[int]]:
     """Yield the indices of points that are predicted together: they differ in columns only."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for number, values in enumerate(combinations):
