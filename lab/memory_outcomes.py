@@ -53,7 +53,7 @@ def outcome_of(case: Case, planned: PlannedCase, predictor: CasePredictor) -> Me
     """Return the outcome of a case that ran or ran out of memory. Raises InputError where it cannot be predicted."""
     estimator = predictor.estimator(planned)
     ranks = evaluate_memory(estimator, planned.plan).needs(planned.plan, uncertainty_of_memory(planned.profile))
-    headroom = min(rank.log_headroom(estimator.machine.memory_usable) for rank in ranks)
+    headroom = min(rank.log_headroom(estimator.machine.memory.usable) for rank in ranks)
     return MemoryOutcome(
         id=case.id,
         model=planned.plan.job.model.name,

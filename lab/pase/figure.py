@@ -200,7 +200,7 @@ class _Bench:
         planner = NetworkPlanner(
             network=self.network,
             price=lambda choice: _Priced(choice=tuple(choice), step_time=one_by_one.step_time(choice, self.setting)),
-            context_bytes=self.machine.context_bytes,
+            context_bytes=self.machine.memory.context_bytes,
             least_time=0.0,
             setting=self.setting,
             space=space,
@@ -270,7 +270,7 @@ def mesh_tensorflow_machine(cluster: Cluster, constants: FigureConstants = FITTE
         collectives={tier: _chains(hop, fraction, reductions_at_once) for tier, (hop, fraction) in tiers.items()},
     )
     machine = resolve_machine(cluster, calibration, dtype=Dtype.FP32)
-    return replace(machine, launch_time=gpus * constants.operator_time)
+    return replace(machine, host=replace(machine.host, launch_time=gpus * constants.operator_time))
 
 
 def _chains(hop_time: float, fraction: float, reductions_at_once: float) -> dict[CollectiveKind, CollectiveModel]:

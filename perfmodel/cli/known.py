@@ -282,7 +282,7 @@ def _hops(cluster: Cluster) -> list[str]:
     return [
         ""
         if abs(hop / tier.link.latency - 1) < 1e-6
-        else f" ({format_time(hop)} a hop of a ring; {machine.rests_on[tier_kind(cluster, tier)]})"
+        else f" ({format_time(hop)} a hop of a ring; {machine.basis.parts[tier_kind(cluster, tier)]})"
         for tier, hop in zip(cluster.tiers, hops, strict=True)
     ]
 

@@ -90,7 +90,7 @@ def _object(result: Limits) -> dict[str, Any]:
     return {
         **setting.described(),
         "global_batch": result.given_batch,
-        "memory_usable": machine.memory_usable,
+        "memory_usable": machine.memory.usable,
         "memory_headroom": result.memory_headroom,
         "risk": result.risk,
         "limits": {
@@ -122,7 +122,7 @@ def _blocks(result: Limits) -> Iterator[Block]:
         f"on {setting.cluster.num_chips:,} chip{'s' * (setting.cluster.num_chips > 1)} of {setting.reference}; "
         f"framework {setting.estimator.profile.name}"
     )
-    yield Text(f"{format_bytes(machine.memory_usable)} of a chip usable, {headroom_words(result.memory_headroom, result.risk)}")
+    yield Text(f"{format_bytes(machine.memory.usable)} of a chip usable, {headroom_words(result.memory_headroom, result.risk)}")
     yield _table(result)
     tower = tower_note(job.transformer)
     yield Notes([*(f"{_WORDS[limit.name]}: {limit.reason}" for limit in result), *([tower] if tower else [])])

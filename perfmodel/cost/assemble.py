@@ -95,7 +95,7 @@ def outside_pipeline(
 
 def step_constant(profile: ExecutionProfile, machine: Machine) -> float:
     """Return the host's constant time per step. [s]"""
-    return profile.timing.step_time_constant + machine.host_times.get("step", 0.0)
+    return profile.timing.step_time_constant + machine.host.times.get("step", 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -55,7 +55,7 @@ def communicator_bytes(machine: Machine, grid: LayoutGrid) -> Any:
 
 def world_communicator_bytes(machine: Machine, num_chips: int) -> float:
     """Return the buffers of the one communicator of all ranks. [byte]"""
-    for num_bytes, size in zip(machine.communicator_bytes, machine.tier_sizes, strict=True):
+    for num_bytes, size in zip(machine.memory.communicator_bytes, machine.tier_sizes, strict=True):
         if min(size, num_chips) > 1:
             return num_bytes
     return 0.0
@@ -63,19 +63,19 @@ def world_communicator_bytes(machine: Machine, num_chips: int) -> float:
 
 def _of_group(machine: Machine, grid: LayoutGrid, parts: tuple[str, ...]) -> Any:
     """Return the buffers of one communicator, by the innermost tier in which it has more than one rank. [byte]"""
-    if not machine.communicator_bytes:
+    if not machine.memory.communicator_bytes:
         return 0.0
-    buffers: Column = machine.communicator_bytes[-1]
-    for num_bytes, inside in reversed(list(zip(machine.communicator_bytes, grid.group_inside(parts), strict=True))):
+    buffers: Column = machine.memory.communicator_bytes[-1]
+    for num_bytes, inside in reversed(list(zip(machine.memory.communicator_bytes, grid.group_inside(parts), strict=True))):
         buffers = np.where(inside > 1.0, num_bytes, buffers)
     return buffers
 
 
 def _of_sends(machine: Machine, grid: LayoutGrid) -> Any:
     """Return the buffers of the communicator of pipeline sends. [byte]"""
-    if not machine.communicator_bytes:
+    if not machine.memory.communicator_bytes:
         return 0.0
-    buffers: Column = machine.communicator_bytes[-1]
-    for num_bytes, hop in reversed(list(zip(machine.communicator_bytes, grid.hop, strict=True))):
+    buffers: Column = machine.memory.communicator_bytes[-1]
+    for num_bytes, hop in reversed(list(zip(machine.memory.communicator_bytes, grid.hop, strict=True))):
         buffers = np.where(hop >= 2.0, num_bytes, buffers)
     return buffers

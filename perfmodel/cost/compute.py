@@ -347,7 +347,7 @@ def attention_decode_time(
     from 128, up to 16 query heads to a key-value head, head dims 64 and 128). Median error of heads that no fit saw, bf16: B200 3 %,
     H100 6 %, A100 7 %, H200 9 %; caches over 200 MB: 1-8 %.
     """
-    rates = machine.decode_attention[kernel]
+    rates = machine.serving.decode_attention[kernel]
     num_bytes = (kv_heads * key_length + heads) * (batch * head_dim) * (2.0 * itemsize)
     outgrown = num_bytes * rates.inverse_ramp_bytes
     square = outgrown * outgrown

@@ -169,7 +169,7 @@ def with_kept_programs(estimator: Estimator) -> Estimator:
 
 def with_rates_of(profile: ExecutionProfile, machine: Machine) -> Machine:
     """Return the machine with the framework's matmul rates and its generation of fused attention, where the calibration's differ."""
-    attention = profile.rates.attention_rate_fraction * machine.attention_generations.get(profile.kernels.attention_kernel, 1.0)
+    attention = profile.rates.attention_rate_fraction * machine.fused_attention.generations.get(profile.kernels.attention_kernel, 1.0)
     matmul = profile.rates.matmul_rate_fraction
     if attention != 1.0:
         rates = {name: replace(kernel, flop_rate=kernel.flop_rate * attention) for name, kernel in machine.attention.items()}
@@ -189,7 +189,7 @@ def with_rates_of(profile: ExecutionProfile, machine: Machine) -> Machine:
 
 def with_long_attention(profile: ExecutionProfile, machine: Machine) -> Machine:
     """Return the machine with the long-sequence rates of the framework's generation of fused attention."""
-    rates = machine.long_attention.get(profile.kernels.attention_kernel)
+    rates = machine.fused_attention.long.get(profile.kernels.attention_kernel)
     long = None if rates is None else (rates[0] * profile.rates.attention_rate_fraction, rates[1] * profile.rates.attention_rate_fraction)
     if all(kernel.long == long for kernel in machine.attention.values()):
         return machine
@@ -237,7 +237,7 @@ def _predictions(estimator: Estimator, plans: Sequence[Plan], row: PlanRow, rule
     num_chips = _column_of(plan.num_chips for plan in plans)
     scale = tokens / (time * num_chips * peak)
     parts = step_parts(estimator, first, row.columns, number)
-    capacities, usable = entries(machine.memory_capacity, number), entries(machine.memory_usable, number)
+    capacities, usable = entries(machine.memory.capacity, number), entries(machine.memory.usable, number)
     # fields with one value for all columns, then fields by column
     shared: dict[str, Any] = {
         "peak_dtype": str(counted.dtype),
@@ -559,7 +559,7 @@ def rank_memories(estimator: Estimator, plan: Plan, columns: PlanColumns | None 
 
 def rests_on(machine: Machine, parts: Mapping[str, float]) -> dict[str, str]:
     """Return the basis of each part and of the memory: data sheet, prior, calibration or profile."""
-    rests = machine.rests_on
+    rests = machine.basis.parts
     inner, outer = rests.get(SCALE_UP) or rests[SCALE_OUT], rests.get(SCALE_OUT) or rests[SCALE_UP]  # a cluster may lack one kind of tier
     of = {
         "forward": rests["matmul"],

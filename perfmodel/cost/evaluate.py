@@ -237,7 +237,7 @@ def _attention(rows: TimedRows, machine: Machine, amount: Array, sizes: Array) -
             kernel=LATENT_KERNEL if is_latent else rows.attention_kernel,
             value_head_dim=at["value_head_dim"][row],
         )
-        times.append(time + machine.launch_time)
+        times.append(time + machine.host.launch_time)
     return np.stack(times)
 
 
@@ -302,15 +302,15 @@ def _host_time(rows: Rows, sizes: Array, machine: Machine, step: EngineStep | No
     """Return the exposed host time of each row: launch and distributed-tensor handling; 0 in a serving step (its engine has it). [s]"""
     if step is not None:
         return 0.0
-    distributed = machine.host_times.get("dtensor_op", 0.0)
+    distributed = machine.host.times.get("dtensor_op", 0.0)
     if distributed == 0.0:
-        return machine.launch_time
-    return machine.launch_time + distributed * np.minimum(sizes[rows.columns["mesh"]] - 1.0, 1.0)
+        return machine.host.launch_time
+    return machine.host.launch_time + distributed * np.minimum(sizes[rows.columns["mesh"]] - 1.0, 1.0)
 
 
 def redistribution_time(num_bytes: Array, group_size: Array, machine: Machine) -> Any:
     """Return the overhead of an activation collective: host time of its issue and wait, and copies of its buffer (2^20 bytes a MiB). [s]"""
-    once, per_mebibyte = machine.host_times.get("redistribution", 0.0), machine.host_times.get("redistribution_mebibyte", 0.0)
+    once, per_mebibyte = machine.host.times.get("redistribution", 0.0), machine.host.times.get("redistribution_mebibyte", 0.0)
     if once == 0.0 and per_mebibyte == 0.0:
         return 0.0
     return np.minimum(group_size - 1.0, 1.0) * (once + num_bytes * (per_mebibyte / MEBIBYTE))

@@ -157,53 +157,98 @@ class DecodeAttentionRates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ChipMemory:
+    """Memory of a chip, and what the runtime allocates of it. [byte]
+
+    bandwidth            of the data sheet or as measured   [byte/s]
+    capacity, usable     as the driver reports it, and the part that the runtime can use
+    context_bytes        of the runtime's context
+    communicator_bytes   buffers of a communicator whose ranks share a domain of each tier
+    allocator_factor     ratio of reserved to allocated bytes   [-]
+    """
+
+    bandwidth: float
+    capacity: float
+    usable: float
+    context_bytes: float
+    communicator_bytes: tuple[float, ...]
+    allocator_factor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HostRates:
+    """Host of a chip: its times, and the rates of its memory.
+
+    launch_time        of a kernel   [s]
+    times              by event      [s]
+    is_chip            the host computes the step itself
+    bandwidth          of a chip's link to its host's memory                  [byte/s]
+    memory_bandwidth   a chip's share of the bandwidth of the host's memory   [byte/s]
+    """
+
+    launch_time: float
+    times: Mapping[str, float]
+    is_chip: bool = False
+    bandwidth: float = HOST_BANDWIDTH
+    memory_bandwidth: float = HOST_MEMORY_BANDWIDTH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FusedAttention:
+    """Generations of fused-attention kernels, by name.
+
+    generations   rate over that of the measured generation                     [-]
+    long          rates over long sequences, forward and backward               [FLOP/s]
+    """
+
+    generations: Mapping[str, float]
+    long: Mapping[str, tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Basis:
+    """Basis of a machine's rates.
+
+    calibration   its name
+    parts         of matmul, streaming, attention and the present kinds of tier (scale_up, scale_out): `spec sheet`, `prior: NAME`,
+                  `partial calibration: NAME` or `calibrated: NAME`
+    errors        held-out median errors of the calibration, by part
+    """
+
+    calibration: str
+    parts: Mapping[str, str]
+    errors: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Machine:
     """Rates of the hardware and its software for one compute dtype, made by `resolve_machine`.
 
-    rests_on: basis of matmul, streaming, attention and the present kinds of tier (scale_up, scale_out): `spec sheet`, `prior: NAME`,
-        `partial calibration: NAME` or `calibrated: NAME`.
     convolution: None: a convolution takes as long as a matrix multiply of its size.
-    grouped_matmul, decode_attention: rates of a layer's fused experts and of a decode step; no cost of a training step uses them.
-    errors: held-out median errors of the calibration, by part.
+    grouped_matmul: rates of a layer's fused experts.
     serving: kernels of serving only; no cost of a training step uses them.
     low: the machine for products in fewer bits, if the job has a recipe for them.
-    communicator_bytes: buffers of a communicator whose ranks share a domain of each tier.
-    host_bandwidth: of a chip's link to its host's memory; host_memory_bandwidth: a chip's share of the bandwidth of that memory. [byte/s]
     row_multiple: rows of each of several grouped products are padded to a multiple of it.
     """
 
     cluster: str
     chip: str
-    calibration: str
     dtype: Dtype
     peak_flop_rate: float
-    memory_bandwidth: float
-    memory_capacity: float
-    memory_usable: float
     compute_units: float
     tier_sizes: tuple[int, ...]
     matmul: MatmulRates
     streaming: StreamingRates
     attention: Mapping[str, AttentionRates]
+    fused_attention: FusedAttention
     grouped_matmul: GroupedMatmulRates
-    decode_attention: Mapping[str, DecodeAttentionRates]
     links: LinkRates
-    sustained_clock_fraction: float
-    attention_generations: Mapping[str, float]
-    long_attention: Mapping[str, tuple[float, float]]
-    launch_time: float
-    host_times: Mapping[str, float]
-    context_bytes: float
-    communicator_bytes: tuple[float, ...]
-    allocator_factor: float
+    memory: ChipMemory
+    host: HostRates
     contention: Mapping[str, float]
-    rests_on: Mapping[str, str]
+    basis: Basis
     serving: ServingRates
     convolution: ConvolutionRates | None = None
-    errors: Mapping[str, float] = field(default_factory=dict)
-    host_is_chip: bool = False
-    host_bandwidth: float = HOST_BANDWIDTH
-    host_memory_bandwidth: float = HOST_MEMORY_BANDWIDTH
     low: Machine | None = None
     row_multiple: float = 1.0
 
@@ -264,17 +309,17 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
     return Machine(
         cluster=cluster.name,
         chip=chip.name,
-        calibration=calibration.name,
         dtype=dtype,
         peak_flop_rate=peak,
-        memory_bandwidth=memory_bandwidth,
-        memory_capacity=memory_capacity,
-        memory_usable=memory_capacity * chip.memory.usable_fraction,
         compute_units=units,
         tier_sizes=tuple(tier.size for tier in cluster.tiers),
         matmul=_slower_matmul(matmul, slowdown("matmul")),
         streaming=_slower_streaming(streaming, slowdown("streaming")),
         attention=MappingProxyType({name: _slower_attention(rates, slowdown("attention")) for name, rates in attention.items()}),
+        fused_attention=FusedAttention(
+            generations=calibration.attention_generations,
+            long={name: (peak * fractions.forward, peak * fractions.backward) for name, fractions in calibration.long_attention.items()},
+        ),
         grouped_matmul=_grouped_rates(
             calibration,
             matmul_model,
@@ -284,33 +329,34 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
             units,
             slowdown("matmul"),
         ),
-        decode_attention=_decode_rates(calibration, memory_bandwidth, units, slowdown("attention")),
         links=link_rates(cluster, calibration),
-        sustained_clock_fraction=clock,
-        attention_generations=calibration.attention_generations,
-        long_attention={
-            name: (peak * fractions.forward, peak * fractions.backward) for name, fractions in calibration.long_attention.items()
-        },
-        launch_time=calibration.launch_time * sharing,
-        host_is_chip=chip.unit_kind == "core",
-        host_bandwidth=chip.host_bandwidth,
-        host_memory_bandwidth=HOST_MEMORY_BANDWIDTH / max(min(cluster.num_chips, chip.chips_per_node), 1),
-        host_times=MappingProxyType({name: time * sharing for name, time in calibration.host_times.items()}),
-        context_bytes=calibration.context_bytes,
-        communicator_bytes=tuple(channels_of(tier.link.bandwidth) * calibration.channel_bytes for tier in cluster.tiers),
-        allocator_factor=calibration.allocator_factor,
+        memory=ChipMemory(
+            bandwidth=memory_bandwidth,
+            capacity=memory_capacity,
+            usable=memory_capacity * chip.memory.usable_fraction,
+            context_bytes=calibration.context_bytes,
+            communicator_bytes=tuple(channels_of(tier.link.bandwidth) * calibration.channel_bytes for tier in cluster.tiers),
+            allocator_factor=calibration.allocator_factor,
+        ),
+        host=HostRates(
+            launch_time=calibration.launch_time * sharing,
+            times=MappingProxyType({name: time * sharing for name, time in calibration.host_times.items()}),
+            is_chip=chip.unit_kind == "core",
+            bandwidth=chip.host_bandwidth,
+            memory_bandwidth=HOST_MEMORY_BANDWIDTH / max(min(cluster.num_chips, chip.chips_per_node), 1),
+        ),
         contention=calibration.contention,
+        basis=Basis(calibration=calibration.name, parts=MappingProxyType(rests_on), errors=calibration.errors),
         serving=serving_rates(
             cluster,
             calibration,
             plain=plain,
             grouped=grouped,
+            decode_attention=_decode_rates(calibration, memory_bandwidth, units, slowdown("attention")),
             rates=rates,
             memory_bandwidth=memory_bandwidth,
         ),
-        rests_on=MappingProxyType(rests_on),
         convolution=_convolution_rates(calibration.convolution.get(dtype), peak, memory_bandwidth, calibration, slowdown("matmul")),
-        errors=calibration.errors,
     )
 
 
@@ -320,7 +366,7 @@ def is_machine_of(cluster: Cluster, num_chips: int, machine: Machine) -> bool:
     Processes of a CPU contend for its memory, a torus has a slice for each number, and chips of one host share the bandwidth of its memory.
     """
     host = cluster.chip.chips_per_node
-    is_contended = machine.host_is_chip or machine.contention.get("cores", 0.0) > 0
+    is_contended = machine.host.is_chip or machine.contention.get("cores", 0.0) > 0
     return min(cluster.num_chips, host) == min(num_chips, host) and not is_contended and not any(tier.torus_shape for tier in cluster.tiers)
 
 

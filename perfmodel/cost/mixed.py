@@ -114,7 +114,7 @@ def _prediction(estimator: MixedEstimator, plan: Plan, rule: MemoryRule) -> Pred
         ((candidate, mixed.step(candidate)) for candidate in mixed.pipelines), key=lambda case: float(case[1].step_time[0])
     )
     memories = [(mixed.estimators[pool], held) for pool, (_, held) in mixed.memories().items()]
-    fields = [memory_fields(of_pool, plan, held, rule, [of_pool.machine.memory_usable])[0] for of_pool, held in memories]
+    fields = [memory_fields(of_pool, plan, held, rule, [of_pool.machine.memory.usable])[0] for of_pool, held in memories]
     fullest = min(range(len(fields)), key=lambda i: (_ORDER[fields[i]["verdict"]], fields[i]["fits_probability"]))
     host, held = memories[fullest]
     columns = PlanRow(columns=row, memory_row=held)
@@ -135,7 +135,7 @@ def _prediction(estimator: MixedEstimator, plan: Plan, rule: MemoryRule) -> Pred
         hfu=scalar(executed_flops(estimator, [plan], columns)) / (time * plan.num_chips * peak),
         peak_flop_rate=peak,
         peak_dtype=str((machine.low or machine).dtype),
-        memory_capacity=host.machine.memory_capacity,
+        memory_capacity=host.machine.memory.capacity,
         rests_on=rests_on(machine, parts),
         not_runnable=estimator.profile.not_runnable_reason(plan),
         price_per_hour=estimator.cluster.mean_chip(lambda chip: chip.price_per_hour),
@@ -251,7 +251,7 @@ class _Mixed:
         ratios: dict[int, float] = {}
         for pool, (ranks, row) in self.memories().items():
             for rank, total in zip(ranks, row.total, strict=False):
-                ratio = scalar(total) / self.estimators[pool].machine.memory_usable
+                ratio = scalar(total) / self.estimators[pool].machine.memory.usable
                 if ratio > 1.0:
                     ratios[rank] = max(ratio, ratios.get(rank, 0.0))
         return ratios

@@ -418,7 +418,7 @@ def _cast_times(program: ParameterProgram, local: Array, shard: Array, machine: 
         regions = [np.zeros(local.shape[1]) for _ in program.members]
         for region, members in enumerate(program.members):
             for i in members:
-                regions[region] = regions[region] + elements[i] * (num_bytes[i] / machine.memory_bandwidth)
+                regions[region] = regions[region] + elements[i] * (num_bytes[i] / machine.memory.bandwidth)
         times[name] = tuple(regions)
     return CastTimes(**times)
 
@@ -465,7 +465,7 @@ def _handling_time(program: ParameterProgram, num_bytes: Array, group_size: Arra
     """
     if not program.holds_sharded_weights:
         return 0.0
-    host = machine.host_times
+    host = machine.host.times
     is_gather = (program.unit_kind == COLLECTIVE_CODE[CollectiveKind.ALL_GATHER])[:, None]
     once = np.where(is_gather, host.get("gather_unit", 0.0), host.get("reduce_unit", 0.0))
     per_byte = np.where(is_gather, host.get("gather_mebibyte", 0.0), host.get("reduce_mebibyte", 0.0)) / MEBIBYTE

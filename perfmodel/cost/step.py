@@ -513,7 +513,7 @@ def hop_time(boundary: Column, tp: Column, profile: ExecutionProfile, machine: M
     If tp ranks hold equal copies, the profile may send the tensor in tp parts and gather it (Megatron's scatter-gather).
     """
     ranks = grid.degree["pp"]
-    runtime = np.minimum(ranks - 1.0, 1.0) * machine.host_times.get("pipeline_send", 0.0)
+    runtime = np.minimum(ranks - 1.0, 1.0) * machine.host.times.get("pipeline_send", 0.0)
     if is_scattered or not profile.communication.scatters_pipeline_sends:
         return send_time(boundary, ranks, grid.hop, machine) + runtime
     send = send_time(boundary / tp, ranks, grid.hop, machine)
@@ -656,7 +656,7 @@ def optimizer_time(terms: ParameterTerms, stages: Stages, sizes: Bytes, machine:
 def update_time(elements: Column, sizes: Bytes, machine: Machine) -> Any:
     """Return the time of an optimizer step over `elements`: on the chip, or on the host with its transfers. [s]"""
     if sizes.hosted:
-        return elements * (sizes.hosted / machine.host_memory_bandwidth + sizes.carried / machine.host_bandwidth)
+        return elements * (sizes.hosted / machine.host.memory_bandwidth + sizes.carried / machine.host.bandwidth)
     low = sizes.projection
     time = streaming_time(num_bytes=elements * sizes.step, num_elements=elements, kernel_class=sizes.optimizer_kernel, machine=machine)
     return time + elements * (low.flops / machine.matmul.flop_rate + low.time) if low.flops else time
@@ -703,8 +703,8 @@ def adding_time(
 ) -> Any:
     """Return `accumulation_time` for a number of elements, with the passes over gradients once a step. [s]"""
     times = num_microbatches if sizes.gradient > sizes.gathered else num_microbatches - 1.0
-    bandwidth = machine.memory_bandwidth
+    bandwidth = machine.memory.bandwidth
     # gradients of unsharded weights may be copied into one buffer of their unit before the reduction
-    copy = 0.0 if holds_sharded_weights else machine.host_times.get("gradient_mebibyte", 0.0) / MEBIBYTE
+    copy = 0.0 if holds_sharded_weights else machine.host.times.get("gradient_mebibyte", 0.0) / MEBIBYTE
     passes = (sizes.passed + sizes.scaled * is_reduced) / bandwidth
     return times * (elements * (sizes.accumulate / bandwidth)) + elements * (sizes.gradient * copy + passes)

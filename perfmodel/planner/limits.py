@@ -145,7 +145,7 @@ class Prober:
         rule, uncertainty, usable = (
             memory_rule(self.headroom, self.risk),
             uncertainty_of_memory(estimator.profile),
-            estimator.machine.memory_usable,
+            estimator.machine.memory.usable,
         )
         ratio, ranks = rule.ratio(uncertainty), row.needs(stretched, uncertainty)
         left = rule.allowed(usable) - max(rank.total for rank in ranks)
@@ -277,7 +277,7 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
         return states[chips]
 
     estimator = prober.estimator(prober.seq_len, candidates[0], prober.global_batch or micro)
-    least = _least_state(estimator) / memory_rule(prober.headroom, prober.risk).allowed(estimator.machine.memory_usable)
+    least = _least_state(estimator) / memory_rule(prober.headroom, prober.risk).allowed(estimator.machine.memory.usable)
     possible = [count for count in candidates if count >= least and count % given == 0]
     fewest = next((count for count in possible[:_MOST_PROBES] if probe(count).num_feasible), 0)
     rest = possible[_MOST_PROBES:]

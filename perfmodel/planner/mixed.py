@@ -97,7 +97,7 @@ def search_mixed(
     front = front_of(np.array([best.step_time for best in fitting]), np.array([best.memory["total"] for best in fitting]))
     tight = sum(prediction.verdict is Verdict.TIGHT for prediction in predicted)
     rejected = {OUT_OF_MEMORY: len(predicted) - len(fitting) - tight, TIGHT: tight}
-    fullest = min(estimator.pools, key=lambda pool: pool.machine.memory_usable).machine
+    fullest = min(estimator.pools, key=lambda pool: pool.machine.memory.usable).machine
     return SearchResult(
         objective=objective,
         num_evaluated=len(predicted),
@@ -114,8 +114,8 @@ def search_mixed(
         least_memory=tuple(sorted(predicted, key=lambda prediction: prediction.memory["total"])[:1]),
         baselines=(),
         num_tight=tight,
-        memory_capacity=fullest.memory_capacity,
-        memory_usable=fullest.memory_usable,
+        memory_capacity=fullest.memory.capacity,
+        memory_usable=fullest.memory.usable,
         memory_headroom=rule.headroom,
         risk=rule.risk if rule.risk < 1.0 else None,
         interrupted=interrupted,

@@ -135,8 +135,8 @@ def search_plans(
         least_memory=predict(state.plan(int(i)) for i in state.least.ids),
         baselines=known,
         num_tight=state.num_tight,
-        memory_capacity=estimator.machine.memory_capacity,
-        memory_usable=estimator.machine.memory_usable,
+        memory_capacity=estimator.machine.memory.capacity,
+        memory_usable=estimator.machine.memory.usable,
         memory_headroom=rule.headroom,
         risk=rule.risk if rule.risk < 1.0 else None,
         certainty=() if risk is None or state.interrupted else _certainty(estimator, space, attention=state.attention, kept_tables=tables),
@@ -203,7 +203,7 @@ def likelihood(estimator: Estimator, plan: Plan) -> int:
     """Return the probability that the plan fits, in whole percent as tables show it, at most 99 %."""
     uncertainty = uncertainty_of_memory(estimator.profile)
     needs = evaluate_memory(estimator, plan).needs(plan, uncertainty)
-    return min(math.floor(100.0 * fit_probability(needs, estimator.machine.memory_usable, uncertainty) + 0.5), 99)
+    return min(math.floor(100.0 * fit_probability(needs, estimator.machine.memory.usable, uncertainty) + 0.5), 99)
 
 
 def _by_expectation(

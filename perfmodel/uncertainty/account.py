@@ -142,7 +142,7 @@ def _kernels(estimator: Estimator, plan: Plan, residuals: Residuals) -> Iterator
             slope = math.log1p(parameter.change) / math.log1p(STEP)
             yield VarianceSource(
                 name=f"{estimator.cluster.chip.name}: {parameter.parameter}",
-                variance=(slope * _spread_of(parameter, estimator.machine.errors, residuals)) ** 2,
+                variance=(slope * _spread_of(parameter, estimator.machine.basis.errors, residuals)) ** 2,
                 rests_on=parameter.rests_on,
             )
 

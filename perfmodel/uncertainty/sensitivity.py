@@ -93,17 +93,19 @@ def _moved(profile: ExecutionProfile, constant: FittedConstant) -> tuple[Executi
 
 def at_profile(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
     """Return the estimator with another profile: the rates of its machine are scaled by the ratio of the two profiles. For times alone."""
-    base_profile, generations = estimator.profile, estimator.machine.attention_generations
+    base_profile, fused_attention = estimator.profile, estimator.machine.fused_attention
+    generations = fused_attention.generations
     ratios = {rate.name: getattr(profile.rates, rate.name) / getattr(base_profile.rates, rate.name) for rate in fields(RateOptions)}
     ratios["attention_rate_fraction"] *= generations.get(profile.kernels.attention_kernel, 1.0) / generations.get(
         base_profile.kernels.attention_kernel, 1.0
     )
-    machine = with_rates_of(profile.having(**ratios), replace(estimator.machine, attention_generations={}))
+    of_one_generation = replace(estimator.machine, fused_attention=replace(fused_attention, generations={}))
+    machine = with_rates_of(profile.having(**ratios), of_one_generation)
     return _with_profile(replace(estimator, machine=with_long_attention(profile, machine)), profile)
 
 
 def _source(estimator: Estimator, part: str) -> str:
-    return f"profile: {estimator.profile.name}" if part == "profile" else estimator.machine.rests_on.get(part, "spec sheet")
+    return f"profile: {estimator.profile.name}" if part == "profile" else estimator.machine.basis.parts.get(part, "spec sheet")
 
 
 def _machine_change(change: Callable[[Machine, Cluster], Machine]) -> Callable[[Estimator], Estimator | None]:
@@ -167,7 +169,7 @@ def _faster_memory(machine: Machine, _: Cluster) -> Machine:
     kernels = {name: replace(rates, bandwidth=rates.bandwidth * (1.0 + STEP)) for name, rates in machine.attention.items()}
     return replace(
         machine,
-        memory_bandwidth=machine.memory_bandwidth * (1.0 + STEP),
+        memory=replace(machine.memory, bandwidth=machine.memory.bandwidth * (1.0 + STEP)),
         streaming=_faster_streaming(machine.streaming),
         matmul=replace(machine.matmul, bandwidth=machine.matmul.bandwidth * (1.0 + STEP)),
         attention=MappingProxyType(kernels),
@@ -195,8 +197,8 @@ def _links(kind: str, rows: tuple[str, ...], factor: float) -> Callable[[Machine
 
 
 def _slower_host(machine: Machine, _: Cluster) -> Machine:
-    times = {name: time * (1.0 + STEP) for name, time in machine.host_times.items()}
-    return replace(machine, launch_time=machine.launch_time * (1.0 + STEP), host_times=MappingProxyType(times))
+    times = {name: time * (1.0 + STEP) for name, time in machine.host.times.items()}
+    return replace(machine, host=replace(machine.host, launch_time=machine.host.launch_time * (1.0 + STEP), times=MappingProxyType(times)))
 
 
 #: Name -> (basis: a part of the calibration, or the profile; change of the estimator to a parameter `STEP` larger).

@@ -225,7 +225,7 @@ def shard_network(
     memory_headroom = _headroom(asked.memory_headroom)
     check_headroom(memory_headroom)
     setting, found_network, treatments = network_setting(network, asked, inputs=inputs, batch=batch, sizes=sizes, microbatches=microbatches)
-    limit = memory_rule(memory_headroom).allowed(setting.estimator.machine.memory_usable)
+    limit = memory_rule(memory_headroom).allowed(setting.estimator.machine.memory.usable)
     searches: dict[int, NetworkSearch[Prediction]] = {}
     planners: dict[int, NetworkPlanner[Prediction]] = {}
     reasons: list[InputError] = []
@@ -383,7 +383,7 @@ def shard_pipeline(
                 setting.estimator,
                 cluster=setting.reference,
                 zero=stage,
-                memory_limit=memory_rule(memory_headroom).allowed(setting.estimator.machine.memory_usable),
+                memory_limit=memory_rule(memory_headroom).allowed(setting.estimator.machine.memory.usable),
                 stages=stages,
                 microbatches=microbatches,
                 beat=min((search.step_time for search in searches.values()), default=math.inf),

@@ -56,7 +56,7 @@ def faster_attention(profile: ExecutionProfile, machine: Machine) -> str:
 
     It compares kernels on chips with measurements of several generations over long sequences (`Calibration.long_attention`).
     """
-    kernel_now, rates = profile.kernels.attention_kernel, machine.long_attention
+    kernel_now, rates = profile.kernels.attention_kernel, machine.fused_attention.long
     if kernel_now not in rates:
         return ""
     faster = tuple(kernel for kernel in ("flash3", "cudnn") if kernel in rates and rates[kernel] > rates[kernel_now])
@@ -75,7 +75,7 @@ def attention_note(prediction: Prediction, profile: ExecutionProfile, machine: M
     if not kernel:
         return ""
     kernel_now = profile.kernels.attention_kernel
-    ratio = machine.long_attention[kernel][0] / machine.long_attention[kernel_now][0]
+    ratio = machine.fused_attention.long[kernel][0] / machine.fused_attention.long[kernel_now][0]
     return (
         f"attention is most of the FLOP and runs as {kernel_now}, the default of {FrameworkRef.parse(profile.name).name}: "
         f"{kernel} is up to {ratio:.1f} times as fast on this chip (--setting attention_kernel={kernel})"

@@ -424,7 +424,7 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
             features_of(plan, chip),
             family=family,
             uncalibrated=uncalibrated(estimator.machine),
-            is_usual=estimator.machine.calibration == choose_calibration(setting.cluster.chip).name,
+            is_usual=estimator.machine.basis.calibration == choose_calibration(setting.cluster.chip).name,
             open_behaviours=(0.0, 0.0) if is_known else open_in(estimator, plan, stated=_given_in(estimator.profile)),
         )
     if plan.has_experts:

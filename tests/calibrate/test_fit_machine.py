@@ -221,7 +221,7 @@ def test_the_rest_is_medians(fitted):
     assert calibration.launch_time == 6e-6
     assert dict(calibration.host_times) == {"step": 3e-3}
     assert machine.contention["compute.2"] == 1.08
-    assert machine.rests_on[SCALE_UP] == "calibrated: here"
+    assert machine.basis.parts[SCALE_UP] == "calibrated: here"
 
 
 def test_errors_and_points_are_recorded(fitted):
@@ -263,7 +263,7 @@ def test_products_that_were_all_seen_slow_have_a_peak_above_them():
 
 def test_nothing_measured_leaves_the_spec_sheet():
     machine = make_machine(make_tier(), calibration=fit_machine([], name="here", chip="test-chip", software=""))
-    assert set(machine.rests_on.values()) == {"spec sheet"}
+    assert set(machine.basis.parts.values()) == {"spec sheet"}
 
 
 @pytest.mark.parametrize("time", [0.0, -1.0, float("nan"), float("inf")])

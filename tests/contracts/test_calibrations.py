@@ -17,8 +17,8 @@ def test_a_chip_says_what_it_rests_on(name):
     calibration = default_calibration(name, calibrations_for(name))
     dtype = Dtype.BF16 if Dtype.BF16 in load_chip(name).peak_flop_rate else Dtype.FP16
     machine = resolve_machine(cluster_of(name, num_chips=16), calibration, dtype=dtype)
-    assert set(machine.rests_on) <= set(PARTS)
-    for part, source in machine.rests_on.items():
+    assert set(machine.basis.parts) <= set(PARTS)
+    for part, source in machine.basis.parts.items():
         kind, _, rest = source.partition(": ")
         own = MEASURED.get(name)
         is_measured = own is not None and own.provenance is Provenance.CALIBRATED and part not in own.borrowed

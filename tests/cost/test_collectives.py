@@ -237,11 +237,11 @@ def test_a_collective_that_was_not_measured_borrows_the_nearest():
 
 def test_figures_of_a_switch_are_not_used_on_a_relatives_mesh():
     borrowed = replace(GLOO, chips=("other",), relatives=("test-chip",), peaks={})
-    assert make_machine(make_tier(), calibration=borrowed).rests_on[SCALE_UP] == "prior: gloo"
+    assert make_machine(make_tier(), calibration=borrowed).basis.parts[SCALE_UP] == "prior: gloo"
     partial = replace(GLOO, borrowed=(SCALE_UP,))
-    assert make_machine(make_tier(), calibration=partial).rests_on[SCALE_UP] == "partial calibration: gloo"
+    assert make_machine(make_tier(), calibration=partial).basis.parts[SCALE_UP] == "partial calibration: gloo"
     mesh = make_tier(Topology.FULL_MESH, bandwidth=448e9, pair_bandwidth=64e9)
-    assert make_machine(mesh, calibration=borrowed).rests_on[SCALE_UP] == "spec sheet"
+    assert make_machine(mesh, calibration=borrowed).basis.parts[SCALE_UP] == "spec sheet"
 
 
 def test_a_ring_between_nodes_pays_for_its_hops_inside():

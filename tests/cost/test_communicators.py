@@ -16,7 +16,7 @@ from perfmodel.parallel.layout import DEFAULT_ORDER
 
 CALIBRATION = load_calibration("h100")
 MACHINE = resolve_machine(load_cluster("dgx-h100", num_chips=64), CALIBRATION)
-IN_NODE, BETWEEN = MACHINE.communicator_bytes
+IN_NODE, BETWEEN = MACHINE.memory.communicator_bytes
 MEGATRON_ORDER = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
 
 

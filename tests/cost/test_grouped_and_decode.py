@@ -97,7 +97,7 @@ def test_few_rows_cost_what_the_weights_do(name):
     machine = shipped_machine(name, clock=False)
     layer = LAYER | {"experts": 128.0, "hidden_size": 4096.0, "intermediate_size": 1536.0, "tokens": 16.0}
     time = grouped_matmul_time(**(layer | {"rows": np.array([128.0, 512.0])}), machine=machine)
-    streaming = 128 * 3 * 4096 * 1536 * 2 / machine.memory_bandwidth
+    streaming = 128 * 3 * 4096 * 1536 * 2 / machine.memory.bandwidth
     assert time[1] < 1.15 * time[0]
     assert (streaming < time).all()
     assert (time < 1.8 * streaming).all()
@@ -125,7 +125,7 @@ def test_a_large_cache_is_read_at_the_memory_bandwidth_and_a_small_one_is_not(na
     machine = shipped_machine(name, clock=False)
     key_length = np.array([2.0**9, 2.0**12, 2.0**15])
     time = attention_decode_time(**(CACHE | {"key_length": key_length}), machine=machine)
-    fraction = 2 * 2 * 16 * 8 * 128 * key_length / time / machine.memory_bandwidth
+    fraction = 2 * 2 * 16 * 8 * 128 * key_length / time / machine.memory.bandwidth
     assert (np.diff(fraction) > 0).all()
     assert fraction[0] < 0.4
     assert 0.7 < fraction[2] < 1.0
@@ -136,14 +136,14 @@ def test_many_short_caches_cost_what_their_heads_do(name):
     """A key-value head of a sequence takes a compute unit for some time, however few tokens it has."""
     machine = shipped_machine(name, clock=False)
     time = attention_decode_time(**(CACHE | {"batch": np.array([4096.0, 8192.0]), "key_length": 2.0}), machine=machine)
-    assert time[1] - time[0] == pytest.approx(4096 * 8 * machine.decode_attention["flash"].unit_time, rel=0.2)
+    assert time[1] - time[0] == pytest.approx(4096 * 8 * machine.serving.decode_attention["flash"].unit_time, rel=0.2)
 
 
 def test_an_unmeasured_chip_runs_grouped_products_as_plain_ones():
     machine = MACHINES["spec"]
     assert machine.grouped_matmul.matmul.flop_rate == machine.matmul.flop_rate
     assert machine.grouped_matmul.floor_time == 2 * machine.matmul.floor_time
-    assert set(machine.decode_attention) == {"flash"}
+    assert set(machine.serving.decode_attention) == {"flash"}
 
 
 def test_models_are_those_of_the_dtype_and_in_units():
@@ -156,7 +156,7 @@ def test_models_are_those_of_the_dtype_and_in_units():
         decode_attention={"flash": DecodeAttentionModel(memory_fraction=0.5, floor_time=1e-5, wave_time=2e-6, ramp_bytes=4e7)},
     )
     machine = make_machine(calibration=calibration)
-    rates, decode = machine.grouped_matmul, machine.decode_attention["flash"]
+    rates, decode = machine.grouped_matmul, machine.serving.decode_attention["flash"]
     assert rates.matmul.flop_rate == pytest.approx(0.9 * machine.matmul.flop_rate)
     assert rates.matmul.bandwidth == pytest.approx(0.8 * machine.matmul.bandwidth)
     assert (rates.row_bandwidth, rates.expert_time, rates.floor_time) == (1e12, 1e-7, 1e-5)  # half of the floor shows

@@ -40,9 +40,10 @@ def test_an_older_generation_of_attention_reaches_what_the_chip_says(chip, clust
 def test_products_of_eight_bits_have_a_clock_of_their_own():
     calibration = load_calibration("h100")
     machines = [resolve_machine(load_cluster("dgx-h100"), calibration, dtype=dtype) for dtype in (Dtype.BF16, Dtype.FP8)]
-    assert [machine.sustained_clock_fraction for machine in machines] == [
-        calibration.sustained_clock_fraction,
-        calibration.clock_fractions[Dtype.FP8],
+    fractions = [calibration.matmul[machine.dtype].peak_fraction for machine in machines]
+    assert [machine.matmul.flop_rate for machine in machines] == [
+        machines[0].peak_flop_rate * calibration.sustained_clock_fraction * fractions[0],
+        machines[1].peak_flop_rate * calibration.clock_fractions[Dtype.FP8] * fractions[1],
     ]
 
 

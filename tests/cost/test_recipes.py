@@ -54,7 +54,7 @@ def test_one_copy_is_enough_where_operands_may_lie_in_either_order(precision):
     copies = (1 if is_one else 2) * recipe.copy_bytes
     assert low.memory["weights"] - wide.memory["weights"] == 20 * linear / 2 * copies
     reads = 4.0 if recipe.reads_twice else 2.0
-    bandwidth = resolve_machine(load_cluster("dgx-b200"), load_calibration("b200"), dtype=Dtype.BF16).memory_bandwidth
+    bandwidth = resolve_machine(load_cluster("dgx-b200"), load_calibration("b200"), dtype=Dtype.BF16).memory.bandwidth
     assert low.parts["weight_casts"] * bandwidth == pytest.approx(80 * linear / 2 * (reads + copies), rel=1e-6)
 
 

@@ -16,7 +16,7 @@ def step(precision=Precision.FP8_DELAYED, *, batch=16, profile=None, chips=8, **
     estimator = estimator_of(job, chips=chips, profile=profile or "megatron")
     plan = make_plan(job, cluster="test", num_chips=chips, profile=estimator.profile.name, **knobs)
     prediction = estimator.predict(plan)
-    return prediction, prediction.parts.get("weight_casts", 0.0) * estimator.machine.memory_bandwidth
+    return prediction, prediction.parts.get("weight_casts", 0.0) * estimator.machine.memory.bandwidth
 
 
 @pytest.mark.parametrize("knobs", [dict(tp=2), dict(tp=2, pp=4), dict(pp=2, virtual_stages=4), dict(pp=2, tp=2, zero=1)])
@@ -56,7 +56,7 @@ def test_what_is_gathered_each_microbatch_is_cast_each_time(zero, stores, num_by
     (ZeRO 2 that stores no shards) are cast once a step."""
     keeps = profile_of("torch-fsdp2").having(keeps_low_copies=True, prefetches_parameters=False, zero2_stores_shards=stores)
     never = keeps.having(keeps_low_copies=False)  # of which casts are work of the passes, and gathers the same
-    bandwidth = estimator_of(make_job(MODEL), chips=8).machine.memory_bandwidth
+    bandwidth = estimator_of(make_job(MODEL), chips=8).machine.memory.bandwidth
     for batch in (8, 16, 24):
         casts, moved = step(batch=batch, zero=zero, dp_shard=8, profile=keeps)
         plain, _ = step(batch=batch, zero=zero, dp_shard=8, profile=never)

@@ -56,7 +56,7 @@ def test_parameters_are_means_and_the_prediction_rests_on_a_prior():
     assert min(hops) < prior.collectives[SCALE_UP][CollectiveKind.ALL_REDUCE].hop_time < max(hops)
     assert prior.provenance is Provenance.PRIOR
     machine = resolve_machine(load_cluster("dgx-h100"), prior)
-    assert machine.rests_on["matmul"] == "prior: mean of a100 and b200"
+    assert machine.basis.parts["matmul"] == "prior: mean of a100 and b200"
 
 
 def test_a_mean_with_zero_is_the_plain_one():

@@ -184,7 +184,7 @@ def test_a_pipeline_that_does_not_divide_the_layers_is_found():
     knobs = {"tp": 8, "pp": 16, "virtual_stages": 7, "zero": 1, "recompute": "full", "dp_shard": 8, "micro_batch": 1}
     state = sweep_all(estimator, Space(fixed=knobs))
     found = [state.plan(i) for i in state.best_time.ids.tolist()]
-    named = {"cluster": "dgx-h100", "num_chips": 1024, "calibration": estimator.machine.calibration}
+    named = {"cluster": "dgx-h100", "num_chips": 1024, "calibration": estimator.machine.basis.calibration}
     single = make_plan(job, profile="megatron", **named, **knobs)
     assert single in found
     assert sum(single.stage_layers[::16]) == sum(single.stage_layers[15::16]) == 7

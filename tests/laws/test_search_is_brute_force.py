@@ -86,7 +86,7 @@ def test_the_front(half_fits):
 @pytest.mark.parametrize("headroom", [0.1, 0.5])
 def test_headroom_is_less_memory(half_fits, headroom):
     estimator, everything = half_fits
-    capacity = estimator.machine.memory_usable * (1 - headroom)
+    capacity = estimator.machine.memory.usable * (1 - headroom)
     result = search_plans(estimator, memory_headroom=headroom, also=("front",))
     assert result.num_feasible == sum(p.memory["total"] <= capacity for p in everything)
     assert all(p.fits and p.memory["total"] <= capacity for p in result.plans)
@@ -96,7 +96,7 @@ def test_headroom_is_less_memory(half_fits, headroom):
 def test_a_risk_is_the_probability_of_not_fitting(half_fits, risk):
     estimator, everything = half_fits
     result = search_plans(estimator, risk=risk, also=("front",))
-    usable = estimator.machine.memory_usable
+    usable = estimator.machine.memory.usable
     assert result.num_feasible == sum(p.fits_probability >= 1 - risk and p.memory["total"] <= usable for p in everything)
     assert all(p.fits and p.fits_probability >= 1 - risk for p in result.plans)
     times = [each.prediction[0].step_time for each in result.certainty if each.prediction]

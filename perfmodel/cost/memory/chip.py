@@ -335,17 +335,17 @@ def outside_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_r
 
 def reserve_factor(profile: ExecutionProfile, machine: Machine) -> float:
     """Return the ratio of reserved to allocated bytes of temporary tensors."""
-    return profile.allocator.reserve_factor * machine.allocator_factor
+    return profile.allocator.reserve_factor * machine.memory.allocator_factor
 
 
 def outside_bytes(profile: ExecutionProfile, machine: Machine, grid: LayoutGrid) -> Any:
     """Return the memory of a run outside its allocator: context, communicators of its process groups, the framework's own. [byte]"""
-    return (machine.context_bytes + profile.allocator.framework_bytes) + communicator_bytes(machine, grid)
+    return (machine.memory.context_bytes + profile.allocator.framework_bytes) + communicator_bytes(machine, grid)
 
 
 def sole_outside_bytes(profile: ExecutionProfile, machine: Machine, num_chips: int) -> float:
     """Return `outside_bytes` for a single process group of all ranks. [byte]"""
-    return (machine.context_bytes + profile.allocator.framework_bytes) + world_communicator_bytes(machine, num_chips)
+    return (machine.memory.context_bytes + profile.allocator.framework_bytes) + world_communicator_bytes(machine, num_chips)
 
 
 def waiting_memory(

@@ -113,7 +113,7 @@ def _row(
         calls=count,
         bound=bound_of(flops, num_bytes, time, floor=floor, ridge=ridge),
         ridge=ridge,
-        bandwidth=machine.memory_bandwidth,
+        bandwidth=machine.memory.bandwidth,
         crossover=crossover,
     )
 
@@ -150,7 +150,7 @@ def _products(machine: Machine, program: ServingProgram, step: EngineStep, amoun
 def _ridge(machine: Machine, quantization: Quantization) -> float:
     """Return the ridge of products with weights in that format. [FLOP/byte]"""
     rate = machine.peak_flop_rate * machine.serving.relative_rate.get(quantization.product, 1.0)
-    return rate / machine.memory_bandwidth
+    return rate / machine.memory.bandwidth
 
 
 def bound_of(flops: float, num_bytes: float, time: float, *, floor: float, ridge: float) -> Bound:
@@ -185,7 +185,7 @@ def _attention(machine: Machine, program: ServingProgram, step: EngineStep, amou
             flops=float(flops[0]),
             num_bytes=float(num_bytes[0]),
             time=float(cached_attention_time(cached.work, heads, kv_heads, step, machine)[0]),
-            floor=(machine.attention if step.takes_prompts else machine.decode_attention)["flash"].floor_time,
+            floor=(machine.attention if step.takes_prompts else machine.serving.decode_attention)["flash"].floor_time,
         )
 
 

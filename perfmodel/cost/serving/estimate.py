@@ -369,7 +369,7 @@ def _intervals(estimator: ServingEstimator, served: ServedPlans, at: int) -> dic
 
 def rests_on(estimator: ServingEstimator) -> dict[str, str]:
     """Return part -> source of its numbers."""
-    rests = estimator.machine.rests_on
+    rests = estimator.machine.basis.parts
     links = rests.get(SCALE_UP) or rests.get(SCALE_OUT) or "spec sheet"
     engine = f"engine: {estimator.engine.name}"
     of = dict.fromkeys(("products", "experts", "logits"), rests["matmul"])

@@ -61,7 +61,7 @@ def executor_times(
         model=model,
         cluster=cluster,
         calibration=calibration,
-        engine=EXECUTOR.having(launch_time=machine.launch_time),
+        engine=EXECUTOR.having(launch_time=machine.host.launch_time),
         quantization=QUANTIZATIONS["bf16"],
         cache=dtype,
         element_bytes=float(itemsize(dtype)),

@@ -22,7 +22,7 @@ from perfmodel.hardware.serving_kernels import (
 )
 
 if TYPE_CHECKING:
-    from perfmodel.cost.machine import MatmulRates
+    from perfmodel.cost.machine import DecodeAttentionRates, MatmulRates
     from perfmodel.hardware.calibration import Calibration
     from perfmodel.hardware.cluster import Cluster
 
@@ -47,6 +47,7 @@ class ServingRates:
 
     plain             unquantized products
     grouped           the same with the small tile of grouped kernels
+    decode_attention  by kernel: of a decode step
     relative_rate     by compute dtype, the chip's FLOP rate at its clock over that of 16 bits; a dtype without units is missing
     memory_bandwidth  of the data sheet     [byte/s]
     exposed_floor     exposed share of a kernel's floor
@@ -56,6 +57,7 @@ class ServingRates:
     all_reduce: AllReduceRates
     plain: MatmulRates
     grouped: MatmulRates
+    decode_attention: Mapping[str, DecodeAttentionRates]
     relative_rate: Mapping[Dtype, float]
     memory_bandwidth: float
     exposed_floor: float
@@ -97,6 +99,7 @@ def serving_rates(
     *,
     plain: MatmulRates,
     grouped: MatmulRates,
+    decode_attention: Mapping[str, DecodeAttentionRates],
     rates: Mapping[Dtype, float],
     memory_bandwidth: float,
 ) -> ServingRates:
@@ -109,6 +112,7 @@ def serving_rates(
         all_reduce=_all_reduce_rates(cluster, calibration, calibration.serving),
         plain=plain,
         grouped=grouped,
+        decode_attention=decode_attention,
         relative_rate=MappingProxyType({dtype: rate / base_rate for dtype, rate in rates.items()}),
         memory_bandwidth=memory_bandwidth,
         exposed_floor=calibration.exposed_floor_fraction,

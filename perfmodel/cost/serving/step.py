@@ -241,7 +241,7 @@ class StepCosts:
             kernels = len(rows.matmul.names) + len(rows.low.names) + program.num_passes + len(rows.cached)
             blocks = max(sum(1 for region in program.regions if region.is_block), 1)
             launched = np.maximum(launched, kernels / blocks * program.model.num_hidden_layers * host.launch_time)
-        if self.machine.host_is_chip:
+        if self.machine.host.is_chip:
             return launched + engine_time  # nothing overlaps with the host
         waits = np.maximum(launched - device, 0.0)
         return waits + (host.step_time if program.is_prompt and host.overlaps_host else engine_time)

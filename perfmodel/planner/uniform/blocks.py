@@ -164,7 +164,7 @@ def plan_memory(
     imbalance, extra = imbalance_of(estimator.job.model, columns.pp, stages, uncertainty), extra_memory(holding, uncertainty)
     for rank in flight.ranks:
         held = rank_memory_terms(holding, rank, flight.live[rank], of_live=pipelines.stages_of())
-        most = _largest_prediction(memory_limit, estimator.machine.memory_usable, held.fixed, columns.outside, imbalance[rank], extra[rank])
+        most = _largest_prediction(memory_limit, estimator.machine.memory.usable, held.fixed, columns.outside, imbalance[rank], extra[rank])
         # if gradients wait for reduction, each moment has a working set of its own, even with the same microbatches in flight
         times = runs_at(rank, stages) if keeps_gathered(terms.program) else tuple(flight.kept[rank])
         largest: Any = None

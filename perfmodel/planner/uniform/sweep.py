@@ -110,7 +110,7 @@ class Sweep:
     @property
     def largest_state(self) -> float:
         """State memory above which a plan neither fits nor is tight. [byte]"""
-        return max(self.estimator.machine.memory_usable, self.memory_limit.capacity)
+        return max(self.estimator.machine.memory.usable, self.memory_limit.capacity)
 
     @property
     def largest_need(self) -> float:
@@ -176,7 +176,7 @@ def plan_of(
         stage_layers=choice.stage_layers,
         attention=str(attention),
         profile=estimator.profile.name,
-        calibration=machine.calibration,
+        calibration=machine.basis.calibration,
     )
 
 
@@ -191,7 +191,7 @@ def check_searchable(estimator: Estimator) -> None:
 def memory_limit_of(estimator: Estimator, *, memory_headroom: float | None, risk: float | None) -> MemoryLimit:
     """Return the limit of memory with this headroom, or at this risk."""
     rule, uncertainty = memory_rule(memory_headroom, risk), uncertainty_of_memory(estimator.profile)
-    return MemoryLimit(uncertainty=uncertainty, ratio=rule.ratio(uncertainty), capacity=rule.allowed(estimator.machine.memory_usable))
+    return MemoryLimit(uncertainty=uncertainty, ratio=rule.ratio(uncertainty), capacity=rule.allowed(estimator.machine.memory.usable))
 
 
 def sweep(
@@ -420,7 +420,7 @@ def _evaluate_group(state: Sweep, tables: Tables, block: _Block, pipelines: Pipe
     legal_cells = int(flight.legal.sum()) * num_recompute
     if not legal_cells:
         return
-    keys, usable = block.keys, estimator.machine.memory_usable
+    keys, usable = block.keys, estimator.machine.memory.usable
     for zero, part in zero_parts(state.space.runs, tables, block.rows, block.rule):
         begin, end = part.start, part.stop
         terms, tied = tables.parameters[block.rule, zero, pp > 1]().block(keys[part])

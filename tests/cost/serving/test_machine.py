@@ -32,7 +32,7 @@ def share_of_bandwidth(machine, rows=1):
     """Of the memory bandwidth, what reading the weights of a large product of few rows reaches."""
     n, k = 28672, 8192
     time = float(matmul_time(batch=1.0, m=rows, n=n, k=k, itemsize=2.0, machine=machine)) - machine.matmul.floor_time
-    return 2.0 * n * k / machine.memory_bandwidth / time
+    return 2.0 * n * k / machine.memory.bandwidth / time
 
 
 @pytest.mark.parametrize("flops", [13e12, 27e12, 60e12, 120e12, 400e12])

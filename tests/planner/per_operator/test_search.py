@@ -213,7 +213,7 @@ def test_a_pipeline_is_no_worse_than_its_single_stage_and_keeps_its_bound():
 
     own = estimator(at, 8, global_batch=64)
     options = {"cluster": "pase-1080ti", "zero": 1}
-    capacity = machine("pase-1080ti", 8).memory_capacity
+    capacity = machine("pase-1080ti", 8).memory.capacity
     best = search_pipeline(own, memory_limit=capacity, **options)
     single = search_pipeline(own, memory_limit=capacity, stages=(1,), **options)
     assert best.step_time <= single.step_time * (1 + 1e-9)
@@ -277,7 +277,7 @@ def test_one_stage_of_a_pipeline_is_a_plan_without_one():
         return load_network("gpt2", batch=batch, seq_len=128, layers=2, vocabulary=1024)
 
     own = estimator(at, 8, global_batch=16)
-    options = {"memory_limit": machine("pase-1080ti", 8).memory_capacity, "stages": (1,), "microbatches": (1,)}
+    options = {"memory_limit": machine("pase-1080ti", 8).memory.capacity, "stages": (1,), "microbatches": (1,)}
     found = search_pipeline(own, cluster="pase-1080ti", zero=0, **options)
     assert found.best.plan.cuts.stages == ()
     assert found.step_time == own.predict(found.best.plan).step_time

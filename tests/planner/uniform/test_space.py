@@ -93,7 +93,7 @@ def test_lists_of_recomputed_modules_are_among_the_best_where_they_are_quick_eno
     operators = operators_of(names)
     estimator, orders = estimator_of(make_job(model, batch=32, seq_len=4096), chips=16, node=8), SEARCHED_ORDERS[:1]
     quickest = sweep_all(estimator, Space(orders=orders)).best_time.companions[0]
-    within = 1.0 - 0.98 * quickest / estimator.machine.memory_usable  # room for a little less
+    within = 1.0 - 0.98 * quickest / estimator.machine.memory.usable  # room for a little less
     tried = sweep(estimator, Space(orders=orders, lists=(operators,)), top=50, memory_headroom=within)
     usual = sweep(estimator, Space(orders=orders), top=50, memory_headroom=within)
     asked = Space(orders=orders, recompute_operators=operators, fixed={"recompute": "selective"})
