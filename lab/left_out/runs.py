@@ -72,6 +72,6 @@ def _run(case: Case, planned: PlannedCase) -> PublishedRun:
         model=f"L{model.num_hidden_layers} h{model.hidden_size} a{model.num_attention_heads}/{model.num_key_value_heads} "
         f"f{model.intermediate_size}",
         planned=planned,
-        settings=planned.framework.setup(case.inputs.get("settings")),
+        settings=planned.framework.options.setup(case.inputs.get("settings")),
         choice=choice_of(case, planned),
     )

@@ -13,6 +13,7 @@ from perfmodel.cost.estimate import Estimator
 from perfmodel.fitting.fit import Mask, OwnFit, OwnRun, fit_some, moved_constant
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.uncertainty.priors import RESERVE, Behaviour, Constant
+from perfmodel.validation.framework_patterns import MemoryFigures
 from perfmodel.validation.step_times import estimator_of
 from perfmodel.validation.validate import memory_figure
 
@@ -64,7 +65,8 @@ class LogMemories:
         estimator = replace(estimator, profile=estimator.profile.having(reserve_factor=factor))
         planned = run.planned
         if run.memory_kind:
-            planned = replace(planned, framework=replace(planned.framework, memory_kind=run.memory_kind, memory_rank="fullest"))
+            figures = MemoryFigures(memory_kind=run.memory_kind, memory_rank="fullest")
+            planned = replace(planned, framework=replace(planned.framework, figures=figures))
         return memory_figure(estimator, planned, columns.of(estimator))
 
 

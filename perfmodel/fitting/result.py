@@ -154,7 +154,7 @@ def with_memory(fitted_profile: FittedProfile, fit: OwnFit, runs: Sequence[OwnRu
         FittedPeak(
             id=run.id,
             plan=run.planned.plan,
-            kind=run.memory_kind or run.planned.framework.memory_kind,
+            kind=run.memory_kind or run.planned.framework.figures.memory_kind,
             measured=run.memory,
             before=run.memory * math.exp(fit.before[i]),
             after=run.memory * math.exp(fit.after[i]),

@@ -95,7 +95,7 @@ def plan_of_case(
     _check_model(inputs)
     assumed: list[str] = []
     framework = framework_of(inputs.get("framework")).when_sharded(inputs.get("zero_stage"))
-    settings = framework.setup(settings_of_case(inputs.get("settings")), inputs.get("method"))
+    settings = framework.options.setup(settings_of_case(inputs.get("settings")), inputs.get("method"))
     seq_len = stated_count(inputs, "sequence_length")
     tp, pp, cp = (stated_count(inputs, name, default=1) for name in ("tp", "pp", "cp"))
     if settings.get("device_map") and tp * pp * cp == 1:
@@ -336,7 +336,7 @@ def _recompute(
         assumed.append("recompute")
         if recipe_modules:
             return "selective", operators_of(read_modules(recipe_modules, "recompute"))
-        value = framework.recompute
+        value = framework.recomputation.recompute
     if value == "minimal_offloaded":
         value = "selective"
     if value not in ("none", "selective", "full"):
@@ -344,7 +344,7 @@ def _recompute(
     modules = megatron_flags(settings).get("recompute-modules", "").strip("[]").split()
     if value == "selective" and modules:
         return value, operators_of(read_modules(modules, "recompute-modules"))
-    return value, (framework.selective_sharded if zero == 3 else ()) or framework.selective
+    return value, framework.recomputation.operators(zero)
 
 
 def _attention(inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str, Any], assumed: list[str]) -> str:

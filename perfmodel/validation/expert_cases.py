@@ -125,7 +125,7 @@ def with_framework_defaults(
     if not framework.trains_mtp and isinstance(model, Mapping) and stated_layers(model, MTP) is None:
         config = replace(config, num_mtp_layers=0)
     experts = config.experts
-    if experts is None or not framework.forces_neighbours or settings.get("balanced_routing") != "forced":
+    if experts is None or not framework.experts.forces_neighbours or settings.get("balanced_routing") != "forced":
         return config
     if experts.num_experts % experts.top_k:
         return config
@@ -247,7 +247,7 @@ _RELEASE = re.compile(r"(?<![\d.])\d{2}\.\d{2}(?:\.\d{1,2})?(?![\d.])", re.ASCII
 
 def recipe_of_case(inputs: Mapping[str, Any], framework: Framework, model: TransformerConfig) -> ReleaseRecipe | None:
     """Return the recipe of the release in the framework's name (`Megatron-Bridge / 26.02 NeMo Container`); None for an unknown one."""
-    releases = load_releases(framework.profile) if framework.has_recipes and model.experts is not None else None
+    releases = load_releases(framework.profile) if framework.experts.has_recipes and model.experts is not None else None
     stated = _RELEASE.search(str(inputs.get("framework"))[:200])
     if releases is None or stated is None:
         return None
@@ -271,7 +271,7 @@ def expert_knobs(
     if isinstance(stated, int) and not isinstance(stated, bool):
         etp = stated
     else:
-        usual = 1 if framework.folds_experts else tp
+        usual = 1 if framework.experts.folds_experts else tp
         etp = _flag(flags, "expert-tensor-parallel-size", usual if recipe is None or not recipe.etp else recipe.etp)
     dispatcher_stated = inputs.get("dispatcher") or flags.get("moe-token-dispatcher-type") or ("allgather" if flags else None)
     dispatcher_stated = dispatcher_stated or (str(Dispatcher.FLEX) if "deepep" in stated_kernels(inputs.get("settings")) else None)
@@ -280,7 +280,9 @@ def expert_knobs(
         dispatcher_stated = None if recipe is None else recipe.dispatcher
     if dispatcher_stated is None:
         dispatcher_stated = (
-            str(Dispatcher.FLEX) if str(inputs.get("chip")).startswith(framework.flex_on or ("/",)) else framework.dispatcher
+            str(Dispatcher.FLEX)
+            if str(inputs.get("chip")).startswith(framework.experts.flex_on or ("/",))
+            else framework.experts.dispatcher
         )
     known = [str(dispatcher) for dispatcher in Dispatcher]
     if dispatcher_stated not in known:
@@ -310,9 +312,9 @@ def with_recipe(
         applied_recipe = recipe if can_overlap else replace(recipe, moe_overlap=False)
         return as_recipe_runs(profile, applied_recipe, launch_time=eager.timing.host_launch_time)
     name = str(chip)
-    if framework.graphs_experts_on is not None and not name.startswith(framework.graphs_experts_on):
+    if framework.experts.graphs_experts_on is not None and not name.startswith(framework.experts.graphs_experts_on):
         profile = profile.having(host_launch_time=eager.timing.host_launch_time)
-    if not name.startswith(framework.hides_exchanges_on or ("/",)) or (pp > 1 and virtual_stages == 1):
+    if not name.startswith(framework.experts.hides_exchanges_on or ("/",)) or (pp > 1 and virtual_stages == 1):
         return profile
     return profile.having(hides_exchanges=True, delays_weight_gradients=True)
 

@@ -189,8 +189,8 @@ class CasePredictor:
             row,
             labels=choice.labels,
             framework=planned.framework.profile,
-            memory_kind=planned.framework.memory_kind,
-            memory_rank=planned.framework.memory_rank,
+            memory_kind=planned.framework.figures.memory_kind,
+            memory_rank=planned.framework.figures.memory_rank,
             predicted_step_time=time,
             step_time_low=time * low,
             step_time_high=time * high,
@@ -254,14 +254,14 @@ def memory_figure(estimator: Estimator, planned: PlannedCase, columns: PlanColum
     if estimator.cluster.pools:
         estimator = mixed_estimator(estimator).pools[0]
     ranks = rank_memories(estimator, planned.plan, columns)
-    match planned.framework.memory_rank:
+    match planned.framework.figures.memory_rank:
         case "first":
             figures: tuple[RankMemory, ...] = ranks[:1]
         case "last":
             figures = ranks[-1:]
         case _:
             figures = ranks
-    is_reserved = planned.framework.memory_kind == "reserved"
+    is_reserved = planned.framework.figures.memory_kind == "reserved"
     return max(figure.reserved if is_reserved else figure.allocated for figure in figures)
 
 

@@ -16,9 +16,12 @@ def test_entries_have_names_of_their_own_and_known_profiles_and_settings():
     for entry in entries:
         assert re.compile(entry.pattern)
         assert {entry.profile, entry.sharded or entry.profile} <= set(list_profiles())
-        assert set(entry.settings) | {name for stated in entry.of_method.values() for name in stated} <= set(SETTINGS) | READ_APART
-        assert entry.memory_kind in ("reserved", "allocated")
-        assert entry.memory_rank in ("first", "last", "fullest")
+        assert (
+            set(entry.options.settings) | {name for stated in entry.options.of_method.values() for name in stated}
+            <= set(SETTINGS) | READ_APART
+        )
+        assert entry.figures.memory_kind in ("reserved", "allocated")
+        assert entry.figures.memory_rank in ("first", "last", "fullest")
 
 
 @pytest.mark.parametrize(
@@ -43,5 +46,5 @@ def test_the_first_pattern_that_matches_wins(text, name):
 def test_an_entry_takes_over_the_fields_of_its_base():
     bridge, nemo = framework_of("NeMo Megatron-Bridge"), framework_of("NeMo")
     assert bridge.profile == nemo.profile == "nemo"
-    assert bridge.settings == nemo.settings
-    assert (bridge.folds_experts, nemo.folds_experts) == (True, False)
+    assert bridge.options == nemo.options
+    assert (bridge.experts.folds_experts, nemo.experts.folds_experts) == (True, False)
