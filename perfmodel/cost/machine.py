@@ -194,7 +194,7 @@ class HostRates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FusedAttention:
+class AttentionGenerations:
     """Generations of fused-attention kernels, by name.
 
     generations   rate over that of the measured generation                     [-]
@@ -240,7 +240,7 @@ class Machine:
     matmul: MatmulRates
     streaming: StreamingRates
     attention: Mapping[str, AttentionRates]
-    fused_attention: FusedAttention
+    fused_attention: AttentionGenerations
     grouped_matmul: GroupedMatmulRates
     links: LinkRates
     memory: ChipMemory
@@ -316,7 +316,7 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
         matmul=_slower_matmul(matmul, slowdown("matmul")),
         streaming=_slower_streaming(streaming, slowdown("streaming")),
         attention=MappingProxyType({name: _slower_attention(rates, slowdown("attention")) for name, rates in attention.items()}),
-        fused_attention=FusedAttention(
+        fused_attention=AttentionGenerations(
             generations=calibration.attention_generations,
             long={name: (peak * fractions.forward, peak * fractions.backward) for name, fractions in calibration.long_attention.items()},
         ),

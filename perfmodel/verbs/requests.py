@@ -197,7 +197,7 @@ def predict_cases(cases: Sequence[tuple[Request, Knobs]], *, plan: Plan | None =
     placed: dict[int, _Placed] = {}
     outcomes: dict[int, Answer | InputError] = {}
     # in rising order, so that one network serves all numbers of chips
-    for index in sorted(range(len(cases)), key=lambda index: _num_units(cases[index][0])):
+    for index in sorted(range(len(cases)), key=lambda index: cases[index][0].chips or cases[index][0].nodes or 0):
         try:
             placed[index] = _placed(*cases[index], plan, settings)
         except InputError as error:
@@ -206,11 +206,6 @@ def predict_cases(cases: Sequence[tuple[Request, Knobs]], *, plan: Plan | None =
         for index, outcome in zip(columns, _predicted([placed[index] for index in columns]), strict=True):
             outcomes[index] = outcome if isinstance(outcome, InputError) else _answer(placed[index], outcome, plan)
     return [outcomes[index] for index in range(len(cases))]
-
-
-def _num_units(request: Request) -> int:
-    """Return the number of chips or nodes of a request; 0 without a valid one."""
-    return request.chips or request.nodes or 0
 
 
 def varied_knobs(knobs: Sequence[Knobs]) -> list[str]:
