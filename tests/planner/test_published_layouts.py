@@ -8,7 +8,7 @@ from perfmodel.workload.models import list_models, load_model
 
 
 def test_what_is_known_is_of_shipped_models_and_divides_them():
-    told = read_yaml(resource_dir("strategies") / "makers.yaml")["models"]
+    told = read_yaml(resource_dir("strategies") / "published_layouts.yaml")["models"]
     assert set(told) <= set(list_models())
     assert not set(told) & set(list_plans())
     for name in told:
