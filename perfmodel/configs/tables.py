@@ -47,6 +47,14 @@ class FactRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NamedFile:
+    """A configuration that projects ship, recognised by its name: a pattern, and the facts that it sets."""
+
+    name: str
+    sets: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenFile:
     """One file of an export.
 
@@ -76,6 +84,7 @@ class FrameworkTable:
     framework  name of the framework for users
     profile    assumed execution profile, or serving engine
     recognise  alternatives: keys that must all be present, or `program=PATTERN`
+    named_files  configurations that are read by their name where the file is missing
     harmless   patterns of keys without effect on time and memory
     defaults   fact -> expression of the framework's default, if no key sets the fact
     derive     fact -> expressions of it, tried in order if no key sets the fact
@@ -93,6 +102,7 @@ class FrameworkTable:
     serves: bool
     recognise: tuple[tuple[str, ...], ...]
     keys: Mapping[str, KeyMeaning]
+    named_files: tuple[NamedFile, ...]
     harmless: tuple[str, ...]
     defaults: tuple[tuple[str, str], ...]
     derive: tuple[tuple[str, str], ...]
@@ -178,6 +188,7 @@ def _table(name: str, content: Mapping[str, Any], common: Mapping[str, Any]) -> 
         serves=content.get("serves", False),
         recognise=tuple(tuple(str(line).split()) for line in content.get("recognise", ())),
         keys={key: _key(entry) for key, entry in keys.items()},
+        named_files=tuple(NamedFile(**entry) for entry in content.get("named_files", ())),
         harmless=(*content.get("harmless", "").split(), *common["harmless"].split()),
         defaults=pairs("defaults"),
         derive=pairs("derive") + tuple((fact, rule) for rules_of_fact in common["derive"] for fact, rule in rules_of_fact.items()),
