@@ -261,7 +261,7 @@ def with_left_out(rows: Iterable[ValidationRow], left_out: Mapping[str, float]) 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = command_parser("residuals", __doc__)
     parser.add_argument("--left-out", type=Path, metavar="FILE.csv", help="predictions by fits that did not see the run's model")
-    parser.add_argument("--out-of-memory", type=Path, metavar="FAILED.jsonl", help="runs that failed: memory_uncertainty.yaml is written too")
+    parser.add_argument("--out-of-memory", type=Path, metavar="FAILED.jsonl", help="failed runs: memory_uncertainty.yaml is written too")
     parser.add_argument("--out", type=Path, default=Path("strategies/residuals.yaml"), metavar="FILE.yaml")
     options = parser.parse_args(arguments)
     left_out = {} if options.left_out is None else read_left_out(options.left_out)

@@ -138,6 +138,7 @@ def generic_engine(known: Sequence[Engine]) -> Engine:
         source=f"the mean of {names} (lab.serving.engines)",
         formats=(),
         versions=(),
+        chips=(),
         notes={},
         **values,
     )

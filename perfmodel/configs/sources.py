@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from perfmodel.configs.containers import command_inside
 from perfmodel.configs.launch import script_in
 from perfmodel.configs.python_file import read_python
 from perfmodel.configs.shell import ShellCommand, read_script
@@ -125,7 +126,7 @@ def _read_launch(source: ConfigKeys, text: str) -> None:
 
 def _options(command: ShellCommand) -> Iterator[tuple[str, Any]]:
     """Yield the options and overrides of a command, then its program and first argument."""
-    words = list(command.words)
+    words = command_inside(command.words)
     program: list[str] = []
     arguments: list[str] = []
     index = 0

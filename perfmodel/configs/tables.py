@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from perfmodel.configs.training_script import ScriptCall
 from perfmodel.foundation.errors import bad_field, suggest
 from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
@@ -146,6 +147,19 @@ def load_tables() -> Mapping[str, FrameworkTable]:
     tables = {name: _table(name, _based(name, contents), common) for name in contents}
     order = [name for name in common["order"] if name in tables]
     return {name: tables[name] for name in [*order, *(name for name in tables if name not in order)]}
+
+
+@lru_cache(maxsize=1)
+def script_calls() -> tuple[tuple[ScriptCall, ...], Mapping[str, str]]:
+    """Return the calls of training scripts whose arguments are keys, and the keys of arguments with another name."""
+    common = read_yaml(resource_dir("strategies") / "configs" / f"{COMMON}.yaml")
+    return tuple(ScriptCall(**call) for call in common["script_calls"]), common["script_names"]
+
+
+@lru_cache(maxsize=1)
+def entry_points() -> Mapping[str, str]:
+    """Return image of a container -> the program that it starts with the given arguments."""
+    return dict(read_yaml(resource_dir("strategies") / "configs" / f"{COMMON}.yaml")["entry_points"])
 
 
 def table_named(name: str) -> FrameworkTable:
