@@ -69,7 +69,7 @@ def test_what_a_framework_cannot_run_costs_little_of_a_search(benchmark, monkeyp
     """A search with the line of `--any-framework`, over one without: measured 1.07, 1.07, 1.11, 1.33 and 1.24."""
     words = {"model": model, "cluster": "dgx-h100", "seq_len": 2048 if model == "gpt3-175b" else 8192}
     words |= {"profile": profile, "chips": chips, "global_batch": global_batch}
-    whole = beyond.beyond_framework
+    reason = beyond.beyond_framework
 
     def seconds(of):
         monkeypatch.setattr(beyond, "beyond_framework", of)
@@ -80,8 +80,8 @@ def test_what_a_framework_cannot_run_costs_little_of_a_search(benchmark, monkeyp
     def nothing(*_, **__):
         return ()
 
-    pairs = [(seconds(whole), seconds(nothing)) for _ in range(5)][1:]
-    benchmark.pedantic(lambda: seconds(whole), rounds=2, iterations=1)
+    pairs = [(seconds(reason), seconds(nothing)) for _ in range(5)][1:]
+    benchmark.pedantic(lambda: seconds(reason), rounds=2, iterations=1)
     ratio = min(one for one, _ in pairs) / min(other for _, other in pairs)
     benchmark.extra_info["times the search without"] = round(ratio, 3)
     assert ratio < most
@@ -188,6 +188,6 @@ def test_fit_of_a_hundred_runs(benchmark):
     published = Path(__file__).parents[1] / "golden" / "published_training.jsonl.gz"
     cases = map(json.loads, gzip.decompress(published.read_bytes()).splitlines())
     runs = [case for case in cases if str(case["framework"]).startswith("nanotron") and case["tier"] == "primary"][:100]
-    found = benchmark.pedantic(lambda: perfmodel.fit_runs(runs), rounds=3, iterations=1)
-    assert len(found.runs) == 100
-    assert found.error_left_out < found.error_before * 1.05
+    fit = benchmark.pedantic(lambda: perfmodel.fit_runs(runs), rounds=3, iterations=1)
+    assert len(fit.runs) == 100
+    assert fit.error_left_out < fit.error_before * 1.05
