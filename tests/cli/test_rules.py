@@ -173,8 +173,8 @@ def test_ulysses_is_found_where_it_is_better(say, ask, tmp_path):
 
 
 def test_rules_in_python(mine):
-    found = perfmodel.find_plans(**JOB, rules=["megatron", mine], top=3)
-    assert {each.plan.rule_set for each in found.plans} <= {"megatron", "mlp-only"}
+    search = perfmodel.find_plans(**JOB, rules=["megatron", mine], top=3)
+    assert {prediction.plan.rule_set for prediction in search.plans} <= {"megatron", "mlp-only"}
     one = perfmodel.find_plans(**JOB, rules=load_rule_set(mine), top=1)
     assert one.best.plan.rule_set == "mlp-only"
 
@@ -226,17 +226,17 @@ def test_a_row_under_any_rules_is_the_single_prediction():
 def test_baselines_obey_the_rules():
     estimator = estimator_of(make_job(make_model(), batch=8), chips=8)
     result = search_plans(estimator, Space(rules=(load_rule_set("ulysses"),)))
-    assert {each.plan.rule_set for baseline in result.baselines for each in baseline.prediction} == {"ulysses"}
+    assert {prediction.plan.rule_set for baseline in result.baselines for prediction in baseline.prediction} == {"ulysses"}
 
 
 def test_a_framework_runs_its_own_rules_only(mine, ask):
     flags = f"{FLAGS} --profile megatron"
-    found = ask(f"predict {flags} --tp 2 --rules {mine}")
-    assert found["not_runnable_reason"].startswith("rules=mlp-only: megatron cuts operators as one of megatron, megatron-sp, ")
-    assert found["not_executable_reason"] == ""
+    prediction = ask(f"predict {flags} --tp 2 --rules {mine}")
+    assert prediction["not_runnable_reason"].startswith("rules=mlp-only: megatron cuts operators as one of megatron, megatron-sp, ")
+    assert prediction["not_executable_reason"] == ""
     only = ask(f"search {flags} --rules {mine} --only-runnable")
-    assert {each["plan"]["layout"]["tp"] for each in only["plans"]} == {1}
-    assert json.dumps(found["plan"]["rules"]["rules"]["ffn"]) == '["tp"]'
+    assert {prediction["plan"]["layout"]["tp"] for prediction in only["plans"]} == {1}
+    assert json.dumps(prediction["plan"]["rules"]["rules"]["ffn"]) == '["tp"]'
 
 
 def _knobs(plan):
