@@ -19,8 +19,8 @@ def known(*names):
     return [(load_calibration(name), load_chip(CHIPS[name])) for name in names]
 
 
-def names(found):
-    return [calibration.name for calibration, _ in found]
+def names(priors):
+    return [calibration.name for calibration, _ in priors]
 
 
 def test_the_nearest_generations_before_and_after_are_neighbours():
@@ -111,8 +111,8 @@ def numbers(value):
 @pytest.mark.parametrize(("name", "others"), [("a100", ("h100", "b200")), ("h100", ("a100", "b200")), ("b200", ("a100", "h100"))])
 def test_the_clock_of_a_chip_left_out_follows_its_power(name, others):
     """Within 10 %; the plain mean of its neighbours' clocks misses the A100's by 24 %."""
-    found = prior_calibration(load_chip(CHIPS[name]), known(*others)).sustained_clock_fraction
-    assert found == pytest.approx(load_calibration(name).sustained_clock_fraction, rel=0.1)
+    fraction = prior_calibration(load_chip(CHIPS[name]), known(*others)).sustained_clock_fraction
+    assert fraction == pytest.approx(load_calibration(name).sustained_clock_fraction, rel=0.1)
 
 
 def test_no_clock_exceeds_the_data_sheets():
