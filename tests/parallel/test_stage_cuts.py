@@ -55,13 +55,13 @@ def test_no_rank_takes_longer_than_with_as_many_layers_each(name, stages):
 def test_stages_are_the_best_of_all_cuts():
     """Of all ways to cut eight layers of three kinds into four stages."""
     until = np.cumsum([0.0, 0.5, 0.5, 1.0, 1.3, 1.0, 1.3, 1.0, 1.3])
-    beside = np.array([0.1, 0.0, 0.0, 1.7])
+    extra = np.array([0.1, 0.0, 0.0, 1.7])
 
     def total(layers):
-        return float(_eighth_power(np.diff(until[np.cumsum([0, *layers])]) + beside).sum())
+        return float(_eighth_power(np.diff(until[np.cumsum([0, *layers])]) + extra).sum())
 
     cuts = [np.diff([0, *inner, 8]) for inner in combinations(range(9), 3)]
-    assert total(_balanced_stages(until, beside, 1)) == pytest.approx(min(map(total, cuts)))
+    assert total(_balanced_stages(until, extra, 1)) == pytest.approx(min(map(total, cuts)))
 
 
 @pytest.mark.parametrize(("num_ranks", "virtual_stages"), [(2, 2), (2, 4), (4, 2), (8, 1), (16, 4), (8, 7)])
@@ -79,11 +79,11 @@ def test_every_inner_stage_has_a_layer(num_ranks, virtual_stages):
 def test_stages_do_not_move_with_the_length_of_usual_sequences():
     """Twice the tokens took 2 % less: a layer moved, and its optimizer states with it."""
     job = dict(model="deepseek-v2-lite", cluster="mi300x", chips=64, global_batch=64, pp=4, profile="nanotron")
-    found = [predict(**job, seq_len=length) for length in (512, 1024, 2048, 4096)]
-    assert len({each.plan.stage_layers for each in found}) == 1
-    times = [each.step_time for each in found]
+    predictions = [predict(**job, seq_len=length) for length in (512, 1024, 2048, 4096)]
+    assert len({prediction.plan.stage_layers for prediction in predictions}) == 1
+    times = [prediction.step_time for prediction in predictions]
     assert times == sorted(times)
-    assert len({each.parts["optimizer"] for each in found}) == 1
+    assert len({prediction.parts["optimizer"] for prediction in predictions}) == 1
 
 
 def test_virtual_stages_without_a_pipeline_are_refused_for_layers_that_are_not_alike():
