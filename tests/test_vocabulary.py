@@ -138,6 +138,6 @@ def test_the_check_exits_with_one_where_it_finds_something(tmp_path, monkeypatch
 )
 def test_a_docstring_names_what_it_describes(opening):
     text = f'def f():\n    """{opening}"""\n\n\nclass C:\n    """Costs. What they are follows."""\n'
-    (found,) = vocabulary.opening_findings(text, "a.py")
-    assert found.line == 2
-    assert found.text.startswith("docstring begins with")
+    (finding,) = vocabulary.opening_findings(text, "a.py")
+    assert finding.line == 2
+    assert finding.text.startswith("docstring begins with")
