@@ -131,7 +131,7 @@ def serving_files() -> set[str]:
 
 
 def _one_caller(tree: ast.Module) -> int:
-    """Private functions and methods of a file that are named once beside their definition."""
+    """Count the private functions and methods of a file that are named once outside their definition."""
     uses = Counter(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
     uses += Counter(node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute))
     bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]

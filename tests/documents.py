@@ -67,7 +67,7 @@ class Runner:
     names: dict[str, Any] = field(default_factory=dict)
 
     def run(self, block: Block) -> str:
-        """What the block prints on standard output."""
+        """Run the block and return its standard output."""
         if _FILE.match(block.info):
             Path(block.info.partition("=")[2].strip()).write_text(block.text, encoding="utf-8")
             return ""
@@ -108,7 +108,7 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def examples(text: str) -> list[Example]:
-    """What a page runs. A block of `text` belongs to the one before it."""
+    """Return the examples that a page runs. A block of `text` belongs to the one before it."""
     pairs = list(blocks(text))
     following = [*pairs[1:], None][: len(pairs)]
     return [

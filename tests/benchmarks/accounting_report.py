@@ -1,4 +1,4 @@
-"""What the accounts reach beside what they must: `python -m tests.benchmarks.accounting_report [CASES.jsonl ...] [--plans N]`.
+"""The accuracy of the accounts and their targets: `python -m tests.benchmarks.accounting_report [CASES.jsonl ...] [--plans N]`.
 
 Torch's counts of real plans of every form (`tests/execute/real_plans.py`), first and last pipeline stage; with files of published
 runs, the errors of peak memory and the fit / no-fit record as well.

@@ -1,4 +1,4 @@
-"""What models with experts and products in few bits reach beside what they must: `python -m tests.benchmarks.experts_report [CASES ...]`.
+"""Accuracy of models with experts and low-precision products, and targets: `python -m tests.benchmarks.experts_report [CASES ...]`.
 
 Nothing is fitted to runs with experts, so that a model or a chip that is left out changes nothing. Times are of whole processes.
 """
@@ -34,7 +34,7 @@ Line = tuple[str, str, str, str]
 
 
 def counted_lines() -> list[Line]:
-    """What is arithmetic."""
+    """Return the lines of quantities that are counted, not timed."""
     rows = list(csv.DictReader((GOLDEN / "model_parameters.csv").read_text(encoding="utf-8").splitlines()))
     models = [(load_model(row["model"]), row) for row in rows]
     models = [(model, row) for model, row in models if model.experts is not None]

@@ -82,7 +82,7 @@ def tensor_parallel(network: Graph) -> Filter:
 
 
 def uniform_choice(calibration: Calibration) -> str:
-    """What the planner that cuts every layer alike chooses for the GPT: data or tensor parallelism."""
+    """Return the choice of the uniform planner for the GPT: data or tensor parallelism."""
     config = replace(
         load_model("gpt2"),
         num_hidden_layers=GPT["layers"],

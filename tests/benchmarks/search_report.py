@@ -1,9 +1,9 @@
-"""The per-operator search beside what it must reach: `python -m tests.benchmarks.search_report [--quick]`.
+"""The per-operator search and its targets: `python -m tests.benchmarks.search_report [--quick]`.
 
-Each row is measured in a process of its own, three times: CPU time of the first search in that process (best of three), and peak memory of
+Each row is measured in a separate process, three times: CPU time of the first search in that process (best of three), and peak memory of
 the whole process, Python and tables included. "Copied": every edge has a matrix of its own, as if no two blocks were equal.
 Then, on our own cost model: tables and search of whole networks, Llama-3 70B with memory limit and pipeline, figure 6 of the PaSE paper;
-and, unless `--quick`, plans measured on two processes here (`network_report`), which takes some minutes.
+and, unless `--quick`, plans measured on two processes of this machine (`network_report`), which takes some minutes.
 """
 
 from __future__ import annotations

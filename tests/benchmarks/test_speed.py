@@ -146,7 +146,7 @@ def test_a_further_prediction_compiles_nothing(benchmark):
     "model, profile", [("llama-3-8b", "torchtitan"), ("mixtral-8x7b", "megatron"), ("llama-3-8b", "torch-fsdp2+loss=chunked")]
 )
 def test_a_list_of_lengths_is_one_evaluation(benchmark, model, profile):
-    """100 sequence lengths, over as many single predictions of the estimator that is kept: measured 0.07 to 0.3, else 1."""
+    """Time of 100 sequence lengths over 100 single predictions of the kept estimator: measured 0.07 to 0.3, else 1."""
     call = dict(model=model, cluster="dgx-h100", chips=64, global_batch=512, profile=profile, zero=1, tp=2)
     lengths = [1024 * count for count in range(1, 101)]
     perfmodel.predict(**call, seq_len=[512, 1024])
@@ -159,7 +159,7 @@ def test_a_list_of_lengths_is_one_evaluation(benchmark, model, profile):
 
 
 def test_a_list_of_batches_costs_its_evaluations(benchmark):
-    """1,000 global batches of GPT-3 175B, over as many evaluations of one plan: measured 1.3 to 1.5."""
+    """Time of 1,000 global batches of GPT-3 175B over 1,000 evaluations of one plan: measured 1.3 to 1.5."""
     batches = [64 * count for count in range(1, 1001)]
     estimator = gpt3_estimator(num_chips=512)
     plan = make_plan(estimator.job, cluster=CLUSTER, num_chips=512, tp=8, pp=8)
@@ -184,7 +184,7 @@ def test_points_of_an_exploration_are_evaluated_together(benchmark):
 
 
 def test_fit_of_a_hundred_runs(benchmark):
-    """Of one framework: two models, 8 to 512 chips, as many plans as runs."""
+    """Runs of one framework: two models, 8 to 512 chips, one plan for each run."""
     published = Path(__file__).parents[1] / "golden" / "published_training.jsonl.gz"
     cases = map(json.loads, gzip.decompress(published.read_bytes()).splitlines())
     runs = [case for case in cases if str(case["framework"]).startswith("nanotron") and case["tier"] == "primary"][:100]

@@ -1,4 +1,4 @@
-"""Chains cut into pipeline stages within limits. `make bench` shows the times; what is asserted is the proof."""
+"""Chains split into pipeline stages within limits. `make bench` shows the times; the tests assert the proof of optimality."""
 
 import numpy as np
 import pytest

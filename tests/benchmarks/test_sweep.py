@@ -1,4 +1,4 @@
-"""What a sweep adds to the searches of its points: keys, parts, processes, the table. Asserted is a ratio, no time."""
+"""Overhead of a sweep over the searches of its points: keys, parts, processes, the table. The tests assert a ratio, no time."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""`perfmodel calibrate`: what it measured is what the next prediction of localhost rests on."""
+"""`perfmodel calibrate`: the next prediction of localhost is based on the measurement."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ JOB = ["--model", "gpt2", "--cluster", "localhost", "--chips", "2", "--global-ba
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Stands in for the microbenchmarks, which take a minute: another chip's figures under this one's name."""
+    """Replace the microbenchmarks, which take a minute, with another chip's figures under the name of this machine."""
     chip = local_cluster().chip.name
     calibration = replace(perfmodel.load_calibration("a100"), name=f"local-{chip}", chips=(chip,), relatives=())
     monkeypatch.setattr("perfmodel.execute.measure.machine.measure_machine", lambda *_, **__: None)

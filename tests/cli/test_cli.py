@@ -1,4 +1,4 @@
-"""What every verb has in common: exit codes, one sentence on standard error, clean JSON on standard output."""
+"""Behaviour of every verb: exit codes, one sentence on standard error, clean JSON on standard output."""
 
 import json
 import os

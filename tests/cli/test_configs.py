@@ -29,7 +29,7 @@ PLACE = ("--cluster", "dgx-h100", "--chips", 8)
 
 @pytest.fixture
 def result(call):
-    """The object that a verb prints; a slow machine may show progress beside it."""
+    """Return the object that a verb prints; a slow machine may show progress on standard error."""
 
     def run(*arguments: object) -> dict:
         code, out, err = call(*arguments, "--json")

@@ -463,20 +463,20 @@ def test_a_calibration_of_the_user_comes_first(call_json, home):
 PRIOR_JOB = [*JOB[:2], "--cluster", "pcie-workstation", "--chips", "4", "--global-batch", "4", "--seq-len", "1024"]
 
 
-def test_a_plan_of_a_chip_that_rests_on_a_prior_is_predicted_again(call_json, tmp_path):
+def test_a_plan_of_a_chip_with_a_prior_is_predicted_again(call_json, tmp_path):
     direct = call_json("predict", *PRIOR_JOB, "--save", tmp_path / "plan.yaml")
     assert direct["rests_on"]["forward"] == "prior: mean of h100 and b200"
     assert direct["plan"]["calibration"] == "prior"
     assert call_json("predict", tmp_path / "plan.yaml") == direct
 
 
-def test_a_prior_where_no_chip_of_the_maker_is_measured_is_refused(call):
+def test_a_prior_where_no_chip_of_the_vendor_is_measured_is_refused(call):
     code, out, err = call("predict", *JOB[:2], "--cluster", "tpu-v5p", *JOB[4:], "--calibration", "prior")
     assert (code, out) == (2, "")
     assert "no chip like tpu-v5p of its maker is measured; use spec-sheet" in err
 
 
-def test_a_person_reads_units_and_what_it_rests_on(call):
+def test_the_text_has_units_and_the_basis_of_the_numbers(call):
     code, out, err = call("predict", *JOB, "--tp", 2, "--pp", 2, "--tokens", "15T")
     assert (code, err) == (0, "")
     for piece in (

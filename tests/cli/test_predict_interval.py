@@ -1,4 +1,4 @@
-"""`perfmodel predict --interval`: the interval and what the step hangs on."""
+"""`perfmodel predict --interval`: the interval and the most sensitive parameters."""
 
 import csv
 import io

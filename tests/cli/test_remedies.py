@@ -1,4 +1,4 @@
-"""What would fit where something does not: every remedy, followed, fits and can be run by the framework."""
+"""Remedies where a plan does not fit: every remedy, followed, fits and can be run by the framework."""
 
 import json
 

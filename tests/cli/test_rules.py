@@ -1,4 +1,4 @@
-"""A rule set from its file to a number: predicted, saved, searched, explained, and refused where it contradicts what else is said."""
+"""A rule set from its file to a number: predicted, saved, searched, explained, and refused where it contradicts other options."""
 
 import json
 
@@ -35,7 +35,7 @@ def mine(tmp_path):
 
 @pytest.fixture
 def say(call):
-    """What a command line prints."""
+    """Run a command line and return the text that it prints."""
 
     def run(line):
         code, out, err = call(*line.split())
@@ -75,7 +75,7 @@ def test_ulysses_exchanges_where_megatron_gathers():
     assert exchanged.parts["context_parallel_communication"] < gathered.parts["context_parallel_communication"]
 
 
-def test_a_saved_plan_holds_rules_of_ones_own(mine, tmp_path, say):
+def test_a_saved_plan_holds_user_defined_rules(mine, tmp_path, say):
     saved = tmp_path / "plan.yaml"
     say(f"predict {FLAGS} --tp 2 --rules {mine} --save {saved}")
     mine.unlink()
@@ -195,7 +195,7 @@ SETS = ("ddp", "megatron", "megatron-sp", "ulysses")
 @pytest.mark.parametrize("chips, batch, seq_len", [(8, 4, 96), (12, 6, 96)])
 @pytest.mark.slow
 def test_each_plan_is_under_one_rule_set(chips, batch, seq_len):
-    """Of rule sets that leave the same once axes of one rank are dropped, the first: counted by asking for one at a time."""
+    """The first rule set counts where several give the same plan once axes of one rank are dropped: searched one at a time."""
     model = make_model(**LLAMA_LIKE | {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4})
     estimator = estimator_of(make_job(model, batch=batch, seq_len=seq_len), chips=chips, node=4)
     sets = tuple(load_rule_set(name) for name in SETS)

@@ -322,7 +322,7 @@ def test_plans_that_the_framework_cannot_run_are_left_out_unless_they_are_asked_
     assert "not a plan for this framework: zero=" in call("search", *KNOWN, "--any-framework")[1]
 
 
-def test_one_line_tells_what_plans_beyond_the_framework_would_gain(call, call_json):
+def test_one_line_has_the_gain_of_plans_outside_the_framework(call, call_json):
     job = ["--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--chips", "8", "--global-batch", "64", "--seq-len", "8k"]
     job += ["--profile", "torchtitan", "--max-tp", "2", "--pp", "1", "--cp", "1", "--risk", "30%"]
     result = call_json("search", *job)

@@ -112,7 +112,7 @@ def test_a_rate_without_tp_is_answered_where_it_can_be(call, call_json):
     assert "inf " not in text
 
 
-def test_every_operator_with_what_bounds_it(call_json, tmp_path):
+def test_every_operator_has_its_bottleneck(call_json, tmp_path):
     figure = tmp_path / "roof.png"
     service = call_json(*LLAMA, "--tp", 4, "--operators", "--plot", figure)
     rows = service["operators"]

@@ -283,5 +283,5 @@ def test_a_server_is_not_trained_and_a_trainer_does_not_serve():
         ("megatron", "global_batch", 64, True),
     ],
 )
-def test_a_table_tells_what_its_configuration_can_ask_for(name, fact, value, can):
+def test_a_table_lists_what_its_configuration_can_set(name, fact, value, can):
     assert load_tables()[name].can_set(fact, value) is can

@@ -12,8 +12,8 @@ LENT = {chip for name in list_calibrations() for chip in load_calibration(name).
 
 
 @pytest.mark.parametrize("name", list_chips())
-def test_a_chip_says_what_it_rests_on(name):
-    """`calibrated` is said of what was measured on this chip, by a calibration that names it, and of nothing else."""
+def test_a_chip_has_the_basis_of_its_numbers(name):
+    """A part is `calibrated` only where a calibration that names this chip measured it."""
     calibration = default_calibration(name, calibrations_for(name))
     dtype = Dtype.BF16 if Dtype.BF16 in load_chip(name).peak_flop_rate else Dtype.FP16
     machine = resolve_machine(cluster_of(name, num_chips=16), calibration, dtype=dtype)

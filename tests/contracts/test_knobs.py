@@ -1,4 +1,4 @@
-"""Words are written once: a field of a record is an argument, an option, a key and a name, and nobody spells long lists out."""
+"""Words are written once: a field of a record is an argument, an option, a key and a name, and no signature repeats long lists."""
 
 import ast
 import inspect

@@ -201,7 +201,7 @@ def loaded_modules(statement: str) -> set[str]:
 
 
 def test_the_command_line_computes_nothing():
-    """What it asks is done by verbs: it neither runs torch, nor fits, nor searches a graph."""
+    """Verbs do the work of the command line: it neither runs torch, nor fits, nor searches a graph."""
     imported = {name for path in modules() if unit_of(path) == "cli" for name, *_ in imports(tree_of(path), "perfmodel.cli")}
     assert {name for name in imported if name.split(".")[1:2] in (["execute"], ["calibrate"], ["search"])} == set()
 

@@ -1,4 +1,4 @@
-"""Every shipped model loads, says where it is from and has no key that nobody checked."""
+"""Every shipped model loads, names its source and has no unchecked key."""
 
 import json
 from dataclasses import replace

@@ -177,7 +177,7 @@ def _inject(fault: Fault, folder: Path, mark: str, parent: subprocess.Popen[str]
 
 
 def verdict(fault: Fault, code: int, output: str) -> Iterator[str]:
-    """What is wrong with how it ended."""
+    """Yield the complaints about the end of a command."""
     lines = output.strip().splitlines()
     if "Traceback" in output:
         # a signal in the first moment of the interpreter, before any of our code runs, is the interpreter's to tell

@@ -1,4 +1,4 @@
-"""Runs of a framework that nobody has: its steps are what perfmodel says of it."""
+"""Runs of a made-up framework, with steps as perfmodel predicts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs of long contexts of one's own move the rate of attention."""
+"""The user's own runs of long contexts move the rate of attention."""
 
 import gzip
 import json

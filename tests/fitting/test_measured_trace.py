@@ -211,7 +211,7 @@ def test_the_rank_that_the_others_wait_for_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(("updates", "steps", "read"), [(0, None, "one step"), (1, None, "one step"), (4, 4, "4 steps")])
-def test_a_trace_without_marks_is_one_step_or_as_many_as_are_given(tmp_path, updates, steps, read):
+def test_a_trace_without_marks_is_one_step_or_the_given_number(tmp_path, updates, steps, read):
     trace = read_trace(unmarked(tmp_path / "t.json", updates=updates), steps=steps)
     assert trace.groups["matmul"] * (steps or 1) == pytest.approx(400 * US)
     assert trace.num_steps == (steps or 1)

@@ -1,4 +1,4 @@
-"""What is joined, one after another, is one set; nothing else is."""
+"""Items that are joined, one after another, are one set; no others are."""
 
 import random
 

@@ -42,7 +42,7 @@ def test_a_link_stays_and_what_it_points_to_is_written(tmp_path):
 def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(InputError, match="cannot be written"):  # nobody reads it: no wait
+    with pytest.raises(InputError, match="cannot be written"):  # the pipe has no reader: no wait
         write_atomically(pipe, "x")
     read = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()))

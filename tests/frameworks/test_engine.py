@@ -1,4 +1,4 @@
-"""Engines of one's own: what cannot be is refused with its field."""
+"""User-defined engines: impossible values are refused with their field."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_what_an_engine_cannot_be_is_refused(wrong, sentence):
         load_engine("vllm").having(**wrong)
 
 
-def test_an_engine_of_ones_own_says_what_it_shares(tmp_path):
+def test_a_user_defined_engine_states_what_it_shares(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("base: vllm\nname: mine\nversion: '1'\nprefill_context: any\nprefill_context_since: ''\nprefill_context_beside: [pp]\n")
     engine = load_engine(file)

@@ -1,4 +1,4 @@
-"""What a framework may be: the known ones of an unknown one, what lies about a fit, none of one that is named."""
+"""The ensemble of a framework: the known ones for an unknown one, profiles about a fit, none for a named one."""
 
 from collections import defaultdict
 
@@ -35,7 +35,7 @@ def test_families_weigh_one_each():
     assert list(weights.values()) == pytest.approx([1 / len(weights)] * len(weights))
 
 
-def test_who_cannot_run_a_form_of_parallelism_says_nothing_of_it():
+def test_frameworks_without_a_form_of_parallelism_do_not_count_for_it():
     generic = load_profile("generic")
     ensemble = {member.profile.name: member.profile for member in framework_ensemble(generic)}
     assert ensemble["llm-c"].timing.host_launch_time == generic.timing.host_launch_time, "C and CUDA say nothing of Python"

@@ -1,4 +1,4 @@
-"""What a profile keeps of the runs that it was fitted to: read back exactly, refused where it cannot be, wider beyond what they saw."""
+"""Facts that a profile keeps of its fitted runs: read back exactly, refused where impossible, wider outside the runs."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The profile of a framework that nobody named: between those that somebody knows, and written from them."""
+"""The profile of an unknown framework: between the known ones, and written from them."""
 
 from dataclasses import replace
 
@@ -67,7 +67,7 @@ def test_a_host_that_takes_no_time_says_nothing_of_others():
 
 
 def test_what_waits_for_the_end_of_backward_is_a_share_of_what_shows():
-    """Of the ZeRO stages that a framework runs."""
+    """The mean is over the ZeRO stages that a framework runs."""
     waits = SLOW.having(overlaps_gradients=(0, 3), runs=replace(SLOW.runs, zero=(0, 1, 2, 3)), exposed_gradient_fraction=0.2)
     never = FAST.having(overlaps_gradients=(0, 1, 2, 3), exposed_gradient_fraction=0.0)
     assert generic_profile({"b": [waits]}).timing.exposed_gradient_fraction == pytest.approx(0.5 + 0.5 * 0.2)

@@ -1,4 +1,4 @@
-"""How many more layers a rank may hold where nobody knows how a framework deals them out."""
+"""The additional layers that a rank may hold where the layer placement of a framework is not known."""
 
 import pytest
 

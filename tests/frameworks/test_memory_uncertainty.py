@@ -1,4 +1,4 @@
-"""Which doubt a profile's memory has."""
+"""The uncertainty of the memory under a profile."""
 
 from dataclasses import replace
 

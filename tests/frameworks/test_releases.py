@@ -1,4 +1,4 @@
-"""What recipes of a release set: read from files, applied to a profile by model, chip and precision."""
+"""Settings of the recipes of a release: read from files, applied to a profile by model, chip and precision."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What frameworks make of operators: of a decoder's, of a network's, of an imported module's."""
+"""Rewrites of operators by frameworks: in a decoder, in a network, in an imported module."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What a framework can run: the data of its profile, the sentence about a plan, and the part of the space that is left."""
+"""Plans that a framework can run: the data of its profile, the sentence about a plan, and the part of the space that is left."""
 
 from dataclasses import replace
 
@@ -91,7 +91,7 @@ def test_a_ring_that_is_balanced_halves_the_chunks():
 @pytest.mark.parametrize("profile", ["megatron", "deepspeed", "nanotron", "torchtitan", "composer-fsdp", "llm-c"])
 @pytest.mark.slow
 def test_the_space_of_a_framework_is_what_it_runs(profile):
-    """Exactly the plans of the whole space of which nothing is said."""
+    """The search evaluates exactly the plans of the unrestricted space that have no reason against them."""
     estimator = estimator_of(make_job(make_model(num_hidden_layers=6), batch=8), chips=8, profile=profile)
     behaviours = estimator.profile
     space = Space(orders=Space().orders[:1])
@@ -107,7 +107,7 @@ def test_the_space_of_a_framework_is_what_it_runs(profile):
 
 @pytest.mark.parametrize("name", ["megatron", "megatron-sp"])
 def test_rules_of_single_operators_stay_where_the_framework_cuts_so(name):
-    """What a rule set says, written out for every operator, is as runnable; beside that rule set it is no other plan."""
+    """A rule set written out for every operator is as runnable as the rule set, and adds no plan to it."""
     estimator = estimator_of(make_job(make_model(num_hidden_layers=2), batch=8), chips=8)
     rules, attention = load_rule_set(name), AttentionKernel.FLASH
     operators = {

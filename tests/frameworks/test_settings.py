@@ -1,4 +1,4 @@
-"""What a run states of how it was set up changes the habits of its framework, and what is not known is said."""
+"""The stated settings of a run change the defaults of its framework, and unknown settings are reported."""
 
 import pytest
 

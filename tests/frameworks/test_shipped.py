@@ -1,4 +1,4 @@
-"""What ships of frameworks: what their source code does in one file, what their runs say in another, and no number in both."""
+"""Shipped data of frameworks: behaviour of their source code in one file, figures of runs in another, no number in both."""
 
 import datetime
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_what_runs_say_is_in_the_profile_with_how_it_is_known(name):
         assert number.how
         assert datetime.date.fromisoformat(number.date)
     others = load_profile(known["unknown_as"]) if "unknown_as" in known else None
-    for constant, neutral in NEUTRAL.items():  # what nobody knows changes nothing, or is as of others, and says nothing of others
+    for constant, neutral in NEUTRAL.items():  # an unknown number is neutral, or as in other profiles, and has no weight in theirs
         if constant not in known:
             assert profile.option(constant) == (neutral if others is None else others.option(constant))
             assert constant in profile.unknown
@@ -73,7 +73,7 @@ def test_a_base_gives_its_behaviours_and_nothing_from_its_runs():
     assert derived.timing.host_launch_time < base.timing.host_launch_time
 
 
-def test_a_file_of_ones_own_takes_over_both(tmp_path):
+def test_a_user_defined_file_takes_over_both(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("name: mine\nbase: megatron\nsource: mine\nmemory: {accumulate_dtype: compute, source: mine}\n", encoding="utf-8")
     derived, base = load_profile(path), load_profile("megatron")

@@ -54,7 +54,7 @@ _MODELS = Path(perfmodel.__file__).parent / "workload" / "models"
 
 
 def _refused(action: Callable[[], Any], *, needs_remedy: bool = False) -> Any:
-    """What `action` returns; None where it refuses in a good sentence."""
+    """Return the result of `action`; None where it refuses in a good sentence."""
     try:
         return action()
     except PerfModelError as error:
@@ -324,7 +324,7 @@ _JOB_FLAGS = ("--model", "--cluster", "--chips", "--global-batch", "--seq-len")
 
 
 def options(rng: random.Random, folder: Path) -> bool:
-    """A command line of a verb that predicts or tells what is known."""
+    """Check a command line of a verb that predicts or lists known names."""
     verb = rng.choice(
         ("predict",) * 8
         + ("search", "explain", "compare", "chips", "clusters", "models", "profiles", "calibrations", "shard", "limits", "no")

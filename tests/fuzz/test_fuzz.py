@@ -1,4 +1,4 @@
-"""A small share of the random inputs in every run of the tests; `python -m tests.fuzz.run` tries as many as one likes."""
+"""A small share of the random inputs in every run of the tests; `python -m tests.fuzz.run` tries any number of them."""
 
 import pytest
 

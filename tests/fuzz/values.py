@@ -1,4 +1,4 @@
-"""Values that nobody expects, and ways to break what a file holds."""
+"""Unexpected values, and ways to break the contents of a file."""
 
 import copy
 import random

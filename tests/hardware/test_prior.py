@@ -1,4 +1,4 @@
-"""A chip that nobody measured is predicted by the mean of its maker's neighbouring generations."""
+"""An unmeasured chip is predicted by the mean of its vendor's neighbouring generations."""
 
 import math
 from dataclasses import fields, replace
@@ -43,11 +43,11 @@ def test_a_chip_is_no_neighbour_of_itself():
     assert prior_calibration(load_chip(CHIPS["a100"]), known("a100")) is None
 
 
-def test_another_maker_is_no_neighbour():
+def test_another_vendor_is_no_neighbour():
     assert prior_calibration(load_chip("mi300x-192gb"), known("a100", "h100", "b200")) is None
 
 
-def test_parameters_are_means_and_the_prediction_rests_on_a_prior():
+def test_parameters_are_means_and_the_prediction_is_based_on_a_prior():
     pairs = known("a100", "b200")
     prior = prior_calibration(load_chip(CHIPS["h100"]), pairs)
     ends = [calibration.matmul[Dtype.BF16].peak_fraction for calibration, _ in pairs]

@@ -313,8 +313,8 @@ def test_other_chips_calibrations_are_read_only_where_a_prior_is_needed(chip, mo
         calibrations_for("l40s-48gb")
 
 
-def test_a_chip_of_ones_own_gets_the_prior_too():
-    """A chip file that nobody knows, twice as fast as an A100 on its power: between two generations, and at a lower clock."""
+def test_a_user_defined_chip_gets_the_prior_too():
+    """An unknown chip file, twice as fast as an A100 at the same power, is between two generations and at a lower clock."""
     a100 = load_chip("a100-sxm-80gb")
     rates = {dtype: 2 * rate for dtype, rate in a100.peak_flop_rate.items()}
     mine = dataclasses.replace(a100, name="mine", launch_year=2021, peak_flop_rate=rates)
@@ -387,7 +387,7 @@ def test_a_chip_offers_no_more_than_it_has(tmp_path):
         load_chip(path)
 
 
-def test_a_chip_that_does_not_say_what_it_offers_follows_its_maker(tmp_path):
+def test_a_chip_without_a_stated_usable_memory_follows_its_vendor(tmp_path):
     path = tmp_path / "mychip.yaml"
     text = (SPECS / "chips" / "h100-sxm-80gb.yaml").read_text()
     path.write_text("".join(line for line in text.splitlines(keepends=True) if "usable" not in line))

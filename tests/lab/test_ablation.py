@@ -1,4 +1,4 @@
-"""What each number is worth that runs say: judged by the runs that it moves, and each that ships is worth its place."""
+"""The value of each fitted number: judged by the runs that it moves; each shipped number is worth keeping."""
 
 import csv
 import json

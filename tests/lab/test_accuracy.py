@@ -113,7 +113,7 @@ def test_bad_input_is_one_sentence(cases, tmp_path, monkeypatch, capsys, argumen
 
 
 @pytest.mark.slow
-def test_a_cause_is_named_where_a_source_tells_it(written):
+def test_a_cause_is_named_where_a_source_states_it(written):
     report, _ = written
     assert {cause_of(row) for row in report.scored[:5]} == {"not known"}
     assert not next(row for row in report.result.rows if row.id == "mcore-1").is_scored

@@ -45,7 +45,7 @@ def test_a_choice_of_plan_is_judged_with_none_and_with_some_runs_given(monkeypat
     assert "any of the job" in table_text([figures])
 
 
-def test_who_measured_a_plan_of_the_job_knows_its_time():
+def test_a_measured_plan_of_the_job_has_its_measured_time():
     ((_, group),) = groups_of([parse_case(json.dumps(case), 1) for case in sweep()]).items()
     (job,) = group.jobs
     measured = np.log([group.runs[index].measured for index in job])

@@ -1,4 +1,4 @@
-"""What runs say of frameworks: written by one command, and as it writes it."""
+"""Fitted figures of frameworks: the files are as one command writes them."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The likeliest doubt of outcomes, and how far stated probabilities are from what happened."""
+"""The likeliest uncertainty of outcomes, and the calibration of stated probabilities."""
 
 import math
 
@@ -21,7 +21,7 @@ TRUE = MemoryUncertainty(centre=0.05, scale=0.1)
 
 
 def drawn(count, model, seed):
-    """Runs whose needs follow the true doubt."""
+    """Return runs whose needs follow the true uncertainty."""
     numbers = np.random.default_rng(seed)
     rooms = numbers.uniform(-0.6, 0.6, count)
     needs = numbers.logistic(TRUE.centre, TRUE.scale, count)
@@ -62,7 +62,7 @@ def test_a_model_is_judged_by_the_runs_of_the_others():
     assert bins[0.9].happened < 0.9
 
 
-def test_sources_that_differ_are_doubted_as_much_as_they_do():
+def test_the_uncertainty_of_sources_is_their_difference():
     near, far = MemoryUncertainty(centre=0.0, scale=0.1), MemoryUncertainty(centre=0.4, scale=0.1)
     assert uncertainty_over([near, near], rests_on="x") == MemoryUncertainty(centre=0.0, scale=0.1, rests_on="x")
     both = uncertainty_over([near, far], rests_on="x")

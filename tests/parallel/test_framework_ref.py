@@ -1,4 +1,4 @@
-"""Settings beside a profile's name: one text inside, apart in files, options and arguments."""
+"""Settings with a profile's name: one text inside, separate in files, options and arguments."""
 
 import re
 
@@ -159,7 +159,7 @@ def test_a_plan_with_settings_that_are_not_known_is_refused(given, message):
     assert message in str(error.value)
 
 
-def test_a_profile_of_ones_own_takes_settings_too(tmp_path):
+def test_a_user_defined_profile_takes_settings_too(tmp_path):
     save_profile(load_profile("torchtitan"), tmp_path / "my+own.yaml")
     prediction = perfmodel.predict(**JOB, profile=tmp_path / "my+own.yaml", settings={"compile": True})
     assert prediction.plan.profile == f"{tmp_path}/my+own.yaml+compile"

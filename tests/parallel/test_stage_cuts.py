@@ -27,7 +27,7 @@ def test_like_layers_are_cut_as_evenly_as_they_go(stages):
 
 def test_deepseek_v3_is_cut_as_published():
     """In 16 stages as DualPipe evens them out: the first has three dense layers among its five, the last the module that predicts a second
-    token and both heads (arXiv 2412.19437). In 32 the last has no layer beside the head (Megatron-Core's report, arXiv 2603.07685, whose
+    token and both heads (arXiv 2412.19437). In 32 the last has no layer but the head (Megatron-Core's report, arXiv 2603.07685, whose
     rank before has that module alone: here such a stage would have nothing to run, and has a layer)."""
     job = job_of("deepseek-v3", Precision.FP8_BLOCK)
     assert default_stage_layers(job, 16, 1) == (5, *(4,) * 14, 0)
@@ -38,7 +38,7 @@ def test_deepseek_v3_is_cut_as_published():
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "kimi-k2", "llama-4-maverick", "qwen3-next-80b-a3b", "nemotron-h-8b"])
 @pytest.mark.parametrize("stages", [(2, 1), (8, 1), (4, 4), (16, 2)])
-def test_no_rank_takes_longer_than_with_as_many_layers_each(name, stages):
+def test_no_rank_takes_longer_than_with_equal_numbers_of_layers(name, stages):
     job, (ranks, virtual) = job_of(name), stages
     costs = _costs(job.model, job.seq_len, job.precision)
     mean = sum(costs[kind.name] * kind.count for kind in job.model.layer_kinds) / job.model.num_hidden_layers
@@ -53,7 +53,7 @@ def test_no_rank_takes_longer_than_with_as_many_layers_each(name, stages):
 
 
 def test_stages_are_the_best_of_all_cuts():
-    """Of all ways to cut eight layers of three kinds into four stages."""
+    """The result is the best of all ways to split eight layers of three kinds over four stages."""
     until = np.cumsum([0.0, 0.5, 0.5, 1.0, 1.3, 1.0, 1.3, 1.0, 1.3])
     extra = np.array([0.1, 0.0, 0.0, 1.7])
 

@@ -1,4 +1,4 @@
-"""What the makers of models published of how they ran them."""
+"""Published layouts of models."""
 
 from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
@@ -7,7 +7,7 @@ from perfmodel.planner.published_layouts import PublishedDegrees, published_degr
 from perfmodel.workload.models import list_models, load_model
 
 
-def test_what_is_known_is_of_shipped_models_and_divides_them():
+def test_published_degrees_are_of_shipped_models_and_divide_them():
     published = read_yaml(resource_dir("strategies") / "makers.yaml")["models"]
     assert set(published) <= set(list_models())
     assert not set(published) & set(list_plans())

@@ -86,7 +86,7 @@ def test_data_parallelism_recomputes_only_where_it_must():
     assert choices == [(True, "none"), (True, "full"), (False, "none")]
 
 
-def test_the_rule_of_thumb_knows_nodes_of_six():
+def test_the_rule_of_thumb_handles_nodes_of_six():
     """Six chips a node and heads that six divides: tp 3 or 6, which no power of two is."""
     model = make_model(num_attention_heads=6, num_key_value_heads=6, hidden_size=768, intermediate_size=3072, num_hidden_layers=12)
     job = make_job(model, batch=12, seq_len=240)
@@ -109,7 +109,7 @@ def test_baselines_stay_within_what_is_given():
 
 
 def test_of_the_ties_the_likeliest_to_fit_comes_first():
-    """Of Llama 3 70B on 64 chips under Megatron a 1F1B plan of 72.9 GiB, 79 % to fit, was before an interleaved one of 63.0 GiB."""
+    """Before, a 1F1B plan of 72.9 GiB, 79 % to fit, preceded an interleaved one of 63.0 GiB: Llama 3 70B, 64 chips, Megatron."""
     import perfmodel
 
     job = {"model": "llama-3-70b", "cluster": "dgx-h100", "chips": 64, "global_batch": 512, "seq_len": 8192, "profile": "megatron"}

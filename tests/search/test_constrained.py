@@ -181,7 +181,7 @@ def test_long_chains_are_solved_as_by_a_table_of_weights(share, is_repeated):
 # --- larger graphs ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_bounds_leave_gives_what_all_gives():
+def test_bounds_alone_keep_the_optimum_within_their_gap():
     """Tables of all configurations, and bounds alone."""
     vertex_costs, edges = grid_problem(3, 5, 5, 5)
     weights = [np.random.default_rng(v).random(5) for v in range(25)]

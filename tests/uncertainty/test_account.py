@@ -1,4 +1,4 @@
-"""What carries the uncertainty of a step, of a framework that is known, of one that is not, and of one's own."""
+"""Sources of the uncertainty of a step: for a known framework, for an unknown one, and for the user's own."""
 
 from dataclasses import replace
 from types import SimpleNamespace

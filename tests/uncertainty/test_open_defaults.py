@@ -1,4 +1,4 @@
-"""How far a step moves where habits are higher or lower than is taken."""
+"""Change of a step where defaults of a framework are higher or lower than assumed."""
 
 import numpy as np
 import pytest

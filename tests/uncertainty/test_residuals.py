@@ -155,7 +155,7 @@ def test_few_runs_have_nearly_the_interval_of_an_unseen_framework():
     assert "only" not in many.rests_on
 
 
-def test_runs_with_products_of_as_many_bits_are_taken_where_they_are_enough():
+def test_runs_with_products_of_equal_bits_are_taken_where_they_are_enough():
     residuals = residuals_of(model_of(UNIFORM), model_of([0.5 + value for value in UNIFORM], bits=8))
     assert bounds_of(residuals, bits=8).high > bounds_of(residuals).high + 0.5
     assert "in 8 bits" in bounds_of(residuals, bits=8).rests_on

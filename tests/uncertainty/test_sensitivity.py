@@ -34,7 +34,7 @@ def test_the_largest_is_first_and_three_are_named():
     assert len(named(most=3)) == 3
 
 
-def test_one_chip_hangs_on_no_link():
+def test_one_chip_depends_on_no_link():
     by_parameter = named(model="gpt2", seq_len=1024, chips=1, cluster="dgx-a100")
     assert not [name for name in by_parameter if name.startswith("link")]
     assert "rate of matrix multiplies (sustained clock)" in by_parameter

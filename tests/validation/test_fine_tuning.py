@@ -71,7 +71,7 @@ def test_optimizers_are_known_by_the_names_that_sources_give_them(text, optimize
 
 
 def test_a_quantised_base_is_not_predicted_as_full_training():
-    """Before, runs were read as adapters only where their names said lora: qlora rows were predicted two to nine times too large."""
+    """Before, runs were read as adapters only where their names contained lora: qlora rows were predicted two to nine times too large."""
     full, lora, qlora = (
         plan_of_case(RUN | {"method": method, "lora": {"r": 8, "targets": "all linears"} if "lora" in method else None})
         for method in ("full", "lora", "qlora")

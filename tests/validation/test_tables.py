@@ -50,7 +50,7 @@ def test_the_peak_and_the_convention_are_shown_with_the_utilisation(prediction):
     assert "989 TFLOP/s dense bf16" in text
 
 
-def test_what_it_rests_on_names_no_part_that_takes_no_time(prediction):
+def test_the_basis_names_no_part_that_takes_no_time(prediction):
     assert basis_lines(prediction)[0] == "calibrated: h100"
     assert not any("recompute" in line or "context parallel" in line for line in basis_lines(prediction))
 

@@ -128,7 +128,7 @@ def test_experts_are_sharded_as_the_run_states():
     expert_plan = plan_of_case(inputs_of({**WITH_EXPERTS, "tp": 2, "dp": 8, "ep": 4, "settings": flags})).plan
     assert (expert_plan.ep, expert_plan.etp, expert_plan.dispatcher) == (4, 2, "allgather")
     megatron = plan_of_case(inputs_of({**WITH_EXPERTS, "framework": "Megatron-LM dev", "tp": 2, "dp": 8, "ep": 4})).plan
-    assert megatron.etp == 2  # as attention, where nothing is said
+    assert megatron.etp == 2  # as attention, where it is not given
 
 
 def test_an_optimizer_that_is_not_modelled_is_reported():

@@ -90,7 +90,7 @@ EDITED = {
 
 @pytest.mark.parametrize("kind", EDITED)
 def test_an_edited_file_is_read_again(tmp_path, kind):
-    """It is of the same size and edited at once, so no time of change tells the two contents apart."""
+    """The file has the same size and is edited at once, so its time of change does not separate the two contents."""
     text, old, new = EDITED[kind]
     assert old in text
     path = tmp_path / "edited.yaml"

@@ -1,4 +1,4 @@
-"""How far a job goes: the limits are those that trying every value one by one finds."""
+"""Limits of a job: they are those that trying every value one by one finds."""
 
 from dataclasses import replace
 from itertools import takewhile
@@ -37,7 +37,7 @@ def fits(cluster, *, chips=4, global_batch, seq_len=1024, **knobs):
     return sweep(setting.estimator, replace(space, orders=space.orders[:1]), top=1, attention=attention).num_feasible > 0
 
 
-#: Nothing of 6 GB beside the tensors: the chips are small.
+#: Without the gigabytes that frameworks hold in addition to tensors: the chips are small.
 BARE = {"calibration": "spec-sheet", "profile": "megatron"}
 
 
@@ -116,7 +116,7 @@ def test_no_number_of_chips_is_enough():
 
 @pytest.mark.parametrize("micro_batch", [1, 4, 16, 200])
 def test_a_pass_without_needless_plans_finds_what_the_whole_pass_finds(cluster, micro_batch):
-    """What surely does not fit and is not the least is left out; what fits, the fastest of it and the least are the same."""
+    """Plans that surely do not fit and are not the least are left out. Plans that fit, the fastest and the least are the same."""
     setting = make_setting(make_job(MODEL, global_batch=4 * micro_batch, seq_len=1024), cluster, chips=4, calibration="spec-sheet")
     space = replace(space_in(setting, Knobs(micro_batch=micro_batch), {})[0], orders=(DEFAULT_ORDER,))
     complete = sweep(setting.estimator, space, top=1)
@@ -132,7 +132,7 @@ def test_a_pass_without_needless_plans_finds_what_the_whole_pass_finds(cluster, 
 
 
 def test_few_single_plans_are_tried(monkeypatch):
-    """What a plan needs is close to a straight line in the micro-batch and the sequence, so that no bisection is walked."""
+    """Memory is nearly linear in the micro-batch and the sequence, so that no bisection is needed."""
     tried = []
     evaluate = limits_of_planner.evaluate_memory
     monkeypatch.setattr(limits_of_planner, "evaluate_memory", lambda *given: tried.append(given) or evaluate(*given))

@@ -170,7 +170,7 @@ def test_shipped_studies_are_read_by_name(name):
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------
-# The table, and what is kept beside it
+# The table, and the points that are kept next to it
 # ---------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -268,7 +268,7 @@ def kept_lines(folder):
 
 
 def killed(study, out, jobs, *, after):
-    """Start a sweep in a process, kill it with SIGKILL once so many points are kept, and return how many are in the end."""
+    """Start a sweep in a process, kill it with SIGKILL after the given number of kept points, and return the number in the end."""
     program = f"import json, perfmodel\nperfmodel.run_sweep(json.loads({json.dumps(study)!r}), out={str(out)!r}, jobs={jobs})"
     path = os.pathsep.join(sys.path)
     process = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.DEVNULL)

@@ -64,7 +64,7 @@ def test_a_plan_that_does_not_fit_gets_the_changes_of_the_command_line(post, cap
     assert "remedies" not in post("predict", job)[1]
 
 
-def test_search_tells_its_progress_by_the_line(send):
+def test_search_prints_its_progress_by_the_line(send):
     data = json.dumps(SMALL)
     accept = {"Content-Type": "application/json", "Accept": "application/x-ndjson"}
     status, headers, content = send("POST", "/api/search", data, **accept)

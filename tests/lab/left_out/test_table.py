@@ -146,7 +146,7 @@ def test_bad_input_is_answered_with_a_sentence(tmp_path, capsys):
 
 
 def test_no_number_that_steps_tell_is_seen_by_the_fit_of_a_model_left_out():
-    """What ships is fitted to every run: each of these numbers is fitted, or lent by a fit, without that model."""
+    """Shipped numbers are fitted to every run; here each one is fitted, or lent by a fit, without that model."""
     for fit in FITS.values():
         fitted = {item.constant.name for item in fit.constants} | set(fit.lent)
         for profile in fit.profiles:

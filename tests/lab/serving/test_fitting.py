@@ -101,7 +101,7 @@ def test_a_prediction_has_the_interval_of_its_basis():
 
 
 def test_an_engine_is_its_base_but_for_what_it_says(tmp_path: Path) -> None:
-    """A base's habits, not what runs say of it."""
+    """An engine takes the defaults of its base, not the figures of its base's runs."""
     eager, new = load_engine("vllm-2024-eager"), load_engine("vllm-2024-mi300x")
     assert (
         (eager.kernels.shares_key_values, eager.kernels.tunes_products)

@@ -24,7 +24,7 @@ def row_of(**values: object) -> ServingRow:
     return predictor.row(parse_case(json.dumps(changed(model=BIG, **{**lengths, **values})), 1))
 
 
-def test_as_many_at_once_whatever_caches_hold_is_no_limit_of_caches() -> None:
+def test_equal_concurrency_at_any_cache_size_is_no_limit_of_caches() -> None:
     labels = {"source": "s", "engine": "vllm", "model": "m", "chip": "c"}
 
     def runs(running: Sequence[float], clients: float = 512) -> list[Saturated]:

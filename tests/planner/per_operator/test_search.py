@@ -285,7 +285,7 @@ def test_one_stage_of_a_pipeline_is_a_plan_without_one():
 
 
 def test_a_toy_kind_of_operator_is_one_function():
-    """What ARCHITECTURE.md says of a new kind: it describes itself, and space, tables, search and prediction need no more."""
+    """A new kind of operator describes itself (ARCHITECTURE.md): space, tables, search and prediction need nothing else."""
 
     def cumulative_sum(name: str, x: str, output: str, sizes: dict[str, int]) -> Operator:
         """y[b, d] = sum of x[b, 0..d]: cutting d needs the sums of the chips before."""

@@ -102,7 +102,7 @@ def test_limits_that_no_plan_meets_find_nothing(long_prompts):
     assert without.tokens_per_second_per_chip > long_prompts[2][0].tokens_per_second_per_chip
 
 
-def test_where_no_other_plan_meets_the_limits_workers_of_two_kinds_are_named():
+def test_where_no_other_plan_meets_the_limits_disaggregation_is_named():
     """At a rate whose prompts stall every answer; what is named meets the limits by itself, and asked for it is what is found."""
     job = serving_job("llama-3-70b", "bf16", input_len=4096, output_len=256, rate=4.0)
     limits = ServingLimits(ttft=1.0, tpot=0.016)

@@ -176,7 +176,7 @@ def test_prompts_are_shared_where_it_is_asked_or_the_version_has_it():
 
 
 def test_a_cache_in_copies_is_cut_where_it_holds_more_requests():
-    """Of long requests: as good as the best of searches with dcp given, and better than the one without."""
+    """For long requests the search is as good as the best one with a given dcp, and better than without."""
     job = serving_job("deepseek-v3", "fp8-block", input_len=16384, output_len=1024)
     words = {"cluster": "hgx-h200", "chips": 8, "limits": ServingLimits(tpot=0.05)}
     result = searched(job, **words)
@@ -224,7 +224,7 @@ def test_a_search_without_a_possible_plan_is_refused_in_one_sentence():
 @pytest.mark.parametrize("words", [{"output_len": 1}, {"speculation": Speculation(draft_tokens=2, acceptance=0.7)}])
 @pytest.mark.filterwarnings("error")
 def test_steps_without_a_row_warn_of_nothing(words):
-    """Answers of one token, and drafts beside a prompt, have no decode step at all."""
+    """Answers of one token, and drafts with a prompt, have no decode step at all."""
     job = serving_job("deepseek-v2-lite", "fp8", concurrency=32, **words)
     for engine in ("deepspeed-mii", "sglang"):
         assert searched(job, engine=engine).best.prediction.ttft.mean > 0

@@ -1,4 +1,4 @@
-"""What a search chooses keeps its limits where it is simulated, which is how `serve` answers for it."""
+"""The plan that a search chooses keeps its limits in simulation, which is the basis of `serve`."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def drawn(random, at_rate=False):
 
 
 def kept_shares(jobs, seed, at_rate=False):
-    """Of the best plan of each search that finds one: whether it keeps the limits in a simulation of other draws."""
+    """Return whether the best plan of each search that finds one keeps the limits in a simulation of other draws."""
     random, kept = np.random.default_rng(seed), []
     while len(kept) < jobs:
         job, limits, engine = drawn(random, at_rate)

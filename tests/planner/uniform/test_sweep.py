@@ -1,4 +1,4 @@
-"""What makes a sweep quick changes nothing that it finds."""
+"""Shortcuts of a sweep do not change its result."""
 
 from dataclasses import replace
 
