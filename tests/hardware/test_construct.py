@@ -37,11 +37,11 @@ def test_area_power_and_die_edge_bind():
 
 
 def test_the_parts_add_up_to_the_budgets():
-    chip = build()
-    assert sum(chip.areas.values()) == pytest.approx(A100.die_area)
-    assert sum(chip.powers.values()) == pytest.approx(A100.power)
-    assert min(chip.areas.values()) >= 0
-    assert min(chip.powers.values()) >= 0
+    built = build()
+    assert sum(built.areas.values()) == pytest.approx(A100.die_area)
+    assert sum(built.powers.values()) == pytest.approx(A100.power)
+    assert min(built.areas.values()) >= 0
+    assert min(built.powers.values()) >= 0
 
 
 @pytest.mark.parametrize(("field", "more"), [("die_area", 1.5), ("power", 1.5), ("num_dies", 2)])
