@@ -78,3 +78,24 @@ def test_formats_that_a_file_cannot_have_are_refused():
     for wrong, sentence in (({"format": "fp9"}, "formats=fp9"), ({"format": "fp8", "units": ("fp9",)}, "formats=fp9")):
         with pytest.raises(InputError, match=sentence):
             EngineFormat(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("engine", "chip", "gib", "batch", "tokens", "reserved"),
+    [
+        ("vllm", "h100-sxm-80gb", 80, 1024, 8192, 0),
+        ("vllm", "a100-sxm-80gb", 80, 256, 2048, 0),
+        ("vllm", "l40s-48gb", 48, 256, 2048, 0),
+        ("sglang", "h100-sxm-80gb", 80, 1024, 8192, 10),
+        ("sglang", "rtx4090-24gb", 24, 1024, 2048, 0),
+    ],
+)
+def test_defaults_of_an_engine_follow_the_chip(engine, chip, gib, batch, tokens, reserved):
+    on_chip = load_engine(engine).on(chip, gib * 2**30)
+    assert (on_chip.scheduling.max_batch, on_chip.scheduling.max_tokens) == (batch, tokens)
+    assert on_chip.memory.least_reserve_bytes == reserved * 2**30
+    assert on_chip.on(chip, gib * 2**30) == on_chip
+
+
+def test_sglang_captures_few_graphs_on_small_chips():
+    assert load_engine("sglang").on("l4-24gb", 24 * 2**30).scheduling.graph_sizes[-1] == 24

@@ -24,5 +24,5 @@ def test_a_framework_is_known_or_not_whatever_it_was_fitted_to():
 def test_a_file_that_is_none_is_refused_in_a_sentence(tmp_path, text):
     path = tmp_path / "doubts.yaml"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match=r"memory_doubts=.*cannot be read"):
+    with pytest.raises(InputError, match=r"memory_uncertainty=.*cannot be read"):
         load_memory_uncertainties(path)

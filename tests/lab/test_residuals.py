@@ -109,7 +109,7 @@ def test_the_scatter_of_medians_is_about_nothing():
 
 
 def test_with_runs_that_failed_the_uncertainties_of_memory_are_written_too(folder):
-    uncertainties = load_memory_uncertainties(folder / "memory_doubts.yaml")
+    uncertainties = load_memory_uncertainties(folder / "memory_uncertainty.yaml")
     assert uncertainties[KNOWN].scale <= uncertainties[UNKNOWN].scale
     assert "and 1 that ran out of memory" in uncertainties[UNKNOWN].rests_on
 
@@ -122,7 +122,7 @@ def test_the_shipped_uncertainties_of_memory_follow_from_published_runs():
         assert (shipped.centre, shipped.scale) == (
             pytest.approx(uncertainty.centre, abs=0.01),
             pytest.approx(uncertainty.scale, abs=0.01),
-        ), "`make accuracy` writes strategies/memory_doubts.yaml"
+        ), "`make accuracy` writes strategies/memory_uncertainty.yaml"
 
 
 @pytest.mark.parametrize("arguments", [["none.jsonl"], ["cases.jsonl", "--out", "no/where.yaml"], ["empty.jsonl"]])

@@ -8,7 +8,7 @@ from perfmodel.workload.models import list_models, load_model
 
 
 def test_published_degrees_are_of_shipped_models_and_divide_them():
-    published = read_yaml(resource_dir("strategies") / "makers.yaml")["models"]
+    published = read_yaml(resource_dir("strategies") / "published_layouts.yaml")["models"]
     assert set(published) <= set(list_models())
     assert not set(published) & set(list_plans())
     for name in published:
