@@ -146,7 +146,7 @@ SHAPES = {"gpt2, tp", "qwen3, cp", "falcon, tp sp", "neox, pp cp tp dp_shard", "
 SHAPES |= {"norms after branches, tp", "gated attention, cp", "layers without positions"}
 KEPT = SHAPES | {"pp interleaved"}
 SHOWN = {form for form in FORMS for name in (*KEPT, *QUICK) if name == form or name.endswith(f", {form}")}
-KEPT |= set(covering(FORMS, together=1, cost=num_counted_layers, beside=SHOWN))
+KEPT |= set(covering(FORMS, together=1, cost=num_counted_layers, kept=SHOWN))
 
 
 @pytest.mark.slow

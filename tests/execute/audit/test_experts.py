@@ -81,7 +81,7 @@ QUICK = (
     "state-space layers, pp",
 )
 #: In `make test`: each value of each knob, each shape of model, and what was most often wrong.
-KEPT = {*covering(FORMS, together=1, cost=num_counted_layers, beside=(*QUICK, "once, recomputed")), "once, recomputed"}
+KEPT = {*covering(FORMS, together=1, cost=num_counted_layers, kept=(*QUICK, "once, recomputed")), "once, recomputed"}
 
 
 @pytest.mark.slow
