@@ -12,6 +12,7 @@ from tests.vocabulary import (
     markdown_passages,
     notebook_passages,
     python_passages,
+    yaml_comment_findings,
     yaml_passages,
 )
 
@@ -175,3 +176,9 @@ def test_vague_names_are_found(program):
 
 def test_keys_of_files_of_frameworks_are_names():
     assert not list(vocabulary.name_findings("zero_beside_axes = prefill_context_beside = ()", "a.py"))
+
+
+def test_comments_of_yaml_files_are_checked():
+    text = "# Of each chip: what nobody measured\nname: a # the rate rests on it\nsource: 'issue #12'\n"
+    findings = [(finding.line, finding.text) for finding in yaml_comment_findings(text, "x.yaml")]
+    assert findings == [(1, "nobody"), (1, 'comment begins with "Of"'), (2, "rests on")]

@@ -3,8 +3,8 @@
     python -m tests.vocabulary            # every file
     python -m tests.vocabulary README.md  # the named files
 
-Checked are the prose of the pages of the root and of docs/, the markdown cells of the notebooks, the texts of YAML files (words only: a
-citation may be long), and the string literals of the package that contain a space: help, messages, notes and reports. Docstrings and
+Checked are the prose of the pages of the root and of docs/, the markdown cells of the notebooks, the texts and comments of YAML files
+(words only: a citation may be long), and the string literals of the package that contain a space: help, messages, notes and reports. Docstrings and
 comments of the package, the lab and the tests are checked for words, those of commands also for long sentences, because `--help` prints
 them. Literals of the lab and the tests are not checked: tests quote texts. Text in backticks is exempt: it names keys, flags, columns and
 files. No docstring begins with a word of `OPENINGS`: it names the thing that it describes. Names of functions, types, parameters and
@@ -322,6 +322,21 @@ def comment_findings(text: str, file: str) -> Iterator[Finding]:
         yield from word_findings(passage, file)
 
 
+_YAML_COMMENT = re.compile(r"(?:^|\s)#(.*)")
+
+
+def yaml_comment_findings(text: str, file: str) -> Iterator[Finding]:
+    """Yield the replaced words and the openings of the comments of a YAML file."""
+    for line, code in enumerate(text.splitlines(), 1):
+        comment = _YAML_COMMENT.search(code)
+        if comment is None:
+            continue
+        yield from word_findings(Passage(text=comment[1], line=line), file)
+        opening = OPENINGS.match(comment[1].strip())
+        if opening:
+            yield Finding(file=file, line=line, text=f'comment begins with "{opening[0]}"', replacement="begin with the noun or the verb")
+
+
 def check(files: Sequence[str]) -> list[Finding]:
     """Return the findings in the files."""
     with_literals = [file for file in files if not file.startswith(WITHOUT_LITERALS)]
@@ -330,6 +345,8 @@ def check(files: Sequence[str]) -> list[Finding]:
         if file.endswith(".py"):
             text = (ROOT / file).read_text(encoding="utf-8")
             findings += [*opening_findings(text, file), *name_findings(text, file), *comment_findings(text, file)]
+        elif file.endswith(".yaml"):
+            findings += yaml_comment_findings((ROOT / file).read_text(encoding="utf-8"), file)
     return findings
 
 
