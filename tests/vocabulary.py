@@ -4,11 +4,11 @@
     python -m tests.vocabulary README.md  # the named files
 
 Checked are the prose of the pages of the root and of docs/, the markdown cells of the notebooks, the texts and comments of YAML files
-(words only: a citation may be long), and the string literals of the package that contain a space: help, messages, notes and reports. Docstrings and
-comments of the package, the lab and the tests are checked for words, those of commands also for long sentences, because `--help` prints
-them. Literals of the lab and the tests are not checked: tests quote texts. Text in backticks is exempt: it names keys, flags, columns and
-files. No docstring begins with a word of `OPENINGS`: it names the thing that it describes. Names of functions, types, parameters and
-variables contain no word of `NAME_WORDS`, and none is one of `VAGUE_NAMES`.
+(words only: a citation may be long), and the string literals of the package that contain a space: help, messages, notes and reports.
+Docstrings and comments of the package, the lab and the tests are checked for words, those of commands also for long sentences, because
+`--help` prints them. Literals of the lab and the tests are not checked: tests quote texts. Text in backticks is exempt: it names keys,
+flags, columns and files. No docstring begins with a word of `OPENINGS`: it names the thing that it describes. Names of functions, types,
+parameters and variables contain no word of `NAME_WORDS`, and none is one of `VAGUE_NAMES`.
 """
 
 from __future__ import annotations
