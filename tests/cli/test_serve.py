@@ -52,7 +52,7 @@ def json_of(call, *words):
         "--model llama-3.1-405b --cluster dgx-h100 --chips 4",
         "--model llama-3.3-70b --cluster dgx-a100 --chips 2 --tp 1",
         "--model llama-3.3-70b --chip rtx4090-24gb --chips 1 --engine sglang",
-        "--model llama-3.1-8b --chip l40s-48gb --chips 1 --input-len 100k --max-batch 1000000",
+        "--model llama-3.1-8b --chip l40s-48gb --chips 1 --input-len 100k --max-batch 1000000 --max-tokens 16k",
         "--model deepseek-v3 --cluster dgx-h100 --chips 8 --engine tensorrt-llm",
         "--model llama-3.3-70b --cluster dgx-h100 --chips 4 --workers 1x2:1x2,tp=1,pp=2 --quantization bf16 --input-len 30k",
     ],
