@@ -29,7 +29,7 @@ from perfmodel.validation.cases import read_cases
 
 Numbers = dict[str, FittedNumber]
 
-HEAD = "# Written by `python -m lab.fitted`: what this framework's runs say. Not edited by hand.\n"
+HEAD = "# Written by `python -m lab.fitted`: values fitted to this framework's runs. Not edited by hand.\n"
 
 STEPS, MEMORY = "step times", "memory that is reported"
 

@@ -1,4 +1,4 @@
-"""Write strategies/residuals.yaml, the residuals of published runs; with failed runs, `memory_doubts.yaml` too.
+"""Write strategies/residuals.yaml, the residuals of published runs; with failed runs, `memory_uncertainty.yaml` too.
 
     python -m lab.residuals CASES.jsonl [--left-out FILE.csv] [--out-of-memory FAILED.jsonl] [--out strategies/residuals.yaml]
 
@@ -199,11 +199,11 @@ def residuals_text(residuals: Residuals) -> str:
             head = f"model: {_quoted(entry.model)}, chip: {entry.chip}, scale: {entry.scale}, {bits}num_runs: {entry.num_runs}"
             lines.append(f"    - {{{head}, quantiles: [{', '.join(f'{value:g}' for value in entry.quantiles)}]}}")
     if residuals.unseen_frameworks:
-        lines.append("# The same of groups of runs as predicted by who does not know their framework: `generic` without it.")
-        lines.append("strangers:")
+        lines.append("# Unseen frameworks: residuals by group of runs, predicted with a `generic` that their framework is left out of.")
+        lines.append("unseen:")
     lines += [line for group in residuals.unseen_frameworks for line in _group_lines(group)]
     if residuals.experts:
-        lines.append("# The same of models with experts, by source: nothing is fitted to them.")
+        lines.append("# Models with experts: residuals by source; nothing is fitted to these runs.")
         lines.append("experts:")
     lines += [line for group in residuals.experts for line in _group_lines(group)]
     return "\n".join(lines) + "\n"
@@ -243,7 +243,7 @@ HELD = "torchtitan"
 def memory_uncertainties_text(uncertainties: Mapping[str, MemoryUncertainty]) -> str:
     """As YAML."""
     lines = [
-        "# log(needed / predicted) of the memory that does not stay all through a step: a logistic distribution.",
+        "# log(needed / predicted) of the memory that is allocated within a step (not resident): a logistic distribution.",
         "# Written by `python -m lab.residuals --out-of-memory`; probabilities of fitting are made from it",
         "# (perfmodel/foundation/memory_headroom.py).",
     ]
@@ -261,7 +261,7 @@ def with_left_out(rows: Iterable[ValidationRow], left_out: Mapping[str, float]) 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = command_parser("residuals", __doc__)
     parser.add_argument("--left-out", type=Path, metavar="FILE.csv", help="predictions by fits that did not see the run's model")
-    parser.add_argument("--out-of-memory", type=Path, metavar="FAILED.jsonl", help="runs that failed: memory_doubts.yaml is written too")
+    parser.add_argument("--out-of-memory", type=Path, metavar="FAILED.jsonl", help="failed runs: memory_uncertainty.yaml is written too")
     parser.add_argument("--out", type=Path, default=Path("strategies/residuals.yaml"), metavar="FILE.yaml")
     options = parser.parse_args(arguments)
     left_out = {} if options.left_out is None else read_left_out(options.left_out)
@@ -285,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     write_atomically(options.out, residuals_text(residuals))
     if options.out_of_memory is not None:
         uncertainties = memory_uncertainties([*cases, *read_cases(options.out_of_memory)])
-        write_atomically(options.out.with_name("memory_doubts.yaml"), memory_uncertainties_text(uncertainties))
+        write_atomically(options.out.with_name("memory_uncertainty.yaml"), memory_uncertainties_text(uncertainties))
     scatters = {
         "models": residuals.between_models,
         "chips": residuals.between_chips,

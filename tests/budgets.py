@@ -59,26 +59,26 @@ _NO_LAYERS = ("measure/", "importer/", "per_operator/microbenchmarks.py", "unifo
 
 def layer_files() -> dict[str, set[str]]:
     """Layer kind -> files of execute/ that call its kernels."""
-    found: dict[str, set[str]] = {kind: set() for kind in _KERNELS}
+    files: dict[str, set[str]] = {kind: set() for kind in _KERNELS}
     for path in modules():
         name = path.relative_to(PACKAGE).as_posix()
         if not name.startswith("execute/") or name.removeprefix("execute/").startswith(_NO_LAYERS):
             continue
         functions = (node.func for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call))
-        called = {each.attr for each in functions if isinstance(each, ast.Attribute) and ast.unparse(each.value) != "self"}
+        called = {node.attr for node in functions if isinstance(node, ast.Attribute) and ast.unparse(node.value) != "self"}
         for kind, kernels in _KERNELS.items():
             if called & kernels:
-                found[kind].add(name)
-    return found
+                files[kind].add(name)
+    return files
 
 
 def measures() -> dict[str, int]:
     """Measure -> its value today. Lines are those of .py files; a package is a folder directly below perfmodel/."""
-    found = {f"lines of {name}/": count for name, count in sorted(_lines_by_package().items())}
+    lines = {f"lines of {name}/": count for name, count in sorted(_lines_by_package().items())}
     functions, files = _run_through()
     return {
-        "lines of the package": sum(found.values()),
-        **found,
+        "lines of the package": sum(lines.values()),
+        **lines,
         "lines of the largest file": max(_num_lines(path) for path in modules()),
         "fields of the largest record": max(_record_sizes(), default=0),
         "implementations of a layer kind": max(map(len, layer_files().values())),
@@ -107,9 +107,9 @@ def _record_sizes() -> Iterator[int]:
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
         if "execute" in parts or parts[-1] == "__main__":
             continue
-        for _, each in inspect.getmembers(import_module(".".join(parts)), inspect.isclass):
-            if is_dataclass(each):
-                yield len(fields(each))
+        for _, member in inspect.getmembers(import_module(".".join(parts)), inspect.isclass):
+            if is_dataclass(member):
+                yield len(fields(member))
 
 
 def serving_files() -> set[str]:
@@ -118,24 +118,26 @@ def serving_files() -> set[str]:
     known = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in modules()}
     for name, path in known.items():
         for node in ast.walk(tree_of(path)):
-            targets = [node.module, *(f"{node.module}.{each.name}" for each in node.names)] if isinstance(node, ast.ImportFrom) else []
+            targets = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)] if isinstance(node, ast.ImportFrom) else []
             for target in targets:
                 if target in known:
                     importers.setdefault(target, set()).add(name)
-    found = {name for name in known if "serv" in name}
+    serving = {name for name in known if "serv" in name}
     while True:
-        more = {name for name, users in importers.items() if name not in found and users <= found}
+        more = {name for name, users in importers.items() if name not in serving and users <= serving}
         if not more:
-            return found
-        found |= more
+            return serving
+        serving |= more
 
 
 def _one_caller(tree: ast.Module) -> int:
-    """Private functions and methods of a file that are named once beside their definition."""
+    """Count the private functions and methods of a file that are named once outside their definition."""
     uses = Counter(node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
     uses += Counter(node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute))
     bodies = [tree.body, *(node.body for node in tree.body if isinstance(node, ast.ClassDef))]
-    private = (each.name for body in bodies for each in body if isinstance(each, ast.FunctionDef) and each.name.startswith("_"))
+    private = (
+        statement.name for body in bodies for statement in body if isinstance(statement, ast.FunctionDef) and statement.name.startswith("_")
+    )
     return sum(uses[name] == 1 for name in private if not name.startswith("__"))
 
 

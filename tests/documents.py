@@ -67,7 +67,7 @@ class Runner:
     names: dict[str, Any] = field(default_factory=dict)
 
     def run(self, block: Block) -> str:
-        """What the block prints on standard output."""
+        """Run the block and return its standard output."""
         if _FILE.match(block.info):
             Path(block.info.partition("=")[2].strip()).write_text(block.text, encoding="utf-8")
             return ""
@@ -108,12 +108,12 @@ def blocks(text: str) -> Iterator[Block]:
 
 
 def examples(text: str) -> list[Example]:
-    """What a page runs. A block of `text` belongs to the one before it."""
-    found = list(blocks(text))
-    following = [*found[1:], None][: len(found)]
+    """Return the examples that a page runs. A block of `text` belongs to the one before it."""
+    pairs = list(blocks(text))
+    following = [*pairs[1:], None][: len(pairs)]
     return [
         Example(block=block, shown=after if after is not None and after.info.split()[:1] == ["text"] else None)
-        for block, after in zip(found, following, strict=True)
+        for block, after in zip(pairs, following, strict=True)
         if block.info in ("sh", "python") or _FILE.match(block.info)
     ]
 
@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--figures", action="store_true", help="insert the figures of docs/figures.json only; run no example")
     options = parser.parse_args()
     for page in options.pages:
-        path, here = page.resolve(), Path.cwd()
+        path, working_folder = page.resolve(), Path.cwd()
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(folder)
             sys.path.insert(0, folder)
@@ -186,7 +186,7 @@ def main() -> None:
                 text = path.read_text(encoding="utf-8")
                 text = with_figures(text if options.figures else rewritten(text), page_figures())
             finally:
-                os.chdir(here)
+                os.chdir(working_folder)
                 sys.path.remove(folder)
         path.write_text(text, encoding="utf-8")
 

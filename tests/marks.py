@@ -37,23 +37,23 @@ def _arguments(value: Any) -> tuple[Any, ...]:
 
 
 def covering(
-    forms: Mapping[str, Any], *, together: int = 2, cost: Callable[[Any], float] = lambda form: 1.0, beside: Iterable[str] = ()
+    forms: Mapping[str, Any], *, together: int = 2, cost: Callable[[Any], float] = lambda form: 1.0, kept: Iterable[str] = ()
 ) -> list[str]:
     """Return names of few forms that show each value of each knob, each pair of knobs, and each model, as all forms do.
 
     A form is a mapping of knobs, alone or in a tuple with the names of models. Greedy: the form that adds most for its cost comes next.
 
     together    knobs that are shown together: 2, pairs; 1, none
-    beside      forms that are shown anyway
+    kept        forms that are shown anyway
     """
     features = {name: _features(form, together) for name, form in forms.items()}
-    missing = set().union(*features.values()).difference(*(features[name] for name in beside))
-    found: list[str] = []
+    missing = set().union(*features.values()).difference(*(features[name] for name in kept))
+    chosen: list[str] = []
     while missing:
         best = max(features, key=lambda name: len(features[name] & missing) / cost(forms[name]))
-        found.append(best)
+        chosen.append(best)
         missing -= features[best]
-    return found
+    return chosen
 
 
 def _features(form: Any, together: int) -> frozenset[tuple[str, ...]]:

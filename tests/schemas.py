@@ -56,7 +56,7 @@ def _cell(field: dict[str, Any], schema: dict[str, Any]) -> str:
 
 def page_text(text: str) -> str:
     """Return a page with the tables as the schemas have them."""
-    return _TABLE.sub(lambda found: f"{found[1]}{table(found[2])}{found[3]}", text)
+    return _TABLE.sub(lambda match: f"{match[1]}{table(match[2])}{match[3]}", text)
 
 
 _JOB = "--model gpt2 --cluster dgx-h100 --chips 8 --global-batch 16 --seq-len 1k"
@@ -99,7 +99,7 @@ def inferred(values: list[Any]) -> dict[str, Any]:
     """Return the schema of values that examples have."""
     kinds = {bool: "boolean", int: "integer", float: "number", str: "string", type(None): "null", list: "array", dict: "object"}
     types = sorted({kinds[type(value)] for value in values} or {"null"})
-    types = [each for each in types if each != "integer" or "number" not in types]
+    types = [kind for kind in types if kind != "integer" or "number" not in types]
     schema: dict[str, Any] = {"type": types[0] if len(types) == 1 else types}
     if "array" in types:
         items = [item for value in values if isinstance(value, list) for item in value]
@@ -108,7 +108,7 @@ def inferred(values: list[Any]) -> dict[str, Any]:
         records = [value for value in values if isinstance(value, dict)]
         names = list(dict.fromkeys(name for record in records for name in record))
         properties = {name: inferred([record[name] for record in records if name in record]) for name in names}
-        alike = [each for i, each in enumerate(properties.values()) if each not in list(properties.values())[:i]]
+        alike = [item_schema for i, item_schema in enumerate(properties.values()) if item_schema not in list(properties.values())[:i]]
         if len(names) > _MOST_ALIKE and len(alike) == 1:
             return schema | {"additionalProperties": alike[0]}
         schema["properties"] = properties
@@ -118,14 +118,14 @@ def inferred(values: list[Any]) -> dict[str, Any]:
 
 def example_objects(verb: str) -> list[Any]:
     """Return what the examples of a verb print with --json, in the working folder."""
-    found = []
+    documents = []
     for line in OUTPUT_EXAMPLES[verb]:
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
             code = run([*shlex.split(line), "--json"])
         assert code == 0, line
-        found.append(json.loads(out.getvalue()))
-    return found
+        documents.append(json.loads(out.getvalue()))
+    return documents
 
 
 if __name__ == "__main__":
@@ -133,6 +133,6 @@ if __name__ == "__main__":
         outputs = {verb: inferred(example_objects(verb)) for verb in OUTPUT_EXAMPLES}
     OUTPUTS.write_text(json.dumps(outputs, separators=(",", ":"), ensure_ascii=False) + "\n", encoding="utf-8")
     SCHEMAS.mkdir(exist_ok=True)
-    for each in KINDS:
-        (SCHEMAS / f"{each}.json").write_text(schema_text(each), encoding="utf-8")
+    for kind in KINDS:
+        (SCHEMAS / f"{kind}.json").write_text(schema_text(kind), encoding="utf-8")
     PAGE.write_text(page_text(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -41,8 +41,8 @@ _SEVERAL = re.compile(r"Several\[(?P<inside>.*)\]$")
 
 def public_functions() -> dict[str, Callable[..., Any]]:
     """Return the public functions by name, those with two names under both."""
-    found = {name: getattr(perfmodel, name) for name in perfmodel.__all__}
-    return {name: value for name, value in found.items() if isinstance(value, FunctionType)}
+    exports = {name: getattr(perfmodel, name) for name in perfmodel.__all__}
+    return {name: value for name, value in exports.items() if isinstance(value, FunctionType)}
 
 
 def stub_text() -> str:
@@ -61,17 +61,18 @@ def stub_text() -> str:
 
 def _definitions(function: Callable[..., Any], homes: _Homes) -> Iterator[str]:
     """Yield the definition of a function, or its two overloads."""
-    own = inspect.signature(function)
+    signature = inspect.signature(function)
     homes.read(function)
-    parameters = list(own.parameters.values())
-    returns = str(own.return_annotation)
-    if not any(_SEVERAL.match(str(each.annotation)) for each in parameters):
+    parameters = list(signature.parameters.values())
+    returns = str(signature.return_annotation)
+    if not any(_SEVERAL.match(str(parameter.annotation)) for parameter in parameters):
         yield _definition(function, parameters, returns, homes)
         return
     one, _, several = (part.strip() for part in returns.partition("|"))
-    singles = [each.replace(annotation=_SEVERAL.sub(r"\g<inside> | None", str(each.annotation))) for each in parameters]
+    singles = [parameter.replace(annotation=_SEVERAL.sub(r"\g<inside> | None", str(parameter.annotation))) for parameter in parameters]
     lists = [
-        each.replace(annotation=_SEVERAL.sub(r"\g<inside> | Sequence[\g<inside>] | None", str(each.annotation))) for each in parameters
+        parameter.replace(annotation=_SEVERAL.sub(r"\g<inside> | Sequence[\g<inside>] | None", str(parameter.annotation)))
+        for parameter in parameters
     ]
     if not several:  # one result of all combinations
         yield _definition(function, lists, one, homes)
@@ -85,14 +86,14 @@ def _definition(
 ) -> str:
     lines = [f"def {function.__name__}({ignore}"]
     star = False
-    for each in parameters:
-        if each.kind is inspect.Parameter.KEYWORD_ONLY and not star:
+    for parameter in parameters:
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and not star:
             lines.append("    *,")
             star = True
-        annotation = homes.spelled(str(each.annotation))
-        default = "" if each.default is inspect.Parameter.empty else f" = {_default(each.default)}"
-        prefix = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(each.kind, "")
-        lines.append(f"    {prefix}{each.name}: {annotation}{default},")
+        annotation = homes.spelled(str(parameter.annotation))
+        default = "" if parameter.default is inspect.Parameter.empty else f" = {_default(parameter.default)}"
+        prefix = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+        lines.append(f"    {prefix}{parameter.name}: {annotation}{default},")
     lines.append(f") -> {homes.spelled(returns)}:")
     doc = inspect.getdoc(function) or ""
     lines.append(textwrap.indent(f'"""{doc}\n"""' if "\n" in doc else f'"""{doc}"""', "    ", lambda line: bool(line.strip())))
@@ -192,11 +193,11 @@ def _classes_of(module: str) -> list[str]:
 def _split(annotation: str) -> Iterator[str]:
     """Yield the members of a union, those inside of brackets left together."""
     depth, start = 0, 0
-    for place, char in enumerate(annotation):
+    for index, char in enumerate(annotation):
         depth += (char in "[(") - (char in "])")
         if char == "|" and depth == 0:
-            yield annotation[start:place]
-            start = place + 1
+            yield annotation[start:index]
+            start = index + 1
     yield annotation[start:]
 
 

@@ -62,7 +62,7 @@ def test_a_page_is_written_again_with_what_it_prints():
 
 
 def test_readme_names_the_framework_in_its_first_example():
-    first = next(each for each in examples((ROOT / "README.md").read_text(encoding="utf-8")) if each.block.info == "python")
+    first = next(example for example in examples((ROOT / "README.md").read_text(encoding="utf-8")) if example.block.info == "python")
     assert 'profile="' in first.block.text
 
 

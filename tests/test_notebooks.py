@@ -10,7 +10,10 @@ NOTEBOOKS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 
 
 def _marks(path: Path) -> list[pytest.MarkDecorator]:
-    """Those that measure run with nothing beside them: what else runs would be in their times. tests/lab/pase repeats that of PaSE."""
+    """Return the marks of a notebook. Notebooks that measure run alone, so that no other work is in their times.
+
+    tests/lab/pase repeats the measurement of the PaSE notebook.
+    """
     alone = [pytest.mark.dist] if "WorkerGroup" in path.read_text(encoding="utf-8") else []
     return alone + [pytest.mark.nightly] * (path.stem == "pase")
 

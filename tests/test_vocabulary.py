@@ -1,4 +1,4 @@
-"""The wording check finds every replaced word and long sentences, and passes plain English."""
+"""The wording check finds every replaced word, vague names and long sentences, and passes plain English."""
 
 import json
 
@@ -12,11 +12,12 @@ from tests.vocabulary import (
     markdown_passages,
     notebook_passages,
     python_passages,
+    yaml_comment_findings,
     yaml_passages,
 )
 
 
-def _found(text):
+def _texts_of(text):
     return [finding.text for finding in findings_of(Passage(text=text, line=1), "page.md")]
 
 
@@ -47,7 +48,7 @@ def _found(text):
     ],
 )
 def test_replaced_words_are_found(text):
-    assert _found(text)
+    assert _texts_of(text)
 
 
 def test_every_rule_has_a_pattern_that_matches_and_a_reason():
@@ -66,15 +67,15 @@ def test_every_rule_has_a_pattern_that_matches_and_a_reason():
     ],
 )
 def test_plain_english_and_names_in_backticks_pass(text):
-    assert not _found(text)
+    assert not _texts_of(text)
 
 
 def test_a_sentence_over_forty_words_is_found():
     words = "word " * 39
-    assert not _found(f"{words}end.")
-    assert _found(f"{words}more end.")
-    assert not _found(f"{words}end. Another {words}")
-    assert _found(f"{words}end; another {words}")
+    assert not _texts_of(f"{words}end.")
+    assert _texts_of(f"{words}more end.")
+    assert not _texts_of(f"{words}end. Another {words}")
+    assert _texts_of(f"{words}end; another {words}")
 
 
 def test_sources_of_data_files_may_be_long_citations():
@@ -89,7 +90,7 @@ def test_a_finding_gives_file_line_word_and_replacement():
 
 
 def test_a_phrase_over_a_line_break_is_found():
-    assert _found("the step rests\non a table")
+    assert _texts_of("the step rests\non a table")
 
 
 def test_pages_give_prose_and_cells_without_fenced_blocks():
@@ -138,6 +139,46 @@ def test_the_check_exits_with_one_where_it_finds_something(tmp_path, monkeypatch
 )
 def test_a_docstring_names_what_it_describes(opening):
     text = f'def f():\n    """{opening}"""\n\n\nclass C:\n    """Costs. What they are follows."""\n'
-    (found,) = vocabulary.opening_findings(text, "a.py")
-    assert found.line == 2
-    assert found.text.startswith("docstring begins with")
+    (finding,) = vocabulary.opening_findings(text, "a.py")
+    assert finding.line == 2
+    assert finding.text.startswith("docstring begins with")
+
+
+def test_files_of_tests_are_checked_without_their_literals(tmp_path, monkeypatch):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_a.py").write_text(
+        '"""Ranks beside others."""\n\n\ndef test_told():\n    found = "told to fit"\n    assert found  # said\n', encoding="utf-8"
+    )
+    monkeypatch.setattr(vocabulary, "ROOT", tmp_path)
+    assert vocabulary.checked_files() == ["tests/test_a.py"]
+    assert sorted((finding.line, finding.text) for finding in vocabulary.check(["tests/test_a.py"])) == [
+        (1, "beside"),
+        (4, 'name "test_told"'),
+        (5, 'name "found"'),
+        (6, "said"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "for each in (): pass",
+        "def f(own): pass",
+        "[place for place in ()]",
+        "class Stranger: pass",
+        "def f(): whole = 1",
+        "by_habit = {}",
+    ],
+)
+def test_vague_names_are_found(program):
+    assert len(list(vocabulary.name_findings(program, "a.py"))) == 1
+
+
+def test_keys_of_files_of_frameworks_are_names():
+    assert not list(vocabulary.name_findings("zero_beside_axes = prefill_context_beside = ()", "a.py"))
+
+
+def test_comments_of_yaml_files_are_checked():
+    text = "# Of each chip: what nobody measured\nname: a # the rate rests on it\nsource: 'issue #12'\n"
+    findings = [(finding.line, finding.text) for finding in yaml_comment_findings(text, "x.yaml")]
+    assert findings == [(1, "nobody"), (1, 'comment begins with "Of"'), (2, "rests on")]

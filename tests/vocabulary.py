@@ -1,13 +1,14 @@
-"""The wording check of `make lint`: replaced words and long sentences in pages, help texts, messages and reports.
+"""The wording check of `make lint`: replaced words, vague names and long sentences in pages, messages, code and tests.
 
     python -m tests.vocabulary            # every file
     python -m tests.vocabulary README.md  # the named files
 
-Checked are the prose of the pages of the root and of docs/, the markdown cells of the notebooks, the texts of YAML files (words only: a
-citation may be long), and the string literals of the package that contain a space: help, messages, notes and reports. Docstrings and
-comments of the package and of the lab are checked for words, those of commands also for long sentences, because `--help` prints them.
-Text in backticks is exempt: it names keys, flags, columns and files. No docstring begins with a word of `OPENINGS`: it names the thing
-that it describes. Names of functions, types, parameters and variables contain no word of `NAME_WORDS`, and none is one of `VAGUE_NAMES`.
+Checked are the prose of the pages of the root and of docs/, the markdown cells of the notebooks, the texts and comments of YAML files
+(words only: a citation may be long), and the string literals of the package that contain a space: help, messages, notes and reports.
+Docstrings and comments of the package, the lab and the tests are checked for words, those of commands also for long sentences, because
+`--help` prints them. Literals of the lab and the tests are not checked: tests quote texts. Text in backticks is exempt: it names keys,
+flags, columns and files. No docstring begins with a word of `OPENINGS`: it names the thing that it describes. Names of functions, types,
+parameters and variables contain no word of `NAME_WORDS`, and none is one of `VAGUE_NAMES`.
 """
 
 from __future__ import annotations
@@ -90,6 +91,8 @@ RULES = (
     Rule(pattern=r"what bounds", replacement="bottleneck, roofline, memory-bound or compute-bound", reason=_PARAPHRASE),
     Rule(pattern=r"(?:as|so) many(?: as)?", replacement="give the number, or: the same number of", reason=_ODD),
 )
+#: Folders of which names, docstrings and comments are checked, and no string literals.
+WITHOUT_LITERALS = ("lab/", "tests/")
 _WORDS = tuple((re.compile(rf"(?<![\w'-])(?:{rule.pattern})(?![\w'])", re.IGNORECASE), rule) for rule in RULES)
 
 _FENCE = re.compile(r"^\s*(?:```|~~~)")
@@ -252,10 +255,11 @@ def passages_of(file: str) -> Iterator[Passage]:
 
 
 def checked_files() -> list[str]:
-    """Return the files whose texts users read, as paths from the root of the checkout."""
+    """Return the files whose texts users read, and those of the lab and the tests, as paths from the root of the checkout."""
     patterns = (
         ("README.md", "CHANGELOG.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"),
-        ("docs/**/*.md", "notebooks/*.ipynb", "perfmodel/**/*.py", "lab/**/*.py", "hardware_specs/**/*.yaml", "strategies/**/*.yaml"),
+        ("docs/**/*.md", "notebooks/*.ipynb", "perfmodel/**/*.py", "lab/**/*.py", "tests/**/*.py"),
+        ("hardware_specs/**/*.yaml", "strategies/**/*.yaml"),
     )
     return [
         path.relative_to(ROOT).as_posix()
@@ -318,24 +322,40 @@ def comment_findings(text: str, file: str) -> Iterator[Finding]:
         yield from word_findings(passage, file)
 
 
+_YAML_COMMENT = re.compile(r"(?:^|\s)#(.*)")
+
+
+def yaml_comment_findings(text: str, file: str) -> Iterator[Finding]:
+    """Yield the replaced words and the openings of the comments of a YAML file."""
+    for line, code in enumerate(text.splitlines(), 1):
+        comment = _YAML_COMMENT.search(code)
+        if comment is None:
+            continue
+        yield from word_findings(Passage(text=comment[1], line=line), file)
+        opening = OPENINGS.match(comment[1].strip())
+        if opening:
+            yield Finding(file=file, line=line, text=f'comment begins with "{opening[0]}"', replacement="begin with the noun or the verb")
+
+
 def check(files: Sequence[str]) -> list[Finding]:
     """Return the findings in the files."""
-    findings = [
-        finding for file in files if not file.startswith("lab/") for passage in passages_of(file) for finding in findings_of(passage, file)
-    ]
+    with_literals = [file for file in files if not file.startswith(WITHOUT_LITERALS)]
+    findings = [finding for file in with_literals for passage in passages_of(file) for finding in findings_of(passage, file)]
     for file in files:
         if file.endswith(".py"):
             text = (ROOT / file).read_text(encoding="utf-8")
             findings += [*opening_findings(text, file), *name_findings(text, file), *comment_findings(text, file)]
+        elif file.endswith(".yaml"):
+            findings += yaml_comment_findings((ROOT / file).read_text(encoding="utf-8"), file)
     return findings
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print the findings and return the exit code: 1 where there are some."""
-    found = check(list(arguments) or checked_files())
-    for finding in found:
+    findings = check(list(arguments) or checked_files())
+    for finding in findings:
         print(finding)
-    return 1 if found else 0
+    return 1 if findings else 0
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ TODAYS = ("sglang", "tensorrt-llm", "vllm")
 RELATIVES = {"tensorrt-llm-2023": "tensorrt-llm-2024", "vllm-2024-eager": "vllm-2024-mi300x"}
 """Engines with few and old runs: they take the numbers of a relative, and nothing is fitted to their runs."""
 
-HEAD = "# Written by `python -m lab.serving.engines`: what published runs say of each engine. Not edited by hand.\n"
+HEAD = "# Written by `python -m lab.serving.engines`: values of each engine fitted to published runs. Not edited by hand.\n"
 GENERIC_HEAD = "# Written by `python -m lab.serving.engines`: the mean of the engines of today. Not edited by hand.\n"
 _OWN = ("formats",)
 
@@ -138,6 +138,7 @@ def generic_engine(known: Sequence[Engine]) -> Engine:
         source=f"the mean of {names} (lab.serving.engines)",
         formats=(),
         versions=(),
+        chips=(),
         notes={},
         **values,
     )

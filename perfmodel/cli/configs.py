@@ -151,4 +151,4 @@ def _advice_blocks(advice: Advice, read: list[str]) -> Iterator[Block]:
     if advice.diff:
         yield Text(f"Options of {advice.framework} to change", apart=True)
         yield from map(Text, diff_lines(advice))
-    yield Notes([*advice.notes, *read, *notes(current)])
+    yield Notes(list(dict.fromkeys([*advice.notes, *read, *notes(current)])))

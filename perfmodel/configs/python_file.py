@@ -1,4 +1,7 @@
-"""Configs in Python, as in torchtitan: a function that returns nested calls with keywords. The file is parsed, never executed."""
+"""Configs in Python, as in torchtitan: a function that returns nested calls with keywords; else the calls that set up a trainer.
+
+The file is parsed, never executed.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from perfmodel.configs.expressions import Unknown, value_of
+from perfmodel.configs.tables import script_calls
+from perfmodel.configs.training_script import script_keys
 from perfmodel.foundation.errors import InputError, one_line, suggest
 
 _MOST_DEPTH = 32
@@ -25,7 +30,11 @@ def read_python(text: str, *, where: str, wanted: str = "") -> dict[str, Any]:
     if wanted and wanted not in functions:
         raise InputError(f"{one_line(where, 200)}: has no function {wanted} that returns a config{suggest(wanted, functions)}")
     if not functions:
-        raise InputError(f"{one_line(where, 200)}: has no function that returns a config; give a config file of a framework")
+        keys = script_keys(tree, *script_calls())
+        if not keys:
+            rule = "has no function that returns a config, and no call that sets up a trainer (such as TrainingArguments or SFTConfig)"
+            raise InputError(f"{one_line(where, 200)}: {rule}; give its launch line or its config file")
+        return keys
     if not wanted and len(functions) > 1:
         location = one_line(where, 200)
         example = next((name for name in functions if not name.startswith("_")), next(iter(functions)))
@@ -40,7 +49,7 @@ def read_python(text: str, *, where: str, wanted: str = "") -> dict[str, Any]:
     result = _returned(function)
     if isinstance(result, ast.Name):
         result = calls.get(result.id, result)
-    keys: dict[str, Any] = {}
+    keys = {}
     if isinstance(result, ast.Call):
         base = result.func.id if isinstance(result.func, ast.Name) else ""
         if base in functions and not result.keywords:  # a config that modifies another one of the file

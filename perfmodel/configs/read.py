@@ -117,6 +117,7 @@ def setup_of(source: ConfigKeys, table: FrameworkTable, given: Mapping[str, Any]
     for name, meaning in table.keys.items():  # in the order of the table: later keys are more specific
         for file_key in reversed(by_entry.get(name, ())):  # the launch line comes first and overrides files
             _read_key(file_key, source.keys[file_key], meaning, facts, read, notes, unknown)
+    notes += _read_names(source, table, facts, read)
     read_facts = set(facts)
     facts = {**given, **facts, **({"model": given["model"]} if given.get("model") is not None else {})}
     for name, expression in table.defaults:
@@ -173,6 +174,20 @@ def _read_key(
             continue
         facts[fact] = int(entry) if fact in _WHOLE else entry
         read[name] = fact
+
+
+def _read_names(source: ConfigKeys, table: FrameworkTable, facts: dict[str, Any], read: dict[str, str]) -> Iterator[str]:
+    """Add the facts of missing files that are known by their names, and yield a note for each. Raises InputError for other files."""
+    for key, name in source.missing.items():
+        stem = Path(name).stem
+        known = next((file for file in table.named_files if re.search(file.name, stem, re.IGNORECASE)), None)
+        where = f"{key}={one_line(name, 200)}: is not next to {one_line(source.path.name, 80)}"
+        if known is None:
+            raise InputError(f"{where}, and decides how the job is sharded; copy it there")
+        for fact, value in known.sets.items():
+            facts.setdefault(fact, value)
+            read[key] = fact
+        yield f"{where}; read from its name: {', '.join(f'{fact} {_plain(value)}' for fact, value in known.sets.items())}"
 
 
 def _is_whole(value: object) -> bool:

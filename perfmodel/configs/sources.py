@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from perfmodel.configs.containers import command_inside
 from perfmodel.configs.launch import script_in
 from perfmodel.configs.python_file import read_python
 from perfmodel.configs.shell import ShellCommand, read_script
@@ -24,6 +25,8 @@ _DATA, _PYTHON = (".yaml", ".yml", ".json", ".toml"), ".py"
 _WHAT = "config or of a launch script (.yaml, .toml, .json, .py, .sh or .txt)"
 #: Options with a file of another program -> prefix of the file's keys.
 _SECTIONS = {"deepspeed": "deepspeed", "deepspeed_config": "deepspeed", "config_file": "accelerate", "hostfile": "hostfile"}
+#: The sections that decide how the job is sharded.
+_SHARDING = ("deepspeed", "deepspeed_config", "config_file")
 #: Programs that take their own options before the script that they start.
 _LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "launch", "srun", "python", "python3", "mpirun", "torch.distributed.run")
 #: Short options -> names of the long ones.
@@ -38,6 +41,7 @@ class ConfigKeys:
     """Keys of a configuration with their values, and the files from which they were read.
 
     embedded   name -> text of the files in a Kubernetes manifest
+    missing    key -> name of a configuration with the sharding that is not next to the file
     """
 
     path: Path
@@ -45,6 +49,7 @@ class ConfigKeys:
     files: list[Path] = field(default_factory=list)
     is_command: bool = False
     embedded: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
 
     @property
     def program(self) -> str:
@@ -121,7 +126,7 @@ def _read_launch(source: ConfigKeys, text: str) -> None:
 
 def _options(command: ShellCommand) -> Iterator[tuple[str, Any]]:
     """Yield the options and overrides of a command, then its program and first argument."""
-    words = list(command.words)
+    words = command_inside(command.words)
     program: list[str] = []
     arguments: list[str] = []
     index = 0
@@ -207,6 +212,12 @@ def _read_named_files(source: ConfigKeys) -> None:
             section = "" if section == "accelerate" and not {"compute_environment", "distributed_type"} & set(keys) else section
             for name, value in keys.items():
                 source.keys.setdefault(f"{section}.{name}" if section else name, value)
+    read = {str(path) for path in source.files}
+    source.missing = {
+        key: value
+        for key, value in source.keys.items()
+        if key.rpartition(".")[2] in _SHARDING and str(value).endswith(_DATA) and str(source.path.parent / value) not in read
+    }
     source.keys |= {name: value for name, value in _nested(source.keys).items() if name not in seen}
     module, config = source.keys.get("module"), source.keys.get("config")
     if isinstance(module, str) and isinstance(config, str) and config.isidentifier():

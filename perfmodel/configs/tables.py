@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from perfmodel.configs.training_script import ScriptCall
 from perfmodel.foundation.errors import bad_field, suggest
 from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
@@ -47,6 +48,14 @@ class FactRule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NamedFile:
+    """A configuration that projects ship, recognised by its name: a pattern, and the facts that it sets."""
+
+    name: str
+    sets: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenFile:
     """One file of an export.
 
@@ -76,6 +85,7 @@ class FrameworkTable:
     framework  name of the framework for users
     profile    assumed execution profile, or serving engine
     recognise  alternatives: keys that must all be present, or `program=PATTERN`
+    named_files  configurations that are read by their name where the file is missing
     harmless   patterns of keys without effect on time and memory
     defaults   fact -> expression of the framework's default, if no key sets the fact
     derive     fact -> expressions of it, tried in order if no key sets the fact
@@ -93,6 +103,7 @@ class FrameworkTable:
     serves: bool
     recognise: tuple[tuple[str, ...], ...]
     keys: Mapping[str, KeyMeaning]
+    named_files: tuple[NamedFile, ...]
     harmless: tuple[str, ...]
     defaults: tuple[tuple[str, str], ...]
     derive: tuple[tuple[str, str], ...]
@@ -138,6 +149,19 @@ def load_tables() -> Mapping[str, FrameworkTable]:
     return {name: tables[name] for name in [*order, *(name for name in tables if name not in order)]}
 
 
+@lru_cache(maxsize=1)
+def script_calls() -> tuple[tuple[ScriptCall, ...], Mapping[str, str]]:
+    """Return the calls of training scripts whose arguments are keys, and the keys of arguments with another name."""
+    common = read_yaml(resource_dir("strategies") / "configs" / f"{COMMON}.yaml")
+    return tuple(ScriptCall(**call) for call in common["script_calls"]), common["script_names"]
+
+
+@lru_cache(maxsize=1)
+def entry_points() -> Mapping[str, str]:
+    """Return image of a container -> the program that it starts with the given arguments."""
+    return dict(read_yaml(resource_dir("strategies") / "configs" / f"{COMMON}.yaml")["entry_points"])
+
+
 def table_named(name: str) -> FrameworkTable:
     """Return the table of a framework for which plans can be written. Raises InputError."""
     known = {key: table for key, table in load_tables().items() if table.outputs}
@@ -178,6 +202,7 @@ def _table(name: str, content: Mapping[str, Any], common: Mapping[str, Any]) -> 
         serves=content.get("serves", False),
         recognise=tuple(tuple(str(line).split()) for line in content.get("recognise", ())),
         keys={key: _key(entry) for key, entry in keys.items()},
+        named_files=tuple(NamedFile(**entry) for entry in content.get("named_files", ())),
         harmless=(*content.get("harmless", "").split(), *common["harmless"].split()),
         defaults=pairs("defaults"),
         derive=pairs("derive") + tuple((fact, rule) for rules_of_fact in common["derive"] for fact, rule in rules_of_fact.items()),

@@ -84,7 +84,7 @@ def _with_plans(files: Sequence[RunFile], plans: Sequence[Plan]) -> Sequence[Run
     """Return the files, with its plan added to each that gives times only."""
     unplanned = [file for file in files if file.needs_plan]
     if plans and not unplanned:
-        raise InputError("plan: is for logs and traces, which give times only; the runs say their plans themselves: leave it out")
+        raise InputError("plan: is for logs and traces, which give times only; the runs state their plans: leave it out")
     if len(plans) > 1 and len(plans) != len(unplanned):
         raise InputError(
             f"plan: {len(plans)} plans for {len(unplanned)} logs and traces; give one for all of them, or one for each in order"

@@ -42,6 +42,28 @@ class EngineVersions:
         return version_of(self.since) <= version < version_of(self.before)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineChips:
+    """Options that differ on some chips.
+
+    memory_below_bytes   these chips have less memory; 0: any memory
+    chip                 word in the names of these chips; empty: any chip
+    max_batch, max_tokens, reserve_bytes, least_reserve_bytes   values of the options on them
+    largest_graph        largest batch with a captured graph
+    """
+
+    memory_below_bytes: float = 0.0
+    chip: str = ""
+    max_batch: int
+    max_tokens: int
+    reserve_bytes: float = 0.0
+    least_reserve_bytes: float = 0.0
+    largest_graph: int
+
+    def has(self, chip: str, capacity: float) -> bool:
+        return self.chip in chip and (not self.memory_below_bytes or capacity < self.memory_below_bytes)
+
+
 def version_of(text: str) -> tuple[int, ...]:
     """Return the version in a text: (1, 2, 0) of "trtllm 1.2.0rc6.post3"; () if there is none."""
     match = re.search(r"(?<![\w.])v?(\d+(?:\.\d+)+)", text)
@@ -253,6 +275,7 @@ class Engine(Grouped):
     version   version that the options describe
     source    source code, documentation or measurements, with their version
     versions  options that differ in other versions
+    chips     options that differ on some chips: the first entry that has the chip counts
     notes     sources of single options, by name
     """
 
@@ -267,12 +290,26 @@ class Engine(Grouped):
     host: EngineHost = field(default_factory=EngineHost)
     kernels: EngineKernels = field(default_factory=EngineKernels)
     versions: tuple[EngineVersions, ...] = ()
+    chips: tuple[EngineChips, ...] = ()
     notes: Mapping[str, str] = field(default_factory=dict)
 
     def at(self, version: tuple[int, ...]) -> Engine:
         """Return the engine with the options of a version; () for an unknown one."""
         unlike = next((options for options in self.versions if options.has(version)), None)
         return self if unlike is None else self.having(sampler_bytes=unlike.sampler_bytes, graph_bytes=unlike.graph_bytes)
+
+    def on(self, chip: str, capacity: float) -> Engine:
+        """Return the engine with its defaults on a chip, by the chip's name and memory. [byte]"""
+        defaults = next((entry for entry in self.chips if entry.has(chip, capacity)), None)
+        if defaults is None:
+            return self
+        return self.having(
+            max_batch=defaults.max_batch,
+            max_tokens=defaults.max_tokens,
+            reserve_bytes=defaults.reserve_bytes,
+            least_reserve_bytes=defaults.least_reserve_bytes,
+            graph_sizes=tuple(size for size in self.scheduling.graph_sizes if size <= defaults.largest_graph),
+        )
 
 
 def list_engines() -> tuple[str, ...]:

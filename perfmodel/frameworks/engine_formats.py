@@ -50,7 +50,7 @@ def format_on(formats: Sequence[EngineFormat], chip: Chip, quantization: Quantiz
 
 
 def formats_on(formats: Sequence[EngineFormat], chip: Chip) -> tuple[str, ...]:
-    """Return the names of all formats that run, without those that run as another one."""
+    """Return the names of the formats that run as they are stored, not converted to another one."""
     run = {name: format_on(formats, chip, quantization) for name, quantization in QUANTIZATIONS.items()}
     return tuple(name for name, runs in run.items() if runs is not None and runs.name == name)
 

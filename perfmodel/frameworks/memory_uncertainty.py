@@ -1,6 +1,6 @@
 """Distribution of needed over predicted memory, for known and unknown frameworks.
 
-Its two parameters are in `strategies/memory_doubts.yaml`, written by `python -m lab.residuals`.
+Its two parameters are in `strategies/memory_uncertainty.yaml`, written by `python -m lab.residuals`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def load_memory_uncertainties(path: str | Path | None = None) -> Mapping[str, Me
     """Return the memory uncertainties by kind: the shipped ones, or those of a file."""
     from perfmodel.foundation.files import read_yaml
 
-    path = resource_dir("strategies") / "memory_doubts.yaml" if path is None else Path(path)
+    path = resource_dir("strategies") / "memory_uncertainty.yaml" if path is None else Path(path)
     try:
         data = read_yaml(path)
         return {
@@ -58,7 +58,7 @@ def load_memory_uncertainties(path: str | Path | None = None) -> Mapping[str, Me
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(
-            f"memory_doubts={path}: cannot be read ({reason.removeprefix(f'{path}: ')}); write it with `python -m lab.residuals`"
+            f"memory_uncertainty={path}: cannot be read ({reason.removeprefix(f'{path}: ')}); write it with `python -m lab.residuals`"
         ) from None
 
 

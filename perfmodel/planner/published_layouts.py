@@ -38,6 +38,6 @@ def published_degrees(model: str) -> PublishedDegrees | None:
 
 @lru_cache(maxsize=1)
 def _degrees() -> dict[str, PublishedDegrees]:
-    path = resource_dir("strategies") / "makers.yaml"
+    path = resource_dir("strategies") / "published_layouts.yaml"
     data: Any = read_yaml(path)
     return {name: record_from_data(PublishedDegrees, record, where=f"{path.name}: {name}") for name, record in data["models"].items()}

@@ -360,7 +360,7 @@ def _load(path: Path) -> Residuals:
                 )
                 for row in data.get(groups, [])
             )
-            for groups in ("strangers", "experts")
+            for groups in ("unseen", "experts")
         )
         return Residuals(
             source=str(data["source"]),

@@ -101,6 +101,7 @@ def start_from(path: Plan | Name, asked: Request, *, spelled: Callable[[str], st
     if cluster is not None:
         found_cluster = _cluster_of(cluster)
         facts["cluster_chips_per_node"] = found_cluster.chips_per_node
+        facts["has_bf16"] = "bf16" in found_cluster.chip.peak_flop_rate
         if not needs_chips(cluster):
             facts["cluster_chips"] = found_cluster.num_chips
     setup = read_setup(str(path), facts)

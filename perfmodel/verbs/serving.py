@@ -31,6 +31,7 @@ from perfmodel.verbs.setting import find_cluster
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.imported.decoder import ARCHITECTURE, decoder_of, description_of
 from perfmodel.workload.imported.graph import ImportedGraph
+from perfmodel.workload.models import hub_id_of
 from perfmodel.workload.quantization import QUANTIZATIONS, Quantization, published_format, quantization_named
 from perfmodel.workload.serving import ServingJob, Speculation
 
@@ -174,7 +175,9 @@ def launch_of(setting: ServingSetting, prediction: ServingPrediction) -> tuple[L
         return ()
     node = setting.estimator.cluster.chips_per_node
     try:
-        return launch_lines(prediction.plan, prediction.job, setting.estimator.engine, chips_per_node=node)
+        hub_id = hub_id_of(prediction.job.model.name)
+        model = hub_id if "/" in hub_id else "MODEL"
+        return launch_lines(prediction.plan, prediction.job, setting.estimator.engine, model=model, chips_per_node=node)
     except InputError:
         return ()
 
@@ -420,11 +423,15 @@ def worker_degrees(chips: int, given: Mapping[str, int], *, has_experts: bool) -
 _USUAL_REQUESTS = 8.0
 
 
+#: Share of the rate that a replica of the default plan could answer in addition: waits grow without bound towards saturation.
+_RATE_HEADROOM = 0.25
+
+
 def default_tp(setting: ServingSetting, fixed: Mapping[str, Any]) -> tuple[int, str]:
     """Return the default tp and its reason.
 
-    It is the smallest power of two that divides the heads and whose replicas hold all concurrent requests, and at a given rate serve them.
-    If there is none, it is the closest one.
+    It is the smallest power of two that divides the heads and whose replicas hold all concurrent requests, and at a given rate serve them
+    with headroom. If there is none, it is the closest one.
     """
     import numpy as np
 
@@ -445,7 +452,13 @@ def default_tp(setting: ServingSetting, fixed: Mapping[str, Any]) -> tuple[int, 
     nearest, reason = capacity, "leaves most room of all that can be"
     if job.rate is not None and memory.fits.any():
         load = estimator.serve(job, plans).load
-        enough, keeps_up = enough & np.logical_not(load.is_saturated), "leave room for these requests and keep up with them"
+        busier = estimator.serve(replace(job, rate=job.rate * (1 + _RATE_HEADROOM)), plans).load
+        keeping, with_headroom = (enough & np.logical_not(at.is_saturated) for at in (load, busier))
+        enough, keeps_up = (
+            (with_headroom, f"leave room for these requests and keep up with {_RATE_HEADROOM:.0%} more")
+            if with_headroom.any()
+            else (keeping, "leave room for these requests and keep up with them")
+        )
         nearest, reason = np.where(memory.fits, load.requests_per_second * replicas, 0.0), "answers most of them"
     if enough.any():
         return tried[int(enough.argmax())], f"is the fewest chips of a replica that {keeps_up}"

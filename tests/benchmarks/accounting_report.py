@@ -1,4 +1,4 @@
-"""What the accounts reach beside what they must: `python -m tests.benchmarks.accounting_report [CASES.jsonl ...] [--plans N]`.
+"""The accuracy of the accounts and their targets: `python -m tests.benchmarks.accounting_report [CASES.jsonl ...] [--plans N]`.
 
 Torch's counts of real plans of every form (`tests/execute/real_plans.py`), first and last pipeline stage; with files of published
 runs, the errors of peak memory and the fit / no-fit record as well.
@@ -51,7 +51,7 @@ def closeness(rows: Sequence[AuditRow]) -> str:
 def account_lines(names: Sequence[str]) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
     """Lines of the table over all plans, and one line for each plan."""
     audits: list[Audit] = []
-    each: list[tuple[str, ...]] = []
+    counts: list[tuple[str, ...]] = []
     for name in names:
         start = time.perf_counter()
         audits.append(api.audit_plan(real_plan(name)))
@@ -62,14 +62,14 @@ def account_lines(names: Sequence[str]) -> tuple[list[tuple[str, ...]], list[tup
             closeness([row for row in rows if row.name in called]).removeprefix("largest ").partition(",")[0]
             for called, *_ in CLOSE.values()
         ]
-        each.append((name, f"{audits[-1].plan.num_chips:,}", clean, *close, f"{elapsed:.0f} s"))
+        counts.append((name, f"{audits[-1].plan.num_chips:,}", clean, *close, f"{elapsed:.0f} s"))
     rows = rows_of(audits)
     lines = [(what, equality([row for row in rows if chosen(row)]), "equal", "equal") for what, chosen in EQUAL.items()]
     lines += [
         (f"{what}, per rank", closeness([row for row in rows if row.name in called]), least, aim)
         for what, (called, least, aim) in CLOSE.items()
     ]
-    return lines, each
+    return lines, counts
 
 
 def audit_line() -> tuple[str, ...]:
@@ -82,9 +82,9 @@ def audit_line() -> tuple[str, ...]:
 
 def published_lines(result: ValidationResult) -> list[tuple[str, ...]]:
     lines = []
-    for each in result.memories:
-        what = f"peak memory, published: {each.name} ({each.num_rows} runs, {each.kind}, {each.rank} rank)"
-        lines.append((what, f"mean {each.mean:.1%}, bias {each.bias:+.1%}", "", ""))
+    for memory in result.memories:
+        what = f"peak memory, published: {memory.name} ({memory.num_rows} runs, {memory.kind}, {memory.rank} rank)"
+        lines.append((what, f"mean {memory.mean:.1%}, bias {memory.bias:+.1%}", "", ""))
     others = [
         row
         for row in result.rows
@@ -114,11 +114,11 @@ def main() -> None:
     parser.add_argument("cases", nargs="*", type=Path)
     parser.add_argument("--plans", type=int, default=len(PLANS), help="audit the first so many plans only")
     arguments = parser.parse_args()
-    lines, each = account_lines(list(PLANS)[: arguments.plans])
+    lines, counts = account_lines(list(PLANS)[: arguments.plans])
     lines.append(audit_line())
     if arguments.cases:
         lines += published_lines(validate_cases(arguments.cases))
-    show([("plan, first and last stage", "ranks", "counts equal", "saved", "peak", "took"), *each])
+    show([("plan, first and last stage", "ranks", "counts equal", "saved", "peak", "took"), *counts])
     print()
     show([("what", "measured", "at least", "aim"), *lines])
 

@@ -1,4 +1,4 @@
-"""What models with experts and products in few bits reach beside what they must: `python -m tests.benchmarks.experts_report [CASES ...]`.
+"""Accuracy of models with experts and low-precision products, and targets: `python -m tests.benchmarks.experts_report [CASES ...]`.
 
 Nothing is fitted to runs with experts, so that a model or a chip that is left out changes nothing. Times are of whole processes.
 """
@@ -34,19 +34,21 @@ Line = tuple[str, str, str, str]
 
 
 def counted_lines() -> list[Line]:
-    """What is arithmetic."""
+    """Return the lines of quantities that are counted, not timed."""
     rows = list(csv.DictReader((GOLDEN / "model_parameters.csv").read_text(encoding="utf-8").splitlines()))
     models = [(load_model(row["model"]), row) for row in rows]
     models = [(model, row) for model, row in models if model.experts is not None]
     wrong = sum(abs(model.num_parameters - int(row["num_parameters"])) > int(row["tolerance"]) for model, row in models)
     lines = [("parameters of models with experts", f"{len(models) - wrong} of {len(models)} equal", "equal", "equal")]
-    for name, (published, beside) in golden.KEPT.items():
-        kept = golden.kept_bytes(name, "layer") - beside
+    for name, (published, excluded) in golden.KEPT.items():
+        kept = golden.kept_bytes(name, "layer") - excluded
         lines.append((f"bytes that a layer of {name} keeps of a token", f"{kept:,.0f} of {published:,}", "2 %", "equal"))
-    for what, found, told in zip(
+    for what, predicted, stated in zip(
         ("activations", "weights and gradients", "optimizer"), golden.memory_of_deepseek_v3_on_256_chips(), golden.BREAKDOWN, strict=True
     ):
-        lines.append((f"DeepSeek-V3 on 256 chips: {what}", f"{found:.1f} of {told} GB, {found / told - 1:+.1%}", "2 %", "equal"))
+        lines.append(
+            (f"DeepSeek-V3 on 256 chips: {what}", f"{predicted:.1f} of {stated} GB, {predicted / stated - 1:+.1%}", "2 %", "equal")
+        )
     return lines
 
 
@@ -64,7 +66,7 @@ def timed_lines() -> list[Line]:
 
 def published_lines(cases: Sequence[Path]) -> list[Line]:
     result = validate_cases(cases)
-    experts = {each.name: each for each in result.experts.by["source"]}
+    experts = {source.name: source for source in result.experts.by["source"]}
     timed = [row for row in result.rows if row.is_predicted and row.time_error == row.time_error]
     low = [row for row in timed if not row.has_experts and not row.trains_adapters]
 
@@ -73,13 +75,13 @@ def published_lines(cases: Sequence[Path]) -> list[Line]:
         return f"mean {_mean(errors)}, {len(errors)} runs"
 
     simumax, both = experts["simumax"], [experts[name] for name in ("bridge", "dgxc")]
-    mean = sum(each.mean * each.num_times for each in both) / sum(each.num_times for each in both)
+    mean = sum(source.mean * source.num_times for source in both) / sum(source.num_times for source in both)
     mcore = experts["mcore"]
     return [
         ("SimuMax, DeepSeek-V2 on B200: time", f"mean {simumax.mean:.1%}, {simumax.num_times} runs", "8 %", "5 %"),
         ("SimuMax, DeepSeek-V2 on B200: memory", f"mean {simumax.memory_mean:.1%}", "4 %", "2 %"),
         ("Megatron-Core's golden memories with experts", f"mean {mcore.memory_mean:.1%}, {mcore.num_memories} runs", "6 %", "3 %"),
-        *((f"{each.name}, with experts", f"mean {each.mean:.1%}, {each.num_times} settings", "20 %", "12 %") for each in both),
+        *((f"{source.name}, with experts", f"mean {source.mean:.1%}, {source.num_times} settings", "20 %", "12 %") for source in both),
         ("both", f"mean {mean:.1%}", "20 %", "12 %"),
         ("fp8, dense", dense(lambda name: name.startswith("fp8")), "", ""),
         ("mxfp8, dense", dense(lambda name: name == "mxfp8"), "", ""),
@@ -89,9 +91,9 @@ def published_lines(cases: Sequence[Path]) -> list[Line]:
 
 def process_lines(folder: Path) -> list[Line]:
     command = ["-m", "perfmodel", *SEARCH.split()]
-    told = subprocess.run([sys.executable, *command, "--json"], check=True, capture_output=True, text=True)
+    process = subprocess.run([sys.executable, *command, "--json"], check=True, capture_output=True, text=True)
     time, memory = best_run(command, repeats=2)
-    what = f"search of Qwen3-235B on 1,024 H100, {json.loads(told.stdout)['num_evaluated'] / 1e6:.1f} M plans"
+    what = f"search of Qwen3-235B on 1,024 H100, {json.loads(process.stdout)['num_evaluated'] / 1e6:.1f} M plans"
     lines = [(what, f"{time:.1f} s, {memory / 1e6:.0f} MB", "8 s, 1 GB", "2 s, 400 MB")]
     for name, words in AUDITS.items():
         plan = folder / "plan.yaml"

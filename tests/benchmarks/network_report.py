@@ -82,7 +82,7 @@ def tensor_parallel(network: Graph) -> Filter:
 
 
 def uniform_choice(calibration: Calibration) -> str:
-    """What the planner that cuts every layer alike chooses for the GPT: data or tensor parallelism."""
+    """Return the choice of the uniform planner for the GPT: data or tensor parallelism."""
     config = replace(
         load_model("gpt2"),
         num_hidden_layers=GPT["layers"],
@@ -160,14 +160,14 @@ def predictions(case: Case, network: Graph, calibration: Calibration) -> dict[st
         job, local_cluster(num_chips=CHIPS), calibration=calibration, profile=load_profile(CPU_PROFILE), network_at=lambda _: network
     )
     planner = network_planner(estimator, cluster="localhost")
-    found = {
+    by_name = {
         FOUND: planner.search().best,
         DATA: planner.search(data_parallel(network)).best,
         EXPERT: planner.search(case.expert(network)).best,
     }
     if case.is_uniform:
-        found[UNIFORM] = found[uniform_choice(calibration)]
-    return found
+        by_name[UNIFORM] = by_name[uniform_choice(calibration)]
+    return by_name
 
 
 def measure(group: WorkerGroup, network: Graph, expected: Mapping[str, Prediction], rounds: int) -> tuple[list[Row], float, int]:
@@ -189,8 +189,8 @@ def measure(group: WorkerGroup, network: Graph, expected: Mapping[str, Predictio
         if sum(others <= MOST_BUSY for others, _ in turns) >= rounds:
             break
         use = processor_use(group.pids)
-        found = measure_network_plans(network, wanted, steps=STEPS, rounds=1, warmup=WARMUP, check_gradients=False, group=group)
-        turns.append((processor_use(group.pids).others_since(use), [each.step_time for each in found]))
+        measured = measure_network_plans(network, wanted, steps=STEPS, rounds=1, warmup=WARMUP, check_gradients=False, group=group)
+        turns.append((processor_use(group.pids).others_since(use), [row.step_time for row in measured]))
     counting = sorted(turns, key=lambda turn: turn[0])[:rounds]
     rows = [
         Row(names=tuple(names[i]), prediction=plans[i], measurement=checked[i], rounds=tuple(times[i] for _, times in counting))
@@ -201,12 +201,12 @@ def measure(group: WorkerGroup, network: Graph, expected: Mapping[str, Predictio
 
 def cut_otherwise(network: Graph, plan: Plan) -> str:
     """Operators with parameters whose cuts are not those of the batch."""
-    found = []
+    differing = []
     for operator in network.operators:
         dims = [dim for dim, axes in plan.cuts.shardings[operator.name].items() if axes]
         if dims != ["b"] and any(network.tensors[operand.tensor].role is TensorRole.PARAMETER for operand in operator.inputs):
-            found.append(f"{operator.name} {'*'.join(dims) or 'whole'}")
-    return ", ".join(found[:MOST_NAMED]) + (f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "") or "none"
+            differing.append(f"{operator.name} {'*'.join(dims) or 'whole'}")
+    return ", ".join(differing[:MOST_NAMED]) + (f" and {len(differing) - MOST_NAMED} more" if len(differing) > MOST_NAMED else "") or "none"
 
 
 def report(case: Case, network: Graph, rows: list[Row], others: float, discarded: int) -> bool:
@@ -218,7 +218,7 @@ def report(case: Case, network: Graph, rows: list[Row], others: float, discarded
     baseline = next(row for row in rows if DATA in row.names)
     for row in rows:
         spread = f"{min(row.rounds):.3f}..{max(row.rounds):.3f}"
-        exact = f"{row.measurement.gradient_error:.0e}, {sum(each.repeats for each in row.measurement.traffic)} as planned"
+        exact = f"{row.measurement.gradient_error:.0e}, {sum(traffic.repeats for traffic in row.measurement.traffic)} as planned"
         print(
             f"{' = '.join(row.names):44}{row.prediction.step_time:9.3f} s{row.measured:9.3f} s{row.error:+8.1%}"
             f"{baseline.measured / row.measured:8.2f}x{spread:>15}   {exact}"
@@ -228,12 +228,12 @@ def report(case: Case, network: Graph, rows: list[Row], others: float, discarded
         print(f"    cut otherwise than by samples: {cut_otherwise(network, row.prediction.plan)}")
     apart, right = ordered_pairs([row.prediction.step_time for row in rows], [row.measured for row in rows])
     worst = max(abs(row.error) for row in rows)
-    found = next(row for row in rows if FOUND in row.names)
-    gain = baseline.measured / found.measured
+    chosen = next(row for row in rows if FOUND in row.names)
+    gain = baseline.measured / chosen.measured
     print(f"pairs more than {TIE:.0%} apart: {apart}, in the predicted order: {right}; worst error {worst:.1%}; found {gain:.2f}x as fast")
     sys.stdout.flush()
     # where the search chooses data parallelism itself, or one that is as good, a tie is right
-    return worst <= MOST_ERROR and right == apart and (found is baseline or gain > 1.0 - TIE)
+    return worst <= MOST_ERROR and right == apart and (chosen is baseline or gain > 1.0 - TIE)
 
 
 def main() -> None:

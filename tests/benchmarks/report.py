@@ -1,4 +1,4 @@
-"""The speed of perfmodel beside what it must reach: `python -m tests.benchmarks.report [CASES.jsonl]`.
+"""The speed of perfmodel and its targets: `python -m tests.benchmarks.report [CASES.jsonl]`.
 
 With a file of published runs, the Megatron times of Korthikanti et al. are predicted as well.
 """

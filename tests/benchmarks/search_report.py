@@ -1,9 +1,9 @@
-"""The per-operator search beside what it must reach: `python -m tests.benchmarks.search_report [--quick]`.
+"""The per-operator search and its targets: `python -m tests.benchmarks.search_report [--quick]`.
 
-Each row is measured in a process of its own, three times: CPU time of the first search in that process (best of three), and peak memory of
+Each row is measured in a separate process, three times: CPU time of the first search in that process (best of three), and peak memory of
 the whole process, Python and tables included. "Copied": every edge has a matrix of its own, as if no two blocks were equal.
 Then, on our own cost model: tables and search of whole networks, Llama-3 70B with memory limit and pipeline, figure 6 of the PaSE paper;
-and, unless `--quick`, plans measured on two processes here (`network_report`), which takes some minutes.
+and, unless `--quick`, plans measured on two processes of this machine (`network_report`), which takes some minutes.
 """
 
 from __future__ import annotations
@@ -149,18 +149,18 @@ def measure_own(network: str, num_chips: int) -> dict[str, object]:
     start = time.process_time()
     planner = make_planner(setting)
     middle = time.process_time()
-    found = planner.search()
+    result = planner.search()
     end = time.process_time()
     return {
         "operators": len(built.operators),
-        "largest": max(found.num_configurations),
-        "mean": sum(found.num_configurations) / len(found.num_configurations),
-        "most_dims": found.most_dims,
+        "largest": max(result.num_configurations),
+        "mean": sum(result.num_configurations) / len(result.num_configurations),
+        "most_dims": result.most_dims,
         "table_time": middle - start,
         "search_time": end - middle,
-        "is_proved": found.is_proved,
-        "gap": 1.0 - found.lower_bound / found.best.step_time,
-        "step_time": found.best.step_time,
+        "is_proved": result.is_proved,
+        "gap": 1.0 - result.lower_bound / result.best.step_time,
+        "step_time": result.best.step_time,
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
 
@@ -173,23 +173,23 @@ def measure_pipeline() -> dict[str, object]:
     from perfmodel.verbs.networks import shard_pipeline
 
     start, wall = time.process_time(), time.perf_counter()
-    found = shard_pipeline("llama-3-70b", cluster="dgx-h100", chips=512, global_batch=512, sizes={"seq_len": 8192})
+    result = shard_pipeline("llama-3-70b", cluster="dgx-h100", chips=512, global_batch=512, sizes={"seq_len": 8192})
     return {
         "cpu": time.process_time() - start,
         "wall": time.perf_counter() - wall,
-        "zero": int(found.best.plan.zero),
-        "stages": len(found.stages),
-        "microbatches": found.best.plan.num_microbatches,
-        "step_time": found.step_time,
-        "gap": found.gap,
+        "zero": int(result.best.plan.zero),
+        "stages": len(result.stages),
+        "microbatches": result.best.plan.num_microbatches,
+        "step_time": result.step_time,
+        "gap": result.gap,
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
 
 
 def in_own_process(*arguments: str) -> dict[str, object]:
     command = [sys.executable, "-m", "tests.benchmarks.search_report", *arguments]
-    found: dict[str, object] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    return found
+    result: dict[str, object] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return result
 
 
 def own_costs() -> None:

@@ -37,7 +37,7 @@ def test_search(benchmark, num_vertices, num_kinds, num_configurations, has_resi
     free = eliminate(vertex_costs, edges).choice
     least = sum(float(weight.min()) for weight in weights)
     limit = least + share * (sum(float(weight[label]) for weight, label in zip(weights, free, strict=True)) - least)
-    found = benchmark.pedantic(lambda: eliminate_within(vertex_costs, edges, weights, limit), rounds=3, iterations=1)
-    benchmark.extra_info["labels"] = found.num_labels
-    assert found.is_proved
-    assert found.weight <= limit
+    result = benchmark.pedantic(lambda: eliminate_within(vertex_costs, edges, weights, limit), rounds=3, iterations=1)
+    benchmark.extra_info["labels"] = result.num_labels
+    assert result.is_proved
+    assert result.weight <= limit

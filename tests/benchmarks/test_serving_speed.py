@@ -55,10 +55,10 @@ def test_search_where_a_cache_is_kept_in_copies(benchmark):
     assert result.num_evaluated > 30_000
 
 
-def test_workers_of_two_kinds_cost_few_times_the_search_without(benchmark):
-    """DeepSeek-V3 on 256 H200 under SGLang: 270,000 pairs of layouts with all their numbers of workers, beside 14,000 plans at loads.
+def test_disaggregated_workers_cost_few_times_the_search_without(benchmark):
+    """DeepSeek-V3 on 256 H200 under SGLang: 270,000 pairs of layouts with all their numbers of workers, and 14,000 plans at loads.
 
-    Processor time, measured 2.5 times that of the search without; as an outer product of them all it was a hundred times, and 3 GB.
+    Processor time, measured 2.5 times that of the search without. As an outer product of all pairs it was a hundred times, and took 3 GB.
     """
     job = serving_job("deepseek-v3", "fp8-block", input_len=4096, output_len=1024)
     words = {"cluster": "hgx-h200", "chips": 256, "engine": "sglang"}

@@ -69,7 +69,7 @@ def test_what_a_framework_cannot_run_costs_little_of_a_search(benchmark, monkeyp
     """A search with the line of `--any-framework`, over one without: measured 1.07, 1.07, 1.11, 1.33 and 1.24."""
     words = {"model": model, "cluster": "dgx-h100", "seq_len": 2048 if model == "gpt3-175b" else 8192}
     words |= {"profile": profile, "chips": chips, "global_batch": global_batch}
-    whole = beyond.beyond_framework
+    reason = beyond.beyond_framework
 
     def seconds(of):
         monkeypatch.setattr(beyond, "beyond_framework", of)
@@ -80,8 +80,8 @@ def test_what_a_framework_cannot_run_costs_little_of_a_search(benchmark, monkeyp
     def nothing(*_, **__):
         return ()
 
-    pairs = [(seconds(whole), seconds(nothing)) for _ in range(5)][1:]
-    benchmark.pedantic(lambda: seconds(whole), rounds=2, iterations=1)
+    pairs = [(seconds(reason), seconds(nothing)) for _ in range(5)][1:]
+    benchmark.pedantic(lambda: seconds(reason), rounds=2, iterations=1)
     ratio = min(one for one, _ in pairs) / min(other for _, other in pairs)
     benchmark.extra_info["times the search without"] = round(ratio, 3)
     assert ratio < most
@@ -146,7 +146,7 @@ def test_a_further_prediction_compiles_nothing(benchmark):
     "model, profile", [("llama-3-8b", "torchtitan"), ("mixtral-8x7b", "megatron"), ("llama-3-8b", "torch-fsdp2+loss=chunked")]
 )
 def test_a_list_of_lengths_is_one_evaluation(benchmark, model, profile):
-    """100 sequence lengths, over as many single predictions of the estimator that is kept: measured 0.07 to 0.3, else 1."""
+    """Time of 100 sequence lengths over 100 single predictions of the kept estimator: measured 0.07 to 0.3, else 1."""
     call = dict(model=model, cluster="dgx-h100", chips=64, global_batch=512, profile=profile, zero=1, tp=2)
     lengths = [1024 * count for count in range(1, 101)]
     perfmodel.predict(**call, seq_len=[512, 1024])
@@ -159,7 +159,7 @@ def test_a_list_of_lengths_is_one_evaluation(benchmark, model, profile):
 
 
 def test_a_list_of_batches_costs_its_evaluations(benchmark):
-    """1,000 global batches of GPT-3 175B, over as many evaluations of one plan: measured 1.3 to 1.5."""
+    """Time of 1,000 global batches of GPT-3 175B over 1,000 evaluations of one plan: measured 1.3 to 1.5."""
     batches = [64 * count for count in range(1, 1001)]
     estimator = gpt3_estimator(num_chips=512)
     plan = make_plan(estimator.job, cluster=CLUSTER, num_chips=512, tp=8, pp=8)
@@ -184,10 +184,10 @@ def test_points_of_an_exploration_are_evaluated_together(benchmark):
 
 
 def test_fit_of_a_hundred_runs(benchmark):
-    """Of one framework: two models, 8 to 512 chips, as many plans as runs."""
+    """Runs of one framework: two models, 8 to 512 chips, one plan for each run."""
     published = Path(__file__).parents[1] / "golden" / "published_training.jsonl.gz"
     cases = map(json.loads, gzip.decompress(published.read_bytes()).splitlines())
     runs = [case for case in cases if str(case["framework"]).startswith("nanotron") and case["tier"] == "primary"][:100]
-    found = benchmark.pedantic(lambda: perfmodel.fit_runs(runs), rounds=3, iterations=1)
-    assert len(found.runs) == 100
-    assert found.error_left_out < found.error_before * 1.05
+    fit = benchmark.pedantic(lambda: perfmodel.fit_runs(runs), rounds=3, iterations=1)
+    assert len(fit.runs) == 100
+    assert fit.error_left_out < fit.error_before * 1.05

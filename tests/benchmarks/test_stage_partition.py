@@ -1,4 +1,4 @@
-"""Chains cut into pipeline stages within limits. `make bench` shows the times; what is asserted is the proof."""
+"""Chains split into pipeline stages within limits. `make bench` shows the times; the tests assert the proof of optimality."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ def chain(num_blocks, num_kinds, num_layouts):
     rng = np.random.default_rng(3)
     change = 0.5 * (1 - np.eye(num_layouts))
     times = [change + rng.random((num_layouts, num_layouts)) + np.geomspace(1, 4, num_layouts) for _ in range(num_kinds)]
-    held = [2.0 / own for own in times]
+    held = [2.0 / time for time in times]
     kinds = [k % num_kinds for k in range(num_blocks)]
     return {"times": [times[k] for k in kinds], "held": [held[k] for k in kinds], "kept": [held[k] for k in kinds]}
 
@@ -30,7 +30,7 @@ def test_partition(benchmark, num_blocks, num_kinds, num_layouts, num_stages, sh
     given |= {"num_stages": num_stages, "num_microbatches": 32, "in_flight": [float(num_stages - i) for i in range(num_stages)]}
     free = partition_chain(**given)
     limits = [share * max(free.stage_weights)] * num_stages
-    found = benchmark.pedantic(lambda: partition_chain(**given, limits=limits), rounds=1, iterations=1)
-    benchmark.extra_info |= {"programs": found.num_programs, "searches": found.num_searches}
-    assert found.is_proved
-    assert found.cost >= free.cost * (1 - 1e-12)
+    partition = benchmark.pedantic(lambda: partition_chain(**given, limits=limits), rounds=1, iterations=1)
+    benchmark.extra_info |= {"programs": partition.num_programs, "searches": partition.num_searches}
+    assert partition.is_proved
+    assert partition.cost >= free.cost * (1 - 1e-12)

@@ -1,4 +1,4 @@
-"""What a sweep adds to the searches of its points: keys, parts, processes, the table. Asserted is a ratio, no time."""
+"""Overhead of a sweep over the searches of its points: keys, parts, processes, the table. The tests assert a ratio, no time."""
 
 import time
 
@@ -27,8 +27,8 @@ def test_overhead_of_a_sweep(benchmark, tmp_path, jobs, batches):
     study = {**STUDY, "axes": {**STUDY["axes"], "global_batch": STUDY["axes"]["global_batch"][:batches]}}
     perfmodel.run_sweep({**study, "axes": {**study["axes"], "global_batch": [1]}}, out=tmp_path / "first.parquet", jobs=1)
     start = time.perf_counter()
-    found = benchmark.pedantic(lambda: perfmodel.run_sweep(study, out=tmp_path / "a.parquet", jobs=jobs), rounds=1, iterations=1)
-    overhead = (jobs * (time.perf_counter() - start) - found.work_time) / found.work_time
-    benchmark.extra_info["searches"], benchmark.extra_info["overhead"] = found.num_computed, overhead
-    assert found.num_computed == found.study.num_points == 40 * batches
+    sweep = benchmark.pedantic(lambda: perfmodel.run_sweep(study, out=tmp_path / "a.parquet", jobs=jobs), rounds=1, iterations=1)
+    overhead = (jobs * (time.perf_counter() - start) - sweep.work_time) / sweep.work_time
+    benchmark.extra_info["searches"], benchmark.extra_info["overhead"] = sweep.num_computed, overhead
+    assert sweep.num_computed == sweep.study.num_points == 40 * batches
     assert overhead < 0.05

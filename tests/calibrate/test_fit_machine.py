@@ -147,7 +147,7 @@ def decode_samples(wobble):
 
 
 def weight_samples(wobble):
-    """16 GB/s of weights for a few rows beside their products, 20 GB/s for one."""
+    """Rows with weights at 16 GB/s plus the products for a few rows, and 20 GB/s for one row."""
     return [
         WeightSample(
             rows=rows, outputs=n, inputs=k, dtype=Dtype.FP32,

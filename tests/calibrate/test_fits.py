@@ -42,9 +42,9 @@ def test_a_matmul_model_comes_back():
     m, n, k = grid([128, 384, 1024, 4096, 8192], [256, 768, 2048, 5120, 8192], [64, 256, 1024, 3072, 8192])
     table = MatmulTable(m=m, n=n, k=k, time=np.ones_like(m))
     table = replace(table, time=predict_matmul(true, table, H100, Dtype.BF16))
-    found = fit_matmul(table, H100, Dtype.BF16)
-    np.testing.assert_allclose(predict_matmul(found, table, H100, Dtype.BF16), table.time, rtol=0.03)
-    assert found.peak_fraction == pytest.approx(0.8, rel=0.02)
+    model = fit_matmul(table, H100, Dtype.BF16)
+    np.testing.assert_allclose(predict_matmul(model, table, H100, Dtype.BF16), table.time, rtol=0.03)
+    assert model.peak_fraction == pytest.approx(0.8, rel=0.02)
 
 
 def test_an_attention_model_comes_back():
@@ -54,8 +54,8 @@ def test_an_attention_model_comes_back():
     batch, heads, length, head_dim = grid([1, 4, 16], [8, 24, 64], [512, 1024, 4096, 16384], [64, 128])
     table = AttentionTable(batch=batch, heads=heads, kv_heads=heads, length=length, head_dim=head_dim, time=np.ones_like(batch))
     table = replace(table, time=predict_attention(true, table, H100, Dtype.BF16))
-    found = fit_attention(table, H100, Dtype.BF16, backward_rate=0.8)
-    np.testing.assert_allclose(predict_attention(found, table, H100, Dtype.BF16), table.time, rtol=0.03)
+    model = fit_attention(table, H100, Dtype.BF16, backward_rate=0.8)
+    np.testing.assert_allclose(predict_attention(model, table, H100, Dtype.BF16), table.time, rtol=0.03)
 
 
 def test_a_collective_model_comes_back():
@@ -66,8 +66,8 @@ def test_a_collective_model_comes_back():
     num_bytes, ranks = grid(2.0 ** np.arange(9, 30), [2, 4, 8])
     table = CollectiveTable(num_bytes=num_bytes, ranks=ranks, ranks_per_node=ranks, time=np.ones_like(ranks))
     table = replace(table, time=predict_collective(true, CollectiveKind.ALL_GATHER, table, H100))
-    found = fit_collective(table, CollectiveKind.ALL_GATHER, H100)
-    np.testing.assert_allclose(predict_collective(found, CollectiveKind.ALL_GATHER, table, H100), table.time, rtol=0.02)
+    model = fit_collective(table, CollectiveKind.ALL_GATHER, H100)
+    np.testing.assert_allclose(predict_collective(model, CollectiveKind.ALL_GATHER, table, H100), table.time, rtol=0.02)
 
 
 def test_linear_coefficients_are_never_negative():

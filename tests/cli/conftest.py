@@ -18,7 +18,7 @@ def with_flags(job: list[str], *flags: object) -> list[str]:
 
 
 def joined(text: str) -> str:
-    """What is printed on one line: a report breaks its lines at the width of the page."""
+    """Join printed text into one line: a report breaks its lines at the width of the page."""
     return " ".join(text.split())
 
 

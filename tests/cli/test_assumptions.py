@@ -8,13 +8,13 @@ def test_the_constants_are_listed_with_their_sources(call, call_json):
     assert code == 0
     assert "failures_per_node_day" in out
     assert "arXiv 2407.21783" in out
-    assert all(each["source"] for each in call_json("assumptions")["assumptions"])
+    assert all(assumption["source"] for assumption in call_json("assumptions")["assumptions"])
 
 
 def test_tokens_add_the_whole_run(call, call_json):
-    found = call_json("predict", *JOB, "--tokens", "1T")["run"]
-    assert {"days", "goodput", "failures", "checkpoint_interval", "energy", "carbon", "cost"} <= set(found)
-    assert found["days"] < found["wall_days"]
+    run = call_json("predict", *JOB, "--tokens", "1T")["run"]
+    assert {"days", "goodput", "failures", "checkpoint_interval", "energy", "carbon", "cost"} <= set(run)
+    assert run["days"] < run["wall_days"]
     assert "run" not in call_json("predict", *JOB)
     code, out, _ = call("predict", *JOB, "--tokens", "1T", "--assume", "price=5")
     assert code == 0
@@ -30,8 +30,8 @@ def test_a_run_that_failures_undo_never_ends(call):
 
 
 def test_a_search_has_the_run_of_its_best_plan(call_json):
-    found = call_json("search", *JOB, "--profile", "megatron", "--tp", "1", "--pp", "1", "--tokens", "1T")
-    assert found["run"]["days"] == found["plans"][0]["days"]
+    search = call_json("search", *JOB, "--profile", "megatron", "--tp", "1", "--pp", "1", "--tokens", "1T")
+    assert search["run"]["days"] == search["plans"][0]["days"]
 
 
 def test_step_times_do_not_use_the_constants(call_json):

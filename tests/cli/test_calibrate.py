@@ -1,4 +1,4 @@
-"""`perfmodel calibrate`: what it measured is what the next prediction of localhost rests on."""
+"""`perfmodel calibrate`: the next prediction of localhost is based on the measurement."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ JOB = ["--model", "gpt2", "--cluster", "localhost", "--chips", "2", "--global-ba
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Stands in for the microbenchmarks, which take a minute: another chip's figures under this one's name."""
+    """Replace the microbenchmarks, which take a minute, with another chip's figures under the name of this machine."""
     chip = local_cluster().chip.name
     calibration = replace(perfmodel.load_calibration("a100"), name=f"local-{chip}", chips=(chip,), relatives=())
     monkeypatch.setattr("perfmodel.execute.measure.machine.measure_machine", lambda *_, **__: None)
@@ -75,12 +75,12 @@ def test_what_cannot_be_saved_after_all_is_shown(form, measured, call, monkeypat
     assert "No space left" in err
 
 
-def test_a_busy_machine_is_said_and_recorded(measured, call, call_json, home, monkeypatch):
+def test_a_busy_machine_is_reported_and_recorded(measured, call, call_json, home, monkeypatch):
     busy = replace(measured, busy_fraction=0.35)
     monkeypatch.setattr("perfmodel.calibrate.fit_host.fit_measurement", lambda *_, **__: busy)
     assert "The machine was busy: other processes took 35%" in call("calibrate")[1]
     assert load_calibration(home / ".local/share/perfmodel/calibrations" / f"{measured.name}.yaml") == busy
-    assert any("took 35% of the processors" in each for each in call_json("predict", *JOB)["warnings"])
+    assert any("took 35% of the processors" in warning for warning in call_json("predict", *JOB)["warnings"])
 
 
 @pytest.mark.parametrize("path", ["no/such/mine.yaml", "mine.txt"])

@@ -1,4 +1,4 @@
-"""What every verb has in common: exit codes, one sentence on standard error, clean JSON on standard output."""
+"""Behaviour of every verb: exit codes, one sentence on standard error, clean JSON on standard output."""
 
 import json
 import os
@@ -125,17 +125,17 @@ def test_a_closed_pipe_is_quiet_and_ends_as_a_signal_would(verb):
     assert done.stdout.splitlines() == ["141"]
 
 
-@pytest.mark.parametrize(("place", "says"), [("> /dev/full", "No space left on device"), (">&-", "it is closed")])
+@pytest.mark.parametrize(("destination", "says"), [("> /dev/full", "No space left on device"), (">&-", "it is closed")])
 @pytest.mark.parametrize("verb", ["chips --json", "--version"])
-def test_output_that_cannot_be_written_is_a_sentence(verb, place, says):
-    done = shell(f"perfmodel {verb} {place}")
+def test_output_that_cannot_be_written_is_a_sentence(verb, destination, says):
+    done = shell(f"perfmodel {verb} {destination}")
     assert done.returncode == 1
     assert one_sentence(done.stderr) or verb.endswith("--json")
     assert f"standard output: cannot be written ({says})" in done.stderr
 
 
 def test_complaints_that_cannot_be_written_change_nothing():
-    assert [shell(f"perfmodel no-such-verb {place}").returncode for place in ("2>/dev/full", "2>&-")] == [2, 2]
+    assert [shell(f"perfmodel no-such-verb {destination}").returncode for destination in ("2>/dev/full", "2>&-")] == [2, 2]
     done = shell("perfmodel --version 2>&-")
     assert (done.returncode, done.stdout[:9]) == (0, "perfmodel")
 
@@ -160,8 +160,8 @@ def test_ctrl_c_while_modules_load_is_a_sentence():
 
 def test_a_polite_end_is_a_sentence_and_its_own_code(tmp_path):
     ends = "cli.run = lambda _: signal.raise_signal(getattr(signal, sys.argv[1]))"
-    heard = "signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # whoever starts the tests may ignore it, and children take that over
-    code = f"import sys, signal\n{heard}\nfrom perfmodel.cli import app as cli\n{ends}\ncli.main()\n"
+    reset = "signal.signal(signal.SIGHUP, signal.SIG_DFL)"  # whoever starts the tests may ignore it, and children take that over
+    code = f"import sys, signal\n{reset}\nfrom perfmodel.cli import app as cli\n{ends}\ncli.main()\n"
     for name, number in (("SIGTERM", 143), ("SIGHUP", 129)):
         done = subprocess.run([sys.executable, "-c", code, name], capture_output=True, text=True, timeout=500)
         assert (done.returncode, done.stderr) == (number, f"perfmodel: ended ({name})\n")
@@ -233,8 +233,8 @@ def test_an_ascii_terminal_gets_every_name(tmp_path):
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     text = subprocess.run(command, capture_output=True, env=environment, check=True, cwd=tmp_path)
     assert b"mod\\xe8le" in text.stdout
-    found = subprocess.run([*command, "--json"], capture_output=True, env=environment, check=True, cwd=tmp_path)
-    assert "modèle" in json.dumps(json.loads(found.stdout), ensure_ascii=False)
+    process = subprocess.run([*command, "--json"], capture_output=True, env=environment, check=True, cwd=tmp_path)
+    assert "modèle" in json.dumps(json.loads(process.stdout), ensure_ascii=False)
 
 
 def test_what_a_file_holds_does_not_steer_the_terminal(tmp_path, capfd):

@@ -29,7 +29,7 @@ PLACE = ("--cluster", "dgx-h100", "--chips", 8)
 
 @pytest.fixture
 def result(call):
-    """The object that a verb prints; a slow machine may show progress beside it."""
+    """Return the object that a verb prints; a slow machine may show progress on standard error."""
 
     def run(*arguments: object) -> dict:
         code, out, err = call(*arguments, "--json")
@@ -47,16 +47,16 @@ def config(tmp_path):
 
 
 def test_a_configuration_is_predicted_like_its_plan(result, config):
-    found = result("predict", config, *PLACE)
+    prediction = result("predict", config, *PLACE)
     same = result(
         "predict", "--model", "llama-3-8b", *PLACE, "--global-batch", 16, "--seq-len", 2048, "--zero", 3, "--recompute", "full",
         "--profile", "torchtitan",
     )  # fmt: skip
-    assert found["step_time"] == same["step_time"]
-    assert found["memory"] == same["memory"]
-    assert found["config"]["framework"] == "torchtitan"
-    assert found["config"]["read"]["training.seq_len"] == "seq_len"
-    assert found["config"]["ignored"] == ["training.odd_key"]
+    assert prediction["step_time"] == same["step_time"]
+    assert prediction["memory"] == same["memory"]
+    assert prediction["config"]["framework"] == "torchtitan"
+    assert prediction["config"]["read"]["training.seq_len"] == "seq_len"
+    assert prediction["config"]["ignored"] == ["training.odd_key"]
 
 
 def test_flags_override_the_configuration(call, result, config):
@@ -94,22 +94,22 @@ def test_serve_takes_a_launch_line(result):
 
 
 def test_advice_is_in_the_options_of_the_framework(call, result, config):
-    found = result("advise", config, *PLACE)
-    assert found["best"]["step_time"] < found["current"]["step_time"]
-    assert {"option": "activation_checkpoint.mode", "before": "full", "after": "none"} in found["options"]
-    gains = [change["gain"] for change in found["changes"]]
+    advice = result("advise", config, *PLACE)
+    assert advice["best"]["step_time"] < advice["current"]["step_time"]
+    assert {"option": "activation_checkpoint.mode", "before": "full", "after": "none"} in advice["options"]
+    gains = [change["gain"] for change in advice["changes"]]
     assert gains == sorted(gains, reverse=True)
-    assert all(change["fits_probability"] > 0.9 for change in found["changes"])
+    assert all(change["fits_probability"] > 0.9 for change in advice["changes"])
     _, out, _ = call("advise", config, *PLACE)
     assert "+ activation_checkpoint.mode: none" in out
     assert "Why it takes" in out
 
 
 def test_advice_on_what_does_not_fit_begins_with_what_does(result):
-    found = result("advise", CASES / "05-torchtitan-toml" / "launch.txt", "--cluster", "dgx-h100")
-    assert not found["current"]["fits"]
-    assert 1 <= len(found["remedies"]) <= 3
-    assert found["best"]["fits"]
+    advice = result("advise", CASES / "05-torchtitan-toml" / "launch.txt", "--cluster", "dgx-h100")
+    assert not advice["current"]["fits"]
+    assert 1 <= len(advice["remedies"]) <= 3
+    assert advice["best"]["fits"]
 
 
 def test_advice_names_no_value_that_the_framework_lacks(result, tmp_path):
@@ -119,8 +119,8 @@ def test_advice_names_no_value_that_the_framework_lacks(result, tmp_path):
         'model = { name = "llama3", flavor = "8B" }\ncompile = { enable = true }\n'
         "training = { local_batch_size = 1, global_batch_size = 64, seq_len = 8192 }\n"
     )
-    found = result("advise", config, "--cluster", "dgx-h100", "--chips", 64)
-    assert not [change for change in found["changes"] if "loss" in change["changes"]]
+    advice = result("advise", config, "--cluster", "dgx-h100", "--chips", 64)
+    assert not [change for change in advice["changes"] if "loss" in change["changes"]]
 
 
 def test_an_export_writes_all_of_its_files(call, config, tmp_path):

@@ -28,11 +28,11 @@ def test_it_names_what_is_missing_and_what_would_help(call, gpus, monkeypatch):
 
 def test_a_calibrated_gpu_needs_nothing(call_json, gpus):
     gpus("NVIDIA H100 80GB HBM3")
-    found = call_json("doctor")
-    device = found["devices"][-1]
+    report = call_json("doctor")
+    device = report["devices"][-1]
     assert (device["chip"], device["is_calibrated"], device["calibration"]) == ("h100-sxm-80gb", True, "h100")
-    assert not any("h100" in each for each in found["advice"])
-    assert set(found["hardware_data"]) == {"chips", "calibrations", "prices"}
+    assert not any("h100" in line for line in report["advice"])
+    assert set(report["hardware_data"]) == {"chips", "calibrations", "prices"}
 
 
 def test_gpus_are_read_from_the_drivers_tool(monkeypatch):

@@ -38,10 +38,10 @@ def test_with_json_an_error_is_one_object(case, call):
     arguments, expected = ERRORS[case]
     code, _, err = call(*arguments, "--json")
     assert code == 2
-    found = json.loads(err)
-    assert list(found) == ["code", "field", "value", "message", "suggestions"]
-    assert {name: found[name] for name in expected} == expected
-    assert found["message"] in call(*arguments)[2]
+    error = json.loads(err)
+    assert list(error) == ["code", "field", "value", "message", "suggestions"]
+    assert {name: error[name] for name in expected} == expected
+    assert error["message"] in call(*arguments)[2]
 
 
 @pytest.mark.parametrize("flags", [["--dp", "three"], ["--micro-batch", "many"], ["--pp", "1.5"]])
@@ -57,22 +57,22 @@ def test_every_fault_is_in_json_and_the_sentence_is_short(call, tmp_path):
     path.write_text("name: mine\n" + "".join(f"unknown_{index}: 1\n" for index in range(40)))
     arguments = ["predict", *with_flags(JOB, "--cluster", str(path))]
     code, _, err = call(*arguments, "--json")
-    found = json.loads(err)
+    error = json.loads(err)
     assert code == 2
-    said = found["message"].replace(str(path), "")
-    assert len(said) <= 4 * 200
-    assert all(len(fault) <= 200 for fault in re.split(r"faults: |; (?=\(\d+\) )", said))
-    assert found["message"] in call(*arguments)[2]
-    assert "chip, num_chips, chips_per_node, tiers: required field is missing" in found["details"]
+    message = error["message"].replace(str(path), "")
+    assert len(message) <= 4 * 200
+    assert all(len(fault) <= 200 for fault in re.split(r"faults: |; (?=\(\d+\) )", message))
+    assert error["message"] in call(*arguments)[2]
+    assert "chip, num_chips, chips_per_node, tiers: required field is missing" in error["details"]
 
 
 def test_a_shell_completes_verbs_and_flags(capfd, monkeypatch):
     monkeypatch.setenv("_PERFMODEL_COMPLETE", "complete_bash")
-    found = []
-    for words, place in (("perfmodel pred", "1"), ("perfmodel predict --micro", "2")):
+    completions = []
+    for words, index in (("perfmodel pred", "1"), ("perfmodel predict --micro", "2")):
         monkeypatch.setenv("COMP_WORDS", words)
-        monkeypatch.setenv("COMP_CWORD", place)
+        monkeypatch.setenv("COMP_CWORD", index)
         with pytest.raises(SystemExit, match="0"):
             cli.run([])
-        found.append(capfd.readouterr().out.split())
-    assert found == [["predict"], ["--micro-batch"]]
+        completions.append(capfd.readouterr().out.split())
+    assert completions == [["predict"], ["--micro-batch"]]

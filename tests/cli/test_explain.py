@@ -29,15 +29,15 @@ def test_the_answer_to_what_cannot_be_is_the_rule(call):
 def test_neighbours_and_bottleneck(call, call_json):
     content = call_json("explain", "fsdp")
     assert content["bottleneck"] == "backward"
-    assert any(each["knobs"] == {"recompute": "none"} for each in content["neighbours"])
+    assert any(neighbour["knobs"] == {"recompute": "none"} for neighbour in content["neighbours"])
     assert "One knob changed" in call("explain", "fsdp")[1]
 
 
-def test_experts_are_dealt_over_more_and_fewer_ranks(call_json, tmp_path):
+def test_experts_are_sharded_over_more_and_fewer_ranks(call_json, tmp_path):
     path = tmp_path / "plan.yaml"
     job = "--model qwen3-30b-a3b --cluster dgx-h100 --chips 16 --global-batch 64 --seq-len 4096 --profile megatron --ep 8 --zero 1"
     call_json("predict", *job.split(), "--save", str(path))
-    turned = [each["knobs"] for each in call_json("explain", str(path))["neighbours"]]
+    turned = [neighbour["knobs"] for neighbour in call_json("explain", str(path))["neighbours"]]
     assert [knobs["ep"] for knobs in turned if "ep" in knobs] == [16, 4]
     assert {"dispatcher": "allgather"} in turned
 
@@ -56,10 +56,10 @@ def test_what_takes_a_plan_says_how_to_get_one(typed, call):
 def test_neighbours_of_a_plan_with_uneven_stages(call, call_json):
     """126 layers on 16 ranks; a reason of the one that cannot be breaks into lines."""
     neighbours = call_json("explain", "llama-3.1-405b")["neighbours"]
-    without = [each for each in neighbours if not each["prediction"]]
-    assert [each["knobs"] for each in without] == [{"micro_batch": 2}]
+    without = [neighbour for neighbour in neighbours if not neighbour["prediction"]]
+    assert [neighbour["knobs"] for neighbour in without] == [{"micro_batch": 2}]
     assert "the number of microbatches 8 must be a multiple of pp=16" in without[0]["reason"]
-    same = next(each for each in neighbours if each["knobs"] == {"recompute": "selective"})
+    same = next(neighbour for neighbour in neighbours if neighbour["knobs"] == {"recompute": "selective"})
     assert same["prediction"]["plan"]["stage_layers"] == [0, *[1] * 126, 0]
     table = call("explain", "llama-3.1-405b")[1].partition("One knob changed")[2]
     assert max(map(len, table.splitlines())) <= 100
@@ -68,8 +68,8 @@ def test_neighbours_of_a_plan_with_uneven_stages(call, call_json):
 def test_why_not_what_the_plan_has_or_would_be_better(call):
     """Nothing is called worse that is better, and nothing is asked of the plan that it is."""
     _, out, _ = call("explain", "megatron-175b", "--risk", "30%", "--why-not", "tp=8", "--why-not", "tp=4", "--why-not", "tp=1")
-    own, better, worse = (f"Why not {text}" for text in joined(out.partition("\n\n")[0]).split("Why not ")[1:])
-    assert own.startswith("Why not tp=8: the plan has that; the best such plan is ")
+    same, better, worse = (f"Why not {text}" for text in joined(out.partition("\n\n")[0]).split("Why not ")[1:])
+    assert same.startswith("Why not tp=8: the plan has that; the best such plan is ")
     assert better.startswith("Why not tp=4: alone it needs 122 GiB and does not fit; the best such plan would be better: ")
     assert " % faster (" in better
     assert re.search(r"\([\d.]+ s against [\d.]+ s\), mostly ", better)
@@ -97,16 +97,16 @@ def test_the_knob_alone_is_compared_first_and_its_part_is_named(call, call_json,
 def test_every_knob_that_a_neighbour_changes_is_listed_and_the_framework_can_run_it(call, call_json):
     """Fewer tp ranks keep ZeRO 1; where other knobs change, the row names them."""
     answer = call_json("explain", "megatron-175b", "--why-not", "tp=4", "--why-not", "zero=3")
-    own = answer["plan"]
+    plan = answer["plan"]
     knobs = ("micro_batch", "zero", "recompute", "schedule", "virtual_stages", "sequence_parallel")
-    for each in (*answer["neighbours"], answer["why_not"][0]):
-        other = each["prediction"].get("plan")
+    for answered in (*answer["neighbours"], answer["why_not"][0]):
+        other = answered["prediction"].get("plan")
         if other:
-            assert each["prediction"]["runnable"]
-            differ = {knob for knob in knobs if other[knob] != own[knob]}
-            assert differ <= {*each["knobs"], *each["changed"]}
-    turned = next(each for each in answer["neighbours"] if each["knobs"] == {"tp": 4})
-    assert turned["prediction"]["plan"]["zero"] == own["zero"]
+            assert answered["prediction"]["runnable"]
+            differ = {knob for knob in knobs if other[knob] != plan[knob]}
+            assert differ <= {*answered["knobs"], *answered["changed"]}
+    turned = next(neighbour for neighbour in answer["neighbours"] if neighbour["knobs"] == {"tp": 4})
+    assert turned["prediction"]["plan"]["zero"] == plan["zero"]
     refused = answer["why_not"][1]
     assert refused["prediction"] == {}
     assert "zero=3: megatron has ZeRO 0 and 1 only" in refused["reason"]
@@ -137,8 +137,8 @@ def test_plans_side_by_side(call, call_json):
     for piece in ("step time", "Knobs that differ", "gpt2-xl", "llama-3-8b", "dp shard"):
         assert piece in out
     content = call_json("compare", *list_plans())
-    assert [each["file"] for each in content["plans"]] == list_plans()
-    assert all(each["step_time"] > 0 for each in content["plans"])
+    assert [row["file"] for row in content["plans"]] == list_plans()
+    assert all(row["step_time"] > 0 for row in content["plans"])
 
 
 def test_one_plan_is_no_comparison(call):
@@ -167,11 +167,11 @@ def test_plans_whose_steps_have_other_parts_are_compared(call, tmp_path):
 
 
 def test_trust_says_what_carries_the_uncertainty_and_what_would_halve_it(call, call_json):
-    found = call_json("explain", "fsdp", "--trust", "--profile", "generic")
-    trust = found["trust"]
+    explanation = call_json("explain", "fsdp", "--trust", "--profile", "generic")
+    trust = explanation["trust"]
     assert trust["grade"] == "framework unknown"
-    assert trust["interval"][0] < found["step_time"] < trust["interval"][1]
-    assert sum(each["share"] for each in trust["doubts"]) == pytest.approx(1.0)
+    assert trust["interval"][0] < explanation["step_time"] < trust["interval"][1]
+    assert sum(source["share"] for source in trust["doubts"]) == pytest.approx(1.0)
     assert trust["cheapest"] in trust["remedies"]
     code, out, err = call("explain", "fsdp", "--trust", "--profile", "generic")
     assert (code, err) == (0, "")

@@ -16,8 +16,8 @@ def test_an_axis_is_a_table_a_csv_and_a_figure(call, call_json, tmp_path):
     assert rows[0].startswith("chip.memory.bandwidth,time,compute_share,memory_share,network_share,other_share")
     assert [float(row.split(",")[0]) for row in rows[1:]] == pytest.approx([2e12, 4e12, 8e12])
     assert (tmp_path / "points.png").stat().st_size > 10_000
-    found = call_json(*words, "--points", "3")
-    assert [point["chip.memory.bandwidth"] for point in found["points"]] == pytest.approx([2e12, 4e12, 8e12])
+    exploration = call_json(*words, "--points", "3")
+    assert [point["chip.memory.bandwidth"] for point in exploration["points"]] == pytest.approx([2e12, 4e12, 8e12])
 
 
 def test_a_heat_map_and_curves_of_two_axes(call, tmp_path):
@@ -48,10 +48,10 @@ def test_a_chip_from_technology_names_what_binds_it_and_can_be_used(call, call_j
     _, out, _ = call("chip", "--from", "a100-spec", "--save", "made.yaml")
     assert "limited by                      power" in out
     assert call_json("chip", "--from", "a100-spec")["binding"] == "power"
-    made, direct = (
+    from_technology, direct = (
         call_json("predict", *JOB, "--tp", "2", "--chip", chip)["step_time"] for chip in (str(tmp_path / "made.yaml"), "a100-spec")
     )
-    assert made == direct
+    assert from_technology == direct
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ def runs(tmp_path):
     return path
 
 
-def test_it_prints_errors_habits_and_runs(call, runs):
+def test_it_prints_errors_behaviours_and_runs(call, runs):
     code, out, err = call("fit", runs, "--profile", BASE)
     assert (code, err) == (0, "")
     for words in (
@@ -31,21 +31,21 @@ def test_it_prints_errors_habits_and_runs(call, runs):
 
 def test_the_object_and_the_file(call_json, runs, tmp_path):
     mine = tmp_path / "mine.yaml"
-    found = call_json("fit", runs, "--profile", BASE, "--save", mine)
-    assert found["num_runs"] == 3
-    assert found["error_left_out"] < found["error_before"]
-    assert {behaviour["determined"] for behaviour in found["habits"]} >= {"by the runs", "still prior"}
-    assert found["next_run"]["plan"]["num_chips"] == 16
-    assert found["saved"] == str(mine)
+    fit = call_json("fit", runs, "--profile", BASE, "--save", mine)
+    assert fit["num_runs"] == 3
+    assert fit["error_left_out"] < fit["error_before"]
+    assert {behaviour["determined"] for behaviour in fit["habits"]} >= {"by the runs", "still prior"}
+    assert fit["next_run"]["plan"]["num_chips"] == 16
+    assert fit["saved"] == str(mine)
     assert call_json("profiles", mine)["profiles"][0]["fitted"]["num_runs"] == 3
 
 
-def test_what_rows_leave_out_is_said_once(call_json, tmp_path):
+def test_what_rows_leave_out_is_reported_once(call_json, tmp_path):
     path = tmp_path / "runs.csv"
     path.write_text("micro_batch,step_time\n" + f"1,{rows()[0]['step_time']}\n")
     job = ("--model", "llama-3-8b", "--cluster", "h100-sxm-80gb", "--chips", 16, "--fsdp", 16, "--gbs", 64, "--seq-len", "4k")
-    found = call_json("fit", path, *job, "--profile", BASE)
-    assert found["runs"][0]["plan"]["layout"]["dp_shard"] == 16
+    fit = call_json("fit", path, *job, "--profile", BASE)
+    assert fit["runs"][0]["plan"]["layout"]["dp_shard"] == 16
 
 
 def test_what_cannot_be_read_ends_with_a_sentence(call, tmp_path):

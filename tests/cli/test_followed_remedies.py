@@ -44,13 +44,13 @@ WRONG = [
 FIRST = {flag: WRONG.index((flag, value)) for flag, value in reversed(WRONG)}
 
 
-def _marks(place: int):
-    if place % 10 == 0:
+def _marks(index: int):
+    if index % 10 == 0:
         return ()
-    return pytest.mark.slow if place % 5 == 0 or place in FIRST.values() else NIGHTLY
+    return pytest.mark.slow if index % 5 == 0 or index in FIRST.values() else NIGHTLY
 
 
-SOME = [pytest.param(*each, marks=_marks(place)) for place, each in enumerate(WRONG)]
+SOME = [pytest.param(*case, marks=_marks(index)) for index, case in enumerate(WRONG)]
 
 
 def test_there_are_a_hundred():

@@ -30,9 +30,9 @@ REPORTS = {
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_every_form_holds_the_result(name, call):
-    found = {form: call(*REPORTS[name], "--format", form) for form in ("table", "json", "csv", "markdown")}
-    assert {code for code, _, _ in found.values()} == {0}
-    out = {form: text for form, (_, text, _) in found.items()}
+    reports = {form: call(*REPORTS[name], "--format", form) for form in ("table", "json", "csv", "markdown")}
+    assert {code for code, _, _ in reports.values()} == {0}
+    out = {form: text for form, (_, text, _) in reports.items()}
     content = json.loads(out["json"])
     assert content["schema_version"] == 1
     rows = list(csv.DictReader(io.StringIO(out["csv"])))

@@ -65,13 +65,13 @@ def test_the_graph_is_saved(call, tmp_path):
     assert graph["edges"][0]["links"][1] == link
 
 
-def test_the_best_split_stands_beside_data_parallelism(call, call_json):
+def test_the_best_split_is_shown_with_data_parallelism(call, call_json):
     wide = ["import", "torch.nn:Linear(1024, 1024)", "--inputs", "float32[8,1024]", "--search", "4"]
-    found = call_json(*wide)["search"]
-    assert found["num_devices"] == 4
-    assert found["cost_flops"] < found["data_parallel_cost_flops"]
-    assert found["times_data_parallel"] == found["data_parallel_cost_flops"] / found["cost_flops"]
-    assert found["strategy"][1]["parts"]["b"] == 1
+    search = call_json(*wide)["search"]
+    assert search["num_devices"] == 4
+    assert search["cost_flops"] < search["data_parallel_cost_flops"]
+    assert search["times_data_parallel"] == search["data_parallel_cost_flops"] / search["cost_flops"]
+    assert search["strategy"][1]["parts"]["b"] == 1
     assert "times less than data parallelism, proved best" in " ".join(call(*wide)[1].split())
 
 

@@ -15,7 +15,7 @@ def test_a_chip_is_listed_with_the_rate_that_one_trains_at_and_its_price_with_a_
 
 
 @pytest.mark.parametrize("verb", ["chips", "clusters", "models", "profiles", "engines", "calibrations"])
-def test_sources_are_listed_where_somebody_asks(call, verb):
+def test_sources_are_listed_on_request(call, verb):
     assert "\nsources\n" not in call(verb)[1]
     assert "\nsources\n[1] " in call(verb, "--sources")[1]
 
@@ -25,8 +25,8 @@ def test_models_show_what_a_token_runs_through(call, call_json):
     assert rows["mixtral-8x7b"][1:3] == ["46.7B", "12.9B"]
     assert rows["llama-3-8b"][2] == "all"
     assert "num_experts 8, top_k 2, width 14336" in call("models", "mixtral-8x7b")[1]
-    found = call_json("models", "deepseek-v3")["models"][0]
-    assert (found["num_active_parameters"], found["num_active_parameters_without_embedding"]) == (37_552_282_624, 36_625_603_584)
+    model = call_json("models", "deepseek-v3")["models"][0]
+    assert (model["num_active_parameters"], model["num_active_parameters_without_embedding"]) == (37_552_282_624, 36_625_603_584)
 
 
 def test_templates_are_valid_and_can_be_used(call, call_json, tmp_path):
@@ -48,16 +48,16 @@ def test_more_chips_than_the_largest_job_are_predicted_with_a_warning(call_json)
     job = ["--model", "llama-3-8b", "--seq-len", "4096", "--cluster", "tpu-v5p", "--zero", "3"]
     few, many = (call_json("predict", *job, "--chips", n, "--global-batch", n)["warnings"] for n in (6144, 8960))
     assert few == ["profile=xla: not given, so assumed for tpu-v5p"]
-    assert any(each.startswith("chips=8960: the largest job of tpu-v5p is 6144 chips") for each in many)
+    assert any(warning.startswith("chips=8960: the largest job of tpu-v5p is 6144 chips") for warning in many)
 
 
 def test_engines_say_what_they_run_and_where_that_was_read(call, call_json):
-    found = {each["name"]: each for each in call_json("engines")["engines"]}
-    assert len(found) == len(perfmodel.list_engines()) == 14
-    assert all(each["source"] and each["version"] for each in found.values())
-    assert found["vllm"]["supports"]["decode_context_parallel"]
-    assert "fp8" in found["vllm"]["supports"]["formats"]
-    assert not found["gpt-fast"]["supports"]["launch_command"]
+    engines = {engine["name"]: engine for engine in call_json("engines")["engines"]}
+    assert len(engines) == len(perfmodel.list_engines()) == 14
+    assert all(engine["source"] and engine["version"] for engine in engines.values())
+    assert engines["vllm"]["supports"]["decode_context_parallel"]
+    assert "fp8" in engines["vllm"]["supports"]["formats"]
+    assert not engines["gpt-fast"]["supports"]["launch_command"]
     _, text, _ = call("engines")
     assert max(map(len, text.splitlines())) <= 100
     assert "format fp8" in call("engines", "vllm")[1]

@@ -14,10 +14,10 @@ def test_the_table_has_the_four_answers(call):
 
 
 def test_the_object_is_in_si_units(call_json):
-    found = call_json("limits", *JOB, "--recompute", "none", "--global-batch", 64)
-    assert found["schema_version"] == 1
-    assert (found["chips"], found["seq_len"], found["global_batch"], found["risk"]) == (2, 1024, 64, 0.05)
-    answers = found["limits"]
+    result = call_json("limits", *JOB, "--recompute", "none", "--global-batch", 64)
+    assert result["schema_version"] == 1
+    assert (result["chips"], result["seq_len"], result["global_batch"], result["risk"]) == (2, 1024, 64, 0.05)
+    answers = result["limits"]
     assert set(answers) == {"micro_batch", "global_batch", "seq_len", "chips"}
     assert (answers["seq_len"]["value"], answers["seq_len"]["limited_by"]) == (1024, "positions")
     assert answers["chips"]["value"] == 1
@@ -29,11 +29,11 @@ def test_the_object_is_in_si_units(call_json):
 
 def test_rules_and_order_are_held(call_json):
     order = ("dp_shard", "tp", "cp", "dp_replicate", "pp")
-    found = call_json("limits", *JOB, "--rules", "ulysses", "--order", "-".join(order), "--cp", 2, "--recompute", "none")["limits"]
-    plans = [each["prediction"]["plan"] for each in found.values() if each["prediction"]]
+    limits = call_json("limits", *JOB, "--rules", "ulysses", "--order", "-".join(order), "--cp", 2, "--recompute", "none")["limits"]
+    plans = [limit["prediction"]["plan"] for limit in limits.values() if limit["prediction"]]
     assert {(plan["rules"], tuple(plan["order"])) for plan in plans} == {("ulysses", order)}
     both = call_json("limits", *JOB, "--rules", "megatron,ulysses", "--cp", 2, "--recompute", "none")["limits"]
-    assert both["micro_batch"]["value"] >= found["micro_batch"]["value"] > 0
+    assert both["micro_batch"]["value"] >= limits["micro_batch"]["value"] > 0
 
 
 @pytest.mark.parametrize(

@@ -64,9 +64,9 @@ def test_a_table_over_profiles_compares_one_plan(call_json):
 
 
 def test_adapters_are_named_and_counted(call, call_json):
-    found = call_json("predict", *JOB, "--train", "lora:16:q_proj+v_proj")
-    assert found["plan"]["job"]["train"] == "lora:16:q_proj+v_proj"
-    assert found["num_parameters"] - found["num_trained_parameters"] == call_json("predict", *JOB)["num_parameters"]
+    prediction = call_json("predict", *JOB, "--train", "lora:16:q_proj+v_proj")
+    assert prediction["plan"]["job"]["train"] == "lora:16:q_proj+v_proj"
+    assert prediction["num_parameters"] - prediction["num_trained_parameters"] == call_json("predict", *JOB)["num_parameters"]
     shown = joined(call("predict", *JOB, "--train", "qlora:16")[1])
     assert "adamw, qlora:16 (11.3M of 1.25B parameters trained)" in shown
     table = call("predict", *JOB, "--train", "full,lora:16")[1]
@@ -117,10 +117,10 @@ def test_a_plan_that_does_not_fit_is_predicted(call_json, call):
 
 
 def test_it_fits_with_a_probability_and_memory_has_an_interval(call, call_json):
-    found = call_json("predict", *JOB, "--tp", 2, "--pp", 2, "--zero", 1)
-    low, high = found["memory_interval"]
-    assert low < found["memory"]["total"] < high
-    assert 0.9 < found["fits_probability"] <= 1.0
+    prediction = call_json("predict", *JOB, "--tp", 2, "--pp", 2, "--zero", 1)
+    low, high = prediction["memory_interval"]
+    assert low < prediction["memory"]["total"] < high
+    assert 0.9 < prediction["fits_probability"] <= 1.0
     assert call_json("predict", *JOB, "--tp", 2, "--pp", 2, "--zero", 1, "--profile", "megatron")["fits_probability"] > 0.9
     assert "probability of fitting over 99 %; 80 % interval" in call("predict", *JOB, "--tp", 2, "--pp", 2, "--zero", 1)[1]
 
@@ -155,13 +155,13 @@ def test_tokens_add_days_and_chip_hours(call_json):
 def test_several_chips_and_clusters_are_one_object_and_one_table(call, call_json):
     flags = [*JOB[:2], *JOB[4:], "--cluster", "dgx-h100", "--cluster", "dgx-b200", "--chips", "64,128", "--tp", "2"]
     content = call_json("predict", *flags)
-    assert [(each["plan"]["cluster"], each["plan"]["num_chips"]) for each in content["predictions"]] == [
+    assert [(prediction["plan"]["cluster"], prediction["plan"]["num_chips"]) for prediction in content["predictions"]] == [
         ("dgx-h100", 64),
         ("dgx-h100", 128),
         ("dgx-b200", 64),
         ("dgx-b200", 128),
     ]
-    assert all(set(each) >= KEYS - {"schema_version"} for each in content["predictions"])
+    assert all(set(prediction) >= KEYS - {"schema_version"} for prediction in content["predictions"])
     code, out, err = call("predict", *flags)
     assert (code, err) == (0, "")
     assert len([line for line in out.splitlines() if line.startswith(("dgx-h100", "dgx-b200"))]) == 4
@@ -228,7 +228,7 @@ def test_a_sequence_beyond_the_positions_of_the_model_is_noted(call, call_json):
     assert call_json("predict", *job, "--tp", "8")["warnings"] == []
 
 
-def test_flags_beside_a_plan_override_it_and_are_named(call, call_json, tmp_path):
+def test_flags_with_a_plan_override_it_and_are_named(call, call_json, tmp_path):
     path = tmp_path / "plan.yaml"
     call_json("predict", *JOB, "--fsdp", 32, "--tp", 2, "--save", path)
     for flags in (
@@ -320,16 +320,16 @@ def test_a_batch_of_millions_is_one_of_tokens(call):
 @pytest.mark.parametrize(("profile", "default"), [("unsloth", "full"), ("llama-factory", "full"), ("hf-trainer", "none")])
 def test_recomputation_is_the_documented_default_of_the_trainer(profile, default, call_json):
     job = f"--model llama-3-8b --cluster dgx-h100 --chips 1 --gbs 8 --seq 2k --train lora:16 --profile {profile}"
-    found, none = call_json("predict", *job.split()), call_json("predict", *job.split(), "--recompute", "none")
-    assert found["plan"]["recompute"] == default
-    assert any("recompute=full: not given" in note for note in found["warnings"]) is (default == "full")
+    prediction, none = call_json("predict", *job.split()), call_json("predict", *job.split(), "--recompute", "none")
+    assert prediction["plan"]["recompute"] == default
+    assert any("recompute=full: not given" in note for note in prediction["warnings"]) is (default == "full")
     assert none["plan"]["recompute"] == "none"
 
 
 def test_several_values_of_anything_are_one_table(call, call_json):
     flags = ["--seq-len", "4k,8k", "--profile", "megatron", "--profile", "torchtitan", "--fsdp", "64"]
     content = call_json("predict", *with_flags(JOB, *flags))
-    assert [(each["plan"]["job"]["seq_len"], each["plan"]["profile"]) for each in content["predictions"]] == [
+    assert [(prediction["plan"]["job"]["seq_len"], prediction["plan"]["profile"]) for prediction in content["predictions"]] == [
         (4096, "megatron"),
         (4096, "torchtitan"),
         (8192, "megatron"),
@@ -339,7 +339,9 @@ def test_several_values_of_anything_are_one_table(call, call_json):
     header = next(line for line in out.splitlines() if line.strip().startswith("seq"))
     assert header.split()[:2] == ["seq", "framework"]
     assert out.startswith("llama-3.2-1b (1.24B parameters), 512 sequences a step, bf16-mixed, adamw, 64 chips of dgx-h100\n")
-    assert {each["plan"]["job"]["model"]["name"] for each in call_json("predict", *JOB, "--model", "llama-3.2-3b")["predictions"]} == {
+    assert {
+        prediction["plan"]["job"]["model"]["name"] for prediction in call_json("predict", *JOB, "--model", "llama-3.2-3b")["predictions"]
+    } == {
         "llama-3.2-1b",
         "llama-3.2-3b",
     }
@@ -347,11 +349,14 @@ def test_several_values_of_anything_are_one_table(call, call_json):
 
 def test_several_values_of_knobs_are_one_table(call, call_json):
     flags = ("--tp", "1,2", "--micro-batch", "1", "--micro-batch", "2", "--recompute", "none,full")
-    found = call_json("predict", *JOB, *flags)
-    knobs = [(each["plan"]["layout"]["tp"], each["plan"]["micro_batch"], each["plan"]["recompute"]) for each in found["predictions"]]
+    result = call_json("predict", *JOB, *flags)
+    knobs = [
+        (prediction["plan"]["layout"]["tp"], prediction["plan"]["micro_batch"], prediction["plan"]["recompute"])
+        for prediction in result["predictions"]
+    ]
     assert len(set(knobs)) == len(knobs) == 8
     single = call_json("predict", *JOB, "--tp", 2, "--micro-batch", 2, "--recompute", "full")
-    assert {name: single[name] for name in found["predictions"][0]} in found["predictions"]
+    assert {name: single[name] for name in result["predictions"][0]} in result["predictions"]
     out = call("predict", *JOB, *flags)[1]
     assert "micro batch  recompute" in out
     job = dict(model="llama-3.2-1b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192)
@@ -360,8 +365,8 @@ def test_several_values_of_knobs_are_one_table(call, call_json):
 
 def test_several_rates_between_nodes_are_one_table(call_json):
     job = [word for word in JOB if word not in ("--cluster", "dgx-h100")]
-    found = call_json("predict", *job, "--chip", "h100-sxm-80gb", "--scale-out", "100Gbit/s,400Gbit/s", "--zero", 1)
-    slow, fast = (each["step_time"] for each in found["predictions"])
+    result = call_json("predict", *job, "--chip", "h100-sxm-80gb", "--scale-out", "100Gbit/s,400Gbit/s", "--zero", 1)
+    slow, fast = (prediction["step_time"] for prediction in result["predictions"])
     assert slow > fast
 
 
@@ -411,9 +416,9 @@ def test_times_of_one_output_have_one_unit(call):
 
 
 def test_tflops_are_model_flops_of_one_chip(call_json):
-    found = call_json("predict", *JOB, "--tp", 2)
-    assert found["tflops_per_chip"] == pytest.approx(found["mfu_palm"] * found["peak_flop_rate"] / 1e12)
-    assert "PaLM" in found["flop_convention"]
+    prediction = call_json("predict", *JOB, "--tp", 2)
+    assert prediction["tflops_per_chip"] == pytest.approx(prediction["mfu_palm"] * prediction["peak_flop_rate"] / 1e12)
+    assert "PaLM" in prediction["flop_convention"]
 
 
 def test_localhost_is_predicted_with_its_own_profile(call_json):
@@ -422,21 +427,21 @@ def test_localhost_is_predicted_with_its_own_profile(call_json):
 
 
 @pytest.mark.parametrize("cluster, profile", [("mi300x", "megatron-rocm"), ("tpu-v5p", "xla"), ("gaudi3", "xla"), ("h20", "generic")])
-def test_no_chip_gets_host_constants_of_another_makers_software(call_json, cluster, profile):
+def test_no_chip_gets_host_constants_of_another_vendors_software(call_json, cluster, profile):
     flags = ["--model", "llama-3-8b", "--cluster", cluster, "--chips", 8, "--global-batch", 8, "--seq-len", 256, "--tp", 8]
-    told = call_json("predict", *flags)
-    assert told["plan"]["profile"] == profile
-    assert (told["parts"]["host"] > 0) == (profile != "xla")
+    prediction = call_json("predict", *flags)
+    assert prediction["plan"]["profile"] == profile
+    assert (prediction["parts"]["host"] > 0) == (profile != "xla")
     as_megatron = call_json("predict", *flags, "--profile", "megatron")
-    assert told["parts"]["host"] <= as_megatron["parts"]["host"]
+    assert prediction["parts"]["host"] <= as_megatron["parts"]["host"]
 
 
 def test_a_framework_that_is_assumed_for_a_chip_is_called_so(call):
     flags = ["predict", "--model", "gpt2", "--cluster", "mi300x", "--chips", 8, "--global-batch", 8, "--seq-len", 256]
-    said = "profile=megatron-rocm: not given, so assumed for mi300x-192gb"
-    told, named = (" ".join("".join(call(*flags, *more)[1:]).split()) for more in ((), ("--profile", "megatron-rocm")))
-    assert said in told
-    assert said not in named
+    note = "profile=megatron-rocm: not given, so assumed for mi300x-192gb"
+    assumed, named = (" ".join("".join(call(*flags, *more)[1:]).split()) for more in ((), ("--profile", "megatron-rocm")))
+    assert note in assumed
+    assert note not in named
 
 
 def test_a_calibration_of_the_user_comes_first(call_json, home):
@@ -458,20 +463,20 @@ def test_a_calibration_of_the_user_comes_first(call_json, home):
 PRIOR_JOB = [*JOB[:2], "--cluster", "pcie-workstation", "--chips", "4", "--global-batch", "4", "--seq-len", "1024"]
 
 
-def test_a_plan_of_a_chip_that_rests_on_a_prior_is_predicted_again(call_json, tmp_path):
+def test_a_plan_of_a_chip_with_a_prior_is_predicted_again(call_json, tmp_path):
     direct = call_json("predict", *PRIOR_JOB, "--save", tmp_path / "plan.yaml")
     assert direct["rests_on"]["forward"] == "prior: mean of h100 and b200"
     assert direct["plan"]["calibration"] == "prior"
     assert call_json("predict", tmp_path / "plan.yaml") == direct
 
 
-def test_a_prior_where_no_chip_of_the_maker_is_measured_is_refused(call):
+def test_a_prior_where_no_chip_of_the_vendor_is_measured_is_refused(call):
     code, out, err = call("predict", *JOB[:2], "--cluster", "tpu-v5p", *JOB[4:], "--calibration", "prior")
     assert (code, out) == (2, "")
     assert "no chip like tpu-v5p of its maker is measured; use spec-sheet" in err
 
 
-def test_a_person_reads_units_and_what_it_rests_on(call):
+def test_the_text_has_units_and_the_basis_of_the_numbers(call):
     code, out, err = call("predict", *JOB, "--tp", 2, "--pp", 2, "--tokens", "15T")
     assert (code, err) == (0, "")
     for piece in (
@@ -494,12 +499,12 @@ CHIP = ["--chip", "h20", "--per-node", "4", "--scale-up", "200GB/s", "--scale-ou
 
 def test_any_chip_is_a_cluster_and_its_plan_is_predicted_again(call, call_json, tmp_path):
     job = [*JOB[:2], *JOB[4:]]
-    told = call_json("predict", *job, *CHIP, "--tp", 4, "--save", "plan.yaml")
-    assert told["plan"]["cluster"] == "h20-96gb per-node=4 scale-up=200 GB/s scale-out=100 Gbit/s"
-    assert call_json("predict", "plan.yaml")["step_time"] == told["step_time"]
-    assert call_json("predict", *job, "--cluster", "h20", "--tp", 4)["step_time"] < told["step_time"]
+    prediction = call_json("predict", *job, *CHIP, "--tp", 4, "--save", "plan.yaml")
+    assert prediction["plan"]["cluster"] == "h20-96gb per-node=4 scale-up=200 GB/s scale-out=100 Gbit/s"
+    assert call_json("predict", "plan.yaml")["step_time"] == prediction["step_time"]
+    assert call_json("predict", *job, "--cluster", "h20", "--tp", 4)["step_time"] < prediction["step_time"]
     best = call_json("search", *job, *CHIP, "--top", 1)["plans"][0]
-    assert best["plan"]["cluster"] == told["plan"]["cluster"]
+    assert best["plan"]["cluster"] == prediction["plan"]["cluster"]
     for verb in ("predict", "search"):
         code, _, err = call(verb, *JOB, *CHIP[2:])
         assert (code, err) == (2, "perfmodel: --per-node: goes with --chip NAME, in place of --cluster; see `perfmodel chips`\n")
@@ -508,19 +513,19 @@ def test_any_chip_is_a_cluster_and_its_plan_is_predicted_again(call, call_json, 
     assert "give one of them, or a cluster: dgx-h100" in err
 
 
-def test_a_cluster_file_of_ones_own_gives_the_number_of_chips_where_nobody_does(call_json):
+def test_a_cluster_file_gives_the_number_of_chips_where_it_is_not_set(call_json):
     save_cluster(perfmodel.load_cluster("dgx-h100", num_chips=16), "mine.yaml")
-    told = call_json("predict", *JOB[:2], "--cluster", "./mine.yaml", *JOB[6:], "--tp", 8)
-    assert told["plan"]["num_chips"] == 16
-    assert told["warnings"] == ["chips=16: not given, so taken from the file of dgx-h100"]
+    prediction = call_json("predict", *JOB[:2], "--cluster", "./mine.yaml", *JOB[6:], "--tp", 8)
+    assert prediction["plan"]["num_chips"] == 16
+    assert prediction["warnings"] == ["chips=16: not given, so taken from the file of dgx-h100"]
 
 
 def test_chips_of_one_table_share_the_framework_and_unmeasured_ones_show_an_interval(call, call_json):
     job = [*JOB[:2], *JOB[4:], "--tp", 8, "--zero", 1]
     clusters = ["--cluster", "dgx-h100", "--cluster", "mi300x"]
     rows = call_json("predict", *job, *clusters)["predictions"]
-    assert {each["plan"]["profile"] for each in rows} == {"generic"}
-    assert all(each["interval"]["coverage"] == 0.8 for each in rows)
+    assert {row["plan"]["profile"] for row in rows} == {"generic"}
+    assert all(row["interval"]["coverage"] == 0.8 for row in rows)
     assert "80% interval" in call("predict", *job, *clusters)[1]
     assert "80% interval" in call("search", *job, "--max-pp", 1, *clusters)[1]
     assert call_json("predict", *job, "--cluster", "mi300x")["plan"]["profile"] == "megatron-rocm"
@@ -532,7 +537,7 @@ def test_measured_chips_show_an_interval_only_where_it_is_asked_for(call):
     assert "80% interval" in call("predict", *job, "--cluster", "dgx-h100", "--cluster", "h20")[1]
 
 
-def test_a_vision_tower_is_said_to_be_left_out(call, call_json, tmp_path):
+def test_a_left_out_vision_tower_is_reported(call, call_json, tmp_path):
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     config = {"model_type": "llava", "text_config": {**sizes, "vocab_size": 128, "max_position_embeddings": 512}, "vision_config": sizes}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -555,8 +560,8 @@ def test_selective_recomputation_that_saves_nothing_says_so(call_json):
 
 
 def test_a_plan_that_the_framework_cannot_run_says_so(call, call_json):
-    found = call_json("predict", *JOB, "--dp-shard", "64", "--profile", "megatron")
-    assert (found["runnable"], found["not_runnable_reason"]) == (False, "zero=3: megatron has ZeRO 0 and 1 only")
+    prediction = call_json("predict", *JOB, "--dp-shard", "64", "--profile", "megatron")
+    assert (prediction["runnable"], prediction["not_runnable_reason"]) == (False, "zero=3: megatron has ZeRO 0 and 1 only")
     _, out, _ = call("predict", *JOB, "--dp-shard", "64", "--profile", "megatron")
     assert "not a plan for this framework: zero=3" in out
     assert call_json("predict", *JOB, "--dp-shard", "64", "--profile", "torchtitan")["runnable"]
@@ -571,21 +576,21 @@ def test_every_verb_that_takes_a_framework_takes_what_is_known_of_its_setup(call
     assert "--setting NAME[=VALUE]" in call(verb, "--help")[1]
 
 
-def test_weight_gradients_are_delayed_beside_exchanges_alone(call, call_json):
+def test_weight_gradients_are_delayed_with_overlapped_exchanges_alone(call, call_json):
     asked = ("--model", "mixtral-8x7b", "--cluster", "dgx-h100", "--chips", "64", "--global-batch", "256", "--seq-len", "4096")
     plan = ("--profile", "megatron", "--pp", "4", "--ep", "8", "--zero", "1", "--setting", "delayed_weight_gradients")
     code, out, err = call("predict", *asked, *plan)
     assert (code, out) == (2, "")
     assert "setting delayed_weight_gradients=true: needs moe_overlap" in err
     assert err.strip().endswith("state moe_overlap too")
-    found = call_json("predict", *asked, *plan, "--setting", "moe_overlap", "--save", "late.yaml")
-    assert found["plan"]["settings"] == {"moe_overlap": True, "delayed_weight_gradients": True}
-    assert not found["warnings"]
+    prediction = call_json("predict", *asked, *plan, "--setting", "moe_overlap", "--save", "late.yaml")
+    assert prediction["plan"]["settings"] == {"moe_overlap": True, "delayed_weight_gradients": True}
+    assert not prediction["warnings"]
     assert "delayed_weight_gradients" in call("search", *asked, *plan, "--setting", "moe_overlap", "--top", "1")[1]
-    assert call_json("predict", "late.yaml")["step_time"] == found["step_time"]
+    assert call_json("predict", "late.yaml")["step_time"] == prediction["step_time"]
 
 
-def test_settings_are_said_again_and_again_and_over_those_of_a_file(call, call_json, tmp_path):
+def test_settings_are_repeatable_and_override_those_of_a_file(call, call_json, tmp_path):
     first = call_json("predict", *JOB, "--setting", "compile", "--setting", "attention_kernel=flash2", "--save", "plan.yaml")
     assert first["plan"]["settings"] == {"compile": True, "attention_kernel": "flash2"}
     assert call_json("predict", "plan.yaml") == first
@@ -594,8 +599,8 @@ def test_settings_are_said_again_and_again_and_over_those_of_a_file(call, call_j
         call("predict", "plan.yaml", "--setting", "attention_kernel=flash3")[1]
     )
     both = call_json("predict", *JOB, "--profile", "generic,torchtitan", "--setting", "compile")["predictions"]
-    assert [each["plan"]["profile"] for each in both] == ["generic", "torchtitan"]
-    assert all(each["plan"]["settings"] == {"compile": True} for each in both)
+    assert [prediction["plan"]["profile"] for prediction in both] == ["generic", "torchtitan"]
+    assert all(prediction["plan"]["settings"] == {"compile": True} for prediction in both)
 
 
 def test_tokens_give_the_price_of_the_chip_hours(call, call_json):

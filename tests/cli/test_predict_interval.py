@@ -1,4 +1,4 @@
-"""`perfmodel predict --interval`: the interval and what the step hangs on."""
+"""`perfmodel predict --interval`: the interval and the most sensitive parameters."""
 
 import csv
 import io
@@ -17,14 +17,14 @@ def test_the_interval_and_three_parameters_are_printed(call):
 
 
 def test_the_object_has_the_bounds_around_the_step(call_json):
-    found = call_json("predict", *JOB, "--tp", 2, "--interval")
-    assert found["step_time_low"] < found["step_time"] < found["step_time_high"]
-    assert found["interval"]["coverage"] == 0.8
-    assert found["interval"]["num_runs"] > 0
-    assert found["trust"]["grade"] == "framework unknown"
-    assert found["interval"]["trust"] == "; ".join(found["trust"].values())
-    assert len(found["sensitivities"]) == 3
-    assert set(found["sensitivities"][0]) == {"parameter", "parameter_change", "step_time_change", "rests_on"}
+    prediction = call_json("predict", *JOB, "--tp", 2, "--interval")
+    assert prediction["step_time_low"] < prediction["step_time"] < prediction["step_time_high"]
+    assert prediction["interval"]["coverage"] == 0.8
+    assert prediction["interval"]["num_runs"] > 0
+    assert prediction["trust"]["grade"] == "framework unknown"
+    assert prediction["interval"]["trust"] == "; ".join(prediction["trust"].values())
+    assert len(prediction["sensitivities"]) == 3
+    assert set(prediction["sensitivities"][0]) == {"parameter", "parameter_change", "step_time_change", "rests_on"}
 
 
 def test_it_changes_nothing_else(call_json):
@@ -35,8 +35,8 @@ def test_it_changes_nothing_else(call_json):
 
 def test_several_settings_have_an_interval_each(call, call_json):
     several = [*JOB[:4], "--chips", "64,128", *JOB[6:]]
-    found = call_json("predict", *several, "--interval")["predictions"]
-    assert all(each["step_time_low"] < each["step_time"] < each["step_time_high"] for each in found)
+    predictions = call_json("predict", *several, "--interval")["predictions"]
+    assert all(prediction["step_time_low"] < prediction["step_time"] < prediction["step_time_high"] for prediction in predictions)
     assert "80% interval" in call("predict", *several, "--interval")[1]
 
 
@@ -49,22 +49,22 @@ def test_a_plan_file_has_one_too(call_json):
 )
 def test_less_known_is_wider(call_json, profile, cluster):
     def width(*flags):
-        found = call_json("predict", *JOB[:2], "--cluster", *flags, *JOB[4:], "--interval")
-        return found["step_time_high"] / found["step_time_low"]
+        prediction = call_json("predict", *JOB[:2], "--cluster", *flags, *JOB[4:], "--interval")
+        return prediction["step_time_high"] / prediction["step_time_low"]
 
     assert width(cluster, "--profile", profile) > width("dgx-a100", "--profile", "megatron")
 
 
 def test_it_says_that_a_prior_is_no_calibration_of_the_chip(call_json):
-    found = call_json("predict", *JOB[:2], "--cluster", "pcie-workstation", *JOB[4:], "--interval")
-    assert found["rests_on"]["forward"] == "prior: mean of h100 and b200"
-    assert "none on rtx4090-24gb, which has no calibration of its own" in found["interval"]["rests_on"]
+    prediction = call_json("predict", *JOB[:2], "--cluster", "pcie-workstation", *JOB[4:], "--interval")
+    assert prediction["rests_on"]["forward"] == "prior: mean of h100 and b200"
+    assert "none on rtx4090-24gb, which has no calibration of its own" in prediction["interval"]["rests_on"]
 
 
 def test_a_partial_calibration_is_not_called_none(call_json):
-    found = call_json("predict", *JOB[:2], "--cluster", "mi300x", *JOB[4:], "--interval")
-    assert found["rests_on"]["forward"] == "partial calibration: mi300x"
-    assert "none on mi300x-192gb, which has a partial calibration only" in found["interval"]["rests_on"]
+    prediction = call_json("predict", *JOB[:2], "--cluster", "mi300x", *JOB[4:], "--interval")
+    assert prediction["rests_on"]["forward"] == "partial calibration: mi300x"
+    assert "none on mi300x-192gb, which has a partial calibration only" in prediction["interval"]["rests_on"]
 
 
 def test_another_calibration_than_the_runs_had_is_wider(call_json):

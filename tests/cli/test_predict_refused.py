@@ -60,8 +60,8 @@ def test_bad_input_is_one_sentence(case, call, tmp_path):
 
 def test_a_missing_flag_says_what_to_give(call):
     for flag in ("--model", "--cluster", "--chips", "--global-batch", "--seq-len"):
-        place = JOB.index(flag)
-        code, _, err = call("predict", *JOB[:place], *JOB[place + 2 :])
+        index = JOB.index(flag)
+        code, _, err = call("predict", *JOB[:index], *JOB[index + 2 :])
         assert code == 2
         assert flag.strip("-") in err
 
@@ -208,11 +208,11 @@ def test_a_file_that_is_no_plan_says_which_file_is_one(call, tmp_path):
 
 
 def test_a_calibration_of_another_chip_is_named(call_json):
-    found = call_json("predict", *JOB, "--calibration", "a100")
-    assert any("was measured on a100" in warning and "not on h100" in warning for warning in found["warnings"])
+    prediction = call_json("predict", *JOB, "--calibration", "a100")
+    assert any("was measured on a100" in warning and "not on h100" in warning for warning in prediction["warnings"])
     assert not any("was measured on" in warning for warning in call_json("predict", *JOB, "--calibration", "h100")["warnings"])
 
 
 def test_more_chips_than_a_fabric_states_are_assumed_to_be_like_the_others(call_json):
-    found = call_json("predict", *with_flags(JOB, "--chips", "100000", "--global-batch", "100000"), "--zero", 1)
-    assert any("more are assumed to have the same bandwidth and latency" in warning for warning in found["warnings"])
+    prediction = call_json("predict", *with_flags(JOB, "--chips", "100000", "--global-batch", "100000"), "--zero", 1)
+    assert any("more are assumed to have the same bandwidth and latency" in warning for warning in prediction["warnings"])

@@ -1,4 +1,4 @@
-"""What would fit where something does not: every remedy, followed, fits and can be run by the framework."""
+"""Remedies where a plan does not fit: every remedy, followed, fits and can be run by the framework."""
 
 import json
 
@@ -12,14 +12,14 @@ LLAMA = "--model llama-3-70b --cluster dgx-h100 --chips 64 --gbs 512 --seq 8k"
 
 def flags_of(text):
     """Flag -> value, empty where it has none."""
-    found = {}
+    flags = {}
     for word in text.split():
         if word.startswith("--"):
             flag = word
-            found[flag] = ""
+            flags[flag] = ""
         else:
-            found[flag] = word
-    return found
+            flags[flag] = word
+    return flags
 
 
 def words_of(flags):
@@ -33,12 +33,12 @@ def search_in_vain(call, *words):
 
 
 @pytest.mark.parametrize("plan", ["--profile megatron --tp 4 --pp 2 --zero 1", "--profile torchtitan --dp-shard 64 --zero 3"])
-def test_a_plan_that_does_not_fit_is_told_with_changes_that_do(plan, call_json, call):
+def test_a_plan_that_does_not_fit_is_shown_with_changes_that_do(plan, call_json, call):
     given = f"{LLAMA} {plan}"
-    found = call_json("predict", *given.split())
-    assert not found["fits"]
-    assert 1 <= len(found["remedies"]) <= 3
-    for remedy in found["remedies"]:
+    prediction = call_json("predict", *given.split())
+    assert not prediction["fits"]
+    assert 1 <= len(prediction["remedies"]) <= 3
+    for remedy in prediction["remedies"]:
         again = call_json("predict", *words_of(flags_of(given) | flags_of(remedy["flags"])))
         assert again["fits"]
         assert again["runnable"]
@@ -46,15 +46,15 @@ def test_a_plan_that_does_not_fit_is_told_with_changes_that_do(plan, call_json, 
         assert again["memory"]["total"] == pytest.approx(remedy["memory"])
     out = call("predict", *given.split())[1]
     assert "Smallest changes that fit" in out
-    assert found["remedies"][0]["flags"] in out
+    assert prediction["remedies"][0]["flags"] in out
 
 
 def test_offload_is_among_the_changes_where_the_framework_has_it(call_json):
     plan, offload = "--profile deepspeed --zero 1 --recompute full --chips 4", "optimizer"
     given = f"--model llama-2-13b --cluster dgx-h100 --gbs 64 --seq 4k {plan}"
-    found = call_json("predict", *given.split())
-    assert not found["fits"]
-    (remedy,) = (each for each in found["remedies"] if "offload" in each["changes"])
+    prediction = call_json("predict", *given.split())
+    assert not prediction["fits"]
+    (remedy,) = (change for change in prediction["remedies"] if "offload" in change["changes"])
     assert remedy["flags"] == f"--offload {offload}"
     again = call_json("predict", *words_of(flags_of(given) | flags_of(remedy["flags"])))
     assert again["fits"]
@@ -64,8 +64,8 @@ def test_offload_is_among_the_changes_where_the_framework_has_it(call_json):
 @pytest.mark.parametrize(("chips", "offload"), [(2, "optimizer,parameters"), (8, "optimizer")])
 def test_an_offload_is_combined_with_a_smaller_loss_and_with_knobs(chips, offload, call_json):
     given = f"--model qwen2.5-7b --cluster dgx-h100 --chips {chips} --gbs {chips} --seq 120k --profile llama-factory --recompute none"
-    found = call_json("predict", *given.split())
-    remedy = found["remedies"][0]
+    prediction = call_json("predict", *given.split())
+    remedy = prediction["remedies"][0]
     assert remedy["changes"].items() >= {"setting": "loss=fused", "offload": offload, "recompute": "full", "zero": 3}.items()
     again = call_json("predict", *words_of(flags_of(given) | flags_of(remedy["flags"])))
     assert again["fits"]
@@ -74,16 +74,16 @@ def test_an_offload_is_combined_with_a_smaller_loss_and_with_knobs(chips, offloa
 
 def test_an_offload_that_was_given_is_kept(call_json):
     given = "--model qwen2.5-7b --cluster dgx-h100 --chips 2 --gbs 2 --seq 120k --profile llama-factory --zero 3 --offload optimizer"
-    found = call_json("predict", *f"{given} --recompute full --setting loss=fused".split())
-    (remedy,) = (each for each in found["remedies"] if "offload" in each["changes"])
+    prediction = call_json("predict", *f"{given} --recompute full --setting loss=fused".split())
+    (remedy,) = (change for change in prediction["remedies"] if "offload" in change["changes"])
     assert remedy["changes"] == {"offload": "optimizer,parameters"}
 
 
 def test_megatron_keeps_float32_gradients_on_the_chip_so_no_offload_is_suggested(call_json):
     given = "--model llama-2-13b --cluster dgx-h100 --gbs 64 --seq 4k --profile megatron --zero 1 --recompute full --chips 8"
-    found = call_json("predict", *given.split())
-    assert found["remedies"]
-    assert not [each for each in found["remedies"] if "offload" in each["changes"]]
+    prediction = call_json("predict", *given.split())
+    assert prediction["remedies"]
+    assert not [remedy for remedy in prediction["remedies"] if "offload" in remedy["changes"]]
 
 
 def test_search_and_limits_name_the_same_fewest_chips(call, call_json):
@@ -92,12 +92,12 @@ def test_search_and_limits_name_the_same_fewest_chips(call, call_json):
     assert remedy["changes"]["chips"] == call_json("limits", *job)["limits"]["chips"]["value"]
 
 
-def test_a_search_that_was_given_too_much_is_told_what_to_free(call, call_json):
+def test_a_search_in_which_nothing_fits_names_what_to_free(call, call_json):
     given = flags_of(f"{LLAMA} --profile megatron --tp 1 --pp 1")
-    found = search_in_vain(call, *words_of(given))
-    assert found["plans"] == []
-    assert {tuple(each["changes"]) for each in found["remedies"]} >= {("tp",), ("pp",)}
-    for remedy in found["remedies"]:
+    result = search_in_vain(call, *words_of(given))
+    assert result["plans"] == []
+    assert {tuple(remedy["changes"]) for remedy in result["remedies"]} >= {("tp",), ("pp",)}
+    for remedy in result["remedies"]:
         assert call_json("search", *words_of(given | flags_of(remedy["flags"])))["plans"]
 
 
@@ -111,10 +111,10 @@ def test_explain_ends_with_what_would_fit():
     plan = perfmodel.predict(
         model="llama-3-70b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192, tp=4, pp=2, zero=1, profile="megatron"
     ).plan
-    found = perfmodel.explain_plan(plan).remedies
-    assert found
-    assert all(each.prediction.fits and not each.prediction.not_runnable for each in found)
-    assert flags_text(found[0].changes).startswith("--")
+    remedies = perfmodel.explain_plan(plan).remedies
+    assert remedies
+    assert all(remedy.prediction.fits and not remedy.prediction.not_runnable for remedy in remedies)
+    assert flags_text(remedies[0].changes).startswith("--")
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,9 @@ def test_explain_ends_with_what_would_fit():
     ],
 )
 def test_a_loss_that_keeps_few_logits_is_among_the_changes(given, loss, more, call_json):
-    found = call_json("predict", *given.split())
-    assert not found["fits"]
-    (remedy,) = (each for each in found["remedies"] if "setting" in each["changes"])
+    prediction = call_json("predict", *given.split())
+    assert not prediction["fits"]
+    (remedy,) = (change for change in prediction["remedies"] if "setting" in change["changes"])
     assert remedy["changes"] == {"setting": f"loss={loss}"} | more
     again = call_json("predict", *words_of(flags_of(given) | flags_of(remedy["flags"])))
     assert again["fits"]
@@ -148,7 +148,7 @@ def test_a_search_without_a_plan_tries_such_a_loss(call, call_json):
 
 def test_megatron_has_no_loss_in_chunks(call_json):
     given = "--model gemma-3-4b --cluster dgx-h100 --chips 8 --gbs 8 --seq 64k --recompute full --zero 1 --profile megatron"
-    assert not [each for each in call_json("predict", *given.split()).get("remedies", ()) if "setting" in each["changes"]]
+    assert not [remedy for remedy in call_json("predict", *given.split()).get("remedies", ()) if "setting" in remedy["changes"]]
 
 
 @pytest.mark.parametrize(
@@ -178,9 +178,9 @@ def test_the_note_on_logits_names_a_loss_that_the_framework_has(profile, form, c
 def test_no_remedy_puts_more_into_the_hosts_memory_than_servers_have(call, call_json):
     """Activations of 64k tokens without recomputation are 284 GiB a chip: they would fit nowhere."""
     given = "--model qwen3-8b --cluster dgx-h100 --chips 8 --gbs 32 --seq 64k --train lora:16:q_proj+v_proj --profile hf-trainer"
-    found = call_json("predict", *given.split(), "--recompute", "full")
-    assert found["remedies"]
-    assert all("offload" not in each["changes"] for each in found["remedies"])
+    prediction = call_json("predict", *given.split(), "--recompute", "full")
+    assert prediction["remedies"]
+    assert all("offload" not in remedy["changes"] for remedy in prediction["remedies"])
     held = call_json("predict", *given.split(), "--setting", "loss=fused", "--offload", "activations")
     assert held["host_memory"] > 250e9
     assert any("more than a server with 2 TB has for each of eight" in note for note in held["warnings"])

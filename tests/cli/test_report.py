@@ -38,13 +38,13 @@ def read(path):
 
 @pytest.mark.parametrize("plans", [["megatron-22b"], ["ddp", "fsdp"]])
 def test_a_page_is_whole_and_has_the_numbers_of_predict(call, call_json, plans, tmp_path):
-    found = call_json("report", *plans, "--out", "page.html")
+    report = call_json("report", *plans, "--out", "page.html")
     text = read(tmp_path / "page.html")
-    assert found["num_bytes"] == (tmp_path / "page.html").stat().st_size < 1e6
+    assert report["num_bytes"] == (tmp_path / "page.html").stat().st_size < 1e6
     for plan in plans:
         predicted = call_json("predict", plan)
         assert f"{predicted['tokens_per_second_per_chip']:,.0f} tokens/s a chip" in text
-    assert found["verdict"] in text
+    assert report["verdict"] in text
 
 
 def test_names_are_escaped(call, tmp_path):
@@ -67,13 +67,13 @@ SEARCHED = ["--model", "llama-3-8b", "--cluster", "dgx-h100", "--chips", "16", "
 
 
 def test_a_saved_search_is_the_page_of_its_result(call, call_json, tmp_path):
-    found = call_json("search", *SEARCHED, "--profile", "megatron")
-    (tmp_path / "search.json").write_text(json.dumps(found), encoding="utf-8")
+    search = call_json("search", *SEARCHED, "--profile", "megatron")
+    (tmp_path / "search.json").write_text(json.dumps(search), encoding="utf-8")
     page = call_json("report", "search.json", "--out", "page.html")
     assert "best plans" in [name.lower() for name in page["sections"]]
     text = read(tmp_path / "page.html")
-    assert f"{found['num_evaluated']:,} plans evaluated" in text
-    assert f"{found['plans'][0]['tokens_per_second_per_chip']:,.0f} tokens/s a chip" in text
+    assert f"{search['num_evaluated']:,} plans evaluated" in text
+    assert f"{search['plans'][0]['tokens_per_second_per_chip']:,.0f} tokens/s a chip" in text
 
 
 def test_the_framework_of_a_page_may_be_another_one(call, tmp_path):
@@ -114,22 +114,22 @@ LOADED = [*SERVED, "--concurrency", 64, "--assume", "pue=1.1"]
     ],
 )
 def test_a_service_has_a_page_with_the_numbers_of_serve(call_json, more, sections, tmp_path):
-    found = call_json(*LOADED, *more, "--report", "page.html")
-    best = found.get("best", found)
+    service = call_json(*LOADED, *more, "--report", "page.html")
+    best = service.get("best", service)
     text = read(tmp_path / "page.html")
     assert f"{best['tokens_per_second_per_chip']:,.0f} output tokens/s a chip" in text
-    assert found["launch"][0]["command"] in text
+    assert service["launch"][0]["command"] in text
     assert all(section in text.lower() for section in sections)
     assert "NVSwitch" in text  # the source of the network
     assert (tmp_path / "page.html").stat().st_size < 1e5
     again = call_json(*next(line for line in text.split("\n") if "perfmodel serve" in line).split()[1:])
-    assert again["launch"] == found["launch"]
+    assert again["launch"] == service["launch"]
 
 
 def test_operators_of_a_searched_plan_are_in_its_format(call_json, tmp_path):
-    found = call_json(*LOADED, "--search", "--allow", "bf16,fp8", "--report", "page.html")["best"]
-    assert found["plan"]["quantization"] == "fp8"
-    call_json(*LOADED, "--quantization", "fp8", "--tp", found["plan"]["tp"], "--report", "alone.html")
+    service = call_json(*LOADED, "--search", "--allow", "bf16,fp8", "--report", "page.html")["best"]
+    assert service["plan"]["quantization"] == "fp8"
+    call_json(*LOADED, "--quantization", "fp8", "--tp", service["plan"]["tp"], "--report", "alone.html")
     searched, alone = (read(tmp_path / name).split("operator by operator: ")[1].split()[:2] for name in ("page.html", "alone.html"))
     assert searched == alone
 
@@ -142,7 +142,7 @@ def test_a_service_that_does_not_fit_has_a_page(call, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "message"),
     [
         (("--report", "page.txt"), "must end in .html"),
         (("--report", "page.html", "--operators"), "leave --operators out"),
@@ -150,8 +150,8 @@ def test_a_service_that_does_not_fit_has_a_page(call, tmp_path):
         (("--report", "page.html", "--tp", "1,2"), "one of each degree"),
     ],
 )
-def test_a_page_of_a_service_that_cannot_be(call, more, said, tmp_path):
+def test_a_page_of_a_service_that_cannot_be(call, more, message, tmp_path):
     code, printed, error = call(*LOADED, *more)
     assert (code, printed, error.count("\n")) == (2, "", 1)
-    assert said in error
+    assert message in error
     assert not list(tmp_path.glob("page*"))

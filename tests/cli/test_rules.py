@@ -1,4 +1,4 @@
-"""A rule set from its file to a number: predicted, saved, searched, explained, and refused where it contradicts what else is said."""
+"""A rule set from its file to a number: predicted, saved, searched, explained, and refused where it contradicts other options."""
 
 import json
 
@@ -35,7 +35,7 @@ def mine(tmp_path):
 
 @pytest.fixture
 def say(call):
-    """What a command line prints."""
+    """Run a command line and return the text that it prints."""
 
     def run(line):
         code, out, err = call(*line.split())
@@ -75,7 +75,7 @@ def test_ulysses_exchanges_where_megatron_gathers():
     assert exchanged.parts["context_parallel_communication"] < gathered.parts["context_parallel_communication"]
 
 
-def test_a_saved_plan_holds_rules_of_ones_own(mine, tmp_path, say):
+def test_a_saved_plan_holds_user_defined_rules(mine, tmp_path, say):
     saved = tmp_path / "plan.yaml"
     say(f"predict {FLAGS} --tp 2 --rules {mine} --save {saved}")
     mine.unlink()
@@ -173,8 +173,8 @@ def test_ulysses_is_found_where_it_is_better(say, ask, tmp_path):
 
 
 def test_rules_in_python(mine):
-    found = perfmodel.find_plans(**JOB, rules=["megatron", mine], top=3)
-    assert {each.plan.rule_set for each in found.plans} <= {"megatron", "mlp-only"}
+    search = perfmodel.find_plans(**JOB, rules=["megatron", mine], top=3)
+    assert {prediction.plan.rule_set for prediction in search.plans} <= {"megatron", "mlp-only"}
     one = perfmodel.find_plans(**JOB, rules=load_rule_set(mine), top=1)
     assert one.best.plan.rule_set == "mlp-only"
 
@@ -195,7 +195,7 @@ SETS = ("ddp", "megatron", "megatron-sp", "ulysses")
 @pytest.mark.parametrize("chips, batch, seq_len", [(8, 4, 96), (12, 6, 96)])
 @pytest.mark.slow
 def test_each_plan_is_under_one_rule_set(chips, batch, seq_len):
-    """Of rule sets that leave the same once axes of one rank are dropped, the first: counted by asking for one at a time."""
+    """The first rule set counts where several give the same plan once axes of one rank are dropped: searched one at a time."""
     model = make_model(**LLAMA_LIKE | {"num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 4})
     estimator = estimator_of(make_job(model, batch=batch, seq_len=seq_len), chips=chips, node=4)
     sets = tuple(load_rule_set(name) for name in SETS)
@@ -226,17 +226,17 @@ def test_a_row_under_any_rules_is_the_single_prediction():
 def test_baselines_obey_the_rules():
     estimator = estimator_of(make_job(make_model(), batch=8), chips=8)
     result = search_plans(estimator, Space(rules=(load_rule_set("ulysses"),)))
-    assert {each.plan.rule_set for baseline in result.baselines for each in baseline.prediction} == {"ulysses"}
+    assert {prediction.plan.rule_set for baseline in result.baselines for prediction in baseline.prediction} == {"ulysses"}
 
 
 def test_a_framework_runs_its_own_rules_only(mine, ask):
     flags = f"{FLAGS} --profile megatron"
-    found = ask(f"predict {flags} --tp 2 --rules {mine}")
-    assert found["not_runnable_reason"].startswith("rules=mlp-only: megatron cuts operators as one of megatron, megatron-sp, ")
-    assert found["not_executable_reason"] == ""
+    prediction = ask(f"predict {flags} --tp 2 --rules {mine}")
+    assert prediction["not_runnable_reason"].startswith("rules=mlp-only: megatron cuts operators as one of megatron, megatron-sp, ")
+    assert prediction["not_executable_reason"] == ""
     only = ask(f"search {flags} --rules {mine} --only-runnable")
-    assert {each["plan"]["layout"]["tp"] for each in only["plans"]} == {1}
-    assert json.dumps(found["plan"]["rules"]["rules"]["ffn"]) == '["tp"]'
+    assert {prediction["plan"]["layout"]["tp"] for prediction in only["plans"]} == {1}
+    assert json.dumps(prediction["plan"]["rules"]["rules"]["ffn"]) == '["tp"]'
 
 
 def _knobs(plan):

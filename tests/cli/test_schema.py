@@ -15,32 +15,32 @@ def fits(schema, value):
     """Whether a value has the type, the required fields and the known fields of a schema, at every level."""
     kinds = {"boolean": bool, "integer": int, "number": (int, float), "string": str, "null": type(None), "array": list, "object": dict}
     types = [schema["type"]] if isinstance(schema["type"], str) else schema["type"]
-    if not any(isinstance(value, kinds[each]) for each in types):
+    if not any(isinstance(value, kinds[kind]) for kind in types):
         return False
     if isinstance(value, list):
-        return all(fits(schema["items"], each) for each in value)
+        return all(fits(schema["items"], item) for item in value)
     if not isinstance(value, dict):
         return True
     known, others = schema.get("properties", {}), schema.get("additionalProperties")
-    inside = all(fits(known.get(name, others), each) for name, each in value.items() if name in known or others)
+    inside = all(fits(known.get(name, others), member) for name, member in value.items() if name in known or others)
     return inside and set(schema.get("required", ())) <= set(value)
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_option_of_a_command_is_described(verb):
-    found = command_schema(verb)
-    assert found["output"]["type"] == "object"
-    for name, field in found["input"]["properties"].items():
+    described = command_schema(verb)
+    assert described["output"]["type"] == "object"
+    for name, field in described["input"]["properties"].items():
         assert field["description"], name
         assert field["type"] in ("string", "integer", "number", "boolean", "array")
     serves = verb in ("web", "mcp")  # which answer a browser or an agent
-    assert serves or {"json", "format"} <= set(found["input"]["properties"])
+    assert serves or {"json", "format"} <= set(described["input"]["properties"])
 
 
 @pytest.mark.parametrize("verb", QUICK)
 def test_what_a_command_prints_has_its_schema(verb):
     schema = command_schema(verb)["output"]
-    assert all(fits(schema, each) for each in example_objects(verb))
+    assert all(fits(schema, printed) for printed in example_objects(verb))
     assert not fits(schema, {})
 
 

@@ -20,18 +20,18 @@ def test_json_has_the_promised_keys(call_json):
     assert set(result) >= {"num_evaluated", "num_feasible", "rejected", "search_time", "plans", "baselines", "pareto", "schema_version"}
     assert result["num_evaluated"] == result["num_feasible"] + sum(result["rejected"].values())
     assert len(result["plans"]) == 10
-    first, *times = [each["step_time"] for each in result["plans"]]
+    first, *times = [plan["step_time"] for plan in result["plans"]]
     assert times == sorted(times)
     assert result["least_time"] <= min(first, *times) <= first <= result["least_time"] * 1.01
-    assert [each["place"] for each in result["plans"]] == sorted(each["place"] for each in result["plans"])
+    assert [plan["place"] for plan in result["plans"]] == sorted(plan["place"] for plan in result["plans"])
     exact = call_json("search", *job, "--ties", "0%")["plans"]
-    assert [each["step_time"] for each in exact] == sorted(each["step_time"] for each in exact)
+    assert [plan["step_time"] for plan in exact] == sorted(plan["step_time"] for plan in exact)
     assert exact[0]["step_time"] == result["least_time"]
-    assert all(each["fits"] for each in result["plans"])
+    assert all(plan["fits"] for plan in result["plans"])
     assert set(result["baselines"]) == {"data parallel", "FSDP", "Megatron rule of thumb"}
-    assert all(isinstance(each["fits"], bool) for each in result["baselines"].values())
+    assert all(isinstance(baseline["fits"], bool) for baseline in result["baselines"].values())
     assert result["baselines"]["data parallel"]["fits"] is False
-    assert all(each["plan"]["num_chips"] == 64 for each in result["plans"])
+    assert all(plan["plan"]["num_chips"] == 64 for plan in result["plans"])
 
 
 def test_a_plan_of_the_search_is_what_predict_says_of_it(call, call_json, tmp_path):
@@ -70,13 +70,13 @@ def test_a_saved_plan_of_uneven_stages_predicts_again_to_the_bit(call_json, tmp_
 def test_flags_fix_and_bound_knobs(flags, holds, call_json):
     plans = call_json("search", *SMALL_KNOWN, *flags.split())["plans"]
     assert plans
-    assert all(holds(each["plan"]) for each in plans)
+    assert all(holds(plan["plan"]) for plan in plans)
 
 
 def test_top_and_objective(call_json):
     plans = call_json("search", *KNOWN, "--objective", "memory", "--top", 3, "--ties", 0)["plans"]
     assert len(plans) == 3
-    totals = [each["memory"]["total"] for each in plans]
+    totals = [plan["memory"]["total"] for plan in plans]
     assert totals == sorted(totals)
 
 
@@ -146,8 +146,13 @@ def test_bad_input_is_one_sentence(flags, expected, call):
 @pytest.mark.slow
 def test_several_clusters_give_one_table(call, call_json):
     flags = [*SMALL_KNOWN, "--cluster", "dgx-a100", "--chips", "8,16"]
-    found = call_json("search", *flags)["searches"]
-    assert [(each["cluster"], each["chips"]) for each in found] == [("dgx-h100", 8), ("dgx-h100", 16), ("dgx-a100", 8), ("dgx-a100", 16)]
+    searches = call_json("search", *flags)["searches"]
+    assert [(search["cluster"], search["chips"]) for search in searches] == [
+        ("dgx-h100", 8),
+        ("dgx-h100", 16),
+        ("dgx-a100", 8),
+        ("dgx-a100", 16),
+    ]
     code, out, err = call("search", *flags)
     assert (code, err) == (0, "")
     assert "the best plan of each" in out
@@ -177,7 +182,7 @@ def test_plans_that_torch_cannot_execute_say_so_in_json_and_carry_no_mark(call, 
     result = call_json("search", *WIDE, "--tp", "8", "--precision", "fp16-mixed", "--save", path)
     reason = result["plans"][0]["not_executable_reason"]
     assert reason.startswith("precision=fp16-mixed: needs dynamic loss scaling")
-    assert not any(each["executable"] for each in result["plans"])
+    assert not any(plan["executable"] for plan in result["plans"])
     assert result["baselines"]["FSDP"] == {"fits": False, "reason": "excluded by a given flag"}
     code, out, err = call("audit", path)
     assert (code, out) == (2, "")
@@ -189,7 +194,7 @@ def test_plans_that_torch_cannot_execute_say_so_in_json_and_carry_no_mark(call, 
 
 def test_plans_that_torch_can_execute_have_no_reason(call, call_json):
     result = call_json("search", *WIDE, "--tp", "8")
-    assert all(each["executable"] and each["not_executable_reason"] == "" for each in (*result["plans"], *result["pareto"]))
+    assert all(plan["executable"] and plan["not_executable_reason"] == "" for plan in (*result["plans"], *result["pareto"]))
     assert "cannot be run" not in call("search", *WIDE, "--tp", "8")[1]
 
 
@@ -248,10 +253,10 @@ def test_the_rate_of_a_small_search_is_not_none_at_all(call):
     import perfmodel
     from perfmodel.report.searches import search_line
 
-    found = perfmodel.find_plans(model="gpt2", cluster="dgx-h100", chips=8, global_batch=16, seq_len=512, profile="megatron")
-    assert "41 thousand a second" in search_line(replace(found, num_evaluated=4100, search_time=0.1))
-    assert "4.1 million a second" in search_line(replace(found, num_evaluated=410_000, search_time=0.1))
-    assert "a second" not in search_line(replace(found, num_evaluated=41, search_time=0.1))
+    search = perfmodel.find_plans(model="gpt2", cluster="dgx-h100", chips=8, global_batch=16, seq_len=512, profile="megatron")
+    assert "41 thousand a second" in search_line(replace(search, num_evaluated=4100, search_time=0.1))
+    assert "4.1 million a second" in search_line(replace(search, num_evaluated=410_000, search_time=0.1))
+    assert "a second" not in search_line(replace(search, num_evaluated=41, search_time=0.1))
 
 
 def test_baselines_obey_the_flags(call_json):
@@ -266,13 +271,13 @@ def test_baselines_obey_the_flags(call_json):
 def test_several_values_of_anything_are_one_table(call, call_json):
     flags = with_flags(SMALL, "--seq-len", "256,512", "--profile", "megatron,torchtitan", "--chips", "8,12", "--top", "1")
     content = call_json("search", *flags)
-    assert [(each["seq_len"], each["profile"], each["chips"]) for each in content["searches"]] == [
+    assert [(search["seq_len"], search["profile"], search["chips"]) for search in content["searches"]] == [
         (256, "megatron", 8),
         (256, "torchtitan", 8),
         (512, "megatron", 8),
         (512, "torchtitan", 8),
     ]
-    assert {each["chips"] for each in content["not_searched"]} == {12}
+    assert {case["chips"] for case in content["not_searched"]} == {12}
     code, out, err = call("search", *flags)
     assert (code, err) == (0, "")
     header = next(line for line in out.splitlines() if line.strip().startswith("seq"))
@@ -282,12 +287,12 @@ def test_several_values_of_anything_are_one_table(call, call_json):
 
 def test_dp_fixes_the_product_of_both_data_parallel_degrees(call_json):
     plans = call_json("search", *SMALL_KNOWN, "--dp", "4")["plans"]
-    assert {each["plan"]["layout"]["dp_replicate"] * each["plan"]["layout"]["dp_shard"] for each in plans} == {4}
-    assert len({each["plan"]["layout"]["dp_shard"] for each in plans}) > 1
-    assert {each["plan"]["layout"]["dp_shard"] for each in call_json("search", *SMALL, "--fsdp", "8")["plans"]} == {8}
+    assert {plan["plan"]["layout"]["dp_replicate"] * plan["plan"]["layout"]["dp_shard"] for plan in plans} == {4}
+    assert len({plan["plan"]["layout"]["dp_shard"] for plan in plans}) > 1
+    assert {plan["plan"]["layout"]["dp_shard"] for plan in call_json("search", *SMALL, "--fsdp", "8")["plans"]} == {8}
 
 
-def test_the_framework_and_what_numbers_rest_on_are_said_first(call):
+def test_the_framework_and_the_basis_of_the_numbers_come_first(call):
     facts = joined(call("search", *SMALL)[1].partition("Best plans")[0])
     assert " framework generic (not given: the mean of the known ones; " in facts
     assert " based on calibrated: h100 " in facts
@@ -307,17 +312,17 @@ def test_plans_and_baselines_as_csv(call):
 def test_plans_that_the_framework_cannot_run_are_left_out_unless_they_are_asked_for(call, call_json):
     some = call_json("search", *KNOWN)
     assert some["plans"]
-    assert all(each["runnable"] for each in some["plans"])
+    assert all(plan["runnable"] for plan in some["plans"])
     assert some["baselines"]["FSDP"] == {"fits": False, "reason": "not what the framework runs"}
     assert call_json("search", *KNOWN, "--only-runnable")["plans"] == some["plans"]
     starred = call_json("search", *KNOWN, "--any-framework")
-    assert not all(each["runnable"] for each in starred["plans"])
+    assert not all(plan["runnable"] for plan in starred["plans"])
     assert starred["any_framework"] == {}
     assert some["num_evaluated"] < starred["num_evaluated"]
     assert "not a plan for this framework: zero=" in call("search", *KNOWN, "--any-framework")[1]
 
 
-def test_one_line_tells_what_plans_beyond_the_framework_would_gain(call, call_json):
+def test_one_line_has_the_gain_of_plans_outside_the_framework(call, call_json):
     job = ["--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--chips", "8", "--global-batch", "64", "--seq-len", "8k"]
     job += ["--profile", "torchtitan", "--max-tp", "2", "--pp", "1", "--cp", "1", "--risk", "30%"]
     result = call_json("search", *job)
@@ -349,14 +354,14 @@ def test_what_the_framework_cannot_run_is_refused_with_the_flag_that_lifts_it(ar
 def test_a_risk_limits_the_plans_and_more_certainty_has_its_price(call, call_json):
     job = ["--model", "llama-3-8b", "--cluster", "dgx-h100", "--chips", 8, "--global-batch", 32, "--seq-len", 8192, "--tp", 2]
     job += ["--profile", "megatron"]
-    found = call_json("search", *job, "--risk", "5%")
-    assert found["risk"] == 0.05
-    assert all(each["fits_probability"] >= 0.95 for each in found["plans"])
-    assert [each["risk"] for each in found["certainty"]] == [0.2, 0.05, 0.01]
-    times = [each["step_time"] for each in found["certainty"]]
+    result = call_json("search", *job, "--risk", "5%")
+    assert result["risk"] == 0.05
+    assert all(plan["fits_probability"] >= 0.95 for plan in result["plans"])
+    assert [level["risk"] for level in result["certainty"]] == [0.2, 0.05, 0.01]
+    times = [level["step_time"] for level in result["certainty"]]
     assert times == sorted(times)
-    assert found["num_feasible"] == call_json("search", *job)["num_feasible"], "the default"
-    assert found["num_feasible"] < call_json("search", *job, "--risk", "20%")["num_feasible"]
+    assert result["num_feasible"] == call_json("search", *job)["num_feasible"], "the default"
+    assert result["num_feasible"] < call_json("search", *job, "--risk", "20%")["num_feasible"]
     code, out, err = call("search", *job, "--risk", "5%", "--top", 1, "--verbose")
     assert (code, err) == (0, "")
     assert "usable at a risk of 5.0 % of running out of memory" in joined(out)
@@ -367,9 +372,9 @@ def test_predict_takes_the_same_risk_and_has_five_percent_by_default(call_json):
     """A plan that fits into the memory with 46 %."""
     job = ("--model", "llama-3-70b", "--cluster", "dgx-h100", "--gpus", 64, "--gbs", 512, "--seq", "8k", "--profile", "megatron")
     plan = ("--tp", 4, "--pp", 4, "--cp", 2, "--dp-shard", 2, "--zero", 1, "--no-sequence-parallel")
-    found = {risk: call_json("predict", *job, *plan, "--risk", risk) for risk in ("60%", "5%")}
-    assert {risk: each["verdict"] for risk, each in found.items()} == {"60%": "fits", "5%": "tight"}
-    assert len({each["step_time"] for each in found.values()}) == 1
+    predictions = {risk: call_json("predict", *job, *plan, "--risk", risk) for risk in ("60%", "5%")}
+    assert {risk: prediction["verdict"] for risk, prediction in predictions.items()} == {"60%": "fits", "5%": "tight"}
+    assert len({prediction["step_time"] for prediction in predictions.values()}) == 1
     assert call_json("predict", *job, *plan)["verdict"] == "tight"
 
 

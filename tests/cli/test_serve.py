@@ -14,13 +14,13 @@ LLAMA = ["serve", *JOB, "--concurrency", "64"]
 
 
 def test_one_object(call_json):
-    found = call_json(*LLAMA)
+    service = call_json(*LLAMA)
     asked = {"ttft", "tpot", "request_latency", "tokens_per_second_per_chip", "max_sequences", "memory", "parts", "plan", "rests_on"}
-    assert asked <= set(found)
-    assert found["tpot"]["mean"] * 1023 + found["ttft"]["mean"] == pytest.approx(found["request_latency"]["mean"])
-    assert sum(found["parts"].values()) == pytest.approx(found["decode_step"])
+    assert asked <= set(service)
+    assert service["tpot"]["mean"] * 1023 + service["ttft"]["mean"] == pytest.approx(service["request_latency"]["mean"])
+    assert sum(service["parts"].values()) == pytest.approx(service["decode_step"])
     served = perfmodel.serve(model="llama-3.3-70b", cluster="dgx-h100", chips=8, input_len=1024, output_len=1024, concurrency=64)
-    assert served.tpot.mean == found["tpot"]["mean"]
+    assert served.tpot.mean == service["tpot"]["mean"]
 
 
 def test_what_people_read(call):
@@ -52,7 +52,7 @@ def json_of(call, *words):
         "--model llama-3.1-405b --cluster dgx-h100 --chips 4",
         "--model llama-3.3-70b --cluster dgx-a100 --chips 2 --tp 1",
         "--model llama-3.3-70b --chip rtx4090-24gb --chips 1 --engine sglang",
-        "--model llama-3.1-8b --chip l40s-48gb --chips 1 --input-len 100k --max-batch 1000000",
+        "--model llama-3.1-8b --chip l40s-48gb --chips 1 --input-len 100k --max-batch 1000000 --max-tokens 16k",
         "--model deepseek-v3 --cluster dgx-h100 --chips 8 --engine tensorrt-llm",
         "--model llama-3.3-70b --cluster dgx-h100 --chips 4 --workers 1x2:1x2,tp=1,pp=2 --quantization bf16 --input-len 30k",
     ],
@@ -60,17 +60,17 @@ def json_of(call, *words):
 def test_what_would_fit_does(words, call):
     words = ["serve", *words.split()]
     words += [] if "--input-len" in words else ["--input-len", "1k"]
-    code, found = json_of(call, *words, "--output-len", "1k")
+    code, service = json_of(call, *words, "--output-len", "1k")
     assert code == 2
-    assert not found["fits"]
-    assert found["verdict"].startswith("does not fit")
-    assert len(found["remedies"]) <= 3
-    assert found["remedies"] or "--workers" in words
-    for each in found["remedies"]:
-        flags = each["text"].split()
+    assert not service["fits"]
+    assert service["verdict"].startswith("does not fit")
+    assert len(service["remedies"]) <= 3
+    assert service["remedies"] or "--workers" in words
+    for remedy in service["remedies"]:
+        flags = remedy["text"].split()
         kept = [word for at, word in enumerate(words) if word not in flags[::2] and (at == 0 or words[at - 1] not in flags[::2])]
         code, again = json_of(call, *kept, "--output-len", "1k", *flags)
-        assert (code, again["fits"]) == (0, True), each["text"]
+        assert (code, again["fits"]) == (0, True), remedy["text"]
 
 
 def test_a_search_in_which_nothing_fits_names_what_would(call):
@@ -101,10 +101,10 @@ def test_flags_without_what_they_are_of_are_refused(call, words):
 
 def test_a_rate_without_tp_is_answered_where_it_can_be(call, call_json):
     asked = ["serve", "--model", "llama-3.3-70b", "--cluster", "dgx-h100", "--chips", "8", "--input-len", "1k", "--output-len", "1k"]
-    tp_2, own, many = (call_json(*asked, *more.split()) for more in ("--rate 2 --tp 2", "--rate 2", "--rate 2000"))
+    tp_2, default, many = (call_json(*asked, *more.split()) for more in ("--rate 2 --tp 2", "--rate 2", "--rate 2000"))
     assert tp_2["is_saturated"]
-    assert (own["plan"]["tp"], own["is_saturated"], own["requests_per_second"]) == (4, False, pytest.approx(2))
-    assert own["ttft"]["mean"] < own["ttft"]["p99"] < 2 * own["ttft"]["mean"]
+    assert (default["plan"]["tp"], default["is_saturated"], default["requests_per_second"]) == (4, False, pytest.approx(2))
+    assert default["ttft"]["mean"] < default["ttft"]["p99"] < 2 * default["ttft"]["mean"]
     assert many["is_saturated"]
     assert many["requests_per_second"] > tp_2["requests_per_second"]
     _, text, _ = call(*asked, "--rate", "2000")
@@ -112,14 +112,14 @@ def test_a_rate_without_tp_is_answered_where_it_can_be(call, call_json):
     assert "inf " not in text
 
 
-def test_every_operator_with_what_bounds_it(call_json, tmp_path):
+def test_every_operator_has_its_bottleneck(call_json, tmp_path):
     figure = tmp_path / "roof.png"
-    found = call_json(*LLAMA, "--tp", 4, "--operators", "--plot", figure)
-    rows = found["operators"]
+    service = call_json(*LLAMA, "--tp", 4, "--operators", "--plot", figure)
+    rows = service["operators"]
     decode = {row["name"]: row for row in rows if row["phase"] == "decode"}
     qkv = decode["q_proj + k_proj + v_proj"]
-    assert found["running"] == pytest.approx(32, rel=0.02)
-    assert qkv["flops"] == pytest.approx(80 * 2 * found["running"] * 8192 * (8192 + 2 * 1024) / 4)
+    assert service["running"] == pytest.approx(32, rel=0.02)
+    assert qkv["flops"] == pytest.approx(80 * 2 * service["running"] * 8192 * (8192 + 2 * 1024) / 4)
     assert qkv["bound"] == "memory"
     weights = 2 * 80 * 8192 * 10240 / 4
     assert weights < qkv["bytes"] < 1.1 * weights
@@ -161,14 +161,14 @@ def test_a_context_beyond_the_models(call):
 
 
 def test_percentiles_are_simulated(call_json, call):
-    found = call_json(*LLAMA, "--tp", 4, "--simulate", "--ttft", "5s", "--tpot", "30ms")
+    service = call_json(*LLAMA, "--tp", 4, "--simulate", "--ttft", "5s", "--tpot", "30ms")
     plain, rated = call_json(*LLAMA, "--tp", 4), call_json("serve", *JOB, "--rate", 2, "--tp", 4)
-    assert found["tpot"]["p50"] <= found["tpot"]["p90"] <= found["tpot"]["p99"]
-    assert found["tpot"]["mean"] == pytest.approx(plain["tpot"]["mean"], rel=0.05)
-    assert all(plain[name] == found[name] for name in ("ttft", "tpot", "request_latency", "intervals"))
+    assert service["tpot"]["p50"] <= service["tpot"]["p90"] <= service["tpot"]["p99"]
+    assert service["tpot"]["mean"] == pytest.approx(plain["tpot"]["mean"], rel=0.05)
+    assert all(plain[name] == service[name] for name in ("ttft", "tpot", "request_latency", "intervals"))
     assert plain["goodput"] is None
     assert rated["tpot"]["p50"] <= rated["tpot"]["p90"] <= rated["tpot"]["p99"]
-    assert 0 < found["goodput"] <= found["requests_per_second"] * 1.001
+    assert 0 < service["goodput"] <= service["requests_per_second"] * 1.001
     assert call_json(*LLAMA, "--tp", 4, "--simulate") == call_json(*LLAMA, "--tp", 4, "--simulate")
     code, _, error = call("serve", *JOB, "--tp", "4", "--simulate")
     assert code == 2
@@ -177,12 +177,12 @@ def test_percentiles_are_simulated(call_json, call):
 
 def test_percentiles_of_two_pools_are_simulated(call_json):
     words = [*LLAMA, "--workers", "1x4:1x4"]
-    plain, found = call_json(*words), call_json(*words, "--simulate", "--ttft", "3s", "--latency", "60s")
-    assert found["request_latency"]["p50"] <= found["request_latency"]["p90"] <= found["request_latency"]["p99"]
+    plain, simulated = call_json(*words), call_json(*words, "--simulate", "--ttft", "3s", "--latency", "60s")
+    assert simulated["request_latency"]["p50"] <= simulated["request_latency"]["p90"] <= simulated["request_latency"]["p99"]
     for name, allowed in (("tpot", 0.03), ("request_latency", 0.05)):
-        assert found[name]["mean"] == pytest.approx(plain[name]["mean"], rel=allowed)
-    assert found["requests_per_second"] == pytest.approx(plain["requests_per_second"], rel=0.05)
-    assert 0 < found["goodput"] <= found["requests_per_second"] * 1.001
+        assert simulated[name]["mean"] == pytest.approx(plain[name]["mean"], rel=allowed)
+    assert simulated["requests_per_second"] == pytest.approx(plain["requests_per_second"], rel=0.05)
+    assert 0 < simulated["goodput"] <= simulated["requests_per_second"] * 1.001
 
 
 def test_ranks_that_share_the_tokens_of_a_cache(call_json, call):
@@ -196,10 +196,10 @@ def test_ranks_that_share_the_tokens_of_a_cache(call_json, call):
     assert "--decode-context-parallel-size 8" in shared["launch"][0]["command"]
     pools = call_json(*words, "--workers", "1x8:1x8", "--dcp", 8)["plan"]["pools"]
     assert (pools["prefill"]["dcp"], pools["decode"]["dcp"]) == (1, 8)
-    for more, said in ((("--dcp", 3), "must divide tp=8"), (("--dcp", 8, "--engine", "sglang"), "has no decode context parallelism")):
+    for more, message in ((("--dcp", 3), "must divide tp=8"), (("--dcp", 8, "--engine", "sglang"), "has no decode context parallelism")):
         code, _, error = call(*words, *more)
         assert code == 2
-        assert said in error
+        assert message in error
 
 
 def test_chips_that_share_prompts(call_json, call):
@@ -212,31 +212,31 @@ def test_chips_that_share_prompts(call_json, call):
     assert call_json(*words, "--chips", 32, "--pcp", 2, "--dcp", 8, "--ep", 8)["plan"]["tp"] == 4  # the tp that dcp spans
     pools = call_json(*words, "--chips", 24, "--workers", "1x16:1x8", "--pcp", 4)["plan"]["pools"]
     assert [(pools[of]["tp"], pools[of]["pcp"], pools[of]["ep"]) for of in ("prefill", "decode")] == [(4, 4, 16), (1, 1, 8)]
-    for more, said in ((("--engine", "tensorrt-llm"), "no prefill context parallelism"), (("--pp", 2), "together with pp")):
+    for more, message in ((("--engine", "tensorrt-llm"), "no prefill context parallelism"), (("--pp", 2), "together with pp")):
         code, _, error = call(*words, "--chips", 32, "--tp", 4, "--pcp", 4, *more)
         assert code == 2
-        assert said in error
+        assert message in error
 
 
 def test_limits_of_one_plan_are_compared_with_it(call_json, call):
     words = [*LLAMA, "--tp", 4, "--ttft", "350ms", "--tpot", "10ms", "--latency", "1min"]
-    found = call_json(*words)
-    mean, tail = found["ttft"]["mean"], found["ttft"]["p99"]
+    service = call_json(*words)
+    mean, tail = service["ttft"]["mean"], service["ttft"]["p99"]
     assert mean < 0.35 < tail
-    assert found["limits"]["ttft"] == {"limit": 0.35, "kept_by_mean": True, "kept_by_p99": False}
-    assert found["limits"]["tpot"]["kept_by_mean"] is False
-    assert found["limits"]["request_latency"] == {"limit": 60.0, "kept_by_mean": True, "kept_by_p99": True}
-    assert found["ttft"] == call_json(*LLAMA, "--tp", 4)["ttft"]
+    assert service["limits"]["ttft"] == {"limit": 0.35, "kept_by_mean": True, "kept_by_p99": False}
+    assert service["limits"]["tpot"]["kept_by_mean"] is False
+    assert service["limits"]["request_latency"] == {"limit": 60.0, "kept_by_mean": True, "kept_by_p99": True}
+    assert service["ttft"] == call_json(*LLAMA, "--tp", 4)["ttft"]
     code, text, _ = call(*words)
     assert code == 0
-    for said in ("ttft 350 ms: its mean keeps it, its p99 is above", "tpot 10 ms: its mean is above", "keep the limits"):
-        assert said in joined(text)
+    for sentence in ("ttft 350 ms: its mean keeps it, its p99 is above", "tpot 10 ms: its mean is above", "keep the limits"):
+        assert sentence in joined(text)
     code, _, error = call(*LLAMA, "--tp", 4, "--ttft", "1s", "--operators")
     assert code == 2
     assert "--ttft: --operators knows no limits" in error
 
 
-def test_what_nobody_said_fits_the_chip(call_json, call):
+def test_unset_options_fit_the_chip(call_json, call):
     words = ["--input-len", "1k", "--output-len", "1k", "--chips", "8", "--concurrency", "8"]
     code, older = json_of(call, "serve", "--model", "deepseek-v3", "--cluster", "dgx-a100", *words)
     assert code == 2
@@ -251,19 +251,19 @@ SEARCH = ["serve", "--search", *JOB, "--allow", "bf16,fp8", "--tpot", "30ms", "-
 
 def test_a_search_under_limits(call_json, call, tmp_path):
     figure = tmp_path / "front.png"
-    found = call_json(*SEARCH, "--top", 3, "--plot", figure)
+    result = call_json(*SEARCH, "--top", 3, "--plot", figure)
     assert figure.stat().st_size > 10_000
     keys = {"num_evaluated", "num_feasible", "rejected", "search_time", "plans", "baselines", "pareto"}
-    assert keys <= set(found)
-    assert found["num_evaluated"] == found["num_feasible"] + sum(found["rejected"].values())
-    best = found["plans"][0]
+    assert keys <= set(result)
+    assert result["num_evaluated"] == result["num_feasible"] + sum(result["rejected"].values())
+    best = result["plans"][0]
     assert best["tpot"]["mean"] <= 0.030
     assert best["ttft"]["mean"] <= 1.0
-    assert [plan["tokens_per_second_per_chip"] for plan in found["plans"]] == sorted(
-        (plan["tokens_per_second_per_chip"] for plan in found["plans"]), reverse=True
+    assert [plan["tokens_per_second_per_chip"] for plan in result["plans"]] == sorted(
+        (plan["tokens_per_second_per_chip"] for plan in result["plans"]), reverse=True
     )
-    users = [point["tokens_per_second_per_user"] for point in found["pareto"]]
-    chips = [point["tokens_per_second_per_chip"] for point in found["pareto"]]
+    users = [point["tokens_per_second_per_user"] for point in result["pareto"]]
+    chips = [point["tokens_per_second_per_chip"] for point in result["pareto"]]
     assert users == sorted(users, reverse=True)
     assert chips == sorted(chips)
     code, text, _ = call(*SEARCH)
@@ -280,11 +280,11 @@ def test_a_plan_without_a_search_that_does_not_fit_has_no_figures(call):
 
 
 def test_workers_of_prompts_and_of_answers(call_json, call):
-    found = call_json(*LLAMA, "--workers", "2x2:1x4")
-    pools = found["plan"]["pools"]
-    assert (pools["prefill_workers"], pools["prefill"]["tp"], pools["decode"]["tp"], found["plan"]["num_chips"]) == (2, 2, 4, 8)
-    assert found["requests_per_second"] * found["request_latency"]["mean"] == pytest.approx(64, rel=1e-3)
-    for words, said in (
+    service = call_json(*LLAMA, "--workers", "2x2:1x4")
+    pools = service["plan"]["pools"]
+    assert (pools["prefill_workers"], pools["prefill"]["tp"], pools["decode"]["tp"], service["plan"]["num_chips"]) == (2, 2, 4, 8)
+    assert service["requests_per_second"] * service["request_latency"]["mean"] == pytest.approx(64, rel=1e-3)
+    for words, message in (
         (("--workers", "2x4"), "3x4:1x8"),
         (("--workers", "2x4:1x4"), "12 chips of 8"),
         (("--workers", "1x4:1x4", "--replicas", "2"), "replicas"),
@@ -297,14 +297,14 @@ def test_workers_of_prompts_and_of_answers(call_json, call):
     ):
         code, _, error = call(*LLAMA, *words)
         assert code == 2
-        assert said in error, error
+        assert message in error, error
 
 
 @pytest.mark.slow
 def test_a_search_for_workers_of_prompts_and_of_answers(call_json, call):
     words = [*SEARCH, "--disaggregated", "--top", 1]
-    found = call_json(*words)
-    best = found["disaggregated"][0]
+    result = call_json(*words)
+    best = result["disaggregated"][0]
     assert best["tpot"]["mean"] <= 0.030
     assert best["plan"]["pools"]["prefill_workers"] >= 1
     assert best["plan"]["num_chips"] + best["idle_chips"] == 8
@@ -323,17 +323,17 @@ def test_limits_that_no_plan_meets(call):
 
 
 @pytest.mark.slow
-def test_steps_that_run_here_beside_their_prediction(call_json, call, monkeypatch):
+def test_steps_that_run_on_this_machine_are_shown_with_their_prediction(call_json, call, monkeypatch):
     pytest.importorskip("torch")
     from perfmodel.verbs import served_run
     from tests.cost.serving.test_executor import HERE
     from tests.execute.jobs import tiny
 
-    original, found = served_run.run_served, []
+    original, kept = served_run.run_served, []
 
     def run_small(model, shapes, *, tp, progress):
-        found.append(found[0] if found else original(tiny("llama"), shapes, tp=tp, calibration=HERE, rounds=1, repeats=2))
-        return found[0]
+        kept.append(kept[0] if kept else original(tiny("llama"), shapes, tp=tp, calibration=HERE, rounds=1, repeats=2))
+        return kept[0]
 
     monkeypatch.setattr(served_run, "run_served", run_small)
     words = ["serve", "--run", "--input-len", "16", "--output-len", "8", "--concurrency", "3"]
@@ -367,9 +367,9 @@ def test_what_a_run_here_cannot_do_is_refused(call, more, words):
 def test_the_fewest_chips_of_a_load(call_json, call):
     words = ["serve", "--search", "--model", "llama-3-8b", "--cluster", "dgx-h100", "--input-len", "512", "--output-len", "256"]
     load = [*words, "--rate", "60", "--tpot", "20ms"]
-    found = call_json(*load, "--top", 1)
-    assert found["plans"][0]["tpot"]["mean"] <= 0.020
-    assert call(*load, "--chips", found["chips"] // 2)[0] == 2
+    result = call_json(*load, "--top", 1)
+    assert result["plans"][0]["tpot"]["mean"] <= 0.020
+    assert call(*load, "--chips", result["chips"] // 2)[0] == 2
     code, _, error = call(*words)
     assert code == 2
     assert "--chips" in error
@@ -380,12 +380,12 @@ MOE_POOLS = ["serve", "--model", "deepseek-v3", "--cluster", "hgx-h200", "--chip
 
 def test_a_disaggregated_search_ends_with_the_best_of_all_that_it_lists(call_json, call):
     words = [*MOE_POOLS, "--search", "--disaggregated", "--ttft", "2s", "--tpot", "50ms", "--top", 2]
-    found = call_json(*words)
-    listed = [*found["plans"], *found["disaggregated"]]
-    assert found["best"]["tokens_per_second_per_chip"] == max(each["tokens_per_second_per_chip"] for each in listed)
-    assert found["best"]["plan"]["pools"] is not None
-    assert len(found["launch"]) == 2
-    assert "fewer tokens than disaggregated" in found["plans"][0]["reason"]
+    result = call_json(*words)
+    listed = [*result["plans"], *result["disaggregated"]]
+    assert result["best"]["tokens_per_second_per_chip"] == max(plan["tokens_per_second_per_chip"] for plan in listed)
+    assert result["best"]["plan"]["pools"] is not None
+    assert len(result["launch"]) == 2
+    assert "fewer tokens than disaggregated" in result["plans"][0]["reason"]
     _, text, _ = call(*words)
     assert text.startswith("The best plan: prefill 1 x")
     assert text.count("kv-transfer-config") == 2
@@ -402,7 +402,7 @@ def test_a_disaggregated_plan_that_a_search_found_can_be_given_again(call_json):
 
 
 def test_what_a_worker_cannot_be_is_refused(call):
-    for workers, said in (
+    for workers, message in (
         ("1x8,tp=3:1x8", "tp=3: must divide the 8 chips"),
         ("1x8:1x8,tq=4", "tq is no degree of a worker; use tp, pp"),
         ("1x8,tp=2,tp=4:1x8", "tp is given twice"),
@@ -413,19 +413,19 @@ def test_what_a_worker_cannot_be_is_refused(call):
     ):
         code, _, error = call(*MOE_POOLS, "--concurrency", 64, "--workers", workers)
         assert code == 2
-        assert said in error, error
+        assert message in error, error
 
 
 def test_fp8_on_a_chip_without_units_for_it_is_weight_only_where_the_engine_has_it(call_json, call):
     words = ["serve", "--model", "llama-3.1-8b", "--cluster", "dgx-a100", "--chips", 1, "--input-len", "1k", "--output-len", 256]
-    found, wide = (call_json(*words, "--concurrency", 4, "--quantization", name) for name in ("fp8", "bf16"))
-    assert found["plan"]["quantization"] == "fp8-weights"
-    assert "--quantization fp8" in found["launch"][0]["command"]
-    assert found["memory"]["weights"] < 0.6 * wide["memory"]["weights"]
-    assert found["tpot"]["mean"] < 0.9 * wide["tpot"]["mean"]
-    assert any("has no products in fp8; weights are widened" in note for note in found["notes"])
+    narrow, wide = (call_json(*words, "--concurrency", 4, "--quantization", name) for name in ("fp8", "bf16"))
+    assert narrow["plan"]["quantization"] == "fp8-weights"
+    assert "--quantization fp8" in narrow["launch"][0]["command"]
+    assert narrow["memory"]["weights"] < 0.6 * wide["memory"]["weights"]
+    assert narrow["tpot"]["mean"] < 0.9 * wide["tpot"]["mean"]
+    assert any("has no products in fp8; weights are widened" in note for note in narrow["notes"])
     best = call_json(*words, "--search", "--allow", "bf16,fp8,w4a8", "--top", 3)
-    assert {each["plan"]["quantization"] for each in best["plans"]} == {"bf16", "fp8-weights"}
+    assert {plan["plan"]["quantization"] for plan in best["plans"]} == {"bf16", "fp8-weights"}
     code, _, error = call(*words, "--quantization", "fp8", "--engine", "tensorrt-llm")
     assert code == 2
     assert "use one of bf16, fp16, int8, int8-weights, w4a16, or another chip" in error
@@ -442,10 +442,10 @@ def test_a_bound_that_does_not_bind_is_searched(call_json):
 
 def test_intervals_of_a_row_count_idle_chips_as_the_row_does(call_json):
     words = ["serve", "--model", "llama-3-8b", "--cluster", "dgx-h100", "--input-len", "1k", "--output-len", 256, "--concurrency", 16]
-    found = call_json(*words, "--chips", 8, "--search", "--tp", 4, "--pp", 1, "--replicas", 1)["best"]
-    assert found["idle_chips"] == 4
-    low, high = found["intervals"]["tokens_per_second"]
-    assert low < found["tokens_per_second_per_chip"] < high
+    service = call_json(*words, "--chips", 8, "--search", "--tp", 4, "--pp", 1, "--replicas", 1)["best"]
+    assert service["idle_chips"] == 4
+    low, high = service["intervals"]["tokens_per_second"]
+    assert low < service["tokens_per_second_per_chip"] < high
 
 
 def test_an_engine_without_intervals_is_searched(call_json):
@@ -474,17 +474,17 @@ def test_several_clusters_and_loads_are_rows_of_one_table(call, call_json, tmp_p
     assert [(row["cluster"], row["chips"], row["concurrency"]) for row in rows[::2]] == [
         ("dgx-h100", "1", "16"), ("dgx-h100", "8", "16"), ("hgx-h200", "1", "16"), ("hgx-h200", "8", "16"),
     ]  # fmt: skip
-    found = call_json(*words)["predictions"]
-    for row, each in zip(rows, found, strict=True):
-        assert float(row["tokens_per_second_per_chip"]) == each["tokens_per_second_per_chip"]
-        assert row["fits"] == str(each["fits"]).lower()
+    predictions = call_json(*words)["predictions"]
+    for row, prediction in zip(rows, predictions, strict=True):
+        assert float(row["tokens_per_second_per_chip"]) == prediction["tokens_per_second_per_chip"]
+        assert row["fits"] == str(prediction["fits"]).lower()
     alone = call_json(*SEVERAL, "--cluster", "hgx-h200", "--chips", 8, "--concurrency", 64)
-    assert found[-1]["ttft"] == alone["ttft"]
-    made = perfmodel.serve_several(
+    assert predictions[-1]["ttft"] == alone["ttft"]
+    served = perfmodel.serve_several(
         model="llama-3.3-70b", cluster=["dgx-h100", "hgx-h200"], chips=8, input_len=1024, output_len=1024, concurrency=[16, 64]
     )
-    assert [each.asked for each in made][1] == {"cluster": "dgx-h100", "concurrency": 64}
-    assert made[-1].prediction.ttft.mean == alone["ttft"]["mean"]
+    assert [answer.asked for answer in served][1] == {"cluster": "dgx-h100", "concurrency": 64}
+    assert served[-1].prediction.ttft.mean == alone["ttft"]["mean"]
 
 
 def test_what_cannot_be_among_several_is_named_and_the_others_are_shown(call):
@@ -492,7 +492,7 @@ def test_what_cannot_be_among_several_is_named_and_the_others_are_shown(call):
     code, text, _ = call(*words, "--tp", "3,4,8")
     assert code == 0
     assert "not predicted: tp=3: must divide the 64 attention heads" in text
-    for more, said in (
+    for more, message in (
         (("--tp", "3,5"), "tp=3: must divide"),
         (("--tp", "4,8", "--operators"), "--operators: takes one cluster, one load"),
         (("--tp", "4", "--concurrency", "1,024"), "write 1024 for one number"),
@@ -500,7 +500,7 @@ def test_what_cannot_be_among_several_is_named_and_the_others_are_shown(call):
     ):
         code, _, error = call(*[word for word in words if not (more[0] == "--chips" and word in ("--chips", 8))], *more)
         assert code == 2
-        assert said in error, error
+        assert message in error, error
     assert call(*SEVERAL, "--cluster", "dgx-h100", "--chips", "1,2", "--tp", "1")[0] == 2  # none fits
 
 
@@ -513,8 +513,8 @@ def test_cost_needs_no_search_and_counts_idle_chips(call_json, call):
     idle = call_json(*words, "--price", "1.5", "--tp", 4, "--replicas", 1)
     assert idle["cost_per_million_tokens"] == pytest.approx(2 * 1.5 / 3600 / idle["tokens_per_second_per_chip"] * 1e6)
     assert "1.50 USD an hour for a chip" in call(*words, "--price", "1.5")[1]
-    found = call_json(*words, "--price", "1.5", "--search", "--objective", "cost", "--top", 1)
-    assert found["price_per_hour"] == 1.5
+    search = call_json(*words, "--price", "1.5", "--search", "--objective", "cost", "--top", 1)
+    assert search["price_per_hour"] == 1.5
     code, _, error = call(*words, "--price", "none")
     assert code == 2
     assert "price=none: must be a positive number of USD" in error
@@ -546,9 +546,9 @@ def test_searches_on_several_clusters_are_rows_of_their_best_plans(call, call_js
     assert max(len(line) for line in text.splitlines() if not line.startswith("no plan:")) <= 100
     assert text.count("no plan\n") == 2
     assert "no plan: chips=1: no plan of llama-3.3-70b fits" in text
-    found = call_json(*words, "--chips", 8)["searches"]
+    searches = call_json(*words, "--chips", 8)["searches"]
     alone = call_json(*words[:words.index("--cluster")], "--cluster", "hgx-h200", *words[words.index("--ttft"):], "--chips", 8)  # fmt: skip
-    assert found[1]["best"] == alone["best"]
+    assert searches[1]["best"] == alone["best"]
     rows = list(csv.DictReader((tmp_path / "best.csv").read_text().splitlines()))
     assert float(rows[1]["tokens_per_second_per_chip"]) == alone["best"]["tokens_per_second_per_chip"]
     _, text, _ = call(*words, "--rate", "2,8")  # the fewest chips of each
@@ -571,13 +571,13 @@ def test_a_search_that_finds_nothing_names_changes_under_which_it_finds_a_plan(w
 
 
 def test_the_front_marks_the_best_of_all_plans_and_no_label_covers_another(tmp_path):
-    found = perfmodel.find_serving(
+    search = perfmodel.find_serving(
         model="llama-3.3-70b", cluster="dgx-h100", chips=16, input_len=4096, output_len=1024, ttft="2s", tpot="50ms", disaggregated=True
     )
-    figure = front_figure(found, "front")
+    figure = front_figure(search, "front")
     (axes,) = figure.axes
-    star = axes.collections[-1 - sum(bool(each.plans) for each in found.baselines)].get_offsets()[0]
-    assert star[1] == pytest.approx(found.best.tokens_per_second_per_chip)
+    star = axes.collections[-1 - sum(bool(baseline.plans) for baseline in search.baselines)].get_offsets()[0]
+    assert star[1] == pytest.approx(search.best.tokens_per_second_per_chip)
     figure.canvas.draw()
     boxes = [text.get_window_extent() for text in axes.texts if text.get_rotation() == 0]
     assert boxes

@@ -16,7 +16,7 @@ MODEL = Path(perfmodel.workload.models.__file__).parent / "models" / "gpt2.json"
 SMALL = ("--size", "image=67", "--size", "hidden=256", "--batch", "8")
 
 
-def test_a_network_has_its_best_plan_beside_common_ones(call):
+def test_a_network_has_its_best_plan_and_common_ones(call):
     code, out, _ = call("shard", "alexnet", "--cluster", "pase-1080ti", "--chips", "32")
     assert code == 0
     for words in ("each search proved", "data parallel", "one weird trick", "conv1 ", "fc6 ", "b 4x8", "no plan can take less than"):
@@ -25,32 +25,32 @@ def test_a_network_has_its_best_plan_beside_common_ones(call):
 
 @pytest.mark.slow
 def test_json_is_complete_and_adds_up(call_json):
-    found = call_json("shard", "resnet50", "--cluster", "dgx-h100", "--chips", "16", "--precision", "bf16-mixed")
-    best = found["best"]
+    result = call_json("shard", "resnet50", "--cluster", "dgx-h100", "--chips", "16", "--precision", "bf16-mixed")
+    best = result["best"]
     assert sum(best["parts"].values()) == pytest.approx(best["step_time"])
     assert sum(size for name, size in best["memory"].items() if name != "total") == pytest.approx(best["memory"]["total"])
-    assert found["is_proved"] is True
-    assert found["lower_bound"] <= best["step_time"]
-    assert all(best["step_time"] <= other["step_time"] * (1 + 1e-9) for other in found["strategies"].values())
-    assert len(best["plan"]["assignment"]["shardings"]) == found["num_operators"]
+    assert result["is_proved"] is True
+    assert result["lower_bound"] <= best["step_time"]
+    assert all(best["step_time"] <= other["step_time"] * (1 + 1e-9) for other in result["strategies"].values())
+    assert len(best["plan"]["assignment"]["shardings"]) == result["num_operators"]
 
 
 def test_a_saved_plan_reads_back_and_predicts_the_same(call_json, tmp_path):
     path = tmp_path / "plan.yaml"
-    found = call_json("shard", "alexnet", "--cluster", "pase-2080ti", "--chips", "8", *SMALL, "--save", str(path))
+    result = call_json("shard", "alexnet", "--cluster", "pase-2080ti", "--chips", "8", *SMALL, "--save", str(path))
     plan = read_plan(path)
-    assert plan_to_dict(plan) == found["best"]["plan"] | {"calibration": ""}  # the best known where the plan is read
+    assert plan_to_dict(plan) == result["best"]["plan"] | {"calibration": ""}  # the best known where the plan is read
     assert plan_from_dict(plan_to_dict(plan)) == plan
-    assert predict_network_plan(path).step_time == pytest.approx(found["best"]["step_time"], rel=1e-12)
+    assert predict_network_plan(path).step_time == pytest.approx(result["best"]["step_time"], rel=1e-12)
 
 
 def test_a_saved_plan_holds_what_predicts_it_again(call, call_json, tmp_path):
     path = tmp_path / "plan.yaml"
     job = ("alexnet", "--cluster", "dgx-h100", "--chips", "8", *SMALL, "--microbatches", "2", "--zero", "1", "--optimizer", "momentum")
-    found = call_json("shard", *job, "--precision", "fp32", "--profile", "torch-fsdp2", "--calibration", "spec-sheet", "--save", str(path))
+    result = call_json("shard", *job, "--precision", "fp32", "--profile", "torch-fsdp2", "--calibration", "spec-sheet", "--save", str(path))
     again = call_json("predict", path)
-    assert again["step_time"] == pytest.approx(found["best"]["step_time"], rel=1e-12)
-    assert again["plan"] == found["best"]["plan"]
+    assert again["step_time"] == pytest.approx(result["best"]["step_time"], rel=1e-12)
+    assert again["plan"] == result["best"]["plan"]
     assert call_json("predict", path, "--calibration", "h100")["step_time"] != pytest.approx(again["step_time"], rel=1e-3)
     code, out, _ = call("predict", path, "--cluster", "dgx-a100")
     assert code == 0
@@ -67,16 +67,16 @@ def test_a_saved_plan_holds_what_predicts_it_again(call, call_json, tmp_path):
         assert error.count("\n") == 1
         assert "plan" in error
     assert call_json("explain", path)["step_time"] == again["step_time"]
-    assert [each["step_time"] for each in call_json("compare", path, path)["plans"]] == [again["step_time"]] * 2
+    assert [row["step_time"] for row in call_json("compare", path, path)["plans"]] == [again["step_time"]] * 2
 
 
 def test_every_zero_stage_is_searched_though_memory_does_not_bind(call, call_json):
     job = ("gpt2", "--cluster", "dgx-h100", "--chips", "8", "--batch", "64", "--size", "layers=2")
-    found = call_json("shard", *job)
-    each = [call_json("shard", *job, "--zero", stage) for stage in (0, 1, 3)]
-    assert found["best"]["step_time"] == min(one["best"]["step_time"] for one in each)
-    assert found["lower_bound"] == min(one["lower_bound"] for one in each)
-    assert found["zero_searched"] == [0, 1, 3]
+    result = call_json("shard", *job)
+    stages = [call_json("shard", *job, "--zero", stage) for stage in (0, 1, 3)]
+    assert result["best"]["step_time"] == min(one["best"]["step_time"] for one in stages)
+    assert result["lower_bound"] == min(one["lower_bound"] for one in stages)
+    assert result["zero_searched"] == [0, 1, 3]
 
 
 def test_a_framework_without_a_fused_kernel_has_scores_as_tensors_and_the_plan_says_so(call, call_json, tmp_path):
@@ -96,13 +96,13 @@ def test_a_config_json_is_sharded_as_the_model_and_the_plan_finds_it_again(call_
     config.write_bytes(MODEL.read_bytes())
     monkeypatch.chdir(tmp_path)
     job = ("--cluster", "dgx-h100", "--chips", "2", "--batch", "8", "--size", "layers=2", "--zero", "1", "--profile", "megatron")
-    found, shipped = call_json("shard", "mine.json", *job, "--save", str(path)), call_json("shard", "gpt2", *job)
-    assert found["best"]["step_time"] == shipped["best"]["step_time"]
+    mine, shipped = call_json("shard", "mine.json", *job, "--save", str(path)), call_json("shard", "gpt2", *job)
+    assert mine["best"]["step_time"] == shipped["best"]["step_time"]
     # the framework's dropout is in it, as in `predict`
-    assert found["best"]["plan"]["job"]["model"]["network"] == str(config)
-    assert found["best"]["plan"]["job"]["model"]["sizes"] == {"dropout": True, "layers": 2}
+    assert mine["best"]["plan"]["job"]["model"]["network"] == str(config)
+    assert mine["best"]["plan"]["job"]["model"]["sizes"] == {"dropout": True, "layers": 2}
     monkeypatch.chdir("/")
-    assert call_json("predict", str(path))["step_time"] == found["best"]["step_time"]
+    assert call_json("predict", str(path))["step_time"] == mine["best"]["step_time"]
 
 
 def test_a_plan_of_operators_that_the_network_no_longer_has_says_so(call, tmp_path):
@@ -117,13 +117,13 @@ def test_a_plan_of_operators_that_the_network_no_longer_has_says_so(call, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_time_limit_is_said_with_the_gap(call, call_json):
+def test_a_time_limit_is_reported_with_the_gap(call, call_json):
     job = ("gpt2", "--cluster", "dgx-h100", "--chips", "16", "--time-limit", "0.001")
-    found = call_json("shard", *job)
-    assert found["cut_off"] == "time limit"
-    assert found["zero_searched"] == [0]
-    assert found["lower_bound"] <= found["best"]["step_time"]
-    assert found["gap"] > 0 or found["is_proved"]
+    result = call_json("shard", *job)
+    assert result["cut_off"] == "time limit"
+    assert result["zero_searched"] == [0]
+    assert result["lower_bound"] <= result["best"]["step_time"]
+    assert result["gap"] > 0 or result["is_proved"]
     _, out, _ = call("shard", *job)
     assert "cut off by the time limit" in joined(out)
     _, out, _ = call("shard", *job, "--stages", "2", "--microbatches", "4", "--batch", "64", "--size", "layers=2")
@@ -131,8 +131,8 @@ def test_a_time_limit_is_said_with_the_gap(call, call_json):
 
 
 def test_the_papers_cost_gives_the_papers_optimum(call, call_json):
-    found = call_json("shard", "alexnet", "--chips", "8", "--cost", "pase")
-    assert found["cost_flops"] == 97098296512
+    result = call_json("shard", "alexnet", "--chips", "8", "--cost", "pase")
+    assert result["cost_flops"] == 97098296512
     code, out, _ = call("shard", "rnnlm", "--chips", "8", "--cost", "pase")
     assert code == 0
     assert "proved" in out
@@ -148,9 +148,9 @@ def test_a_pipeline_has_stages_and_a_bound(call, call_json, tmp_path):
     again = call_json("predict", path)
     assert f"step time  {format_time(again['step_time'])};" in out
     assert len(read_plan(path).cuts.stages) == 2
-    found = call_json("shard", *job, "--stages", "auto")
-    assert found["lower_bound"] <= found["step_time"]
-    assert sum(found["parts"].values()) == pytest.approx(found["step_time"])
+    result = call_json("shard", *job, "--stages", "auto")
+    assert result["lower_bound"] <= result["step_time"]
+    assert sum(result["parts"].values()) == pytest.approx(result["step_time"])
     code, _, error = call("run", str(path), "--strategies")
     assert code == 2
     assert "strategies=yes: are plans of one stage, this one has several; leave it out" in error
@@ -289,14 +289,14 @@ def test_networks_are_listed_with_their_sizes(call, call_json):
 
 
 @pytest.mark.slow
-def test_a_saved_plan_runs_here_beside_common_strategies(call, call_json, tmp_path):
+def test_a_saved_plan_runs_on_this_machine_with_common_strategies(call, call_json, tmp_path):
     path = tmp_path / "plan.yaml"
     call_json("shard", "alexnet", "--cluster", "localhost", "--chips", "2", *SMALL, "--save", str(path))
     code, out, _ = call("run", str(path), "--strategies", "--steps", "2", "--warmup", "1", "--calibration", "spec-sheet", "--json")
     assert code == 0
-    found = json.loads(out)
-    assert [plan["name"] for plan in found["plans"]] == ["this plan", "data parallel", "one weird trick"]
-    for plan in found["plans"]:
+    result = json.loads(out)
+    assert [plan["name"] for plan in result["plans"]] == ["this plan", "data parallel", "one weird trick"]
+    for plan in result["plans"]:
         assert plan["step_time"] > 0
         assert plan["gradient_error"] < 1e-4
     assert Path(path).exists()
@@ -304,8 +304,8 @@ def test_a_saved_plan_runs_here_beside_common_strategies(call, call_json, tmp_pa
 
 def test_a_network_is_charged_the_launches_of_its_kernels_and_no_constant_of_a_training_loop(call_json):
     """12.8 ms of any step, measured in loops of language models, were 40 % of AlexNet's on eight GTX 1080 Ti."""
-    found = call_json("shard", "alexnet", "--cluster", "pase-1080ti", "--chips", 8)
-    parts = found["best"]["parts"]
+    result = call_json("shard", "alexnet", "--cluster", "pase-1080ti", "--chips", 8)
+    parts = result["best"]["parts"]
     assert parts["host"] < 0.05 * sum(parts.values())
 
 

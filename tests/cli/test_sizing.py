@@ -10,14 +10,14 @@ RUN = (*JOB, "--cluster", "dgx-h100,dgx-b200", "--chips", "8..32", "--tokens", "
 
 
 def test_the_front_with_the_cheapest_in_time_and_the_fastest_in_the_budget(call, call_json, tmp_path):
-    found = call_json(*RUN, "--by", "100d", "--budget", "100k")
-    runs, front = found["runs"], found["front"]
+    result = call_json(*RUN, "--by", "100d", "--budget", "100k")
+    runs, front = result["runs"], result["front"]
     assert len(runs) == 6
-    assert [each["run"]["wall_days"] for each in runs] == sorted(each["run"]["wall_days"] for each in runs)
-    in_time = [each for each in runs if each["run"]["wall_days"] <= 100]
-    assert runs[found["cheapest"]]["run"]["cost"] == min(each["run"]["cost"] for each in in_time)
-    assert found["best"] == found["cheapest"]
-    assert {found["cheapest"], found["fastest"]} <= set(front)
+    assert [case["run"]["wall_days"] for case in runs] == sorted(case["run"]["wall_days"] for case in runs)
+    in_time = [case for case in runs if case["run"]["wall_days"] <= 100]
+    assert runs[result["cheapest"]]["run"]["cost"] == min(case["run"]["cost"] for case in in_time)
+    assert result["best"] == result["cheapest"]
+    assert {result["cheapest"], result["fastest"]} <= set(front)
     figure, plan = tmp_path / "front.svg", tmp_path / "plan.yaml"
     code, out, _ = call(*RUN, "--by", "100d", "--budget", "100k", "--plot", str(figure), "--save", str(plan))
     assert code == 0
@@ -25,7 +25,7 @@ def test_the_front_with_the_cheapest_in_time_and_the_fastest_in_the_budget(call,
     assert "fastest for 100,000 USD" in out
     assert "1T tokens" in out
     assert figure.read_text().startswith("<?xml")
-    assert f"num_chips: {runs[found['best']]['chips']}" in plan.read_text()
+    assert f"num_chips: {runs[result['best']]['chips']}" in plan.read_text()
 
 
 def test_rows_have_the_run(call):
@@ -50,7 +50,7 @@ def test_a_search_by_cost_has_its_column_and_orders_the_clusters(call, call_json
     code, out, _ = call(*RUN, "--objective", "cost")
     assert code == 0
     assert "run USD" in out
-    values = [each["plans"][0]["objective_value"] for each in call_json(*RUN, "--objective", "cost")["searches"]]
+    values = [search["plans"][0]["objective_value"] for search in call_json(*RUN, "--objective", "cost")["searches"]]
     assert values == sorted(values)
     one = call_json(*JOB, "--cluster", "dgx-h100", "--chips", "8", "--tokens", "1T", "--objective", "energy")
     assert one["objective"] == "energy"

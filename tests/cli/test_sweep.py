@@ -33,10 +33,10 @@ def test_a_study_becomes_a_table(call, study, tmp_path):
 
 
 def test_the_object_counts_points(call_json, study):
-    found = call_json("sweep", study, "--jobs", 1, "--out", "a.csv")
-    assert [found[name] for name in ("num_points", "num_computed", "num_failed", "num_rows", "out")] == [4, 4, 1, 4, "a.csv"]
-    assert (found["verb"], found["varied"]) == ("predict", ["chips", "tp"])
-    assert [each["num_points"] for each in found["reasons"]] == [1]
+    result = call_json("sweep", study, "--jobs", 1, "--out", "a.csv")
+    assert [result[name] for name in ("num_points", "num_computed", "num_failed", "num_rows", "out")] == [4, 4, 1, 4, "a.csv"]
+    assert (result["verb"], result["varied"]) == ("predict", ["chips", "tp"])
+    assert [reason["num_points"] for reason in result["reasons"]] == [1]
 
 
 def test_the_csv_form_is_the_table(call, study, tmp_path):
@@ -53,7 +53,7 @@ def test_a_study_without_any_result_is_written_and_ends_with_2(call, study, tmp_
 
 
 @pytest.mark.parametrize(
-    ("change", "arguments", "said"),
+    ("change", "arguments", "message"),
     [
         (("chips:", "chps:"), [], "study.yaml: axes.chps: predict has no such argument; did you mean 'chips'"),
         (("version: 1", "version: one"), [], "study.yaml: version='one': must be a whole number"),
@@ -62,12 +62,12 @@ def test_a_study_without_any_result_is_written_and_ends_with_2(call, study, tmp_
         (("", ""), ["--out", "a.txt"], "out=a.txt: must end in .parquet or .csv"),
     ],
 )
-def test_bad_input_is_one_sentence_and_leaves_nothing(call, study, tmp_path, change, arguments, said):
+def test_bad_input_is_one_sentence_and_leaves_nothing(call, study, tmp_path, change, arguments, message):
     study.write_text(STUDY.replace(*change))
     before = sorted(tmp_path.rglob("*"))
     code, out, err = call("sweep", study, *(arguments if "--jobs" in arguments else ["--jobs", 1, *arguments]))
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert said in err
+    assert message in err
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -28,17 +28,17 @@ def test_a_file_holds_one_rank_of_each_stage(call, call_json, plan, tmp_path):
     assert (code, err) == (0, "")
     assert "rank  stage  spans" in out
     predicted = call_json("predict", plan)
-    found = call_json("trace", plan, "--out", "trace.json")
-    assert [(each["rank"], each["stage"]) for each in found["ranks"]] == [(0, 0), (4, 1)]
-    assert any(each["parts"] == pytest.approx(predicted["parts"], abs=1e-12) for each in found["ranks"])
-    assert found["step_time"] == predicted["step_time"]
-    for each in found["ranks"]:
+    result = call_json("trace", plan, "--out", "trace.json")
+    assert [(rank["rank"], rank["stage"]) for rank in result["ranks"]] == [(0, 0), (4, 1)]
+    assert any(rank["parts"] == pytest.approx(predicted["parts"], abs=1e-12) for rank in result["ranks"])
+    assert result["step_time"] == predicted["step_time"]
+    for rank in result["ranks"]:
         times, numbers = Counter(), Counter()
         for event in events(tmp_path / "trace.json", "X"):
-            if event["pid"] == each["rank"] and not event["args"].get("hidden"):
+            if event["pid"] == rank["rank"] and not event["args"].get("hidden"):
                 times[event["args"]["part"]] += event["dur"] * 1e-6
                 numbers[event["args"]["part"]] += 1
-        for part, time in each["parts"].items():
+        for part, time in rank["parts"].items():
             assert times[part] == pytest.approx(time, abs=1e-9 * (numbers[part] + 1))
 
 
@@ -94,10 +94,10 @@ def test_bad_input_is_one_sentence(call, plan, arguments, sentence):
 def test_a_predicted_trace_read_as_a_measured_one_is_its_prediction(call, call_json, plan):
     assert call("trace", plan, "--out", "traces")[0] == 0
     files = [word for rank in (0, 4) for word in ("--measured", f"traces/rank{rank}.json.gz")]
-    found = call_json("trace", *files, "--plan", plan)
-    assert found["step_time"]["measured"] == pytest.approx(found["step_time"]["predicted"], rel=1e-6)
-    for each in found["parts"]:
-        assert each["measured"] == pytest.approx(each["predicted"], abs=1e-3 * found["step_time"]["predicted"]), each["part"]
+    comparison = call_json("trace", *files, "--plan", plan)
+    assert comparison["step_time"]["measured"] == pytest.approx(comparison["step_time"]["predicted"], rel=1e-6)
+    for part in comparison["parts"]:
+        assert part["measured"] == pytest.approx(part["predicted"], abs=1e-3 * comparison["step_time"]["predicted"]), part["part"]
     code, out, err = call("trace", *files, "--plan", plan)
     assert (code, err) == (0, "")
     assert "no part differs by more than 0.5 % of the step" in " ".join(out.split())
@@ -122,9 +122,9 @@ def test_a_trace_of_a_rank_that_the_plan_lacks_is_refused(call, plan, tmp_path):
 def test_a_plan_of_a_network_is_drawn(call, call_json):
     network = ["shard", "alexnet", "--cluster", "dgx-h100", "--chips", 4, "--batch", 64]
     assert call(*network, "--stages", 2, "--save", "net.yaml")[0] == 0
-    found = call_json("trace", "net.yaml", "--out", "net.json")
-    assert len(found["ranks"]) == 2
-    assert all(sum(each["parts"].values()) == found["step_time"] for each in found["ranks"])
+    result = call_json("trace", "net.yaml", "--out", "net.json")
+    assert len(result["ranks"]) == 2
+    assert all(sum(rank["parts"].values()) == result["step_time"] for rank in result["ranks"])
 
 
 def test_the_largest_difference_is_named(call, call_json, plan, tmp_path):
@@ -132,10 +132,10 @@ def test_the_largest_difference_is_named(call, call_json, plan, tmp_path):
     content = json.loads((tmp_path / "trace.json").read_text())
     content["traceEvents"] = [event for event in content["traceEvents"] if not event["name"].startswith("flash_attention")]
     (tmp_path / "trace.json").write_text(json.dumps(content))
-    found = call_json("trace", plan, "--measured", "trace.json")
-    assert "the largest unexplained part is idle: measured" in found["summary"]
+    comparison = call_json("trace", plan, "--measured", "trace.json")
+    assert "the largest unexplained part is idle: measured" in comparison["summary"]
     alone = call_json("trace", "--measured", "trace.json")
-    assert [set(each) for each in alone["parts"]] == [{"part", "measured"}] * len(found["parts"])
+    assert [set(part) for part in alone["parts"]] == [{"part", "measured"}] * len(comparison["parts"])
     assert "measured step of" in call("trace", "--measured", "trace.json")[1]
 
 
@@ -166,10 +166,10 @@ def test_a_memory_snapshot_is_compared_with_the_predicted_memory(call, call_json
     assert (code, err) == (0, "")
     assert "peak in tensors 0.22 GiB, predicted" in out
     assert "job/model.py:42 forward" in out
-    found = call_json("trace", "--measured", "snapshot.pickle", "--plan", plan)
+    comparison = call_json("trace", "--measured", "snapshot.pickle", "--plan", plan)
     predicted = call_json("predict", plan)["memory"]
-    assert {name: found["predicted"][name] for name in predicted} == predicted
-    assert found["measured"]["allocated"] == found["snapshots"][0]["allocated"] == 230 * 2**20
+    assert {name: comparison["predicted"][name] for name in predicted} == predicted
+    assert comparison["measured"]["allocated"] == comparison["snapshots"][0]["allocated"] == 230 * 2**20
     alone = call_json("trace", "--measured", "snapshot.pickle")
     assert "predicted" not in alone
     assert "measured peak of 230.0 MiB in tensors" in call("trace", "--measured", "snapshot.pickle")[1]
@@ -193,8 +193,8 @@ def test_a_memory_snapshot_takes_no_options_of_traces(call, tmp_path, arguments,
 
 @pytest.mark.parametrize("word", [("--profile", "deepspeed"), ("--calibration", "spec-sheet"), ("--setting", "compile=true")])
 def test_what_is_assumed_holds_for_the_trace_and_the_export_of_a_plan_file(call_json, call, word):
-    stated, own = call_json("predict", "fsdp", *word)["step_time"], call_json("predict", "fsdp")["step_time"]
-    assert stated != own
+    stated, unstated = call_json("predict", "fsdp", *word)["step_time"], call_json("predict", "fsdp")["step_time"]
+    assert stated != unstated
     assert call_json("trace", "fsdp", *word)["step_time"] == pytest.approx(stated, rel=1e-9)
     code, _, error = call("export", "fsdp", "--to", "torchtitan", word[0], "no-such=1")
     assert code == 2

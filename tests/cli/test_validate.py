@@ -41,21 +41,21 @@ def test_everything_is_printed_and_written(call, cases, tmp_path):
     assert len(list((tmp_path / "plots").iterdir())) == 3
 
 
-def test_by_source_is_what_is_shown_if_nothing_is_said(call, cases):
+def test_by_source_is_the_default(call, cases):
     code, out, _ = call("validate", cases)
     assert code == 0
     assert "Errors by source" in out
     assert "is in it, scored runs aside (--skip-broken-nvlink leaves it out)" in joined(out)
 
 
-def test_settings_that_nothing_is_known_of_are_told_once(call, call_json, tmp_path):
+def test_unknown_settings_are_reported_once(call, call_json, tmp_path):
     cases = write(tmp_path / "odd.jsonl", [changed(settings={"fused_rms": True}), changed(settings={"fused_rms": 3, "compile": "perhaps"})])
     line = "settings that nothing is known of, passed over: fused_rms (2 runs), compile=perhaps (1 runs); did you mean 'fused_rmsnorm' or"
     assert joined(call("validate", cases)[1]).count(line) == 1
     assert call_json("validate", cases)["settings_passed_over"] == {"fused_rms": 2, "compile=perhaps": 1}
 
 
-def test_which_kind_of_mistake_about_memory_cannot_be_seen_is_said(call, cases, tmp_path):
+def test_undetectable_kinds_of_memory_error_are_reported(call, cases, tmp_path):
     assert "is not known; give a file" not in call("validate", cases)[1]
     ran = write(tmp_path / "ran.jsonl", sweep())
     assert "None of these runs ran out of memory" in call("validate", ran)[1]
@@ -66,14 +66,14 @@ def test_which_kind_of_mistake_about_memory_cannot_be_seen_is_said(call, cases, 
 
 
 def test_the_object_has_the_same_numbers(call_json, cases):
-    found = call_json("validate", cases, "--by", "chip,tier")
-    assert set(found["by"]) == {"chip", "tier"}
-    assert found["choices"]["overall"]["num_plans"] == 6
-    assert found["choices"]["num_broken_nvlink"] == 1
-    assert found["scored"]["num_runs"] == found["scored"]["overall"]["num_times"] == 6
-    assert found["scored"]["choices"]["overall"]["num_plans"] == 5
-    assert [each["name"] for each in found["source_fits"]] == ["nanotron", "oom"]
-    assert found["kinds"] == {"training": 6, "out of memory": 1, "inference": 1}
+    result = call_json("validate", cases, "--by", "chip,tier")
+    assert set(result["by"]) == {"chip", "tier"}
+    assert result["choices"]["overall"]["num_plans"] == 6
+    assert result["choices"]["num_broken_nvlink"] == 1
+    assert result["scored"]["num_runs"] == result["scored"]["overall"]["num_times"] == 6
+    assert result["scored"]["choices"]["overall"]["num_plans"] == 5
+    assert [source["name"] for source in result["source_fits"]] == ["nanotron", "oom"]
+    assert result["kinds"] == {"training": 6, "out of memory": 1, "inference": 1}
 
 
 def test_a_tier_alone(call_json, tmp_path):
@@ -125,11 +125,11 @@ def test_labels_of_lone_surrogates_keep_the_table(call, tmp_path):
 
 def test_a_framework_may_be_assumed_for_every_case_or_hidden(call, call_json, tmp_path):
     path = write(tmp_path / "runs.jsonl", sweep())
-    stated, own, other, hidden = (
+    stated, named, other, hidden = (
         call_json("validate", path, *flags)["overall"]["median"]
         for flags in ([], ["--profile", "nanotron"], ["--profile", "megatron"], ["--hide-framework"])
     )
-    assert own == stated
+    assert named == stated
     assert len({stated, other, hidden}) == 3
     own_file = tmp_path / "mine.yaml"
     call("fit", path, "--save", own_file)

@@ -1,4 +1,4 @@
-"""What needs torch says so in one sentence where there is none."""
+"""Commands that need torch report that in one sentence where it is not installed."""
 
 import importlib.util
 

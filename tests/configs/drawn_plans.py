@@ -76,20 +76,20 @@ def draw_plan(framework: str, rng: random.Random) -> Plan:
     profile, knobs = FRAMEWORKS[framework]
     while True:
         model = load_model(rng.choice(MODELS))
-        found = {name: rng.choice(values) for name, values in knobs.items()}
+        values = {name: rng.choice(values) for name, values in knobs.items()}
         chips, micro = rng.choice((8, 16, 64)), rng.choice((1, 2, 4))
-        virtual = rng.choice((1, 1, 2)) if found["pp"] > 1 and framework in (*TITAN, *MEGATRON) else 1
-        if framework in (*TRAINERS, "deepspeed") or (framework == "nemo-automodel" and found["tp"] > 1):
-            found["sequence_parallel"] = False if found["tp"] > 1 else None
-        if rng.random() < 0.3 and found["zero"] in (2, 3) and framework in (*TITAN, *TRAINERS, "nemo-automodel", "maxtext"):
-            found["dp_replicate"] = 2
+        virtual = rng.choice((1, 1, 2)) if values["pp"] > 1 and framework in (*TITAN, *MEGATRON) else 1
+        if framework in (*TRAINERS, "deepspeed") or (framework == "nemo-automodel" and values["tp"] > 1):
+            values["sequence_parallel"] = False if values["tp"] > 1 else None
+        if rng.random() < 0.3 and values["zero"] in (2, 3) and framework in (*TITAN, *TRAINERS, "nemo-automodel", "maxtext"):
+            values["dp_replicate"] = 2
         if model.experts is not None and framework in (*TITAN, *MEGATRON):
-            found["ep"] = rng.choice((1, 2, 4))
+            values["ep"] = rng.choice((1, 2, 4))
         train = rng.choice(TRAINS.get(framework, ("full",)))
         settings = {name: rng.choice(values) for name, values in SETTINGS.get(framework, {}).items() if rng.random() < 0.3}
-        if framework in TRAINERS and found["zero"] and rng.random() < 0.2:
-            settings |= {"optimizer_offload": True} | ({"parameter_offload": True} if found["zero"] == 3 else {})
-        if found["cp"] == 1:
+        if framework in TRAINERS and values["zero"] and rng.random() < 0.2:
+            settings |= {"optimizer_offload": True} | ({"parameter_offload": True} if values["zero"] == 3 else {})
+        if values["cp"] == 1:
             settings.pop("cp_form", None)
         precision, optimizer = rng.choice(PRECISIONS[framework]), rng.choice(OPTIMIZERS.get(framework, ("adamw",)))
         if framework == "nanotron" and optimizer == "sgd":
@@ -100,7 +100,7 @@ def draw_plan(framework: str, rng: random.Random) -> Plan:
             assumed = stated(profile, read_settings(settings))
             return make_plan(
                 job, cluster="dgx-b200", num_chips=chips, micro_batch=micro, virtual_stages=virtual, profile=assumed,
-                **{name: value for name, value in found.items() if value is not None},
+                **{name: value for name, value in values.items() if value is not None},
             )  # fmt: skip
         except InputError:
             continue

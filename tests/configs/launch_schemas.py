@@ -20,5 +20,5 @@ def check(document, name):
 
 def documents_of(exported):
     """The YAML documents of the launch file of an export."""
-    found = yaml.safe_load(exported.files[exported.script])
-    return found["items"] if found.get("kind") == "List" else [found]
+    document = yaml.safe_load(exported.files[exported.script])
+    return document["items"] if document.get("kind") == "List" else [document]

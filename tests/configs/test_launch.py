@@ -21,7 +21,9 @@ LAUNCHERS = [name for name, launcher in load_launchers().items() if not launcher
 def plan(request):
     rng = random.Random(7)
     return request.param, next(
-        each for each in iter(lambda: draw_plan(request.param, rng), None) if each.num_chips > 8 and writes(request.param, each)
+        drawn_plan
+        for drawn_plan in iter(lambda: draw_plan(request.param, rng), None)
+        if drawn_plan.num_chips > 8 and writes(request.param, drawn_plan)
     )
 
 
@@ -83,7 +85,7 @@ def test_a_trainjob_has_its_config_in_a_configmap(plan):
     assert job["spec"]["trainer"]["numNodes"] == wanted.num_chips // 8
     assert job["spec"]["trainer"]["resourcesPerNode"]["limits"] == {"nvidia.com/gpu": 8}
     files = export_plan(wanted, to=framework).files
-    assert [each["data"] for each in maps] == [each for each in ({name: files[name] for name in files if name != "plan.sh"},) if each]
+    assert [entry["data"] for entry in maps] == [data for data in ({name: files[name] for name in files if name != "plan.sh"},) if data]
     assert ("runtimePatches" in job["spec"]) == bool(maps)
     assert len(exported.files) == 1
 

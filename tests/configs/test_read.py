@@ -61,8 +61,8 @@ MISSING = {
 def test_a_configuration_says_what_an_expert_reads_in_it(folder):
     wanted, setup = expected(folder), read_setup(launched(folder))
     assert setup.framework == FRAMEWORKS.get(wanted["framework"], wanted["framework"])
-    found = {name: setup.facts.get(fact) for name, fact in FACTS.items()}
-    assert found == {name: None if wanted[name] == "unknown" else wanted[name] for name in FACTS}
+    facts = {name: setup.facts.get(fact) for name, fact in FACTS.items()}
+    assert facts == {name: None if wanted[name] == "unknown" else wanted[name] for name in FACTS}
     for name in SIZES:
         if name in (wanted.get("model") or {}):
             assert setup.facts[f"model.{name}"] == wanted["model"][name], name
@@ -107,8 +107,8 @@ def test_every_key_is_read_or_listed(folder):
     """Test data have few keys of which nothing is known; all of them are named."""
     setup = read_setup(launched(folder))
     assert setup.num_unknown <= 1
-    told = " ".join(described(setup, verbose=True))
-    assert all(key in told for key in setup.ignored)
+    text = " ".join(described(setup, verbose=True))
+    assert all(key in text for key in setup.ignored)
 
 
 @pytest.mark.parametrize("table", load_tables().values(), ids=lambda table: table.name)
@@ -215,12 +215,12 @@ BATCHES = [
 def test_a_batch_follows_from_its_parts_however_the_chips_are_given(tmp_path, batch, expected):
     path = write(tmp_path, "ds.json", json.dumps({"zero_optimization": {"stage": 3}, **batch}))
     job = Request(model="llama-3-8b", seq_len=2048)
-    for place in (
+    for shape in (
         {"chips": 16, "cluster": "dgx-h100"},
         {"nodes": 2, "cluster": "dgx-h100"},
         {"cluster": load_cluster("dgx-h100").with_chips(16)},
     ):
-        plan = start_from(path, replace(job, **place)).plan
+        plan = start_from(path, replace(job, **shape)).plan
         assert (plan.job.global_batch, plan.micro_batch, plan.num_microbatches) == expected
     with pytest.raises(InputError, match=r"\(DeepSpeed\): chips: missing in the file; add it as a flag"):
         start_from(path, replace(job, cluster="dgx-h100"))
@@ -255,7 +255,7 @@ def test_more_ranks_than_chips_are_refused(tmp_path):
         start_from(write(tmp_path, "go.sh", text), Request(cluster="dgx-h100"))
 
 
-def test_plans_and_configurations_are_told_apart(tmp_path):
+def test_plans_and_configurations_are_distinguished(tmp_path):
     assert not is_config("fsdp")
     assert not is_config("no-such-plan.yaml")
     assert not is_config(write(tmp_path, "plan.yaml", "schema_version: 1\nkind: plan\n"))
@@ -283,5 +283,5 @@ def test_a_server_is_not_trained_and_a_trainer_does_not_serve():
         ("megatron", "global_batch", 64, True),
     ],
 )
-def test_a_table_tells_what_its_configuration_can_ask_for(name, fact, value, can):
+def test_a_table_lists_what_its_configuration_can_set(name, fact, value, can):
     assert load_tables()[name].can_set(fact, value) is can

@@ -216,7 +216,7 @@ def test_maxtext_models_have_the_names_of_its_own_configs():
 )
 def test_what_a_framework_cannot_express_is_named(drawn, to, holds, sentence):
     rng = random.Random(5)
-    plan = next(each for each in (draw_plan(drawn, rng) for _ in range(2000)) if holds(each))
+    plan = next(drawn_plan for drawn_plan in (draw_plan(drawn, rng) for _ in range(2000)) if holds(drawn_plan))
     with pytest.raises(InputError) as refused:
         export_plan(plan, to=to)
     assert sentence in refused.value.full
@@ -232,7 +232,7 @@ def test_an_unknown_framework_is_refused(framework, to, sentence):
 
 
 def test_a_plan_that_a_framework_cannot_express_is_refused():
-    plan = next(each for each in (draw_plan("torchtitan", random.Random(n)) for n in range(100)) if int(each.zero) == 3)
+    plan = next(drawn_plan for drawn_plan in (draw_plan("torchtitan", random.Random(n)) for n in range(100)) if int(drawn_plan.zero) == 3)
     with pytest.raises(InputError, match="Megatron's distributed optimizer is ZeRO 1"):
         export_plan(plan, to="megatron")
 

@@ -33,7 +33,7 @@ def exists(name):
 
 def test_what_the_map_names_is_there():
     pages = ("ARCHITECTURE.md", "docs/project/code-map.md")
-    named = [place for page in pages for line in (ROOT / page).read_text(encoding="utf-8").splitlines() for place in places(line)]
+    named = [mentioned for page in pages for line in (ROOT / page).read_text(encoding="utf-8").splitlines() for mentioned in places(line)]
     assert len(named) > 60
     assert [name for name in named if not exists(name)] == []
 

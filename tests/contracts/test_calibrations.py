@@ -12,16 +12,18 @@ LENT = {chip for name in list_calibrations() for chip in load_calibration(name).
 
 
 @pytest.mark.parametrize("name", list_chips())
-def test_a_chip_says_what_it_rests_on(name):
-    """`calibrated` is said of what was measured on this chip, by a calibration that names it, and of nothing else."""
+def test_a_chip_has_the_basis_of_its_numbers(name):
+    """A part is `calibrated` only where a calibration that names this chip measured it."""
     calibration = default_calibration(name, calibrations_for(name))
     dtype = Dtype.BF16 if Dtype.BF16 in load_chip(name).peak_flop_rate else Dtype.FP16
     machine = resolve_machine(cluster_of(name, num_chips=16), calibration, dtype=dtype)
     assert set(machine.basis.parts) <= set(PARTS)
     for part, source in machine.basis.parts.items():
         kind, _, rest = source.partition(": ")
-        own = MEASURED.get(name)
-        is_measured = own is not None and own.provenance is Provenance.CALIBRATED and part not in own.borrowed
+        chip_calibration = MEASURED.get(name)
+        is_measured = (
+            chip_calibration is not None and chip_calibration.provenance is Provenance.CALIBRATED and part not in chip_calibration.borrowed
+        )
         assert kind in set(Provenance)
         assert (kind == Provenance.SPEC_SHEET) == (rest == "")
         assert kind != Provenance.CALIBRATED or is_measured
@@ -34,19 +36,19 @@ def test_a_chip_says_what_it_rests_on(name):
         assert calibration.name == MEASURED[name].name
 
 
-def test_no_chip_is_lent_two_calibrations_or_lent_one_beside_its_own():
+def test_no_chip_has_two_calibrations_lent_or_a_lent_one_and_its_own():
     lent = [chip for name in list_calibrations() for chip in load_calibration(name).relatives]
     assert len(lent) == len(set(lent))
     assert not set(lent) & set(MEASURED)
     assert set(MEASURED) | LENT <= set(list_chips())
 
 
-def test_only_makers_without_a_measured_chip_of_the_kind_rest_on_the_data_sheet():
+def test_only_vendors_without_a_measured_chip_of_the_kind_rely_on_the_data_sheet():
     alone = {name for name in list_chips() if default_calibration(name, calibrations_for(name)) is SPEC_SHEET}
     kinds = {(load_chip(name).vendor, load_chip(name).unit_kind) for name in MEASURED}
-    of_measured_makers = {name for name in alone if (load_chip(name).vendor, load_chip(name).unit_kind) in kinds}
-    assert of_measured_makers == {"gtx1080ti-11gb"}, "no matrix units"
-    assert {load_chip(name).vendor for name in alone - of_measured_makers} == {"google", "aws", "huawei"}
+    of_measured_vendors = {name for name in alone if (load_chip(name).vendor, load_chip(name).unit_kind) in kinds}
+    assert of_measured_vendors == {"gtx1080ti-11gb"}, "no matrix units"
+    assert {load_chip(name).vendor for name in alone - of_measured_vendors} == {"google", "aws", "huawei"}
 
 
 def test_amd_meshes_reach_the_same_share_of_their_links():

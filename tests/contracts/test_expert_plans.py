@@ -41,7 +41,7 @@ def test_megatron_plans_take_about_what_was_published(name):
 
 
 def test_the_plan_of_llama_3_is_one_that_its_framework_can_run():
-    """No layer is recomputed at 8,192 tokens, on 80 GB, with room to spare; under Megatron's habits it is tight."""
+    """No layer is recomputed at 8,192 tokens on 80 GB, with free memory; under Megatron's defaults it is tight."""
     prediction = perfmodel.predict("llama-3.1-405b")
     assert prediction.plan.recompute == "none"
     assert prediction.memory_spare > 4 * 2**30

@@ -101,8 +101,8 @@ NODE_GBIT = {
 
 
 def longest_prefix(table, name):
-    found = [prefix for prefix in table if name.startswith(prefix)]
-    return table[max(found, key=len)] if found else None
+    prefixes = [prefix for prefix in table if name.startswith(prefix)]
+    return table[max(prefixes, key=len)] if prefixes else None
 
 
 def test_all_the_promised_files_are_there():
@@ -168,14 +168,14 @@ def test_every_group_of_numbers_has_a_provenance_and_a_source(name):
     assert {"peak_flop_rate", "memory_capacity", "memory_bandwidth", "on_chip", "launch_year", "scale_out"} <= set(chip.provenance)
 
 
-def test_the_rule_for_memory_that_nobody_measured_is_the_least_of_what_was():
+def test_the_rule_for_unmeasured_memory_is_the_least_measured_share():
     shares: dict[str, list[float]] = {}
     for name in CHIPS:
         if "usable_capacity" in read_yaml(SPECS / "chips" / f"{name}.yaml")["memory"]:
             chip = load_chip(name)
             assert 0.9 < chip.memory.usable_fraction <= 1
             shares.setdefault(chip.vendor, []).append(chip.memory.usable_fraction)
-    assert {vendor: math.floor(min(each) * 1000) / 1000 for vendor, each in shares.items()} == USABLE_FRACTIONS
+    assert {vendor: math.floor(min(fractions) * 1000) / 1000 for vendor, fractions in shares.items()} == USABLE_FRACTIONS
 
 
 @pytest.mark.parametrize("owner, number, tier", TIERS, ids=[f"{owner} {number}" for owner, number, _ in TIERS])

@@ -1,4 +1,4 @@
-"""Words are written once: a field of a record is an argument, an option, a key and a name, and nobody spells long lists out."""
+"""Words are written once: a field of a record is an argument, an option, a key and a name, and no signature repeats long lists."""
 
 import ast
 import inspect
@@ -63,25 +63,25 @@ def parameters(function):
 def test_no_public_function_or_command_spells_more_than_twelve_parameters():
     names = {name for name in perfmodel.__all__ if inspect.isfunction(getattr(perfmodel, name))}
     homes = {Path(inspect.getsourcefile(inspect.unwrap(getattr(perfmodel, name)))) for name in names} | {*(PACKAGE / "cli").glob("*.py")}
-    found, seen = {}, set()
+    too_long, seen = {}, set()
     for home in homes:
         for node in tree_of(home).body:
             if isinstance(node, ast.FunctionDef):
                 seen.add(node.name)
                 if len(parameters(node)) > MOST:
-                    found[node.name] = len(parameters(node))
-    assert found == {}
+                    too_long[node.name] = len(parameters(node))
+    assert too_long == {}
     assert {"predict", "find_plans", "search", "limits", "shard_network"} <= seen
 
 
 def test_no_function_inside_takes_more_than_twelve_parameters():
-    found = {
+    too_long = {
         f"{path.relative_to(PACKAGE)}: {node.name}": len(parameters(node))
         for path in modules()
         for node in nodes_of(path)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and len(parameters(node)) > MOST
     }
-    assert found == {}
+    assert too_long == {}
 
 
 @pytest.mark.parametrize("name", ["predict", "find_plans", "find_limits"])

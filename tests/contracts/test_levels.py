@@ -100,7 +100,7 @@ def imports(tree: ast.Module, package: str) -> Iterator[tuple[str, int, bool]]:
 
 def violations(unit: str, source: str, *, package: str = "perfmodel", stem: str = "module") -> list[str]:
     level = LEVEL[unit]
-    found = []
+    messages = []
     for name, line, on_load in imports(ast.parse(source), package):
         top, _, rest = name.partition(".")
         if top == "perfmodel":
@@ -108,22 +108,22 @@ def violations(unit: str, source: str, *, package: str = "perfmodel", stem: str 
             if target in ("", unit, "__version__"):
                 continue
             if target not in LEVEL:
-                found.append(f"line {line}: {name} is on no level")
+                messages.append(f"line {line}: {name} is on no level")
             elif LEVEL[target] > level:
-                found.append(f"line {line}: level {level} ({unit}) imports {name} of level {LEVEL[target]}")
+                messages.append(f"line {line}: level {level} ({unit}) imports {name} of level {LEVEL[target]}")
             elif LEVEL[target] == level and level not in (0, 6) and (unit, target) not in SIDEWAYS:
-                found.append(f"line {line}: {unit} imports {name} of its own level {level}")
+                messages.append(f"line {line}: {unit} imports {name} of its own level {level}")
         elif top in FILE_EDGE:
             at_the_edge = level in EDGE_LEVELS and (not on_load or EDGE_WORDS & set(stem.split("_")))
             if not at_the_edge:
-                found.append(f"line {line}: {name} belongs to the file edge of levels 0 to 2")
+                messages.append(f"line {line}: {name} belongs to the file edge of levels 0 to 2")
         elif top not in sys.stdlib_module_names:
             allowed = THIRD_PARTY_OF_LEVEL[level] | THIRD_PARTY_OF_PACKAGE.get(unit, set())
             if not on_load:
                 allowed = allowed | LAZY_OF_MODULE.get((unit, stem), set())
             if top not in allowed:
-                found.append(f"line {line}: {unit} (level {level}) imports {name}; it may use {', '.join(sorted(allowed))}")
-    return found
+                messages.append(f"line {line}: {unit} (level {level}) imports {name}; it may use {', '.join(sorted(allowed))}")
+    return messages
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -188,8 +188,8 @@ def test_no_two_files_import_each_other():
     reads: dict[str, set[str]] = {}
     for path in modules():
         types = {child for node in nodes_of(path) if _is_for_types(node) for child in ast.walk(node)}
-        found = {node.module for node in nodes_of(path) if isinstance(node, ast.ImportFrom) and node.module and node not in types}
-        reads[".".join(["perfmodel", *path.relative_to(PACKAGE).with_suffix("").parts])] = found
+        imported = {node.module for node in nodes_of(path) if isinstance(node, ast.ImportFrom) and node.module and node not in types}
+        reads[".".join(["perfmodel", *path.relative_to(PACKAGE).with_suffix("").parts])] = imported
     circles = {(one, other) for one, others in reads.items() for other in others if one < other and one in reads.get(other, ())}
     assert circles == set()
 
@@ -201,9 +201,9 @@ def loaded_modules(statement: str) -> set[str]:
 
 
 def test_the_command_line_computes_nothing():
-    """What it asks is done by verbs: it neither runs torch, nor fits, nor searches a graph."""
-    found = {name for path in modules() if unit_of(path) == "cli" for name, *_ in imports(tree_of(path), "perfmodel.cli")}
-    assert {name for name in found if name.split(".")[1:2] in (["execute"], ["calibrate"], ["search"])} == set()
+    """Verbs do the work of the command line: it neither runs torch, nor fits, nor searches a graph."""
+    imported = {name for path in modules() if unit_of(path) == "cli" for name, *_ in imports(tree_of(path), "perfmodel.cli")}
+    assert {name for name in imported if name.split(".")[1:2] in (["execute"], ["calibrate"], ["search"])} == set()
 
 
 def test_import_perfmodel_loads_nothing_heavy():

@@ -32,7 +32,7 @@ def test_a_list_of_one_value_gives_a_list_of_results():
     job = dict(model="gpt2", cluster="dgx-h100", chips=8, global_batch=8, seq_len=1024)
     one = perfmodel.predict(**job)
     for listed in ({"chips": [8]}, {"tp": [1]}, {"model": ["gpt2"]}):
-        found = perfmodel.predict(**job | listed)
-        assert isinstance(found, perfmodel.Predictions)
-        assert [each.step_time for each in found] == [one.step_time]
+        predictions = perfmodel.predict(**job | listed)
+        assert isinstance(predictions, perfmodel.Predictions)
+        assert [prediction.step_time for prediction in predictions] == [one.step_time]
     assert isinstance(perfmodel.find_plans(**job | {"chips": [8]}, top=1), tuple)

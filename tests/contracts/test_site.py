@@ -55,7 +55,7 @@ def test_a_link_to_nothing_is_found():
 
 def test_links_that_leave_the_folder_of_pages_have_pages_of_the_site():
     page = ROOT / "docs" / "how-to" / "predict.md"
-    text = "[map](../../ARCHITECTURE.md#levels) [data](../../strategies/makers.yaml) [terms](../glossary.md)"
+    text = "[map](../../ARCHITECTURE.md#levels) [data](../../strategies/published_layouts.yaml) [terms](../glossary.md)"
     linked = site_pages.site_links(text, folder=page.parent, page=page)
     assert linked == "[map](../project/architecture.md#levels) data [terms](../glossary.md)"
 

@@ -70,7 +70,7 @@ def test_a_verb_has_help_and_its_flags(verb, capfd):
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)
-def test_the_help_of_a_verb_has_two_examples_with_flags_that_it_knows(verb, capfd, monkeypatch):
+def test_the_help_of_a_verb_has_two_examples_with_its_own_flags(verb, capfd, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert cli.run([verb, "--help"]) == 0
     out = capfd.readouterr().out

@@ -29,16 +29,16 @@ def terms_of(train, **knobs):
 
 
 def test_flops_are_those_of_a_hand_count():
-    """Of a token: 4 for a frozen weight, 6 for an adapter's; nothing below the first adapter; attention as always."""
+    """A token takes 4 FLOP for a frozen weight, 6 for an adapter's; none below the first adapter. Attention is unchanged."""
     job = job_of("lora:4", batch=4)
     estimator = estimator_of(job, chips=1, profile="torch-fsdp2")
-    found = predict(estimator)
+    prediction = predict(estimator)
     trained = num_trained_parameters(MODEL, job.train)
     tables = MODEL.num_parameters_non_embedding + MODEL.vocab_size * MODEL.hidden_size - 17 * 512  # norms multiply nothing
     below = 2 * 512 * (512 + 2 * 128) + 3 * 2 * 4 * 512
     attention = 8 * 14 * 8 * 64 * 256 * 0.5  # flash recomputes its scores: seven products of two, below the diagonal
     executed = (4 * tables + 6 * trained - below + attention) * 4 * 256
-    assert found.hfu * found.step_time * found.peak_flop_rate == pytest.approx(executed, rel=1e-9)
+    assert prediction.hfu * prediction.step_time * prediction.peak_flop_rate == pytest.approx(executed, rel=1e-9)
 
 
 def test_memory_of_a_frozen_base_is_its_weights_alone():
@@ -69,13 +69,13 @@ def test_a_frozen_base_is_gathered_and_never_reduced():
 
 
 def test_the_host_launches_kernels_of_adapters_too():
-    """Two products, a factor and a sum beside each of a layer's seven linear operators; nothing backward below the first adapter."""
+    """Two products, a factor and a sum for each of a layer's seven linear operators; nothing backward below the first adapter."""
     full, lora = (terms_of(train, dp_shard=4, zero=3).plans.micro.launches[:, 0].reshape(-1, 4) for train in ("full", "lora:4"))
     assert lora[2, :3].sum() == pytest.approx(full[1, :3].sum() + 7 * 4)
     assert 0.0 == lora[0, 3] < lora[1, 3] < lora[2, 3]
 
 
-def test_a_reduction_of_an_input_gradient_has_no_weight_gradient_beside_it():
+def test_a_reduction_of_an_input_gradient_is_not_overlapped_by_a_weight_gradient():
     def shown(train):
         estimator = estimator_of(job_of(train), chips=4, profile=estimator_of().profile.having(tp_backward_overlap_fraction=1.0))
         plan = make_plan(estimator.job, cluster="test", num_chips=4, tp=4)

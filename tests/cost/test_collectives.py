@@ -35,7 +35,7 @@ RATE = DEFAULT_LINK_FRACTION
 
 
 def inside_of(machine, group_size, per_tier=()):
-    """Members inside a domain of each tier: as many as fit, unless said."""
+    """Return the members inside a domain of each tier: `per_tier`, or the number that fits."""
     sizes = per_tier or machine.tier_sizes[:-1]
     return [np.minimum(group_size, size) for size in sizes] + [group_size]
 
@@ -56,7 +56,7 @@ def test_row_of_a_batch_equals_the_single_one(machine, kind):
     num_bytes = generator.integers(1, 2**32, (20, 33)).astype(float)
     group_size = 2.0 ** generator.integers(0, 6, (20, 33))
     inside = inside_of(machine, group_size)
-    whole = collective_time(codes, num_bytes, group_size=group_size, inside=inside, machine=machine)
+    batch = collective_time(codes, num_bytes, group_size=group_size, inside=inside, machine=machine)
     for row in range(20):
         for plan in (0, 8, 32):
             alone = collective_time(
@@ -66,17 +66,17 @@ def test_row_of_a_batch_equals_the_single_one(machine, kind):
                 inside=[members[row, plan] for members in inside],
                 machine=machine,
             )
-            assert alone == whole[row, plan]
+            assert alone == batch[row, plan]
     for plan in (0, 8, 32):
         cut = slice(plan, plan + 1)
         column = collective_time(
             codes, num_bytes[:, cut], group_size=group_size[:, cut], inside=[members[:, cut] for members in inside], machine=machine
         )
-        np.testing.assert_array_equal(column, whole[:, cut])
+        np.testing.assert_array_equal(column, batch[:, cut])
 
 
 @machines
-def test_plans_may_be_a_vector_beside_a_column_of_kinds(machine):
+def test_plans_may_be_a_vector_with_a_column_of_kinds(machine):
     group_size = np.array([1.0, 2.0, 8.0])
     codes = np.array([[COLLECTIVE_CODE[AG]], [COLLECTIVE_CODE[AR]]])
     inside = inside_of(machine, group_size)
@@ -263,8 +263,8 @@ def test_the_mesh_of_mi300x_reaches_what_was_measured_on_it(chips, measured):
 
 
 @pytest.mark.parametrize("kind", [AR, AG, A2A, SEND])
-def test_a_stated_latency_counts_beside_measured_collectives(kind):
-    """What a file states beyond the chip's usual links is added to each hop that was measured on those; less is taken off."""
+def test_a_stated_latency_is_added_to_measured_collectives(kind):
+    """A latency above the one of the chip's usual links is added to each measured hop; a lower one is subtracted."""
     cluster, calibration = load_cluster("dgx-h100", num_chips=64), load_calibration("h100")
 
     def time(*latencies):
@@ -275,8 +275,8 @@ def test_a_stated_latency_counts_beside_measured_collectives(kind):
         return float(collective_time(kind, 1e3, group_size=16, inside=[2, 16], machine=machine))
 
     usual = [tier.link.latency for tier in cluster.tiers]
-    assert time(*usual) < time(*(10 * each for each in usual)) < time(1.0, 1.0)
-    assert time(*(each / 100 for each in usual)) < time(*usual)
+    assert time(*usual) < time(*(10 * latency for latency in usual)) < time(1.0, 1.0)
+    assert time(*(latency / 100 for latency in usual)) < time(*usual)
     assert time(1.0, 1.0) > 1.0
 
 

@@ -61,8 +61,8 @@ def test_channels_without_buffers_take_nothing():
 
 @pytest.mark.parametrize("profile", sorted(set(framework_names()) - {"xla", "mesh-tensorflow", "llama-3", "torch-gloo"}))
 def test_one_gpu_is_charged_the_context_alone_under_every_framework(profile):
-    found = predict(model="gpt2", cluster="rtx4090-24gb", chips=1, global_batch=8, seq_len=1024, profile=profile)
-    assert found.memory["framework"] == 500e6
+    prediction = predict(model="gpt2", cluster="rtx4090-24gb", chips=1, global_batch=8, seq_len=1024, profile=profile)
+    assert prediction.memory["framework"] == 500e6
 
 
 def test_generic_charges_for_communicators_what_named_frameworks_do():

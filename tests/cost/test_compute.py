@@ -44,15 +44,15 @@ def random_arrays(shape, *names, low=1, high=8192, seed=0):
 
 def check_rows_equal_single(function, columns, **constants):
     """Each element of a batch, and each column of it, equals the evaluation on its own, to the bit."""
-    whole = function(**columns, **constants)
-    rows, plans = whole.shape
+    batch = function(**columns, **constants)
+    rows, plans = batch.shape
     for row in range(0, rows, 3):
         for plan in range(0, plans, max(plans // 7, 1)):
             alone = {name: column[row, plan] if column.shape[1] > 1 else column[row, 0] for name, column in columns.items()}
-            assert function(**alone, **constants) == whole[row, plan]
+            assert function(**alone, **constants) == batch[row, plan]
     for plan in range(0, plans, max(plans // 5, 1)):
         column = {name: values[:, plan : plan + 1] if values.shape[1] > 1 else values for name, values in columns.items()}
-        np.testing.assert_array_equal(function(**column, **constants), whole[:, plan : plan + 1])
+        np.testing.assert_array_equal(function(**column, **constants), batch[:, plan : plan + 1])
 
 
 @machines
@@ -73,11 +73,11 @@ def test_matmul_is_the_same_with_tiles_stacked_or_one_by_one(monkeypatch):
 def test_streaming_row_of_a_batch_equals_the_single_one(machine):
     columns = random_arrays((30, 41), "num_bytes", high=2**31) | random_arrays((30, 41), "num_elements", high=2**30, seed=1)
     codes = np.arange(30)[:, None] % len(KernelClass)
-    whole = streaming_time(**columns, kernel_class=codes, machine=machine)
+    batch = streaming_time(**columns, kernel_class=codes, machine=machine)
     for row in range(30):
         kernel = list(KernelClass)[codes[row, 0]]
         alone = {name: column[row, 5] for name, column in columns.items()}
-        assert streaming_time(**alone, kernel_class=kernel, machine=machine) == whole[row, 5]
+        assert streaming_time(**alone, kernel_class=kernel, machine=machine) == batch[row, 5]
 
 
 @machines

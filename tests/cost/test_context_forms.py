@@ -22,7 +22,7 @@ def test_a_ring_in_order_waits_for_its_last_rank():
     assert balanced == pytest.approx([balanced[0]] * 3, rel=0.01)
 
 
-def test_keys_that_pass_by_travel_beside_the_products_and_are_never_all_there():
+def test_keys_sent_around_a_ring_are_overlapped_by_products_and_never_all_resident():
     gathered, ring = in_form("all-gather"), in_form("zigzag")
     assert gathered.parts["context_parallel_communication"] > 1.0
     assert ring.parts["context_parallel_communication"] == 0.0
@@ -42,8 +42,8 @@ def test_the_frameworks_own_form_is_gathered():
 
 def test_ulysses_is_a_form_and_no_rule_set_to_guess():
     """LlamaFactory issue 5024 (a 7B model at 120k tokens on 8 H100), verl issue 901: users ask for Ulysses by its name."""
-    found = in_form("ulysses")
-    assert found.plan.rule_set == "ulysses"
+    prediction = in_form("ulysses")
+    assert prediction.plan.rule_set == "ulysses"
     assert in_form("ulysses", cp=4, tp=2, zero=0).plan.rule_set == "megatron-ulysses"
     again = perfmodel.find_plans(**{**JOB, "cp": 4, "seq_len": "120k"}, profile="torch-fsdp2", cp_form="ulysses", top=1)
     assert again.plans[0].plan.rule_set in ("ulysses", "megatron-ulysses")
@@ -54,8 +54,8 @@ def test_one_rank_knows_no_form():
     alone = {"cp": 1, "seq_len": "8k", "global_batch": 8}
     plain = in_form(None, **alone)
     for form in ("all-gather", "ring", "zigzag", "ulysses"):
-        found = in_form(form, **alone)
-        assert (found.step_time, found.memory["total"]) == (plain.step_time, plain.memory["total"]), form
+        prediction = in_form(form, **alone)
+        assert (prediction.step_time, prediction.memory["total"]) == (plain.step_time, plain.memory["total"]), form
 
 
 @pytest.mark.parametrize(

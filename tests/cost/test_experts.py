@@ -43,35 +43,35 @@ def sent(derivation, sizes):
             total *= sizes.get(axis, 1)
         return total
 
-    found = []
+    collectives = []
     for traffic in derivation.traffic:
         if traffic.region == "layer" and size(traffic.axes) > 1:
             # a microbatch is one sequence for each data rank
-            found.append((traffic.kind, traffic.phase, traffic.amount.on(size) * sizes.get("dp_ep", 1)))
-    return found
+            collectives.append((traffic.kind, traffic.phase, traffic.amount.on(size) * sizes.get("dp_ep", 1)))
+    return collectives
 
 
 def test_parameters_and_flop():
     graph = derived("alltoall").graph
     assert graph.num_parameters == MIXTRAL.num_parameters == 46_702_792_704
     assert graph.flops / 4096 == pytest.approx(26.571e9, rel=1e-4)
-    assert sum(each.at(1, causal=False) for each in graph.flops_by_length) > graph.flops
+    assert sum(flops.at(1, causal=False) for flops in graph.flops_by_length) > graph.flops
 
 
 def test_an_all_to_all_moves_a_row_for_each_expert_that_a_token_chose():
     """67.11 MB (T k h B), twice forward and twice backward."""
-    found = sent(derived("alltoall"), {"dp_ep": 8})
-    assert found == [(CollectiveKind.ALL_TO_ALL, phase, 4096 * 2 * 4096 * 2.0) for phase in (Pass.FORWARD, Pass.BACKWARD) * 2]
+    collectives = sent(derived("alltoall"), {"dp_ep": 8})
+    assert collectives == [(CollectiveKind.ALL_TO_ALL, phase, 4096 * 2 * 4096 * 2.0) for phase in (Pass.FORWARD, Pass.BACKWARD) * 2]
 
 
 def test_an_all_gather_moves_every_token_to_every_rank():
     """The buffer is n T h B: 234.9 MB on the wire where eight ranks gather; of each choice its weight and its expert, 8 bytes."""
-    found = sent(derived("allgather"), {"dp_ep": 8})
+    collectives = sent(derived("allgather"), {"dp_ep": 8})
     there, back = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
-    tokens, choices = ([kind for kind, _, amount in found if amount == 8 * 4096 * each] for each in (4096 * 2.0, 2 * 8.0))
+    tokens, choices = ([kind for kind, _, amount in collectives if amount == 8 * 4096 * row_bytes] for row_bytes in (4096 * 2.0, 2 * 8.0))
     assert tokens == [there, back, back, there]
     assert choices == [there, back]
-    assert len(found) == 6
+    assert len(collectives) == 6
 
 
 def test_what_is_weighted_by_a_kernel_of_its_own_is_kept_for_it():
@@ -92,8 +92,8 @@ def test_what_is_weighted_by_a_kernel_of_its_own_is_kept_for_it():
 
 def test_tensor_parallelism_inside_experts_gathers_their_rows():
     """Over etp the rows of its ranks: t T k h B, gathered after the dispatch, reduced before rows go back."""
-    found = [each for each in sent(derived("alltoall"), {"tp_kv": 2}) if each[2] == 4096 * 2 * 4096 * 2.0]
-    assert [kind for kind, _, _ in found] == [
+    collectives = [collective for collective in sent(derived("alltoall"), {"tp_kv": 2}) if collective[2] == 4096 * 2 * 4096 * 2.0]
+    assert [kind for kind, _, _ in collectives] == [
         CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER,
     ]  # fmt: skip
 
@@ -145,51 +145,51 @@ def test_deterministic_runs_keep_the_rows_that_are_added_up():
     deterministic = with_settings(profile, {"megatron_args": ["deterministic-mode=True"]})
     for dispatcher, more in (("allgather", 1), ("alltoall", 0)):  # which keeps them anyway, to weight them
         kept = [
-            next(len(op.saved) for op in with_behaviour(derived(dispatcher), each).graph.operators if op.kind == "unpermute")
-            for each in (profile, deterministic)
+            next(len(op.saved) for op in with_behaviour(derived(dispatcher), behaviour).graph.operators if op.kind == "unpermute")
+            for behaviour in (profile, deterministic)
         ]
         assert kept[1] - kept[0] == more
 
 
-def test_a_block_of_the_microbatch_beside_is_kept_too():
-    """Forward of one beside backward of another, layer by layer: at most a block of each is there twice."""
+def test_a_block_of_the_concurrent_microbatch_is_kept_too():
+    """Forward of one runs concurrently with backward of another, layer by layer: at most a block of each is resident twice."""
     estimator = estimator_of(make_job(MIXTRAL, batch=64, seq_len=4096), chips=64, node=8)
     hiding = estimator_of(estimator.job, chips=64, node=8, profile=estimator.profile.having(hides_exchanges=True))
     for ep, is_more in ((8, True), (1, False)):
         plan = make_plan(estimator.job, cluster="test", num_chips=64, dp=16, pp=4, ep=ep, zero=1, profile="megatron")
-        shown, hidden = (each.predict(plan).memory for each in (estimator, hiding))
+        shown, hidden = (variant.predict(plan).memory for variant in (estimator, hiding))
         more = sum(hidden[name] - shown[name] for name in ("activations", "temporary"))
         assert (more > 0) == is_more
         assert more < shown["activations"] / 8 * 2 + shown["temporary"]  # of eight blocks one, and what its passes take
 
 
-def test_shared_experts_run_beside_what_is_exchanged():
-    """DeepSeek-V3's shared expert, and nothing else of a layer, needs no exchange and makes none; so much of them hides as it lasts."""
+def test_shared_experts_overlap_exchanges():
+    """Only DeepSeek-V3's shared expert neither needs nor makes an exchange; exchanges are overlapped for as long as it runs."""
     model = load_model("deepseek-v3").with_layers(4)
     job = make_job(model, batch=64, seq_len=4096)
     usual = estimator_of(job, chips=64, node=8)
-    beside = estimator_of(job, chips=64, node=8, profile=with_settings(usual.profile, {"moe_shared_overlap": True}))
+    overlapped = estimator_of(job, chips=64, node=8, profile=with_settings(usual.profile, {"moe_shared_overlap": True}))
     plan = make_plan(job, cluster="test", num_chips=64, ep=64, zero=1, profile="megatron")
     names = {
         name
-        for rows in (beside.programs.program_of(plan).concurrent.matmul, beside.programs.program_of(plan).concurrent.streaming)
+        for rows in (overlapped.programs.program_of(plan).concurrent.matmul, overlapped.programs.program_of(plan).concurrent.streaming)
         for name in rows.names
     }
     assert {name.partition(".")[2].partition(".")[0] for name in names} == {
         "shared_gate_proj", "shared_up_proj", "shared_activation", "shared_product", "shared_down_proj"
     }  # fmt: skip
-    shown, hidden = (each.predict(plan) for each in (usual, beside))
+    shown, hidden = (variant.predict(plan) for variant in (usual, overlapped))
     name = "expert_parallel_communication"
     assert hidden.parts[name] < shown.parts[name]
     assert shown.step_time - hidden.step_time == pytest.approx(shown.parts[name] - hidden.parts[name], rel=0.02)
     assert sum(hidden.parts.values()) == pytest.approx(hidden.step_time)
     alone = make_plan(job, cluster="test", num_chips=64, ep=1, dp=64, zero=1, profile="megatron")
-    assert usual.predict(alone).step_time == beside.predict(alone).step_time  # nothing to hide
+    assert usual.predict(alone).step_time == overlapped.predict(alone).step_time  # nothing to hide
 
 
-def test_exchanges_travel_beside_another_microbatch():
-    """As long as the longer of both takes; what computes has fewer units meanwhile. The first pass of all stages and the last back have
-    nothing beside them: four passes of sixteen."""
+def test_exchanges_are_overlapped_by_another_microbatch():
+    """Both take as long as the longer one; compute has fewer units meanwhile. The first forward pass of all stages and the last backward
+    pass have no concurrent pass: four passes of sixteen."""
     job = make_job(MIXTRAL, batch=256, seq_len=4096)
     for tiers, is_bound in (((), False), (SLOW, True)):
         estimator = estimator_of(job, chips=64, node=8, tiers=tiers)
@@ -198,19 +198,19 @@ def test_exchanges_travel_beside_another_microbatch():
         if is_bound:
             knobs["order"] = ("pp", "tp", "cp", "dp_shard", "dp_replicate")
         plan = make_plan(job, **knobs)
-        shown, hidden = (each.predict(plan) for each in (estimator, hiding))
-        parts = [each.parts["expert_parallel_communication"] for each in (shown, hidden)]
+        shown, hidden = (variant.predict(plan) for variant in (estimator, hiding))
+        parts = [prediction.parts["expert_parallel_communication"] for prediction in (shown, hidden)]
         assert hidden.step_time < shown.step_time
         assert sum(hidden.parts.values()) == pytest.approx(hidden.step_time)
         compute = sum(shown.parts[part] for part in ("forward", "backward"))
         if is_bound:
-            assert parts[1] == pytest.approx(parts[0] - compute * (1 - 4 / 16), rel=0.02)  # embedding and head run beside nothing
+            assert parts[1] == pytest.approx(parts[0] - compute * (1 - 4 / 16), rel=0.02)  # embedding and head overlap nothing
         else:
             assert parts[1] == pytest.approx(parts[0] * (20 / 132 + (1 - 20 / 132) * 4 / 16), rel=1e-5)
 
 
 def overlapping(batch=64, *, delays, tiers=(), **knobs):
-    """MIXTRAL, whose exchanges travel beside another microbatch, with weight gradients apart or not: its estimator, plan and prediction."""
+    """Return estimator, plan and prediction of MIXTRAL with exchanges overlapped by another microbatch, weight gradients delayed or not."""
     usual = estimator_of(make_job(MIXTRAL, batch=batch, seq_len=4096), chips=64, node=8, tiers=tiers)
     stated = {"moe_overlap": True, "delayed_weight_gradients": delays}
     estimator = estimator_of(usual.job, chips=64, node=8, tiers=tiers, profile=with_settings(usual.profile, stated))
@@ -219,38 +219,38 @@ def overlapping(batch=64, *, delays, tiers=(), **knobs):
 
 
 def test_weight_gradients_that_are_apart_are_those_of_weights():
-    """As many FLOP as the products forward: of each token in attention and router, of each row in its expert."""
+    """Their FLOP equal those of the forward products: of each token in attention and router, of each row in its expert."""
     estimator, plan, _ = overlapping(delays=True)
     program = estimator.programs.program_of(plan)
     columns = plan_columns(estimator, [plan])
     amount, _ = amount_values(program.weight_gradients.amounts, columns.grid, np.array([1.0]), 4096.0)
-    found = product_flops(program.weight_gradients, amount)[:, 0]
-    place = [region.is_block for region in program.regions].index(True)
+    flops = product_flops(program.weight_gradients, amount)[:, 0]
+    block = [region.is_block for region in program.regions].index(True)
     h, f, kv = MIXTRAL.hidden_size, MIXTRAL.experts.width, MIXTRAL.num_key_value_heads * MIXTRAL.head_dim
     before = 2.0 * 4096 * (h * (2 * h + 2 * kv) + h * MIXTRAL.experts.num_experts)
     after = 2.0 * 4096 * MIXTRAL.experts.top_k * 3 * h * f
-    assert (found[2 * place], found[2 * place + 1]) == pytest.approx((before, after))
-    assert found.sum() == pytest.approx(before + after)
+    assert (flops[2 * block], flops[2 * block + 1]) == pytest.approx((before, after))
+    assert flops.sum() == pytest.approx(before + after)
     assert overlapping(delays=False)[0].programs.program_of(plan).weight_gradients is None
 
 
 def test_delayed_weight_gradients_hide_what_the_last_microbatch_sends_back():
-    """With one microbatch nothing else hides anything: experts' beside dispatch, the others beside combine, on 112 of 132 units."""
+    """With one microbatch nothing else overlaps: weight gradients of experts overlap dispatch, the others combine, on 112 of 132 units."""
     for tiers in ((), SLOW):
         estimator, plan, late = overlapping(delays=True, tiers=tiers)
         _, _, usual = overlapping(delays=False, tiers=tiers)
         assert plan.num_microbatches == 1
         micro = plan_columns(estimator, [plan]).micro
-        place = [region.is_block for region in micro.program.regions].index(True)
+        block = [region.is_block for region in micro.program.regions].index(True)
         half = usual.parts["expert_parallel_communication"] / MIXTRAL.num_hidden_layers / 4
-        hidden = sum(np.minimum(micro.weight_gradients[2 * place + i].item(), half) for i in range(2))
+        hidden = sum(np.minimum(micro.weight_gradients[2 * block + i].item(), half) for i in range(2))
         assert usual.step_time - late.step_time == pytest.approx(MIXTRAL.num_hidden_layers * hidden * 112 / 132, rel=1e-5)
         assert sum(late.parts.values()) == pytest.approx(late.step_time)
 
 
-def test_what_backward_sends_hides_beside_forward_alone_unless_weight_gradients_wait():
-    """Where it lasts longer than a forward pass but all that is sent no longer than both passes, and with none where nothing sticks out."""
-    found = {}
+def test_exchanges_of_backward_are_overlapped_by_forward_alone_unless_weight_gradients_wait():
+    """Delayed weight gradients gain where exchanges last longer than forward but not longer than both passes."""
+    gains = {}
     for bandwidth in (25e9, 8e9, 6e9, 1e8):
         tiers = (make_tier(size=8), make_tier(Topology.FAT_TREE, size=4096, bandwidth=bandwidth, latency=5e-6))
         order = ("pp", "tp", "cp", "dp_shard", "dp_replicate")
@@ -259,15 +259,15 @@ def test_what_backward_sends_hides_beside_forward_alone_unless_weight_gradients_
             times = [overlapping(batch, delays=delays, tiers=tiers, dp=16, pp=4, order=order)[2].step_time for batch in (256, 512)]
             steps.append((times[1] - times[0]) / 16)  # of a microbatch: the ends are the same
         assert steps[1] <= steps[0] * (1 + 1e-12)
-        found[bandwidth] = steps[0] / steps[1] - 1
-    assert found[25e9] == pytest.approx(0.0, abs=1e-9)
-    assert found[1e8] == pytest.approx(0.0, abs=1e-3)
-    assert max(found.values()) > 0.01
+        gains[bandwidth] = steps[0] / steps[1] - 1
+    assert gains[25e9] == pytest.approx(0.0, abs=1e-9)
+    assert gains[1e8] == pytest.approx(0.0, abs=1e-3)
+    assert max(gains.values()) > 0.01
 
 
 def test_delayed_weight_gradients_keep_what_they_multiply():
-    """Most lives while the activation of experts runs backward: beside it the down projection then keeps its input and the gradient of its
-    output, f and h entries of each row. Nothing where nothing is exchanged."""
+    """The peak is at the backward pass of the experts' activation: the down projection then keeps its input and the gradient of its
+    output in addition, f and h entries of each row. Nothing where nothing is exchanged."""
     rows = 4096 * MIXTRAL.experts.top_k
     kept = 2.0 * rows * (MIXTRAL.experts.width + MIXTRAL.hidden_size)
     for ep in (8, 1):
@@ -292,7 +292,7 @@ def test_flex_sends_a_token_once_to_each_node_and_copies_it_on_the_way():
     plain, flex = derived("alltoall"), derived("flex")
     assert {traffic.copies for traffic in plain.traffic} == {None}
     copies = [traffic.copies for traffic in flex.traffic if traffic.copies is not None]
-    assert [each.distinct(8) for each in copies] == [2.0] * 4
+    assert [copy.distinct(8) for copy in copies] == [2.0] * 4
     assert [op.name for op in flex.graph.operators if op.kind in ("permute", "unpermute") and not op.forward] == ["permute", "unpermute"]
     estimator = estimator_of(make_job(load_model("qwen3-235b-a22b").with_layers(4), batch=64, seq_len=4096), chips=64, node=8)
     plans = {name: make_plan(estimator.job, cluster="test", num_chips=64, ep=64, zero=1, dispatcher=name) for name in ("alltoall", "flex")}

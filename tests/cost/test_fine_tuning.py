@@ -24,16 +24,16 @@ def alone(**changes: object) -> Prediction:
 
 
 def test_frozen_weights_may_be_stored_in_float32_and_gathered_in_16_bits():
-    half, whole = sharded(), sharded(frozen_weights="float32")
-    assert whole.memory["weights"] - half.memory["weights"] == pytest.approx(2 * PARAMETERS / 8, rel=1e-3)
-    assert whole.memory["gathered_parameters"] == half.memory["gathered_parameters"]
+    half, wide = sharded(), sharded(frozen_weights="float32")
+    assert wide.memory["weights"] - half.memory["weights"] == pytest.approx(2 * PARAMETERS / 8, rel=1e-3)
+    assert wide.memory["gathered_parameters"] == half.memory["gathered_parameters"]
     assert sharded("full", frozen_weights="float32").memory == sharded("full").memory
 
 
 def test_next_to_a_quantised_base_all_else_may_be_float32():
-    half, whole = (alone(train="qlora:16", settings=settings) for settings in (None, {"float32_rest": True}))
+    half, wide = (alone(train="qlora:16", settings=settings) for settings in (None, {"float32_rest": True}))
     table = 128256 * 2048 + (2 * 16 + 1) * 2048  # one matrix for both ends, and norms
-    assert whole.memory["weights"] - half.memory["weights"] == pytest.approx(2 * table)
+    assert wide.memory["weights"] - half.memory["weights"] == pytest.approx(2 * table)
 
 
 def test_parameters_on_the_host_are_frozen_ones_too():
@@ -90,12 +90,12 @@ def test_a_decomposed_adapter_keeps_two_outputs_more():
 
 
 def test_states_that_a_paged_optimizer_moves_are_named():
-    """As much as the states beside the peak are over what is usable, and no more than they are; nothing where all fits."""
+    """The excess of peak and states over the usable memory is moved, and at most the states; nothing where all fits."""
     job = {"model": "llama-3.2-1b", "precision": "fp32", "optimizer": "paged-adamw", "micro_batch": 1, "global_batch": 1}
     small = alone(**job, cluster="a100-sxm-40gb", seq_len=512)
-    assert not [each for each in notes(small) if "paged" in each]
+    assert not [line for line in notes(small) if "paged" in line]
     full = alone(**job, cluster="rtx4090-24gb", seq_len=2048)
-    (note,) = [each for each in notes(full) if "paged" in each]
+    (note,) = [line for line in notes(full) if "paged" in line]
     moved = full.memory["total"] + 2 * 4 * PARAMETERS - full.memory_usable
     assert 0 < moved < 8 * PARAMETERS
     assert note.startswith(format_bytes(moved))
@@ -138,12 +138,12 @@ def test_7b_with_adapters_does_not_fit_a_3080():
 def test_the_vocabulary_is_named_where_the_loss_does_not_fit():
     """unsloth issue 1291: why 0.5B runs out of memory at 128k tokens."""
     job = {"model": "qwen2.5-0.5b", "cluster": "rtx4090-24gb", "chips": 1, "global_batch": 1, "seq_len": "128k", "recompute": "full"}
-    whole, chunked = (perfmodel.predict(**job, train="qlora:16", settings=settings) for settings in (None, {"loss": "chunked"}))
-    (note,) = [each for each in notes(whole) if "vocabulary" in each]
+    full, chunked = (perfmodel.predict(**job, train="qlora:16", settings=settings) for settings in (None, {"loss": "chunked"}))
+    (note,) = [line for line in notes(full) if "vocabulary" in line]
     assert "151,936" in note
     assert "--setting loss=chunked" in note
-    assert not any("vocabulary" in each for each in notes(chunked))
-    assert chunked.memory["total"] < 0.2 * whole.memory["total"]
+    assert not any("vocabulary" in line for line in notes(chunked))
+    assert chunked.memory["total"] < 0.2 * full.memory["total"]
 
 
 def test_unsloth_keeps_few_logits_and_sends_checkpoints_to_the_host():
@@ -153,17 +153,17 @@ def test_unsloth_keeps_few_logits_and_sends_checkpoints_to_the_host():
     assert small.fits
     assert large.fits
     assert small.memory["activations"] < 0.1 * 2**30 < small.host_memory
-    whole = perfmodel.predict(model="qwen2.5-0.5b", **job, settings={"loss": "whole"})
-    assert not whole.fits
-    assert not any("attention is most" in each for each in notes(perfmodel.predict(model="qwen2.5-0.5b", **{**job, "seq_len": "1k"})))
+    full = perfmodel.predict(model="qwen2.5-0.5b", **job, settings={"loss": "whole"})
+    assert not full.fits
+    assert not any("attention is most" in line for line in notes(perfmodel.predict(model="qwen2.5-0.5b", **{**job, "seq_len": "1k"})))
 
 
 def test_a_newer_attention_kernel_is_named_where_attention_is_most_of_the_work():
     job = {"model": "qwen3-8b", "chips": 8, "global_batch": 8, "seq_len": "256k", "cp": 8, "zero": 3, "recompute": "full"}
 
     def named(**more):
-        found = perfmodel.predict(**{**job, "cluster": "dgx-h100", "profile": "hf-trainer", **more})
-        return [each for each in notes(found) if "attention is most of the FLOP" in each]
+        prediction = perfmodel.predict(**{**job, "cluster": "dgx-h100", "profile": "hf-trainer", **more})
+        return [line for line in notes(prediction) if "attention is most of the FLOP" in line]
 
     (note,) = named()
     assert "runs as flash2, the default of hf-trainer" in note

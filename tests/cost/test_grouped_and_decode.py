@@ -35,10 +35,10 @@ def random_columns(example, seed=0):
 @machines
 def test_a_row_of_a_batch_equals_the_single_one(machine, function, example):
     columns = random_columns(example)
-    whole = function(**columns, itemsize=2.0, machine=machine)
+    batch = function(**columns, itemsize=2.0, machine=machine)
     for row in range(20):
         alone = {name: column[row, 3] for name, column in columns.items()}
-        assert function(**alone, itemsize=2.0, machine=machine) == whole[row, 3]
+        assert function(**alone, itemsize=2.0, machine=machine) == batch[row, 3]
 
 
 @machines

@@ -1,4 +1,4 @@
-"""What the host launches of a layer, and what CUDA graphs launch of it."""
+"""Launches of a layer by the host, and by CUDA graphs."""
 
 import pytest
 
@@ -27,5 +27,5 @@ def test_parts_of_a_layer_are_those_of_megatrons_scopes():
 )
 def test_what_a_graph_launches_takes_the_host_next_to_nothing(scope, share):
     profile, graph = load_profile("megatron"), graph_of("qwen3-30b-a3b")
-    whole = graph_launches(graph, profile)
-    assert graph_launches(graph, profile.having(graph_scope=scope)) <= share * whole
+    ungraphed = graph_launches(graph, profile)
+    assert graph_launches(graph, profile.having(graph_scope=scope)) <= share * ungraphed

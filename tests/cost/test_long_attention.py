@@ -36,20 +36,20 @@ def rates(machine: Machine, tokens: float) -> tuple[float, float]:
 )
 def test_long_sequences_reach_what_benchmarks_of_them_do(kernel, forward, backward):
     """Shah et al. 2024 (FlashAttention-3), H100, heads of 128, at .95 of the burst's clock."""
-    found = rates(machine_with(kernel), 4194304)
-    assert found == pytest.approx((0.95 * forward, 0.95 * backward), rel=0.02)
+    reached = rates(machine_with(kernel), 4194304)
+    assert reached == pytest.approx((0.95 * forward, 0.95 * backward), rel=0.02)
 
 
 def test_a100_runs_flash_attention_2_over_many_keys_as_fast_as_burst_engine_measured():
     """BurstEngine's kernel files: 4M tokens over 32 A800 in blocks of 131k, 200 TFLOP/s forward and 191 backward."""
-    found = rates(machine_with("flash2", cluster="dgx-a100", calibration="a100"), 4194304 / 32**0.5)
-    assert found == pytest.approx((200, 191), rel=0.1)
+    reached = rates(machine_with("flash2", cluster="dgx-a100", calibration="a100"), 4194304 / 32**0.5)
+    assert reached == pytest.approx((200, 191), rel=0.1)
 
 
 @pytest.mark.parametrize("kernel", ["flash1", "flash2", "flash3", "cudnn"])
 def test_short_sequences_are_what_they_were(kernel):
     machine = machine_with(kernel)
-    short = replace(machine, attention={name: replace(each, long=None) for name, each in machine.attention.items()})
+    short = replace(machine, attention={name: replace(figures, long=None) for name, figures in machine.attention.items()})
     assert rates(machine, 8192) == pytest.approx(rates(short, 8192), rel=0.01)
 
 
@@ -69,8 +69,8 @@ def test_more_tokens_never_take_less_time(kernel):
 def test_a_million_tokens_on_torch_take_what_trl_measured(model, measured):
     """TRL pull requests 6845 and 6846 (8 H100, cp 8, full recomputation, cuDNN); 8B: 364 and 380 s."""
     settings = {"attention_kernel": "cudnn", "loss": "chunked"}
-    found = perfmodel.predict(model=model, **LONG, profile="torch-fsdp2", settings=settings)
-    assert found.step_time == pytest.approx(measured, rel=0.08)
+    prediction = perfmodel.predict(model=model, **LONG, profile="torch-fsdp2", settings=settings)
+    assert prediction.step_time == pytest.approx(measured, rel=0.08)
 
 
 def test_a_stated_kernel_is_not_slowed_by_what_a_frameworks_older_release_reached():
@@ -79,7 +79,7 @@ def test_a_stated_kernel_is_not_slowed_by_what_a_frameworks_older_release_reache
     assert stated.kernels.context_attention_rate_fraction == 1.0
 
 
-def test_long_blocks_hide_what_ranks_that_share_queries_do_beside():
+def test_long_blocks_overlap_what_ranks_that_share_queries_do_in_addition():
     behaviours = AttentionBehaviour(mask=CausalWindow(), is_head_tail=True, shared_rate_fraction=0.5)
     ranks = np.array([8.0])
     shares = [float(attention_share(behaviours, ranks, times * SHARED_BLOCK * ranks)[0]) for times in (0.5, 1.0, 4.0)]

@@ -108,11 +108,11 @@ def test_where_a_pipeline_leaves_the_node():
 
 
 def test_each_attention_has_a_mask_and_a_head_of_its_own():
-    """One that sees all keys beside a causal one, with heads half as deep."""
+    """A causal attention and one over all keys, with heads half as deep."""
     kept = program_of().derivation
     (causal,) = (op for op in kept.graph.operators if op.name == "attention")
-    whole = replace(causal.forward[0], mask=None, head_dim=causal.forward[0].head_dim // 2)
-    both = replace(causal, forward=(*causal.forward, whole), backward=(*causal.backward, whole))
+    uncausal = replace(causal.forward[0], mask=None, head_dim=causal.forward[0].head_dim // 2)
+    both = replace(causal, forward=(*causal.forward, uncausal), backward=(*causal.backward, uncausal))
     operators = tuple(both if op is causal else op for op in kept.graph.operators)
     changed = replace(kept, graph=replace(kept.graph, operators=operators))
     program = compile_program(
@@ -120,10 +120,10 @@ def test_each_attention_has_a_mask_and_a_head_of_its_own():
     )
     assert program.rows.attention.columns["behaviour"].tolist() == [0, 1, 0, 1]
     grid = grid_of({"cp": 2})
-    costs = [microbatch_cost(each, ESTIMATOR.machine, grid, np.array([1.0]), SEQ_LEN) for each in (program_of(), program)]
+    costs = [microbatch_cost(compiled, ESTIMATOR.machine, grid, np.array([1.0]), SEQ_LEN) for compiled in (program_of(), program)]
     before, after = (cost.flops.sum() for cost in costs)
     columns, sizes = program_of().rows.attention.columns, amount_values(program_of().amounts, grid, np.array([1.0]), SEQ_LEN)[0]
     square = np.prod([sizes[columns[name][0], 0] for name in ("batch", "heads", "queries", "keys")])
-    assert after - before == 14.0 * square * whole.head_dim
+    assert after - before == 14.0 * square * uncausal.head_dim
     times = [cost.attention.sum() for cost in costs]
     assert 1.5 * times[0] < times[1] < 2.5 * times[0]

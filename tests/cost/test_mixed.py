@@ -29,10 +29,10 @@ def setting(cluster, profile="megatron", **more):
     return make_setting(make_job(**JOB), cluster, chips=chips, profile=profile, **more)
 
 
-def plan_on(found, **knobs):
-    cluster = found.cluster
-    knobs.setdefault("attention", found.estimator.profile.kernels.default_attention)
-    return make_plan(found.job, cluster=found.reference, num_chips=cluster.num_chips, profile=found.profile, calibration="", **knobs)
+def plan_on(mix, **knobs):
+    cluster = mix.cluster
+    knobs.setdefault("attention", mix.estimator.profile.kernels.default_attention)
+    return make_plan(mix.job, cluster=mix.reference, num_chips=cluster.num_chips, profile=mix.profile, calibration="", **knobs)
 
 
 @pytest.mark.parametrize("profile", ["megatron", "torch-fsdp2", "deepspeed", "generic"])
@@ -52,8 +52,8 @@ def test_pools_of_equal_chips_are_one_cluster(name, profile):
 def test_a_mix_takes_no_less_than_its_fast_chips_and_no_more_than_its_slow_ones(name):
     steps = {}
     for cluster in ("16@dgx-h100+16@dgx-h100", "16@dgx-h100+16@dgx-a100", "16@dgx-a100+16@dgx-a100"):
-        found = setting(cluster)
-        steps[cluster] = found.estimator.predict(plan_on(found, **PLANS[name])).step_time
+        mix = setting(cluster)
+        steps[cluster] = mix.estimator.predict(plan_on(mix, **PLANS[name])).step_time
     fast, mixed, slow = steps.values()
     assert fast < mixed <= slow * (1.0 + 1e-12)
 
@@ -61,60 +61,60 @@ def test_a_mix_takes_no_less_than_its_fast_chips_and_no_more_than_its_slow_ones(
 def test_one_slow_node_delays_all():
     steps = []
     for speed in ("", "*90%", "*50%"):
-        found = setting(f"24@dgx-h100+8@dgx-h100{speed}")
-        steps.append(found.estimator.predict(plan_on(found, tp=2)).step_time)
+        mix = setting(f"24@dgx-h100+8@dgx-h100{speed}")
+        steps.append(mix.estimator.predict(plan_on(mix, tp=2)).step_time)
     assert steps[0] < steps[1] < steps[2]
     assert 1.5 < steps[2] / steps[0] < 2.0  # its work is twice as slow, its collectives are not
 
 
-def test_layers_are_dealt_out_by_speed():
-    found = setting("16@dgx-h100+16@dgx-a100")
-    even = plan_on(found, pp=4, tp=2)
-    balanced = balanced_plan(found.estimator, even)
+def test_layers_are_assigned_by_speed():
+    mix = setting("16@dgx-h100+16@dgx-a100")
+    even = plan_on(mix, pp=4, tp=2)
+    balanced = balanced_plan(mix.estimator, even)
     assert sum(balanced.stage_layers) == sum(even.stage_layers)
     assert min(balanced.stage_layers[:2]) > max(balanced.stage_layers[2:])
-    before, after = (found.estimator.predict(plan).step_time for plan in (even, balanced))
+    before, after = (mix.estimator.predict(plan).step_time for plan in (even, balanced))
     assert after < 0.8 * before
 
 
-def test_layers_are_dealt_out_no_further_than_there_is_room():
-    found = setting("4@h100-sxm-80gb+4@a100-sxm-40gb")
-    plan = plan_on(found, pp=2, tp=4, dp_replicate=1)
-    balanced = balanced_plan(found.estimator, plan)
-    prediction = found.estimator.predict(balanced)
+def test_layers_are_assigned_within_the_memory_of_the_faster_chips():
+    mix = setting("4@h100-sxm-80gb+4@a100-sxm-40gb")
+    plan = plan_on(mix, pp=2, tp=4, dp_replicate=1)
+    balanced = balanced_plan(mix.estimator, plan)
+    prediction = mix.estimator.predict(balanced)
     assert prediction.memory["total"] <= prediction.memory_usable
 
 
 def test_batches_by_speed_are_quicker_and_not_for_weights_gathered_each_microbatch():
-    equal, dealt = setting("16@dgx-h100+16@dgx-a100"), setting("16@dgx-h100+16@dgx-a100", settings={"batches_by_speed": True})
-    before, after = (each.estimator.predict(plan_on(each, tp=2, dp_shard=16, zero=1)).step_time for each in (equal, dealt))
+    equal, by_speed = setting("16@dgx-h100+16@dgx-a100"), setting("16@dgx-h100+16@dgx-a100", settings={"batches_by_speed": True})
+    before, after = (mix.estimator.predict(plan_on(mix, tp=2, dp_shard=16, zero=1)).step_time for mix in (equal, by_speed))
     assert after < 0.85 * before
     with pytest.raises(InputError, match=r"batches_by_speed.*use --zero 0 or 1"):
-        dealt.estimator.predict(plan_on(dealt, tp=2, dp_shard=16, zero=3))
+        by_speed.estimator.predict(plan_on(by_speed, tp=2, dp_shard=16, zero=3))
 
 
-def test_pipelines_are_told_apart_by_their_pools():
-    found = setting("16@dgx-h100+16@dgx-a100")
-    in_order = pipelines_of(plan_on(found, pp=2, tp=2), (16, 16))
-    assert [(each.pools, each.replicas) for each in in_order] == [((0, 1), 8)]
-    inside = pipelines_of(plan_on(found, pp=2, tp=2, order=("tp", "cp", "pp", "dp_shard", "dp_replicate")), (16, 16))
-    assert [(each.pools, each.replicas) for each in inside] == [((0, 0), 4), ((1, 1), 4)]
+def test_pipelines_are_distinguished_by_their_pools():
+    mix = setting("16@dgx-h100+16@dgx-a100")
+    in_order = pipelines_of(plan_on(mix, pp=2, tp=2), (16, 16))
+    assert [(pipeline.pools, pipeline.replicas) for pipeline in in_order] == [((0, 1), 8)]
+    inside = pipelines_of(plan_on(mix, pp=2, tp=2, order=("tp", "cp", "pp", "dp_shard", "dp_replicate")), (16, 16))
+    assert [(pipeline.pools, pipeline.replicas) for pipeline in inside] == [((0, 0), 4), ((1, 1), 4)]
     with pytest.raises(InputError, match=r"tp=8: .*two kinds"):
-        pipelines_of(plan_on(found, tp=8), (12, 20))
+        pipelines_of(plan_on(mix, tp=8), (12, 20))
 
 
 def test_what_needs_equal_chips_says_so():
-    found = setting("16@dgx-h100+16@dgx-a100")
+    mix = setting("16@dgx-h100+16@dgx-a100")
     from perfmodel.cost.estimate import evaluate_plan
 
     with pytest.raises(InputError, match="several kinds"):
-        evaluate_plan(found.estimator, plan_on(found, tp=2))
+        evaluate_plan(mix.estimator, plan_on(mix, tp=2))
 
 
 def test_other_batches_of_a_mix_are_predicted_alike():
-    found = setting("16@dgx-h100+16@dgx-a100")
-    twice = found.estimator.for_job(replace(found.job, global_batch=128))
-    other = make_setting(replace(found.job, global_batch=128), "16@dgx-h100+16@dgx-a100", profile="megatron")
+    mix = setting("16@dgx-h100+16@dgx-a100")
+    twice = mix.estimator.for_job(replace(mix.job, global_batch=128))
+    other = make_setting(replace(mix.job, global_batch=128), "16@dgx-h100+16@dgx-a100", profile="megatron")
     plan = plan_on(other, pp=2, tp=2)
     assert twice.predict(plan).step_time == other.estimator.predict(plan).step_time
 

@@ -102,9 +102,9 @@ def test_elements_of_a_chip():
 
 
 def test_tensor_by_tensor_pays_more_latency():
-    whole = costs(zero=1, dp_shard=16).of("publish", "step")[LAYER][0]
+    together = costs(zero=1, dp_shard=16).of("publish", "step")[LAYER][0]
     apart = costs(zero=1, dp_shard=16, profile=profile_of("megatron").having(parameter_unit="tensor")).of("publish", "step")[LAYER][0]
-    assert apart > whole
+    assert apart > together
 
 
 @pytest.mark.parametrize("bucket", [2e6, 5e6, 1e9])
@@ -120,7 +120,7 @@ def test_buckets_move_the_same_bytes(bucket):
 
 
 def test_a_tensor_is_never_split_among_buckets():
-    """However small the bucket, a layer goes in as many collectives as it has tensors; an embedding in one."""
+    """However small the bucket, a layer takes one collective for each of its tensors; an embedding takes one."""
     profile = profile_of("megatron").having(bucket_bytes=1.0)
     cost = costs(zero=0, dp_replicate=16, profile=profile)
     layer = [
@@ -128,8 +128,8 @@ def test_a_tensor_is_never_split_among_buckets():
         for p in ESTIMATOR.programs.program("megatron", AttentionKernel.FLASH, DEFAULT_RECOMPUTE_OPERATORS).parameters
         if "layer" in p.regions
     ]
-    each = collective(CollectiveKind.ALL_REDUCE, 4.0 * LAYER_ELEMENTS / len(layer), 16, 4)
-    assert cost.of("reduce", "step")[LAYER][0] == pytest.approx(each * len(layer), rel=1e-12)
+    per_tensor = collective(CollectiveKind.ALL_REDUCE, 4.0 * LAYER_ELEMENTS / len(layer), 16, 4)
+    assert cost.of("reduce", "step")[LAYER][0] == pytest.approx(per_tensor * len(layer), rel=1e-12)
     embedding = collective(CollectiveKind.ALL_REDUCE, 4.0 * MODEL.vocab_size * MODEL.hidden_size, 16, 4)
     assert cost.of("reduce", "step")[EMBEDDING][0] == pytest.approx(embedding, rel=1e-12)
 

@@ -1,4 +1,4 @@
-"""What a compiled program holds: which rows, in which phase, and what autograd keeps."""
+"""Rows of a compiled program in each phase, and the tensors that autograd keeps."""
 
 import numpy as np
 import pytest
@@ -76,7 +76,7 @@ def test_the_tail_begins_where_the_last_tensor_is_saved():
     ],
 )
 def test_a_recomputation_that_stops_early_leaves_out_the_last_product_of_the_core(profile, attention, again):
-    """It reads what backward needs, and its own output is kept beside the core; the fused kernel's output is not."""
+    """It reads what backward needs, and its output is kept outside the core; the fused kernel's output is not."""
     program = program_of(profile=profile, attention=attention)
     assert names(program.rows.matmul, "layer", "core") == again
     assert names(program.rows.attention, "layer", "core") == (["attention"] if attention is FLASH else [])
@@ -85,7 +85,7 @@ def test_a_recomputation_that_stops_early_leaves_out_the_last_product_of_the_cor
 def test_the_bias_of_a_row_parallel_linear_is_partial_over_tp_in_megatron_and_whole_in_torch():
     def summed(profile):
         parameters = program_of(profile=profile).parameters
-        return {each.name for each in parameters if "tp_kv" in each.gradient_axes and each.name.endswith("proj.bias")}
+        return {parameter.name for parameter in parameters if "tp_kv" in parameter.gradient_axes and parameter.name.endswith("proj.bias")}
 
     assert summed("megatron") == {"o_proj.bias", "down_proj.bias"}
     assert summed("torch-fsdp2") == set()
@@ -128,16 +128,16 @@ def test_biases_ride_on_the_matrix_product_where_nothing_is_between():
 def test_megatron_gathers_saved_inputs_again_and_torch_keeps_them():
     for profile, regathered in (("megatron", ["attention_norm.out", "mlp_norm.out"]), ("torch-fsdp2", [])):
         program = program_of(profile=profile, attention=FLASH)
-        found = [name for name in traffic(program, "layer", "backward", "regather") if name.endswith("norm.out")]
-        assert found == regathered, profile
+        sent_again = [name for name in traffic(program, "layer", "backward", "regather") if name.endswith("norm.out")]
+        assert sent_again == regathered, profile
 
 
 def test_megatron_keeps_the_shards_of_keys_and_values_and_torch_what_was_gathered():
-    """Of a sequence cut by cp, attention reads all keys and values; a shard of each is kept where they are gathered again."""
+    """Attention reads all keys and values of a sequence that cp shards; a shard of each is kept where they are gathered again."""
     for profile, again in (("megatron", ["k_rotary.out", "v_proj.out"]), ("torch-fsdp2", [])):
         program = program_of(profile=profile, rule_set="megatron", attention=FLASH, **LLAMA_LIKE)
-        found = [name for name in traffic(program, "layer", "backward", "context_parallel") if name in ("k_rotary.out", "v_proj.out")]
-        assert sorted(name for name in set(found) if found.count(name) == 2) == again, profile
+        sent = [name for name in traffic(program, "layer", "backward", "context_parallel") if name in ("k_rotary.out", "v_proj.out")]
+        assert sorted(name for name in set(sent) if sent.count(name) == 2) == again, profile
         kept = dict(zip(program.saved.names, program.saved.columns["amount"], strict=True))
         axes = [program.amounts.masks[program.amounts.axes[kept[name]]] for name in ("k_rotary.out", "v_proj.out")]
         assert all(("cp" in cut) == bool(again) for cut in axes), profile

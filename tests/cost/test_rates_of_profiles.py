@@ -17,13 +17,13 @@ PROFILE = load_profile("megatron").having(matmul_rate_fraction=MATMUL, fp8_matmu
 @pytest.mark.parametrize("dtype, matmul", [(Dtype.BF16, MATMUL), (Dtype.FP8, MATMUL * FP8)])
 def test_rates_are_the_frameworks(dtype, matmul):
     machine = resolve_machine(load_cluster("dgx-h100"), dtype=dtype)
-    found = with_rates_of(PROFILE, machine)
-    assert found.grouped_matmul.matmul.flop_rate / machine.grouped_matmul.matmul.flop_rate == pytest.approx(
-        found.matmul.flop_rate / machine.matmul.flop_rate, rel=1e-12
+    scaled = with_rates_of(PROFILE, machine)
+    assert scaled.grouped_matmul.matmul.flop_rate / machine.grouped_matmul.matmul.flop_rate == pytest.approx(
+        scaled.matmul.flop_rate / machine.matmul.flop_rate, rel=1e-12
     )
-    assert found.matmul.flop_rate == pytest.approx(machine.matmul.flop_rate * matmul, rel=1e-12)
-    assert found.attention["flash"].flop_rate == pytest.approx(machine.attention["flash"].flop_rate * 0.6, rel=1e-12)
-    assert found.matmul.bandwidth == machine.matmul.bandwidth
+    assert scaled.matmul.flop_rate == pytest.approx(machine.matmul.flop_rate * matmul, rel=1e-12)
+    assert scaled.attention["flash"].flop_rate == pytest.approx(machine.attention["flash"].flop_rate * 0.6, rel=1e-12)
+    assert scaled.matmul.bandwidth == machine.matmul.bandwidth
 
 
 @pytest.mark.parametrize("chip, cluster", [("a100", "dgx-a100"), ("h100", "dgx-h100")])
@@ -31,9 +31,9 @@ def test_rates_are_the_frameworks(dtype, matmul):
 def test_an_older_generation_of_attention_reaches_what_the_chip_says(chip, cluster, kernel):
     calibration = load_calibration(chip)
     machine = resolve_machine(load_cluster(cluster), calibration, dtype=Dtype.BF16)
-    found = with_rates_of(PROFILE.having(attention_kernel=kernel, attention_rate_fraction=1.0), machine)
+    scaled = with_rates_of(PROFILE.having(attention_kernel=kernel, attention_rate_fraction=1.0), machine)
     rate = calibration.attention_generations.get(kernel, 1.0)
-    assert found.attention["flash"].flop_rate == machine.attention["flash"].flop_rate * rate
+    assert scaled.attention["flash"].flop_rate == machine.attention["flash"].flop_rate * rate
     assert (rate < 1.0) == (kernel == "flash1" or (kernel, chip) == ("flash2", "h100"))
 
 

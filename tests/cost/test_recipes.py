@@ -31,7 +31,7 @@ def test_steps_are_as_much_shorter_as_published():
     assert predicted(Precision.FP8_CURRENT).step_time > predicted(Precision.FP8_DELAYED).step_time
 
 
-def test_weights_have_copies_beside_them():
+def test_weights_have_low_precision_copies_next_to_them():
     model = load_model("llama-3-70b")
     wide, low = predicted(Precision.BF16_MIXED), predicted(Precision.MXFP8)
     linear = sum(shape.num_elements for shape in model.layer_shapes() if len(shape.shape) == 2)

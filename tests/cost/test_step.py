@@ -1,4 +1,4 @@
-"""Pieces of a step: copies of a parameter, stages, what hides under what, sends and buffers."""
+"""Pieces of a step: copies of a parameter, stages, overlapped communication, sends and buffers."""
 
 from dataclasses import replace
 
@@ -52,10 +52,10 @@ def row_of(*, chips=16, profile="megatron", job=None, **knobs):
 )
 def test_bytes_of_each_copy(profile, precision, stored, gathered, gradient, reduced, state):
     sizes = element_bytes(PRECISION_POLICIES[precision], Optimizer.ADAMW, profile_of(profile))
-    found = (sizes.stored, sizes.gathered, sizes.gradient, sizes.reduced, sizes.state)
+    copies = (sizes.stored, sizes.gathered, sizes.gradient, sizes.reduced, sizes.state)
     if profile == "torch-fsdp2":  # fully_shard's gradients have the dtype of the parameters that stay
-        found = (*found[:2], 4, *found[3:])
-    assert found == (stored, gathered, gradient, reduced, state)
+        copies = (*copies[:2], 4, *copies[3:])
+    assert copies == (stored, gathered, gradient, reduced, state)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -86,7 +86,7 @@ def test_ranks_run_the_blocks_of_a_graph_in_its_order():
     assert stages_of(apart, (6, 6), 2).runs == ((1.0, 6.0, 0.0, 0.0), nothing, (0.0, 4.0, 2.0, 1.0))
     in_turn = (first, replace(narrow, turn="both"), replace(wide, turn="both"), last)
     assert stages_of(in_turn, (6, 6), 2).runs == ((1.0, 5.0, 1.0, 0.0), nothing, (0.0, 5.0, 1.0, 1.0))
-    # ranks between of which neither runs everything that the other does are told apart
+    # inner ranks of which neither runs everything that the other does are distinguished
     assert stages_of(in_turn, (1, 5, 5, 1), 4).runs[1:-1] == ((0.0, 4.0, 1.0, 0.0), (0.0, 5.0, 0.0, 0.0))
     assert stages_of(in_turn, (1, 5, 4, 2), 4).runs[1:-1] == ((0.0, 4.0, 1.0, 0.0),)
 
@@ -111,12 +111,12 @@ def test_host_floor_is_a_smooth_maximum():
         assert row.regions.backward[region] == pytest.approx(launches["backward"] + again, rel=1e-9)
 
 
-def test_the_host_launches_what_is_cut_as_often_and_collectives_beside_it():
-    whole, cut = (row_of(tp=tp, dp_replicate=16 // tp).plans for tp in (1, 4))
-    assert np.array_equal(whole.program.launches, cut.program.launches)
-    assert whole.micro.collectives.sum() == 0
+def test_sharding_keeps_the_number_of_launches_and_adds_collectives():
+    unsharded, cut = (row_of(tp=tp, dp_replicate=16 // tp).plans for tp in (1, 4))
+    assert np.array_equal(unsharded.program.launches, cut.program.launches)
+    assert unsharded.micro.collectives.sum() == 0
     layer = phase_launches(cut.micro, LAYER)
-    alone = phase_launches(whole.micro, LAYER)
+    alone = phase_launches(unsharded.micro, LAYER)
     assert sum(layer[phase] - alone[phase] for phase in ("core", "rest", "tail")) == 4  # two gathers and two scatters of a layer
 
 
@@ -135,7 +135,7 @@ def test_what_computes_launches_where_the_chip_is_its_own_host():
     profile = profile_of("torch-gloo").having(host_launch_time=1e-3)
     rows = [
         evaluate_plan(estimator, make_plan(job, cluster="test", num_chips=1)).columns
-        for estimator in (estimator_of(job, chips=1, profile=each, chip=core) for each in (profile, profile_of("torch-gloo")))
+        for estimator in (estimator_of(job, chips=1, profile=behaviour, chip=core) for behaviour in (profile, profile_of("torch-gloo")))
     ]
     launches = phase_launches(rows[0].plans.micro, LAYER)
     forward = FORWARD * (launches["core"] + launches["rest"] + launches["tail"])
@@ -165,13 +165,13 @@ def test_a_network_without_layers_waits_for_its_host_too():
 
 
 def parameter_time_alone(terms, regions, stages, *, num_microbatches, profile):
-    """Of one stage alone, with what its microbatches wait for."""
+    """Return the times of parameters of one stage alone, with the exposed time of each microbatch."""
     alone = {"schedule": PipelineSchedule.ONE_F_ONE_B, "num_ranks": 1.0}
     waits = exposed_each_microbatch(terms, regions, stages, **alone, profile=profile)
     return parameter_time(terms, regions, stages, waits, num_microbatches=num_microbatches, profile=profile)
 
 
-# --- what hides under what ----------------------------------------------------------------------------------------
+# --- overlapped communication ----------------------------------------------------------------------------------------
 
 
 def times(row, profile, **changes):
@@ -187,13 +187,13 @@ def test_nothing_hides_without_overlap(profile):
     gather, reduction = times(row, profile_of(profile), prefetches_parameters=False, overlaps_gradients=())
     layers = row.plans.stages.total[LAYER]
 
-    def whole(per_region):
+    def summed(per_region):
         return per_region[0] + layers * per_region[LAYER] + per_region[HEAD]
 
-    each = "microbatch"
-    gathers = whole(row.plans.terms.gather_forward[each]) + whole(row.plans.terms.gather_backward[each])
+    period = "microbatch"
+    gathers = summed(row.plans.terms.gather_forward[period]) + summed(row.plans.terms.gather_backward[period])
     assert gather == pytest.approx(gathers, rel=1e-12)
-    assert reduction == pytest.approx(whole(row.plans.terms.reduce[each]) + whole(row.plans.terms.reduce["step"]), rel=1e-12)
+    assert reduction == pytest.approx(summed(row.plans.terms.reduce[period]) + summed(row.plans.terms.reduce["step"]), rel=1e-12)
 
 
 def test_under_endless_compute_only_the_first_gather_shows():
@@ -218,9 +218,9 @@ def test_a_share_of_hidden_reduction_may_show():
 
 
 def test_gradients_that_are_scattered_may_wait_for_the_end_of_backward():
-    whole, scattered = row_of(dp_replicate=16), row_of(dp_shard=16, zero=1)
+    reduced, scattered = row_of(dp_replicate=16), row_of(dp_shard=16, zero=1)
     profile = profile_of("megatron")
-    for row, waits in ((whole, False), (scattered, True)):
+    for row, waits in ((reduced, False), (scattered, True)):
         hidden, partly, shown = (float(times(row, profile, exposed_scatter_fraction=share)[1][0]) for share in (0.0, 0.5, 1.0))
         assert (shown > partly > hidden) is waits
         assert float(times(row, profile, overlaps_gradients=(0,))[1][0]) == pytest.approx(shown, rel=1e-12)
@@ -234,19 +234,19 @@ def test_gradients_that_are_scattered_may_wait_for_the_end_of_backward():
 def test_whole_gradients_of_every_microbatch_show_where_they_outlast_its_backward():
     """m max(0, t - w) + s min(t, w)"""
     row = row_of(dp_replicate=16)
-    each = {"microbatch": tuple(1e3 * x for x in row.plans.terms.reduce["step"]), "step": row.plans.terms.reduce["microbatch"]}
+    reductions = {"microbatch": tuple(1e3 * x for x in row.plans.terms.reduce["step"]), "step": row.plans.terms.reduce["microbatch"]}
     happens = row.plans.terms.program.happens - {("reduce", "step")} | {("reduce", "microbatch")}
-    terms = replace(row.plans.terms, reduce=each, program=replace(row.plans.terms.program, happens=happens))
+    terms = replace(row.plans.terms, reduce=reductions, program=replace(row.plans.terms.program, happens=happens))
     profile = profile_of("megatron").having(exposed_gradient_fraction=0.25, compute_slowdown_under_communication=0.0)
     _, reduction = parameter_time_alone(terms, row.regions, row.plans.stages, num_microbatches=np.array([3.0]), profile=profile)
-    t, w = stage_sums(each["microbatch"], row.plans.stages)[0], stage_sums(row.regions.backward, row.plans.stages)[0]
+    t, w = stage_sums(reductions["microbatch"], row.plans.stages)[0], stage_sums(row.regions.backward, row.plans.stages)[0]
     assert float(t[0]) > float(w[0])
     assert float(reduction[0]) == pytest.approx(float((3 * (t - w) + 0.25 * w)[0]), rel=1e-12)
 
 
 @pytest.mark.parametrize("prefetches", [True, False])
 def test_time_of_windows_is_spent_once(prefetches):
-    """However slow the network: exposed = all communication - at most all compute that it could hide under."""
+    """However slow the network: exposed = all communication - at most all compute that could overlap it."""
     row = row_of(profile="torch-fsdp2", dp_shard=16, zero=3)
     slow = {
         name: {when: tuple(1e3 * x for x in values) for when, values in getattr(row.plans.terms, name).items()}
@@ -330,10 +330,10 @@ def test_a_link_carries_one_thing_at_a_time(profile, recompute, zero):
     terms, regions, m = row.plans.terms, row.regions, 8
     held = 0.0
     for region, layers in enumerate([1, 8, 1]):
-        each = m * (regions.forward[region] - regions.free_forward[region] + regions.backward[region] - regions.free_backward[region])
+        passes = m * (regions.forward[region] - regions.free_forward[region] + regions.backward[region] - regions.free_backward[region])
         gathers = sum(m * by[region]["microbatch"] + by[region]["step"] for by in _by_region(terms.gather_forward, terms.gather_backward))
         reductions = m * terms.reduce["microbatch"][region] + terms.reduce["step"][region]
-        held += layers * (each + gathers + reductions).item()
+        held += layers * (passes + gathers + reductions).item()
     assert held <= row.step_time * (1 + 1e-9)
     assert all((free <= busy).all() for free, busy in zip(regions.free_backward, regions.backward, strict=True))
 

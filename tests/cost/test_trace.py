@@ -42,15 +42,15 @@ PLANS = {
 @pytest.mark.parametrize("name", PLANS)
 def test_spans_add_up_to_the_parts_of_the_rank(name, detail):
     prediction, timelines = drawn(PLANS[name](), detail if name != "published" else None)
-    for each in timelines:
+    for timeline in timelines:
         times = Counter()
-        for span in each.spans:
+        for span in timeline.spans:
             times[span.part] += 0.0 if span.hidden else span.time
-        assert set(each.parts) == set(prediction.parts)
-        for part, time in each.parts.items():
+        assert set(timeline.parts) == set(prediction.parts)
+        for part, time in timeline.parts.items():
             assert times[part] == pytest.approx(time, abs=1e-11 * prediction.step_time)
-        assert sum(each.parts.values()) == prediction.step_time
-        assert max(span.start + span.time for span in each.spans) == pytest.approx(prediction.step_time, rel=1e-12)
+        assert sum(timeline.parts.values()) == prediction.step_time
+        assert max(span.start + span.time for span in timeline.spans) == pytest.approx(prediction.step_time, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -59,17 +59,19 @@ def test_the_critical_rank_has_the_parts_of_the_prediction(name):
     setting = setting_of_plan(plan)
     prediction = predict_in(setting, plan)
     timelines = rank_timelines(setting.estimator, plan, [rank_at(plan, {"pp": i}) for i in range(plan.layout.pp)], Detail.PASSES)
-    assert any(dict(each.parts) == pytest.approx(dict(prediction.parts), abs=1e-12 * prediction.step_time) for each in timelines)
+    assert any(dict(timeline.parts) == pytest.approx(dict(prediction.parts), abs=1e-12 * prediction.step_time) for timeline in timelines)
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_spans_of_a_rank_follow_each_other_and_hidden_ones_lie_in_their_pass(name):
     _, timelines = drawn(PLANS[name]())
-    for each in timelines:
+    for timeline in timelines:
         now = 0.0
-        for span in each.spans:
+        for span in timeline.spans:
             if span.hidden:
-                assert any(one.start - 1e-9 <= span.start and span.start + span.time <= one.start + one.time + 1e-9 for one in each.passes)
+                assert any(
+                    one.start - 1e-9 <= span.start and span.start + span.time <= one.start + one.time + 1e-9 for one in timeline.passes
+                )
             else:
                 assert span.start == pytest.approx(now, abs=1e-9)
                 now = span.start + span.time
@@ -81,7 +83,7 @@ def test_the_highest_memory_is_that_of_the_rank(name):
     setting = setting_of_plan(plan)
     prediction = predict_in(setting, plan)
     timelines = rank_timelines(setting.estimator, plan, [rank_at(plan, {"pp": i}) for i in range(plan.layout.pp)], Detail.PASSES)
-    peaks = [max(sum(classes.values()) for _, classes in each.memory) for each in timelines]
+    peaks = [max(sum(classes.values()) for _, classes in timeline.memory) for timeline in timelines]
     assert max(peaks) == pytest.approx(prediction.memory["total"], rel=1e-9)
     times = [time for time, _ in timelines[0].memory]
     assert all(later >= earlier - 1e-12 for earlier, later in pairwise(times))
@@ -91,7 +93,7 @@ def test_a_pipeline_is_idle_before_its_first_and_after_its_last_pass():
     _, timelines = drawn(PLANS["1f1b"]())
     first, middle, last = timelines
     assert first.passes[0].start < middle.passes[0].start < last.passes[0].start
-    assert [each.name for each in last.passes[:4]] == ["forward 0", "backward 0", "forward 1", "backward 1"]
+    assert [one.name for one in last.passes[:4]] == ["forward 0", "backward 0", "forward 1", "backward 1"]
     assert first.stretch == pytest.approx(1.0, abs=0.1)
 
 

@@ -27,18 +27,18 @@ def run(**changes):
 )
 def test_intervals_and_waste_are_those_of_daly(stall, mtbf, restart, interval, waste):
     """Rows worked out from Daly's formulas; the last has the rates of Llama 3 on 16,384 chips."""
-    found = daly_interval(stall=stall, mtbf=mtbf)
-    assert found == pytest.approx(interval, abs=0.5)
-    assert 100 * (1 - goodput(interval=found, stall=stall, restart=restart, mtbf=mtbf)) == pytest.approx(waste, abs=0.05)
+    best = daly_interval(stall=stall, mtbf=mtbf)
+    assert best == pytest.approx(interval, abs=0.5)
+    assert 100 * (1 - goodput(interval=best, stall=stall, restart=restart, mtbf=mtbf)) == pytest.approx(waste, abs=0.05)
 
 
 @given(stall=st.floats(0.1, 600), mtbf=st.floats(3600, 1e7), restart=st.floats(0, 1800))
 def test_no_other_interval_has_a_clearly_better_goodput(stall, mtbf, restart):
     best = daly_interval(stall=stall, mtbf=mtbf)
-    found = goodput(interval=best, stall=stall, restart=restart, mtbf=mtbf)
+    highest = goodput(interval=best, stall=stall, restart=restart, mtbf=mtbf)
     others = [goodput(interval=best * factor, stall=stall, restart=restart, mtbf=mtbf) for factor in (0.25, 0.5, 0.8, 1.25, 2, 4)]
-    assert 0 < found <= 1
-    assert max(others) <= found * 1.001
+    assert 0 < highest <= 1
+    assert max(others) <= highest * 1.001
 
 
 def test_a_job_that_fails_all_the_time_makes_no_progress():
@@ -54,12 +54,12 @@ def test_spare_nodes_are_a_quantile_of_the_failures():
 
 
 def test_parts_of_a_run_follow_from_its_wall_time():
-    found = run()
-    assert found.wall_days == pytest.approx(found.days / found.goodput)
-    assert found.chip_hours == pytest.approx(found.wall_days * 24 * 1024)
-    assert found.cost == pytest.approx(2.0 * found.chip_hours)
-    assert found.failures == pytest.approx(found.wall_days * 86400 / found.mtbf)
-    assert found.carbon == pytest.approx(found.energy / 3.6e6 * 0.481)
+    training = run()
+    assert training.wall_days == pytest.approx(training.days / training.goodput)
+    assert training.chip_hours == pytest.approx(training.wall_days * 24 * 1024)
+    assert training.cost == pytest.approx(2.0 * training.chip_hours)
+    assert training.failures == pytest.approx(training.wall_days * 86400 / training.mtbf)
+    assert training.carbon == pytest.approx(training.energy / 3.6e6 * 0.481)
 
 
 def test_more_failures_cost_time_and_nothing_else_changes_the_steps():
@@ -82,8 +82,8 @@ def test_a_checkpoint_holds_fourteen_bytes_of_a_parameter_with_adamw_in_bf16_mix
 
 
 def test_what_is_not_known_is_not_made_up():
-    found = run(chip_watts=0.0, price_per_hour=0.0)
-    assert (found.energy, found.carbon, found.cost) == (0.0, 0.0, 0.0)
+    training = run(chip_watts=0.0, price_per_hour=0.0)
+    assert (training.energy, training.carbon, training.cost) == (0.0, 0.0, 0.0)
     assert run(price_per_hour=0.0, assume={"price": 3.0}).cost == pytest.approx(3.0 * run().chip_hours)
 
 
@@ -103,8 +103,8 @@ def test_a_wrong_assumption_is_refused(assume, sentence):
 
 
 def test_every_constant_has_a_source_and_lies_in_its_published_range():
-    for each in perfmodel.list_assumptions():
-        assert each.low <= each.value <= each.high, each.name
-        assert each.source
-        assert each.means
-        assert each.date
+    for assumption in perfmodel.list_assumptions():
+        assert assumption.low <= assumption.value <= assumption.high, assumption.name
+        assert assumption.source
+        assert assumption.means
+        assert assumption.date

@@ -42,7 +42,7 @@ def test_bytes_are_those_of_the_recipe(precision, num_bytes):
 
 @pytest.mark.parametrize("precision, reads", [(Precision.FP8_DELAYED, 1), (Precision.FP8_CURRENT, 2)])
 def test_primary_weights_in_8_bits_are_cast_by_who_updates_them_and_turned_by_all(precision, reads):
-    """Of float32 masters, a byte in place of the two that the optimizer's own pass writes; after the gather the other order is made."""
+    """float32 masters: one byte replaces the two that the optimizer's own pass writes; the other order is written after the gather."""
     profile = profile_of("megatron").having(gathers_low_weights=True)
     for pp in (1, 2):
         _, moved = step(precision, profile=profile, zero=1, pp=pp, tp=2)

@@ -37,18 +37,18 @@ def shown(plan: Plan, rank: int) -> str:
 
 
 def audit_many(num_plans: int, number: int, seconds: float) -> dict[str, list[float]]:
-    """Shares by which each kind of memory differs, of as many plans as the seconds allow."""
+    """Return the shares by which each kind of memory differs, for the number of plans that the seconds allow."""
     shares: dict[str, list[float]] = {name: [] for name in ALLOWED}
     ends = time.monotonic() + seconds
     with CountingProcess() as process:
 
         @seed(number)
         @settings(max_examples=num_plans, phases=[Phase.generate], database=None, deadline=None, suppress_health_check=list(HealthCheck))
-        @given(plan=plans(), place=st.integers(0, 1 << 20))
-        def audit(plan: Plan, place: int) -> None:
+        @given(plan=plans(), drawn=st.integers(0, 1 << 20))
+        def audit(plan: Plan, drawn: int) -> None:
             if time.monotonic() > ends:
                 return
-            rank = place % plan.num_chips
+            rank = drawn % plan.num_chips
             wrong = [row for row in rows_of(process, plan, rank) if row.difference and not row.tolerance]
             for row in rows_of(process, grown(plan), rank):
                 if row.tolerance:

@@ -57,7 +57,7 @@ def groups() -> Iterator[Groups]:
 
 @pytest.fixture(scope="session")
 def brief_machine() -> tuple[MachineMeasurement, list[tuple[float, str]]]:
-    """This machine measured briefly, with some of the sizes and few repetitions, and the progress that was told meanwhile."""
+    """This machine measured briefly, with some of the sizes and few repetitions, and the progress reported meanwhile."""
     if local_cluster().num_chips < 2:
         pytest.skip("needs two cores")
     seen: list[tuple[float, str]] = []
@@ -68,17 +68,17 @@ def brief_machine() -> tuple[MachineMeasurement, list[tuple[float, str]]]:
 
 
 def a_part_of_the_scope(device: str, *, brief: bool, logit_bytes: float) -> Scope:
-    whole = make_scope(device, brief=brief, logit_bytes=logit_bytes)
+    scope = make_scope(device, brief=brief, logit_bytes=logit_bytes)
     return replace(
-        whole,
-        budget=0.1 * whole.budget,
-        matmuls=whole.matmuls[4::3],
-        half_matmuls=whole.half_matmuls[:3:2],  # a core without units for bf16 takes seconds for the largest
-        elements=whole.elements[::2],
-        attentions=whole.attentions[:4],
-        decodes=whole.decodes[:3],
-        weights=whole.weights[1:],
-        message_bytes=whole.message_bytes[::2],
+        scope,
+        budget=0.1 * scope.budget,
+        matmuls=scope.matmuls[4::3],
+        half_matmuls=scope.half_matmuls[:3:2],  # a core without units for bf16 takes seconds for the largest
+        elements=scope.elements[::2],
+        attentions=scope.attentions[:4],
+        decodes=scope.decodes[:3],
+        weights=scope.weights[1:],
+        message_bytes=scope.message_bytes[::2],
     )
 
 

@@ -42,7 +42,7 @@ DENSE_FIRST = (
     LayerSpec(name="dense_layer", count=2, mixer="latent"),
     LayerSpec(name="layer", count=2, mixer="latent", feed_forward="experts"),
 )
-#: With experts: alone, and with shared ones beside them and groups.
+#: With experts: alone, and with shared experts and groups.
 EXPERT_VARIANTS = {
     "mixtral": dict(experts=Experts(num_experts=8, top_k=2, width=24)),
     "shared experts": dict(
@@ -60,7 +60,7 @@ BIASED = {
     ),
 }  # fmt: skip
 SPARSE = replace(LATENT, index_heads=4, index_head_dim=8, index_top=12)
-#: Latent attention to the keys that an indexer chooses, beside experts and without.
+#: Latent attention to the keys that an indexer chooses, with experts and without.
 SPARSE_VARIANTS = {
     "sparse": dict(latent=SPARSE, num_key_value_heads=8),
     "glm-5": dict(
@@ -71,7 +71,7 @@ SPARSE_VARIANTS = {
 #: What attention gives is scaled by a gate of each entry.
 GATED = {"gated": dict(attention_gate=True, qk_norm=True)}
 LATENT_VARIANTS = {"latent": dict(latent=LATENT, num_key_value_heads=8)}
-#: Mixers with a state: beside experts as Qwen3-Next (gated attention in every second layer) and Nemotron have them, and without.
+#: Mixers with a state: with experts, as in Qwen3-Next (gated attention in every second layer) and Nemotron, and without.
 STATE = Mamba(num_heads=8, head_dim=4, num_groups=4, state_size=6, conv_kernel=4, chunk_size=8)
 DELTA = DeltaNet(num_key_heads=4, num_value_heads=8, key_head_dim=6, value_head_dim=4, conv_kernel=4, chunk_size=8)
 STATE_VARIANTS = {

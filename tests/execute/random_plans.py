@@ -105,7 +105,7 @@ def plans(draw: st.DrawFn) -> Plan:
         global_batch=replicate * shard * micro_batch * microbatches,
         seq_len=draw(st.sampled_from([32, 64])),
         precision=draw(st.sampled_from([Precision.BF16_MIXED, Precision.FP32, Precision.BF16])),
-        optimizer=draw(st.sampled_from([each for each in Optimizer if each.is_plain])),
+        optimizer=draw(st.sampled_from([optimizer for optimizer in Optimizer if optimizer.is_plain])),
     )
     try:
         plan = make_plan(

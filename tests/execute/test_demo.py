@@ -71,9 +71,9 @@ def test_what_other_processes_took_is_what_is_busy_and_not_ours(tmp_path: Path):
     tick = os.sysconf("SC_CLK_TCK")
     (tmp_path / "7").mkdir()
 
-    def at(user: int, idle: int, own: int) -> ProcessorUse:
+    def at(user: int, idle: int, busy: int) -> ProcessorUse:
         (tmp_path / "stat").write_text(f"cpu  {user * tick} 0 0 {idle * tick} 0 0 0 0 0 0\ncpu0 0\n")
-        (tmp_path / "7" / "stat").write_text(f"7 (python (3) x) R {' '.join(['0'] * 10)} {own * tick} 0 0 0\n")
+        (tmp_path / "7" / "stat").write_text(f"7 (python (3) x) R {' '.join(['0'] * 10)} {busy * tick} 0 0 0\n")
         return processor_use([7], proc=tmp_path)
 
     earlier, later = at(100, 100, 10), at(130, 110, 20)

@@ -1,4 +1,4 @@
-"""What operators written out in torch move, counted kernel by kernel."""
+"""Memory traffic of operators written out in torch, counted kernel by kernel."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Traffic(TorchDispatchMode):
         self.num_bytes = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        tensors = list({id(each): each for each in tree_leaves((args, kwargs or {})) if isinstance(each, torch.Tensor)}.values())
-        written = args[0] if made is None and function._schema.is_mutable else made  # lists that change in place are not given back
-        outputs = [each for each in tree_leaves(written) if isinstance(each, torch.Tensor)]
-        places = {each.untyped_storage().data_ptr() for each in tensors}
-        is_view = outputs and all(each.untyped_storage().data_ptr() in places for each in outputs) and not function._schema.is_mutable
+        result = function(*args, **(kwargs or {}))
+        tensors = list({id(leaf): leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, torch.Tensor)}.values())
+        written = args[0] if result is None and function._schema.is_mutable else result  # lists that change in place are not given back
+        outputs = [leaf for leaf in tree_leaves(written) if isinstance(leaf, torch.Tensor)]
+        places = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        is_view = outputs and all(tensor.untyped_storage().data_ptr() in places for tensor in outputs) and not function._schema.is_mutable
         if not is_view:
-            self.num_bytes += sum(each.numel() * each.element_size() for each in (*tensors, *outputs))
-        return made
+            self.num_bytes += sum(tensor.numel() * tensor.element_size() for tensor in (*tensors, *outputs))
+        return result
 
 
 def counted(function, *shapes):

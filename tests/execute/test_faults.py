@@ -84,7 +84,9 @@ def test_a_group_answers_in_rank_order_and_again(trap):
         assert group.call(rank_of) == [0, 1]
         assert group.call(rank_of) == [0, 1]
         pids = group.pids
-        listening = {found.laddr.ip for pid in pids for found in psutil.Process(pid).net_connections("inet") if not found.raddr}
+        listening = {
+            connection.laddr.ip for pid in pids for connection in psutil.Process(pid).net_connections("inet") if not connection.raddr
+        }
         assert listening == {"127.0.0.1"}
         folder = group._folder
         assert folder.stat().st_mode & 0o777 == 0o700

@@ -83,7 +83,7 @@ def test_gradients_equal_those_of_one_process(form, variant, groups):
     assert checked == {shape.name for shape in tiny(variant).parameter_shapes()}
 
 
-#: Of models with experts: each mesh of experts beside each of attention's axes.
+#: Models with experts: each mesh of experts combined with each of attention's axes.
 EXPERT_FORMS = {
     "every expert everywhere, zero 3": (2, dict(zero=3)),
     "over context": (2, dict(cp=2, ep=2)),
@@ -139,7 +139,7 @@ def test_gradients_of_biases_and_sinks_equal_those_of_one_process(form, groups):
     assert {name for errors in results for name in errors} >= {shape.name for shape in tiny("gpt-oss").parameter_shapes()}
 
 
-#: Of models with latent attention, beside experts and without.
+#: Models with latent attention, with experts and without.
 LATENT_FORMS = {
     "tensor": (2, "latent", dict(tp=2, sequence_parallel=False, micro_batch=4)),
     "context x zero 3": (2, "latent", dict(cp=2, zero=3)),
@@ -178,7 +178,7 @@ def test_gradients_of_sparse_attention_equal_those_of_one_process(form, groups):
     assert {name for errors in results for name in errors} >= {shape.name for shape in tiny(variant).parameter_shapes()}
 
 
-#: Of models with a state in the place of keys in some layers, beside experts and without.
+#: Models with a state in the place of keys in some layers, with experts and without.
 STATE_FORMS = {
     "zero 3": (2, "qwen3-next", dict(ep=2, zero=3)),
     "over tensor": (2, "qwen3-next", dict(tp=2, ep=2, etp=1, micro_batch=4)),
@@ -260,7 +260,7 @@ TRAINED = {
 
 @pytest.fixture(scope="session")
 def losses(groups):
-    """Of the first steps of a plan on two ranks, run once however many tests compare with it."""
+    """Losses of the first steps of a plan on two ranks, run once for all tests that compare with it."""
 
     @cache
     def run(plan, steps):
@@ -274,8 +274,8 @@ def losses(groups):
 def test_training_follows_data_parallel_training(form, optimizer, losses):
     """The optimizer's shards and the published weights: losses of later steps depend on both."""
     options = dict(model=tiny("gpt2"), optimizer=optimizer)
-    expected, found = losses(tiny_plan(2, **options), 4), losses(tiny_plan(2, **options, **TRAINED[form]), 4)
-    assert found == pytest.approx(expected, rel=2e-5)
+    expected, trained = losses(tiny_plan(2, **options), 4), losses(tiny_plan(2, **options, **TRAINED[form]), 4)
+    assert trained == pytest.approx(expected, rel=2e-5)
     assert expected[3] < expected[0]
 
 
@@ -283,6 +283,6 @@ def test_training_follows_data_parallel_training(form, optimizer, losses):
 @pytest.mark.parametrize("form", ["data parallel", *TRAINED, "context"])
 def test_bf16_training_stays_near_fp32(form, precision, losses):
     knobs = {**TRAINED, "data parallel": {}, "context": dict(cp=2)}[form]
-    expected, found = losses(tiny_plan(2), 3), losses(tiny_plan(2, precision=precision, **knobs), 3)
+    expected, trained = losses(tiny_plan(2), 3), losses(tiny_plan(2, precision=precision, **knobs), 3)
     # pure bf16 has no finer copy of the weights: its first updates are mostly rounded away
-    assert found == pytest.approx(expected, rel=1e-2 if precision is Precision.BF16_MIXED else 4e-2)
+    assert trained == pytest.approx(expected, rel=1e-2 if precision is Precision.BF16_MIXED else 4e-2)

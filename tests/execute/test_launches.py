@@ -1,4 +1,4 @@
-"""Kernels that the host is said to launch for a layer, against those that torch runs."""
+"""Kernels that the host is predicted to launch for a layer, against those that torch runs."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ class Kernels(TorchDispatchMode):
         self.number = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
-        places = {each.untyped_storage().data_ptr() for each in tree_leaves((args, kwargs or {})) if isinstance(each, torch.Tensor)}
-        outputs = [each for each in tree_leaves(made) if isinstance(each, torch.Tensor)]
-        is_view = all(each.untyped_storage().data_ptr() in places for each in outputs) and not function._schema.is_mutable
+        result = function(*args, **(kwargs or {}))
+        places = {leaf.untyped_storage().data_ptr() for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, torch.Tensor)}
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        is_view = all(tensor.untyped_storage().data_ptr() in places for tensor in outputs) and not function._schema.is_mutable
         is_empty = function in (torch.ops.aten.empty.memory_format, torch.ops.aten.empty_like.default, torch.ops.aten.detach.default)
         self.number += bool(outputs) and bool(places) and not is_view and not is_empty
-        return made
+        return result
 
 
 def counted(module, x):
-    """Of both passes, where gradients are added to those of a microbatch before."""
+    """Return the kernels of both passes, where gradients are added to those of a microbatch before."""
     module(x).sum().backward()
     with Kernels() as forward:
         y = module(x)
@@ -58,7 +58,7 @@ class Layer(nn.Module):
 
     def forward(self, x):
         y = self.norms[0](x)
-        heads = (each(y).view(1, TOKENS, HEADS, -1).transpose(1, 2) for each in (self.q, self.k, self.v))
+        heads = (linear(y).view(1, TOKENS, HEADS, -1).transpose(1, 2) for linear in (self.q, self.k, self.v))
         y = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).reshape(1, TOKENS, WIDTH)
         x = x + self.o(y)
         return x + self.down(F.gelu(self.up(self.norms[1](x))))

@@ -1,4 +1,4 @@
-"""What the planner asks of the executor: reasons and shrunk plans, without importing torch."""
+"""Reasons and shrunk plans that the planner reads from the executor, without importing torch."""
 
 import subprocess
 import sys
@@ -99,7 +99,7 @@ def test_what_torchs_modules_do_not_run_has_a_reason_and_is_interpreted(plan, sa
     assert executable_reason(plan, 2) == ""
 
 
-def test_mixers_with_a_state_beside_experts_run_with_whole_sequences():
+def test_mixers_with_a_state_and_experts_run_with_unsharded_sequences():
     model = tiny("qwen3-next")
     assert executable_reason(tiny_plan(2, model=model, ep=2, tp=2, etp=1), 2) == ""
     assert executable_reason(tiny_plan(2, model=model, ep=2, cp=2), 2).startswith("cp=2: torch's own modules have whole sequences")
@@ -183,7 +183,7 @@ def test_a_shrunk_plan_fits_runs_and_keeps_its_form(pp, virtual, dp, cp, tp, ran
         ("qwen3-235b-a22b", dict(cp=4, ep=32, zero=2)),
     ],
 )
-def test_a_shrunk_plan_keeps_experts_dealt_out(model, knobs, ranks):
+def test_a_shrunk_plan_keeps_experts_sharded(model, knobs, ranks):
     job = TrainingJob(model=load_model(model), global_batch=64, seq_len=4096)
     small = shrink(make_plan(job, cluster="dgx-h100", num_chips=64, **knobs), ranks)
     assert small.num_chips <= ranks

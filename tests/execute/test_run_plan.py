@@ -20,23 +20,26 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 def test_a_run_measures_time_memory_and_traffic(groups, tmp_path):
     plan = tiny_plan(2, zero=3)
-    found = run_plan(plan, steps=5, warmup=1, group=groups(2))
-    assert found.plan == plan
-    assert found.step_times == tuple(sorted(found.step_times, key=found.step_times.index))
-    assert min(found.step_times) > 0
-    assert sorted(found.step_times)[2] == found.step_time
-    assert 0 <= found.step_time_spread <= max(found.step_times) - min(found.step_times)
-    phases = {name: time for name, time in found.parts.items() if not name.startswith("communication.")}
+    measurement = run_plan(plan, steps=5, warmup=1, group=groups(2))
+    assert measurement.plan == plan
+    assert measurement.step_times == tuple(sorted(measurement.step_times, key=measurement.step_times.index))
+    assert min(measurement.step_times) > 0
+    assert sorted(measurement.step_times)[2] == measurement.step_time
+    assert 0 <= measurement.step_time_spread <= max(measurement.step_times) - min(measurement.step_times)
+    phases = {name: time for name, time in measurement.parts.items() if not name.startswith("communication.")}
     assert set(phases) == {"forward", "backward", "gradient_sync", "optimizer"}
-    assert found.parts["communication.dp_shard"] > 0
+    assert measurement.parts["communication.dp_shard"] > 0
     # at least the sharded weights, gradients and optimizer state of a rank
-    assert found.peak_memory > plan.job.model.num_parameters * 16 / 2
-    assert {(record.kind, record.axis) for record in found.collectives} == {("all_gather", "dp_shard"), ("reduce_scatter", "dp_shard")}
-    assert found.gradient_error < 1e-4
+    assert measurement.peak_memory > plan.job.model.num_parameters * 16 / 2
+    assert {(record.kind, record.axis) for record in measurement.collectives} == {
+        ("all_gather", "dp_shard"),
+        ("reduce_scatter", "dp_shard"),
+    }
+    assert measurement.gradient_error < 1e-4
     path = tmp_path / "measurements.jsonl"
-    append_measurement(found, path)
-    append_measurement(replace(found, loss=1.0), path)
-    assert read_measurements(path) == (found, replace(found, loss=1.0))
+    append_measurement(measurement, path)
+    append_measurement(replace(measurement, loss=1.0), path)
+    assert read_measurements(path) == (measurement, replace(measurement, loss=1.0))
 
 
 def test_memory_is_the_same_from_run_to_run_and_smaller_when_sharded(groups):
@@ -117,14 +120,16 @@ rules:
 
 
 @pytest.mark.usefixtures("audits_share_a_process")
-def test_rules_of_ones_own_are_searched_saved_audited_and_run(groups, tmp_path):
+def test_the_users_own_rules_are_searched_saved_audited_and_run(groups, tmp_path):
     """Not one of the shipped sets, but with one rank of tp it cuts as Ulysses does, which the executor realises."""
     rules, saved = tmp_path / "mine.yaml", tmp_path / "plan.yaml"
     rules.write_text(MINE, encoding="utf-8")
     job = dict(model=tiny(), cluster="dgx-h100", chips=2, global_batch=4, seq_len=32, precision="fp32", profile="torch-gloo")
-    found = perfmodel.find_plans(**job, rules=["megatron", rules], cp=2, recompute="none", only_runnable=True, top=50)
-    assert {each.plan.rule_set for each in found.plans} == {"megatron", "heads-by-context"}
-    best = next(each.plan for each in found.plans if each.plan.rule_set == "heads-by-context" and each.plan.micro_batch == 2)
+    search = perfmodel.find_plans(**job, rules=["megatron", rules], cp=2, recompute="none", only_runnable=True, top=50)
+    assert {candidate.plan.rule_set for candidate in search.plans} == {"megatron", "heads-by-context"}
+    best = next(
+        candidate.plan for candidate in search.plans if candidate.plan.rule_set == "heads-by-context" and candidate.plan.micro_batch == 2
+    )
     perfmodel.write_plan(best, saved)
     rules.unlink()
     plan = perfmodel.read_plan(saved)

@@ -57,14 +57,14 @@ def test_a_plan_runs_under_torchrun_and_workers_die_with_it(tmp_path):
         try:
             line = process.stdout.readline()
             assert line, process.communicate()[1]
-            found = json.loads(line)
-            assert found["num_ranks"] == 2
-            assert found["plan_hash"] == tiny_plan(2, zero=3, batch=2).hash()
-            assert found["gradient_error"] < 1e-4
-            while not all(place.exists() and place.read_text() for place in places):
+            measurement = json.loads(line)
+            assert measurement["num_ranks"] == 2
+            assert measurement["plan_hash"] == tiny_plan(2, zero=3, batch=2).hash()
+            assert measurement["gradient_error"] < 1e-4
+            while not all(path.exists() and path.read_text() for path in places):
                 assert process.poll() is None, process.communicate()[1]
                 time.sleep(0.1)
-            pids = [int(place.read_text()) for place in places]
+            pids = [int(path.read_text()) for path in places]
             os.kill(process.pid, signal.SIGKILL)
             deadline = time.monotonic() + 60
             while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:

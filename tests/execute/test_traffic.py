@@ -22,9 +22,9 @@ def test_tensor_parallelism_reduces_twice_forward_and_twice_backward_a_layer(rec
     """And once for the embedding, once for the head's input, and three numbers a token for the loss. Recomputing a layer
     repeats its first reduction; torch stops before the second."""
     plan = tiny_plan(2, tp=2, sequence_parallel=False, micro_batch=BATCH, recompute=recompute)
-    found = traffic(groups(2), plan)
+    sent = traffic(groups(2), plan)
     activations = LAYERS * (4 + extra) + 2
-    assert found == {
+    assert sent == {
         ("all_reduce", "tp"): (activations + 3, activations * BATCH * SEQ * HIDDEN * FP32 + 3 * BATCH * SEQ * FP32),
     }
 
@@ -32,10 +32,10 @@ def test_tensor_parallelism_reduces_twice_forward_and_twice_backward_a_layer(rec
 @pytest.mark.parametrize("recompute, scatters, gathers", [("none", 0, 0), ("full", 1, 2)])
 def test_sequence_parallelism_moves_the_same_bytes_as_scatters_and_gathers(recompute, scatters, gathers, groups):
     plan = tiny_plan(2, tp=2, micro_batch=BATCH, recompute=recompute)
-    found = traffic(groups(2), plan)
+    sent = traffic(groups(2), plan)
     message = BATCH * SEQ * HIDDEN * FP32
     norms = (2 * LAYERS + 1) * HIDDEN * FP32
-    assert found == {
+    assert sent == {
         ("reduce_scatter", "tp"): (LAYERS * (4 + scatters) + 2, (LAYERS * (4 + scatters) + 2) * message),
         ("all_gather", "tp"): (LAYERS * (4 + gathers) + 2, (LAYERS * (4 + gathers) + 2) * message),
         # the loss, and every norm weight's gradient once, together
@@ -45,8 +45,8 @@ def test_sequence_parallelism_moves_the_same_bytes_as_scatters_and_gathers(recom
 
 @pytest.mark.parametrize("variant, forward, backward", [("falcon", 1, 1), ("neox", 1, 2)])
 def test_parallel_branches_are_added_before_they_are_reduced(variant, forward, backward, groups):
-    found = traffic(groups(2), tiny_plan(2, model=tiny(variant), tp=2, sequence_parallel=False, micro_batch=BATCH))
-    assert found["all_reduce", "tp"][0] == LAYERS * (forward + backward) + 2 + 3
+    sent = traffic(groups(2), tiny_plan(2, model=tiny(variant), tp=2, sequence_parallel=False, micro_batch=BATCH))
+    assert sent["all_reduce", "tp"][0] == LAYERS * (forward + backward) + 2 + 3
 
 
 @pytest.mark.parametrize("micro_batch", [1, 4])
@@ -91,10 +91,10 @@ def test_zero_1_scatters_gradients_and_gathers_weights_once_a_step(groups):
 
 def test_hybrid_sharding_reduces_a_shard_over_replicas(groups):
     plan = tiny_plan(4, dp_replicate=2, dp_shard=2, zero=3)
-    found = traffic(groups(4), plan)
+    sent = traffic(groups(4), plan)
     size = padded_parameters(plan.job.model, 2) * FP32
-    assert found["reduce_scatter", "dp_shard"] == (2 * UNITS, 2 * size)  # two microbatches
-    assert found["all_reduce", "dp_replicate"] == (UNITS, size / 2)
+    assert sent["reduce_scatter", "dp_shard"] == (2 * UNITS, 2 * size)  # two microbatches
+    assert sent["all_reduce", "dp_replicate"] == (UNITS, size / 2)
 
 
 def test_context_parallelism_gathers_keys_and_values(groups):
@@ -117,21 +117,21 @@ def test_pipeline_sends_each_microbatch_once_each_way(groups):
 
 def test_tied_embeddings_on_two_stages_are_reduced_between_them(groups):
     model = tiny("gpt2")
-    found = traffic(groups(2), tiny_plan(2, model=model, pp=2, micro_batch=2))
-    assert found["all_reduce", "pp"] == (1, model.vocab_size * model.hidden_size * FP32)
+    sent = traffic(groups(2), tiny_plan(2, model=model, pp=2, micro_batch=2))
+    assert sent["all_reduce", "pp"] == (1, model.vocab_size * model.hidden_size * FP32)
 
 
 @pytest.mark.parametrize("zero", [2, 3])
 def test_a_pipelined_fully_sharded_model_gathers_and_reduces_once_a_step(zero, groups):
     """Weights stay gathered and gradients unreduced from the first microbatch to the last."""
-    found = traffic(groups(4), tiny_plan(4, pp=2, dp_shard=2, zero=zero))
+    sent = traffic(groups(4), tiny_plan(4, pp=2, dp_shard=2, zero=zero))
     units = LAYERS // 2 + 1
-    assert found["reduce_scatter", "dp_shard"][0] == units
-    assert found["all_gather", "dp_shard"][0] == units
+    assert sent["reduce_scatter", "dp_shard"][0] == units
+    assert sent["all_gather", "dp_shard"][0] == units
 
 
 def test_tokens_travel_to_experts_as_counts_say(groups):
-    """Of 8 x 32 tokens, each for two experts, each rank sends all of one choice to expert 0, so that rank 0 gets 3/2 of the mean."""
+    """8 x 32 tokens, each for two experts: each rank sends all of one choice to expert 0, so that rank 0 gets 3/2 of the mean."""
     tokens, layers = BATCH * SEQ // 2, 2
     plan = tiny_plan(2, model=tiny("mixtral", num_hidden_layers=layers), ep=2, micro_batch=BATCH // 2)
     counts = RoutingCounts(((tokens, 0, 0, tokens // 2, 0, 0, 0, tokens // 2),) * 2)
@@ -143,8 +143,8 @@ def test_tokens_travel_to_experts_as_counts_say(groups):
 
 @pytest.mark.parametrize("recompute, forward", [("none", 1), ("full", 2)])
 def test_tokens_travel_once_to_each_rank_of_their_choice(recompute, forward, groups):
-    """Of the same tokens each rank sends half to one rank alone, for both of their choices. Beside tokens travel the weights of all
-    choices, and in a run how many tokens come and which of them each row is."""
+    """Each rank sends half of the same tokens to one rank alone, for both of their choices. Tokens travel with the weights of all choices;
+    a run sends the number of tokens and the token of each row in addition."""
     tokens, layers, ranks = BATCH * SEQ // 2, 2, 2
     knobs = dict(ep=2, micro_batch=BATCH // 2, dispatcher="flex", recompute=recompute)
     plan = tiny_plan(2, model=tiny("mixtral", num_hidden_layers=layers), **knobs)
@@ -154,7 +154,7 @@ def test_tokens_travel_once_to_each_rank_of_their_choice(recompute, forward, gro
     tallies = groups(2).call(count_collectives_on_rank, plan, counts)
     for tally, received, rows in zip(tallies, (2 * tokens, tokens), (3 * tokens, tokens), strict=True):
         weights = (forward * rows + 2 * tokens) * FP32
-        told = forward * (ranks + rows) * index
+        index_bytes = forward * (ranks + rows) * index
         moved = (forward + 1) * (sent + received) * HIDDEN * FP32  # what is recomputed stops before the last of its operators is needed
-        found = tally.counts["all_to_all", "ep"], tally.num_bytes["all_to_all", "ep"]
-        assert found == (layers * (3 * (forward + 1) + 2 * forward), layers * (moved + weights + told))
+        counted = tally.counts["all_to_all", "ep"], tally.num_bytes["all_to_all", "ep"]
+        assert counted == (layers * (3 * (forward + 1) + 2 * forward), layers * (moved + weights + index_bytes))

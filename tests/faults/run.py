@@ -59,7 +59,7 @@ class Outcome:
 
     complaints: tuple[str, ...]
     elapsed: float
-    said: str
+    output: str
     is_late: bool = False
 
 
@@ -105,24 +105,24 @@ def find_rank(parent: subprocess.Popen[str], fault: Fault) -> psutil.Process | N
     while parent.poll() is None:
         with suppress(psutil.Error):
             for child in psutil.Process(parent.pid).children():
-                found = re.search(entry, " ".join(child.cmdline()))
-                if found and (fault.verb == "audit" or int(found[1]) == fault.target):
+                match = re.search(entry, " ".join(child.cmdline()))
+                if match and (fault.verb == "audit" or int(match[1]) == fault.target):
                     return child
         time.sleep(0.01)
     return None
 
 
 def outside_listeners(mark: str) -> set[str]:
-    found = set()
+    addresses = set()
     for process in processes_of(mark):
         with suppress(psutil.Error):
-            found |= {c.laddr.ip for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN}
-    return {address for address in found if not address.startswith("127.") and address != "::1"}
+            addresses |= {c.laddr.ip for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+    return {address for address in addresses if not address.startswith("127.") and address != "::1"}
 
 
 def inject(fault: Fault, mark: str) -> Outcome:
-    with tempfile.TemporaryDirectory(prefix="perfmodel-faults-") as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory(prefix="perfmodel-faults-") as name:
+        folder = Path(name)
         parent = start(fault, folder, mark)
         try:
             return _inject(fault, folder, mark, parent)
@@ -141,13 +141,13 @@ def _inject(fault: Fault, folder: Path, mark: str, parent: subprocess.Popen[str]
         rank = find_rank(parent, fault)
         pid = rank.pid if rank is not None else 0
     if not pid or parent.poll() is not None:
-        return Outcome(complaints=(), elapsed=0.0, said="", is_late=True)
+        return Outcome(complaints=(), elapsed=0.0, output="", is_late=True)
     listeners = outside_listeners(mark)
     at = time.monotonic()
     try:
         os.kill(pid, fault.number)
     except ProcessLookupError:
-        return Outcome(complaints=(), elapsed=0.0, said="", is_late=True)
+        return Outcome(complaints=(), elapsed=0.0, output="", is_late=True)
     patience = LIMIT
     if fault.target is None and fault.number is signal.SIGSTOP:
         time.sleep(fault.moment % LONGEST_STOP)
@@ -156,11 +156,11 @@ def _inject(fault: Fault, folder: Path, mark: str, parent: subprocess.Popen[str]
     elif fault.number is signal.SIGINT and fault.target is not None:
         patience = 10 * LIMIT  # ranks leave Ctrl-C to the parent
     try:
-        out, said = parent.communicate(timeout=patience)
+        out, output = parent.communicate(timeout=patience)
     except subprocess.TimeoutExpired:
-        return Outcome(complaints=(f"no end within {patience:.0f} s",), elapsed=patience, said="")
+        return Outcome(complaints=(f"no end within {patience:.0f} s",), elapsed=patience, output="")
     elapsed = time.monotonic() - at
-    complaints = [*verdict(fault, parent.returncode, said)]
+    complaints = [*verdict(fault, parent.returncode, output)]
     if listeners:
         complaints.append(f"listened on {', '.join(sorted(listeners))}")
     deadline = time.monotonic() + 15.0
@@ -173,13 +173,13 @@ def _inject(fault: Fault, folder: Path, mark: str, parent: subprocess.Popen[str]
         complaints.append("ended well and said nothing")
     late = parent.returncode == 0 and fault.number in (signal.SIGKILL, signal.SIGTERM) and not complaints
     late = late or (parent.returncode == 0 and fault.target is not None and fault.number is signal.SIGSTOP and elapsed < 1.0)
-    return Outcome(complaints=() if late else tuple(complaints), elapsed=elapsed, said=said.strip(), is_late=late)
+    return Outcome(complaints=() if late else tuple(complaints), elapsed=elapsed, output=output.strip(), is_late=late)
 
 
-def verdict(fault: Fault, code: int, said: str) -> Iterator[str]:
-    """What is wrong with how it ended."""
-    lines = said.strip().splitlines()
-    if "Traceback" in said:
+def verdict(fault: Fault, code: int, output: str) -> Iterator[str]:
+    """Yield the complaints about the end of a command."""
+    lines = output.strip().splitlines()
+    if "Traceback" in output:
         # a signal in the first moment of the interpreter, before any of our code runs, is the interpreter's to tell
         yield f"traceback: {lines[-1]}"
     number = int(fault.number)
@@ -191,26 +191,26 @@ def verdict(fault: Fault, code: int, said: str) -> Iterator[str]:
             signal.SIGSTOP: {0},
         }[fault.number]
         if code not in expected:
-            yield f"exit code {code}, not {' or '.join(map(str, sorted(expected)))}: {said.strip()[-300:]}"
+            yield f"exit code {code}, not {' or '.join(map(str, sorted(expected)))}: {output.strip()[-300:]}"
         return
     if fault.number is signal.SIGINT and code == 0:
         return
     if code != 1:
-        yield f"exit code {code}, not 1: {said.strip()[-300:]}"
+        yield f"exit code {code}, not 1: {output.strip()[-300:]}"
     name = f"rank {fault.target} of {fault.num_ranks} {'hung' if fault.number is signal.SIGSTOP else 'died'}"
     if fault.verb == "audit":
         name = "process was stopped" if fault.number is signal.SIGSTOP else "process died"
-    if name not in said:
-        yield f"does not say {name!r}: {said.strip()[-300:]}"
+    if name not in output:
+        yield f"does not say {name!r}: {output.strip()[-300:]}"
 
 
 def undisturbed(verb: str, num_ranks: int) -> float:
     """How long it takes. [s]"""
-    with tempfile.TemporaryDirectory(prefix="perfmodel-faults-") as place:
+    with tempfile.TemporaryDirectory(prefix="perfmodel-faults-") as name:
         begin = time.monotonic()
-        process = start(Fault(verb=verb, num_ranks=num_ranks, target=None, number=signal.SIGTERM, moment=0.0), Path(place), "none")
-        said = process.communicate()[1]
-        assert process.returncode == 0, said
+        process = start(Fault(verb=verb, num_ranks=num_ranks, target=None, number=signal.SIGTERM, moment=0.0), Path(name), "none")
+        output = process.communicate()[1]
+        assert process.returncode == 0, output
         return time.monotonic() - begin
 
 
@@ -233,7 +233,7 @@ def main() -> None:
         ends_by_itself = fault.number is signal.SIGINT or (fault.target is None and fault.number is signal.SIGSTOP)
         slowest = slowest if ends_by_itself else max(slowest, outcome.elapsed)
         failures += bool(outcome.complaints)
-        last = (outcome.said.splitlines() or [""])[-1]
+        last = (outcome.output.splitlines() or [""])[-1]
         print(f"{number:3} {'WRONG' if outcome.complaints else 'right'} {fault}: {outcome.elapsed:.1f} s; {last[:150]}", flush=True)
         for complaint in outcome.complaints:
             print(f"    {complaint}", flush=True)

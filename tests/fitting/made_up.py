@@ -1,4 +1,4 @@
-"""Runs of a framework that nobody has: its steps are what perfmodel says of it."""
+"""Runs of a made-up framework, with steps as perfmodel predicts them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ PLANS = (
 def rows() -> tuple[dict[str, object], ...]:
     """One for each plan, with its step time."""
     profile = load_profile(BASE).having(**TRUTH)
-    found = []
+    runs = []
     for plan in PLANS:
         asked = {**JOB, **plan}
         predicted = perfmodel.predict(cluster=asked.pop("chip"), **asked, profile=profile)
-        found.append({"id": f"run-{len(found)}", **JOB, **plan, "step_time": predicted.step_time})
-    return tuple(found)
+        runs.append({"id": f"run-{len(runs)}", **JOB, **plan, "step_time": predicted.step_time})
+    return tuple(runs)
 
 
 def changed(index: int, **values: object) -> dict[str, object]:

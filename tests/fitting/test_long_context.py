@@ -1,4 +1,4 @@
-"""Runs of long contexts of one's own move the rate of attention."""
+"""The user's own runs of long contexts move the rate of attention."""
 
 import gzip
 import json
@@ -27,5 +27,5 @@ def test_two_runs_predict_the_other_two_within_8_percent(tmp_path, is_kernel_sta
     kernel = {"attention_kernel": "cudnn"} if is_kernel_stated else {}
     for name, model in OTHERS.items():
         job = {"model": model, "cluster": "dgx-h100", "chips": 8, "global_batch": 1, "seq_len": "1M", "cp": 8, "zero": 3}
-        found = perfmodel.predict(**job, recompute="full", profile=tmp_path / "mine.yaml", settings=kernel)
-        assert found.step_time == pytest.approx(runs[name]["measured"]["step_time_s"], rel=0.08), name
+        prediction = perfmodel.predict(**job, recompute="full", profile=tmp_path / "mine.yaml", settings=kernel)
+        assert prediction.step_time == pytest.approx(runs[name]["measured"]["step_time_s"], rel=0.08), name

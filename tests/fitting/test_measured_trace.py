@@ -56,22 +56,22 @@ def gpu_trace(path, *, steps=4, extra=(), **top):
 
 
 def test_each_instant_belongs_to_one_group(tmp_path):
-    found = read_trace(gpu_trace(tmp_path / "t.json", distributedInfo={"rank": 3, "world_size": 8}))
-    assert (found.rank, found.device, found.num_steps) == (3, "GPU", 2)
-    assert found.step_time == pytest.approx(400 * US)
+    trace = read_trace(gpu_trace(tmp_path / "t.json", distributedInfo={"rank": 3, "world_size": 8}))
+    assert (trace.rank, trace.device, trace.num_steps) == (3, "GPU", 2)
+    assert trace.step_time == pytest.approx(400 * US)
     expected = {"matmul": 100, "attention": 50, "elementwise": 30, "optimizer": 40, "tensor_parallel_communication": 40, "copies": 10}
-    assert {name: time for name, time in found.groups.items() if time > 1e-12 and name != "idle"} == pytest.approx(
+    assert {name: time for name, time in trace.groups.items() if time > 1e-12 and name != "idle"} == pytest.approx(
         {name: time * US for name, time in expected.items()}
     )
-    assert found.groups["idle"] == pytest.approx(130 * US)
-    assert found.overlapped == pytest.approx(20 * US)
-    assert tuple(found.groups) == GROUPS
+    assert trace.groups["idle"] == pytest.approx(130 * US)
+    assert trace.overlapped == pytest.approx(20 * US)
+    assert tuple(trace.groups) == GROUPS
 
 
 def test_a_kernel_belongs_to_the_step_that_launched_it(tmp_path):
     late = kernel("gemm", 795, 3, 999, launched=390)
-    found = read_trace(gpu_trace(tmp_path / "t.json", steps=3, extra=late))
-    assert found.groups["matmul"] == pytest.approx(100 * US)  # of step 1: the late one is of step 0
+    trace = read_trace(gpu_trace(tmp_path / "t.json", steps=3, extra=late))
+    assert trace.groups["matmul"] == pytest.approx(100 * US)  # of step 1: the late one is of step 0
 
 
 def test_compressed_files_and_single_steps_are_read(tmp_path):
@@ -98,16 +98,16 @@ def test_compressed_files_and_single_steps_are_read(tmp_path):
 )
 def test_kernels_by_group(tmp_path, name, known, group):
     before = read_trace(gpu_trace(tmp_path / "a.json", steps=1)).groups[group]
-    found = read_trace(gpu_trace(tmp_path / "b.json", steps=1, extra=kernel(name, 320, 25, 500, stream=30, **known)))
-    assert found.groups[group] - before == pytest.approx(25 * US)
-    assert found.unknown == (("my_kernel",) if group == "other_kernels" else ())
+    trace = read_trace(gpu_trace(tmp_path / "b.json", steps=1, extra=kernel(name, 320, 25, 500, stream=30, **known)))
+    assert trace.groups[group] - before == pytest.approx(25 * US)
+    assert trace.unknown == (("my_kernel",) if group == "other_kernels" else ())
 
 
 def test_a_collective_without_description_is_of_the_only_axis_of_its_size(tmp_path):
     plan = perfmodel.predict(model="gpt2", cluster="dgx-h100", chips=8, global_batch=8, seq_len=1024, tp=4).plan
     event = kernel("ncclDevKernel_AllReduce_Sum_bf16", 320, 25, 500, stream=30, Group_size=4)
-    found = read_trace(gpu_trace(tmp_path / "t.json", steps=1, extra=event), plan)
-    assert found.groups["tensor_parallel_communication"] == pytest.approx(65 * US)
+    trace = read_trace(gpu_trace(tmp_path / "t.json", steps=1, extra=event), plan)
+    assert trace.groups["tensor_parallel_communication"] == pytest.approx(65 * US)
 
 
 def test_operators_of_a_cpu_are_recorded_and_read(tmp_path):
@@ -123,11 +123,11 @@ def test_operators_of_a_cpu_are_recorded_and_read(tmp_path):
             optimizer.zero_grad()
             prof.step()
     prof.export_chrome_trace(str(tmp_path / "cpu.json"))
-    found = read_trace(tmp_path / "cpu.json")
-    assert (found.device, found.num_steps, found.rank) == ("CPU", 2, 0)
-    assert sum(found.groups.values()) == pytest.approx(found.step_time)
-    assert all(found.groups[name] > 0 for name in ("matmul", "elementwise", "optimizer"))
-    assert min(found.groups.values()) >= 0
+    trace = read_trace(tmp_path / "cpu.json")
+    assert (trace.device, trace.num_steps, trace.rank) == ("CPU", 2, 0)
+    assert sum(trace.groups.values()) == pytest.approx(trace.step_time)
+    assert all(trace.groups[name] > 0 for name in ("matmul", "elementwise", "optimizer"))
+    assert min(trace.groups.values()) >= 0
 
 
 def host(name, start, length, category="user_annotation"):
@@ -141,23 +141,23 @@ def test_idle_time_is_split_by_what_the_host_does(tmp_path):
         host("Optimizer.step#AdamW.step", 320, 30),
         host("cudaStreamSynchronize", 270, 12, "cuda_runtime"),
     ]
-    found = read_trace(gpu_trace(tmp_path / "t.json", steps=1, extra=events))
+    trace = read_trace(gpu_trace(tmp_path / "t.json", steps=1, extra=events))
     expected = {"data_loading": 30, "optimizer_step": 20, "after_synchronization": 10, "launches_or_bubble": 70}
-    assert dict(found.idle) == pytest.approx({name: time * US for name, time in expected.items()})
-    assert sum(found.idle.values()) == pytest.approx(found.groups["idle"])
+    assert dict(trace.idle) == pytest.approx({name: time * US for name, time in expected.items()})
+    assert sum(trace.idle.values()) == pytest.approx(trace.groups["idle"])
 
 
 @pytest.mark.parametrize("correlation", [[1], None, {}, 1.5])
 def test_kernels_with_a_damaged_correlation_are_placed_by_their_own_time(tmp_path, correlation):
-    found = read_trace(gpu_trace(tmp_path / "t.json", steps=1, extra=kernel("gemm", 320, 25, correlation)))
-    assert found.groups["matmul"] == pytest.approx(125 * US)
+    trace = read_trace(gpu_trace(tmp_path / "t.json", steps=1, extra=kernel("gemm", 320, 25, correlation)))
+    assert trace.groups["matmul"] == pytest.approx(125 * US)
 
 
 def test_kernels_of_the_optimizers_step_are_its_own(tmp_path):
     event = kernel("void vectorized_elementwise_kernel", 320, 25, 500, launched=310)
     extra = [*event, host("Optimizer.step#SGD.step", 305, 10)]
-    found = read_trace(gpu_trace(tmp_path / "t.json", steps=1, extra=extra))
-    assert (found.groups["optimizer"], found.groups["elementwise"]) == pytest.approx((65 * US, 30 * US))
+    trace = read_trace(gpu_trace(tmp_path / "t.json", steps=1, extra=extra))
+    assert (trace.groups["optimizer"], trace.groups["elementwise"]) == pytest.approx((65 * US, 30 * US))
 
 
 def test_categories_of_old_versions_of_torch_are_read(tmp_path):
@@ -165,8 +165,8 @@ def test_categories_of_old_versions_of_torch_are_read(tmp_path):
     for new, old in (("kernel", "Kernel"), ("gpu_memcpy", "Memcpy"), ("cuda_runtime", "Runtime"), ("user_annotation", "Operator")):
         text = text.replace(f'"cat": "{new}"', f'"cat": "{old}"')
     events = json.loads(text)["traceEvents"]
-    for each in events:
-        each["ts"] += 1623142623460172  # they count from 1970
+    for event in events:
+        event["ts"] += 1623142623460172  # they count from 1970
     (tmp_path / "old.json").write_text(json.dumps({"traceEvents": events}))
     new, old = read_trace(tmp_path / "new.json"), read_trace(tmp_path / "old.json")
     assert (old.device, old.num_steps, dict(old.groups)) == ("GPU", 2, pytest.approx(dict(new.groups)))
@@ -174,26 +174,26 @@ def test_categories_of_old_versions_of_torch_are_read(tmp_path):
 
 def unmarked(path, *, updates=4):
     gpu_trace(path)
-    events = [each for each in json.loads(path.read_text())["traceEvents"] if not each["name"].startswith("ProfilerStep")]
+    events = [event for event in json.loads(path.read_text())["traceEvents"] if not event["name"].startswith("ProfilerStep")]
     events += [host("Optimizer.step#AdamW.step", 400 * i + 300, 90) for i in range(updates)]
     path.write_text(json.dumps({"traceEvents": events}))
     return path
 
 
 def test_steps_without_marks_end_with_the_optimizers(tmp_path):
-    marked, found = read_trace(gpu_trace(tmp_path / "a.json")), read_trace(unmarked(tmp_path / "b.json"))
-    assert found.num_steps == 2
-    assert found.step_time == pytest.approx(marked.step_time)
-    assert found.groups["matmul"] == pytest.approx(marked.groups["matmul"])
-    assert found.note == "no step is marked: read as 4 steps, each of which ends with the optimizer's"
+    marked, unmarked_trace = read_trace(gpu_trace(tmp_path / "a.json")), read_trace(unmarked(tmp_path / "b.json"))
+    assert unmarked_trace.num_steps == 2
+    assert unmarked_trace.step_time == pytest.approx(marked.step_time)
+    assert unmarked_trace.groups["matmul"] == pytest.approx(marked.groups["matmul"])
+    assert unmarked_trace.note == "no step is marked: read as 4 steps, each of which ends with the optimizer's"
 
 
 def test_steps_without_marks_and_annotations_end_with_the_optimizers_kernels(tmp_path):
     text = unmarked(tmp_path / "b.json", updates=0).read_text().replace("multi_tensor_apply_kernel", "multi_tensor_apply<FusedAdam>")
     (tmp_path / "b.json").write_text(text)
-    marked, found = read_trace(gpu_trace(tmp_path / "a.json")), read_trace(tmp_path / "b.json")
-    assert (found.num_steps, found.step_time) == (2, pytest.approx(marked.step_time))
-    assert dict(found.groups)["matmul"] == pytest.approx(marked.groups["matmul"])
+    marked, unmarked_trace = read_trace(gpu_trace(tmp_path / "a.json")), read_trace(tmp_path / "b.json")
+    assert (unmarked_trace.num_steps, unmarked_trace.step_time) == (2, pytest.approx(marked.step_time))
+    assert dict(unmarked_trace.groups)["matmul"] == pytest.approx(marked.groups["matmul"])
 
 
 def test_the_rank_that_the_others_wait_for_is_named(tmp_path):
@@ -211,11 +211,11 @@ def test_the_rank_that_the_others_wait_for_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(("updates", "steps", "read"), [(0, None, "one step"), (1, None, "one step"), (4, 4, "4 steps")])
-def test_a_trace_without_marks_is_one_step_or_as_many_as_are_given(tmp_path, updates, steps, read):
-    found = read_trace(unmarked(tmp_path / "t.json", updates=updates), steps=steps)
-    assert found.groups["matmul"] * (steps or 1) == pytest.approx(400 * US)
-    assert found.num_steps == (steps or 1)
-    assert found.note.startswith(f"no step is marked: the trace is read as {read}; mark steps with prof.step()")
+def test_a_trace_without_marks_is_one_step_or_the_given_number(tmp_path, updates, steps, read):
+    trace = read_trace(unmarked(tmp_path / "t.json", updates=updates), steps=steps)
+    assert trace.groups["matmul"] * (steps or 1) == pytest.approx(400 * US)
+    assert trace.num_steps == (steps or 1)
+    assert trace.note.startswith(f"no step is marked: the trace is read as {read}; mark steps with prof.step()")
 
 
 def test_the_number_of_marked_steps_is_not_given(tmp_path):

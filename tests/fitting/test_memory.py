@@ -35,49 +35,49 @@ LOGGED = {
 
 def peaks(profile, kind="reserved"):
     """Runs with the peaks that this profile predicts, and no step time."""
-    found = []
+    runs = []
     for plan in PLANS[:3]:
         asked = {**JOB, **plan}
         memory = perfmodel.predict(cluster=asked.pop("chip"), **asked, profile=profile).memory
         beyond = memory["framework"] + (memory["allocator"] if kind == "allocated" else 0.0)
         name = {"reserved": "peak_memory", "allocated": "max_memory_allocated"}[kind]
-        found.append({"id": f"run-{len(found)}", **JOB, **plan, name: memory["total"] - beyond})
-    return found
+        runs.append({"id": f"run-{len(runs)}", **JOB, **plan, name: memory["total"] - beyond})
+    return runs
 
 
 @pytest.fixture(scope="module")
-def found():
+def fit():
     return perfmodel.fit_runs(peaks(load_profile(BASE).having(reserve_factor=FACTOR)), profile=BASE)
 
 
-def test_peaks_determine_what_the_allocator_holds(found):
-    memory = found.memory
+def test_peaks_determine_what_the_allocator_holds(fit):
+    memory = fit.memory
     assert memory.behaviour.determined == "by the runs"
     assert 1.2 < memory.behaviour.value < FACTOR + 0.05
     assert memory.error_after < memory.error_left_out < 0.5 * memory.error_before
 
 
-def test_the_next_peak_is_predicted_better_and_no_time_moves(found):
+def test_the_next_peak_is_predicted_better_and_no_time_moves(fit):
     asked = {"model": "llama-3-8b", "cluster": "h100-sxm-80gb", "chips": 8, "global_batch": 64, "seq_len": 8192, "fsdp": 8}
     truth, before, after = (
-        perfmodel.predict(**asked, profile=each) for each in (load_profile(BASE).having(reserve_factor=FACTOR), BASE, found.profile)
+        perfmodel.predict(**asked, profile=profile) for profile in (load_profile(BASE).having(reserve_factor=FACTOR), BASE, fit.profile)
     )
     assert abs(after.memory["total"] / truth.memory["total"] - 1) < 0.5 * abs(before.memory["total"] / truth.memory["total"] - 1)
     assert after.fits_probability < before.fits_probability
     assert after.step_time == before.step_time
 
 
-def test_without_a_step_time_the_interval_is_that_of_the_framework(found):
+def test_without_a_step_time_the_interval_is_that_of_the_framework(fit):
     asked = {"model": "llama-3-8b", "cluster": "h100-sxm-80gb", "chips": 8, "global_batch": 64, "seq_len": 8192}
-    settings = [setting_of_request(Request(**asked, profile=each)) for each in (found.profile, BASE)]
-    own, base = (interval_in(setting, plan_in(setting, Knobs(fsdp=8))) for setting in settings)
-    assert (own.low, own.high) == (base.low, base.high)
+    settings = [setting_of_request(Request(**asked, profile=profile)) for profile in (fit.profile, BASE)]
+    fitted, base = (interval_in(setting, plan_in(setting, Knobs(fsdp=8))) for setting in settings)
+    assert (fitted.low, fitted.high) == (base.low, base.high)
 
 
 def test_peaks_make_the_memory_of_an_unknown_framework_surer(tmp_path):
     known, unknown = (load_memory_uncertainties()[kind] for kind in (KNOWN, UNKNOWN))
-    found = perfmodel.fit_runs(peaks(load_profile("generic")), save=tmp_path / "mine.yaml")
-    uncertainty = uncertainty_of_memory(found.profile)
+    fit = perfmodel.fit_runs(peaks(load_profile("generic")), save=tmp_path / "mine.yaml")
+    uncertainty = uncertainty_of_memory(fit.profile)
     assert known.scale < uncertainty.scale < unknown.scale
     assert known.centre < uncertainty.centre < unknown.centre
     assert "3 measured peaks of your own" in uncertainty.rests_on
@@ -142,7 +142,7 @@ def test_runs_with_and_without_peaks_are_fitted_together(tmp_path):
     rows = peaks(load_profile(BASE))
     rows[0]["step_time"] = 3.0
     (tmp_path / "runs.jsonl").write_text(jsonl_text(rows))
-    found = perfmodel.fit_runs(tmp_path / "runs.jsonl", profile=BASE)
-    assert (len(found.runs), len(found.memory.runs)) == (1, 3)
-    assert (found.profile.fitted.num_runs, found.profile.fitted.num_memory_runs) == (1, 3)
-    assert not math.isnan(found.error_after)
+    fit = perfmodel.fit_runs(tmp_path / "runs.jsonl", profile=BASE)
+    assert (len(fit.runs), len(fit.memory.runs)) == (1, 3)
+    assert (fit.profile.fitted.num_runs, fit.profile.fitted.num_memory_runs) == (1, 3)
+    assert not math.isnan(fit.error_after)

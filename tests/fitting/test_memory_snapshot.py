@@ -40,9 +40,9 @@ def snapshot(path, blocks, events, *, reserved=400 * MIB, **more):
         "device": 0,
         "address": 0,
         "total_size": reserved,
-        "allocated_size": sum(each["size"] for each in blocks),
-        "active_size": sum(each["size"] for each in blocks),
-        "requested_size": sum(each["requested_size"] for each in blocks),
+        "allocated_size": sum(allocation["size"] for allocation in blocks),
+        "active_size": sum(allocation["size"] for allocation in blocks),
+        "requested_size": sum(allocation["requested_size"] for allocation in blocks),
         "stream": 0,
         "segment_type": "large",
         "segment_pool_id": (0, 0),
@@ -73,11 +73,11 @@ def step_snapshot(path):
 
 
 def test_the_peak_is_found_by_replaying_the_history(tmp_path):
-    (found,) = read_snapshot(step_snapshot(tmp_path / "s.pickle"))
-    assert (found.num_events, found.device, found.refused) == (10, 0, 0)
-    assert found.allocated == 230 * MIB
-    assert (found.reserved, found.most_reserved, found.fragmentation) == (450 * MIB, 450 * MIB, 220 * MIB)
-    assert [(each.where, each.num_blocks, each.num_bytes // MIB) for each in found.sites] == [
+    (peak,) = read_snapshot(step_snapshot(tmp_path / "s.pickle"))
+    assert (peak.num_events, peak.device, peak.refused) == (10, 0, 0)
+    assert peak.allocated == 230 * MIB
+    assert (peak.reserved, peak.most_reserved, peak.fragmentation) == (450 * MIB, 450 * MIB, 220 * MIB)
+    assert [(site.where, site.num_blocks, site.num_bytes // MIB) for site in peak.sites] == [
         ("job/model.py:10 __init__", 1, 100),
         ("job/model.py:42 forward", 2, 100),
         ("no Python frame (such as the backward pass)", 1, 30),
@@ -99,34 +99,34 @@ def test_random_histories_have_the_peak_of_a_forward_replay(tmp_path):
             if sum(size for size, _ in live.values()) > most:
                 most, at_peak = sum(size for size, _ in live.values()), dict(live)
         cut = draw.randrange(100)  # a history is a ring: its start is lost
-        blocks = [block(address, *each) for address, each in live.items()] or [block(999, 1, [])]
+        blocks = [block(address, *allocation) for address, allocation in live.items()] or [block(999, 1, [])]
         snapshot(tmp_path / "s.pickle", blocks, events)
-        (found,) = read_snapshot(tmp_path / "s.pickle")
+        (peak,) = read_snapshot(tmp_path / "s.pickle")
         if live:
-            assert found.allocated == most
-            assert sum(each.num_bytes for each in found.sites) == most
-            assert sum(each.num_blocks for each in found.sites) == len(at_peak)
+            assert peak.allocated == most
+            assert sum(site.num_bytes for site in peak.sites) == most
+            assert sum(site.num_blocks for site in peak.sites) == len(at_peak)
         snapshot(tmp_path / "s.pickle", blocks, events[cut:])
         (late,) = read_snapshot(tmp_path / "s.pickle")
-        assert sum(each.num_bytes for each in late.sites) == late.allocated <= found.allocated
+        assert sum(site.num_bytes for site in late.sites) == late.allocated <= peak.allocated
 
 
 def test_without_a_history_the_state_counts(tmp_path):
-    (found,) = read_snapshot(snapshot(tmp_path / "s.pickle", [block(1, MIB, WEIGHTS)], []))
-    assert (found.num_events, found.allocated, found.reserved) == (0, MIB, 400 * MIB)
+    (peak,) = read_snapshot(snapshot(tmp_path / "s.pickle", [block(1, MIB, WEIGHTS)], []))
+    assert (peak.num_events, peak.allocated, peak.reserved) == (0, MIB, 400 * MIB)
 
 
 def test_a_failed_allocation_is_read(tmp_path):
     failed = {"action": "oom", "size": 5 * MIB, "device_free": MIB, "stream": 0, "frames": []}
-    (found,) = read_snapshot(snapshot(tmp_path / "s.pickle", [block(1, MIB, WEIGHTS)], [failed]))
-    assert found.refused == 5 * MIB
+    (peak,) = read_snapshot(snapshot(tmp_path / "s.pickle", [block(1, MIB, WEIGHTS)], [failed]))
+    assert peak.refused == 5 * MIB
 
 
 def test_the_predicted_memory_is_compared_with_what_is_in_tensors(tmp_path):
     plan = perfmodel.predict(model="gpt2", cluster="dgx-h100", chips=8, global_batch=8, seq_len=1024)
-    found = perfmodel.compare_memory(step_snapshot(tmp_path / "s.pickle"), plan.plan)
-    assert found.predicted == plan.memory
-    assert found.predicted_allocated == pytest.approx(plan.memory["total"] - plan.memory["allocator"] - plan.memory["framework"])
+    comparison = perfmodel.compare_memory(step_snapshot(tmp_path / "s.pickle"), plan.plan)
+    assert comparison.predicted == plan.memory
+    assert comparison.predicted_allocated == pytest.approx(plan.memory["total"] - plan.memory["allocator"] - plan.memory["framework"])
 
 
 class Harmful:

@@ -76,17 +76,17 @@ def test_a_log_gives_the_median_step_after_warm_up(line, tmp_path):
     path.write_text(log(line), newline="")
     (row,) = read_rows(path).rows
     assert row.values.get("framework", "") == FORMATS[line]
-    found = perfmodel.fit_runs(path, **JOB, profile=BASE)
-    assert found.runs[0].measured == pytest.approx(STEP, rel=2e-3)
-    assert found.runs[0].plan.layout.dp_shard == 16
-    assert any("12 steps as" in note for note in found.notes)
+    fit = perfmodel.fit_runs(path, **JOB, profile=BASE)
+    assert fit.runs[0].measured == pytest.approx(STEP, rel=2e-3)
+    assert fit.runs[0].plan.layout.dp_shard == 16
+    assert any("12 steps as" in note for note in fit.notes)
 
 
 def test_the_trainers_summary_is_read_where_there_is_no_bar(tmp_path):
     path = tmp_path / "train.log"
     path.write_text(f"{{'train_runtime': 300.0, 'train_samples_per_second': 21.3, 'train_steps_per_second': {1 / STEP}, 'epoch': 1.0}}\n")
-    found = perfmodel.fit_runs(path, **JOB, profile=BASE)
-    assert found.runs[0].measured == pytest.approx(STEP)
+    fit = perfmodel.fit_runs(path, **JOB, profile=BASE)
+    assert fit.runs[0].measured == pytest.approx(STEP)
 
 
 def trace(times, *, ranks=16):
@@ -130,8 +130,8 @@ def test_a_table_may_name_plan_files(tmp_path):
 def test_a_plan_file_says_what_a_log_ran(tmp_path):
     plan = perfmodel.predict(**JOB, profile=BASE).plan
     (tmp_path / "train.log").write_text(log(deepspeed))
-    found = perfmodel.fit_runs(tmp_path / "train.log", plan=plan, profile=BASE)
-    assert found.runs[0].plan == plan
+    fit = perfmodel.fit_runs(tmp_path / "train.log", plan=plan, profile=BASE)
+    assert fit.runs[0].plan == plan
 
 
 @pytest.mark.parametrize(

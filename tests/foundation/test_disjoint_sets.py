@@ -1,4 +1,4 @@
-"""What is joined, one after another, is one set; nothing else is."""
+"""Items that are joined, one after another, are one set; no others are."""
 
 import random
 
@@ -12,13 +12,13 @@ def test_sets_are_those_of_a_search_through_the_joins():
         sets = DisjointSets(range(40))
         for item, other in joins:
             sets.join(item, other)
-        found = sets.representatives()
+        representatives = sets.representatives()
         for item in range(40):
             reached, grown = {item}, {-1}
             while grown:
                 grown = {b for pair in joins for a, b in (pair, pair[::-1]) if a in reached} - reached
                 reached |= grown
-            assert {other for other in range(40) if found[other] == found[item]} == reached
+            assert {other for other in range(40) if representatives[other] == representatives[item]} == reached
 
 
 def test_an_item_that_was_not_named_is_a_set_of_its_own():

@@ -42,7 +42,7 @@ def test_a_link_stays_and_what_it_points_to_is_written(tmp_path):
 def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    with pytest.raises(InputError, match="cannot be written"):  # nobody reads it: no wait
+    with pytest.raises(InputError, match="cannot be written"):  # the pipe has no reader: no wait
         write_atomically(pipe, "x")
     read = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
@@ -92,7 +92,7 @@ def test_a_path_that_cannot_be_written_is_refused_before_the_work(tmp_path, monk
         check_can_be_written(path, "save")
 
 
-def test_a_removed_working_folder_is_said(tmp_path, monkeypatch):
+def test_a_removed_working_folder_is_reported(tmp_path, monkeypatch):
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -152,7 +152,7 @@ def test_inputs_without_an_end_are_refused(load, tmp_path, monkeypatch):
         load(tmp_path / "pipe.json")
 
 
-def test_a_pipe_that_somebody_writes_is_read(tmp_path):
+def test_a_pipe_with_a_writer_is_read(tmp_path):
     pipe = tmp_path / "pipe.jsonl"
     os.mkfifo(pipe)
     writer = threading.Thread(target=lambda: pipe.write_text('{"id": "a"}\n'))
@@ -341,11 +341,11 @@ def test_fields_with_one_fault_are_named_together(tmp_path):
         load_cluster(path)
     assert re.search(r"unknown_\d and 19\d more: unknown field", str(error.value))
     assert "provenance: required field is missing; write read, recalled, mixed or measured" in str(error.value)
-    said = error.value.full
-    assert "unknown_7 and 192 more: unknown field" in said
-    assert "chip, num_chips, chips_per_node, tiers: required field is missing; add it" in said
-    assert "provenance: required field is missing; write read, recalled, mixed or measured" in said
-    assert len(said) < 900
+    message = error.value.full
+    assert "unknown_7 and 192 more: unknown field" in message
+    assert "chip, num_chips, chips_per_node, tiers: required field is missing; add it" in message
+    assert "provenance: required field is missing; write read, recalled, mixed or measured" in message
+    assert len(message) < 900
 
 
 def test_a_text_is_parsed_once_and_each_caller_has_a_mapping_of_its_own():

@@ -1,4 +1,4 @@
-"""What a file may hold: each thing that is wrong has a sentence with field, value, rule and remedy."""
+"""Fields that a file may hold: each fault has a sentence with field, value, rule and remedy."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum

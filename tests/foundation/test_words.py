@@ -20,7 +20,7 @@ def eat(guest, *, meal, slowly=False):
     return guest, meal, slowly
 
 
-def test_words_are_arguments_beside_others():
+def test_words_are_arguments_among_others():
     assert eat("ann", apples=2, slowly=True) == ("ann", Meal(apples=2), True)
     assert str(inspect.signature(eat)) == (
         "(guest, *, apples: 'int', pears: 'Several[int | str]' = None, share: 'float | str' = 0.5, slowly=False)"

@@ -1,4 +1,4 @@
-"""Engines of one's own: what cannot be is refused with its field."""
+"""User-defined engines: impossible values are refused with their field."""
 
 import pytest
 
@@ -25,7 +25,7 @@ def test_what_an_engine_cannot_be_is_refused(wrong, sentence):
         load_engine("vllm").having(**wrong)
 
 
-def test_an_engine_of_ones_own_says_what_it_shares(tmp_path):
+def test_a_user_defined_engine_states_what_it_shares(tmp_path):
     file = tmp_path / "mine.yaml"
     file.write_text("base: vllm\nname: mine\nversion: '1'\nprefill_context: any\nprefill_context_since: ''\nprefill_context_beside: [pp]\n")
     engine = load_engine(file)
@@ -37,8 +37,8 @@ def test_versions_do_what_they_did():
     """Samples sorted from 0.11.1 to 0.16; graphs counted since 0.17; no version: as the last does."""
     vllm = load_engine("vllm")
     seen = {text: vllm.at(version_of(text)) for text in ("vllm 0.10.2", "vllm 0.11.0", "vllm 0.12.0", "vllm 0.16.0", "vllm 0.18.0", "vllm")}
-    assert [each.memory.sampler_bytes for each in seen.values()] == [14, 14, 38, 38, 14, 14]
-    assert [each.memory.graph_bytes > 0 for each in seen.values()] == [False, False, False, False, True, True]
+    assert [estimate.memory.sampler_bytes for estimate in seen.values()] == [14, 14, 38, 38, 14, 14]
+    assert [estimate.memory.graph_bytes > 0 for estimate in seen.values()] == [False, False, False, False, True, True]
     assert seen["vllm"] is vllm
     assert load_engine("sglang").at((0, 5, 8)) is load_engine("sglang")
 
@@ -70,11 +70,32 @@ def test_a_shipped_engine_runs_16_bits_on_every_chip_and_what_its_file_says(name
     for chip in (load_chip("a100-sxm-80gb"), load_chip("h100-sxm-80gb"), load_chip("b200-180gb"), load_chip("mi300x-192gb")):
         runs = formats_on(engine.kernels.formats, chip)
         assert {"bf16", "fp16"} <= set(runs)
-        for each in runs:
-            assert has_units(QUANTIZATIONS[each], chip.peak_flop_rate)
+        for quantization in runs:
+            assert has_units(QUANTIZATIONS[quantization], chip.peak_flop_rate)
 
 
 def test_formats_that_a_file_cannot_have_are_refused():
     for wrong, sentence in (({"format": "fp9"}, "formats=fp9"), ({"format": "fp8", "units": ("fp9",)}, "formats=fp9")):
         with pytest.raises(InputError, match=sentence):
             EngineFormat(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("engine", "chip", "gib", "batch", "tokens", "reserved"),
+    [
+        ("vllm", "h100-sxm-80gb", 80, 1024, 8192, 0),
+        ("vllm", "a100-sxm-80gb", 80, 256, 2048, 0),
+        ("vllm", "l40s-48gb", 48, 256, 2048, 0),
+        ("sglang", "h100-sxm-80gb", 80, 1024, 8192, 10),
+        ("sglang", "rtx4090-24gb", 24, 1024, 2048, 0),
+    ],
+)
+def test_defaults_of_an_engine_follow_the_chip(engine, chip, gib, batch, tokens, reserved):
+    on_chip = load_engine(engine).on(chip, gib * 2**30)
+    assert (on_chip.scheduling.max_batch, on_chip.scheduling.max_tokens) == (batch, tokens)
+    assert on_chip.memory.least_reserve_bytes == reserved * 2**30
+    assert on_chip.on(chip, gib * 2**30) == on_chip
+
+
+def test_sglang_captures_few_graphs_on_small_chips():
+    assert load_engine("sglang").on("l4-24gb", 24 * 2**30).scheduling.graph_sizes[-1] == 24

@@ -1,4 +1,4 @@
-"""What an engine makes of the graph of a step: calls of several products, kernels in that of a neighbour, biases inside products."""
+"""An engine's rewrites of the graph of a step: calls of several products, kernels in that of a neighbour, biases inside products."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a framework may be: the known ones of an unknown one, what lies about a fit, none of one that is named."""
+"""The ensemble of a framework: the known ones for an unknown one, profiles about a fit, none for a named one."""
 
 from collections import defaultdict
 
@@ -19,8 +19,8 @@ def fitted(**constant):
         FittedConstant(fields=(fields[0],), prior=1.0, prior_spread=0.1, is_ratio=True, share_known=0.0),
         FittedConstant(fields=(fields[1],), prior=0.0, prior_spread=0.4, is_ratio=False, share_known=0.5),
     ]
-    told = FittedTo(base="megatron", num_runs=3, constants=tuple(constants), covariance=COVARIANCE)
-    return load_profile("megatron").having(name="mine", fitted=told, **constant)
+    fitted_to = FittedTo(base="megatron", num_runs=3, constants=tuple(constants), covariance=COVARIANCE)
+    return load_profile("megatron").having(name="mine", fitted=fitted_to, **constant)
 
 
 def test_a_framework_that_is_named_is_what_it_is():
@@ -29,15 +29,15 @@ def test_a_framework_that_is_named_is_what_it_is():
 
 def test_families_weigh_one_each():
     weights = defaultdict(float)
-    for each in framework_ensemble(load_profile("generic")):
-        weights[each.profile.family] += each.weight
+    for member in framework_ensemble(load_profile("generic")):
+        weights[member.profile.family] += member.weight
     assert set(weights) == set(known_families())
     assert list(weights.values()) == pytest.approx([1 / len(weights)] * len(weights))
 
 
-def test_who_cannot_run_a_form_of_parallelism_says_nothing_of_it():
+def test_frameworks_without_a_form_of_parallelism_do_not_count_for_it():
     generic = load_profile("generic")
-    ensemble = {each.profile.name: each.profile for each in framework_ensemble(generic)}
+    ensemble = {member.profile.name: member.profile for member in framework_ensemble(generic)}
     assert ensemble["llm-c"].timing.host_launch_time == generic.timing.host_launch_time, "C and CUDA say nothing of Python"
     for name in ("composer-fsdp", "llm-c"):
         assert ensemble[name].timing.tp_backward_overlap_fraction == generic.timing.tp_backward_overlap_fraction
@@ -47,18 +47,18 @@ def test_who_cannot_run_a_form_of_parallelism_says_nothing_of_it():
 
 def test_what_is_stated_holds_for_all_that_it_may_be():
     plain = framework_ensemble(load_profile("generic"))
-    assert {each.profile.kernels.attention_kernel for each in plain} > {"flash1"}
+    assert {member.profile.kernels.attention_kernel for member in plain} > {"flash1"}
     stated = framework_ensemble(with_stated(load_profile("generic"), {"attention_kernel": "flash1"}))
-    assert {each.profile.kernels.attention_kernel for each in stated} == {"flash1"}
-    assert [each.weight for each in stated] == [each.weight for each in plain]
+    assert {member.profile.kernels.attention_kernel for member in stated} == {"flash1"}
+    assert [member.weight for member in stated] == [member.weight for member in plain]
 
 
 def test_points_give_the_expectation_of_a_quadratic():
     rng = np.random.default_rng(1)
     root = rng.normal(size=(4, 4))
     covariance, a, b, c = root @ root.T, rng.normal(size=(4, 4)), rng.normal(size=4), 3.0
-    found = sum(weight * (point @ a @ point + b @ point + c) for weight, point in points_about(covariance))
-    assert found == pytest.approx(np.trace(a @ covariance) + c)
+    expectation = sum(weight * (point @ a @ point + b @ point + c) for weight, point in points_about(covariance))
+    assert expectation == pytest.approx(np.trace(a @ covariance) + c)
 
 
 def test_what_is_known_exactly_and_rounded_is_known():
@@ -71,11 +71,11 @@ def test_what_is_known_exactly_and_rounded_is_known():
 def test_a_fitted_profile_has_profiles_about_it():
     profile = fitted(exposed_gradient_fraction=0.3)
     ensemble = framework_ensemble(profile)
-    assert sum(each.weight for each in ensemble) == pytest.approx(1.0)
+    assert sum(member.weight for member in ensemble) == pytest.approx(1.0)
     assert ensemble[0].profile.rates.matmul_rate_fraction == pytest.approx(profile.rates.matmul_rate_fraction)
-    rates = [np.log(each.profile.rates.matmul_rate_fraction / profile.rates.matmul_rate_fraction) / 0.1 for each in ensemble]
-    shares = [(each.profile.timing.exposed_gradient_fraction - 0.3) / 0.4 for each in ensemble]
-    weights = [each.weight for each in ensemble]
+    rates = [np.log(member.profile.rates.matmul_rate_fraction / profile.rates.matmul_rate_fraction) / 0.1 for member in ensemble]
+    shares = [(member.profile.timing.exposed_gradient_fraction - 0.3) / 0.4 for member in ensemble]
+    weights = [member.weight for member in ensemble]
     moments = [
         sum(w * x * y for w, x, y in zip(weights, first, second, strict=True)) for first, second in ((rates, rates), (rates, shares))
     ]
@@ -83,5 +83,5 @@ def test_a_fitted_profile_has_profiles_about_it():
 
 
 def test_shares_stay_shares():
-    for each in framework_ensemble(fitted(exposed_gradient_fraction=0.0)):
-        assert 0.0 <= each.profile.timing.exposed_gradient_fraction <= 1.0
+    for member in framework_ensemble(fitted(exposed_gradient_fraction=0.0)):
+        assert 0.0 <= member.profile.timing.exposed_gradient_fraction <= 1.0

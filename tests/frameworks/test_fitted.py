@@ -1,4 +1,4 @@
-"""What a profile keeps of the runs that it was fitted to: read back exactly, refused where it cannot be, wider beyond what they saw."""
+"""Facts that a profile keeps of its fitted runs: read back exactly, refused where impossible, wider outside the runs."""
 
 import math
 from dataclasses import replace
@@ -24,9 +24,9 @@ SPREADS = replace(load_residuals(), features=(("adapters", 0.2), ("8-bit product
 
 def reach(fitted=FITTED, slope=0.1, chip="a chip", model="a model", bits=16, rare=()):
     features = RunFeatures(chip=chip, scale="one node", bits=bits, rare=frozenset(rare))
-    found = own_interval(fitted, (slope,), features, residuals=SPREADS, model=model)
-    assert found.low * found.high == pytest.approx(1.0)
-    return math.log(found.high)
+    interval = own_interval(fitted, (slope,), features, residuals=SPREADS, model=model)
+    assert interval.low * interval.high == pytest.approx(1.0)
+    return math.log(interval.high)
 
 
 def test_an_interval_is_what_is_open_and_what_a_run_has_of_its_own():

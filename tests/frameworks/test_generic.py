@@ -1,4 +1,4 @@
-"""The profile of a framework that nobody named: between those that somebody knows, and written from them."""
+"""The profile of an unknown framework: between the known ones, and written from them."""
 
 from dataclasses import replace
 
@@ -25,19 +25,19 @@ def test_the_shipped_one_is_what_the_command_writes(tmp_path):
 
 
 def test_rates_factors_and_times_of_hosts_are_geometric_means():
-    found = generic_profile({"a": [FAST], "b": [SLOW]})
-    assert found.kernels.rms_norm_traffic == pytest.approx(4.0)
-    assert found.timing.host_launch_time == pytest.approx((FAST.timing.host_launch_time * 8e-5) ** 0.5, rel=1e-2)
-    assert found.timing.step_time_constant == pytest.approx(
+    profile = generic_profile({"a": [FAST], "b": [SLOW]})
+    assert profile.kernels.rms_norm_traffic == pytest.approx(4.0)
+    assert profile.timing.host_launch_time == pytest.approx((FAST.timing.host_launch_time * 8e-5) ** 0.5, rel=1e-2)
+    assert profile.timing.step_time_constant == pytest.approx(
         (FAST.timing.step_time_constant * SLOW.timing.step_time_constant) ** 0.5, rel=1e-2
     )
-    assert {name: found.option(name) for name in SAFE_MEMORY} == SAFE_MEMORY
-    assert found.timing.host_layer_time_per_tp_across_nodes == 0.0
+    assert {name: profile.option(name) for name in SAFE_MEMORY} == SAFE_MEMORY
+    assert profile.timing.host_layer_time_per_tp_across_nodes == 0.0
 
 
 def test_a_family_weighs_one_however_many_frameworks_it_has():
     kin = [replace(FAST, name=f"kin-{i}") for i in range(9)]
-    few, many = (generic_profile({"a": each, "b": [SLOW], "c": [replace(SLOW, family="c")]}) for each in ([FAST], kin))
+    few, many = (generic_profile({"a": members, "b": [SLOW], "c": [replace(SLOW, family="c")]}) for members in ([FAST], kin))
     assert replace(many, source="") == replace(few, source="")
     assert many.kernels.dropout is False
 
@@ -45,9 +45,9 @@ def test_a_family_weighs_one_however_many_frameworks_it_has():
 def test_what_a_framework_does_not_know_moves_nothing():
     blank = SLOW.having(unknown=("host_launch_time",), host_launch_time=0.0)
     assert generic_profile({"a": [FAST], "b": [blank]}).timing.host_launch_time == FAST.timing.host_launch_time
-    nobody = replace(FAST, unknown=("host_launch_time", "fp8_matmul_rate_fraction"))
-    found = generic_profile({"a": [nobody]})
-    assert (found.timing.host_launch_time, found.rates.fp8_matmul_rate_fraction) == (0.0, 1.0)
+    unaware = replace(FAST, unknown=("host_launch_time", "fp8_matmul_rate_fraction"))
+    profile = generic_profile({"a": [unaware]})
+    assert (profile.timing.host_launch_time, profile.rates.fp8_matmul_rate_fraction) == (0.0, 1.0)
 
 
 def test_a_number_that_was_lent_is_none_of_the_borrower():
@@ -67,19 +67,19 @@ def test_a_host_that_takes_no_time_says_nothing_of_others():
 
 
 def test_what_waits_for_the_end_of_backward_is_a_share_of_what_shows():
-    """Of the ZeRO stages that a framework runs."""
+    """The mean is over the ZeRO stages that a framework runs."""
     waits = SLOW.having(overlaps_gradients=(0, 3), runs=replace(SLOW.runs, zero=(0, 1, 2, 3)), exposed_gradient_fraction=0.2)
     never = FAST.having(overlaps_gradients=(0, 1, 2, 3), exposed_gradient_fraction=0.0)
     assert generic_profile({"b": [waits]}).timing.exposed_gradient_fraction == pytest.approx(0.5 + 0.5 * 0.2)
-    found = generic_profile({"a": [never], "b": [waits]})
-    assert (found.communication.overlaps_gradients, found.timing.exposed_gradient_fraction) == ((0, 1, 2, 3), pytest.approx(0.3))
+    profile = generic_profile({"a": [never], "b": [waits]})
+    assert (profile.communication.overlaps_gradients, profile.timing.exposed_gradient_fraction) == ((0, 1, 2, 3), pytest.approx(0.3))
 
 
-def test_who_cannot_run_a_form_of_parallelism_has_no_habit_of_it():
+def test_frameworks_without_a_form_of_parallelism_do_not_count_for_its_defaults():
     """Two that know ZeRO 1 alone say nothing of when gradients of ZeRO 2 and 3 leave."""
     sharded = SLOW.having(reduces_each_microbatch=True, runs=replace(SLOW.runs, zero=(0, 2, 3)))
-    whole = [FAST.having(family=name, reduces_each_microbatch=False, runs=replace(FAST.runs, zero=(0, 1))) for name in "ab"]
-    known = {each.family: [each] for each in (*whole, sharded)}
+    unsharded = [FAST.having(family=name, reduces_each_microbatch=False, runs=replace(FAST.runs, zero=(0, 1))) for name in "ab"]
+    known = {profile.family: [profile] for profile in (*unsharded, sharded)}
     assert generic_profile(known).communication.reduces_each_microbatch
     known["slow"] = [replace(sharded, runs=replace(SLOW.runs, zero=(0, 1)))]
     assert not generic_profile(known).communication.reduces_each_microbatch

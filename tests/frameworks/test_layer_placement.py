@@ -1,4 +1,4 @@
-"""How many more layers a rank may hold where nobody knows how a framework deals them out."""
+"""The additional layers that a rank may hold where the layer placement of a framework is not known."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def test_the_first_stage_by_cost_is_fuller_than_an_even_one():
     assert imbalance(MODEL, 4, (9.0, 9.0, 6.0)) == (1.0, 1.0, 1.0)
 
 
-def test_ranks_between_may_be_told_apart():
+def test_ranks_between_may_be_distinguished():
     """Layers of several kinds in turn make unlike stages."""
     assert imbalance(MODEL, 4, (8.0, 8.0, 9.0, 6.0)) == pytest.approx((9 / 8, 9 / 8, 1.0, 1.0))
 

@@ -1,4 +1,4 @@
-"""Which doubt a profile's memory has."""
+"""The uncertainty of the memory under a profile."""
 
 from dataclasses import replace
 
@@ -14,8 +14,8 @@ def test_a_framework_is_known_or_not_whatever_it_was_fitted_to():
     uncertainties = load_memory_uncertainties()
     assert uncertainty_of_memory(load_profile("megatron")) == uncertainties[KNOWN]
     assert uncertainty_of_memory(load_profile("generic+compile")) == uncertainties[UNKNOWN]
-    own = replace(load_profile("generic"), name="mine", fitted=FittedTo(base="generic", num_runs=3))
-    assert uncertainty_of_memory(own) == uncertainties[UNKNOWN]
+    profile = replace(load_profile("generic"), name="mine", fitted=FittedTo(base="generic", num_runs=3))
+    assert uncertainty_of_memory(profile) == uncertainties[UNKNOWN]
     assert uncertainties[UNKNOWN].of_unseen
     assert not uncertainties[KNOWN].of_unseen
 
@@ -24,5 +24,5 @@ def test_a_framework_is_known_or_not_whatever_it_was_fitted_to():
 def test_a_file_that_is_none_is_refused_in_a_sentence(tmp_path, text):
     path = tmp_path / "doubts.yaml"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(InputError, match=r"memory_doubts=.*cannot be read"):
+    with pytest.raises(InputError, match=r"memory_uncertainty=.*cannot be read"):
         load_memory_uncertainties(path)

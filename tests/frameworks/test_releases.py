@@ -1,4 +1,4 @@
-"""What recipes of a release set: read from files, applied to a profile by model, chip and precision."""
+"""Settings of the recipes of a release: read from files, applied to a profile by model, chip and precision."""
 
 import pytest
 
@@ -20,13 +20,13 @@ def recipe(release, *, model="qwen3-235b-a22b", chip="gb200-nvl72", precision="m
 
 @pytest.mark.parametrize("path", sorted(releases_dir().glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_file_names_its_source_and_releases_in_order(path):
-    found = load_releases(path.stem)
-    assert found.source
-    assert load_profile(found.framework).name == found.framework == path.stem
-    assert load_profile(found.launches_as).timing.host_launch_time > load_profile(found.framework).timing.host_launch_time
-    keys = [release_key(release) for release in found.releases]
+    releases = load_releases(path.stem)
+    assert releases.source
+    assert load_profile(releases.framework).name == releases.framework == path.stem
+    assert load_profile(releases.launches_as).timing.host_launch_time > load_profile(releases.framework).timing.host_launch_time
+    keys = [release_key(release) for release in releases.releases]
     assert keys == sorted(keys)
-    assert {each.release for each in found.recipes} <= set(found.releases)
+    assert {entry.release for entry in releases.recipes} <= set(releases.releases)
 
 
 def test_a_recipe_holds_until_a_later_one_of_the_same_model():
@@ -49,10 +49,10 @@ def test_a_model_without_a_recipe_runs_as_most_do():
 
 
 def test_a_later_release_is_faster_and_the_profile_names_it():
-    found = {release: perfmodel.predict(**JOB, profile=f"nemo@{release}") for release in ("25.11", "26.06")}
-    assert found["26.06"].step_time < 0.85 * found["25.11"].step_time
-    assert found["26.06"].plan.profile == "nemo+release=26.06"
-    assert perfmodel.predict(**JOB, profile="nemo", settings={"release": "26.06"}).step_time == found["26.06"].step_time
+    predictions = {release: perfmodel.predict(**JOB, profile=f"nemo@{release}") for release in ("25.11", "26.06")}
+    assert predictions["26.06"].step_time < 0.85 * predictions["25.11"].step_time
+    assert predictions["26.06"].plan.profile == "nemo+release=26.06"
+    assert perfmodel.predict(**JOB, profile="nemo", settings={"release": "26.06"}).step_time == predictions["26.06"].step_time
 
 
 def test_a_release_changes_no_dense_model():
@@ -75,6 +75,6 @@ def test_releases_that_are_not_known_are_refused(profile, words):
 
 def test_a_plan_unlike_the_recipe_has_a_note():
     deepseek = JOB | dict(model="deepseek-v3", pp=4, ep=64, virtual_stages=4, precision="bf16-mixed", dispatcher="alltoall")
-    [note] = [each for each in perfmodel.predict(**deepseek, profile="nemo@26.04").warnings if "recipe" in each]
+    [note] = [warning for warning in perfmodel.predict(**deepseek, profile="nemo@26.04").warnings if "recipe" in warning]
     assert note == "the recipe of release 26.04 for deepseek-v3 has the dispatcher flex and recomputes mla_up_proj: the plan does not"
-    assert not [each for each in perfmodel.predict(**JOB, profile="nemo@26.04").warnings if "recipe" in each]
+    assert not [warning for warning in perfmodel.predict(**JOB, profile="nemo@26.04").warnings if "recipe" in warning]

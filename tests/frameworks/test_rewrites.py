@@ -1,4 +1,4 @@
-"""What frameworks make of operators: of a decoder's, of a network's, of an imported module's."""
+"""Rewrites of operators by frameworks: in a decoder, in a network, in an imported module."""
 
 from dataclasses import replace
 
@@ -72,7 +72,7 @@ def test_a_fused_chain_neither_writes_nor_keeps_what_lies_inside():
 
 
 @pytest.mark.parametrize(("itemsize", "bytes_kept"), [(2.0, 4.0), (4.0, 0.0)])
-def test_a_softmax_in_float32_is_kept_beside_its_cast(itemsize, bytes_kept):
+def test_a_softmax_in_float32_is_kept_with_its_cast(itemsize, bytes_kept):
     (kept,) = operator(run(derivation_of(activation_bytes=itemsize), softmax_keeps_float32=True), "softmax").saved
     assert (kept.itemsize, kept.of) == (bytes_kept, None if bytes_kept else 1)
 
@@ -112,11 +112,11 @@ def test_layers_written_out_are_run_as_the_folded_layer(name, profile, rules):
     folded = build_graph(load_model(name), attention="unfused", **sizes)
     flat, rule_set, behaviours = unrolled(folded, batch=2, layers=3), load_rule_set(rules), load_profile(profile)
     expected = unrolled(with_behaviour(derive(folded, apply_rules(folded, rule_set)), behaviours).graph, batch=2, layers=3)
-    found = with_behaviour(derive(flat, apply_rules(flat, rule_set)), behaviours).graph
-    assert [op.name for op in found.operators] == [op.name for op in expected.operators]
-    for ours, theirs in zip(found.operators, expected.operators, strict=True):
+    graph = with_behaviour(derive(flat, apply_rules(flat, rule_set)), behaviours).graph
+    assert [op.name for op in graph.operators] == [op.name for op in expected.operators]
+    for ours, theirs in zip(graph.operators, expected.operators, strict=True):
         assert without_names(ours) == without_names(theirs), ours.name
-    assert {name for name, tensor in found.tensors.items() if not tensor.is_stored} == {
+    assert {name for name, tensor in graph.tensors.items() if not tensor.is_stored} == {
         name for name, tensor in expected.tensors.items() if not tensor.is_stored
     }
 
@@ -139,7 +139,7 @@ class Convolved(nn.Module):
         return nn.functional.cross_entropy(self.linear(self.block(images)), labels)
 
 
-def test_networks_and_imported_modules_have_the_same_habits():
+def test_networks_and_imported_modules_have_the_same_behaviours():
     network = load_network("bert-large", batch=2, seq_len=8, layers=1, hidden=16, heads=2, intermediate=32, vocabulary=20, positions=8)
     module = network_of(import_graph(Convolved, "float32[4,3,4,4] int64[4]")).network
     for graph, biases, losses in (
@@ -147,12 +147,12 @@ def test_networks_and_imported_modules_have_the_same_habits():
         (module, {"linear.bias"}, {"cross_entropy_loss"}),
     ):
         sized = replace(graph, compute_bytes=2.0, tensors={name: replace(tensor, itemsize=2.0) for name, tensor in graph.tensors.items()})
-        whole = derive(sized, {op.name: {} for op in sized.operators})
-        found = run(whole, fuses_elementwise=True, fused_cross_entropy=True, fuses_gradient_accumulation=True)
-        epilogues = {op.name for op in found.graph.operators if op.backward and not op.forward}
+        unsharded = derive(sized, {op.name: {} for op in sized.operators})
+        workload = run(unsharded, fuses_elementwise=True, fused_cross_entropy=True, fuses_gradient_accumulation=True)
+        epilogues = {op.name for op in workload.graph.operators if op.backward and not op.forward}
         assert biases <= epilogues
-        assert {op.name for op in found.graph.operators if op.kind == "cross_entropy" and not op.saved} == losses
-        assert {op.kind for op in found.graph.operators if op.makes_weight_gradients} <= {"embedding"}
+        assert {op.name for op in workload.graph.operators if op.kind == "cross_entropy" and not op.saved} == losses
+        assert {op.kind for op in workload.graph.operators if op.makes_weight_gradients} <= {"embedding"}
     # of the module: where a reduction comes between, bias and relu are one kernel
     apart = all_fused(sized, PLAIN.having(fuses_elementwise=True)).apart
     assert apart.operator("conv2d.bias").forward
@@ -163,8 +163,10 @@ def experts_of(name: str, dispatcher: str, **behaviours) -> dict[str, Operator]:
     graph = build_graph(
         load_model(name), seq_len=128, attention="flash", dropout=False, activation_bytes=2.0, parameter_bytes=2.0, dispatcher=dispatcher
     )
-    found = with_behaviour(derive(graph, apply_rules(graph, load_rule_set("megatron-sp"))), load_profile("megatron").having(**behaviours))
-    return {op.name: op for op in found.graph.operators if op.layer == "layer"}
+    workload = with_behaviour(
+        derive(graph, apply_rules(graph, load_rule_set("megatron-sp"))), load_profile("megatron").having(**behaviours)
+    )
+    return {op.name: op for op in workload.graph.operators if op.layer == "layer"}
 
 
 def test_kernels_of_an_exchange_put_rows_in_order_where_they_send_tokens_once():

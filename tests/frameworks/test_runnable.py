@@ -1,4 +1,4 @@
-"""What a framework can run: the data of its profile, the sentence about a plan, and the part of the space that is left."""
+"""Plans that a framework can run: the data of its profile, the sentence about a plan, and the part of the space that is left."""
 
 from dataclasses import replace
 
@@ -61,9 +61,9 @@ def test_shipped_frameworks_say_what_they_run_and_where_that_stands(name):
     ],
 )  # fmt: skip
 def test_what_a_framework_cannot_run_has_a_sentence(profile, knobs, reason):
-    found = predict(estimator_of(profile=profile), **knobs).not_runnable
-    assert found.endswith(reason)
-    assert bool(found) == bool(reason)
+    refusal = predict(estimator_of(profile=profile), **knobs).not_runnable
+    assert refusal.endswith(reason)
+    assert bool(refusal) == bool(reason)
 
 
 def test_a_library_for_rows_in_copies_is_of_a_framework_and_of_chips():
@@ -74,7 +74,7 @@ def test_a_library_for_rows_in_copies_is_of_a_framework_and_of_chips():
     tried = {
         (name, chip): load_profile(name).runs.dispatchers(chip) for name in ("megatron", GENERIC) for chip in ("h100-sxm-80gb", "tpu-v5p")
     }
-    assert [place for place, found in tried.items() if Dispatcher.FLEX in found] == [("megatron", "h100-sxm-80gb")]
+    assert [target for target, dispatchers in tried.items() if Dispatcher.FLEX in dispatchers] == [("megatron", "h100-sxm-80gb")]
     with pytest.raises(InputError, match=r"runs.flex='h100': must be a list"):
         check_runs(GIVEN | {"flex": "h100"})
 
@@ -91,37 +91,37 @@ def test_a_ring_that_is_balanced_halves_the_chunks():
 @pytest.mark.parametrize("profile", ["megatron", "deepspeed", "nanotron", "torchtitan", "composer-fsdp", "llm-c"])
 @pytest.mark.slow
 def test_the_space_of_a_framework_is_what_it_runs(profile):
-    """Exactly the plans of the whole space of which nothing is said."""
+    """The search evaluates exactly the plans of the unrestricted space that have no reason against them."""
     estimator = estimator_of(make_job(make_model(num_hidden_layers=6), batch=8), chips=8, profile=profile)
     behaviours = estimator.profile
     space = Space(orders=Space().orders[:1])
-    whole, some = (
-        sweep_all(estimator, each, attention=AttentionKernel.UNFUSED)
-        for each in (space, replace(space, runs=behaviours.runs, balanced_context=behaviours.communication.context_chunks == HEAD_TAIL))
+    all_plans, some = (
+        sweep_all(estimator, searched, attention=AttentionKernel.UNFUSED)
+        for searched in (space, replace(space, runs=behaviours.runs, balanced_context=behaviours.communication.context_chunks == HEAD_TAIL))
     )
-    expected = {plan for plan in map(whole.plan, whole.best_time.ids.tolist()) if not behaviours.not_runnable_reason(plan)}
-    found = [some.plan(i) for i in some.best_time.ids.tolist()]
-    assert len(found) == some.num_evaluated == len(expected)
-    assert set(found) == expected
+    expected = {plan for plan in map(all_plans.plan, all_plans.best_time.ids.tolist()) if not behaviours.not_runnable_reason(plan)}
+    plans = [some.plan(i) for i in some.best_time.ids.tolist()]
+    assert len(plans) == some.num_evaluated == len(expected)
+    assert set(plans) == expected
 
 
 @pytest.mark.parametrize("name", ["megatron", "megatron-sp"])
 def test_rules_of_single_operators_stay_where_the_framework_cuts_so(name):
-    """What a rule set says, written out for every operator, is as runnable; beside that rule set it is no other plan."""
+    """A rule set written out for every operator is as runnable as the rule set, and adds no plan to it."""
     estimator = estimator_of(make_job(make_model(num_hidden_layers=2), batch=8), chips=8)
     rules, attention = load_rule_set(name), AttentionKernel.FLASH
-    own = {
+    operators = {
         op.name: {dim: rules.cut(op.name, dim) for dim in map(op.logical_name, op.dims)}
         for op in estimator.programs.graph(attention).operators
     }
-    written = RuleSet(name="mine", source="", rules={"batch": rules.rules["batch"]}, operators=own)
+    written = RuleSet(name="mine", source="", rules={"batch": rules.rules["batch"]}, operators=operators)
     space = Space(orders=Space().orders[:1], runs=estimator.profile.runs, rules=(rules,))
     expected = sweep_all(estimator, space, attention=attention).num_evaluated
     assert expected > 0
     for sets in ((written,), (rules, written)):
         assert sweep_all(estimator, replace(space, rules=sets), attention=attention).num_evaluated == expected
-    whole = replace(rules, name="whole-ffn", operators={"down_proj": {"ffn": ()}, "activation": {"ffn": ()}, "up_proj": {"ffn": ()}})
-    assert sweep_all(estimator, replace(space, rules=(whole,)), attention=attention).num_evaluated < expected
+    whole_ffn = replace(rules, name="whole-ffn", operators={"down_proj": {"ffn": ()}, "activation": {"ffn": ()}, "up_proj": {"ffn": ()}})
+    assert sweep_all(estimator, replace(space, rules=(whole_ffn,)), attention=attention).num_evaluated < expected
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_stages_that_must_be_even():
 )
 def test_which_quantised_bases_can_be_sharded_is_the_frameworks(profile, train, zero, reason):
     job = replace(make_job(make_model(**LLAMA_LIKE)), train=training_of(train))
-    found = predict(estimator_of(job, profile=profile), dp_shard=16, zero=zero).not_runnable
-    assert found.endswith(reason) if reason else found == ""
+    refusal = predict(estimator_of(job, profile=profile), dp_shard=16, zero=zero).not_runnable
+    assert refusal.endswith(reason) if reason else refusal == ""
     stages = runnable_space(Space(), load_profile(profile), job).runs.zero
     assert (zero in stages) is (reason == "")
 

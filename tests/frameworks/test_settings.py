@@ -1,4 +1,4 @@
-"""What a run states of how it was set up changes the habits of its framework, and what is not known is said."""
+"""The stated settings of a run change the defaults of its framework, and unknown settings are reported."""
 
 import pytest
 
@@ -32,16 +32,16 @@ GENERIC = load_profile("generic")
     ],
 )
 def test_a_setting_is_stated_with_the_profiles_name(stated, field, value):
-    found = load_profile(f"generic+{stated}")
-    assert found.option(field) == value
-    assert load_profile(found.name) == found
-    assert framework_named(found.name) == "generic"
-    assert found.option(field) != GENERIC.option(field)
+    profile = load_profile(f"generic+{stated}")
+    assert profile.option(field) == value
+    assert load_profile(profile.name) == profile
+    assert framework_named(profile.name) == "generic"
+    assert profile.option(field) != GENERIC.option(field)
 
 
 def test_several_settings_are_stated_together():
-    found = load_profile("torch-fsdp2+compile+async_tp=true")
-    assert (found.kernels.rms_norm_traffic, found.timing.tp_overlap_fraction) == (1.0, 0.5)
+    profile = load_profile("torch-fsdp2+compile+async_tp=true")
+    assert (profile.kernels.rms_norm_traffic, profile.timing.tp_overlap_fraction) == (1.0, 0.5)
 
 
 @pytest.mark.parametrize(

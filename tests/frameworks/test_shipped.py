@@ -1,4 +1,4 @@
-"""What ships of frameworks: what their source code does in one file, what their runs say in another, and no number in both."""
+"""Shipped data of frameworks: behaviour of their source code in one file, figures of runs in another, no number in both."""
 
 import datetime
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_every_folder_is_a_profile_and_generic_is_one_file():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_habits_say_their_source_and_no_number_that_runs_say(name):
+def test_behaviours_have_a_source_and_no_number_from_runs(name):
     data = yaml.safe_load((frameworks_dir() / name / BEHAVIOURS).read_text(encoding="utf-8"))
     assert data["name"] == name
     assert data["source"]
@@ -51,7 +51,7 @@ def test_what_runs_say_is_in_the_profile_with_how_it_is_known(name):
         assert number.how
         assert datetime.date.fromisoformat(number.date)
     others = load_profile(known["unknown_as"]) if "unknown_as" in known else None
-    for constant, neutral in NEUTRAL.items():  # what nobody knows changes nothing, or is as of others, and says nothing of others
+    for constant, neutral in NEUTRAL.items():  # an unknown number is neutral, or as in other profiles, and has no weight in theirs
         if constant not in known:
             assert profile.option(constant) == (neutral if others is None else others.option(constant))
             assert constant in profile.unknown
@@ -66,19 +66,19 @@ def test_a_fraction_is_one_at_most_and_no_field_asks_for_a_year(name):
             assert 0 <= profile.option(option) <= 1, option
 
 
-def test_a_base_gives_its_habits_and_nothing_that_its_runs_say():
-    base, own = load_profile("megatron"), load_profile("nemo")
-    assert own.activations.keeps_unrotated_qk == base.activations.keeps_unrotated_qk
+def test_a_base_gives_its_behaviours_and_nothing_from_its_runs():
+    base, derived = load_profile("megatron"), load_profile("nemo")
+    assert derived.activations.keeps_unrotated_qk == base.activations.keeps_unrotated_qk
     assert "host_launch_time" in fitted_numbers("megatron")
-    assert own.timing.host_launch_time < base.timing.host_launch_time
+    assert derived.timing.host_launch_time < base.timing.host_launch_time
 
 
-def test_a_file_of_ones_own_takes_over_both(tmp_path):
+def test_a_user_defined_file_takes_over_both(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("name: mine\nbase: megatron\nsource: mine\nmemory: {accumulate_dtype: compute, source: mine}\n", encoding="utf-8")
-    found, base = load_profile(path), load_profile("megatron")
-    assert (found.state.accumulate_dtype, base.state.accumulate_dtype) == ("compute", "fp32")
-    assert found.timing.host_launch_time == base.timing.host_launch_time > 0.0
+    derived, base = load_profile(path), load_profile("megatron")
+    assert (derived.state.accumulate_dtype, base.state.accumulate_dtype) == ("compute", "fp32")
+    assert derived.timing.host_launch_time == base.timing.host_launch_time > 0.0
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_zero_stage_that_does_not_exist_overlaps_nothing(tmp_path):
         load_profile(path)
 
 
-def test_deepspeed_hides_no_reduction_below_zero_3_unless_it_is_said():
+def test_deepspeed_overlaps_no_reduction_below_zero_3_unless_it_is_set():
     """deepspeed/runtime/zero/config.py: overlap_comm."""
     assert load_profile("deepspeed").communication.overlaps_gradients == (3,)
     assert load_profile("deepspeed+gradient_bucketing").communication.overlaps_gradients == (0, 1, 2, 3)

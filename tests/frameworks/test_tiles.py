@@ -29,27 +29,27 @@ def backward_flops(graph: Graph, name: str) -> float:
 
 
 def test_a_chunked_loss_keeps_no_logits_and_computes_them_again():
-    whole, chunked = run(), run(loss_form="chunked")
-    assert whole.operator("cross_entropy").saved
+    unchunked, chunked = run(), run(loss_form="chunked")
+    assert unchunked.operator("cross_entropy").saved
     assert not chunked.operator("cross_entropy").saved
     assert chunked.tensors["logits"].itemsize == pytest.approx(2 * CHUNK_TOKENS / SEQ_LEN)
-    assert chunked.operator("lm_head").saved == tuple(data for data in whole.operator("lm_head").saved if data.of == 0)
-    assert backward_flops(chunked, "lm_head") == pytest.approx(1.5 * backward_flops(whole, "lm_head"))
+    assert chunked.operator("lm_head").saved == tuple(data for data in unchunked.operator("lm_head").saved if data.of == 0)
+    assert backward_flops(chunked, "lm_head") == pytest.approx(1.5 * backward_flops(unchunked, "lm_head"))
 
 
 def test_a_fused_loss_has_pieces_as_large_as_the_hidden_states_and_computes_nothing_again():
     """128,256 entries over 4,096: 32 pieces."""
-    whole, fused = run(), run(loss_form="fused")
+    unfused, fused = run(), run(loss_form="fused")
     assert logit_share(plain_graph(), TORCH.having(loss_form="fused")) == 1 / 32
-    assert backward_flops(fused, "lm_head") == backward_flops(whole, "lm_head")
+    assert backward_flops(fused, "lm_head") == backward_flops(unfused, "lm_head")
 
 
 def test_a_tiled_feed_forward_runs_once_more_and_nothing_of_its_width_lies_whole():
-    whole, tiled = run(), run(tiles_mlp=True)
+    untiled, tiled = run(), run(tiles_mlp=True)
     tiles = SEQ_LEN // 4096
     for name in ("gate_proj.out", "up_proj.out", "activation.out", "gate_product.out"):
         assert tiled.tensors[name].itemsize == pytest.approx(2 / tiles), name
     assert tiled.tensors["down_proj.out"].itemsize == 2
     for name in ("gate_proj", "up_proj", "down_proj"):
-        assert backward_flops(tiled, name) == pytest.approx(1.5 * backward_flops(whole, name)), name
-    assert backward_flops(tiled, "o_proj") == backward_flops(whole, "o_proj")
+        assert backward_flops(tiled, name) == pytest.approx(1.5 * backward_flops(untiled, name)), name
+    assert backward_flops(tiled, "o_proj") == backward_flops(untiled, "o_proj")

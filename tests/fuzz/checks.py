@@ -1,4 +1,4 @@
-"""What must hold of whatever is answered: numbers that can be, parts that add up, and refusals in one sentence."""
+"""Checks of every answer: possible numbers, parts that add up, and refusals in one sentence."""
 
 import json
 import math

@@ -54,7 +54,7 @@ _MODELS = Path(perfmodel.__file__).parent / "workload" / "models"
 
 
 def _refused(action: Callable[[], Any], *, needs_remedy: bool = False) -> Any:
-    """What `action` returns; None where it refuses in a good sentence."""
+    """Return the result of `action`; None where it refuses in a good sentence."""
     try:
         return action()
     except PerfModelError as error:
@@ -68,8 +68,8 @@ def _predicted(setting: Setting, rng: random.Random) -> bool:
     if plan is not None:
         check_prediction(predict_in(setting, plan))
         if rng.random() < 0.1:
-            for each in sensitivities(setting.estimator, plan):
-                require(abs(each.change) < 10, f"sensitivity {each}")
+            for sensitivity in sensitivities(setting.estimator, plan):
+                require(abs(sensitivity.change) < 10, f"sensitivity {sensitivity}")
     return plan is not None
 
 
@@ -154,20 +154,20 @@ def hardware(rng: random.Random, folder: Path) -> bool:
     if what == "calibrations":
         path = folder / "calibration.yaml"
         path.write_text(text, encoding="utf-8", errors="surrogatepass")
-        found = _refused(lambda: load_calibration(path), needs_remedy=True)
+        spec = _refused(lambda: load_calibration(path), needs_remedy=True)
     else:
-        found = _refused(lambda: (parse_chip if what == "chips" else parse_cluster)(text), needs_remedy=True)
-    if found is None or rng.random() > PREDICTED:
-        return found is not None
+        spec = _refused(lambda: (parse_chip if what == "chips" else parse_cluster)(text), needs_remedy=True)
+    if spec is None or rng.random() > PREDICTED:
+        return spec is not None
     match what:
         case "chips":
-            cluster = _refused(lambda: cluster_of_chip(found))
+            cluster = _refused(lambda: cluster_of_chip(spec))
         case "clusters":
-            cluster = found
+            cluster = spec
         case _:
             cluster = _cluster("dgx-h100", rng.choice((1, 8, 16)))
     if cluster is not None:
-        calibration = found if what == "calibrations" else None
+        calibration = spec if what == "calibrations" else None
         setting = _refused(lambda: make_setting(_job(rng, chips=min(cluster.num_chips, 2**20)), cluster, calibration=calibration))
         if setting is not None:
             _predicted(setting, rng)
@@ -251,9 +251,9 @@ def profiles(rng: random.Random, folder: Path) -> bool:
         path.write_text(
             scramble(rng, (strategies / "residuals.yaml").read_text(encoding="utf-8")[: rng.choice((2000, 10**6))]), encoding="utf-8"
         )
-        found = _refused(lambda: load_residuals(path))
+        residuals = _refused(lambda: load_residuals(path))
         path.unlink()
-        return found is not None
+        return residuals is not None
     names = list_profiles() if what == "profiles" else list_rule_sets()
     chosen = rng.choice(names)
     if what == "rules":
@@ -324,7 +324,7 @@ _JOB_FLAGS = ("--model", "--cluster", "--chips", "--global-batch", "--seq-len")
 
 
 def options(rng: random.Random, folder: Path) -> bool:
-    """A command line of a verb that predicts or tells what is known."""
+    """Check a command line of a verb that predicts or lists known names."""
     verb = rng.choice(
         ("predict",) * 8
         + ("search", "explain", "compare", "chips", "clusters", "models", "profiles", "calibrations", "shard", "limits", "no")
@@ -363,21 +363,23 @@ def options(rng: random.Random, folder: Path) -> bool:
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = cli.run(words)
-    said, shown = err.getvalue(), out.getvalue()
-    require(code in (0, 2), f"exit code {code} of {words}: {said[:300]}")
+    errors, shown = err.getvalue(), out.getvalue()
+    require(code in (0, 2), f"exit code {code} of {words}: {errors[:300]}")
     if code == 2:
-        lines = [line for line in said.splitlines() if line]
-        is_table = verb == "search" and not said.startswith("perfmodel: ")
+        lines = [line for line in errors.splitlines() if line]
+        is_table = verb == "search" and not errors.startswith("perfmodel: ")
         start = '{"code": ' if "--json" in words else "perfmodel: "
-        require(is_table or (lines[-1].startswith(start) and lines[-1].isprintable()), f"{words}: {said[:300]!r}")
+        require(is_table or (lines[-1].startswith(start) and lines[-1].isprintable()), f"{words}: {errors[:300]!r}")
         return False
     require("nan" not in shown.lower().split(), f"nan in the output of {words}")
     if "--json" in words:
-        found = check_json(shown)
-        for each in found.get("predictions", [found] if "step_time" in found else []):
-            if "step_time" in each:
-                shares = {name: each[name] for name in ("mfu_causal", "hfu")}
-                check_step(each["step_time"], each["parts"], each["memory"], shares, each["tokens_per_second_per_chip"])
+        document = check_json(shown)
+        for prediction in document.get("predictions", [document] if "step_time" in document else []):
+            if "step_time" in prediction:
+                shares = {name: prediction[name] for name in ("mfu_causal", "hfu")}
+                check_step(
+                    prediction["step_time"], prediction["parts"], prediction["memory"], shares, prediction["tokens_per_second_per_chip"]
+                )
     return True
 
 
@@ -385,7 +387,7 @@ def _text(rng: random.Random, usual: tuple[str, ...]) -> str:
     value = (
         rng.choice(usual)
         if rng.random() < 0.93
-        else odd(rng, rng.choice(usual), tuple(each for each in ODD if isinstance(each, (str, int, float))))
+        else odd(rng, rng.choice(usual), tuple(option for option in ODD if isinstance(option, (str, int, float))))
     )
     try:
         return str(value)
@@ -443,9 +445,9 @@ def arguments(rng: random.Random, folder: Path) -> bool:
         lambda: rule_set_from_dict(anything),
     )
     result = _refused(rng.choice(calls))
-    for each in result if isinstance(result, tuple) else (result,):
-        if dataclasses.is_dataclass(each) and hasattr(each, "step_time") and hasattr(each, "memory_moment"):
-            check_prediction(each)
+    for item in result if isinstance(result, tuple) else (result,):
+        if dataclasses.is_dataclass(item) and hasattr(item, "step_time") and hasattr(item, "memory_moment"):
+            check_prediction(item)
     return result is not None
 
 

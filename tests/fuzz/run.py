@@ -27,11 +27,11 @@ MEMORY = 12 * 2**30
 
 @dataclass
 class Outcome:
-    """taken: inputs that were not refused; found: what must not have been, as (kind, number, trace)."""
+    """taken: inputs that were not refused; findings: what must not have been, as (kind, number, trace)."""
 
     tried: Counter[str] = field(default_factory=Counter)
     taken: Counter[str] = field(default_factory=Counter)
-    found: list[tuple[str, int, str]] = field(default_factory=list)
+    findings: list[tuple[str, int, str]] = field(default_factory=list)
 
 
 def kind_of(number: int) -> str:
@@ -48,7 +48,7 @@ def try_one(kind: str, number: int, seed: int, folder: Path, outcome: Outcome) -
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException:
-        outcome.found.append((kind, number, traceback.format_exc()))
+        outcome.findings.append((kind, number, traceback.format_exc()))
 
 
 def fuzz(inputs: int, seed: int, *, kinds: tuple[str, ...] = tuple(KINDS), progress: Callable[[int], None] = lambda _: None) -> Outcome:
@@ -94,8 +94,8 @@ def _limited(seconds: float) -> Iterator[None]:
 
 def report(outcome: Outcome) -> str:
     lines = [f"{kind:<12}{outcome.tried[kind]:>9,} tried{outcome.taken[kind]:>9,} taken" for kind in KINDS if outcome.tried[kind]]
-    last_lines = Counter(trace.strip().splitlines()[-1][:160] for _, _, trace in outcome.found)
-    lines += [f"{len(outcome.found)} findings of {outcome.tried.total():,} inputs"]
+    last_lines = Counter(trace.strip().splitlines()[-1][:160] for _, _, trace in outcome.findings)
+    lines += [f"{len(outcome.findings)} findings of {outcome.tried.total():,} inputs"]
     lines += [f"{count:>6} x {line}" for line, count in last_lines.most_common(40)]
     return "\n".join(lines)
 
@@ -125,13 +125,13 @@ def main() -> int:
 
         outcome = fuzz(options.inputs, options.seed, kinds=kinds, progress=tell)
     seen = set()
-    for kind, number, trace in outcome.found:
-        place = "\n".join(line for line in trace.splitlines() if "perfmodel/" in line)[-200:]
-        if place not in seen and len(seen) < options.traces:
-            seen.add(place)
+    for kind, number, trace in outcome.findings:
+        frames = "\n".join(line for line in trace.splitlines() if "perfmodel/" in line)[-200:]
+        if frames not in seen and len(seen) < options.traces:
+            seen.add(frames)
             print(f"--- --kind {kind} --only {number}\n{trace}")
     print(report(outcome))
-    return 1 if outcome.found else 0
+    return 1 if outcome.findings else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A small share of the random inputs in every run of the tests; `python -m tests.fuzz.run` tries as many as one likes."""
+"""A small share of the random inputs in every run of the tests; `python -m tests.fuzz.run` tries any number of them."""
 
 import pytest
 
@@ -16,5 +16,5 @@ def test_every_kind_comes_up_by_its_share():
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_random_input_ends_in_anything_but_an_answer_or_a_sentence(seed):
     outcome = fuzz(200, seed)
-    assert not outcome.found, "\n".join([report(outcome), *(trace for _, _, trace in outcome.found[:3])])
+    assert not outcome.findings, "\n".join([report(outcome), *(trace for _, _, trace in outcome.findings[:3])])
     assert all(outcome.taken[kind] for kind in ("configs", "hardware", "topologies", "plans", "profiles", "cases"))

@@ -1,4 +1,4 @@
-"""Values that nobody expects, and ways to break what a file holds."""
+"""Unexpected values, and ways to break the contents of a file."""
 
 import copy
 import random
@@ -33,11 +33,11 @@ def odd(rng: random.Random, like: Any = None, choices: tuple[Any, ...] = PLAIN) 
 
 def places(data: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Where values are in nested mappings and lists."""
-    found = [prefix] if prefix else []
+    paths = [prefix] if prefix else []
     items = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
     for key, value in items:
-        found += places(value, (*prefix, key))
-    return found
+        paths += places(value, (*prefix, key))
+    return paths
 
 
 def mutate(rng: random.Random, data: dict[str, Any], *, most: int = 3) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""The table by which accuracy is judged: no line may fall behind what is asked of it.
+"""Accuracy table: every line reaches its target.
 
 published_training.jsonl.gz, published_out_of_memory.jsonl.gz, published_serving.jsonl.gz   runs that their sources published, each with
-`source` and `source_ref` (of serving: fields that say nothing left out; what was mended is told in its `notes`); what was measured is
-kept apart from the inputs (`perfmodel.validation.cases.NOT_INPUTS`)
+`source` and `source_ref` (serving omits fields without information, and lists corrections in `notes`); measured values are kept apart
+from the inputs (`perfmodel.validation.cases.NOT_INPUTS`)
 """
 
 from collections.abc import Iterable, Sequence
@@ -70,7 +70,7 @@ def test_the_shipped_constants_reach_the_table(runs):
 def judged_without_their_model(runs: Sequence[PublishedRun]) -> LeftOutTable:
     predictions = LeftOut(runs=runs).predictions()
     assert len(predictions) == len(runs)
-    assert np.all([f"without {each.run.model}" in each.fold for each in predictions])
+    assert np.all([f"without {prediction.run.model}" in prediction.fold for prediction in predictions])
     return judge(predictions)
 
 

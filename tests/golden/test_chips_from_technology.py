@@ -19,11 +19,11 @@ PAIRS = {"v100-spec": "v100-sxm2-32gb", "a100-spec": "a100-sxm-80gb", "h100-spec
 
 @pytest.mark.parametrize(("spec", "sheet"), PAIRS.items())
 def test_a_chip_from_technology_is_the_chip_of_the_data_sheet(spec, sheet):
-    made, real = construct_chip(load_chip_spec(spec), shipped_technology()).chip, load_chip(sheet)
-    assert made.flop_rate(Dtype.FP16) == pytest.approx(real.flop_rate(Dtype.FP16), rel=0.05)
-    assert made.peak_flop_rate.keys() <= {*real.peak_flop_rate, Dtype.FP64}
-    assert (made.memory.capacity, made.memory.bandwidth) == (real.memory.capacity, real.memory.bandwidth)
-    assert [(tier.link, tier.size, tier.topology) for tier in made.default_tiers] == [
+    constructed, real = construct_chip(load_chip_spec(spec), shipped_technology()).chip, load_chip(sheet)
+    assert constructed.flop_rate(Dtype.FP16) == pytest.approx(real.flop_rate(Dtype.FP16), rel=0.05)
+    assert constructed.peak_flop_rate.keys() <= {*real.peak_flop_rate, Dtype.FP64}
+    assert (constructed.memory.capacity, constructed.memory.bandwidth) == (real.memory.capacity, real.memory.bandwidth)
+    assert [(tier.link, tier.size, tier.topology) for tier in constructed.default_tiers] == [
         (tier.link, tier.size, tier.topology) for tier in real.default_tiers
     ]
 

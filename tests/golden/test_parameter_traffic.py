@@ -13,7 +13,7 @@ ROWS = list(csv.DictReader((Path(__file__).parent / "parameter_traffic.csv").rea
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['plan']}-{row['chips']}-{row['kind']}")
 def test_traffic_is_what_torch_issues(row):
     derivation = derivation_of(row["model"], "ddp", itemsize=4.0)
-    found = parameter_traffic(derivation, {"dp_shard": int(row["chips"])}, zero=int(row["zero"]))
-    mine = [(units, elements * 4 / 1e9) for (kind, _), (units, elements, _) in found.items() if kind == row["kind"]]
+    traffic = parameter_traffic(derivation, {"dp_shard": int(row["chips"])}, zero=int(row["zero"]))
+    mine = [(units, elements * 4 / 1e9) for (kind, _), (units, elements, _) in traffic.items() if kind == row["kind"]]
     assert sum(units for units, _ in mine) == int(row["count"])
     assert sum(gigabytes for _, gigabytes in mine) == pytest.approx(float(row["gigabytes"]), abs=float(row["tolerance"]))

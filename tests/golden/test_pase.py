@@ -57,13 +57,13 @@ def test_data_parallelism_costs_what_the_reference_says(row):
 def test_the_tables_are_those_of_the_released_code(printed):
     tables = pase_tables(load_pase_graph(printed["graph"]), printed["num_devices"])
     places = []
-    for ours, theirs, own, cost in zip(
+    for ours, theirs, costs, cost in zip(
         tables.configurations, printed["configurations"], tables.vertex_costs, printed["vertex_costs"], strict=True
     ):
-        place = {tuple(row): index for index, row in enumerate(ours.tolist())}
-        assert set(place) == {tuple(row) for row in theirs}
-        places.append([place[tuple(row)] for row in theirs])
-        np.testing.assert_allclose(own[places[-1]], cost, rtol=LAST_DIGIT)
+        position = {tuple(row): index for index, row in enumerate(ours.tolist())}
+        assert set(position) == {tuple(row) for row in theirs}
+        places.append([position[tuple(row)] for row in theirs])
+        np.testing.assert_allclose(costs[places[-1]], cost, rtol=LAST_DIGIT)
     for (u, v, matrix), (source, target, cost) in zip(tables.edges, printed["edges"], strict=True):
         assert (u, v) == (source, target)
         assert np.array_equal(matrix[np.ix_(places[u], places[v])], np.array(cost))
@@ -76,11 +76,11 @@ def test_the_kernel_solves_the_printed_tables(printed):
 
 @pytest.fixture(scope="module")
 def strategies():
-    found = {}
+    by_network = {}
     for name in {row["network"] for row in STRATEGIES}:
         tables = pase_tables(load_pase_graph(name), 32)
-        found[name] = tables.strategy(pase_search(tables).choice)
-    return found
+        by_network[name] = tables.strategy(pase_search(tables).choice)
+    return by_network
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=f"{row['network']} {row['layers']}") for row in STRATEGIES])
@@ -89,8 +89,8 @@ def test_table_2(row, strategies):
     for vertex in map(int, row["vertices"].split()):
         strategy = strategies[row["network"]][vertex]
         assert set(printed) <= set(strategy)
-        found = {name: parts for name, parts in strategy.items() if parts > 1}
-        assert (found == {name: parts for name, parts in printed.items() if parts > 1}) == (row["agrees"] == "yes"), strategy
+        split_dims = {name: parts for name, parts in strategy.items() if parts > 1}
+        assert (split_dims == {name: parts for name, parts in printed.items() if parts > 1}) == (row["agrees"] == "yes"), strategy
 
 
 def test_what_table_2_prints_for_conv_4_is_dearer():

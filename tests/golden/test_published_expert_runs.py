@@ -34,9 +34,9 @@ def test_step_times_of_the_fastest_release_of_each_setting(rows):
     assert np.median(errors) < 0.08
 
 
-def test_releases_of_one_setting_are_told_apart(rows):
+def test_releases_of_one_setting_are_distinguished(rows):
     """Recipes of 26.06 turned on full-iteration graphs, overlap and fused experts: measured 1.29 times as fast as 26.04."""
-    found = {row.id: row for row in rows}
-    before, after = (found[f"bridge-{release}-qwen3_235b_a22b-DGX-GB300-256g-mxfp8"] for release in ("26.04", "26.06"))
+    by_id = {row.id: row for row in rows}
+    before, after = (by_id[f"bridge-{release}-qwen3_235b_a22b-DGX-GB300-256g-mxfp8"] for release in ("26.04", "26.06"))
     measured = before.measured_step_time / after.measured_step_time
     assert before.predicted_step_time / after.predicted_step_time == pytest.approx(measured, rel=0.05)

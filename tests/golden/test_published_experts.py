@@ -23,20 +23,20 @@ TOKENS = 4096
 
 
 def kept_bytes(name, region):
-    """Of one layer and one token, on one rank alone, as Megatron runs it; without the unrotated q and k that its fused product leaves."""
+    """Return the bytes that one layer keeps of one token on one rank, as Megatron runs it, without the unrotated q and k."""
     graph = build_graph(
         load_model(name), seq_len=TOKENS, attention="flash", dropout=False, activation_bytes=2.0, parameter_bytes=2.0, dispatcher="alltoall"
     )
     profile = load_profile("megatron").having(keeps_unrotated_qk=False)
     derivation = derive(graph, apply_rules(graph, rule_set_of("megatron-sp")))
     program = compile_program(derivation, profile, recompute_operators=(), attention_kernel="flash")
-    place = [each.name for each in program.regions].index(region)
-    of_layer = program.saved.segments // 4 == place
+    number = [part.name for part in program.regions].index(region)
+    of_layer = program.saved.segments // 4 == number
     amounts = program.saved.columns["amount"][of_layer]
     return float((program.amounts.base * np.ceil(program.amounts.padded_size))[amounts].sum()) / TOKENS
 
 
-#: Model -> bytes that a layer keeps of a token, and those of statistics beside: of norms and of the weights of chosen experts.
+#: Model -> bytes that a layer keeps of a token, and those of statistics in addition: of norms and of the weights of chosen experts.
 KEPT = {"mixtral-8x7b": (258_240, 2 * 4 + 2 * 4), "deepseek-v3": (572_032, 4 * 4 + 8 * 4)}
 #: [GB] of activations, of weights and gradients, of the optimizer
 BREAKDOWN = (131.0, 36.4, 32.1)
@@ -44,7 +44,7 @@ BREAKDOWN = (131.0, 36.4, 32.1)
 H800_STEP = 19.9
 
 
-@pytest.mark.parametrize(("name", "published", "statistics"), [(name, *told) for name, told in KEPT.items()])
+@pytest.mark.parametrize(("name", "published", "statistics"), [(name, *sizes) for name, sizes in KEPT.items()])
 def test_bytes_that_a_layer_keeps_of_a_token(name, published, statistics):
     assert kept_bytes(name, "layer") == published + statistics
 
@@ -57,7 +57,7 @@ def memory_of_deepseek_v3_on_256_chips():
     plan = make_plan(job, cluster="test", num_chips=256, stage_layers=(4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 3, 3, 3), **knobs)
     _, _, memory = memory_on_rank(estimator, plan, 1)
     kept = 56 * TOKENS * kept_bytes("deepseek-v3", "layer")
-    return tuple(each / 1e9 for each in (kept, memory["weights"] + memory["gradients"], memory["optimizer"]))
+    return tuple(num_bytes / 1e9 for num_bytes in (kept, memory["weights"] + memory["gradients"], memory["optimizer"]))
 
 
 def test_memory_of_deepseek_v3_on_256_chips():

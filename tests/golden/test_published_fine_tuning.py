@@ -32,7 +32,7 @@ def errors(cases):
     rows = [predictor.row(case) for case in cases]
     times = [row.predicted_step_time / row.measured_step_time - 1.0 for row in rows]
     memories = [row.predicted_memory / row.measured_memory - 1.0 for row in rows]
-    return [each for each in times if not math.isnan(each)], [each for each in memories if not math.isnan(each)]
+    return [error for error in times if not math.isnan(error)], [error for error in memories if not math.isnan(error)]
 
 
 @pytest.mark.slow
@@ -43,7 +43,7 @@ def test_primary_runs_are_predicted():
     assert len(memories) >= 153
     assert statistics.mean(map(abs, times)) < TIME
     assert statistics.median(map(abs, memories)) < MEMORY
-    assert sum(each < -0.1 for each in memories) < TOO_LOW * len(memories)
+    assert sum(error < -0.1 for error in memories) < TOO_LOW * len(memories)
 
 
 @pytest.mark.slow

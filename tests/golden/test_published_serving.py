@@ -25,9 +25,9 @@ LIMITS = [("serving", "tpot", 0.11), ("serving", "request_latency", 0.11), ("sta
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "metric", "most"), LIMITS)
 def test_the_median_error_is_what_is_stated(rows, kind, metric, most):
-    found = metric_errors([row for row in rows if row.kind == kind], metric)
-    assert found.count > 40
-    assert found.median < most
+    errors = metric_errors([row for row in rows if row.kind == kind], metric)
+    assert errors.count > 40
+    assert errors.median < most
 
 
 @pytest.mark.slow

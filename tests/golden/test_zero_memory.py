@@ -89,7 +89,7 @@ def test_hsdp_shards_over_the_shard_axis_only():
 
 
 def test_fully_shard_keeps_fp32_shards():
-    """torch's fully_shard: fp32 shards as the weights that stay, and a bf16 copy of the units at work beside them."""
+    """torch's fully_shard: fp32 shards as the resident weights, and a bf16 copy of the active units in addition."""
     n = 16
     estimator = estimator_of(make_job(MODEL, batch=64, precision=Precision.BF16_MIXED), chips=n, profile="torch-fsdp2")
     memory = predict(estimator, dp_shard=n, zero=3).memory

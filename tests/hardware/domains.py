@@ -1,4 +1,4 @@
-"""What a cluster's tiers say together."""
+"""The domains that follow from all tiers of a cluster."""
 
 from perfmodel.hardware.cluster import Cluster
 

@@ -78,6 +78,6 @@ def test_files_and_pickles_give_back_the_calibration(name, tmp_path):
     ],
 )
 def test_a_chip_gets_its_own_calibration_or_a_relatives_or_a_prior_or_the_spec_sheet(chip, name):
-    found = default_calibration(chip, calibrations_for(chip))
-    assert found.name == name
-    assert (found is SPEC_SHEET) == (name == "")
+    calibration = default_calibration(chip, calibrations_for(chip))
+    assert calibration.name == name
+    assert (calibration is SPEC_SHEET) == (name == "")

@@ -17,38 +17,38 @@ TECHNOLOGY = shipped_technology()
 A100 = load_chip_spec("a100-spec")
 
 
-def made(**changes):
+def build(**changes):
     return construct_chip(replace(A100, **changes), TECHNOLOGY)
 
 
-@pytest.mark.parametrize("section", [each.name for each in fields(Technology)])
+@pytest.mark.parametrize("section", [section.name for section in fields(Technology)])
 def test_every_number_of_the_technology_files_has_a_source(section):
     for name, entry in getattr(TECHNOLOGY, section).items():
-        assert {each.name for each in fields(entry)} - {"facts"} == set(entry.facts), name
+        assert {part.name for part in fields(entry)} - {"facts"} == set(entry.facts), name
         assert all(fact.source for fact in entry.facts.values()), name
 
 
 def test_area_power_and_die_edge_bind():
-    assert made().binding == "power"
-    assert made(power=4000.0).binding == "area"
-    crowded = made(memory=replace(A100.memory, stacks=12))
+    assert build().binding == "power"
+    assert build(power=4000.0).binding == "area"
+    crowded = build(memory=replace(A100.memory, stacks=12))
     assert (crowded.binding, crowded.stacks) == ("die edge", 6)
     assert crowded.chip.memory.bandwidth == pytest.approx(A100.memory.pin_bandwidth * 1024 * 6)
 
 
 def test_the_parts_add_up_to_the_budgets():
-    found = made()
-    assert sum(found.areas.values()) == pytest.approx(A100.die_area)
-    assert sum(found.powers.values()) == pytest.approx(A100.power)
-    assert min(found.areas.values()) >= 0
-    assert min(found.powers.values()) >= 0
+    built = build()
+    assert sum(built.areas.values()) == pytest.approx(A100.die_area)
+    assert sum(built.powers.values()) == pytest.approx(A100.power)
+    assert min(built.areas.values()) >= 0
+    assert min(built.powers.values()) >= 0
 
 
 @pytest.mark.parametrize(("field", "more"), [("die_area", 1.5), ("power", 1.5), ("num_dies", 2)])
 def test_a_larger_budget_is_never_slower(field, more):
-    larger = made(**{field: type(getattr(A100, field))(getattr(A100, field) * more)}).chip
-    assert larger.flop_rate("bf16") >= made().chip.flop_rate("bf16")
-    assert larger.memory.bandwidth >= made().chip.memory.bandwidth
+    larger = build(**{field: type(getattr(A100, field))(getattr(A100, field) * more)}).chip
+    assert larger.flop_rate("bf16") >= build().chip.flop_rate("bf16")
+    assert larger.memory.bandwidth >= build().chip.memory.bandwidth
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_larger_budget_is_never_slower(field, more):
 )
 def test_what_cannot_be_made_is_refused_in_one_sentence(changes, sentence):
     with pytest.raises(InputError, match=sentence):
-        made(**changes)
+        build(**changes)
 
 
 def test_a_specification_is_read_wherever_a_chip_is(tmp_path):
@@ -72,7 +72,7 @@ def test_a_specification_is_read_wherever_a_chip_is(tmp_path):
     node = read_yaml(resource_dir("hardware_specs") / "technology" / "logic.yaml")["logic"]["n3"]
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"logic": {"mine": node}}))
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(data))
-    assert load_chip(tmp_path / "spec.yaml").peak_flop_rate == made(logic="n3").chip.peak_flop_rate
+    assert load_chip(tmp_path / "spec.yaml").peak_flop_rate == build(logic="n3").chip.peak_flop_rate
     assert load_cluster("a100-spec", num_chips=16).chip == load_chip("a100-spec")
 
 

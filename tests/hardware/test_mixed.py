@@ -10,7 +10,7 @@ from perfmodel.hardware.reader import load_cluster
 
 def test_pools_are_read_in_their_order():
     pools = read_pools("12 @ v100-sxm2-16gb per-node=4 scale-out=10 Gbit/s + 4@t4-16gb*80%")
-    assert [(each.chips, each.name, each.speed) for each in pools] == [
+    assert [(pool.chips, pool.name, pool.speed) for pool in pools] == [
         (12, "v100-sxm2-16gb per-node=4 scale-out=10 Gbit/s", 1.0),
         (4, "t4-16gb", 0.8),
     ]

@@ -1,4 +1,4 @@
-"""A chip that nobody measured is predicted by the mean of its maker's neighbouring generations."""
+"""An unmeasured chip is predicted by the mean of its vendor's neighbouring generations."""
 
 import math
 from dataclasses import fields, replace
@@ -19,8 +19,8 @@ def known(*names):
     return [(load_calibration(name), load_chip(CHIPS[name])) for name in names]
 
 
-def names(found):
-    return [calibration.name for calibration, _ in found]
+def names(priors):
+    return [calibration.name for calibration, _ in priors]
 
 
 def test_the_nearest_generations_before_and_after_are_neighbours():
@@ -43,11 +43,11 @@ def test_a_chip_is_no_neighbour_of_itself():
     assert prior_calibration(load_chip(CHIPS["a100"]), known("a100")) is None
 
 
-def test_another_maker_is_no_neighbour():
+def test_another_vendor_is_no_neighbour():
     assert prior_calibration(load_chip("mi300x-192gb"), known("a100", "h100", "b200")) is None
 
 
-def test_parameters_are_means_and_the_prediction_rests_on_a_prior():
+def test_parameters_are_means_and_the_prediction_is_based_on_a_prior():
     pairs = known("a100", "b200")
     prior = prior_calibration(load_chip(CHIPS["h100"]), pairs)
     ends = [calibration.matmul[Dtype.BF16].peak_fraction for calibration, _ in pairs]
@@ -111,8 +111,8 @@ def numbers(value):
 @pytest.mark.parametrize(("name", "others"), [("a100", ("h100", "b200")), ("h100", ("a100", "b200")), ("b200", ("a100", "h100"))])
 def test_the_clock_of_a_chip_left_out_follows_its_power(name, others):
     """Within 10 %; the plain mean of its neighbours' clocks misses the A100's by 24 %."""
-    found = prior_calibration(load_chip(CHIPS[name]), known(*others)).sustained_clock_fraction
-    assert found == pytest.approx(load_calibration(name).sustained_clock_fraction, rel=0.1)
+    fraction = prior_calibration(load_chip(CHIPS[name]), known(*others)).sustained_clock_fraction
+    assert fraction == pytest.approx(load_calibration(name).sustained_clock_fraction, rel=0.1)
 
 
 def test_no_clock_exceeds_the_data_sheets():

@@ -203,8 +203,8 @@ def test_a_chip_file_is_a_cluster_and_says_what_to_give_where_it_has_no_links(tm
     with pytest.raises(InputError, match="how nodes are joined; give scale_out too"):
         cluster_of_chip(tmp_path / "mine.yaml", scale_up="100 GB/s", chips=16)
     assert cluster_of_chip(tmp_path / "mine.yaml", scale_up="100 GB/s").max_chips == 8
-    whole = cluster_of_chip(tmp_path / "mine.yaml", scale_up="100 GB/s", scale_out="10 GB/s", chips=16)
-    assert load_cluster(whole.name, num_chips=16) == whole
+    cluster = cluster_of_chip(tmp_path / "mine.yaml", scale_up="100 GB/s", scale_out="10 GB/s", chips=16)
+    assert load_cluster(cluster.name, num_chips=16) == cluster
 
 
 @pytest.mark.parametrize("per_node", [1, 2, 4, 8])
@@ -313,8 +313,8 @@ def test_other_chips_calibrations_are_read_only_where_a_prior_is_needed(chip, mo
         calibrations_for("l40s-48gb")
 
 
-def test_a_chip_of_ones_own_gets_the_prior_too():
-    """A chip file that nobody knows, twice as fast as an A100 on its power: between two generations, and at a lower clock."""
+def test_a_user_defined_chip_gets_the_prior_too():
+    """An unknown chip file, twice as fast as an A100 at the same power, is between two generations and at a lower clock."""
     a100 = load_chip("a100-sxm-80gb")
     rates = {dtype: 2 * rate for dtype, rate in a100.peak_flop_rate.items()}
     mine = dataclasses.replace(a100, name="mine", launch_year=2021, peak_flop_rate=rates)
@@ -387,7 +387,7 @@ def test_a_chip_offers_no_more_than_it_has(tmp_path):
         load_chip(path)
 
 
-def test_a_chip_that_does_not_say_what_it_offers_follows_its_maker(tmp_path):
+def test_a_chip_without_a_stated_usable_memory_follows_its_vendor(tmp_path):
     path = tmp_path / "mychip.yaml"
     text = (SPECS / "chips" / "h100-sxm-80gb.yaml").read_text()
     path.write_text("".join(line for line in text.splitlines(keepends=True) if "usable" not in line))
@@ -428,7 +428,7 @@ def mutated(draw, original):
     """The data of a good file with one to three places changed, removed or added to."""
     data = copy.deepcopy(original)
     for _ in range(draw(st.integers(1, 3))):
-        *path, last = draw(st.sampled_from([place for place in places(data) if place]))
+        *path, last = draw(st.sampled_from([key_path for key_path in places(data) if key_path]))
         holder = data
         for key in path:
             holder = holder[key]
@@ -609,5 +609,5 @@ def test_a_name_that_nvidia_smi_prints_is_a_chip(printed, name):
 
 
 def test_no_two_chips_share_a_name():
-    names = [alias.lower() for each in list_chips() for alias in load_chip(each).aliases]
+    names = [alias.lower() for chip in list_chips() for alias in load_chip(chip).aliases]
     assert len(names) == len(set(names))

@@ -1,4 +1,4 @@
-"""What each number is worth that runs say: judged by the runs that it moves, and each that ships is worth its place."""
+"""The value of each fitted number: judged by the runs that it moves; each shipped number is worth keeping."""
 
 import csv
 import json
@@ -14,12 +14,12 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 def test_a_number_is_judged_by_the_runs_that_it_moves():
     base, without, measured = np.array([1.0, 2.0, 3.0]), np.array([1.0, 2.2, 3.3]), np.array([1.5, 2.0, 3.0])
-    found = _judged(("a", "b"), "host_launch_time", 1e-5, "step time", base, without, measured)
-    assert (found.num_runs, found.before) == (2, 0.0)
-    assert found.worth == pytest.approx(0.1)
-    (row,) = rows_of([found])
+    ablation = _judged(("a", "b"), "host_launch_time", 1e-5, "step time", base, without, measured)
+    assert (ablation.num_runs, ablation.before) == (2, 0.0)
+    assert ablation.worth == pytest.approx(0.1)
+    (row,) = rows_of([ablation])
     assert row == ("a, b", "host_launch_time", "1e-05", "step time", "2", "0.0", "10.0", "+10.0")
-    assert all(header in str(ablation_values([found])["table"]) for header in HEADERS)
+    assert all(header in str(ablation_values([ablation])["table"]) for header in HEADERS)
     unmoved = _judged(("a",), "host_launch_time", 1e-5, "step time", base, base, measured)
     assert (unmoved.num_runs, unmoved.worth) == (0, 0.0)
 
@@ -53,5 +53,5 @@ def test_bad_input_is_answered_with_a_sentence(tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_every_number_that_ships_is_worth_its_place():
-    found = ablations(GOLDEN / "published_training.jsonl.gz")
-    assert {each.constant: each.worth for each in found if each.worth < WORTH and not each.is_lent} == {}
+    results = ablations(GOLDEN / "published_training.jsonl.gz")
+    assert {result.constant: result.worth for result in results if result.worth < WORTH and not result.is_lent} == {}

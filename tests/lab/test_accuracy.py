@@ -113,7 +113,7 @@ def test_bad_input_is_one_sentence(cases, tmp_path, monkeypatch, capsys, argumen
 
 
 @pytest.mark.slow
-def test_a_cause_is_named_where_a_source_tells_it(written):
+def test_a_cause_is_named_where_a_source_states_it(written):
     report, _ = written
     assert {cause_of(row) for row in report.scored[:5]} == {"not known"}
     assert not next(row for row in report.result.rows if row.id == "mcore-1").is_scored
@@ -125,11 +125,11 @@ def test_a_cause_does_not_depend_on_the_error(written):
     rows += tuple(replace(rows[0], id=name, group=name.partition("-")[0]) for name in ("nanotron-14102875", "llmc-125M"))
     for row in rows:
         far_off = [replace(row, predicted_step_time=factor * row.predicted_step_time) for factor in (0.1, 3.0)]
-        assert {cause_of(each) for each in far_off} == {cause_of(row)}
+        assert {cause_of(error) for error in far_off} == {cause_of(row)}
     assert "better fabric" in cause_of(rows[-2])
 
 
-def test_what_counts_is_said_by_the_line_not_by_its_place():
+def test_what_counts_is_decided_by_the_line_and_not_by_its_position():
     assert [line.title.startswith("(") for line in LINES] == [not line.counts for line in LINES]
 
 

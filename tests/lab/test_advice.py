@@ -17,18 +17,18 @@ def of(tmp_path, runs, left_out=None):
 
 
 def test_nine_of_ten_advised_options_are_faster_on_published_sweeps():
-    found = [pair for pair in pairs(read_cases(PUBLISHED)) if pair.is_advised]
-    assert len(found) > 1_000
-    assert sum(pair.is_right for pair in found) >= LEAST_RIGHT * len(found)
+    advised = [pair for pair in pairs(read_cases(PUBLISHED)) if pair.is_advised]
+    assert len(advised) > 1_000
+    assert sum(pair.is_right for pair in advised) >= LEAST_RIGHT * len(advised)
     for option in ("micro_batch", "tp", "pp"):
-        same = [pair for pair in found if pair.option == option]
+        same = [pair for pair in advised if pair.option == option]
         assert sum(pair.is_right for pair in same) >= LEAST_RIGHT * len(same) > 200 * LEAST_RIGHT, option
 
 
 def test_pairs_differ_in_one_option_and_more_than_the_noise(tmp_path):
-    found = of(tmp_path, [*sweep(), changed(id="nanotron-other", global_batch=256, micro_batch=2)])
-    names = {(pair.option, *pair.values) for pair in found}
-    assert names == {("tp", *each) for each in ((1, 2), (1, 4), (1, 8), (2, 4), (2, 8), (4, 8))} | {("pp", 1, 2)}
+    found_pairs = of(tmp_path, [*sweep(), changed(id="nanotron-other", global_batch=256, micro_batch=2)])
+    names = {(pair.option, *pair.values) for pair in found_pairs}
+    assert names == {("tp", *degrees) for degrees in ((1, 2), (1, 4), (1, 8), (2, 4), (2, 8), (4, 8))} | {("pp", 1, 2)}
     assert not of(tmp_path, sweep(times=(2.0, 2.01, 2.02, 2.03, 2.04)))
 
 
@@ -54,5 +54,5 @@ def test_the_direction_is_that_of_the_given_predictions(tmp_path, capsys):
 @pytest.mark.parametrize("arguments", [["missing.jsonl"], ["{cases}", "--left-out", "missing.csv"]])
 def test_bad_input_is_one_sentence(tmp_path, capsys, arguments):
     cases = write(tmp_path / "cases.jsonl", sweep())
-    assert main([each.format(cases=cases) for each in arguments]) == 2
+    assert main([argument.format(cases=cases) for argument in arguments]) == 2
     assert capsys.readouterr().err.count("\n") == 1

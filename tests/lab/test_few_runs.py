@@ -26,29 +26,29 @@ def published(source):
 def test_three_runs_of_another_framework_take_a_third_of_the_error():
     groups = groups_of([parse_case(json.dumps(case), 1) for case in published("korthikanti")])
     ((name, group),) = groups.items()
-    found = figures_of(name, group, load_profile("torch-fsdp2"), draws=2, seed=1)
-    assert found.errors[3] < 0.67 * found.errors[0]
-    assert 10 not in found.errors
-    assert name in table_text([found])
-    assert "no group of runs differs in its plan only" in table_text([found])
+    figures = figures_of(name, group, load_profile("torch-fsdp2"), draws=2, seed=1)
+    assert figures.errors[3] < 0.67 * figures.errors[0]
+    assert 10 not in figures.errors
+    assert name in table_text([figures])
+    assert "no group of runs differs in its plan only" in table_text([figures])
 
 
 def test_a_choice_of_plan_is_judged_with_none_and_with_some_runs_given(monkeypatch):
     monkeypatch.setattr("lab.few_runs.GIVEN", (3,))
     groups = groups_of([parse_case(json.dumps(case), 1) for case in sweep()])
     ((name, group),) = groups.items()
-    found = figures_of(name, group, load_profile("megatron"), draws=1, seed=1)
-    assert len(found.regrets[0]) == len(found.first_three) == 1
-    assert len(found.regrets[3]) == len(found.of_the_job[3]) == 1
-    assert len(found.tried_first[3]) == 1
-    assert found.first_three[0] <= found.regrets[0][0]
-    assert "any of the job" in table_text([found])
+    figures = figures_of(name, group, load_profile("megatron"), draws=1, seed=1)
+    assert len(figures.regrets[0]) == len(figures.first_three) == 1
+    assert len(figures.regrets[3]) == len(figures.of_the_job[3]) == 1
+    assert len(figures.tried_first[3]) == 1
+    assert figures.first_three[0] <= figures.regrets[0][0]
+    assert "any of the job" in table_text([figures])
 
 
-def test_who_measured_a_plan_of_the_job_knows_its_time():
+def test_a_measured_plan_of_the_job_has_its_measured_time():
     ((_, group),) = groups_of([parse_case(json.dumps(case), 1) for case in sweep()]).items()
     (job,) = group.jobs
-    measured = np.log([group.runs[place].measured for place in job])
+    measured = np.log([group.runs[index].measured for index in job])
     wrong = measured - 2.0 * (measured == measured.max())  # the slowest is taken for the fastest
     slowest = job[int(np.argmax(measured))]
     assert group.judged(job, wrong).regret > 0.0

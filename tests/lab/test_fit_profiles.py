@@ -27,25 +27,25 @@ def made_up(num_runs, planted, *, noise=0.0):
 def test_planted_constants_come_back():
     planted = {"clock": 0.7, "host": 4.5e-3, "share": 0.9}
     _, log_errors = made_up(300, planted, noise=0.02)
-    found = fit_constants(log_errors, (CLOCK, HOST, SHARE), num_runs=300)
+    fit = fit_constants(log_errors, (CLOCK, HOST, SHARE), num_runs=300)
     for name, value in planted.items():
-        assert found.values[name] == pytest.approx(value, rel=0.03)
-    assert found.mean_error < 0.02
-    assert found.num_runs == 300
+        assert fit.values[name] == pytest.approx(value, rel=0.03)
+    assert fit.mean_error < 0.02
+    assert fit.num_runs == 300
 
 
 def test_a_few_runs_that_are_far_off_do_not_decide():
     planted = {"clock": 0.7, "host": 4.5e-3, "share": 0.9}
     _, log_errors = made_up(200, planted)
     broken = np.where(np.arange(200) % 20 == 0, -1.0, 0.0)  # one run in twenty took 2.7 times as long
-    found = fit_constants(lambda values: log_errors(values) + broken, (CLOCK, HOST, SHARE), num_runs=200)
-    assert found.values["clock"] == pytest.approx(0.7, rel=0.02)
+    fit = fit_constants(lambda values: log_errors(values) + broken, (CLOCK, HOST, SHARE), num_runs=200)
+    assert fit.values["clock"] == pytest.approx(0.7, rel=0.02)
 
 
 def test_without_runs_the_priors_hold():
-    found = fit_constants(lambda values: np.empty(0), (CLOCK, HOST, SHARE), num_runs=0)
-    assert found.values == {"clock": 0.9, "host": 3e-3, "share": 0.5}
-    assert np.isnan(found.mean_error)
+    fit = fit_constants(lambda values: np.empty(0), (CLOCK, HOST, SHARE), num_runs=0)
+    assert fit.values == {"clock": 0.9, "host": 3e-3, "share": 0.5}
+    assert np.isnan(fit.mean_error)
 
 
 def test_the_fewer_the_runs_the_nearer_to_the_prior():
@@ -59,9 +59,9 @@ def test_the_fewer_the_runs_the_nearer_to_the_prior():
 
 
 def test_constants_stay_within_what_is_possible():
-    found = fit_constants(lambda values: np.full(100, np.log(2.0 / values["clock"])), (CLOCK,), num_runs=100)
-    assert found.values["clock"] <= 1.0
-    assert found.values["clock"] == pytest.approx(1.0, rel=1e-3)
+    fit = fit_constants(lambda values: np.full(100, np.log(2.0 / values["clock"])), (CLOCK,), num_runs=100)
+    assert fit.values["clock"] <= 1.0
+    assert fit.values["clock"] == pytest.approx(1.0, rel=1e-3)
 
 
 @pytest.mark.parametrize(

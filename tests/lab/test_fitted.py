@@ -1,4 +1,4 @@
-"""What runs say of frameworks: written by one command, and as it writes it."""
+"""Fitted figures of frameworks: the files are as one command writes them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,14 +18,14 @@ NUMBER = FittedNumber(value=2e-3, spread=1e-4, n=5, models=2, chips=("h100-sxm-8
 
 
 def constants_by_profile():
-    found = {name: set() for name in list_profiles() if name != GENERIC}
+    constants = {name: set() for name in list_profiles() if name != GENERIC}
     for fit in FITS.values():
         for profile in (*fit.profiles, *fit.lends_to):
-            found[profile] |= {item.constant.name for item in fit.constants} | set(fit.lent)
+            constants[profile] |= {item.constant.name for item in fit.constants} | set(fit.lent)
     for name, fit in MEMORY_FITS.items():
         for profile in (name, *fit.lends_to):
-            found[profile] |= {constant.name for constant in fit.constants}
-    return found
+            constants[profile] |= {constant.name for constant in fit.constants}
+    return constants
 
 
 def test_the_files_hold_what_is_fitted_and_nothing_else():
@@ -55,7 +55,7 @@ def test_the_shipped_numbers_are_what_the_command_writes(frameworks, monkeypatch
 
 def test_a_number_keeps_its_date_while_it_stays():
     later = replace(NUMBER, date="2026-03-04")
-    same, moved = (file_text({"host_launch_time": each}, {"host_launch_time": NUMBER}) for each in (later, replace(later, value=3e-3)))
+    same, moved = (file_text({"host_launch_time": number}, {"host_launch_time": NUMBER}) for number in (later, replace(later, value=3e-3)))
     assert "value: 2 ms" in same
     assert "2026-01-02" in same
     assert "2026-03-04" in moved

@@ -1,4 +1,4 @@
-"""The likeliest doubt of outcomes, and how far stated probabilities are from what happened."""
+"""The likeliest uncertainty of outcomes, and the calibration of stated probabilities."""
 
 import math
 
@@ -21,22 +21,22 @@ TRUE = MemoryUncertainty(centre=0.05, scale=0.1)
 
 
 def drawn(count, model, seed):
-    """Runs whose needs follow the true doubt."""
+    """Return runs whose needs follow the true uncertainty."""
     numbers = np.random.default_rng(seed)
     rooms = numbers.uniform(-0.6, 0.6, count)
     needs = numbers.logistic(TRUE.centre, TRUE.scale, count)
     return [
-        MemoryOutcome(id=f"{model}{i}", model=model, log_headroom=float(room), ran=bool(need <= room), verdict=Verdict.FITS)
-        for i, (room, need) in enumerate(zip(rooms, needs, strict=True))
+        MemoryOutcome(id=f"{model}{i}", model=model, log_headroom=float(headroom), ran=bool(need <= headroom), verdict=Verdict.FITS)
+        for i, (headroom, need) in enumerate(zip(rooms, needs, strict=True))
     ]
 
 
-def test_the_doubt_that_made_the_outcomes_is_found():
-    found = likeliest_uncertainty(drawn(3000, "a", 1))
-    assert (found.centre, found.scale) == (pytest.approx(0.05, abs=0.02), pytest.approx(0.1, abs=0.015))
+def test_the_uncertainty_that_made_the_outcomes_is_recovered():
+    uncertainty = likeliest_uncertainty(drawn(3000, "a", 1))
+    assert (uncertainty.centre, uncertainty.scale) == (pytest.approx(0.05, abs=0.02), pytest.approx(0.1, abs=0.015))
     figures = np.random.default_rng(2).logistic(TRUE.centre, TRUE.scale, 2000).tolist()
-    found = likeliest_uncertainty((), figures)
-    assert (found.centre, found.scale) == (pytest.approx(0.05, abs=0.01), pytest.approx(0.1, abs=0.01))
+    uncertainty = likeliest_uncertainty((), figures)
+    assert (uncertainty.centre, uncertainty.scale) == (pytest.approx(0.05, abs=0.01), pytest.approx(0.1, abs=0.01))
     with pytest.raises(InputError, match="none says whether it ran out of memory"):
         likeliest_uncertainty([])
 
@@ -44,10 +44,10 @@ def test_the_doubt_that_made_the_outcomes_is_found():
 def test_stated_probabilities_that_are_right_happen():
     bins = reliability([*drawn(2000, "a", 3), *drawn(2000, "b", 4)])
     assert len(bins) == 10
-    assert max(each.error for each in bins) < 0.1
+    assert max(bucket.error for bucket in bins) < 0.1
     assert reliability_rows(bins)[1][0] == "0% to 10%"
     assert "of 4,000 runs" in reliability_line(bins)
-    assert all(low <= each.happened <= high for each in bins for low, high in [each.band])
+    assert all(low <= bucket.happened <= high for bucket in bins for low, high in [bucket.band])
 
 
 def test_the_band_of_a_share_is_wide_where_runs_are_few():
@@ -58,11 +58,11 @@ def test_the_band_of_a_share_is_wide_where_runs_are_few():
 
 def test_a_model_is_judged_by_the_runs_of_the_others():
     biased = [MemoryOutcome(id="x", model="b", log_headroom=0.3, ran=False, verdict=Verdict.FITS)] * 50
-    bins = {each.low: each for each in reliability([*drawn(2000, "a", 5), *biased])}
+    bins = {bucket.low: bucket for bucket in reliability([*drawn(2000, "a", 5), *biased])}
     assert bins[0.9].happened < 0.9
 
 
-def test_sources_that_differ_are_doubted_as_much_as_they_do():
+def test_the_uncertainty_of_sources_is_their_difference():
     near, far = MemoryUncertainty(centre=0.0, scale=0.1), MemoryUncertainty(centre=0.4, scale=0.1)
     assert uncertainty_over([near, near], rests_on="x") == MemoryUncertainty(centre=0.0, scale=0.1, rests_on="x")
     both = uncertainty_over([near, far], rests_on="x")

@@ -59,14 +59,18 @@ def folder(cases):
 
 def test_a_family_keeps_its_primary_runs_by_model(folder, rows):
     residuals = load_residuals(folder / "residuals.yaml")
-    assert {(each.family, each.num_runs) for each in residuals.models} == {("nanotron", 5), ("nemo", 1)}
+    assert {(model.family, model.num_runs) for model in residuals.models} == {("nanotron", 5), ("nemo", 1)}
     assert residuals.num_runs == 11
     assert residuals.source == "published runs (nanotron 10, nemo 1); none of them predicted by fits that did not see their model"
     values = sorted(-math.log1p(row.time_error) for row in list(rows.values())[:5])
-    (model,) = [each for each in residuals.models if each.family == "nanotron" and " 16/" not in each.model and "32x" in each.model]
+    (model,) = [
+        residual
+        for residual in residuals.models
+        if residual.family == "nanotron" and " 16/" not in residual.model and "32x" in residual.model
+    ]
     assert model.quantiles == pytest.approx(values, abs=1e-4)
     assert residuals.between_models > 0
-    assert [(each.family, each.num_runs) for each in residuals.unseen_frameworks] == [("nanotron", 10)]
+    assert [(framework.family, framework.num_runs) for framework in residuals.unseen_frameworks] == [("nanotron", 10)]
 
 
 def test_times_that_mean_nothing_are_no_residuals(rows):
@@ -80,9 +84,9 @@ def test_left_out_predictions_take_the_place_of_the_others(rows):
     left_out = {f"nanotron-{i}": 1.0 for i in range(5)}
     kept = kept_residuals(with_left_out(rows.values(), left_out))
     times = [math.log(time) for time in (2.0, 2.5, 3.0, 4.0, 5.0)]
-    assert [each.value for each in kept if each.id in left_out] == pytest.approx(times)
+    assert [residual.value for residual in kept if residual.id in left_out] == pytest.approx(times)
     residuals = residuals_of(kept, source="s", date="2026-01-01", between_calibrations=0.0)
-    assert any(each.quantiles == pytest.approx(times, abs=1e-4) for each in residuals.models)
+    assert any(residual.quantiles == pytest.approx(times, abs=1e-4) for residual in residuals.models)
 
 
 @pytest.mark.slow
@@ -104,21 +108,21 @@ def test_the_scatter_of_medians_is_about_nothing():
     assert scatter_of_medians({}) == 0.0
 
 
-def test_with_runs_that_failed_the_doubts_of_memory_are_written_too(folder):
-    uncertainties = load_memory_uncertainties(folder / "memory_doubts.yaml")
+def test_with_runs_that_failed_the_uncertainties_of_memory_are_written_too(folder):
+    uncertainties = load_memory_uncertainties(folder / "memory_uncertainty.yaml")
     assert uncertainties[KNOWN].scale <= uncertainties[UNKNOWN].scale
     assert "and 1 that ran out of memory" in uncertainties[UNKNOWN].rests_on
 
 
 @pytest.mark.slow
-def test_the_shipped_doubts_of_memory_are_what_published_runs_say():
+def test_the_shipped_uncertainties_of_memory_follow_from_published_runs():
     cases = [case for path in sorted(GOLDEN.glob("published_*.jsonl.gz")) for case in read_cases(path)]
     for kind, uncertainty in memory_uncertainties(cases).items():
         shipped = load_memory_uncertainties()[kind]
         assert (shipped.centre, shipped.scale) == (
             pytest.approx(uncertainty.centre, abs=0.01),
             pytest.approx(uncertainty.scale, abs=0.01),
-        ), "`make accuracy` writes strategies/memory_doubts.yaml"
+        ), "`make accuracy` writes strategies/memory_uncertainty.yaml"
 
 
 @pytest.mark.parametrize("arguments", [["none.jsonl"], ["cases.jsonl", "--out", "no/where.yaml"], ["empty.jsonl"]])

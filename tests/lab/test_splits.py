@@ -26,14 +26,14 @@ def test_some_runs_are_drawn_at_random_and_the_rest_is_held_out():
 @pytest.mark.parametrize("shape", [(), (2,)])
 def test_predictions_are_in_the_order_of_the_runs(shape):
     values = np.arange(5.0)
-    found = cross_validated(LABELS, lambda split: [np.full(shape, values[index]) for index in split.held_out])
-    np.testing.assert_array_equal(found.reshape(5, -1)[:, 0], values)
+    predictions = cross_validated(LABELS, lambda split: [np.full(shape, values[index]) for index in split.held_out])
+    np.testing.assert_array_equal(predictions.reshape(5, -1)[:, 0], values)
 
 
 def test_a_prediction_depends_on_the_other_labels_only():
     values = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
-    found = cross_validated(LABELS, lambda split: [values[split.seen].mean()] * len(split.held_out))
-    assert found.tolist() == pytest.approx([11 / 3, 8 / 3, 11 / 3, 11 / 4, 8 / 3])
+    predictions = cross_validated(LABELS, lambda split: [values[split.seen].mean()] * len(split.held_out))
+    assert predictions.tolist() == pytest.approx([11 / 3, 8 / 3, 11 / 3, 11 / 4, 8 / 3])
 
 
 def test_without_runs_there_are_no_predictions():

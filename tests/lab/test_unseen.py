@@ -32,9 +32,9 @@ def test_neither_the_name_nor_the_framework_itself_is_seen(cases):
 
 
 def test_runs_on_broken_links_do_not_count_and_all_others_do(cases):
-    found = list(UnseenFrameworks().times(read_cases(cases)))
-    assert {each.id for each in found} == {f"nanotron-{i}" for i in range(5)}
-    assert all(each.predicted > 0 for each in found)
+    times = list(UnseenFrameworks().times(read_cases(cases)))
+    assert {time.id for time in times} == {f"nanotron-{i}" for i in range(5)}
+    assert all(time.predicted > 0 for time in times)
 
 
 def run(group, ratio, profile):
@@ -44,16 +44,16 @@ def run(group, ratio, profile):
 def test_a_group_is_judged_by_the_groups_of_others():
     (first, _), (second, _), (third, _) = GROUPS[:3]
     runs = [run(first, 1.4, "a")] * 30 + [run(second, 0.9, "b"), run(third, 1.1, "c")]
-    found = figures_of(runs)
-    assert (found[first].bias, found[first].mean) == pytest.approx((0.4, 0.4))
-    assert found[first].coverage == 0.0
-    assert 1 / 1.4 < found[first].low < found[first].high
-    hanging = [replace(each, open=(0.3**2, 0.0)) for each in runs[:30]]
+    figures = figures_of(runs)
+    assert (figures[first].bias, figures[first].mean) == pytest.approx((0.4, 0.4))
+    assert figures[first].coverage == 0.0
+    assert 1 / 1.4 < figures[first].low < figures[first].high
+    hanging = [replace(run, open=(0.3**2, 0.0)) for run in runs[:30]]
     assert figures_of([*hanging, *runs[30:]])[first].coverage == 1.0
-    assert over_groups(found).scatter == pytest.approx(math.sqrt(sum(math.log(x) ** 2 for x in (1.4, 0.9, 1.1)) / 3))
+    assert over_groups(figures).scatter == pytest.approx(math.sqrt(sum(math.log(x) ** 2 for x in (1.4, 0.9, 1.1)) / 3))
 
 
-def test_what_ran_out_of_memory_and_is_told_to_fit_is_counted(cases):
+def test_runs_out_of_memory_that_are_predicted_to_fit_are_counted(cases):
     fits = fits_of(UnseenFrameworks().outcomes(read_cases(cases)))
     assert (fits.num_out, fits.num_ran) == (1, 6)
     assert (fits.out_but_predicted_fits, fits.ran_but_predicted_out) in ((0, 0), (0, 1))

@@ -137,7 +137,7 @@ def _check(
         model=NetworkModel(name="little-llama"), global_batch=job.global_batch, seq_len=1, precision=precision, optimizer=Optimizer.ADAMW
     )
     estimator = make_estimator(network, cluster, machine, behaviours, lambda batch: graph)
-    each = estimator.predict(
+    assigned = estimator.predict(
         assigned_plan(
             network,
             cluster="dgx-h100",
@@ -151,8 +151,8 @@ def _check(
             profile=profile,
         )
     )
-    assert each.step_time == pytest.approx(uniform.step_time, rel=1e-12)
+    assert assigned.step_time == pytest.approx(uniform.step_time, rel=1e-12)
     for name, value in uniform.parts.items():
-        assert each.parts[name] == pytest.approx(value, rel=1e-9, abs=1e-15), name
+        assert assigned.parts[name] == pytest.approx(value, rel=1e-9, abs=1e-15), name
     for name, value in uniform.memory.items():
-        assert each.memory[name] == pytest.approx(value, rel=1e-12), name
+        assert assigned.memory[name] == pytest.approx(value, rel=1e-12), name

@@ -25,12 +25,12 @@ def assert_cells_equal_single_plans(estimator, state, ids):
     """Step time and memory of these ids, as the sweep has them and as a single prediction has them, whose verdicts a few plans show."""
     times = dict(zip(state.best_time.ids.tolist(), state.best_time.values.tolist(), strict=True))
     memory = dict(zip(state.best_memory.ids.tolist(), state.best_memory.values.tolist(), strict=True))
-    for place, plan_id in enumerate(ids):
+    for number, plan_id in enumerate(ids):
         plan = state.plan(plan_id)
         row = evaluate_plan(estimator, plan)
         assert times[plan_id] == row.step_time, plan
         assert memory[plan_id] == max(row.memory_row.total), plan
-        if place % 8 == 0:
+        if number % 8 == 0:
             prediction = estimator.predict(plan)
             assert (prediction.step_time, prediction.memory["total"]) == (times[plan_id], memory[plan_id])
 
@@ -121,7 +121,7 @@ def test_every_cell_of_a_small_sweep_whose_weights_are_cast(name, changes):
 
 @pytest.mark.parametrize("delays", [False, True])
 def test_every_cell_of_a_small_sweep_whose_exchanges_hide(delays):
-    """Beside another microbatch's passes, with ends of their own, and with weight gradients that wait."""
+    """Exchanges overlapped by another microbatch's passes, with ends of their own, and with delayed weight gradients."""
     experts = Experts(num_experts=8, top_k=2, width=256, shared_width=512, shared_gate=True)
     model = make_model(**LLAMA_LIKE, num_hidden_layers=4, experts=experts)
     profile = profile_of("megatron").having(hides_exchanges=True, delays_weight_gradients=delays)
@@ -183,9 +183,9 @@ def test_a_pipeline_that_does_not_divide_the_layers_is_found():
     )
     knobs = {"tp": 8, "pp": 16, "virtual_stages": 7, "zero": 1, "recompute": "full", "dp_shard": 8, "micro_batch": 1}
     state = sweep_all(estimator, Space(fixed=knobs))
-    found = [state.plan(i) for i in state.best_time.ids.tolist()]
+    plans = [state.plan(i) for i in state.best_time.ids.tolist()]
     named = {"cluster": "dgx-h100", "num_chips": 1024, "calibration": estimator.machine.basis.calibration}
     single = make_plan(job, profile="megatron", **named, **knobs)
-    assert single in found
+    assert single in plans
     assert sum(single.stage_layers[::16]) == sum(single.stage_layers[15::16]) == 7
     assert_cells_equal_single_plans(estimator, state, state.best_time.ids.tolist())

@@ -1,4 +1,4 @@
-"""Plans whose tokens go to experts as counts say: what one number said of them before, what their ranks do, and nothing of an order."""
+"""Plans whose tokens go to experts by counts: they agree with a skew and with the audit of their ranks, and ignore the order of ranks."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ def same(a, b):
 
 def row_with(first: int) -> list[int]:
     """`first` rows to the first expert, the rest as evenly as they go."""
-    whole, left = divmod(SENT - first, RANKS - 1)
-    return [first, *(whole + (i < left) for i in range(RANKS - 1))]
+    share, left = divmod(SENT - first, RANKS - 1)
+    return [first, *(share + (i < left) for i in range(RANKS - 1))]
 
 
 def uneven(seed: int = 1) -> RoutingCounts:
-    """Of every rank another choice, with no rank's experts getting as many as another's."""
+    """Return counts in which each rank chooses otherwise, and no two ranks' experts receive the same number."""
     draw, rows = random.Random(seed), []
     for _ in range(RANKS):
         weights = [draw.random() + 0.2 for _ in range(RANKS)]
@@ -86,7 +86,7 @@ def test_experts_of_a_rank_in_another_order_are_predicted_alike():
 
 
 def test_an_exchange_is_over_when_the_rank_that_sends_or_receives_most_is_done():
-    """Of three ranks, by hand: rows to oneself do not travel; who sends most need not receive most."""
+    """Three ranks, by hand: rows for the rank itself are not sent; the rank that sends most need not receive most."""
     sends = routing_counts([[0, 6, 6], [0, 12, 0], [0, 0, 12]])
     assert sends.skew == 1.5  # the second receives 18 of 36
     assert sends.busiest == 12 / 8  # the first sends 12, where each would send 8
@@ -97,10 +97,10 @@ def test_an_exchange_is_over_when_the_rank_that_sends_or_receives_most_is_done()
 
 
 def test_rows_that_stay_are_not_exchanged():
-    own = predicted(routing=[[SENT // 2 * (rank in (expert, expert ^ 1)) for expert in range(RANKS)] for rank in range(RANKS)])
+    local = predicted(routing=[[SENT // 2 * (rank in (expert, expert ^ 1)) for expert in range(RANKS)] for rank in range(RANKS)])
     even = predicted()
-    assert own.parts["expert_parallel_communication"] < 0.8 * even.parts["expert_parallel_communication"]
-    assert own.memory == even.memory
+    assert local.parts["expert_parallel_communication"] < 0.8 * even.parts["expert_parallel_communication"]
+    assert local.memory == even.memory
 
 
 FORMS = {
@@ -132,28 +132,28 @@ def test_a_prediction_is_what_an_audit_predicts_of_the_fullest_rank(name):
     estimator = setting_of_plan(plan, cluster="dgx-h100", profile=executor_profile(plan.job.policy)).estimator
     of_one = replace(estimator, job=even.job, programs=replace(estimator.programs, job=even.job, compiled=Compiled()))
     stage = plan.layout.pp - 1
-    places = [place for rank in range(plan.num_chips) if (place := place_of(plan, rank))["pp"] == stage]
-    received = [sum(counts.received(expert_rank(plan, place))) for place in places]
-    place = places[received.index(max(received))]
-    fullest, *others = [predicted_counts(of_one, even, each, counts) for each in (place, *places)]
+    places = [coordinates for rank in range(plan.num_chips) if (coordinates := place_of(plan, rank))["pp"] == stage]
+    received = [sum(counts.received(expert_rank(plan, at))) for at in places]
+    coordinates = places[received.index(max(received))]
+    fullest, *others = [predicted_counts(of_one, even, at, counts) for at in (coordinates, *places)]
     saved, moment, by_class = memory_on_rank(estimator, plan, stage)
     assert (fullest.saved, fullest.peak_moment, fullest.peak_by_class) == (saved, moment, by_class)
-    assert fullest.peak == max(each.peak for each in others)
+    assert fullest.peak == max(rank_counts.peak for rank_counts in others)
     # its products, as the program of the prediction has them
-    whole = predicted_counts(
-        replace(of_one, programs=replace(of_one.programs, rank_rows=plan.job.routing.rows, compiled=Compiled())), even, place
+    of_program = predicted_counts(
+        replace(of_one, programs=replace(of_one.programs, rank_rows=plan.job.routing.rows, compiled=Compiled())), even, coordinates
     )
-    assert sum(whole.flops.values()) == pytest.approx(sum(fullest.flops.values()), rel=1e-12)
-    assert sum(fullest.flops.values()) > 1.05 * min(sum(each.flops.values()) for each in others)
+    assert sum(of_program.flops.values()) == pytest.approx(sum(fullest.flops.values()), rel=1e-12)
+    assert sum(fullest.flops.values()) > 1.05 * min(sum(rank_counts.flops.values()) for rank_counts in others)
     assert plan.job.routing.rows != EVEN
 
 
 def test_a_plan_file_holds_the_counts(tmp_path):
     counts = uneven()
-    found = predicted(routing=counts)
-    write_plan(found.plan, tmp_path / "plan.yaml")
+    prediction = predicted(routing=counts)
+    write_plan(prediction.plan, tmp_path / "plan.yaml")
     assert read_plan(tmp_path / "plan.yaml").job.routing.counts == counts
-    assert same(perfmodel.predict(tmp_path / "plan.yaml"), found)
+    assert same(perfmodel.predict(tmp_path / "plan.yaml"), prediction)
     assert same(perfmodel.predict(tmp_path / "plan.yaml", routing="balanced"), predicted())
     assert same(perfmodel.predict(tmp_path / "plan.yaml", routing=[row_with(1280)] * RANKS), predicted(routing="skew:1.25"))
 
@@ -174,8 +174,8 @@ def test_the_command_line_reads_the_file_that_audit_reads(tmp_path, capfd):
         capfd.readouterr().out.split()
     )
     several = perfmodel.predict(**PLAN | {"routing": ["balanced", path, "skew:1.25"]})
-    assert [each.step_time for each in several.predictions] == [
-        predicted(routing=each).step_time for each in ("balanced", counts.rows, "skew:1.25")
+    assert [prediction.step_time for prediction in several.predictions] == [
+        predicted(routing=routing).step_time for routing in ("balanced", counts.rows, "skew:1.25")
     ]
 
 

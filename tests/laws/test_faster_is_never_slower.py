@@ -1,4 +1,4 @@
-"""Faster hardware never makes a plan slower, nor does computing less: every plan of random jobs, with habits of every framework."""
+"""Faster hardware never makes a plan slower, nor does computing less: every plan of random jobs, with every framework's behaviour."""
 
 import random
 from dataclasses import replace
@@ -52,7 +52,7 @@ def compiled(job, profile):
 
 
 def step_times(job, profile, space=None, *, chips=8, **machine):
-    """Of every plan of a space, in the order of its ids."""
+    """Return the step time of every plan of a space, in the order of its ids."""
     estimator, twin = estimator_of(job, chips=chips, profile=profile, **machine_of(**machine)), compiled(job, profile)
     estimator.programs = twin.programs
     best = sweep_all(estimator, space).best_time
@@ -60,7 +60,7 @@ def step_times(job, profile, space=None, *, chips=8, **machine):
 
 
 FRAMEWORKS = sorted(list_profiles(), key=lambda name: name != "megatron")
-#: Each framework with two jobs; of `make test`, every other framework and those whose communication has habits of its own.
+#: Each framework with two jobs; in `make test`, every other framework and those with unusual communication.
 DRAWN = [(profile, seed) for profile in FRAMEWORKS for seed in range(2)]
 KEPT = [(profile, 0) for profile in (*FRAMEWORKS[::2], "nanotron", "torch-fsdp2", "deepspeed")]
 

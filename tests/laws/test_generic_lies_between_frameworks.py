@@ -81,13 +81,13 @@ def lies_between(value: float, others: list[float], tolerance: float) -> bool:
 def check(seed: int, number: int) -> None:
     outside = []
     for job, mean, others in compared(seed, number):
-        assert lies_between(mean.memory["total"], [each.memory["total"] for each in others.values()], 1e-9), job
-        assert all(part >= 0.0 for found in (mean, *others.values()) for part in found.memory.values()), job
-        able = {name: found for name, found in others.items() if not found.not_runnable}
+        assert lies_between(mean.memory["total"], [prediction.memory["total"] for prediction in others.values()], 1e-9), job
+        assert all(part >= 0.0 for prediction in (mean, *others.values()) for part in prediction.memory.values()), job
+        able = {name: prediction for name, prediction in others.items() if not prediction.not_runnable}
         if len({FAMILY[name] for name in able}) < FEWEST_FAMILIES:
             continue
-        memory = lies_between(mean.memory["total"], [each.memory["total"] for each in able.values()], TOLERANCE)
-        time = lies_between(mean.step_time, [each.step_time for each in able.values()], TOLERANCE)
+        memory = lies_between(mean.memory["total"], [prediction.memory["total"] for prediction in able.values()], TOLERANCE)
+        time = lies_between(mean.step_time, [prediction.step_time for prediction in able.values()], TOLERANCE)
         if not (memory and time):
             outside.append(job)
     assert len(outside) <= number / 20, outside

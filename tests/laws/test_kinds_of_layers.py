@@ -51,16 +51,16 @@ def test_kinds_that_are_made_alike_are_one_kind(profile, knobs):
         assert other.memory == pytest.approx(one.memory, rel=1e-12)
 
 
-def test_stages_under_zero_3_may_be_told_more_than_they_hold():
-    """Of stages whose ends are of other kinds, neighbours count as there: a bound, where each block's weights come and go."""
+def test_stages_under_zero_3_may_be_predicted_more_memory_than_they_hold():
+    """Where a stage ends at a layer of another kind, its neighbours count as resident: an upper bound with gathered weights."""
     one, *others = (predict(estimator(kinds, "megatron"), pp=4, dp_shard=2, zero=3) for kinds in ALIKE)
     assert all(one.memory["total"] <= other.memory["total"] <= 1.05 * one.memory["total"] for other in others)
 
 
 def test_parameters_are_counted_kind_by_kind():
-    found = estimator(MIXED, "megatron")
-    assert found.programs.graph("flash").num_parameters == found.job.transformer.num_parameters
-    shallow = found.job.transformer.with_layers(4)
+    mixed = estimator(MIXED, "megatron")
+    assert mixed.programs.graph("flash").num_parameters == mixed.job.transformer.num_parameters
+    shallow = mixed.job.transformer.with_layers(4)
     assert sum(kind.count for kind in shallow.layer_kinds) == 4
 
 
@@ -75,5 +75,5 @@ def test_adapters_stand_next_to_layers_of_every_kind():
     """Frozen weights need neither gradient nor optimizer state, whatever kinds the layers are of."""
     full = estimator(MIXED, "megatron")
     adapted = estimator_of(replace(full.job, train=training_of("lora:8")), chips=8, node=4, profile="megatron")
-    all_weights, few = (predict(each, dp_replicate=8) for each in (full, adapted))
+    all_weights, few = (predict(variant, dp_replicate=8) for variant in (full, adapted))
     assert few.memory["optimizer"] + few.memory["gradients"] < 0.1 * (all_weights.memory["optimizer"] + all_weights.memory["gradients"])

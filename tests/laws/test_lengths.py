@@ -77,7 +77,7 @@ def assert_same(one, other, call):
 def test_a_list_of_lengths_is_the_prediction_of_each(seed):
     call, lengths = drawn_call(seed)
     forget()
-    singles = [found for length in lengths if (found := alone(call, length)) is not None]
+    singles = [prediction for length in lengths if (prediction := alone(call, length)) is not None]
     if not singles:
         pytest.skip("no plan of this draw can be")
     forget()
@@ -109,11 +109,11 @@ def test_lists_with_memory_of_the_host_pools_of_chips_a_risk_and_a_release(call)
 
 
 def test_points_of_an_exploration_are_predictions():
-    """Beside another axis, and with what the time is bound by."""
+    """Lengths combined with another axis, and with the shares of the bottlenecks."""
     vary = ["job.seq_len=2k,4k,8k", "plan.micro_batch=1,2"]
-    found = perfmodel.explore(**JOB, seq_len=8192, zero=3, vary=vary, shares=True)
-    assert len(found.points) == 6
-    for point in found.points:
+    exploration = perfmodel.explore(**JOB, seq_len=8192, zero=3, vary=vary, shares=True)
+    assert len(exploration.points) == 6
+    for point in exploration.points:
         length, micro_batch = point.values["job.seq_len"], point.values["plan.micro_batch"]
         alone = perfmodel.predict(**JOB, zero=3, seq_len=length, micro_batch=micro_batch)
         assert point.time == pytest.approx(alone.step_time, rel=1e-9)
@@ -124,10 +124,10 @@ def test_points_of_an_exploration_are_predictions():
 def test_a_graph_of_one_token_is_that_of_each_length(seed, monkeypatch):
     call, lengths = drawn_call(seed)
     forget()
-    found = {length: alone(call, length) for length in lengths}
+    predictions = {length: alone(call, length) for length in lengths}
     monkeypatch.setattr(programs, "graph_length", lambda model, seq_len: seq_len)
     forget()
-    for length, one in found.items():
+    for length, one in predictions.items():
         other = alone(call, length)
         assert (one is None) == (other is None)
         if one is not None:
@@ -136,7 +136,7 @@ def test_a_graph_of_one_token_is_that_of_each_length(seed, monkeypatch):
 
 
 def test_few_lengths_need_a_graph_of_their_own():
-    """Those that are no whole chunks of a recurrence, or below what a sparse indexer chooses."""
+    """Lengths that are no multiple of a recurrence's chunk, or that a sparse indexer chooses completely."""
     assert graph_length(load_model("llama-4-scout"), 1021) == 0
     assert graph_length(load_model("nemotron-h-8b"), 4096) == 0
     assert graph_length(load_model("nemotron-h-8b"), 1021) == 1021

@@ -59,7 +59,7 @@ def test_a_uniform_plan_costs_as_a_network_what_it_costs_as_a_plan(model, batch,
     uniform, network = _both(model, batch=batch, microbatches=microbatches, seq_len=seq_len, tp=tp, zero=zero)
     assert network.step_time == pytest.approx(uniform.step_time, rel=1e-3 if tp == 1 else 0.05)
     # the axes of a network have a communicator for each of their factors
-    tensors = [each.memory["total"] - each.memory["framework"] for each in (network, uniform)]
+    tensors = [prediction.memory["total"] - prediction.memory["framework"] for prediction in (network, uniform)]
     assert tensors[0] == pytest.approx(tensors[1], rel=1e-3 if tp == 1 else 0.012)
     if tp == 1:
         for part in ("forward", "backward", "gradient_reduction", "optimizer", "gradient_accumulation"):

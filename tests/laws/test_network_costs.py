@@ -28,9 +28,9 @@ NETWORKS = {
 def test_a_choice_costs_in_the_tables_what_is_additive_of_its_prediction(name: str, zero: int, profile: str) -> None:
     """Work of kernels that could be one but do not lie alike is more than the tables say, as is what the host needs; so bounds hold."""
     network = load_network(name, **NETWORKS[name])  # type: ignore[arg-type]
-    found = planner(network, 16, zero=zero, profile=profile, most_dims=2)
-    space, tables = found.space, found.tables
-    alike = space.choice(found.search(data_parallel(network)).best.plan.cuts)
+    network_planner = planner(network, 16, zero=zero, profile=profile, most_dims=2)
+    space, tables = network_planner.space, network_planner.tables
+    alike = space.choice(network_planner.search(data_parallel(network)).best.plan.cuts)
     shares_parameters = any(len(r) > 1 and network.tensors[t].role == "parameter" for t, r in network.readers().items())
     rng = random.Random(7)
     for choice in (alike, *(tuple(rng.randrange(count) for count in space.num_configurations) for _ in range(4))):
@@ -38,7 +38,7 @@ def test_a_choice_costs_in_the_tables_what_is_additive_of_its_prediction(name: s
         if not np.isfinite(edges).all():
             continue  # readers of one parameter that hold it unlike
         assert space.choice(space.assignment(choice)) == choice
-        predicted = found.price(choice)
+        predicted = network_planner.price(choice)
         columns = list(zip(tables.vertices, choice, strict=True))
         work = sum(v.forward[c] + v.backward[c] + v.collectives[c] for v, c in columns) + sum(edges)
         expected = sum(predicted.parts[part] for part in ("forward", "backward", "redistributions"))
@@ -49,7 +49,11 @@ def test_a_choice_costs_in_the_tables_what_is_additive_of_its_prediction(name: s
         updated = sum(v.optimizer[c] for v, c in columns)
         expected = predicted.parts["optimizer"] + predicted.parts["gradient_accumulation"]
         assert updated == pytest.approx(expected, rel=0.02, abs=3e-5)  # kernels of the whole have a floor, and are in cache or not
-        least = sum(float(v.cost(0.0, found.setting)[c]) for v, c in columns) + sum(edges) + found.setting.profile.timing.step_time_constant
-        assert max(least, found.least_time) <= predicted.step_time * (1.0 + 1e-9)
+        least = (
+            sum(float(v.cost(0.0, network_planner.setting)[c]) for v, c in columns)
+            + sum(edges)
+            + network_planner.setting.profile.timing.step_time_constant
+        )
+        assert max(least, network_planner.least_time) <= predicted.step_time * (1.0 + 1e-9)
         saved = sum(v.saved_bytes[c] for v, c in columns) + sum(float(m[choice[u], choice[v]]) for u, v, m in tables.edge_bytes)
         assert predicted.memory["activations"] <= saved * (1.0 + 1e-9)  # at the fullest moment some have gone already

@@ -29,13 +29,13 @@ DISAGGREGATED = (
 
 @lru_cache(maxsize=4)
 def answers(number, seed, kind="aggregated", at_rate=False):
-    """Of random loads that fit: printed, simulated with other draws, by the formulas; TTFT, TPOT and latency of each. [s]
+    """Return TTFT, TPOT and latency of random loads that fit: printed, simulated with other draws, and by the formulas. [s]
 
     at_rate   requests at random, up to 95 % of what the plan answers at most, in place of clients
     """
     plans = {"aggregated": PLANS, "disaggregated": DISAGGREGATED}[kind]
-    random, found = np.random.default_rng(seed), []
-    while len(found) < number:
+    random, rows = np.random.default_rng(seed), []
+    while len(rows) < number:
         model, cluster, plan = plans[random.integers(len(plans))]
         prompt, answer = int(2 ** random.uniform(6, 12.5)), int(2 ** random.uniform(4, 11))
         least = random.choice([0.3, 0.8, 1.0])
@@ -58,13 +58,13 @@ def answers(number, seed, kind="aggregated", at_rate=False):
             continue
         assert printed.ttft.p50 is not None
         three = (printed, with_simulation(of, printed, seed=11), predict_plan(of, job, chosen))
-        found.append([[each.ttft.mean, each.tpot.mean, each.request_latency.mean] for each in three])
-    return np.array(found)
+        rows.append([[prediction.ttft.mean, prediction.tpot.mean, prediction.request_latency.mean] for prediction in three])
+    return np.array(rows)
 
 
 def shares_within(number, seed, of, share, **words):
-    found = answers(number, seed, **words)
-    return np.mean(np.abs(found[:, of] / found[:, 0] - 1) <= share, axis=0)
+    loads = answers(number, seed, **words)
+    return np.mean(np.abs(loads[:, of] / loads[:, 0] - 1) <= share, axis=0)
 
 
 def test_a_few_random_loads_have_one_answer():
@@ -98,7 +98,7 @@ def test_random_rates_and_loads_of_disaggregated_plans_have_one_answer(number):
 @pytest.mark.slow
 @numbers
 def test_the_formulas_that_a_search_ranks_by_are_near(number):
-    found = answers(number, 2)
-    errors = np.abs(found[:, 2] / found[:, 0] - 1)
+    loads = answers(number, 2)
+    errors = np.abs(loads[:, 2] / loads[:, 0] - 1)
     assert np.all(np.median(errors, axis=0) <= (0.08, 0.03, 0.03))
     assert np.all(np.quantile(errors, 0.9, axis=0) <= (0.45, 0.25, 0.15))

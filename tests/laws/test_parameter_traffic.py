@@ -1,4 +1,4 @@
-"""What ZeRO, FSDP and HSDP send, from the three layouts and two lifetimes of every parameter."""
+"""Traffic of ZeRO, FSDP and HSDP, from the three layouts and two lifetimes of every parameter."""
 
 import pytest
 
@@ -53,12 +53,12 @@ def test_what_grows_with_microbatches(llama, m, zero, settings, per_microbatch, 
 @pytest.mark.parametrize("zero", [1, 2, 3])
 def test_hsdp_reduces_a_shard_over_the_replicas(llama, zero):
     """Gathers and scatters stay inside dp_shard; over dp_replicate goes 1/dp_shard of the gradients, once a step."""
-    found = parameter_traffic(llama, {"dp_shard": 8, "dp_replicate": 4}, zero=zero)
-    units, elements, wire = found["all_reduce", "finish"]
+    traffic = parameter_traffic(llama, {"dp_shard": 8, "dp_replicate": 4}, zero=zero)
+    units, elements, wire = traffic["all_reduce", "finish"]
     assert (units, elements) == (33, PSI / 8)
     assert wire == pytest.approx(2 * PSI / 8 * 3 / 4, rel=1e-12)
     inside = parameter_traffic(llama, {"dp_shard": 8}, zero=zero)
-    assert {key: value for key, value in found.items() if key[0] != "all_reduce"} == inside
+    assert {key: value for key, value in traffic.items() if key[0] != "all_reduce"} == inside
 
 
 def test_context_parallel_is_a_data_axis_for_weights():
@@ -70,8 +70,8 @@ def test_tensor_parallelism_leaves_a_share_to_the_data_axes():
     """Matrices are divided by tp first, dp_shard cuts inside; norm weights are not divided."""
     derivation = derivation_of("llama-3-8b", "megatron")
     norms = 65 * 4096
-    found = parameter_traffic(derivation, {"dp_shard": 4, "tp_kv": 8}, zero=3)
-    assert found["all_gather", "gather_forward"][:2] == (33, (PSI - norms) / 8 + norms)
+    traffic = parameter_traffic(derivation, {"dp_shard": 4, "tp_kv": 8}, zero=3)
+    assert traffic["all_gather", "gather_forward"][:2] == (33, (PSI - norms) / 8 + norms)
 
 
 def test_worked_example_of_hsdp_with_sequence_parallelism():
@@ -85,10 +85,10 @@ def test_worked_example_of_hsdp_with_sequence_parallelism():
     assert round(matrices / 4 / 1e6, 1) == 13.6
     assert round(norms / 1e6, 3) == 0.016
     assert round(norms / 4 / 1e6, 3) == 0.004
-    found = parameter_traffic(derivation, sizes, zero=3)
+    traffic = parameter_traffic(derivation, sizes, zero=3)
     outside = (2 * 128256 * 4096 / 8 + 4096) * 2
-    assert found["reduce_scatter", "reduce"][1] * 2 == pytest.approx(32 * (matrices + norms) + outside)
-    assert found["all_reduce", "finish"][1] * 2 == pytest.approx((32 * (matrices + norms) + outside) / 4)
+    assert traffic["reduce_scatter", "reduce"][1] * 2 == pytest.approx(32 * (matrices + norms) + outside)
+    assert traffic["all_reduce", "finish"][1] * 2 == pytest.approx((32 * (matrices + norms) + outside) / 4)
 
 
 def test_small_matrices_are_padded_to_whole_shards(llama):

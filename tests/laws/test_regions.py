@@ -48,29 +48,29 @@ KINDS = {"plain": decoder(), "gated": decoder(gated_mlp=True, intermediate_size=
 
 def stacked(blocks: Sequence[tuple[str, str, int]], *, turn: str) -> Graph:
     """A decoder of these blocks: (name, kind, how often)."""
-    whole = KINDS["plain"]
-    operators = [op for op in whole.operators if op.layer == "embedding"]
-    tensors = dict(whole.tensors)
+    base = KINDS["plain"]
+    operators = [op for op in base.operators if op.layer == "embedding"]
+    tensors = dict(base.tensors)
     x = operators[-1].output.tensor
 
     def renamed(op: Operator, names: Mapping[str, str]) -> Operator:
-        inputs = tuple(replace(each, tensor=names.get(each.tensor, each.tensor)) for each in op.inputs)
+        inputs = tuple(replace(operand, tensor=names.get(operand.tensor, operand.tensor)) for operand in op.inputs)
         output = replace(op.output, tensor=names.get(op.output.tensor, op.output.tensor))
         return replace(op, inputs=inputs, output=output)
 
     for name, kind, _ in blocks:
         graph = KINDS[kind]
         members = [op for op in graph.operators if op.layer == "layer"]
-        names = {each.tensor: f"{name}.{each.tensor}" for op in members for each in op.operands} | {members[0].inputs[0].tensor: x}
+        names = {operand.tensor: f"{name}.{operand.tensor}" for op in members for operand in op.operands} | {members[0].inputs[0].tensor: x}
         for old, new in names.items():
             bias_of = graph.tensors[old].bias_of
             tensors.setdefault(new, replace(graph.tensors[old], name=new, bias_of=bias_of and f"{name}.{bias_of}"))
         operators += [replace(renamed(op, names), name=f"{name}.{op.name}", layer=name) for op in members]
         x = operators[-1].output.tensor
-    operators += [renamed(op, {"block_output.out": x}) for op in whole.operators if op.layer == "head"]
-    read = {each.tensor for op in operators for each in op.operands}
+    operators += [renamed(op, {"block_output.out": x}) for op in base.operators if op.layer == "head"]
+    read = {operand.tensor for op in operators for operand in op.operands}
     return replace(
-        whole,
+        base,
         operators=tuple(operators),
         tensors={name: tensor for name, tensor in tensors.items() if name in read},
         repeats=tuple(Repeat(layer=name, count=count, carried=f"{name}.block_input.out", turn=turn) for name, _, count in blocks),
@@ -113,15 +113,15 @@ class Priced:
         self.stages = stages_of(self.program.regions, (2 * NUM_TURNS,), 1)
 
     def totals(self) -> dict[str, float]:
-        """Of all regions together."""
+        """Return the sums over all regions."""
         p, times, stages = self.parameters, self.times, self.stages
         by_region = {"forward": times.forward, "backward": times.backward, "kept": self.kept.kept, "publish": p.publish}
         for name, events in (("gather", p.gather_forward), ("gather again", p.gather_backward), ("reduce", p.reduce), ("sum", p.tp_sum)):
-            by_region |= {f"{name} {each}": values for each, values in events.items()}
-        found = {name: total_pass(values, stages) for name, values in by_region.items()}
-        found["elements"] = held_elements(p, stages, sharded=False)[0]
-        found["shards"] = held_elements(p, stages, sharded=True)[0]
-        return {name: float(np.asarray(value).reshape(-1)[0]) for name, value in found.items()}
+            by_region |= {f"{name} {period}": values for period, values in events.items()}
+        sums = {name: total_pass(values, stages) for name, values in by_region.items()}
+        sums["elements"] = held_elements(p, stages, sharded=False)[0]
+        sums["shards"] = held_elements(p, stages, sharded=True)[0]
+        return {name: float(np.asarray(value).reshape(-1)[0]) for name, value in sums.items()}
 
     def exposed(self) -> list[float]:
         waits = exposed_each_microbatch(self.parameters, self.times, self.stages, **ALONE, profile=self.profile)
@@ -162,7 +162,7 @@ def test_two_kinds_of_blocks_in_turn_are_the_same_blocks_written_out(profile: st
     assert folded.most() == pytest.approx(written_out.most(), rel=1e-12)
 
 
-def test_a_network_with_shardings_of_its_own_goes_the_same_road() -> None:
+def test_a_network_with_shardings_of_its_own_takes_the_same_path() -> None:
     """AlexNet: eight layers that run once, on a mesh of its own; no blocks, no boundary, a batch that is known."""
     cluster = load_cluster("pase-1080ti").with_chips(16)
     machine = resolve_machine(cluster, choose_calibration(cluster.chip), dtype=Dtype.FP32)
@@ -192,5 +192,5 @@ def test_a_network_with_shardings_of_its_own_goes_the_same_road() -> None:
     moments = rank_moments(kept, terms, stages, sizes, rank=0, num_microbatches=1.0, profile=profile, activation_bytes=4.0)
     assert [moment.name for moment in moments] == [f"backward of the {region.name}" for region in reversed(program.regions[:-1])]
     # when a layer runs backward, what those after it kept has gone
-    gone = np.cumsum([float(each[0]) for each in reversed(kept.kept[1:])])
+    gone = np.cumsum([float(kept_bytes[0]) for kept_bytes in reversed(kept.kept[1:])])
     assert [-float(moment.freed[0]) for moment in moments] == pytest.approx(gone.tolist(), rel=1e-12)

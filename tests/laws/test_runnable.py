@@ -45,29 +45,29 @@ def random_job(random: random.Random) -> dict[str, Any]:
 
 def recommended(job: dict[str, Any], random: random.Random) -> Iterator[tuple[str, Prediction]]:
     try:
-        found = perfmodel.find_plans(**job, top=5)
+        search = perfmodel.find_plans(**job, top=5)
     except InputError:  # no such plan
         return
-    for each in (*found.plans, *found.pareto, *(kind.prediction for kind in found.kinds), *found.least_memory):
-        yield "search", each
-    yield from (("remedy of search", each.prediction) for each in found.remedies)
-    for baseline in found.baselines:
-        yield from ((f"baseline {baseline.name}", each) for each in baseline.prediction)
-    start = [*found.plans, *found.least_memory][0].plan
+    for prediction in (*search.plans, *search.pareto, *(kind.prediction for kind in search.kinds), *search.least_memory):
+        yield "search", prediction
+    yield from (("remedy of search", remedy.prediction) for remedy in search.remedies)
+    for baseline in search.baselines:
+        yield from ((f"baseline {baseline.name}", variant) for variant in baseline.prediction)
+    start = [*search.plans, *search.least_memory][0].plan
     knob = random.choice(SETTINGS)
     explained = perfmodel.explain_plan(start, why_not={knob: random.choice(VALUES[knob])})
     for answer in (*explained.neighbours, *explained.why_not):
-        yield from (("explain", each) for each in answer.prediction)
-    yield from (("remedy of explain", each.prediction) for each in explained.remedies)
+        yield from (("explain", variant) for variant in answer.prediction)
+    yield from (("remedy of explain", remedy.prediction) for remedy in explained.remedies)
 
 
 def check(seed: int) -> None:
     drawn = random.Random(seed)
     job = random_job(drawn)
     profile = load_profile(job["profile"])
-    for verb, each in recommended(job, drawn):
-        assert each.not_runnable == "", (verb, job)
-        assert profile.not_runnable_reason(each.plan) == "", (verb, job)
+    for verb, prediction in recommended(job, drawn):
+        assert prediction.not_runnable == "", (verb, job)
+        assert profile.not_runnable_reason(prediction.plan) == "", (verb, job)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -1,4 +1,4 @@
-"""What a search returns is what predicting every plan of the space one by one would return."""
+"""A search returns the result of predicting every plan of the space one by one."""
 
 from dataclasses import replace
 
@@ -99,9 +99,9 @@ def test_a_risk_is_the_probability_of_not_fitting(half_fits, risk):
     usable = estimator.machine.memory.usable
     assert result.num_feasible == sum(p.fits_probability >= 1 - risk and p.memory["total"] <= usable for p in everything)
     assert all(p.fits and p.fits_probability >= 1 - risk for p in result.plans)
-    times = [each.prediction[0].step_time for each in result.certainty if each.prediction]
+    times = [entry.prediction[0].step_time for entry in result.certainty if entry.prediction]
     assert times == sorted(times)
-    assert all(p.fits_probability >= 1 - each.risk for each in result.certainty for p in each.prediction)
+    assert all(p.fits_probability >= 1 - entry.risk for entry in result.certainty for p in entry.prediction)
 
 
 def test_what_is_rejected_for_weights_alone():
@@ -114,7 +114,7 @@ def test_what_is_rejected_for_weights_alone():
 
 
 def test_weights_alone_are_without_what_the_framework_needs():
-    """A chip that holds weights, gradients and states of every plan, but not the framework beside them."""
+    """A chip that holds weights, gradients and states of every plan, but not the framework's memory in addition."""
     profile = load_profile("generic").having(framework_bytes=6e9)
     estimator = estimator_of(JOB, chips=4, profile=profile)
     states = max(sum(p.memory[name] for name in ("weights", "gradients", "optimizer")) for p in all_predictions(estimator))
@@ -123,7 +123,7 @@ def test_weights_alone_are_without_what_the_framework_needs():
     assert list(result.rejected) == [OUT_OF_MEMORY]
 
 
-def test_the_least_memory_is_told_where_nothing_fits():
+def test_the_least_memory_is_reported_where_nothing_fits():
     result = search_plans(estimator_of(JOB, chips=4, chip=with_capacity(1e6)), also=("front",))
     (least,) = result.least_memory
     assert not least.fits

@@ -1,4 +1,4 @@
-"""What must hold for any problem of the search kernel."""
+"""Laws of the search kernel for any problem."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What holds of a served load whatever the model, the plan and the engine: with the step times of real models, not of a toy."""
+"""Laws of served loads for any model, plan and engine, with the step times of real models rather than toys."""
 
 import itertools
 from dataclasses import replace
@@ -65,13 +65,13 @@ def test_more_clients_are_answered_more_slowly_and_never_more_than_places_allow(
 
 @MODELS
 def test_chunks_cost_a_prompt_no_less_than_whole(name):
-    """Beside others they may pay: each chunk carries the decode tokens of a step."""
+    """With other requests chunks may pay: each chunk shares its step with decode tokens."""
     times, how = served(name)
     long = Requests(prompt=constant(6000), output=constant(200))
     for tokens in (4096.0, 2048.0, 1024.0):
-        whole, cut = (closed_loop(times, long, replace(how, step_tokens=t), concurrency=1, capacity=64) for t in (16_384.0, tokens))
-        assert cut.ttft >= whole.ttft
-        assert cut.request_latency >= whole.request_latency
+        unchunked, cut = (closed_loop(times, long, replace(how, step_tokens=t), concurrency=1, capacity=64) for t in (16_384.0, tokens))
+        assert cut.ttft >= unchunked.ttft
+        assert cut.request_latency >= unchunked.request_latency
 
 
 @MODELS

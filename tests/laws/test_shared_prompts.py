@@ -14,7 +14,7 @@ from perfmodel.workload.models import load_model
 from perfmodel.workload.serving import ServingJob, constant
 from tests.cost.serving.test_estimate import estimator
 
-#: Any model, beside any other degree.
+#: Any model, combined with any other degree.
 EVERYWHERE = load_engine("vllm").having(prefill_context="any", prefill_context_beside=("pp", "attention_dp"))
 MODELS = pytest.mark.parametrize("model", ["deepseek-v3", "deepseek-v3.2", "llama-3.1-70b", "gpt-oss-120b", "mixtral-8x7b"])
 
@@ -36,7 +36,7 @@ def test_one_rank_is_the_plan_without(model):
     together, alone = of.times(plans(1, 2, 4, tp=2)), none.times(plans(1, tp=2))
     for parts in ((16.0, 9000.0), (0.0, 0.0, 5000.0, 3000.0), (16.0, 9000.0, 5000.0, 3000.0)):
         words = dict(zip(("prompt_tokens", "prompt_cached"), parts[2:], strict=False))
-        one, other = (each.parts(*parts[:2], **words) for each in (together, alone))
+        one, other = (costs.parts(*parts[:2], **words) for costs in (together, alone))
         assert {name: float(time[0]) for name, time in one.items()} == {name: float(time[0]) for name, time in other.items()}
 
 
@@ -44,12 +44,12 @@ def test_one_rank_is_the_plan_without(model):
 @pytest.mark.parametrize("cached", [0.0, 4096.0])
 def test_attention_of_all_ranks_is_that_of_the_prompt(model, cached):
     of = estimator_of(model)
-    whole, *shared = (
+    unshared, *shared = (
         [row for row in operator_rows(of.times([plan]), phase="prefill", tokens=8192.0, cached=cached) if "heads" in row.shape]
         for plan in plans(1, 2, 4, 8)
     )
     for pcp, rows in zip((2, 4, 8), shared, strict=True):
-        for one, every in zip(rows, whole, strict=True):
+        for one, every in zip(rows, unshared, strict=True):
             assert one.flops * pcp == pytest.approx(every.flops, rel=1e-12)
             assert every.time / pcp <= one.time <= 1.3 * every.time / pcp  # keys and values are read whole
 
@@ -59,14 +59,14 @@ def test_attention_of_all_ranks_is_that_of_the_prompt(model, cached):
 def test_a_piece_of_either_end_sees_as_many_keys_on_every_rank(ranks, before):
     tokens = 128
     pieces = np.arange(before + 1, before + tokens + 1).reshape(2 * ranks, -1).sum(axis=1)  # keys that the queries of a piece see
-    each = [int(pieces[rank] + pieces[-1 - rank]) for rank in range(ranks)]
+    keys_of_ranks = [int(pieces[rank] + pieces[-1 - rank]) for rank in range(ranks)]
     of = estimator_of("llama-3.1-70b")
     costs = of.times(plans(ranks))
     row = next(row for row in operator_rows(costs, phase="prefill", tokens=float(tokens), cached=float(before)) if "heads" in row.shape)
     model = of.model
-    assert set(each) == {each[0]}
+    assert set(keys_of_ranks) == {keys_of_ranks[0]}
     counted = row.flops / model.num_hidden_layers / (2.0 * model.num_attention_heads * 2.0 * model.head_dim)
-    assert counted == pytest.approx(each[0], rel=1e-12)
+    assert counted == pytest.approx(keys_of_ranks[0], rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -75,14 +75,16 @@ def test_a_piece_of_either_end_sees_as_many_keys_on_every_rank(ranks, before):
 def test_what_is_gathered_is_what_the_cache_keeps(model, entries):
     """Latents, an indexer's keys, keys and values: two bytes an entry, of each layer."""
     program = serving_program(load_model(model), is_prompt=True)
-    found = [
+    collectives = [
         traffic
         for traffic in program.derivation.traffic
         if traffic.phase is Pass.FORWARD and CONTEXT_AXIS in traffic.axes and traffic.region == program.regions[-2].name
     ]
-    of_cache = [each for each in found if "mlp_norm" not in each.tensor and each.kind is CollectiveKind.ALL_GATHER]
+    of_cache = [
+        collective for collective in collectives if "mlp_norm" not in collective.tensor and collective.kind is CollectiveKind.ALL_GATHER
+    ]
     bytes_of_tokens = 2048 * 2.0
-    gathered = sum(each.amount.base for each in of_cache if "route" not in each.tensor)
+    gathered = sum(collective.amount.base for collective in of_cache if "route" not in collective.tensor)
     assert gathered == entries * bytes_of_tokens
 
 

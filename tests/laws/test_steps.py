@@ -1,4 +1,4 @@
-"""What holds of every step: parts sum to the whole, degree 1 communicates nothing, faster is never slower, utilisation as defined."""
+"""Laws of every step: parts sum to the total, degree 1 communicates nothing, faster is never slower, utilisation as defined."""
 
 import json
 import math
@@ -318,15 +318,15 @@ def test_every_valid_topology_has_a_prediction(seed):
 
 
 def test_a_switch_between_nodes_is_scale_out_and_one_around_several_hosts_is_not():
-    """InfiniBand written as a switch rests on what was measured of InfiniBand, not of NVLink."""
+    """InfiniBand described as a switch is based on measurements of InfiniBand, not of NVLink."""
 
-    def rests_on(*tiers):
+    def domains(*tiers):
         nodes = [dict(name=f"t{size}", topology=kind, size=size, bandwidth="50 GB/s", latency="5 us", **FILE_NOTES) for kind, size in tiers]
         data = dict(name="c", chip="h100-sxm-80gb", num_chips=16, chips_per_node=8, tiers=nodes, **FILE_NOTES)
         cluster = parse_cluster(json.dumps(data))
         return scale_up_size(cluster), [cluster.is_scale_out(tier) for tier in cluster.tiers]
 
-    assert rests_on(("switch", 8), ("switch", 1024)) == rests_on(("switch", 8), ("fat_tree", 1024)) == (8, [False, True])
-    assert rests_on(("switch", 64)) == (64, [False])
-    assert rests_on(("pcie_tree", 4), ("switch", 8), ("fat_tree", 64)) == (8, [False, False, True])
-    assert rests_on(("fat_tree", 64)) == (1, [True])
+    assert domains(("switch", 8), ("switch", 1024)) == domains(("switch", 8), ("fat_tree", 1024)) == (8, [False, True])
+    assert domains(("switch", 64)) == (64, [False])
+    assert domains(("pcie_tree", 4), ("switch", 8), ("fat_tree", 64)) == (8, [False, False, True])
+    assert domains(("fat_tree", 64)) == (1, [True])

@@ -190,25 +190,25 @@ def test_one_weird_trick():
 
 
 def test_a_free_slice_is_paid_backward():
-    made = operator("a[b,h] = x[b,h] * k[h,b]")
+    written = operator("a[b,h] = x[b,h] * k[h,b]")
     read = operator("y[b,h] = a[b,h]")
-    derivation = derive(small_graph(made, read), {"a": {}, "y": {"b": ("cp",)}})
+    derivation = derive(small_graph(written, read), {"a": {}, "y": {"b": ("cp",)}})
     assert [(t.kind, t.phase) for t in derivation.traffic] == [(CollectiveKind.ALL_GATHER, Pass.BACKWARD)]
 
 
 def test_one_tensor_in_two_layouts_is_reduced_once():
     """Partial, needed cut and whole: reduce-scatter, then all-gather from the shard."""
-    made = operator("a[b,f] = x[b,h] * k[f,h]")
+    partial = operator("a[b,f] = x[b,h] * k[f,h]")
     cut = operator("y[b,f] = a[b,f]")
-    whole = operator("z[b,f] = a[b,f]")
-    derivation = derive(small_graph(made, cut, whole), {"a": {"h": ("tp_kv",)}, "y": {"b": ("tp_kv",)}, "z": {}})
+    unsharded = operator("z[b,f] = a[b,f]")
+    derivation = derive(small_graph(partial, cut, unsharded), {"a": {"h": ("tp_kv",)}, "y": {"b": ("tp_kv",)}, "z": {}})
     forward = [(t.kind, t.amount.base, t.amount.axes) for t in derivation.traffic if t.phase is Pass.FORWARD]
     size = 2.0 * SIZE * SIZE
     assert forward == [(CollectiveKind.REDUCE_SCATTER, size, frozenset()), (CollectiveKind.ALL_GATHER, size, frozenset())]
 
 
 def test_hidden_cut_everywhere_reduces_statistics_in_every_norm():
-    """A rule set that nobody ships: partial projections become all-reduces, norms send one fp32 number a row each way."""
+    """A rule set that is not shipped: partial projections become all-reduces, norms send one fp32 number a row each way."""
     derivation = derivation_of(
         "llama-3-8b", RuleSet(name="hidden", rules={"batch": ("dp_replicate", "dp_shard"), "hidden": ("tp_kv",)}, source="")
     )
@@ -244,8 +244,8 @@ def test_llama_tensor_parallel_counts():
 
 def test_llama_sequence_parallel_counts():
     derivation = derivation_of("llama-3-8b", "megatron-sp", seq_len=8192, itemsize=4.0)
-    found = totals(derivation, TP8, residual_stream_only)
-    assert {kind: (count, round(b / 1e9, 2)) for kind, (count, b) in found.items()} == {
+    sent = totals(derivation, TP8, residual_stream_only)
+    assert {kind: (count, round(b / 1e9, 2)) for kind, (count, b) in sent.items()} == {
         "reduce_scatter": (130, 17.45),
         "all_gather": (130, 17.45),
     }

@@ -47,12 +47,12 @@ def times(traffic: Traffic, derivation: ShardedGraph) -> int:
 
 def totals(derivation: ShardedGraph, sizes: Sizes, keep: Callable[[Traffic], bool] = lambda t: True) -> dict[str, tuple[int, float]]:
     """kind -> (collectives, bytes of their full buffers) of one microbatch in the whole model; groups of one are none."""
-    found: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+    sums: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
     for t in derivation.traffic:
         if group_size(t.axes, sizes) > 1 and keep(t):
-            found[str(t.kind)][0] += times(t, derivation)
-            found[str(t.kind)][1] += times(t, derivation) * amount_bytes(t.amount, sizes)
-    return {kind: (int(count), num_bytes) for kind, (count, num_bytes) in found.items()}
+            sums[str(t.kind)][0] += times(t, derivation)
+            sums[str(t.kind)][1] += times(t, derivation) * amount_bytes(t.amount, sizes)
+    return {kind: (int(count), num_bytes) for kind, (count, num_bytes) in sums.items()}
 
 
 def total_wire_bytes(derivation: ShardedGraph, sizes: Sizes) -> float:
@@ -88,7 +88,7 @@ def parameter_traffic(
 ) -> dict[tuple[str, str], tuple[int, float, float]]:
     """(kind, what) -> (units, elements of full buffers, elements on the wire of one chip) of one step; a unit is a layer or the rest."""
     defaults = {"stores_shards_zero2": False, "reduces_each_microbatch": zero >= 2, "keeps_gathered": False}
-    found: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
     units: dict[tuple[str, str], set[bool]] = defaultdict(set)
     for parameter in derivation.parameters:
         in_layer = "layer" in parameter.regions
@@ -100,7 +100,7 @@ def parameter_traffic(
             elements = count * event_elements(parameter, event, zero=zero, sizes=sizes)
             key = (str(event.kind), event.what)
             units[key].add(in_layer)
-            found[key][0] += elements
-            found[key][1] += wire_bytes(event.kind, elements, group)
+            sums[key][0] += elements
+            sums[key][1] += wire_bytes(event.kind, elements, group)
     layers = derivation.graph.count("layer")
-    return {key: ((layers if True in units[key] else 0) + (False in units[key]), *found[key]) for key in found}
+    return {key: ((layers if True in units[key] else 0) + (False in units[key]), *sums[key]) for key in sums}

@@ -178,8 +178,8 @@ class GraphRun:
         for tensor, value in self.cotangent.items():
             self.gradient[tensor] = value
         for op in reversed(self.graph.operators):
-            found = backward(op, [self.value[o.tensor] for o in op.inputs], self.gradient[op.output.tensor])
-            for i, (operand, gradient) in enumerate(zip(op.inputs, found, strict=True)):
+            gradients = backward(op, [self.value[o.tensor] for o in op.inputs], self.gradient[op.output.tensor])
+            for i, (operand, gradient) in enumerate(zip(op.inputs, gradients, strict=True)):
                 self.edge_gradient[op.name, i] = gradient
                 self.gradient[operand.tensor] = self.gradient[operand.tensor] + gradient
 
@@ -196,8 +196,8 @@ class GraphRun:
         cut = self.shardings[op.name].get(name, ())
         return held(self.mesh, Layout(cuts=(tuple(cut),)), (op.dims[name],), rank)[0]
 
-    def _carriers(self) -> dict[str, str]:
-        """Partial inputs of an addition that are added locally to another one: tensor -> the one that is reduced."""
+    def _reduced_inputs(self) -> dict[str, str]:
+        """Return the partial inputs of an addition that are added locally to another one: tensor -> the reduced tensor."""
         carried: dict[str, str] = {}
         for op in self.graph.operators:
             if op.is_linear:
@@ -213,9 +213,9 @@ class GraphRun:
     def _forward(self) -> None:
         graph, mesh, algebra = self.graph, self.mesh, self.algebra
         self.left = {op.output.tensor: algebra.output_layout(op, self.shardings[op.name]) for op in graph.operators}
-        self.carried = self._carriers()
+        self.carried = self._reduced_inputs()
         self.inputs: dict[tuple[str, int], Buffers] = {}
-        made: dict[str, Buffers] = {}
+        outputs: dict[str, Buffers] = {}
         for op in graph.operators:
             for i, operand in enumerate(op.inputs):
                 if graph.tensors[operand.tensor].role is not TensorRole.ACTIVATION:
@@ -225,23 +225,23 @@ class GraphRun:
             tensor = op.output.tensor
             if not self.carried.keys() & {o.tensor for o in op.inputs}:
                 check_reassembles(mesh, self.left[tensor], buffers, self.value[tensor])
-            made[tensor] = buffers
+            outputs[tensor] = buffers
             if tensor in self.carried or tensor in self.carried.values():
-                self._settle_addition(tensor, made)
+                self._settle_addition(tensor, outputs)
             else:
                 self._distribute(tensor, graph.consumers(tensor), buffers)
 
-    def _settle_addition(self, tensor: str, made: dict[str, Buffers]) -> None:
+    def _settle_addition(self, tensor: str, outputs: dict[str, Buffers]) -> None:
         """Once all partial inputs of an addition are there: their sum is sent as one of them, zeros stand for the others."""
-        variance_source = self.carried.get(tensor, tensor)
-        members = [variance_source, *(t for t, c in self.carried.items() if c == variance_source)]
-        if any(t not in made for t in members):
+        reduced = self.carried.get(tensor, tensor)
+        members = [reduced, *(t for t, c in self.carried.items() if c == reduced)]
+        if any(t not in outputs for t in members):
             return
-        total = {r: sum(made[t][r] for t in members) for r in self.mesh.ranks}
-        self._distribute(variance_source, self.graph.consumers(variance_source), total)
-        (op, at) = self.graph.consumers(variance_source)[0]
+        total = {r: sum(outputs[t][r] for t in members) for r in self.mesh.ranks}
+        self._distribute(reduced, self.graph.consumers(reduced), total)
+        (op, at) = self.graph.consumers(reduced)[0]
         for i, operand in enumerate(op.inputs):
-            if operand.tensor in members and operand.tensor != variance_source:
+            if operand.tensor in members and operand.tensor != reduced:
                 self.inputs[op.name, i] = {r: np.zeros_like(b) for r, b in self.inputs[op.name, at].items()}
 
     def _distribute(self, tensor: str, readers: list[tuple[Operator, int]], buffers: Buffers) -> None:
@@ -262,12 +262,12 @@ class GraphRun:
         arrived: dict[str, Buffers] = {}
         for op in reversed(graph.operators):
             tensor = op.output.tensor
-            variance_source = self.carried.get(tensor, tensor)
-            if variance_source not in arrived:
-                arrived[variance_source] = self._arrive(variance_source)
-            gradient, goal = arrived[variance_source], self.left[tensor].resolved()
+            reduced = self.carried.get(tensor, tensor)
+            if reduced not in arrived:
+                arrived[reduced] = self._arrive(reduced)
+            gradient, goal = arrived[reduced], self.left[tensor].resolved()
             check_reassembles(mesh, goal, gradient, self.gradient[tensor])
-            found = {
+            gradients = {
                 r: backward(op, [self.inputs[op.name, i][r] for i in range(len(op.inputs))], gradient[r], self._rows(op, r))
                 for r in mesh.ranks
             }
@@ -275,7 +275,7 @@ class GraphRun:
                 if graph.tensors[operand.tensor].role is TensorRole.INDEX:
                     continue
                 layout = self.algebra.gradient_layout(self.shardings[op.name], operand)
-                local = {r: found[r][i] for r in mesh.ranks}
+                local = {r: gradients[r][i] for r in mesh.ranks}
                 check_reassembles(mesh, layout, local, self.edge_gradient[op.name, i])
                 self.gradients[op.name, i] = (layout, local)
 
@@ -322,8 +322,8 @@ class GraphRun:
                 layout, buffers = self.gradients[op.name, i]
                 n = self.mesh.size(parameter.gradient_axes - layout.partial)
                 joined = {r: joined.get(r, 0.0) + buffers[r] / n for r in self.mesh.ranks}
-            whole = Layout(cuts=layout.cuts, partial=parameter.gradient_axes)
-            check_reassembles(self.mesh, whole, joined, self.gradient[parameter.name])
+            unreduced = Layout(cuts=layout.cuts, partial=parameter.gradient_axes)
+            check_reassembles(self.mesh, unreduced, joined, self.gradient[parameter.name])
 
 
 def amount_on(mesh: SimulatedMesh, amount: Amount) -> float:

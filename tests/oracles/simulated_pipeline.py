@@ -49,7 +49,7 @@ def layers_held(order: Sequence[Pass], layers: Sequence[int]) -> list[tuple[int,
         if kind == FORWARD:
             alive.add((chunk, microbatch))
             continue
-        held.append((sum(layers[each] for each, _ in alive), frozenset(ran), chunk))
+        held.append((sum(layers[held_chunk] for held_chunk, _ in alive), frozenset(ran), chunk))
         alive.remove((chunk, microbatch))
         ran.add(chunk)
     return held

@@ -102,8 +102,8 @@ class _Buffers:
     constraints: list[dict[str, str]]
     indices: dict[Rank, list[np.ndarray]] = field(default_factory=dict)
 
-    def place(self) -> dict[Rank, list[np.ndarray]]:
-        """The indices that the constraints now leave to every rank."""
+    def remaining_indices(self) -> dict[Rank, list[np.ndarray]]:
+        """Return the indices that the constraints leave to every rank."""
         return {rank: [self._at(rank, position) for position in range(len(self.shape))] for rank in self.mesh.ranks}
 
     def _at(self, rank: Rank, position: int) -> np.ndarray:
@@ -136,7 +136,7 @@ class _Buffers:
 
     def take(self) -> None:
         """A local slice: each rank keeps a part of what it has."""
-        wanted = self.place()
+        wanted = self.remaining_indices()
         for rank, indices in wanted.items():
             self.values[rank] = _pick(self.values[rank], self.indices[rank], indices)
         self.indices = wanted
@@ -190,7 +190,7 @@ def execute(
         values=dict(buffers),
         constraints=[dict.fromkeys(cut, "source") for cut in source.cuts],
     )
-    state.indices = state.place()
+    state.indices = state.remaining_indices()
     in_exchange = frozenset(a for s in steps if s.kind is CollectiveKind.ALL_TO_ALL for a in s.axes)
     in_gather = frozenset(a for s in steps if s.kind is CollectiveKind.ALL_GATHER for a in s.axes)
     scattered = frozenset(a for s in steps if s.kind is CollectiveKind.REDUCE_SCATTER for a in s.axes)
@@ -211,7 +211,7 @@ def execute(
             assert step.axes <= source.partial
             for axis in target_order(target, step.axes) if step.kind is CollectiveKind.REDUCE_SCATTER else ():
                 state.constrain(axis, "inner" if axis in in_exchange | in_gather else "target")
-            new = state.place()
+            new = state.remaining_indices()
             for group in groups:
                 assert all(all(map(np.array_equal, old[rank], old[group[0]])) for rank in group), "members hold different pieces"
                 total = sum(state.values[rank] for rank in group)
@@ -222,7 +222,7 @@ def execute(
             state.release(step.axes)
             for axis in (*target_order(target, step.axes), *sorted(step.axes - target.cut_axes)):
                 state.constrain(axis, "target" if axis in target.cut_axes else "inner")
-            new = state.place()
+            new = state.remaining_indices()
             for group in groups:
                 for rank in group:
                     values[rank] = _collect(state, group, new[rank])
@@ -231,7 +231,7 @@ def execute(
         else:
             assert step.kind is CollectiveKind.ALL_GATHER
             state.release(step.axes)
-            gathered = state.place()
+            gathered = state.remaining_indices()
             for group in groups:
                 for rank in group:
                     values[rank] = _collect(state, group, gathered[rank])

@@ -1,4 +1,4 @@
-"""What experts send to each other against published figures: bytes by exact arithmetic, times by the calibrations that ship.
+"""Exchanges of experts against published figures: bytes by exact arithmetic, times by the calibrations that ship.
 
 Sources: Megatron-Core's report on mixtures of experts (arXiv 2603.07685), table 7: 4,096 tokens of 7,168 entries in bf16 to 8 of 256
 experts; DeepEP's README, normal kernels, the same with dispatch in fp8. Both route as DeepSeek-V3 does (4 of 8 groups).
@@ -72,14 +72,14 @@ def test_bytes_of_a_rank_by_hand():
     assert remote.item() * sent == pytest.approx(TOKENS * HIDDEN * 4.0 * 7 / 8)  # four nodes, one in eight of them its own
     assert local.item() * sent == pytest.approx(TOKENS * HIDDEN * V3.distinct(64) * 63 / 64)
     plain = distinct_shares((V3,), np.array([0]), size, inside)
-    assert [each.item() for each in plain] == [7 / 64, 56 / 64]
+    assert [share.item() for share in plain] == [7 / 64, 56 / 64]
 
 
 def errors_of_the_report(chip):
     errors = []
     for ranks, measured in REPORT[chip].items():
         times = [exchange_time(chip, ranks, copies=copies) * 1e6 for copies in (V3, None)]
-        errors += [time / each - 1 for time, each in zip(times * 2, measured, strict=True)]
+        errors += [time / published - 1 for time, published in zip(times * 2, measured, strict=True)]
     return errors
 
 

@@ -102,8 +102,8 @@ def test_parameters_of_the_graph_are_the_model_s(name, rule_set):
     counts = {kind.name: kind.count for kind in model.layer_kinds}
     assert sum(p.num_elements * counts.get(p.regions[0], 1) for p in parameters) == model.num_parameters + model.num_mtp_parameters
     for kind in model.layer_kinds:
-        found = sorted((p.name, p.num_elements) for p in parameters if p.regions == (kind.name,))
-        assert found == sorted((model.prefix_of(kind) + shape.name, shape.num_elements) for shape in model.layer_shapes(kind))
+        counted = sorted((p.name, p.num_elements) for p in parameters if p.regions == (kind.name,))
+        assert counted == sorted((model.prefix_of(kind) + shape.name, shape.num_elements) for shape in model.layer_shapes(kind))
     assert len({p.name for p in parameters}) == len(parameters)
 
 

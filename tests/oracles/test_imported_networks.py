@@ -86,10 +86,10 @@ def test_language_models(name):
     assert products[0] == products[1]
     assert attention[0] == 2 * attention[1]
     planners = [planner_of(network, 1) for network in (imported, by_hand)]
-    ours, theirs = (each.search().best for each in planners)
+    ours, theirs = (network_planner.search().best for network_planner in planners)
     for held in ("weights", "gradients", "optimizer"):
         assert ours.memory[held] == theirs.memory[held]
-    kept = [sum(float(vertex.saved_bytes[0]) for vertex in each.tables.vertices) for each in planners]
+    kept = [sum(float(vertex.saved_bytes[0]) for vertex in network_planner.tables.vertices) for network_planner in planners]
     assert 1 <= kept[0] / kept[1] < (1.001 if name == "gpt2" else 1.15)
     assert 1 <= ours.step_time / theirs.step_time < 1.15
 

@@ -104,7 +104,7 @@ def uneven_pipelines(draw):
 def test_live_layers_of_uneven_stages(pipeline):
     """Each chunk's passes count with its own layers, at every moment of the schedule's table."""
     schedule, p, v, m, layers = pipeline
-    each = []
+    by_rank = []
     for rank in range(p):
         chunks = layers[rank::p]
         orders = {GPIPE: gpipe_order, ONE_F_ONE_B: one_f_one_b_order}
@@ -112,7 +112,7 @@ def test_live_layers_of_uneven_stages(pipeline):
         turns = layers_held(order, chunks)
         held = [(alive, ran) for alive, ran, _ in turns]
         live = live_layers(schedule=schedule, chunks=chunks, rank=rank, num_ranks=p, num_microbatches=m)
-        each.append(live)
+        by_rank.append(live)
         most = max(alive for alive, _ in held)
         last = max(i for i, (alive, _) in enumerate(held) if alive == most)
         assert (live.at_first, live.most) == (held[0][0], most)
@@ -125,8 +125,8 @@ def test_live_layers_of_uneven_stages(pipeline):
         if all_ran and sum(chunks):
             assert (live.fewer, live.ended) == (most - max(all_ran), float(len(held[last][1]) < v))
     first, middle, last = three_live_layers(live_table(schedule, layers, p), schedule=schedule, num_ranks=p, num_microbatches=m)
-    assert (first, last) == (each[0], each[-1])
-    assert middle.most == max((live.most for live in each[1:-1]), default=0)
+    assert (first, last) == (by_rank[0], by_rank[-1])
+    assert middle.most == max((live.most for live in by_rank[1:-1]), default=0)
 
 
 @pytest.mark.parametrize("p, v", [(2, 2), (4, 2), (4, 6), (8, 3)])

@@ -25,10 +25,10 @@ def random_layout(axes: list[str], num_positions: int, random: np.random.Generat
     cuts: list[list[str]] = [[] for _ in range(num_positions)]
     left = set()
     for axis in random.permutation(axes):
-        place = int(random.integers(-2, num_positions))
-        if place >= 0:
-            cuts[place].append(str(axis))
-        elif place == -1 and (partial is None or axis in partial):
+        position = int(random.integers(-2, num_positions))
+        if position >= 0:
+            cuts[position].append(str(axis))
+        elif position == -1 and (partial is None or axis in partial):
             left.add(str(axis))
     return Layout(cuts=tuple(map(tuple, cuts)), partial=frozenset(left))
 
@@ -74,7 +74,7 @@ def test_many_layouts_at_once_as_masks(dtype):
     targets = [in_order(random_layout(axes, 2, random, partial=frozenset()), axes) for _ in range(10)]
 
     def masks(names: list[tuple[str, ...] | frozenset[str]]) -> np.ndarray:
-        return np.array([sum(1 << axes.index(axis) for axis in each) for each in names], dtype=dtype)
+        return np.array([sum(1 << axes.index(axis) for axis in group) for group in names], dtype=dtype)
 
     have = [masks([layout.cuts[i] for layout in sources])[:, None] for i in range(2)]
     want = [masks([layout.cuts[i] for layout in targets])[None, :] for i in range(2)]
@@ -87,7 +87,7 @@ def test_many_layouts_at_once_as_masks(dtype):
 
     for (i, source), (j, target) in itertools.product(enumerate(sources), enumerate(targets)):
         steps = tuple(Step(kind=kind, axes=names(g[i, j]), remaining=names(r[i, j])) for kind, g, r in due if g[i, j])
-        check_redistribution(mesh, source, target, random, rule=lambda _, __, found=steps: found)
+        check_redistribution(mesh, source, target, random, rule=lambda _, __, expected=steps: expected)
         assert steps == redistribute(source, target), "as many collectives and no larger ones"
 
 
@@ -95,8 +95,8 @@ def two_axis_layouts(partial: frozenset[str] = frozenset()):
     """Every layout of two positions on two axes."""
     axes = ("cp", "tp_kv")
     for places in itertools.product((0, 1, None), repeat=2):
-        cuts = [tuple(axis for axis, place in zip(axes, places, strict=True) if place == i) for i in (0, 1)]
-        free = [axis for axis, place in zip(axes, places, strict=True) if place is None]
+        cuts = [tuple(axis for axis, position in zip(axes, places, strict=True) if position == i) for i in (0, 1)]
+        free = [axis for axis, position in zip(axes, places, strict=True) if position is None]
         for number in range(len(free) + 1):
             for subset in itertools.combinations(free, number):
                 orders = [cuts] if max(map(len, cuts)) < 2 else [cuts, [cut[::-1] for cut in cuts]]

@@ -25,25 +25,25 @@ def copies(size, chips, node):
     placed = 0
     while True:
         if size <= node:
-            at = next((place for place, left in enumerate(free) if left >= size), None)
+            at = next((slot for slot, left in enumerate(free) if left >= size), None)
             if at is None:
                 return placed
             free[at] -= size
         else:
-            empty = [place for place, left in enumerate(free) if left == node]
+            empty = [slot for slot, left in enumerate(free) if left == node]
             needed = -(-size // node)
             if len(empty) < needed:
                 return placed
-            for place in empty[:needed]:
-                free[place] = 0
+            for index in empty[:needed]:
+                free[index] = 0
         placed += 1
 
 
 def by_hand(model, chips, engine, node=8):
-    found = set()
+    valid = set()
     for tp, pp, dp in itertools.product(range(1, chips + 1), repeat=3):
         size = tp * pp * dp
-        if size > chips or not all(is_a_degree(each, chips) for each in (tp, pp, dp)) or (dp > 1 and model.experts is None):
+        if size > chips or not all(is_a_degree(degree, chips) for degree in (tp, pp, dp)) or (dp > 1 and model.experts is None):
             continue
         for ep in range(1, tp * dp + 1):
             try:
@@ -61,8 +61,8 @@ def by_hand(model, chips, engine, node=8):
                 "vllm-2024": dp == 1 and ep == 1,
             }
             if allowed[engine.name] and copies(size, chips, node):
-                found.add((tp, pp, dp, ep, copies(size, chips, node)))
-    return found
+                valid.add((tp, pp, dp, ep, copies(size, chips, node)))
+    return valid
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm", "vllm-2024"])

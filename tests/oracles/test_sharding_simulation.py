@@ -74,19 +74,19 @@ class GraphMaker:
         out, sizes = Operand(tensor=f"{name}.out", dims=tuple(output)), dict.fromkeys(letters, self.size)
         match kind:
             case "einsum":
-                made = einsum(name, *operands, out, sizes)
+                operator = einsum(name, *operands, out, sizes)
             case "embedding":
-                made = embedding(name, *operands, out, sizes)
+                operator = embedding(name, *operands, out, sizes)
             case "identity":
-                made = identity(name, *operands, out, sizes)
+                operator = identity(name, *operands, out, sizes)
             case "rms_norm":
-                made = rms_norm(name, *operands, out, sizes)
+                operator = rms_norm(name, *operands, out, sizes)
             case "attention":
-                made = Operator(name=name, kind=kind, dims=sizes, inputs=operands, output=out, unsplit=("z",))
+                operator = Operator(name=name, kind=kind, dims=sizes, inputs=operands, output=out, unsplit=("z",))
             case function:
-                made = elementwise(name, function, operands, out, sizes)
-        unsplit = tuple(d for d in letters if d == "d" or d in made.unsplit)
-        self.operators.append(replace(made, padded=(padded,), unsplit=unsplit, layer="layer"))
+                operator = elementwise(name, function, operands, out, sizes)
+        unsplit = tuple(d for d in letters if d == "d" or d in operator.unsplit)
+        self.operators.append(replace(operator, padded=(padded,), unsplit=unsplit, layer="layer"))
         return f"{name}.out"
 
     def graph(self) -> Graph:
@@ -103,8 +103,8 @@ class GraphMaker:
         return next(len(op.output.dims) for op in self.operators if op.output.tensor == tensor)
 
     def any(self, num_dims: int | None = None) -> str:
-        made = [op.output.tensor for op in self.operators if num_dims is None or len(op.output.dims) == num_dims]
-        return str(self.random.choice(made)) if made else self.linear(num_dims or 3)
+        outputs = [op.output.tensor for op in self.operators if num_dims is None or len(op.output.dims) == num_dims]
+        return str(self.random.choice(outputs)) if outputs else self.linear(num_dims or 3)
 
     def linear(self, num_dims: int) -> str:
         """Contracts one or more of the last dims of a tensor with a weight and puts new ones in their place."""

@@ -37,8 +37,8 @@ def layouts(chips):
             yield pp, chips // (pp * tp * cp * shard), shard, cp, tp
 
 
-def dealt(count, stages):
-    """Layers dealt out one by one: round all stages while that comes out even, then to the inner ones, the first, the last."""
+def evenly_split(count, stages):
+    """Return layers assigned one by one: to all stages while that is even, then to the inner ones, the first and the last."""
     layers = [count // stages] * stages
     for stage in ([*range(1, stages - 1), 0, stages - 1] if stages > 1 else [0])[: count % stages]:
         layers[stage] += 1
@@ -50,10 +50,10 @@ def splits(model, pp, virtual):
     layers, stages = model.num_hidden_layers, pp * virtual
     if stages > layers + 2:
         return []
-    even = dealt(layers, stages)
+    even = evenly_split(layers, stages)
     if stages < 2 or stages > layers:
         return [even]
-    shorter = dealt(layers + 2, stages)
+    shorter = evenly_split(layers + 2, stages)
     shorter[0] -= 1
     shorter[-1] -= 1
     a, b = ([sum(split[rank::pp]) for rank in range(pp)] for split in (even, shorter))
@@ -183,7 +183,7 @@ def test_number_of_layouts_left_out():
 
 
 def canonical(plan):
-    """What makes a plan: its knobs, and the axes that are there in their sequence."""
+    """Return the identity of a plan: its knobs, and its present axes in their sequence."""
     layout = plan.layout
     present = tuple(axis for axis in plan.order if layout.degree(axis) > 1)
     schedule = "1f1b" if plan.num_microbatches == 1 and plan.virtual_stages == 1 else plan.schedule
@@ -196,7 +196,7 @@ def canonical(plan):
 
 def every_valid_plan(job, chips, orders):
     """All knobs over all small values; what make_plan refuses is no plan. Of splits of the layers those of docs/space.md."""
-    found = set()
+    plans = set()
     knobs = itertools.product(
         layouts(chips), orders, (False, True), (0, 1, 2, 3), range(1, job.global_batch + 1), ("none", "full"),
         (("gpipe", 1), ("1f1b", 1), ("interleaved", 1), ("1f1b", 2), *(("interleaved", v) for v in range(2, 9))),
@@ -213,8 +213,8 @@ def every_valid_plan(job, chips, orders):
                 )  # fmt: skip
             except InputError:
                 continue
-            found.add(canonical(plan))
-    return found
+            plans.add(canonical(plan))
+    return plans
 
 
 @pytest.mark.parametrize("chips, batch, seq_len", [(4, 4, 256), pytest.param(6, 6, 96, marks=pytest.mark.slow)])
@@ -258,11 +258,11 @@ def test_the_space_of_experts_is_exactly_the_valid_plans(chips, library):
                     )
             except InputError:
                 continue
-    assert {_dealt(plan) for plan in rows} == {_dealt(plan) for plan in valid}
+    assert {_placement(plan) for plan in rows} == {_placement(plan) for plan in valid}
     assert len(rows) == len(valid)
 
 
-def _dealt(plan):
+def _placement(plan):
     return plan.layout, plan.zero, plan.ep, plan.etp, plan.dispatcher
 
 
@@ -286,7 +286,7 @@ def _dealt(plan):
 )
 def test_a_narrower_space_is_the_part_of_the_whole_one(space):
     estimator = estimator_of(make_job(batch=8), chips=8)
-    whole, part = sweep_all(estimator), sweep_all(estimator, space)
+    full, part = sweep_all(estimator), sweep_all(estimator, space)
 
     def admitted(plan):
         layout = plan.layout
@@ -298,10 +298,10 @@ def test_a_narrower_space_is_the_part_of_the_whole_one(space):
         fixed = all(knobs[knob] == value for knob, value in space.fixed.items())
         return fixed and all(knobs[knob] <= value for knob, value in space.maximum.items())
 
-    expected = {plan for plan in map(whole.plan, whole.best_time.ids.tolist()) if admitted(plan)}
-    found = [part.plan(i) for i in part.best_time.ids.tolist()]
-    assert len(found) == part.num_evaluated == len(expected)
-    assert set(found) == expected
+    expected = {plan for plan in map(full.plan, full.best_time.ids.tolist()) if admitted(plan)}
+    plans = [part.plan(i) for i in part.best_time.ids.tolist()]
+    assert len(plans) == part.num_evaluated == len(expected)
+    assert set(plans) == expected
 
 
 def test_an_unknown_knob_is_refused():

@@ -124,13 +124,13 @@ def test_weight_form_of_grouped_queries():
     local_k = [x @ W.T for _ in range(N)]  # replicated work on each rank, from the whole weight
     np.testing.assert_allclose(np.concatenate([np.einsum("qrd,zd->rqz", a, k) for a, k in zip(local_q, local_k, strict=True)]), scores)
     to_k = [np.einsum("rqz,qrd->zd", gp, qp) for gp, qp in zip(local_g, local_q, strict=True)]
-    whole = np.einsum("rqz,qrd->zd", g, q)
-    np.testing.assert_allclose(sum(k.T @ x for k in to_k), whole.T @ x)
-    np.testing.assert_allclose(sum(k @ W for k in to_k), whole @ W)
-    assert not np.allclose(to_k[0].T @ x, whole.T @ x)
+    gradient = np.einsum("rqz,qrd->zd", g, q)
+    np.testing.assert_allclose(sum(k.T @ x for k in to_k), gradient.T @ x)
+    np.testing.assert_allclose(sum(k @ W for k in to_k), gradient @ W)
+    assert not np.allclose(to_k[0].T @ x, gradient.T @ x)
 
-    made = einsum("op", of("x", "sh"), of("w", "dh"), of("out", "scd"), {"s": 8, "c": 1, "d": 8, "h": 8})
-    graph = one_operator(replace(made, stretched=("c",)), "index", "parameter")
+    product = einsum("op", of("x", "sh"), of("w", "dh"), of("out", "scd"), {"s": 8, "c": 1, "d": 8, "h": 8})
+    graph = one_operator(replace(product, stretched=("c",)), "index", "parameter")
     op, sharding = graph.operators[0], {"c": ("tp_q",)}
     assert output_layout(op, sharding).cuts == ((), ("tp_q",), ())
     assert output_layout(op, sharding).partial == frozenset()

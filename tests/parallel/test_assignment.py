@@ -48,7 +48,7 @@ def test_what_only_decoders_have_is_refused_of_a_network() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("size: 4", "size: 0", "size=0"),
         ("stages: []", "stages: 3", "stages=3"),
@@ -56,10 +56,10 @@ def test_what_only_decoders_have_is_refused_of_a_network() -> None:
         ("micro_batch: 32", "micro_batch: 48", "micro_batch=48: must divide global_batch=64"),
     ],
 )
-def test_a_wrong_field_is_named(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_a_wrong_field_is_named(tmp_path: Path, old: str, new: str, message: str) -> None:
     write_plan(_plan(), tmp_path / "p.yaml")
     text = (tmp_path / "p.yaml").read_text()
     assert old in text
     (tmp_path / "p.yaml").write_text(text.replace(old, new))
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=message):
         read_plan(tmp_path / "p.yaml")

@@ -1,4 +1,4 @@
-"""Settings beside a profile's name: one text inside, apart in files, options and arguments."""
+"""Settings with a profile's name: one text inside, separate in files, options and arguments."""
 
 import re
 
@@ -62,8 +62,10 @@ def test_a_measured_runs_settings_are_read_as_stated_ones_are():
 
 
 def test_what_changes_nothing_is_a_note():
-    found = perfmodel.predict(**JOB, profile="megatron", settings={"fused_rmsnorm": True, "tp_async": False})
-    assert found.warnings == ("setting fused_rmsnorm: changes nothing about megatron, which has it so already or does not depend on it",)
+    prediction = perfmodel.predict(**JOB, profile="megatron", settings={"fused_rmsnorm": True, "tp_async": False})
+    assert prediction.warnings == (
+        "setting fused_rmsnorm: changes nothing about megatron, which has it so already or does not depend on it",
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +107,7 @@ def test_a_setting_is_applied_once_and_all_together():
     ("text", "name"),
     [("generic+compile", "generic"), ("/a+b/mine.yaml+compile", "/a+b/mine.yaml"), ("my+own.yml", "my+own.yml"), ("generic", "generic")],
 )
-def test_the_framework_is_told_from_its_settings(text, name):
+def test_the_framework_is_separated_from_its_settings(text, name):
     assert framework_named(text) == name
     assert bool(FrameworkRef.parse(text).settings) is text.endswith("+compile")
 
@@ -115,9 +117,9 @@ def test_settings_are_stated_in_three_ways_and_predict_the_same():
     assert perfmodel.predict(**JOB, profile=f"generic+{TEXT}") == by_argument
     assert perfmodel.predict(**JOB, profile="generic+compile", settings=[TEXT]) == by_argument
     assert by_argument.step_time != perfmodel.predict(**JOB).step_time
-    found = perfmodel.find_plans(**JOB, settings=SETTING_NAMES, top=1, tp=1, pp=1, cp=1).plans[0]
-    assert found.plan.framework.settings == SETTING_NAMES
-    assert perfmodel.predict(found.plan).step_time == found.step_time
+    best = perfmodel.find_plans(**JOB, settings=SETTING_NAMES, top=1, tp=1, pp=1, cp=1).plans[0]
+    assert best.plan.framework.settings == SETTING_NAMES
+    assert perfmodel.predict(best.plan).step_time == best.step_time
 
 
 def test_a_saved_plan_holds_its_settings_apart_and_gives_its_number_to_the_bit(tmp_path):
@@ -157,12 +159,12 @@ def test_a_plan_with_settings_that_are_not_known_is_refused(given, message):
     assert message in str(error.value)
 
 
-def test_a_profile_of_ones_own_takes_settings_too(tmp_path):
+def test_a_user_defined_profile_takes_settings_too(tmp_path):
     save_profile(load_profile("torchtitan"), tmp_path / "my+own.yaml")
-    own = perfmodel.predict(**JOB, profile=tmp_path / "my+own.yaml", settings={"compile": True})
-    assert own.plan.profile == f"{tmp_path}/my+own.yaml+compile"
-    assert own.step_time == perfmodel.predict(**JOB, profile="torchtitan+compile").step_time
-    assert perfmodel.predict(own.plan) == own
+    prediction = perfmodel.predict(**JOB, profile=tmp_path / "my+own.yaml", settings={"compile": True})
+    assert prediction.plan.profile == f"{tmp_path}/my+own.yaml+compile"
+    assert prediction.step_time == perfmodel.predict(**JOB, profile="torchtitan+compile").step_time
+    assert perfmodel.predict(prediction.plan) == prediction
     (tmp_path / "plus.yaml").write_text("base: generic\nname: my+own\nsource: here\n")
     with pytest.raises(InputError, match="stands before a setting"):
         load_profile(tmp_path / "plus.yaml")
@@ -176,7 +178,7 @@ def test_the_page_lists_every_setting():
             return "yes, no"
         if isinstance(of, re.Pattern):
             return "a release, such as `26.02`"
-        return ", ".join(f"`{each}`" for each in of) if isinstance(of[0], str) else f"{of[0]:g} to {of[1]:.7g}"
+        return ", ".join(f"`{value}`" for value in of) if isinstance(of[0], str) else f"{of[0]:g} to {of[1]:.7g}"
 
     page = (resource_dir("strategies").parent / "docs" / "settings.md").read_text(encoding="utf-8")
     rows = [f"| `{name}` | {values(setting.values)} | {setting.says} |" for name, setting in KNOWN.items()]

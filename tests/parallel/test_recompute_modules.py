@@ -14,8 +14,8 @@ PLAN = JOB | {"pp": 2, "ep": 8, "zero": 1}
 
 
 def activations(**knobs):
-    found = perfmodel.predict(**PLAN | knobs)
-    return found.memory["activations"], found.step_time
+    prediction = perfmodel.predict(**PLAN | knobs)
+    return prediction.memory["activations"], prediction.step_time
 
 
 def test_modules_are_operators_of_layers():
@@ -42,8 +42,8 @@ def test_what_of_a_layer_they_free():
     kept, _ = activations()
     freed, _ = activations(recompute_modules="moe_act")
     layers = model.num_hidden_layers // 2
-    each = 4096 * model.experts.top_k * model.experts.width * 2.0
-    assert (kept - freed) / each == pytest.approx(2 * layers, abs=2 * 2.0)
+    layer_bytes = 4096 * model.experts.top_k * model.experts.width * 2.0
+    assert (kept - freed) / layer_bytes == pytest.approx(2 * layers, abs=2 * 2.0)
 
 
 def test_they_are_in_the_plan_and_its_file(tmp_path):
@@ -56,8 +56,8 @@ def test_they_are_in_the_plan_and_its_file(tmp_path):
 
 
 def test_a_search_has_them_too():
-    found = perfmodel.find_plans(**JOB, recompute_modules="moe_act", pp=1, tp=1, cp=1, top=2)
-    assert {plan.plan.recompute_operators for plan in found.plans} == {MODULES["moe_act"]}
+    search = perfmodel.find_plans(**JOB, recompute_modules="moe_act", pp=1, tp=1, cp=1, top=2)
+    assert {plan.plan.recompute_operators for plan in search.plans} == {MODULES["moe_act"]}
 
 
 @pytest.mark.parametrize(

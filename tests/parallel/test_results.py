@@ -55,7 +55,7 @@ def test_writers_at_the_same_time_lose_nothing(tmp_path):
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(write, range(0, 40, 5)))
-    assert sorted(found.loss for found in read_measurements(path)) == [float(number) for number in range(40)]
+    assert sorted(measurement.loss for measurement in read_measurements(path)) == [float(number) for number in range(40)]
 
 
 def test_a_file_from_before_a_field_was_known_is_read():
@@ -67,8 +67,8 @@ def test_a_file_from_before_a_field_was_known_is_read():
 def test_an_unchecked_gradient_is_null_in_the_file(tmp_path):
     data = json.loads(json.dumps(replace(MEASUREMENT, gradient_error=float("nan")).to_dict(), allow_nan=False))
     assert data["gradient_error"] is None
-    found = measurement_from_dict(data)
-    assert found.gradient_error != found.gradient_error
+    read = measurement_from_dict(data)
+    assert read.gradient_error != read.gradient_error
 
 
 @pytest.mark.parametrize(

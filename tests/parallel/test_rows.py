@@ -21,7 +21,7 @@ def test_numbers_are_numeric_and_verdicts_boolean():
     predictions = perfmodel.predict(**JOB, chips=[8, 16], tp=2)
     frame = predictions.to_frame()
     assert (frame["fits"].dtype, frame["sequence_parallel"].dtype, frame["tp"].dtype) == ("bool", "bool", "int64")
-    assert list(frame["step_time"]) == [each.step_time for each in predictions]
+    assert list(frame["step_time"]) == [prediction.step_time for prediction in predictions]
     assert perfmodel.predict(**JOB, chips=[8, 16], tp=[1, 5]).to_frame()["fits"].dtype == "boolean"
 
 

@@ -27,7 +27,7 @@ def test_like_layers_are_cut_as_evenly_as_they_go(stages):
 
 def test_deepseek_v3_is_cut_as_published():
     """In 16 stages as DualPipe evens them out: the first has three dense layers among its five, the last the module that predicts a second
-    token and both heads (arXiv 2412.19437). In 32 the last has no layer beside the head (Megatron-Core's report, arXiv 2603.07685, whose
+    token and both heads (arXiv 2412.19437). In 32 the last has no layer but the head (Megatron-Core's report, arXiv 2603.07685, whose
     rank before has that module alone: here such a stage would have nothing to run, and has a layer)."""
     job = job_of("deepseek-v3", Precision.FP8_BLOCK)
     assert default_stage_layers(job, 16, 1) == (5, *(4,) * 14, 0)
@@ -38,7 +38,7 @@ def test_deepseek_v3_is_cut_as_published():
 
 @pytest.mark.parametrize("name", ["deepseek-v3", "kimi-k2", "llama-4-maverick", "qwen3-next-80b-a3b", "nemotron-h-8b"])
 @pytest.mark.parametrize("stages", [(2, 1), (8, 1), (4, 4), (16, 2)])
-def test_no_rank_takes_longer_than_with_as_many_layers_each(name, stages):
+def test_no_rank_takes_longer_than_with_equal_numbers_of_layers(name, stages):
     job, (ranks, virtual) = job_of(name), stages
     costs = _costs(job.model, job.seq_len, job.precision)
     mean = sum(costs[kind.name] * kind.count for kind in job.model.layer_kinds) / job.model.num_hidden_layers
@@ -53,15 +53,15 @@ def test_no_rank_takes_longer_than_with_as_many_layers_each(name, stages):
 
 
 def test_stages_are_the_best_of_all_cuts():
-    """Of all ways to cut eight layers of three kinds into four stages."""
+    """The result is the best of all ways to split eight layers of three kinds over four stages."""
     until = np.cumsum([0.0, 0.5, 0.5, 1.0, 1.3, 1.0, 1.3, 1.0, 1.3])
-    beside = np.array([0.1, 0.0, 0.0, 1.7])
+    extra = np.array([0.1, 0.0, 0.0, 1.7])
 
     def total(layers):
-        return float(_eighth_power(np.diff(until[np.cumsum([0, *layers])]) + beside).sum())
+        return float(_eighth_power(np.diff(until[np.cumsum([0, *layers])]) + extra).sum())
 
     cuts = [np.diff([0, *inner, 8]) for inner in combinations(range(9), 3)]
-    assert total(_balanced_stages(until, beside, 1)) == pytest.approx(min(map(total, cuts)))
+    assert total(_balanced_stages(until, extra, 1)) == pytest.approx(min(map(total, cuts)))
 
 
 @pytest.mark.parametrize(("num_ranks", "virtual_stages"), [(2, 2), (2, 4), (4, 2), (8, 1), (16, 4), (8, 7)])
@@ -79,11 +79,11 @@ def test_every_inner_stage_has_a_layer(num_ranks, virtual_stages):
 def test_stages_do_not_move_with_the_length_of_usual_sequences():
     """Twice the tokens took 2 % less: a layer moved, and its optimizer states with it."""
     job = dict(model="deepseek-v2-lite", cluster="mi300x", chips=64, global_batch=64, pp=4, profile="nanotron")
-    found = [predict(**job, seq_len=length) for length in (512, 1024, 2048, 4096)]
-    assert len({each.plan.stage_layers for each in found}) == 1
-    times = [each.step_time for each in found]
+    predictions = [predict(**job, seq_len=length) for length in (512, 1024, 2048, 4096)]
+    assert len({prediction.plan.stage_layers for prediction in predictions}) == 1
+    times = [prediction.step_time for prediction in predictions]
     assert times == sorted(times)
-    assert len({each.parts["optimizer"] for each in found}) == 1
+    assert len({prediction.parts["optimizer"] for prediction in predictions}) == 1
 
 
 def test_virtual_stages_without_a_pipeline_are_refused_for_layers_that_are_not_alike():

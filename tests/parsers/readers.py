@@ -232,13 +232,13 @@ def read_megatron(folder: Path) -> Values:
     for line in text.split("ARGS=(\n")[1].split("\n)")[0].splitlines():
         name, *values = shlex.split(line, comments=True)
         flags[name.removeprefix("--").replace("-", "_")] = _number(" ".join(values)) if values else True
-    flags |= {own: flags.get(name) for own, name in _MEGATRON_NAMES.items()} | {"pipeline_dtype": torch.bfloat16}
+    flags |= {theirs: flags.get(name) for theirs, name in _MEGATRON_NAMES.items()} | {"pipeline_dtype": torch.bfloat16}
     flags["add_bias_linear"] = "disable_bias_linear" not in flags
     flags["recompute_modules"] = str(flags["recompute_modules"]).split() if "recompute_modules" in flags else None
     flags["attention_backend"] = None
     values = {}
     for record in (TransformerConfig, OptimizerConfig, DistributedDataParallelConfig):
-        names = {each.name for each in fields(record) if each.init}
+        names = {item.name for item in fields(record) if item.init}
         values |= vars(record(**{name: value for name, value in flags.items() if name in names and value is not None}))
     return _plain({name: value for name, value in values.items() if name in flags})
 
@@ -256,7 +256,7 @@ def read_megatron_bridge(folder: Path) -> Values:
     for word in launch_arguments(folder):
         key, _, value = word.partition("=")
         section, _, name = key.rpartition(".")
-        if section in records and name not in {each.name for each in fields(records[section])}:
+        if section in records and name not in {item.name for item in fields(records[section])}:
             raise ValueError(f"{key} is no field of {records[section].__name__}")
         values[key] = _number(value)
     for section in ("optimizer", "ddp"):

@@ -386,17 +386,17 @@ def draw_exports(framework: str, folder: Path, count: int) -> list[tuple[Path, F
             exported = write_config(facts, table_named(framework), prediction=None)
         except InputError:
             continue
-        place = folder / str(len(exports))
-        place.mkdir()
-        write_export(exported, place)
-        exports.append((place, facts))
+        target = folder / str(len(exports))
+        target.mkdir()
+        write_export(exported, target)
+        exports.append((target, facts))
     return exports
 
 
 def read_with_parser(framework: str, folders: Sequence[Path]) -> list[dict[str, Any]]:
     """Values, or the refusal, of the framework's parser for each folder."""
     command = [str(PYTHON), str(Path(__file__).with_name("readers.py")), framework]
-    done = subprocess.run(command, input=json.dumps([str(each) for each in folders]), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, input=json.dumps([str(path) for path in folders]), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     answers: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return answers
@@ -413,9 +413,9 @@ def test_the_parser_holds_the_values_of_the_plan(framework: str, tmp_path: Path)
     for file in exports[0][0].iterdir():
         content = file.read_text(encoding="utf-8")
         (broken / file.name).write_text(content.replace(text, other, 1) if file.name == name else content, encoding="utf-8")
-    *answers, refusal = read_with_parser(framework, [*(place for place, _ in exports), broken])
-    for (place, facts), answer in zip(exports, answers, strict=True):
-        assert "values" in answer, f"{place.name}: {answer}"
+    *answers, refusal = read_with_parser(framework, [*(target for target, _ in exports), broken])
+    for (target, facts), answer in zip(exports, answers, strict=True):
+        assert "values" in answer, f"{target.name}: {answer}"
         wanted = values_of(facts)
         assert {key: answer["values"].get(key) for key in wanted} == wanted
     assert "refused" in refusal

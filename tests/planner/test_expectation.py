@@ -20,34 +20,34 @@ def estimator():
 
 
 def plans(result):
-    return [each.plan for each in result.plans]
+    return [row.plan for row in result.plans]
 
 
 def test_the_plan_that_is_expected_to_be_fastest_comes_first(estimator):
     plain = search_plans(estimator, SPACE, ties=0.01, top=EXPECTED, also=("front",))
-    found = search_plans(estimator, SPACE, ties=0.01, top=EXPECTED, also=("front",), ensemble=[SLOW])
+    result = search_plans(estimator, SPACE, ties=0.01, top=EXPECTED, also=("front",), ensemble=[SLOW])
     assert plain.plans[0].plan.zero >= 2, "or there are no gathers that may show"
-    assert found.plans[0].plan.zero < 2
+    assert result.plans[0].plan.zero < 2
     assert plain.expectation is None
-    assert found.expectation is not None
+    assert result.expectation is not None
     times = expected_times(estimator, plans(plain)[:EXPECTED], [SLOW])
-    assert found.expectation.best == pytest.approx(times.min())
-    assert found.expectation.first == pytest.approx(times[0])
-    others = [each for each in plans(plain) if each != plans(found)[0]]
-    assert plans(found)[1:] == others, "the others stay in their order"
-    assert found.places[0] == 1
-    assert "plan 1 has the least expected time over the known frameworks" in ties_line(found)
-    told = search_object(found)["expectation"]
-    assert told == {"best": found.expectation.best, "first": found.expectation.first}
+    assert result.expectation.best == pytest.approx(times.min())
+    assert result.expectation.first == pytest.approx(times[0])
+    others = [plan for plan in plans(plain) if plan != plans(result)[0]]
+    assert plans(result)[1:] == others, "the others stay in their order"
+    assert result.places[0] == 1
+    assert "plan 1 has the least expected time over the known frameworks" in ties_line(result)
+    shown = search_object(result)["expectation"]
+    assert shown == {"best": result.expectation.best, "first": result.expectation.first}
 
 
 def test_a_plan_that_is_expected_to_be_as_fast_stays(estimator):
     same = WeightedProfile(weight=1.0, profile=load_profile("generic"))
     plain = search_plans(estimator, SPACE, ties=0.01, also=("front",))
-    found = search_plans(estimator, SPACE, ties=0.01, also=("front",), ensemble=[same])
-    assert found.expectation is None
-    assert plans(found) == plans(plain)
-    assert search_object(found)["expectation"] is None
+    result = search_plans(estimator, SPACE, ties=0.01, also=("front",), ensemble=[same])
+    assert result.expectation is None
+    assert plans(result) == plans(plain)
+    assert search_object(result)["expectation"] is None
 
 
 def test_the_exact_order_and_memory_are_left_alone(estimator):

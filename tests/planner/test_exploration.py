@@ -10,7 +10,7 @@ from perfmodel.planner.exploration import Axis, Exploration, Point
 def exploration(*times):
     axes = (Axis(name="plan.tp", values=(1, 2)), Axis(name="chip.memory.bandwidth", values=(1e12, 2e12, 4e12), kind="bandwidth"))
     values = [{"plan.tp": tp, "chip.memory.bandwidth": rate} for tp in axes[0].values for rate in axes[1].values]
-    points = tuple(Point(values=each, time=time) for each, time in zip(values, times, strict=True))
+    points = tuple(Point(values=point_values, time=time) for point_values, time in zip(values, times, strict=True))
     return Exploration(axes=axes, points=points, metric="step time", is_searched=False)
 
 
@@ -22,8 +22,8 @@ def test_gains_are_along_the_last_axis():
 
 
 def test_a_line_saturates_at_the_last_value_that_gained_a_tenth():
-    found = exploration(8.0, 4.0, 3.9, 6.0, 5.9, 5.8)
-    first, second = (found.saturation(line) for line in found.lines())
+    explored = exploration(8.0, 4.0, 3.9, 6.0, 5.9, 5.8)
+    first, second = (explored.saturation(line) for line in explored.lines())
     assert first.values["chip.memory.bandwidth"] == 2e12
     assert second.values["chip.memory.bandwidth"] == 1e12
     rising = exploration(8.0, 4.0, 2.0, 8.0, 4.0, 2.0)

@@ -14,16 +14,16 @@ JOB = {"model": "gpt3-125m", "global_batch": 8, "seq_len": 1024}
 
 
 def every_plan(pp, **knobs):
-    found = make_setting(make_job(**JOB), MIX, profile="megatron")
-    kernel, layers = found.estimator.profile.kernels.default_attention, 12
+    setting = make_setting(make_job(**JOB), MIX, profile="megatron")
+    kernel, layers = setting.estimator.profile.kernels.default_attention, 12
     for cut in product(range(layers + 1), repeat=pp):
         if sum(cut) == layers:
-            yield found.estimator.predict(
+            yield setting.estimator.predict(
                 make_plan(
-                    found.job,
-                    cluster=found.reference,
+                    setting.job,
+                    cluster=setting.reference,
                     num_chips=4,
-                    profile=found.profile,
+                    profile=setting.profile,
                     calibration="",
                     attention=kernel,
                     pp=pp,
@@ -39,7 +39,7 @@ def test_the_best_layers_are_those_of_brute_force(pp, micro_batch):
     fixed = {"tp": 1, "cp": 1, "zero": 0, "micro_batch": micro_batch, "recompute": "none", "schedule": "1f1b"}
     order = ("tp", "cp", "dp_shard", "dp_replicate", "pp")
     result = perfmodel.find_plans(**JOB, cluster=MIX, profile="megatron", pp=pp, ties=0.0, order=order, **fixed)
-    least = min(each.step_time for each in every_plan(pp, **fixed, order=order))
+    least = min(prediction.step_time for prediction in every_plan(pp, **fixed, order=order))
     assert result.plans[0].step_time == least
 
 
@@ -48,9 +48,9 @@ def test_a_search_tries_both_places_of_the_pipeline():
     result = perfmodel.find_plans(**JOB, cluster=MIX, profile="megatron", top=50)
     pools = {plan.plan.layout.pp for plan in result.plans}
     assert {1, 2} <= pools
-    times = [each.step_time for each in result.plans]
+    times = [plan.step_time for plan in result.plans]
     assert times[1:] == sorted(times[1:])
-    assert all(each.fits for each in result.plans)
+    assert all(plan.fits for plan in result.plans)
     assert result.num_evaluated == result.num_feasible + sum(result.rejected.values())
     assert any("of each kind of chip alone were predicted" in note for note in result.best.warnings)
 
@@ -62,7 +62,7 @@ def test_the_mix_is_faster_than_either_kind_alone():
         assert mix.best.step_time < alone.best.step_time
 
 
-def test_where_nothing_fits_the_smallest_changes_are_told():
+def test_where_nothing_fits_the_smallest_changes_are_listed():
     result = perfmodel.find_plans(model="llama-3-70b", global_batch=8, seq_len=4096, cluster="4@dgx-h100+4@dgx-a100", profile="megatron")
     assert not result.plans
     assert result.least_memory

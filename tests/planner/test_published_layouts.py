@@ -1,4 +1,4 @@
-"""What the makers of models published of how they ran them."""
+"""Published layouts of models."""
 
 from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
@@ -7,11 +7,11 @@ from perfmodel.planner.published_layouts import PublishedDegrees, published_degr
 from perfmodel.workload.models import list_models, load_model
 
 
-def test_what_is_known_is_of_shipped_models_and_divides_them():
-    told = read_yaml(resource_dir("strategies") / "makers.yaml")["models"]
-    assert set(told) <= set(list_models())
-    assert not set(told) & set(list_plans())
-    for name in told:
+def test_published_degrees_are_of_shipped_models_and_divide_them():
+    published = read_yaml(resource_dir("strategies") / "published_layouts.yaml")["models"]
+    assert set(published) <= set(list_models())
+    assert not set(published) & set(list_plans())
+    for name in published:
         degrees, model = published_degrees(name), load_model(name)
         assert isinstance(degrees, PublishedDegrees)
         assert len(degrees.source) > 20
@@ -20,8 +20,8 @@ def test_what_is_known_is_of_shipped_models_and_divides_them():
 
 
 def test_a_shipped_plan_says_the_degrees_of_its_model():
-    layout, told = read_plan("llama-3.1-405b").layout, published_degrees("llama-3.1-405b")
-    assert (told.tp, told.cp, told.pp, told.zero, told.ep) == (layout.tp, layout.cp, layout.pp, 2, 1)
+    layout, published = read_plan("llama-3.1-405b").layout, published_degrees("llama-3.1-405b")
+    assert (published.tp, published.cp, published.pp, published.zero, published.ep) == (layout.tp, layout.cp, layout.pp, 2, 1)
 
 
 def test_of_most_models_nothing_is_known():

@@ -10,7 +10,7 @@ def test_the_frame_is_the_table_of_the_command_line(tmp_path):
     frame = result.to_frame()
     assert run(["search", *FLAGS.split(), "--chips", "8", "--top", "3", "--csv", str(tmp_path / "table.csv")]) == 0
     assert_agrees(frame, tmp_path / "table.csv")
-    baselines = [each.name for each in result.baselines if each.prediction]
+    baselines = [baseline.name for baseline in result.baselines if baseline.prediction]
     assert list(frame["place"]) == [*map(str, result.places), *baselines]
-    assert list(frame["step_time"][:3]) == [each.step_time for each in result.plans]
+    assert list(frame["step_time"][:3]) == [plan.step_time for plan in result.plans]
     assert frame["fits"].dtype == "bool"

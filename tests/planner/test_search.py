@@ -33,8 +33,8 @@ def test_baselines_are_plans_of_the_space_and_never_better():
         (prediction,) = baseline.prediction
         assert prediction.fits
         assert prediction.step_time >= result.plans[0].step_time
-    found = by_name(result)
-    data, fsdp = (found[name].prediction[0].plan for name in BASELINES[:2])
+    baselines = by_name(result)
+    data, fsdp = (baselines[name].prediction[0].plan for name in BASELINES[:2])
     assert (data.layout.dp_replicate, int(data.zero)) == (16, 0)
     assert (fsdp.layout.dp_shard, int(fsdp.zero)) == (16, 3)
 
@@ -53,15 +53,15 @@ def test_the_rule_of_thumb_grows_until_it_fits():
     assert grown[-1] >= 4
 
 
-def test_what_the_makers_published_is_shown_where_it_divides_the_chips():
+def test_the_published_layout_is_shown_where_it_divides_the_chips():
     space = Space(fixed={"tp": 1, "cp": 1, "pp": 16, "zero": 1, "dispatcher": "alltoall"})
     job = make_job(load_model("deepseek-v2"), batch=256, seq_len=4096)
-    found = {chips: search_plans(estimator_of(job, chips=chips, node=8), space, top=1).baselines[-1] for chips in (128, 64)}
-    assert {each.name for each in found.values()} == {AS_PUBLISHED}
-    plan = found[128].prediction[0].plan
+    baselines = {chips: search_plans(estimator_of(job, chips=chips, node=8), space, top=1).baselines[-1] for chips in (128, 64)}
+    assert {baseline.name for baseline in baselines.values()} == {AS_PUBLISHED}
+    plan = baselines[128].prediction[0].plan
     assert (plan.layout.pp, plan.layout.dp_shard, plan.ep, int(plan.zero)) == (16, 8, 8, 1)
-    assert found[64].prediction == ()
-    assert found[64].reason == "pp 16, ep 8 do not divide 64 chips"
+    assert baselines[64].prediction == ()
+    assert baselines[64].reason == "pp 16, ep 8 do not divide 64 chips"
 
 
 def test_baselines_that_lose_are_shown():
@@ -77,34 +77,34 @@ def test_baselines_that_lose_are_shown():
 
 def test_one_chip():
     result = search_plans(estimator_of(make_job(batch=4), chips=1))
-    found = by_name(result)
-    assert found["FSDP"].prediction == ()
-    assert found["data parallel"].prediction == found[BASELINES[2]].prediction or found[BASELINES[2]].fits
+    baselines = by_name(result)
+    assert baselines["FSDP"].prediction == ()
+    assert baselines["data parallel"].prediction == baselines[BASELINES[2]].prediction or baselines[BASELINES[2]].fits
     assert result.num_evaluated == 6
 
 
 def test_progress_rises_to_one():
-    heard = []
-    search_plans(estimator_of(), also=("front",), progress=heard.append)
-    assert heard == sorted(heard)
-    assert heard[-1] == 1.0
-    assert len(heard) > 3
+    shares = []
+    search_plans(estimator_of(), also=("front",), progress=shares.append)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+    assert len(shares) > 3
 
 
-def test_a_search_that_is_told_to_end_keeps_the_best_so_far():
+def test_a_search_that_is_stopped_keeps_the_best_so_far():
     calls = []
 
     def stop(done):
         calls.append(done)
         return len(calls) == 3
 
-    whole = search_plans(estimator_of(), also=("front",))
+    complete = search_plans(estimator_of(), also=("front",))
     part = search_plans(estimator_of(), also=("front",), progress=stop)
     assert part.interrupted
-    assert not whole.interrupted
-    assert 0 < part.num_evaluated < whole.num_evaluated
+    assert not complete.interrupted
+    assert 0 < part.num_evaluated < complete.num_evaluated
     assert part.plans
-    assert part.plans[0].step_time >= whole.plans[0].step_time
+    assert part.plans[0].step_time >= complete.plans[0].step_time
     assert sum(part.rejected.values()) + part.num_feasible == part.num_evaluated
 
 

@@ -55,10 +55,10 @@ def test_the_least_time_stays_known_and_no_baseline_beats_the_first():
 
 def test_what_is_nearly_the_same_has_one_row():
     result = search_plans(estimator_of(), ties=0.01)
-    rows = [(kind_of(each.prediction.plan), each.position) for each in result.kinds]
+    rows = [(kind_of(row.prediction.plan), row.position) for row in result.kinds]
     assert len(set(rows)) == len(rows) == 10
-    assert any(each.alike for each in result.kinds)
-    assert all(kind_of(plan) == kind_of(each.prediction.plan) for each in result.kinds for plan in each.alike)
+    assert any(row.alike for row in result.kinds)
+    assert all(kind_of(plan) == kind_of(row.prediction.plan) for row in result.kinds for plan in row.alike)
     assert result.kinds[0].prediction == result.plans[0]
 
 
@@ -77,16 +77,16 @@ def with_capacity(capacity):
 def test_data_parallelism_recomputes_only_where_it_must():
     """Roomy: nothing is recomputed. Less: whole layers. Nothing fits: what people would try, without recomputation."""
     job = make_job(make_model(num_hidden_layers=8, vocab_size=100), batch=16, seq_len=1024)
-    whole, again = (predict(estimator_of(job), dp_replicate=16, dp_shard=1, zero=0, recompute=r).memory["total"] for r in ("none", "full"))
-    found = []
-    for capacity in (80e9, (whole + again) / 2 / 0.95, 1e8):
+    kept, again = (predict(estimator_of(job), dp_replicate=16, dp_shard=1, zero=0, recompute=r).memory["total"] for r in ("none", "full"))
+    choices = []
+    for capacity in (80e9, (kept + again) / 2 / 0.95, 1e8):
         data, *_ = search_plans(estimator_of(job, chip=with_capacity(capacity))).baselines
         (prediction,) = data.prediction
-        found.append((data.fits, str(prediction.plan.recompute)))
-    assert found == [(True, "none"), (True, "full"), (False, "none")]
+        choices.append((data.fits, str(prediction.plan.recompute)))
+    assert choices == [(True, "none"), (True, "full"), (False, "none")]
 
 
-def test_the_rule_of_thumb_knows_nodes_of_six():
+def test_the_rule_of_thumb_handles_nodes_of_six():
     """Six chips a node and heads that six divides: tp 3 or 6, which no power of two is."""
     model = make_model(num_attention_heads=6, num_key_value_heads=6, hidden_size=768, intermediate_size=3072, num_hidden_layers=12)
     job = make_job(model, batch=12, seq_len=240)
@@ -109,19 +109,19 @@ def test_baselines_stay_within_what_is_given():
 
 
 def test_of_the_ties_the_likeliest_to_fit_comes_first():
-    """Of Llama 3 70B on 64 chips under Megatron a 1F1B plan of 72.9 GiB, 79 % to fit, was before an interleaved one of 63.0 GiB."""
+    """Before, a 1F1B plan of 72.9 GiB, 79 % to fit, preceded an interleaved one of 63.0 GiB: Llama 3 70B, 64 chips, Megatron."""
     import perfmodel
 
     job = {"model": "llama-3-70b", "cluster": "dgx-h100", "chips": 64, "global_batch": 512, "seq_len": 8192, "profile": "megatron"}
     for given in ({}, {"risk": 0.3}):
-        found = perfmodel.find_plans(**job, top=20, tp=4, cp=2, **given)
-        tied = [each for each, place in zip(found.plans, found.places, strict=True) if place == 1]
-        assert found.plans[0].fits_probability >= max(each.fits_probability for each in tied) - 0.011
-        assert all(each.fits_probability >= 1.0 - given.get("risk", 0.05) for each in found.plans)
+        result = perfmodel.find_plans(**job, top=20, tp=4, cp=2, **given)
+        tied = [plan for plan, rank in zip(result.plans, result.places, strict=True) if rank == 1]
+        assert result.plans[0].fits_probability >= max(plan.fits_probability for plan in tied) - 0.011
+        assert all(plan.fits_probability >= 1.0 - given.get("risk", 0.05) for plan in result.plans)
 
 
 def test_a_plan_in_a_slower_order_of_its_axes_has_no_row():
     # Of 64 chips with ZeRO 1, tp 2 and dp 8x4 are 2 % slower where the replicas lie within the node; no column shows that.
     result = perfmodel.find_plans(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192, profile="megatron")
-    rows = [replace(each.prediction.plan, order=DEFAULT_ORDER) for each in result.kinds]
+    rows = [replace(row.prediction.plan, order=DEFAULT_ORDER) for row in result.kinds]
     assert len(set(rows)) == len(rows)

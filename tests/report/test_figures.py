@@ -36,8 +36,8 @@ def result():
 def test_bars_are_as_tall_as_the_step_and_the_memory(predictions):
     left, right = predictions_figure(predictions, names=["one", "two"]).axes
     for axes, sizes in (
-        (left, [each.step_time for each in predictions]),
-        (right, [each.memory["total"] / GIB for each in predictions]),
+        (left, [prediction.step_time for prediction in predictions]),
+        (right, [prediction.memory["total"] / GIB for prediction in predictions]),
     ):
         tops = [
             max(bar.get_y() + bar.get_height() for bar in axes.patches if round(bar.get_x() + bar.get_width() / 2) == i) for i in (0, 1)
@@ -65,16 +65,16 @@ def test_the_axis_of_a_search_is_that_of_its_plans(result):
     """The slow end of the front does not squeeze the best plans into a corner."""
     (axes,) = search_figure(result).axes
     low, high = axes.get_ylim()
-    times = [each.step_time for each in result.plans]
+    times = [plan.step_time for plan in result.plans]
     assert low < min(times) <= max(times) < high
-    assert high < 3 * max(*times, *(each.prediction[0].step_time for each in result.baselines if each.fits))
+    assert high < 3 * max(*times, *(baseline.prediction[0].step_time for baseline in result.baselines if baseline.fits))
 
 
 def test_a_total_does_not_lie_on_the_line_of_what_is_usable(predictions):
-    nearly_full = [replace(each, memory_usable=1.02 * each.memory["total"]) for each in predictions]
+    nearly_full = [replace(prediction, memory_usable=1.02 * prediction.memory["total"]) for prediction in predictions]
     right = predictions_figure(nearly_full).axes[1]
     labels = [text for text in right.texts if text.get_text().endswith("GiB")]
-    assert [text.get_position()[1] for text in labels] == pytest.approx([each.memory_usable / GIB for each in nearly_full])
+    assert [text.get_position()[1] for text in labels] == pytest.approx([prediction.memory_usable / GIB for prediction in nearly_full])
 
 
 def test_what_is_too_thin_to_be_seen_is_not_in_the_legend(predictions):
@@ -85,11 +85,11 @@ def test_what_is_too_thin_to_be_seen_is_not_in_the_legend(predictions):
 
 
 def test_many_bars_stay_narrow_and_have_names_of_their_own():
-    found = perfmodel.predict(**dict(JOB, tp=[1, 2, 4, 8], micro_batch=[1, 2], recompute=["none", "full"]))
-    assert len(found) == 16
-    figure = predictions_figure(list(found))
+    predictions = perfmodel.predict(**dict(JOB, tp=[1, 2, 4, 8], micro_batch=[1, 2], recompute=["none", "full"]))
+    assert len(predictions) == 16
+    figure = predictions_figure(list(predictions))
     assert figure.get_figwidth() * 150 <= 1600
-    fastest = sorted(each.step_time for each in found)[:12]
+    fastest = sorted(prediction.step_time for prediction in predictions)[:12]
     for axes in figure.axes:
         labels = [text.get_text() for text in axes.get_xticklabels()]
         assert len(labels) == len(set(labels)) == len(fastest)
@@ -98,16 +98,16 @@ def test_many_bars_stay_narrow_and_have_names_of_their_own():
 
 def test_several_numbers_of_chips_are_all_drawn():
     """Throughput and MFU against chips, a line for each cluster."""
-    found = [
+    predictions = [
         perfmodel.predict(**dict(JOB, cluster=cluster, chips=chips, tp=2))
         for cluster in ("dgx-h100", "dgx-a100")
         for chips in (64, 128, 256)
     ]
-    left, right = scaling_figure(found).axes
+    left, right = scaling_figure(predictions).axes
     drawn = [line for line in left.lines if line.get_linestyle() == "-"]
     assert [line.get_label() for line in drawn] == ["dgx-h100", "dgx-a100"]
     assert [list(line.get_xdata()) for line in (*drawn, *right.lines)] == [[64, 128, 256]] * 4
-    assert list(right.lines[1].get_ydata()) == [pytest.approx(100 * each.mfu_palm) for each in found[3:]]
+    assert list(right.lines[1].get_ydata()) == [pytest.approx(100 * prediction.mfu_palm) for prediction in predictions[3:]]
     assert "tokens/s]" in left.get_ylabel()
     assert not {512.0, 1024.0, 2048.0} & set(left.get_yticks())
     assert "MFU" in right.get_ylabel()
@@ -122,7 +122,7 @@ def test_each_format_is_written(ending, predictions, result, tmp_path):
         assert (tmp_path / f"{name}{ending}").read_bytes().startswith(MAGIC[ending])
 
 
-def test_neither_an_unknown_backend_nor_a_home_without_room_disturbs_a_figure(tmp_path):
+def test_neither_an_unknown_backend_nor_an_unwritable_home_disturbs_a_figure(tmp_path):
     (tmp_path / "home").write_text("a file")
     code = (
         "from pathlib import Path\n"
@@ -137,7 +137,7 @@ def test_neither_an_unknown_backend_nor_a_home_without_room_disturbs_a_figure(tm
     assert (tmp_path / "figure.png").exists()
 
 
-def test_labels_beside_marks_stay_inside_the_axes_and_cover_nothing():
+def test_labels_of_marks_stay_inside_the_axes_and_cover_nothing():
     figure = new_figure(width=6.0, height=4.0)
     axes = figure.subplots()
     spots = [(float(x), 1.0 + 0.01 * x) for x in range(10)]
@@ -147,6 +147,6 @@ def test_labels_beside_marks_stay_inside_the_axes_and_cover_nothing():
     figure.draw_without_rendering()
     boxes = [text.get_window_extent() for text in axes.texts]
     assert len(boxes) >= 3
-    assert not any(a.overlaps(b) for place, a in enumerate(boxes) for b in boxes[place + 1 :])
+    assert not any(a.overlaps(b) for index, a in enumerate(boxes) for b in boxes[index + 1 :])
     frame = axes.get_window_extent()
     assert all(frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1 for box in boxes)

@@ -49,7 +49,7 @@ def test_errors_are_shares_of_what_was_measured(comparison):
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])
-def test_a_run_that_cannot_be_saved_is_shown_and_a_busy_machine_is_said(form, comparison, tmp_path, capfd, monkeypatch):
+def test_a_run_that_cannot_be_saved_is_shown_and_a_busy_machine_is_reported(form, comparison, tmp_path, capfd, monkeypatch):
     busy = replace(comparison, measurement=replace(comparison.measurement, busy_fraction=0.4))
     monkeypatch.setattr("perfmodel.verbs.api.run_plan", lambda *_, **__: busy)
     path = tmp_path / "runs.jsonl"
@@ -70,7 +70,7 @@ def test_json_has_both_and_no_nan(comparison):
     assert content["prediction"]["step_time"] * 2 == pytest.approx(content["measurement"]["step_time"])
 
 
-def test_what_was_run_is_told(comparison):
+def test_what_was_run_is_named(comparison):
     facts = dict(measurement_facts(comparison))
     assert "2 processes of a CPU" in facts["ran on"]
     assert facts["gradients"].startswith("not checked")

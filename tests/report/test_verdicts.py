@@ -27,7 +27,7 @@ def test_the_fastest_plan_that_fits_is_named(predictions):
 def test_a_plan_that_does_not_fit_is_not_the_fastest(predictions):
     too_large = [replace(predictions[0], verdict=Verdict.DOES_NOT_FIT), *predictions[1:]]
     assert comparison_verdict(["two", "four", "eight"], too_large).startswith("four is the fastest that fits: ")
-    none = [replace(each, verdict=Verdict.DOES_NOT_FIT) for each in predictions]
+    none = [replace(prediction, verdict=Verdict.DOES_NOT_FIT) for prediction in predictions]
     assert comparison_verdict(["two", "four", "eight"], none) == "None of the plans fits"
 
 

@@ -6,10 +6,10 @@ import math
 import numpy as np
 
 
-def random_problem(seed, *, num_vertices, num_configurations, num_edges, whole=True, integers=False):
+def random_problem(seed, *, num_vertices, num_configurations, num_edges, equal_sizes=True, integers=False):
     """Vectors and matrices on a random graph; parallel edges and u > v occur. `whole`: every vertex has that many configurations."""
     rng = np.random.default_rng(seed)
-    sizes = np.full(num_vertices, num_configurations) if whole else rng.integers(1, num_configurations + 1, num_vertices)
+    sizes = np.full(num_vertices, num_configurations) if equal_sizes else rng.integers(1, num_configurations + 1, num_vertices)
     draw = (lambda shape: rng.integers(-50, 1000, shape).astype(float)) if integers else rng.random
     vertex_costs = [draw(int(size)) for size in sizes]
     edges = []
@@ -29,8 +29,8 @@ def grid_problem(seed, rows, columns, num_configurations):
 
 
 def total(vertex_costs, edges, choice):
-    own = [cost[label] for cost, label in zip(vertex_costs, choice, strict=True)]
-    return math.fsum([*own, *(matrix[choice[u], choice[v]] for u, v, matrix in edges)])
+    vertex_terms = [cost[label] for cost, label in zip(vertex_costs, choice, strict=True)]
+    return math.fsum([*vertex_terms, *(matrix[choice[u], choice[v]] for u, v, matrix in edges)])
 
 
 def brute_force(vertex_costs, edges):

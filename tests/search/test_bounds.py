@@ -28,7 +28,7 @@ def least_with_each(given):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_each_bound_is_a_bound(seed):
-    given = random_problem(seed, num_vertices=6, num_configurations=4, num_edges=10, integers=seed % 2 == 0, whole=False)
+    given = random_problem(seed, num_vertices=6, num_configurations=4, num_edges=10, integers=seed % 2 == 0, equal_sizes=False)
     relaxation, least = relaxation_of(given), least_with_each(given)
     for _ in range(8):
         relaxation.sweep()

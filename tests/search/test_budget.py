@@ -28,7 +28,7 @@ def answers():
 
 def test_a_slow_clock_changes_nothing(monkeypatch):
     before = answers()
-    assert any(each.cut_off == "work limit" for each in before)
+    assert any(solution.cut_off == "work limit" for solution in before)
     seconds = itertools.count(step=1000.0)
     for name in ("monotonic", "perf_counter"):
         monkeypatch.setattr(time, name, lambda: next(seconds))
@@ -39,17 +39,17 @@ def test_a_time_limit_is_a_wish_of_the_user(monkeypatch):
     costs, edges, weights = problem()
     seconds = itertools.count()
     monkeypatch.setattr(time, "monotonic", lambda: float(next(seconds)))
-    found = eliminate_within(costs, edges, weights, 8.0, budget=Budget(time_limit=3.0))
-    assert found.cut_off == "time limit"
-    assert found.gap > 0
+    solution = eliminate_within(costs, edges, weights, 8.0, budget=Budget(time_limit=3.0))
+    assert solution.cut_off == "time limit"
+    assert solution.gap > 0
 
 
 def test_parts_count_for_the_whole():
-    whole = Budget(100.0)
-    part = whole.part(10.0)
+    budget = Budget(100.0)
+    part = budget.part(10.0)
     part.spend(30.0)
-    assert (part.is_spent, whole.is_spent, whole.left) == (True, False, 70.0)
-    assert (part.spent, whole.spent) == ("work limit", "")
+    assert (part.is_spent, budget.is_spent, budget.left) == (True, False, 70.0)
+    assert (part.spent, budget.spent) == ("work limit", "")
     assert isinstance(part.ran_out("nothing"), OutOfBudget)
 
 

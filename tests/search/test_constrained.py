@@ -68,7 +68,7 @@ def limit_between(vertex_costs, edges, weights, share):
 def test_small_graphs_are_solved_as_by_brute_force(seed, num_vertices, num_edges, integers, share, memory):
     """The limit is exactly the weight of some choice, often the least; without memory for tables, bounds alone must do."""
     vertex_costs, edges = random_problem(
-        seed, num_vertices=num_vertices, num_configurations=4, num_edges=num_edges, whole=False, integers=integers
+        seed, num_vertices=num_vertices, num_configurations=4, num_edges=num_edges, equal_sizes=False, integers=integers
     )
     rng = np.random.default_rng(seed)
     edges = [(u, v, np.where(rng.random(matrix.shape) < share, np.inf, matrix)) for u, v, matrix in edges]
@@ -78,15 +78,15 @@ def test_small_graphs_are_solved_as_by_brute_force(seed, num_vertices, num_edges
         return
     limit = sorted(weight for weight, _ in points)[int(rng.integers(len(points)) * rng.integers(2))]
     best = min(cost for weight, cost in points if weight <= limit)
-    found = eliminate_within(vertex_costs, edges, weights, limit, edge_weights=edge_weights, memory_limit=memory)
-    assert found.cost == pytest.approx(best, rel=1e-10, abs=1e-10)
-    assert found.cost == total(vertex_costs, edges, found.choice)
-    assert found.weight == weight_of(weights, edge_weights, found.choice) <= limit
-    assert found.is_proved
-    assert (found.lower_bound, found.gap) == (found.cost, 0.0)
+    solution = eliminate_within(vertex_costs, edges, weights, limit, edge_weights=edge_weights, memory_limit=memory)
+    assert solution.cost == pytest.approx(best, rel=1e-10, abs=1e-10)
+    assert solution.cost == total(vertex_costs, edges, solution.choice)
+    assert solution.weight == weight_of(weights, edge_weights, solution.choice) <= limit
+    assert solution.is_proved
+    assert (solution.lower_bound, solution.gap) == (solution.cost, 0.0)
     # the price is a multiplier: no choice, within the limit or not, lies below the line through the bound
-    assert found.price >= 0
-    lagrangian = min(cost + found.price * (weight - limit) for weight, cost in points)
+    assert solution.price >= 0
+    lagrangian = min(cost + solution.price * (weight - limit) for weight, cost in points)
     assert lagrangian <= best + 1e-9
 
 
@@ -118,21 +118,21 @@ def by_milp(vertex_costs, edges, weights, limit):
     low[n], high[n] = -np.inf, limit
     row = n + 1
     for at, (u, v, matrix) in zip(first[n:], edges, strict=False):
-        own = at + np.arange(matrix.size).reshape(matrix.shape)
-        for end, slices in ((u, own), (v, own.T)):
+        ids = at + np.arange(matrix.size).reshape(matrix.shape)
+        for end, slices in ((u, ids), (v, ids.T)):
             for label, entries in enumerate(slices):
                 rows[row, entries] = 1
                 rows[row, first[end] + label] = -1
                 row += 1
-    found = milp(
+    solution = milp(
         np.concatenate([*vertex_costs, *(matrix.ravel() for _, _, matrix in edges)]),
         constraints=LinearConstraint(rows.tocsr(), low, high),
         integrality=np.arange(first[-1]) < first[n],
         bounds=Bounds(0, 1),
         options={"mip_rel_gap": 0},
     )
-    assert found.status == 0
-    return found.fun
+    assert solution.status == 0
+    return solution.fun
 
 
 @pytest.mark.slow
@@ -141,10 +141,10 @@ def by_milp(vertex_costs, edges, weights, limit):
 def test_chains_are_solved_as_by_highs(seed, num_vertices, num_configurations, skip, share):
     vertex_costs, edges, weights = chain(seed, num_vertices, num_configurations, skip=skip)
     limit = limit_between(vertex_costs, edges, weights, share)
-    found = eliminate_within(vertex_costs, edges, weights, limit)
-    assert found.is_proved
-    assert found.method != ConstrainedMethod.UNCONSTRAINED
-    assert found.cost == pytest.approx(by_milp(vertex_costs, edges, weights, limit), rel=1e-6)
+    solution = eliminate_within(vertex_costs, edges, weights, limit)
+    assert solution.is_proved
+    assert solution.method != ConstrainedMethod.UNCONSTRAINED
+    assert solution.cost == pytest.approx(by_milp(vertex_costs, edges, weights, limit), rel=1e-6)
 
 
 # --- against dynamic programming over integer weights -------------------------------------------------------------------------------
@@ -157,8 +157,8 @@ def by_weight_table(vertex_costs, matrices, weights, limit):
         table[label, int(weight) :] = cost
     for cost, matrix, weight in zip(vertex_costs[1:], matrices, weights[1:], strict=True):
         longer = np.full((len(cost), limit + 1), np.inf)
-        for label, own in enumerate(weight.astype(int)):
-            longer[label, own:] = cost[label] + (table[:, : limit + 1 - own] + matrix[:, label, None]).min(axis=0)
+        for label, label_weight in enumerate(weight.astype(int)):
+            longer[label, label_weight:] = cost[label] + (table[:, : limit + 1 - label_weight] + matrix[:, label, None]).min(axis=0)
         table = longer
     return table[:, -1].min()
 
@@ -173,23 +173,23 @@ def test_long_chains_are_solved_as_by_a_table_of_weights(share, is_repeated):
     vertex_costs, matrices, weights = [b[0] for b in blocks], [b[1] for b in blocks][:-1], [b[2] for b in blocks]
     edges = [(v, v + 1, matrix) for v, matrix in enumerate(matrices)]
     limit = int(limit_between(vertex_costs, edges, weights, share))
-    found = eliminate_within(vertex_costs, edges, weights, limit)
-    assert found.is_proved
-    assert found.cost == pytest.approx(by_weight_table(vertex_costs, matrices, weights, limit), rel=1e-12)
+    solution = eliminate_within(vertex_costs, edges, weights, limit)
+    assert solution.is_proved
+    assert solution.cost == pytest.approx(by_weight_table(vertex_costs, matrices, weights, limit), rel=1e-12)
 
 
 # --- larger graphs ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_bounds_leave_gives_what_all_gives():
+def test_bounds_alone_keep_the_optimum_within_their_gap():
     """Tables of all configurations, and bounds alone."""
     vertex_costs, edges = grid_problem(3, 5, 5, 5)
     weights = [np.random.default_rng(v).random(5) for v in range(25)]
     limit = limit_between(vertex_costs, edges, weights, 0.5)
-    whole = eliminate_within(vertex_costs, edges, weights, limit)
+    unbounded = eliminate_within(vertex_costs, edges, weights, limit)
     bounded = eliminate_within(vertex_costs, edges, weights, limit, memory_limit=8.0 * 400)
-    assert whole.is_proved
-    assert bounded.lower_bound <= whole.cost <= bounded.cost
+    assert unbounded.is_proved
+    assert bounded.lower_bound <= unbounded.cost <= bounded.cost
     assert bounded.gap < 0.05
     assert bounded.is_proved == (bounded.gap == 0.0)
 
@@ -204,19 +204,19 @@ def subset_sum(num_vertices):
 
 def test_a_gap_that_will_do_ends_the_search():
     vertex_costs, edges, weights = subset_sum(60)
-    found = eliminate_within(vertex_costs, edges, weights, 30.0, gap=1e-6)
-    assert found.gap <= 1e-6
-    assert found.lower_bound == pytest.approx(2.0 * 60 - 30.0)
-    assert found.weight <= 30.0
+    solution = eliminate_within(vertex_costs, edges, weights, 30.0, gap=1e-6)
+    assert solution.gap <= 1e-6
+    assert solution.lower_bound == pytest.approx(2.0 * 60 - 30.0)
+    assert solution.weight <= 30.0
 
 
 def test_out_of_work_it_reports_a_true_gap():
     vertex_costs, edges, weights = subset_sum(60)
-    found = eliminate_within(vertex_costs, edges, weights, 30.0, budget=Budget(6e7))
-    assert not found.is_proved
-    assert found.cut_off == "work limit"
-    assert found.lower_bound <= found.cost
-    assert found.gap == (found.cost - found.lower_bound) / found.cost
+    solution = eliminate_within(vertex_costs, edges, weights, 30.0, budget=Budget(6e7))
+    assert not solution.is_proved
+    assert solution.cut_off == "work limit"
+    assert solution.lower_bound <= solution.cost
+    assert solution.gap == (solution.cost - solution.lower_bound) / solution.cost
 
 
 def test_shared_arrays_give_what_copies_give():
@@ -242,21 +242,21 @@ def test_inputs_are_left_alone():
 
 
 def test_without_vertices():
-    found = eliminate_within([], [], [], 0.0)
-    assert (found.cost, found.choice, found.weight, found.price, found.is_proved) == (0.0, (), 0.0, 0.0, True)
+    solution = eliminate_within([], [], [], 0.0)
+    assert (solution.cost, solution.choice, solution.weight, solution.price, solution.is_proved) == (0.0, (), 0.0, 0.0, True)
     with pytest.raises(InputError, match="no choice weighs less than 0"):
         eliminate_within([], [], [], -1.0)
 
 
 @pytest.mark.parametrize("limit", [3.0, math.inf])
 def test_a_limit_that_does_not_bind_has_no_price(limit):
-    found = eliminate_within([[1.0, 2.0]], [], [[3.0, 0.0]], limit)
-    assert (found.choice, found.price, found.method, found.num_searches) == ((0,), 0.0, ConstrainedMethod.UNCONSTRAINED, 1)
+    solution = eliminate_within([[1.0, 2.0]], [], [[3.0, 0.0]], limit)
+    assert (solution.choice, solution.price, solution.method, solution.num_searches) == ((0,), 0.0, ConstrainedMethod.UNCONSTRAINED, 1)
 
 
 def test_a_limit_that_binds_has_the_price_of_the_chord():
-    found = eliminate_within([[1.0, 9.0]], [], [[4.0, 0.0]], 3.0)
-    assert (found.choice, found.cost, found.price) == ((1,), 9.0, 2.0)
+    solution = eliminate_within([[1.0, 9.0]], [], [[4.0, 0.0]], 3.0)
+    assert (solution.choice, solution.cost, solution.price) == ((1,), 9.0, 2.0)
 
 
 def test_zero_weights_never_bind():
@@ -266,24 +266,24 @@ def test_zero_weights_never_bind():
 
 
 def test_of_equally_cheap_choices_one_that_fits_is_found():
-    found = eliminate_within([[1.0, 1.0]] * 3, [], [[5.0, 1.0]] * 3, 3.0)
-    assert (found.choice, found.cost, found.is_proved) == ((1, 1, 1), 3.0, True)
+    solution = eliminate_within([[1.0, 1.0]] * 3, [], [[5.0, 1.0]] * 3, 3.0)
+    assert (solution.choice, solution.cost, solution.is_proved) == ((1, 1, 1), 3.0, True)
 
 
 def test_parts_share_the_limit():
-    found = eliminate_within([[0.0, 3.0], [0.0, 5.0], [7.0]], [], [[4.0, 1.0], [4.0, 1.0], [2.0]], 7.0)
-    assert (found.choice, found.cost, found.weight) == ((1, 0, 0), 10.0, 7.0)
+    solution = eliminate_within([[0.0, 3.0], [0.0, 5.0], [7.0]], [], [[4.0, 1.0], [4.0, 1.0], [2.0]], 7.0)
+    assert (solution.choice, solution.cost, solution.weight) == ((1, 0, 0), 10.0, 7.0)
 
 
 def test_weights_of_pairs_count_in_either_direction():
     back = [[0.0, 3.0], [1.0, 0.0]]  # back[c1, c0]
-    found = eliminate_within([[0.0, 9.0], [0.0, 2.0]], [], [[0.0, 0.0], [1.0, 0.0]], 0.5, edge_weights=[(1, 0, back)])
-    assert (found.choice, found.cost, found.weight) == ((1, 1), 11.0, 0.0)
+    solution = eliminate_within([[0.0, 9.0], [0.0, 2.0]], [], [[0.0, 0.0], [1.0, 0.0]], 0.5, edge_weights=[(1, 0, back)])
+    assert (solution.choice, solution.cost, solution.weight) == ((1, 1), 11.0, 0.0)
 
 
 def test_two_single_configurations():
-    found = eliminate_within([[1.0], [2.0], [0.0, 5.0]], [(0, 1, [[4.0]])], [[1.0], [1.0], [3.0, 1.0]], 3.0)
-    assert (found.choice, found.cost, found.is_proved) == ((0, 0, 1), 12.0, True)
+    solution = eliminate_within([[1.0], [2.0], [0.0, 5.0]], [(0, 1, [[4.0]])], [[1.0], [1.0], [3.0, 1.0]], 3.0)
+    assert (solution.choice, solution.cost, solution.is_proved) == ((0, 0, 1), 12.0, True)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What dominance drops is not missed."""
+"""Configurations that dominance drops are not needed."""
 
 import itertools
 

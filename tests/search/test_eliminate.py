@@ -20,7 +20,7 @@ MATRIX = np.array([[0.0, 5.0], [5.0, 0.0]])
 @given(seed=st.integers(0, 10**9), num_vertices=st.integers(1, 7), num_edges=st.integers(0, 14), integers=st.booleans())
 def test_small_graphs_are_solved_as_by_brute_force(seed, num_vertices, num_edges, integers):
     vertex_costs, edges = random_problem(
-        seed, num_vertices=num_vertices, num_configurations=4, num_edges=num_edges, whole=False, integers=integers
+        seed, num_vertices=num_vertices, num_configurations=4, num_edges=num_edges, equal_sizes=False, integers=integers
     )
     solution = eliminate(vertex_costs, edges)
     assert solution.cost == pytest.approx(brute_force(vertex_costs, edges), rel=1e-12, abs=1e-12)
@@ -44,13 +44,13 @@ def test_bounds_and_branches_lose_no_optimum(seed, num_vertices, num_edges):
 @pytest.mark.slow
 def test_branch_and_bound_agrees_with_elimination(seed):
     vertex_costs, edges = grid_problem(seed, 6, 9, 7)
-    whole = eliminate(vertex_costs, edges)
+    eliminated = eliminate(vertex_costs, edges)
     branched = eliminate(vertex_costs, edges, memory_limit=8.0 * 50)
-    assert whole.method == SearchMethod.BOUNDED_ELIMINATION
+    assert eliminated.method == SearchMethod.BOUNDED_ELIMINATION
     assert branched.method == SearchMethod.BRANCH_AND_BOUND
     assert branched.is_proved
     assert branched.num_branches > 0
-    assert branched.cost == pytest.approx(whole.cost, rel=1e-13)
+    assert branched.cost == pytest.approx(eliminated.cost, rel=1e-13)
     assert branched.kept_entries <= 7 * 54  # what a forest of all vertices holds
 
 

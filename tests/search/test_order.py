@@ -44,22 +44,22 @@ def test_a_vertex_with_one_configuration_parts_its_neighbours():
 
 def test_every_vertex_is_eliminated_once_and_dependent_sets_are_later():
     order = best_order([3] * 35, grid_pairs(5, 7))
-    place = {v: i for i, (v, _) in enumerate(order.steps)}
-    assert sorted(place) == list(range(35))
-    assert all(place[u] > place[v] for v, rest in order.steps for u in rest)
+    position = {v: i for i, (v, _) in enumerate(order.steps)}
+    assert sorted(position) == list(range(35))
+    assert all(position[u] > position[v] for v, rest in order.steps for u in rest)
 
 
 def test_the_stated_entries_are_those_of_the_tables(monkeypatch):
-    problem = read_problem(*random_problem(4, num_vertices=20, num_configurations=5, num_edges=40, whole=False))
+    problem = read_problem(*random_problem(4, num_vertices=20, num_configurations=5, num_edges=40, equal_sizes=False))
     order = best_order(problem.sizes, problem.pairs)
-    made = []
+    tables = []
     join = _Memory.join
-    monkeypatch.setattr(_Memory, "join", lambda self, *args: made.append(join(self, *args)) or made[-1])
+    monkeypatch.setattr(_Memory, "join", lambda self, *args: tables.append(join(self, *args)) or tables[-1])
     from perfmodel.search.tables import solve_by_tables
 
     solve_by_tables(problem, order)
     alone = sum(1 for _, rest in order.steps if not rest)  # their table is one number and is not made
-    assert sum(table.size for table in made) + alone == order.table_entries(problem.sizes)
+    assert sum(table.size for table in tables) + alone == order.table_entries(problem.sizes)
 
 
 @pytest.mark.parametrize("seed", range(5))

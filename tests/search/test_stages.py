@@ -16,10 +16,10 @@ def cost_of(chain, cuts, layouts):
     """Latency of a partition as its definition reads, infinite where it breaks a limit."""
     stage_times, stage_weights = [], []
     for i, (a, b) in enumerate(itertools.pairwise(cuts)):
-        own = [(k, layouts[k], layouts[k + 1]) for k in range(a, b)]
+        entries = [(k, layouts[k], layouts[k + 1]) for k in range(a, b)]
         sent = chain["send_times"][b][layouts[b]] if b < cuts[-1] else 0.0
-        stage_times.append(math.fsum([*(chain["times"][k][u, v] for k, u, v in own), sent]))
-        weight = math.fsum(chain["held"][k][u, v] + chain["in_flight"][i] * chain["kept"][k][u, v] for k, u, v in own)
+        stage_times.append(math.fsum([*(chain["times"][k][u, v] for k, u, v in entries), sent]))
+        weight = math.fsum(chain["held"][k][u, v] + chain["in_flight"][i] * chain["kept"][k][u, v] for k, u, v in entries)
         stage_weights.append(weight)
     if math.inf in stage_times or any(weight > limit for weight, limit in zip(stage_weights, chain["limits"], strict=True)):
         return math.inf, stage_times, stage_weights
@@ -28,7 +28,7 @@ def cost_of(chain, cuts, layouts):
 
 def brute_force(chain):
     times = chain["times"]
-    n, sizes = len(times), [len(times[0]), *(own.shape[1] for own in times)]
+    n, sizes = len(times), [len(times[0]), *(table.shape[1] for table in times)]
     inner = itertools.combinations(range(1, n), chain["num_stages"] - 1)
     every = itertools.product(*(range(size) for size in sizes))
     return min(cost_of(chain, (0, *cuts, n), layouts)[0] for cuts, layouts in itertools.product(inner, every))
@@ -46,7 +46,7 @@ def random_chain(seed, *, num_blocks, num_stages, num_kinds=None, share_forbidde
 
     times = matrices(30)
     if share_forbidden:
-        times = [np.where(rng.random(own.shape) < share_forbidden, np.inf, own) for own in times]
+        times = [np.where(rng.random(table.shape) < share_forbidden, np.inf, table) for table in times]
     return {
         "times": times,
         "num_stages": num_stages,
@@ -75,15 +75,15 @@ def test_small_chains_are_partitioned_as_by_brute_force(seed, num_blocks, num_st
         with pytest.raises(InputError, match="no partition is possible"):
             partition_chain(**chain)
         return
-    found = partition_chain(**chain)
-    assert found.cost == pytest.approx(best, rel=1e-10)
-    assert found.is_proved
-    assert (found.lower_bound, found.gap) == (found.cost, 0.0)
-    assert (found.cuts[0], found.cuts[-1], len(found.cuts)) == (0, num_blocks, num_stages + 1)
-    cost, stage_times, stage_weights = cost_of(chain, found.cuts, found.layouts)
-    assert cost == pytest.approx(found.cost, rel=1e-12)
-    assert found.stage_times == pytest.approx(stage_times, rel=1e-12)
-    assert found.stage_weights == pytest.approx(stage_weights, rel=1e-12)
+    partition = partition_chain(**chain)
+    assert partition.cost == pytest.approx(best, rel=1e-10)
+    assert partition.is_proved
+    assert (partition.lower_bound, partition.gap) == (partition.cost, 0.0)
+    assert (partition.cuts[0], partition.cuts[-1], len(partition.cuts)) == (0, num_blocks, num_stages + 1)
+    cost, stage_times, stage_weights = cost_of(chain, partition.cuts, partition.layouts)
+    assert cost == pytest.approx(partition.cost, rel=1e-12)
+    assert partition.stage_times == pytest.approx(stage_times, rel=1e-12)
+    assert partition.stage_weights == pytest.approx(stage_weights, rel=1e-12)
 
 
 @pytest.mark.parametrize("num_microbatches", [1, 3, 64])
@@ -91,30 +91,30 @@ def test_one_layout_is_the_partition_of_numbers(num_microbatches):
     """Without layouts and weights: balance against the sum, which no cut changes."""
     rng = np.random.default_rng(4)
     lengths = rng.integers(1, 100, 12).astype(float)
-    found = partition_chain([[[own]] for own in lengths], num_stages=4, num_microbatches=num_microbatches)
+    partition = partition_chain([[[length]] for length in lengths], num_stages=4, num_microbatches=num_microbatches)
     largest = min(
         max(lengths[a:b].sum() for a, b in itertools.pairwise((0, *cuts, 12))) for cuts in itertools.combinations(range(1, 12), 3)
     )
-    assert found.cost == lengths.sum() + (num_microbatches - 1) * largest
+    assert partition.cost == lengths.sum() + (num_microbatches - 1) * largest
 
 
 def test_equal_blocks_are_split_evenly():
     block = np.array([[2.0, 3.0], [3.0, 2.0]])
-    found = partition_chain([block] * 80, num_stages=8, num_microbatches=16)
-    assert found.cuts == tuple(range(0, 81, 10))
-    assert found.cost == 160.0 + 15 * 20.0
-    assert len(set(found.layouts)) == 1
+    partition = partition_chain([block] * 80, num_stages=8, num_microbatches=16)
+    assert partition.cuts == tuple(range(0, 81, 10))
+    assert partition.cost == 160.0 + 15 * 20.0
+    assert len(set(partition.layouts)) == 1
 
 
 def test_what_is_in_flight_moves_blocks_to_later_stages():
     """Four kept by the first stage and one by the last: even stages would not fit."""
     ones = np.ones((1, 1))
     even = partition_chain([ones] * 8, num_stages=2, num_microbatches=8, kept=[ones] * 8)
-    found = partition_chain([ones] * 8, num_stages=2, num_microbatches=8, kept=[ones] * 8, in_flight=[4.0, 1.0], limits=[12.0, 12.0])
+    partition = partition_chain([ones] * 8, num_stages=2, num_microbatches=8, kept=[ones] * 8, in_flight=[4.0, 1.0], limits=[12.0, 12.0])
     assert even.cuts == (0, 4, 8)
-    assert found.cuts == (0, 3, 8)
-    assert found.stage_weights == (12.0, 5.0)
-    assert found.cost == 8.0 + 7 * 5.0
+    assert partition.cuts == (0, 3, 8)
+    assert partition.stage_weights == (12.0, 5.0)
+    assert partition.cost == 8.0 + 7 * 5.0
 
 
 @pytest.mark.slow
@@ -128,22 +128,22 @@ def test_a_long_chain_within_limits():
     loads = {"held": [held] * 50, "kept": [0.2 * held] * 50, "in_flight": [4.0, 3.0, 2.0, 1.0]}
     free = partition_chain(times, num_stages=4, num_microbatches=8)
     weights = partition_chain(times, num_stages=4, num_microbatches=8, **loads).stage_weights
-    found = partition_chain(times, num_stages=4, num_microbatches=8, limits=[0.8 * max(weights)] * 4, **loads)
-    assert found.is_proved
-    assert max(found.stage_weights) <= 0.8 * max(weights)
-    assert found.cost > free.cost
+    partition = partition_chain(times, num_stages=4, num_microbatches=8, limits=[0.8 * max(weights)] * 4, **loads)
+    assert partition.is_proved
+    assert max(partition.stage_weights) <= 0.8 * max(weights)
+    assert partition.cost > free.cost
 
 
 def test_out_of_work_it_reports_a_true_gap():
     chain = random_chain(5, num_blocks=20, num_stages=4) | {"limits": [60.0] * 4, "num_microbatches": 4}
-    whole = partition_chain(**chain)
+    complete = partition_chain(**chain)
     gaps = []
     for work in (1.0, 1e6, 5e6, 2e7, 1e8):
         try:
             early = partition_chain(**chain, budget=Budget(work))
         except InputError:
             continue
-        assert early.lower_bound <= whole.cost <= early.cost
+        assert early.lower_bound <= complete.cost <= early.cost
         assert early.is_proved == (early.gap == 0.0) == (early.cut_off == "")
         gaps.append(early.gap)
     assert max(gaps) > 0

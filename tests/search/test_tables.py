@@ -15,13 +15,13 @@ def test_a_tiled_join_is_the_whole_join(tile, shape, monkeypatch):
     monkeypatch.setattr(tables, "_TILE", tile)
     rng = np.random.default_rng(0)
     axes = [(0,), tuple(range(len(shape))), (1, 0), (0, len(shape) - 1), tuple(reversed(range(len(shape))))]
-    factors = [(rng.integers(0, 9, [shape[axis] for axis in own]).astype(float), own) for own in axes]
+    factors = [(rng.integers(0, 9, [shape[axis] for axis in factor_axes]).astype(float), factor_axes) for factor_axes in axes]
     letters = "abcd"
-    whole = np.zeros(shape)
-    for array, own in factors:
-        ordered = "".join(letters[axis] for axis in own)
-        whole = whole + np.einsum(f"{ordered},{letters[: len(shape)]}->{letters[: len(shape)]}", array, np.ones(shape))
-    assert np.array_equal(min_sum(factors, shape), whole.min(axis=0))
+    joined = np.zeros(shape)
+    for array, factor_axes in factors:
+        ordered = "".join(letters[axis] for axis in factor_axes)
+        joined = joined + np.einsum(f"{ordered},{letters[: len(shape)]}->{letters[: len(shape)]}", array, np.ones(shape))
+    assert np.array_equal(min_sum(factors, shape), joined.min(axis=0))
 
 
 def test_a_single_factor_is_minimised_alone(monkeypatch):
@@ -33,7 +33,7 @@ def test_a_single_factor_is_minimised_alone(monkeypatch):
 @pytest.mark.parametrize("seed", range(10))
 def test_elimination_alone_is_brute_force(seed, monkeypatch):
     monkeypatch.setattr(tables, "_TILE", 5)
-    given = random_problem(seed, num_vertices=7, num_configurations=4, num_edges=12, whole=False, integers=True)
+    given = random_problem(seed, num_vertices=7, num_configurations=4, num_edges=12, equal_sizes=False, integers=True)
     problem = read_problem(*given)
     assert total(*given, solve_by_tables(problem, best_order(problem.sizes, problem.pairs))) == brute_force(*given)
 

@@ -48,8 +48,8 @@ def checked(folder):
 @pytest.mark.slow
 def test_examples_and_results_have_types(tmp_path):
     for page in PAGES:
-        if found := programs(page):
-            (tmp_path / re.sub(r"[/-]", "_", page).replace(".md", ".py")).write_text("\n".join(found), encoding="utf-8")
+        if program := programs(page):
+            (tmp_path / re.sub(r"[/-]", "_", page).replace(".md", ".py")).write_text("\n".join(program), encoding="utf-8")
     wrong = "import perfmodel\n" + "\n".join(MISTAKES)
     (tmp_path / "mistakes.py").write_text(wrong, encoding="utf-8")
     types = "import perfmodel\n" + "\n".join(f"reveal_type({expression})" for expression in REVEALED)
@@ -57,7 +57,7 @@ def test_examples_and_results_have_types(tmp_path):
     printed = checked(tmp_path)
     mistakes = [line for line in printed if line.startswith("mistakes.py:") and "error:" in line]
     for line, message in enumerate(MISTAKES.values(), 2):
-        assert any(each.startswith(f"mistakes.py:{line}:") and message in each for each in mistakes), (line, mistakes)
+        assert any(mistake.startswith(f"mistakes.py:{line}:") and message in mistake for mistake in mistakes), (line, mistakes)
     revealed = [line.split('"')[1].split(".")[-1] for line in printed if line.startswith("result_types.py:")]
     assert revealed == [name.split(".")[-1] for name in REVEALED.values()]
     assert not [line for line in printed if not line.startswith(("mistakes.py:", "result_types.py:"))]

@@ -1,4 +1,4 @@
-"""What carries the uncertainty of a step, of a framework that is known, of one that is not, and of one's own."""
+"""Sources of the uncertainty of a step: for a known framework, for an unknown one, and for the user's own."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,33 +22,33 @@ def account(profile, *, cluster="dgx-h100", calibration=None, **knobs):
     return trust_in_plan(setting, plan_in(setting, Knobs(**({"fsdp": 16} | knobs))))
 
 
-def shares(found):
-    assert sum(each.share for each in found.uncertainties) == pytest.approx(1.0)
-    return {each.name: each.share for each in found.uncertainties}
+def shares(step_account):
+    assert sum(source.share for source in step_account.uncertainties) == pytest.approx(1.0)
+    return {source.name: source.share for source in step_account.uncertainties}
 
 
-def test_of_a_framework_that_nobody_knows_its_habits_carry_most_and_settings_tell_them():
-    found = account("generic")
-    by_habit = {name: share for name, share in shares(found).items() if name.startswith("framework: ")}
-    assert sum(by_habit.values()) > 0.5
-    attention = next(name for name in by_habit if "attention" in name)
-    kernel, *_, runs = found.remedies
+def test_defaults_carry_most_of_the_uncertainty_of_an_unknown_framework_and_settings_remove_it():
+    account_of_generic = account("generic")
+    by_default = {name: share for name, share in shares(account_of_generic).items() if name.startswith("framework: ")}
+    assert sum(by_default.values()) > 0.5
+    attention = next(name for name in by_default if "attention" in name)
+    kernel, *_, runs = account_of_generic.remedies
     assert (kernel.says, runs.how) == ("state the attention kernel", "`perfmodel fit RUNS`")
-    assert kernel.share_left == pytest.approx(1.0 - by_habit[attention])
+    assert kernel.share_left == pytest.approx(1.0 - by_default[attention])
     assert runs.share_left < 0.7
-    assert found.cheapest in found.remedies
+    assert account_of_generic.cheapest in account_of_generic.remedies
     assert attention not in shares(account("generic+attention_kernel=flash3"))
 
 
-def test_of_a_known_one_no_habit_is_in_doubt():
+def test_no_default_of_a_known_framework_is_uncertain():
     assert not [name for name in shares(account("megatron", fsdp=None, tp=2)) if name.startswith("framework: ")]
 
 
 @pytest.mark.slow
 def test_a_chip_that_was_not_measured_is_calibrated_first():
     measured, other = account("generic"), account("generic", calibration="prior")
-    assert [each.says for each in measured.remedies if each.says.startswith("calibrate")] == []
-    assert [each.says for each in other.remedies if each.says.startswith("calibrate")] == ["calibrate h100-sxm-80gb"]
+    assert [remedy.says for remedy in measured.remedies if remedy.says.startswith("calibrate")] == []
+    assert [remedy.says for remedy in other.remedies if remedy.says.startswith("calibrate")] == ["calibrate h100-sxm-80gb"]
     matmul = "h100-sxm-80gb: rate of matrix multiplies (sustained clock)"
     assert shares(other)[matmul] > 2 * shares(measured)[matmul]
 
@@ -60,13 +60,13 @@ def test_what_own_runs_leave_open_is_shared_among_the_constants():
         for name in ("matmul_rate_fraction", "attention_rate_fraction")
     )
     job = make_job("llama-3-8b", global_batch=128, seq_len=8192)
-    own = FittedTo(
+    fitted = FittedTo(
         base="generic", num_runs=3, noise=0.05, models=(shape_of(job.transformer),), chips=("h100-sxm-80gb",), constants=constants,
         covariance=((1.0, 0.0), (0.0, 0.0)),
     )  # fmt: skip
-    found = account(replace(generic, name="mine", fitted=own))
-    assert set(shares(found)) == {"framework: matrix-multiply rate, relative to calibration", REST}
-    assert [each.says for each in found.remedies] == ["one more run of your own: of this plan"]
+    fitted_account = account(replace(generic, name="mine", fitted=fitted))
+    assert set(shares(fitted_account)) == {"framework: matrix-multiply rate, relative to calibration", REST}
+    assert [remedy.says for remedy in fitted_account.remedies] == ["one more run of your own: of this plan"]
 
 
 def test_other_networks_were_never_held_against_anything():

@@ -42,11 +42,11 @@ def test_the_reason_says_what_was_seen_and_how_far_this_is_from_it():
     assert (
         far == "outside of anything seen; framework and chip known; layers 100 is 2.5 times the most that was seen; 7 runs of 1 model on c"
     )
-    own = trust(chip="other", fitted=FittedTo(num_runs=3, chips=("c",), models=(shape_of(MODEL),), left_out_error=0.04))
-    assert str(own) == "fitted to your runs; 3 of them on c, 4.0% off left out; none on other"
+    fitted_trust = trust(chip="other", fitted=FittedTo(num_runs=3, chips=("c",), models=(shape_of(MODEL),), left_out_error=0.04))
+    assert str(fitted_trust) == "fitted to your runs; 3 of them on c, 4.0% off left out; none on other"
 
 
 def test_a_model_that_was_seen_is_not_far_whatever_the_others_are():
     small = replace(MODEL, num_hidden_layers=1)
-    own = FittedTo(num_runs=2, chips=("c",), models=(shape_of(small), "llama 80x8192 64/8 28672"), left_out_error=0.1)
-    assert trust(model=small, fitted=own).grade == Grade.OWN_RUNS
+    fitted = FittedTo(num_runs=2, chips=("c",), models=(shape_of(small), "llama 80x8192 64/8 28672"), left_out_error=0.1)
+    assert trust(model=small, fitted=fitted).grade == Grade.OWN_RUNS

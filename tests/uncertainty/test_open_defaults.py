@@ -1,4 +1,4 @@
-"""How far a step moves where habits are higher or lower than is taken."""
+"""Change of a step where defaults of a framework are higher or lower than assumed."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ def in_proportion(fields):
     return -np.log(fields.get("matmul_rate_fraction", GENERIC.rates.matmul_rate_fraction) / GENERIC.rates.matmul_rate_fraction)
 
 
-def test_a_habit_is_moved_a_spread_up_and_a_spread_down_within_its_bounds():
+def test_a_default_is_moved_a_spread_up_and_a_spread_down_within_its_bounds():
     changes = {behaviour.name: moved.tolist() for behaviour, moved in behaviour_changes(GENERIC, BEHAVIOURS, in_proportion)}
     assert changes["matmul_rate_fraction"] == pytest.approx([-0.12, 0.12])
     assert set(changes) == {behaviour.name for behaviour in BEHAVIOURS}
@@ -32,7 +32,7 @@ def test_a_habit_is_moved_a_spread_up_and_a_spread_down_within_its_bounds():
     assert values["uneven_stage_weight"] == pytest.approx([1.0, GENERIC.timing.uneven_stage_weight - 0.15])
 
 
-def test_what_a_known_code_has_not_got_is_in_no_doubt():
+def test_what_a_known_code_lacks_is_not_uncertain():
     known = GENERIC.having(name="megatron", step_time_constant=0.0)
     assert "step_time_constant" not in {behaviour.name for behaviour, _ in behaviour_changes(known, BEHAVIOURS, in_proportion)}
 

@@ -39,19 +39,19 @@ UNSEEN = tuple(
 
 def residuals_of(*models, **scatter):
     values = dict(between_models=0.0, between_chips=0.04, between_calibrations=0.1, unseen_frameworks=UNSEEN) | scatter
-    return Residuals(source="s", date="d", num_runs=sum(each.num_runs for each in models), models=models, **values)
+    return Residuals(source="s", date="d", num_runs=sum(model.num_runs for model in models), models=models, **values)
 
 
 UNIFORM = [i / 100 for i in range(-50, 51)]
 
 
-def found(residuals, *, chip="c", scale="one node", bits=16, rare=(), **values):
+def bounds_of(residuals, *, chip="c", scale="one node", bits=16, rare=(), **values):
     features = RunFeatures(chip=chip, scale=scale, bits=bits, rare=frozenset(rare))
     return interval(residuals, features, **(dict(family="f") | values))
 
 
 def test_many_runs_give_their_own_quantiles():
-    bounds = found(residuals_of(model_of(UNIFORM)))
+    bounds = bounds_of(residuals_of(model_of(UNIFORM)))
     assert (math.log(bounds.low), math.log(bounds.high)) == pytest.approx((-0.4, 0.4), abs=0.015)
     assert bounds.num_runs == 101
 
@@ -64,7 +64,7 @@ def test_a_further_run_lies_in_the_interval_of_few_four_times_of_five():
     held = 0
     for _ in range(2000):
         *seen, new = [source.gauss(0.0, 0.05) + 0.2 * (source.random() < 0.1) for _ in range(21)]
-        bounds = found(residuals_of(model_of(seen), unseen_frameworks=unseen))
+        bounds = bounds_of(residuals_of(model_of(seen), unseen_frameworks=unseen))
         held += math.log(bounds.low) <= new <= math.log(bounds.high)
     assert held / 2000 == pytest.approx(0.8, abs=0.03)
 
@@ -72,7 +72,7 @@ def test_a_further_run_lies_in_the_interval_of_few_four_times_of_five():
 def test_a_model_counts_by_its_runs_however_few_quantiles_it_keeps():
     many = replace(model_of([i / 100 for i in range(-10, 10)]), num_runs=100)
     few = model_of([1.0] * 5, model="other")
-    assert math.log(found(residuals_of(many, few)).high) < 0.2
+    assert math.log(bounds_of(residuals_of(many, few)).high) < 0.2
 
 
 @pytest.mark.parametrize(
@@ -85,37 +85,37 @@ def test_a_model_counts_by_its_runs_however_few_quantiles_it_keeps():
 )
 def test_what_has_no_runs_is_wider(wider):
     residuals = residuals_of(model_of(UNIFORM))
-    base, more = found(residuals), found(residuals, **wider)
+    base, more = bounds_of(residuals), bounds_of(residuals, **wider)
     assert more.low < base.low
     assert more.high > base.high
     assert "widened" in more.rests_on
     assert "widened" not in base.rests_on
 
 
-def test_a_stranger_gets_the_spread_of_all_groups_each_weighing_one():
+def test_an_unseen_framework_gets_the_spread_of_all_groups_each_weighing_one():
     residuals = residuals_of(model_of(UNIFORM))
-    bounds = found(residuals, borrows=True)
-    assert bounds == found(residuals, family="nobody")
+    bounds = bounds_of(residuals, borrows=True)
+    assert bounds == bounds_of(residuals, family="nobody")
     assert (bounds.low, bounds.high) == unseen_interval(UNSEEN)
     assert bounds.rests_on == "15 runs of 3 frameworks, each left out of the fit"
     crowded = (*UNSEEN[:2], replace(UNSEEN[2], num_runs=10_000))
     assert unseen_interval(crowded) == unseen_interval(UNSEEN)
     assert unseen_interval(UNSEEN, without="g")[1] < bounds.high
-    assert found(residuals, borrows=True, chip="other").high > bounds.high
+    assert bounds_of(residuals, borrows=True, chip="other").high > bounds.high
     with pytest.raises(InputError, match="no runs of unseen frameworks"):
         unseen_interval(())
 
 
-def test_a_plan_that_hangs_on_habits_more_than_those_runs_is_wider_on_that_side():
-    hanging = tuple(replace(each, open=(0.01, 0.02)) for each in UNSEEN)
+def test_a_plan_that_depends_on_defaults_more_than_those_runs_is_wider_on_that_side():
+    hanging = tuple(replace(model, open=(0.01, 0.02)) for model in UNSEEN)
     base = unseen_interval(UNSEEN)
     assert unseen_interval(hanging, open_behaviours=(0.01, 0.02)) == pytest.approx(base)
     low, high = unseen_interval(hanging, open_behaviours=(0.0, 0.02 + 0.3**2))
     assert low == pytest.approx(base[0])
     assert math.log(high) == pytest.approx(math.hypot(math.log(base[1]), NORMAL * 0.3))
     residuals = replace(residuals_of(model_of(UNIFORM)), unseen_frameworks=hanging)
-    assert "widened: this step hangs more than theirs" in found(residuals, borrows=True, open_behaviours=(0.2, 0.0)).rests_on
-    assert found(residuals, open_behaviours=(0.2, 0.0)) == found(residuals)  # of a framework with runs of its own
+    assert "widened: this step hangs more than theirs" in bounds_of(residuals, borrows=True, open_behaviours=(0.2, 0.0)).rests_on
+    assert bounds_of(residuals, open_behaviours=(0.2, 0.0)) == bounds_of(residuals)  # of a framework with runs of its own
 
 
 def test_a_further_group_lies_in_the_interval_of_few_four_times_of_five():
@@ -135,42 +135,42 @@ def test_a_further_group_lies_in_the_interval_of_few_four_times_of_five():
 
 def test_a_chip_without_a_calibration_is_wider_than_one_with():
     residuals = residuals_of(model_of(UNIFORM))
-    assert found(residuals, chip="x", uncalibrated="no calibration of its own").high > found(residuals, chip="x").high
+    assert bounds_of(residuals, chip="x", uncalibrated="no calibration of its own").high > bounds_of(residuals, chip="x").high
 
 
 def test_few_models_are_wider_than_many():
     one = residuals_of(model_of(UNIFORM), between_models=0.1)
     four = residuals_of(*(model_of(UNIFORM, model=name) for name in "abcd"), between_models=0.1)
-    assert found(one).high > found(four).high > found(residuals_of(model_of(UNIFORM))).high
+    assert bounds_of(one).high > bounds_of(four).high > bounds_of(residuals_of(model_of(UNIFORM))).high
 
 
 def test_few_runs_have_nearly_the_interval_of_an_unseen_framework():
     """Three runs cannot give -1/+5 %: the spread of unseen frameworks counts as three more."""
-    exact = found(residuals_of(model_of([0.0] * 3)))
+    exact = bounds_of(residuals_of(model_of([0.0] * 3)))
     unseen = unseen_interval(UNSEEN)
     assert math.log(exact.high) == pytest.approx(math.log(unseen[1]) / math.sqrt(2.0))
     assert "only 3 runs" in exact.rests_on
-    many = found(residuals_of(model_of([0.0] * 300)))
+    many = bounds_of(residuals_of(model_of([0.0] * 300)))
     assert math.log(many.high) == pytest.approx(math.log(unseen[1]) / math.sqrt(101.0))
     assert "only" not in many.rests_on
 
 
-def test_runs_with_products_of_as_many_bits_are_taken_where_they_are_enough():
+def test_runs_with_products_of_equal_bits_are_taken_where_they_are_enough():
     residuals = residuals_of(model_of(UNIFORM), model_of([0.5 + value for value in UNIFORM], bits=8))
-    assert found(residuals, bits=8).high > found(residuals).high + 0.5
-    assert "in 8 bits" in found(residuals, bits=8).rests_on
+    assert bounds_of(residuals, bits=8).high > bounds_of(residuals).high + 0.5
+    assert "in 8 bits" in bounds_of(residuals, bits=8).rests_on
 
 
 def test_what_no_run_has_widens_the_interval_and_is_named():
     residuals = residuals_of(model_of(UNIFORM), features=(("adapters", 0.2), ("8-bit products", 0.4)))
-    base = found(residuals)
-    adapters = found(residuals, rare=["adapters"])
+    base = bounds_of(residuals)
+    adapters = bounds_of(residuals, rare=["adapters"])
     assert math.log(adapters.high) == pytest.approx(math.hypot(math.log(base.high), NORMAL * 0.2))
     assert "none with adapters" in adapters.rests_on
-    assert math.log(found(residuals, bits=8).high) == pytest.approx(math.hypot(math.log(base.high), NORMAL * 0.4))
-    states = found(residuals, rare=["state-space layers"])  # no published run: as far as the others were off
+    assert math.log(bounds_of(residuals, bits=8).high) == pytest.approx(math.hypot(math.log(base.high), NORMAL * 0.4))
+    states = bounds_of(residuals, rare=["state-space layers"])  # no published run: as far as the others were off
     assert math.log(states.high) == pytest.approx(math.hypot(math.log(base.high), NORMAL * math.sqrt((0.2**2 + 0.4**2) / 2)))
-    assert found(residuals, rare=["adapters"], borrows=True).high > found(residuals, borrows=True).high
+    assert bounds_of(residuals, rare=["adapters"], borrows=True).high > bounds_of(residuals, borrows=True).high
 
 
 @pytest.mark.parametrize(
@@ -190,19 +190,19 @@ def test_a_model_of_a_kind_that_no_framework_has_runs_of_has_a_wider_interval(mo
 
 def test_the_runs_of_an_unseen_model_are_not_looked_at():
     residuals = residuals_of(model_of(UNIFORM), model_of([5.0] * 50, model="own"))
-    assert found(residuals, unseen="own").high == found(residuals_of(model_of(UNIFORM))).high
+    assert bounds_of(residuals, unseen="own").high == bounds_of(residuals_of(model_of(UNIFORM))).high
 
 
 def test_a_scale_with_too_few_runs_takes_the_family():
     residuals = residuals_of(model_of(UNIFORM), model_of([3.0, 3.1], scale="many nodes"))
-    few = found(residuals, scale="many nodes")
+    few = bounds_of(residuals, scale="many nodes")
     assert few.num_runs == 103
     assert "on many nodes" not in few.rests_on
-    assert "on one node" in found(residuals).rests_on
+    assert "on one node" in bounds_of(residuals).rests_on
 
 
 def test_an_interval_holds_the_prediction():
-    bounds = found(residuals_of(model_of([0.1 + i / 1000 for i in range(50)])))
+    bounds = bounds_of(residuals_of(model_of([0.1 + i / 1000 for i in range(50)])))
     assert bounds.low == 1.0
     assert bounds.high > 1.1
 
@@ -211,9 +211,9 @@ def test_the_shipped_residuals_are_read_and_cover_the_profiles():
     residuals = load_residuals()
     assert residuals.source
     assert residuals.date
-    assert residuals.num_runs == sum(each.num_runs for each in residuals.models) > 700
-    assert all(len(each.quantiles) == min(each.num_runs, 20) for each in residuals.models)
-    assert {each.family for each in residuals.models} <= set(list_profiles())
+    assert residuals.num_runs == sum(model.num_runs for model in residuals.models) > 700
+    assert all(len(model.quantiles) == min(model.num_runs, 20) for model in residuals.models)
+    assert {model.family for model in residuals.models} <= set(list_profiles())
     bounds = interval(residuals, RunFeatures(chip="h100-sxm-80gb", scale="several nodes"), family="nanotron")
     assert 0.7 < bounds.low < 1.0 < bounds.high < 1.4
 
@@ -237,11 +237,11 @@ def test_models_with_experts_are_known_no_better_than_their_runs():
     """The shipped runs of such models lie further off than those of dense ones: whatever else is known, the interval is as wide."""
     residuals = load_residuals()
     dense = StepInterval(low=0.99, high=1.01, rests_on="runs", num_runs=3)
-    found = with_experts(dense, residuals.experts)
-    assert (found.low, found.high) == unseen_interval(residuals.experts)
-    assert found.low < dense.low
-    assert found.high > 1.1
-    assert f"{sum(each.num_runs for each in residuals.experts)} runs of models with experts" in found.rests_on
+    bounds = with_experts(dense, residuals.experts)
+    assert (bounds.low, bounds.high) == unseen_interval(residuals.experts)
+    assert bounds.low < dense.low
+    assert bounds.high > 1.1
+    assert f"{sum(model.num_runs for model in residuals.experts)} runs of models with experts" in bounds.rests_on
     wide = StepInterval(low=0.1, high=9.0, rests_on="runs", num_runs=3)
     assert (with_experts(wide, residuals.experts).low, with_experts(wide, residuals.experts).high) == (0.1, 9.0)
     assert with_experts(dense, ()) is dense

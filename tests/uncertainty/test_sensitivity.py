@@ -15,35 +15,37 @@ JOB = dict(global_batch=128, seq_len=4096)
 def named(most=20, *, model="llama-3-8b", cluster="dgx-h100", chips=64, seq_len=4096, profile=None, **knobs):
     setting = make_setting(make_job(model, global_batch=128, seq_len=seq_len), cluster, chips=chips, profile=profile)
     plan = plan_in(setting, Knobs(**knobs))
-    return {each.parameter: each for each in sensitivities(setting.estimator, plan, most=most)}
+    return {sensitivity.parameter: sensitivity for sensitivity in sensitivities(setting.estimator, plan, most=most)}
 
 
 def test_faster_parts_shorten_the_step_and_slower_ones_lengthen_it():
-    found = named(tp=4, pp=2, micro_batch=1, profile="nanotron")
-    for name, each in found.items():
+    by_parameter = named(tp=4, pp=2, micro_batch=1, profile="nanotron")
+    for name, sensitivity in by_parameter.items():
         if name.startswith(("rate", "memory bandwidth", "link bandwidth", "tensor-parallel communication that hides")):
-            assert each.change < 0, name
+            assert sensitivity.change < 0, name
         else:
-            assert each.change > 0, name
-        assert abs(each.change) <= STEP + 1e-9, name
+            assert sensitivity.change > 0, name
+        assert abs(sensitivity.change) <= STEP + 1e-9, name
 
 
 def test_the_largest_is_first_and_three_are_named():
-    changes = [abs(each.change) for each in named().values()]
+    changes = [abs(sensitivity.change) for sensitivity in named().values()]
     assert changes == sorted(changes, reverse=True)
     assert len(named(most=3)) == 3
 
 
-def test_one_chip_hangs_on_no_link():
-    found = named(model="gpt2", seq_len=1024, chips=1, cluster="dgx-a100")
-    assert not [name for name in found if name.startswith("link")]
-    assert "rate of matrix multiplies (sustained clock)" in found
+def test_one_chip_depends_on_no_link():
+    by_parameter = named(model="gpt2", seq_len=1024, chips=1, cluster="dgx-a100")
+    assert not [name for name in by_parameter if name.startswith("link")]
+    assert "rate of matrix multiplies (sustained clock)" in by_parameter
 
 
 def test_a_step_constant_is_its_share_of_the_step():
     setting = make_setting(make_job("gpt2", global_batch=8, seq_len=1024), "dgx-h100", chips=8)
     plan = plan_in(setting, Knobs())
-    (constant,) = [each for each in sensitivities(setting.estimator, plan, most=20) if each.parameter == "step constant"]
+    (constant,) = [
+        sensitivity for sensitivity in sensitivities(setting.estimator, plan, most=20) if sensitivity.parameter == "step constant"
+    ]
     share = setting.estimator.profile.timing.step_time_constant / setting.estimator.predict(plan).step_time
     assert constant.change == pytest.approx(STEP * share, rel=1e-6)
     assert constant.rests_on == "profile: generic"
@@ -61,11 +63,11 @@ def test_the_estimator_is_left_as_it_was():
 def test_another_profile_in_place_is_what_an_estimator_made_with_it_predicts(group):
     setting = make_setting(make_job("llama-3-8b", **JOB), "dgx-h100", chips=64)
     plan = plan_in(setting, Knobs(tp=2, pp=2, zero=1))
-    for each in fields(getattr(setting.estimator.profile, group)):
-        own = setting.estimator.profile.option(each.name)
-        if isinstance(own, float):
+    for option in fields(getattr(setting.estimator.profile, group)):
+        value = setting.estimator.profile.option(option.name)
+        if isinstance(value, float):
             # shares stay shares, factors grow
-            profile = setting.estimator.profile.having(**{each.name: own / 2 if own < 1.0 else own * 1.5})
+            profile = setting.estimator.profile.having(**{option.name: value / 2 if value < 1.0 else value * 1.5})
             anew = make_setting(setting.estimator.job, "dgx-h100", chips=64, profile=profile).estimator.predict(plan).step_time
             swapped = setting.estimator.predict(plan).step_time * exp(log_change(setting.estimator, plan, profile))
-            assert swapped == pytest.approx(anew, rel=1e-9), each.name
+            assert swapped == pytest.approx(anew, rel=1e-9), option.name

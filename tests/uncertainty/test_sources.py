@@ -16,23 +16,25 @@ def variance_source(name, spread):
 
 
 def test_shares_add_up_to_the_interval():
-    found = uncertainty_sources(
+    sources = uncertainty_sources(
         with_rest([variance_source("a", 0.06), variance_source("b", 0.04), variance_source("none", 0.0)], INTERVAL, rests_on="runs")
     )
-    assert [each.name for each in found] == [REST, "a", "b"]
-    assert [each.share for each in found] == pytest.approx([0.48, 0.36, 0.16])
-    assert math.sqrt(sum(each.spread**2 for each in found)) == pytest.approx(math.sqrt(variance_of(INTERVAL))) == pytest.approx(SPREAD)
+    assert [source.name for source in sources] == [REST, "a", "b"]
+    assert [source.share for source in sources] == pytest.approx([0.48, 0.36, 0.16])
+    assert (
+        math.sqrt(sum(source.spread**2 for source in sources)) == pytest.approx(math.sqrt(variance_of(INTERVAL))) == pytest.approx(SPREAD)
+    )
 
 
 def test_what_is_known_to_differ_more_than_the_runs_show_has_no_rest():
     """Each is cut by as much, so that they make the interval."""
-    found = uncertainty_sources(
+    sources = uncertainty_sources(
         with_rest([variance_source("a", 0.2), variance_source("b", 0.005), variance_source("c", 0.002)], INTERVAL, rests_on="runs")
     )
-    assert math.sqrt(sum(each.spread**2 for each in found)) == pytest.approx(SPREAD)
-    assert [each.name for each in found] == ["a", SMALLER]
-    assert found[1].rests_on == "2 others, b the largest"
-    assert sum(each.share for each in found) == pytest.approx(1.0)
+    assert math.sqrt(sum(source.spread**2 for source in sources)) == pytest.approx(SPREAD)
+    assert [source.name for source in sources] == ["a", SMALLER]
+    assert sources[1].rests_on == "2 others, b the largest"
+    assert sum(source.share for source in sources) == pytest.approx(1.0)
 
 
 def test_the_cheapest_measurement_that_halves_is_named_before_what_only_some_can_say():
@@ -42,9 +44,9 @@ def test_the_cheapest_measurement_that_halves_is_named_before_what_only_some_can
     def cheapest(*remedies):
         return TrustAccount(interval=INTERVAL, uncertainties=(), remedies=remedies).cheapest
 
-    small, said, first, second = left(0.9), left(0.1, is_measured=False), left(0.5), left(0.2)
-    assert cheapest(small, said, first, second) is first
-    assert cheapest(small, said) is said
+    small, stated, first, second = left(0.9), left(0.1, is_measured=False), left(0.5), left(0.2)
+    assert cheapest(small, stated, first, second) is first
+    assert cheapest(small, stated) is stated
     assert cheapest(small, left(0.8)).share_left == 0.8
     assert cheapest() is None
     assert math.log(first.high) == pytest.approx(math.log(INTERVAL.high) * math.sqrt(0.5))

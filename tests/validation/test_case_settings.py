@@ -7,7 +7,7 @@ from perfmodel.validation.case_settings import context_of_case, settings_of_case
 
 
 @pytest.mark.parametrize(
-    ("stated", "found"),
+    ("stated", "settings"),
     [
         ({"context_parallel": "ulysses"}, {"cp_form": "ulysses"}),
         ({"context_parallel": "ring (torch, FSDP2 shards over the same ranks)"}, {}),
@@ -22,8 +22,8 @@ from perfmodel.validation.case_settings import context_of_case, settings_of_case
         (None, {}),
     ],
 )
-def test_a_run_may_state_its_settings_as_its_source_does(stated, found):
-    assert settings_of_case(stated) == found
+def test_a_run_may_state_its_settings_as_its_source_does(stated, settings):
+    assert settings_of_case(stated) == settings
 
 
 def test_ulysses_needs_a_key_value_head_for_each_rank():

@@ -72,7 +72,7 @@ def test_figures_are_written_to_a_new_folder(tmp_path):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in folder.iterdir())
 
 
-def test_a_folder_that_cannot_be_is_told_before_anything_is_written(tmp_path):
+def test_an_impossible_folder_is_refused_before_anything_is_written(tmp_path):
     path, out = write(tmp_path / "cases.jsonl", [CASE]), tmp_path / "results.csv"
     (tmp_path / "file").write_text("", encoding="utf-8")
     for folder, reason in ((tmp_path / "file", "is a file"), (tmp_path / "no" / "plots", "its folder does not exist")):

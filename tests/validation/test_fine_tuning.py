@@ -71,12 +71,12 @@ def test_optimizers_are_known_by_the_names_that_sources_give_them(text, optimize
 
 
 def test_a_quantised_base_is_not_predicted_as_full_training():
-    """Before, runs were read as adapters only where their names said lora: qlora rows were predicted two to nine times too large."""
+    """Before, runs were read as adapters only where their names contained lora: qlora rows were predicted two to nine times too large."""
     full, lora, qlora = (
         plan_of_case(RUN | {"method": method, "lora": {"r": 8, "targets": "all linears"} if "lora" in method else None})
         for method in ("full", "lora", "qlora")
     )
-    assert [str(each.plan.job.train) for each in (full, lora, qlora)] == ["full", "lora:8", "qlora:8"]
+    assert [str(run.plan.job.train) for run in (full, lora, qlora)] == ["full", "lora:8", "qlora:8"]
     assert plan_of_case(RUN | {"method": "full", "settings": {"pure_bf16": True}}).plan.job.precision is Precision.BF16
 
 
@@ -90,11 +90,13 @@ def test_a_time_over_sequences_shorter_than_the_cut_is_no_time_of_the_stated_len
 
 def test_head_dims_and_windows_of_a_runs_model_are_read():
     model = RUN["model"] | {"name": "OLMo-3-7B", "sliding_window": 4096, "sliding_layers": "3 of 4", "num_key_value_heads": 32}
-    found = plan_of_case(RUN | {"model": model}).plan.job.transformer
-    assert (found.sliding_window, found.full_attention_every) == (4096, 4)
+    transformer = plan_of_case(RUN | {"model": model}).plan.job.transformer
+    assert (transformer.sliding_window, transformer.full_attention_every) == (4096, 4)
     named = {"name": "Qwen3-0.6B", "num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8}
-    found = plan_of_case(RUN | {"model": named | {"head_dim": 128, "intermediate_size": 3072, "gated_mlp": True}}).plan.job.transformer
-    assert (found.head_dim, found.qk_norm) == (128, True)
+    transformer = plan_of_case(
+        RUN | {"model": named | {"head_dim": 128, "intermediate_size": 3072, "gated_mlp": True}}
+    ).plan.job.transformer
+    assert (transformer.head_dim, transformer.qk_norm) == (128, True)
 
 
 def test_a_run_that_describes_its_adapters_trains_them_whether_it_names_the_method_or_not():

@@ -35,7 +35,7 @@ def test_a_perfect_order_costs_nothing_whatever_the_scale():
 def test_a_search_passes_over_what_it_predicts_not_to_fit():
     runs = choices([(1.0, 1.0), (2.0, 1.5), (3.0, 3.0), (4.0, 2.0)])
     assert judge_group([replace(runs[0], fits=False), *runs[1:]]).fitting_regret == pytest.approx(0.5)
-    nothing = [replace(each, fits=False) for each in runs]
+    nothing = [replace(run, fits=False) for run in runs]
     assert judge_group(nothing).fitting_regret == judge_group(nothing).regret == 0.0
 
 

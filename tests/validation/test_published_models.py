@@ -86,7 +86,7 @@ def test_flags_of_megatron_say_what_the_sizes_do_not():
             expert_layers(frequency, 4)
 
 
-def test_what_the_run_leaves_out_is_assumed_and_said():
+def test_what_the_run_leaves_out_is_assumed_and_reported():
     model = config_from_case({**GPT_22B, "vocab_size": None, "tie_word_embeddings": None, "num_key_value_heads": None}, tp=8)
     assert model.vocab_size == 51200  # 50,257 padded to a multiple of 128 * 8
     assert model.tie_word_embeddings

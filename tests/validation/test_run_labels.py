@@ -16,13 +16,13 @@ def case(**values):
 
 
 def labels(**values):
-    found = case(**values)
-    return labels_of(found, plan_of_case(found.inputs))
+    run = case(**values)
+    return labels_of(run, plan_of_case(run.inputs))
 
 
 def test_a_run_has_a_label_in_every_field():
-    found = labels()
-    assert {field: getattr(found, field) for field in FIELDS} == {
+    run_labels = labels()
+    assert {field: getattr(run_labels, field) for field in FIELDS} == {
         "source": "some",
         "chip": "h100-sxm-80gb",
         "framework": "nanotron v0.5",
@@ -36,11 +36,11 @@ def test_a_run_has_a_label_in_every_field():
         "experts": "dense",
         "dispatcher": "?",
     }
-    assert found.num_chips == 64
-    assert found.parameters == pytest.approx(8.03e9, rel=0.01)
+    assert run_labels.num_chips == 64
+    assert run_labels.parameters == pytest.approx(8.03e9, rel=0.01)
 
 
-def test_a_run_that_is_faster_than_its_chips_multiply_is_told_apart():
+def test_a_run_that_is_faster_than_its_chips_multiply_is_marked():
     flops = 6 * labels().parameters * CASE["global_batch"] * CASE["sequence_length"]
     seconds = flops / (64 * 989e12)
     shares = [labels(measured={"step_time_s": seconds * factor}).peak_share for factor in (0.8, 2.0)]
@@ -72,13 +72,13 @@ def test_chips_fall_into_classes(chips, name):
 
 @pytest.mark.parametrize("values", [{"id": "x"}, {"id": "x", "model": 7, "chip": ["a"], "num_chips": -3, "framework": None}])
 def test_a_run_that_says_nothing_has_unknown_labels(values):
-    found = labels_of(parse_case(json.dumps(values), 1), None)
-    assert {getattr(found, field) for field in FIELDS} == {"x", "?"}
+    unknown = labels_of(parse_case(json.dumps(values), 1), None)
+    assert {getattr(unknown, field) for field in FIELDS} == {"x", "?"}
 
 
 def plan(**values):
-    found = case(**values)
-    return plan_of(found, plan_of_case(found.inputs))
+    run = case(**values)
+    return plan_of(run, plan_of_case(run.inputs))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_runs_of_two_groups_differ_in_more(values):
 @pytest.mark.parametrize(
     "values", [dict(id="some-other"), dict(notes="x"), dict(measured=None), dict(tier="secondary"), dict(source_ref="table 9")]
 )
-def test_what_is_said_of_a_run_is_no_plan(values):
+def test_ids_notes_and_measurements_are_no_part_of_a_plan(values):
     assert (plan_group(case(**values)), plan(**values)) == (plan_group(case()), plan())
 
 
@@ -149,5 +149,5 @@ def test_fields_are_checked():
     ],
 )
 def test_the_noted_all_reduce_is_read_from_the_notes(notes, rate):
-    found = case(notes=notes).noted_all_reduce
-    assert found == pytest.approx(rate) if rate else found != found
+    rate_read = case(notes=notes).noted_all_reduce
+    assert rate_read == pytest.approx(rate) if rate else rate_read != rate_read

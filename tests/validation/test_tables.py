@@ -43,14 +43,14 @@ def test_what_does_not_fit_says_by_how_much():
     assert "over by" in table.rows[-1][-1]
 
 
-def test_the_peak_and_the_convention_stand_beside_the_utilisation(prediction):
+def test_the_peak_and_the_convention_are_shown_with_the_utilisation(prediction):
     text = " ".join(value for _, value in headline(prediction, verbose=True))
     assert "PaLM" in text
     assert "attention below the diagonal only" in text
     assert "989 TFLOP/s dense bf16" in text
 
 
-def test_what_it_rests_on_names_no_part_that_takes_no_time(prediction):
+def test_the_basis_names_no_part_that_takes_no_time(prediction):
     assert basis_lines(prediction)[0] == "calibrated: h100"
     assert not any("recompute" in line or "context parallel" in line for line in basis_lines(prediction))
 
@@ -69,9 +69,9 @@ def test_the_best_plans_are_no_wider_than_a_screen(capsys):
     print_blocks([plans_table(result), baselines_table(result)], Output())
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
     lines = other_lines(result)
-    orders = {"-".join(each.prediction.plan.order) for each in result.kinds}
+    orders = {"-".join(kind.prediction.plan.order) for kind in result.kinds}
     assert orders == {"-".join(DEFAULT_ORDER)} or all(order in lines[0] for order in orders)
-    assert sum(line.startswith("as good as") for line in lines) == sum(bool(each.alike) for each in result.kinds) > 0
+    assert sum(line.startswith("as good as") for line in lines) == sum(bool(kind.alike) for kind in result.kinds) > 0
 
 
 def test_rejected_plans_and_layouts_are_counted(result):

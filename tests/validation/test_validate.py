@@ -75,7 +75,7 @@ def without(*names):
 # --- what may enter a prediction ----------------------------------------------------------------------------------
 
 
-def test_inputs_hold_nothing_that_was_measured_or_said_about_the_run():
+def test_inputs_hold_no_measurement_of_and_no_remark_on_the_run():
     assert set(inputs_of(CASE)) == set(INPUTS)
     assert set(parse_case(json.dumps(CASE), 1).inputs) & set(NOT_INPUTS) == set()
 
@@ -121,17 +121,17 @@ WITH_EXPERTS = changed(
 )  # fmt: skip
 
 
-def test_experts_are_dealt_out_as_the_run_states():
+def test_experts_are_sharded_as_the_run_states():
     plan = plan_of_case(inputs_of(WITH_EXPERTS)).plan
     assert (plan.ep, plan.etp, plan.dispatcher, plan.job.transformer.experts.top_k) == (8, 1, "alltoall", 2)
     flags = {"megatron_args": ["expert-model-parallel-size=8", "expert-tensor-parallel-size=2", "moe-token-dispatcher-type=allgather"]}
-    told = plan_of_case(inputs_of({**WITH_EXPERTS, "tp": 2, "dp": 8, "ep": 4, "settings": flags})).plan
-    assert (told.ep, told.etp, told.dispatcher) == (4, 2, "allgather")
+    expert_plan = plan_of_case(inputs_of({**WITH_EXPERTS, "tp": 2, "dp": 8, "ep": 4, "settings": flags})).plan
+    assert (expert_plan.ep, expert_plan.etp, expert_plan.dispatcher) == (4, 2, "allgather")
     megatron = plan_of_case(inputs_of({**WITH_EXPERTS, "framework": "Megatron-LM dev", "tp": 2, "dp": 8, "ep": 4})).plan
-    assert megatron.etp == 2  # as attention, where nothing is said
+    assert megatron.etp == 2  # as attention, where it is not given
 
 
-def test_an_optimizer_that_is_not_modelled_is_told():
+def test_an_optimizer_that_is_not_modelled_is_reported():
     row = row_of({**WITH_EXPERTS, "settings": {"megatron_args": ["optimizer=muon"]}})
     assert row.reason == "optimizer=muon: is not modelled; give runs with adam"
 
@@ -170,7 +170,7 @@ def test_recipes_of_a_chip_say_how_tokens_reach_experts():
     assert plan_of_case(inputs_of({**unknown, "virtual_stages": 2})).profile.communication.hides_exchanges
 
 
-def test_chips_that_experts_cannot_be_dealt_over_are_told():
+def test_chips_that_experts_cannot_be_sharded_over_are_reported():
     row = row_of({**WITH_EXPERTS, "num_chips": 8, "dp": 2, "pp": 4})
     assert row.reason == "num_chips=8: must be a multiple of pp*etp*ep=32, over which the experts are distributed; correct it in the case"
 
@@ -182,11 +182,11 @@ def test_runs_with_experts_are_counted_apart_and_the_fastest_release_of_a_settin
     result, dense = summarise(rows, by=("chip",)), summarise(rows[:1], by=("chip",))
     for figures in ("overall", "by", "sources", "scored", "memories", "fits", "choices"):
         assert repr(getattr(result, figures)) == repr(getattr(dense, figures))
-    found = result.experts
-    assert (found.num_releases, found.overall.num_times, found.overall.num_rows) == (2, 1, 1)
-    assert found.overall.bias == rows[2].predicted_step_time / 2.5 - 1
-    assert [each.name for each in found.by["dispatcher"]] == ["alltoall"]
-    assert [(each.name, each.num_rows) for each in found.memories] == [("some", 2)]
+    experts = result.experts
+    assert (experts.num_releases, experts.overall.num_times, experts.overall.num_rows) == (2, 1, 1)
+    assert experts.overall.bias == rows[2].predicted_step_time / 2.5 - 1
+    assert [figures.name for figures in experts.by["dispatcher"]] == ["alltoall"]
+    assert [(figures.name, figures.num_rows) for figures in experts.memories] == [("some", 2)]
     assert dense.experts.overall.num_rows == 0
 
 
@@ -286,7 +286,7 @@ def test_several_files_are_one_after_the_other(tmp_path):
     result = validate_cases([ran, out])
     assert [row.id for row in result.rows] == ["some-run", "out"]
     assert (result.fits.num_ran, result.fits.num_out) == (1, 1)
-    assert [each.name for each in result.framework_fits] == ["nanotron"]
+    assert [fit.name for fit in result.framework_fits] == ["nanotron"]
 
 
 def test_shares_of_fit_and_no_fit_are_of_the_runs_that_ran_and_of_those_that_ran_out():
@@ -306,13 +306,13 @@ def test_a_run_that_does_not_state_its_recomputation_is_not_judged():
     assert summarise([stated, unstated]).fits.num_ran == 1
 
 
-def test_errors_of_memory_are_told_apart_by_what_the_framework_counts():
+def test_errors_of_memory_are_separated_by_what_the_framework_counts():
     megatron = changed(id="run-2", framework="Megatron-LM 0.14", settings={})
     bare = {"step_time_s": 2.5, "peak_memory_gib": None}
     result = summarise([row_of(CASE), row_of(megatron), row_of(changed(id="run-3", measured=bare))])
-    by_name = {(each.framework, each.kind, each.rank): each for each in result.memories}
+    by_name = {(figures.framework, figures.kind, figures.rank): figures for figures in result.memories}
     assert set(by_name) == {("nanotron", "reserved", "first"), ("megatron", "allocated", "fullest")}
-    assert all(each.num_rows == 1 for each in result.memories)
+    assert all(figures.num_rows == 1 for figures in result.memories)
     assert by_name["nanotron", "reserved", "first"].mean == pytest.approx(abs(row_of(CASE).memory_error))
 
 
@@ -349,7 +349,7 @@ def test_null_means_what_the_format_says():
     assert str(plan(framework="Composer/FSDP (llm-foundry)", flash_attention=None).attention) == "flash"
 
 
-def test_what_a_framework_that_nobody_knows_does_not_say():
+def test_what_an_unknown_framework_does_not_state():
     """Sequence parallelism as plans have it, what torch's FSDP runs again under ZeRO 3 and Megatron's attention core under all else."""
     unsaid = plan(framework=None, sequence_parallel=None, recompute="selective")
     assert unsaid.sequence_parallel
@@ -565,7 +565,10 @@ def test_the_release_in_the_name_of_a_framework_says_how_its_recipe_runs():
     }  # fmt: skip
     run = changed(model=qwen, chip="h100-sxm-80gb", precision="fp8", tp=2, pp=8, dp=16, ep=32, virtual_stages=4, num_chips=256)
     planned = {release: plan_of_case(inputs_of({**run, "framework": f"Megatron-Bridge / {release}"})) for release in ("25.09", "25.11")}
-    assert {release: each.profile.communication.hides_exchanges for release, each in planned.items()} == {"25.09": False, "25.11": True}
+    assert {release: run_plan.profile.communication.hides_exchanges for release, run_plan in planned.items()} == {
+        "25.09": False,
+        "25.11": True,
+    }
     model = {"name": "DeepSeek-V3", "num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 128, "num_experts": 256}
     deepseek = {
         **run,
@@ -600,7 +603,7 @@ def test_a_run_on_several_kinds_of_chips():
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"chips": [{"count": 8}]}, "must name a known chip for each kind"),
         ({"chips": [3]}, "must name a known chip for each kind"),
@@ -611,6 +614,6 @@ def test_a_run_on_several_kinds_of_chips():
         ({"stages": ["a"]}, "must state units"),
     ],
 )
-def test_kinds_and_stages_that_cannot_be_are_told(fields, said):
+def test_impossible_kinds_and_stages_are_reported(fields, message):
     row = row_of(changed(**{"num_chips": 16, "dp": 2, **fields}))
-    assert said in row.reason
+    assert message in row.reason

@@ -64,8 +64,8 @@ def test_rows_of_predictions_are_flat_and_those_of_the_csv(tmp_path):
 
 def test_find_plans_agrees_with_predict():
     result = perfmodel.find_plans(**JOB, top=3, maximum={"tp": 2})
-    assert [perfmodel.predict(each.plan).step_time for each in result.plans] == [each.step_time for each in result.plans]
-    assert all(each.plan.layout.tp <= 2 for each in result.plans)
+    assert [perfmodel.predict(plan.plan).step_time for plan in result.plans] == [plan.step_time for plan in result.plans]
+    assert all(plan.plan.layout.tp <= 2 for plan in result.plans)
 
 
 @pytest.mark.parametrize("seq_len", [32768, 131072])
@@ -73,8 +73,8 @@ def test_a_search_cuts_long_sequences(seq_len):
     job = dict(model="llama-3.1-8b", cluster="dgx-h100", chips=8, global_batch=16, seq_len=seq_len, profile="megatron")
     best = perfmodel.find_plans(**job, top=1).plans[0]
     assert best.plan.layout.cp > 1
-    whole = perfmodel.predict(**job, zero=1)
-    assert perfmodel.predict(**job, cp=8, zero=1).step_time < 1.15 * whole.step_time
+    uncut = perfmodel.predict(**job, zero=1)
+    assert perfmodel.predict(**job, cp=8, zero=1).step_time < 1.15 * uncut.step_time
 
 
 def test_a_run_on_gpus_is_compared_with_the_chunks_that_it_ran():
@@ -218,21 +218,21 @@ def test_values_may_be_texts_as_on_the_command_line():
 
 @pytest.mark.slow
 def test_lists_give_one_prediction_for_each_combination():
-    found = perfmodel.predict(**{**JOB, "chips": [64, 100, 128], "profile": ["megatron", "torchtitan"]}, tp=2)
-    assert [(each.plan.num_chips, each.plan.profile) for each in found] == [
+    predictions = perfmodel.predict(**{**JOB, "chips": [64, 100, 128], "profile": ["megatron", "torchtitan"]}, tp=2)
+    assert [(prediction.plan.num_chips, prediction.plan.profile) for prediction in predictions] == [
         (64, "megatron"),
         (64, "torchtitan"),
         (128, "megatron"),
         (128, "torchtitan"),
     ]
-    assert [each.asked["chips"] for each in found.not_predicted] == [100, 100]
-    assert "torchtitan" in str(found)
-    assert found._repr_html_().count("<tr>") == 5
+    assert [case.asked["chips"] for case in predictions.not_predicted] == [100, 100]
+    assert "torchtitan" in str(predictions)
+    assert predictions._repr_html_().count("<tr>") == 5
     searches = perfmodel.find_plans(**{**JOB, "chips": "64,128", "profile": "megatron"}, top=1)
-    assert [each.plans[0].plan.num_chips for each in searches] == [64, 128]
+    assert [search.plans[0].plan.num_chips for search in searches] == [64, 128]
 
 
-def test_knobs_beside_a_plan_override_it():
+def test_knobs_with_a_plan_override_it():
     plan = perfmodel.predict(**JOB, fsdp=32, tp=2).plan
     assert perfmodel.predict(plan, tp=4, dp_shard=16, seq_len="4k") == perfmodel.predict(**dict(JOB, seq_len=4096), fsdp=16, tp=4)
 
@@ -257,17 +257,17 @@ TOO_LARGE = {"model": "gpt3-175b", "global_batch": 64, "seq_len": 2048}
 )
 def test_the_chips_that_would_be_enough(given, freed):
     setting = make_setting(make_job(**TOO_LARGE), "dgx-a100", chips=8)
-    (found,) = (each for each in search_remedies(setting, Knobs(**given), {}) if "chips" in each.changes)
-    assert found.changes["chips"] == 48
-    assert set(found.changes) == {"chips", *(given if freed else ())}
-    assert found.prediction.fits
+    (remedy,) = (candidate for candidate in search_remedies(setting, Knobs(**given), {}) if "chips" in candidate.changes)
+    assert remedy.changes["chips"] == 48
+    assert set(remedy.changes) == {"chips", *(given if freed else ())}
+    assert remedy.prediction.fits
 
 
 def test_a_search_prints_as_a_table():
-    found = perfmodel.find_plans(**JOB, top=3)
-    assert found.best is found.plans[0]
-    assert len(str(found).splitlines()) == 5
-    assert found._repr_html_().count("<tr>") == 4
+    result = perfmodel.find_plans(**JOB, top=3)
+    assert result.best is result.plans[0]
+    assert len(str(result).splitlines()) == 5
+    assert result._repr_html_().count("<tr>") == 4
 
 
 def test_a_utilisation_above_the_peak_says_what_it_counts():

@@ -20,7 +20,7 @@ SERVICE = system_of(Request(model="llama-3-8b", cluster="dgx-h100", chips=1), Kn
 @pytest.mark.parametrize(
     ("text", "values"),
     [
-        ("chip.memory.bandwidth=1..4TB/s", [1e12 * 4 ** (place / 2) for place in range(3)]),
+        ("chip.memory.bandwidth=1..4TB/s", [1e12 * 4 ** (exponent / 2) for exponent in range(3)]),
         ("chip.memory.bandwidth=1,2 TB/s", [1e12, 2e12]),
         ("chip.memory.bandwidth=x1,x2", [3.35e12, 6.7e12]),
         ("network.scale_out.latency=1us,2us", [1e-6, 2e-6]),
@@ -31,8 +31,8 @@ SERVICE = system_of(Request(model="llama-3-8b", cluster="dgx-h100", chips=1), Kn
     ],
 )
 def test_values_of_an_axis(text, values):
-    found = read_axis(text, SYSTEM, points=3).values
-    assert list(found) == (pytest.approx(values) if isinstance(values[0], float) else [1, 3, 8] if text.startswith("plan") else values)
+    points = read_axis(text, SYSTEM, points=3).values
+    assert list(points) == (pytest.approx(values) if isinstance(values[0], float) else [1, 3, 8] if text.startswith("plan") else values)
 
 
 def test_whole_numbers_double_where_their_number_is_not_given():
@@ -47,9 +47,9 @@ def test_an_axis_changes_its_field_and_no_other():
         other = changed(SYSTEM, {name: value * 2})
         assert field.get(other) == value * 2, name
         related = {name, "chip.peak_flop_rate"} if "peak" in name else {name}
-        for each, kept in hardware_axes(SYSTEM).items():
-            if each not in related and not (name == "chip.peak_flop_rate" and "peak" in each):
-                assert kept.get(other) == kept.get(SYSTEM), (name, each)
+        for axis_name, kept in hardware_axes(SYSTEM).items():
+            if axis_name not in related and not (name == "chip.peak_flop_rate" and "peak" in axis_name):
+                assert kept.get(other) == kept.get(SYSTEM), (name, axis_name)
 
 
 def test_technology_is_applied_before_the_chip():

@@ -46,11 +46,11 @@ def test_points_of_every_quantity_of_hardware_equal_single_predictions(case):
         axes = [read_axis(f"{name}=x0.3..x3", system, points=3) for name in vary]
         block = [{axis.name: axis.values[i] for axis in axes} for i in range(3)]
         together = predictor.predict_columns([changed(system, values) for values in block])
-        for values, found in zip(block, together, strict=True):
+        for values, prediction in zip(block, together, strict=True):
             single = predictor.predict(changed(system, values))
             for field in fields(single):
-                assert getattr(found, field.name) == getattr(single, field.name), (values, field.name)
-            assert all(type(value) is float for value in (found.step_time, found.memory_usable, *found.parts.values()))
+                assert getattr(prediction, field.name) == getattr(single, field.name), (values, field.name)
+            assert all(type(value) is float for value in (prediction.step_time, prediction.memory_usable, *prediction.parts.values()))
 
 
 def test_shares_of_points_together_are_those_of_each_alone():
@@ -62,17 +62,17 @@ def test_shares_of_points_together_are_those_of_each_alone():
 
 
 def test_a_value_that_is_refused_is_a_point_with_its_reason_among_others():
-    found = perfmodel.explore(**DENSE, tp=2, vary="chip.memory.bandwidth=0.5B/s,1TB/s,2TB/s").points
-    assert [point.prediction is None for point in found] == [True, False, False]
-    assert found[0].reason.startswith("memory.bandwidth=0.5")
-    assert found[1].time > found[2].time
+    points = perfmodel.explore(**DENSE, tp=2, vary="chip.memory.bandwidth=0.5B/s,1TB/s,2TB/s").points
+    assert [point.prediction is None for point in points] == [True, False, False]
+    assert points[0].reason.startswith("memory.bandwidth=0.5")
+    assert points[1].time > points[2].time
 
 
 def test_records_become_columns_where_their_floats_differ():
     links = [Link(bandwidth=bandwidth, pair_bandwidth=1e9, latency=1e-6) for bandwidth in (1e9, 2e9)]
-    found = as_columns(links)
-    assert found.bandwidth.tolist() == [1e9, 2e9]
-    assert (found.pair_bandwidth, found.latency) == (1e9, 1e-6)
+    columns = as_columns(links)
+    assert columns.bandwidth.tolist() == [1e9, 2e9]
+    assert (columns.pair_bandwidth, columns.latency) == (1e9, 1e-6)
     cluster = system_for(DENSE, {}).cluster
     with pytest.raises(ValueError, match="differ in more than floats"):
         as_columns([cluster, replace(cluster, name="other")])

@@ -35,8 +35,8 @@ def forget():
     kept_estimator.cache_clear()
 
 
-def figures(found):
-    return found.step_time, found.parts, found.memory, found.fits_probability
+def figures(prediction):
+    return prediction.step_time, prediction.parts, prediction.memory, prediction.fits_probability
 
 
 def test_predictions_are_those_of_a_fresh_process():
@@ -76,7 +76,7 @@ def test_few_programs_of_a_job_are_kept(monkeypatch):
 def test_a_batch_of_a_list_has_the_recipe_of_its_release():
     call = dict(model="qwen3-235b-a22b", cluster="gb300-nvl72", chips=64, seq_len=4096, profile="nemo@26.02.01", ep=64)
     alone = [figures(perfmodel.predict(**call, global_batch=batch)) for batch in (1024, 8192)]
-    assert [figures(each) for each in perfmodel.predict(**call, global_batch=[1024, 8192])] == alone
+    assert [figures(prediction) for prediction in perfmodel.predict(**call, global_batch=[1024, 8192])] == alone
 
 
 HARDWARE = resource_dir("hardware_specs")
@@ -90,15 +90,15 @@ EDITED = {
 
 @pytest.mark.parametrize("kind", EDITED)
 def test_an_edited_file_is_read_again(tmp_path, kind):
-    """It is of the same size and edited at once, so no time of change tells the two contents apart."""
+    """The file has the same size and is edited at once, so its time of change does not separate the two contents."""
     text, old, new = EDITED[kind]
     assert old in text
     path = tmp_path / "edited.yaml"
-    found = []
+    versions = []
     for content in (text, text.replace(old, new), text):
         path.write_text(content)
-        found.append(figures(perfmodel.predict(**JOB | {"cluster" if kind == "chip" else kind: path}, tp=2)))
-    assert found[0] == found[2] != found[1]
+        versions.append(figures(perfmodel.predict(**JOB | {"cluster" if kind == "chip" else kind: path}, tp=2)))
+    assert versions[0] == versions[2] != versions[1]
 
 
 def test_a_search_after_a_prediction_finds_the_same():
@@ -119,5 +119,5 @@ def test_rows_of_a_list_are_the_predictions_by_themselves():
         for batch in batches
         for tp in (2, 4)
     ]
-    assert [figures(each) for each in listed] == [figures(each) for each in alone]
-    assert [each.plan for each in listed] == [each.plan for each in alone]
+    assert [figures(prediction) for prediction in listed] == [figures(prediction) for prediction in alone]
+    assert [prediction.plan for prediction in listed] == [prediction.plan for prediction in alone]

@@ -1,4 +1,4 @@
-"""How far a job goes: the limits are those that trying every value one by one finds."""
+"""Limits of a job: they are those that trying every value one by one finds."""
 
 from dataclasses import replace
 from itertools import takewhile
@@ -20,8 +20,8 @@ MODEL = make_model(num_hidden_layers=4, max_position_embeddings=1 << 20, positio
 
 
 def small(capacity):
-    found = perfmodel.load_cluster("dgx-h100", num_chips=8)
-    return replace(found, chip=replace(found.chip, memory=replace(found.chip.memory, capacity=capacity, usable=0.0)))
+    cluster = perfmodel.load_cluster("dgx-h100", num_chips=8)
+    return replace(cluster, chip=replace(cluster.chip, memory=replace(cluster.chip.memory, capacity=capacity, usable=0.0)))
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def fits(cluster, *, chips=4, global_batch, seq_len=1024, **knobs):
     return sweep(setting.estimator, replace(space, orders=space.orders[:1]), top=1, attention=attention).num_feasible > 0
 
 
-#: Nothing of 6 GB beside the tensors: the chips are small.
+#: Without the gigabytes that frameworks hold in addition to tensors: the chips are small.
 BARE = {"calibration": "spec-sheet", "profile": "megatron"}
 
 
@@ -49,20 +49,20 @@ def limits(cluster, **given):
     "given", mostly_slow([{"recompute": "none", "dp_replicate": 4}, {"tp": 2, "recompute": "none"}]), ids=["ddp", "tp"]
 )
 def test_the_limits_are_those_of_trying_every_value(cluster, given):
-    found = limits(cluster, **given)
+    result = limits(cluster, **given)
     micro = list(takewhile(lambda b: fits(cluster, global_batch=4 * b, micro_batch=b, **given), range(1, 100)))
-    assert found.micro_batch.value == len(micro)
-    assert found.micro_batch.limited_by == "memory"
-    assert found.micro_batch.prediction[0].fits
-    assert found.micro_batch.prediction[0].plan.micro_batch == len(micro)
-    following = found.seq_len.value + found.seq_len.value // 64 + 128
-    assert fits(cluster, global_batch=4, micro_batch=1, seq_len=found.seq_len.value, **given)
+    assert result.micro_batch.value == len(micro)
+    assert result.micro_batch.limited_by == "memory"
+    assert result.micro_batch.prediction[0].fits
+    assert result.micro_batch.prediction[0].plan.micro_batch == len(micro)
+    following = result.seq_len.value + result.seq_len.value // 64 + 128
+    assert fits(cluster, global_batch=4, micro_batch=1, seq_len=result.seq_len.value, **given)
     assert not fits(cluster, global_batch=4, micro_batch=1, seq_len=following // 128 * 128, **given)
 
 
 @pytest.mark.slow
 def test_the_largest_global_batch_is_that_of_every_pair_of_degrees(cluster):
-    found = limits(cluster, tp=1, cp=1, recompute="none")
+    result = limits(cluster, tp=1, cp=1, recompute="none")
     best = 0
     for pp, dp in ((1, 4), (2, 2), (4, 1)):
         micro = takewhile(
@@ -70,8 +70,8 @@ def test_the_largest_global_batch_is_that_of_every_pair_of_degrees(cluster):
             range(1, 100),
         )
         best = max(best, pp * dp * len(list(micro)))
-    assert found.global_batch.value == best > 0
-    plan = found.global_batch.prediction[0].plan
+    assert result.global_batch.value == best > 0
+    plan = result.global_batch.prediction[0].plan
     assert plan.job.global_batch == best
     assert plan.num_microbatches == plan.layout.pp
 
@@ -79,32 +79,34 @@ def test_the_largest_global_batch_is_that_of_every_pair_of_degrees(cluster):
 @pytest.mark.parametrize("given", mostly_slow([{}, {"zero": 1, "pp": 1}]), ids=["free", "zero-1"])
 def test_the_fewest_chips_are_the_first_with_a_plan(given):
     cluster = small(0.22e9)  # one of them does not hold the states
-    found = limits(cluster, chips=None, **given)
+    result = limits(cluster, chips=None, **given)
     enough = next(n for n in (1, 2, 3, 4, 8) if fits(cluster, chips=n, global_batch=n, micro_batch=1, **given))
-    assert found.chips.value == found.setting.cluster.num_chips == enough > 1
-    assert found.chips.limited_by == "memory"
-    assert found.chips.memory_class
+    assert result.chips.value == result.setting.cluster.num_chips == enough > 1
+    assert result.chips.limited_by == "memory"
+    assert result.chips.memory_class
 
 
 def test_a_global_batch_that_is_given_is_divided(cluster):
-    found = limits(cluster, global_batch=12, recompute="full")
-    assert found.micro_batch.value == max(b for b in (1, 2, 3, 4, 6, 12) if fits(cluster, global_batch=12, micro_batch=b, recompute="full"))
+    result = limits(cluster, global_batch=12, recompute="full")
+    assert result.micro_batch.value == max(
+        b for b in (1, 2, 3, 4, 6, 12) if fits(cluster, global_batch=12, micro_batch=b, recompute="full")
+    )
 
 
 def test_positions_limit_a_sequence(cluster):
     short = replace(MODEL, max_position_embeddings=384)
     for model in (short, replace(short, position="learned")):
-        found = limits(cluster, model=model, seq_len=256, tp=1, cp=1, pp=1).seq_len
-        assert (found.value, found.limited_by) == (384, "positions")
+        limit = limits(cluster, model=model, seq_len=256, tp=1, cp=1, pp=1).seq_len
+        assert (limit.value, limit.limited_by) == (384, "positions")
     with pytest.raises(InputError, match="learned positions for 384 tokens only"):
         limits(cluster, model=replace(short, position="learned"))
 
 
 def test_nothing_fits_is_an_answer_too():
-    found = perfmodel.find_limits(model="gpt3-175b", cluster="dgx-a100", chips=2, seq_len=2048, tp=2, zero=0, dp=1, pp=1, cp=1)
-    assert [each.value for each in found] == [0, 0, 0, 0]
-    assert found.micro_batch.limited_by == "memory"
-    assert "more than the 79.1 GiB" in found.micro_batch.reason
+    result = perfmodel.find_limits(model="gpt3-175b", cluster="dgx-a100", chips=2, seq_len=2048, tp=2, zero=0, dp=1, pp=1, cp=1)
+    assert [limit.value for limit in result] == [0, 0, 0, 0]
+    assert result.micro_batch.limited_by == "memory"
+    assert "more than the 79.1 GiB" in result.micro_batch.reason
 
 
 def test_no_number_of_chips_is_enough():
@@ -114,29 +116,29 @@ def test_no_number_of_chips_is_enough():
 
 @pytest.mark.parametrize("micro_batch", [1, 4, 16, 200])
 def test_a_pass_without_needless_plans_finds_what_the_whole_pass_finds(cluster, micro_batch):
-    """What surely does not fit and is not the least is left out; what fits, the fastest of it and the least are the same."""
+    """Plans that surely do not fit and are not the least are left out. Plans that fit, the fastest and the least are the same."""
     setting = make_setting(make_job(MODEL, global_batch=4 * micro_batch, seq_len=1024), cluster, chips=4, calibration="spec-sheet")
     space = replace(space_in(setting, Knobs(micro_batch=micro_batch), {})[0], orders=(DEFAULT_ORDER,))
-    whole = sweep(setting.estimator, space, top=1)
-    for needless in (float("inf"), float(whole.least.values[0])):
+    complete = sweep(setting.estimator, space, top=1)
+    for needless in (float("inf"), float(complete.least.values[0])):
         part = sweep(setting.estimator, space, top=1, needless=needless)
-        assert part.num_feasible == whole.num_feasible
-        assert part.num_evaluated <= whole.num_evaluated
-        assert part.least.values.tolist() == whole.least.values.tolist()
-        assert part.plan(int(part.least.ids[0])) == whole.plan(int(whole.least.ids[0]))
-        assert part.best_time.values.tolist() == whole.best_time.values.tolist()
-        assert [part.plan(int(i)) for i in part.best_time.ids] == [whole.plan(int(i)) for i in whole.best_time.ids]
-    assert part.num_evaluated < whole.num_evaluated or whole.num_feasible
+        assert part.num_feasible == complete.num_feasible
+        assert part.num_evaluated <= complete.num_evaluated
+        assert part.least.values.tolist() == complete.least.values.tolist()
+        assert part.plan(int(part.least.ids[0])) == complete.plan(int(complete.least.ids[0]))
+        assert part.best_time.values.tolist() == complete.best_time.values.tolist()
+        assert [part.plan(int(i)) for i in part.best_time.ids] == [complete.plan(int(i)) for i in complete.best_time.ids]
+    assert part.num_evaluated < complete.num_evaluated or complete.num_feasible
 
 
 def test_few_single_plans_are_tried(monkeypatch):
-    """What a plan needs is close to a straight line in the micro-batch and the sequence, so that no bisection is walked."""
+    """Memory is nearly linear in the micro-batch and the sequence, so that no bisection is needed."""
     tried = []
     evaluate = limits_of_planner.evaluate_memory
     monkeypatch.setattr(limits_of_planner, "evaluate_memory", lambda *given: tried.append(given) or evaluate(*given))
-    found = limits(small(80e9), tp=2, recompute="none", cp=1, pp=1)
-    assert found.micro_batch.value > 1000
-    assert found.seq_len.value > 1000 * 128
+    result = limits(small(80e9), tp=2, recompute="none", cp=1, pp=1)
+    assert result.micro_batch.value > 1000
+    assert result.seq_len.value > 1000 * 128
     assert len(tried) <= 40, len(tried)
 
 
@@ -150,6 +152,6 @@ def test_a_loss_in_chunks_is_named_where_it_moves_a_limit():
 
 
 def test_no_loss_is_named_to_a_framework_that_has_none():
-    found = perfmodel.find_limits(model="qwen2.5-0.5b", cluster="dgx-h100", chips=1, seq_len="128k", profile="megatron")
-    assert found.micro_batch.memory_moment == "loss"
-    assert not any("--setting" in each.reason for each in found)
+    result = perfmodel.find_limits(model="qwen2.5-0.5b", cluster="dgx-h100", chips=1, seq_len="128k", profile="megatron")
+    assert result.micro_batch.memory_moment == "loss"
+    assert not any("--setting" in limit.reason for limit in result)

@@ -14,10 +14,10 @@ def plan():
 
 def test_a_plan_of_shard_is_predicted_like_any_plan(plan, tmp_path):
     write_plan(plan, tmp_path / "plan.yaml")
-    found = perfmodel.predict(tmp_path / "plan.yaml")
-    assert found == perfmodel.predict_network_plan(plan)
+    prediction = perfmodel.predict(tmp_path / "plan.yaml")
+    assert prediction == perfmodel.predict_network_plan(plan)
     both = perfmodel.predict(plan, cluster=["dgx-a100", "dgx-h100"])
-    assert both[0].step_time == found.step_time > both[1].step_time
+    assert both[0].step_time == prediction.step_time > both[1].step_time
 
 
 @pytest.mark.parametrize("given", [{"tp": 2}, {"seq_len": 8192}, {"chips": 8}])

@@ -35,7 +35,7 @@ def test_this_machines_own_calibration_is_used_where_it_suffices(measured, monke
     monkeypatch.setattr(module, "choose_calibration", lambda chip, name: OWN)
     assert own_calibration(None, ranks=2) is OWN
     assert not measured
-    own_calibration(None, ranks=2, suffices=lambda found: False)
+    own_calibration(None, ranks=2, suffices=lambda calibration: False)
     assert measured == [min(2, local_cluster().num_chips)]
 
 

@@ -8,25 +8,25 @@ from perfmodel.foundation.units import format_step
 
 
 @pytest.fixture(scope="module")
-def found():
+def search():
     return perfmodel.find_plans(model="llama-3-8b", cluster="dgx-h100", chips=8, global_batch=64, seq_len="8k", profile="megatron", top=5)
 
 
-def test_a_search_is_a_page_of_its_best_plan_and_the_others(found, tmp_path):
-    page = perfmodel.write_report(found, out=tmp_path / "page.html")
+def test_a_search_is_a_page_of_its_best_plan_and_the_others(search, tmp_path):
+    page = perfmodel.write_report(search, out=tmp_path / "page.html")
     assert (page.kind, (tmp_path / "page.html").read_text(encoding="utf-8")) == ("search", page.html)
     assert "Best plans" in page.sections
-    for number, each in enumerate(found.kinds, 1):
+    for number, kind in enumerate(search.kinds, 1):
         assert f"plan {number}: " in page.html
-        assert format_step(each.prediction.step_time) in page.html
-    assert page.html.count("<circle") >= len(found.pareto)
+        assert format_step(kind.prediction.step_time) in page.html
+    assert page.html.count("<circle") >= len(search.pareto)
 
 
-def test_a_plan_has_the_parts_of_its_prediction(found, tmp_path):
-    page = perfmodel.write_report(found.plans[0].plan, out=tmp_path / "page.html")
+def test_a_plan_has_the_parts_of_its_prediction(search, tmp_path):
+    page = perfmodel.write_report(search.plans[0].plan, out=tmp_path / "page.html")
     assert page.kind == "plan"
     assert "Best plans" not in page.sections
-    for name, time in found.plans[0].parts.items():
+    for name, time in search.plans[0].parts.items():
         assert (name.replace("_", " ") in page.html) or not time
 
 
@@ -37,7 +37,7 @@ def test_what_is_no_plan_is_refused(plans, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_write_that_fails_leaves_the_old_page(found, tmp_path, monkeypatch):
+def test_a_write_that_fails_leaves_the_old_page(search, tmp_path, monkeypatch):
     path = tmp_path / "page.html"
     path.write_text("old", encoding="utf-8")
 
@@ -46,5 +46,5 @@ def test_a_write_that_fails_leaves_the_old_page(found, tmp_path, monkeypatch):
 
     monkeypatch.setattr("os.replace", fails)
     with pytest.raises((OSError, InputError)):
-        perfmodel.write_report(found.plans[0].plan, out=path)
-    assert [each.read_text(encoding="utf-8") for each in tmp_path.iterdir()] == ["old"]
+        perfmodel.write_report(search.plans[0].plan, out=path)
+    assert [path.read_text(encoding="utf-8") for path in tmp_path.iterdir()] == ["old"]

@@ -9,9 +9,9 @@ from perfmodel.verbs.schemas import field_rows, schema_of, value_words
 def test_fields_of_a_mapping_follow_it():
     rows = list(field_rows("cluster"))
     names = [row["field"] for row in rows]
-    place = names.index("tiers")
-    assert names[place + 1] == "tiers[].name"
-    assert rows[place]["value"] == "list of mappings"
+    index = names.index("tiers")
+    assert names[index + 1] == "tiers[].name"
+    assert rows[index]["value"] == "list of mappings"
     assert {row["field"] for row in rows if row["required"]} >= {"name", "chip", "tiers", "tiers[].bandwidth"}
 
 

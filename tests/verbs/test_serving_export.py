@@ -29,12 +29,12 @@ MANIFESTS = ("kserve", "llm-d", "dynamo")
 
 @pytest.fixture(scope="module")
 def served():
-    found = {}
+    predictions = {}
 
     def prediction(name, engine="vllm"):
-        if (name, engine) not in found:
-            found[name, engine] = perfmodel.serve(**JOB, **SERVICES[name], engine=engine)
-        return found[name, engine]
+        if (name, engine) not in predictions:
+            predictions[name, engine] = perfmodel.serve(**JOB, **SERVICES[name], engine=engine)
+        return predictions[name, engine]
 
     return prediction
 

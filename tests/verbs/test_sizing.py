@@ -28,26 +28,26 @@ def sized():
 
 
 def costs(runs):
-    return [(each.wall_time, each.run.cost) for each in runs]
+    return [(sized_run.wall_time, sized_run.run.cost) for sized_run in runs]
 
 
 def test_each_run_has_the_best_plan_of_a_search_of_its_own(sized):
-    assert [(each.cluster, each.num_chips) for each in sized.runs if each.cluster == "dgx-h100"] == [
+    assert [(sized_run.cluster, sized_run.num_chips) for sized_run in sized.runs if sized_run.cluster == "dgx-h100"] == [
         ("dgx-h100", chips) for chips in (32, 16, 8)
     ]
-    for each in sized.runs:
+    for sized_run in sized.runs:
         alone = perfmodel.find_plans(
-            **JOB, cluster=each.cluster, chips=each.num_chips, objective="cost", tokens="1T", ties=0, any_framework=False
+            **JOB, cluster=sized_run.cluster, chips=sized_run.num_chips, objective="cost", tokens="1T", ties=0, any_framework=False
         )
-        assert each.prediction.step_time == alone.plans[0].step_time
-        assert each.run.cost == pytest.approx(alone.values[0])
+        assert sized_run.prediction.step_time == alone.plans[0].step_time
+        assert sized_run.run.cost == pytest.approx(alone.values[0])
 
 
 def test_the_front_is_what_no_run_beats_by_brute_force(sized):
     beaten = [
-        any(other != each and other[0] <= each[0] and other[1] <= each[1] for other in costs(sized.runs)) for each in costs(sized.runs)
+        any(other != point and other[0] <= point[0] and other[1] <= point[1] for other in costs(sized.runs)) for point in costs(sized.runs)
     ]
-    assert costs(sized.front) == [each for each, is_beaten in zip(costs(sized.runs), beaten, strict=True) if not is_beaten]
+    assert costs(sized.front) == [point for point, is_beaten in zip(costs(sized.runs), beaten, strict=True) if not is_beaten]
 
 
 @given(
@@ -58,30 +58,30 @@ def test_the_front_is_what_no_run_beats_by_brute_force(sized):
 def test_marks_are_those_of_all_runs_not_of_the_front_alone(points, deadline, budget):
     one = all_runs().runs[0]
     runs = [replace(one, run=replace(one.run, wall_days=float(days), cost=float(cost))) for days, cost in points]
-    found = size_runs(runs, deadline=86400.0 * deadline, budget=float(budget))
+    sizing = size_runs(runs, deadline=86400.0 * deadline, budget=float(budget))
     in_time, within = [[p for p in points if p[at] <= limit] for at, limit in ((0, deadline), (1, budget))]
-    assert (found.cheapest.run.cost if found.cheapest else None) == min((p[1] for p in in_time), default=None)
-    assert (found.fastest.run.wall_days if found.fastest else None) == min((p[0] for p in within), default=None)
+    assert (sizing.cheapest.run.cost if sizing.cheapest else None) == min((p[1] for p in in_time), default=None)
+    assert (sizing.fastest.run.wall_days if sizing.fastest else None) == min((p[0] for p in within), default=None)
     both = [p for p in in_time if p in within]
-    assert (found.best.run.cost if found.best else None) == min((p[1] for p in both), default=None)
+    assert (sizing.best.run.cost if sizing.best else None) == min((p[1] for p in both), default=None)
     nearest = min(max(p[0] / deadline, p[1] / budget) for p in points)
-    assert max(found.nearest.run.wall_days / deadline, found.nearest.run.cost / budget) == pytest.approx(nearest)
+    assert max(sizing.nearest.run.wall_days / deadline, sizing.nearest.run.cost / budget) == pytest.approx(nearest)
 
 
 def test_a_deadline_and_a_budget_that_nothing_meets_name_the_nearest():
-    found = perfmodel.size_cluster(**{**RUN, "cluster": "dgx-h100", "chips": [8, 16]}, by="1d", budget=100)
-    assert found.best is found.cheapest is found.fastest is None
-    assert found.reason.startswith("none of 2 runs trains 1T tokens in 1 days for 100 USD; the nearest is 8 chips of dgx-h100: ")
-    assert f"{found.nearest.run.wall_days:,.1f} days, {found.nearest.run.cost:,.0f} USD" in found.reason
+    sizing = perfmodel.size_cluster(**{**RUN, "cluster": "dgx-h100", "chips": [8, 16]}, by="1d", budget=100)
+    assert sizing.best is sizing.cheapest is sizing.fastest is None
+    assert sizing.reason.startswith("none of 2 runs trains 1T tokens in 1 days for 100 USD; the nearest is 8 chips of dgx-h100: ")
+    assert f"{sizing.nearest.run.wall_days:,.1f} days, {sizing.nearest.run.cost:,.0f} USD" in sizing.reason
 
 
 def test_without_chips_powers_of_two_times_a_node_are_tried_until_a_run_is_twice_too_late():
-    found = perfmodel.size_cluster(**JOB, cluster="dgx-h100", tokens="10T", by="40d")
-    tried = [each.num_chips for each in found.runs]
+    sizing = perfmodel.size_cluster(**JOB, cluster="dgx-h100", tokens="10T", by="40d")
+    tried = [sized_run.num_chips for sized_run in sizing.runs]
     assert tried == [tried[0] // 2**power for power in range(len(tried))]
-    assert all(each.wall_time <= 2 * 40 * 86400 for each in found.runs[:-1])
-    assert found.runs[-1].wall_time > 2 * 40 * 86400 or found.runs[-1].num_chips == 8
-    assert found.notes == (f"chips: not given; {tried[-1]:,} to {tried[0]:,}, powers of two times a node",)
+    assert all(sized_run.wall_time <= 2 * 40 * 86400 for sized_run in sizing.runs[:-1])
+    assert sizing.runs[-1].wall_time > 2 * 40 * 86400 or sizing.runs[-1].num_chips == 8
+    assert sizing.notes == (f"chips: not given; {tried[-1]:,} to {tried[0]:,}, powers of two times a node",)
 
 
 def test_the_user_s_price_decides():
@@ -91,20 +91,20 @@ def test_the_user_s_price_decides():
 
 
 def test_a_number_of_chips_without_a_plan_is_not_sized():
-    found = perfmodel.size_cluster(**{**RUN, "cluster": "dgx-h100", "chips": [8, 20]})
-    assert [each.num_chips for each in found.runs] == [8]
-    assert [each.asked["chips"] for each in found.not_sized] == [20]
+    sizing = perfmodel.size_cluster(**{**RUN, "cluster": "dgx-h100", "chips": [8, 20]})
+    assert [sized_run.num_chips for sized_run in sizing.runs] == [8]
+    assert [case.asked["chips"] for case in sizing.not_sized] == [20]
 
 
 def test_it_prints_its_front_and_makes_a_data_frame(sized):
     assert str(sized).startswith("6 runs; the front of time and cost:\n32 chips of dgx-b200: ")
-    assert list(sized.to_frame()["chips"]) == [each.num_chips for each in sized.runs]
+    assert list(sized.to_frame()["chips"]) == [sized_run.num_chips for sized_run in sized.runs]
 
 
 def test_an_interrupted_sizing_keeps_the_runs_so_far():
-    found = perfmodel.size_cluster(**RUN, progress=lambda done: done > 0.3)
-    assert found.interrupted
-    assert 1 <= len(found.runs) < 6
+    sizing = perfmodel.size_cluster(**RUN, progress=lambda done: done > 0.3)
+    assert sizing.interrupted
+    assert 1 <= len(sizing.runs) < 6
 
 
 @pytest.mark.parametrize(

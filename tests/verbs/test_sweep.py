@@ -43,26 +43,26 @@ def test_the_last_axis_varies_fastest_and_zipped_words_advance_together():
     )  # fmt: skip
     points = list(study.points())
     assert len(points) == study.num_points == 8
-    assert [(each["model"], each["global_batch"], each["cluster"], each["chips"]) for each in points[:5]] == [
+    assert [(point["model"], point["global_batch"], point["cluster"], point["chips"]) for point in points[:5]] == [
         ("a", 1, "x", 4), ("a", 1, "x", 8), ("a", 1, "y", 4), ("a", 1, "y", 8), ("b", 2, "x", 4),
     ]  # fmt: skip
     assert study.varied == ("model", "global_batch", "cluster", "chips")
 
 
 def test_rows_are_those_of_predictions():
-    found = swept(PREDICT)
-    assert [(row["point"], row["chips"], row["tp"]) for row in found.rows] == [(0, 1, 1), (1, 1, 2), (2, 8, 1), (3, 8, 2)]
-    for row in (found.rows[0], found.rows[3]):
+    sweep = swept(PREDICT)
+    assert [(row["point"], row["chips"], row["tp"]) for row in sweep.rows] == [(0, 1, 1), (1, 1, 2), (2, 8, 1), (3, 8, 2)]
+    for row in (sweep.rows[0], sweep.rows[3]):
         expected = prediction_row(perfmodel.predict(**JOB, chips=row["chips"], tp=row["tp"]))
         assert expected.items() <= row.items()
 
 
 def test_a_point_that_cannot_be_predicted_is_a_row_with_its_reason():
-    found = swept(PREDICT)
-    assert found.failures == (found.rows[1]["reason"],)
-    assert "tp=2" in found.rows[1]["reason"]
-    assert found.rows[1]["seq_len"] == 1024
-    frame = found.to_frame()
+    sweep = swept(PREDICT)
+    assert sweep.failures == (sweep.rows[1]["reason"],)
+    assert "tp=2" in sweep.rows[1]["reason"]
+    assert sweep.rows[1]["seq_len"] == 1024
+    frame = sweep.to_frame()
     assert frame.step_time.isna().tolist() == [False, True, False, False]
 
 
@@ -80,9 +80,9 @@ def test_a_fault_of_ours_is_a_row_and_is_computed_again(tmp_path, monkeypatch):
 
 def test_a_search_has_the_best_plans_of_find_plans():
     words = {**JOB, "chips": 8, "profile": "megatron"}
-    found = swept({"version": 1, "fixed": {name: value for name, value in words.items() if name != "chips"}, "axes": {"chips": [8]}})
+    sweep = swept({"version": 1, "fixed": {name: value for name, value in words.items() if name != "chips"}, "axes": {"chips": [8]}})
     (best,) = perfmodel.find_plans(**words, top=1).plans
-    row = found.rows[0]
+    row = sweep.rows[0]
     assert (row["place"], row["num_feasible"] > 0) == (1, True)
     assert prediction_row(best).items() <= row.items()
 
@@ -106,9 +106,9 @@ def test_a_search_without_a_plan_that_fits_keeps_the_least_memory():
     ],
 )
 def test_every_verb_has_rows(verb, fixed, axes, column):
-    found = swept({"version": 1, "verb": verb, "fixed": fixed, "axes": axes})
-    assert found.failures == ()
-    assert all(row[column] for row in found.rows)
+    sweep = swept({"version": 1, "verb": verb, "fixed": fixed, "axes": axes})
+    assert sweep.failures == ()
+    assert all(row[column] for row in sweep.rows)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_arguments_and_results_of_one_name_have_two_columns(verb, fixed, axis, v
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"axes": {"chps": [1]}}, "axes.chps: predict has no such argument; did you mean 'chips'"),
         ({"fixed": {**JOB, "objective": "time"}}, "fixed.objective: predict has no such argument"),
@@ -145,14 +145,14 @@ def test_arguments_and_results_of_one_name_have_two_columns(verb, fixed, axis, v
         ({"fixed": {**JOB, "model": perfmodel.load_model("gpt2")}}, "must be text, a number, a list or a mapping"),
     ],
 )
-def test_a_study_that_is_wrong_is_refused_before_anything_is_computed(change, said, tmp_path):
+def test_a_study_that_is_wrong_is_refused_before_anything_is_computed(change, message, tmp_path):
     with pytest.raises(InputError) as error:
         swept({**PREDICT, **change}, tmp_path / "a.parquet")
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_missing_may_be_said_otherwise():
+def test_missing_arguments_may_be_replaced_by_others():
     nodes = {"model": "gpt2", "cluster": "dgx-h100", "seq_len": 1024, "nodes": 1, "batch_tokens": "16k"}
     assert swept({**PREDICT, "fixed": nodes, "axes": {}}).rows[0]["global_batch"] == 16
     read_study({"version": 1, "verb": "serve-search", "fixed": {"model": "a", "cluster": "b", "input_len": 1, "output_len": 1, "rate": 1}})
@@ -170,16 +170,16 @@ def test_shipped_studies_are_read_by_name(name):
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------
-# The table, and what is kept beside it
+# The table, and the points that are kept next to it
 # ---------------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.csv"])
 def test_the_table_is_read_back_with_pandas(tmp_path, name):
-    found = swept(PREDICT, tmp_path / name)
+    sweep = swept(PREDICT, tmp_path / name)
     read = (pandas.read_csv if name.endswith("csv") else pandas.read_parquet)(tmp_path / name)
-    assert read.step_time.dropna().tolist() == found.to_frame().step_time.dropna().tolist()
-    assert read.columns.tolist() == found.to_frame().columns.tolist()
+    assert read.step_time.dropna().tolist() == sweep.to_frame().step_time.dropna().tolist()
+    assert read.columns.tolist() == sweep.to_frame().columns.tolist()
 
 
 def test_a_column_of_texts_and_numbers_is_written_as_texts(tmp_path):
@@ -197,8 +197,8 @@ def test_what_was_computed_is_kept_and_a_changed_study_computes_the_rest(tmp_pat
 
 
 def test_equal_points_are_computed_once():
-    found = swept(with_axes(chips=[8, 8]))
-    assert (found.num_computed, len(found.rows)) == (1, 2)
+    sweep = swept(with_axes(chips=[8, 8]))
+    assert (sweep.num_computed, len(sweep.rows)) == (1, 2)
 
 
 def test_other_data_and_another_file_of_the_same_name_are_computed_again(tmp_path, monkeypatch):
@@ -234,7 +234,7 @@ def test_one_sweep_at_a_time_writes_a_table(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("absent", "words", "said"),
+    ("absent", "words", "message"),
     [
         ("pyarrow", {"out": "a.parquet"}, "install perfmodel[sweep], or write results.csv"),
         ("joblib", {"jobs": 2}, "install perfmodel[sweep], or give jobs 1"),
@@ -246,21 +246,21 @@ def test_one_sweep_at_a_time_writes_a_table(tmp_path):
         ("", {"jobs": 0}, "must be a whole number of at least 1"),
     ],
 )
-def test_what_is_not_there_is_refused_in_one_sentence(absent, words, said, tmp_path, monkeypatch):
+def test_what_is_not_there_is_refused_in_one_sentence(absent, words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sweeps, "find_spec", lambda name: None if name == absent else True)
     with pytest.raises(InputError) as error:
         perfmodel.run_sweep(PREDICT, **words)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_progress_counts_points(tmp_path):
-    said = []
-    swept(PREDICT, progress=lambda share, text: said.append((share, text)))
-    assert [share for share, _ in said] == [0.25, 0.5, 0.75, 1.0]
-    assert said[-1][1].startswith("4 of 4 points")
-    assert said[-1][1].endswith("1 failed")
+    reports = []
+    swept(PREDICT, progress=lambda share, text: reports.append((share, text)))
+    assert [share for share, _ in reports] == [0.25, 0.5, 0.75, 1.0]
+    assert reports[-1][1].startswith("4 of 4 points")
+    assert reports[-1][1].endswith("1 failed")
 
 
 def kept_lines(folder):
@@ -268,7 +268,7 @@ def kept_lines(folder):
 
 
 def killed(study, out, jobs, *, after):
-    """Start a sweep in a process, kill it with SIGKILL once so many points are kept, and return how many are in the end."""
+    """Start a sweep in a process, kill it with SIGKILL after the given number of kept points, and return the number in the end."""
     program = f"import json, perfmodel\nperfmodel.run_sweep(json.loads({json.dumps(study)!r}), out={str(out)!r}, jobs={jobs})"
     path = os.pathsep.join(sys.path)
     process = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": path}, stderr=subprocess.DEVNULL)
@@ -301,8 +301,8 @@ def test_other_processes_give_the_same_rows(tmp_path, engine):
     pytest.importorskip("joblib")
     if engine == "dask":
         pytest.importorskip("distributed")
-    found = perfmodel.run_sweep(PREDICT, out=tmp_path / "a.csv", jobs=2, engine=engine)
-    assert without_times(found.rows) == without_times(swept(PREDICT).rows)
+    sweep = perfmodel.run_sweep(PREDICT, out=tmp_path / "a.csv", jobs=2, engine=engine)
+    assert without_times(sweep.rows) == without_times(swept(PREDICT).rows)
     assert swept(PREDICT, tmp_path / "a.csv").num_computed == 0
 
 
@@ -319,5 +319,5 @@ def test_an_objective_of_the_whole_run_takes_its_tokens():
     (without,) = perfmodel.run_sweep({"version": 1, "verb": "search", "fixed": fixed}, jobs=1).rows
     assert "give its tokens" in without["reason"]
     (row,) = perfmodel.run_sweep({"version": 1, "verb": "search", "fixed": fixed | {"tokens": "1B"}}, jobs=1).rows
-    found = perfmodel.find_plans(**fixed, tokens="1B", top=1)
-    assert row["objective_value"] == pytest.approx(found.values[0])
+    search = perfmodel.find_plans(**fixed, tokens="1B", top=1)
+    assert row["objective_value"] == pytest.approx(search.values[0])

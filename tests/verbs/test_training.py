@@ -29,15 +29,19 @@ def predictions():
 
 @pytest.mark.parametrize("objective", VALUE)
 def test_the_best_plan_by_an_objective_is_that_of_all_plans_predicted_one_by_one(objective, predictions):
-    value = {each.plan: VALUE[objective](perfmodel.estimate_run(each, "1T", assume=ASSUME)) for each in predictions if each.fits}
-    found = perfmodel.find_plans(
+    value = {
+        prediction.plan: VALUE[objective](perfmodel.estimate_run(prediction, "1T", assume=ASSUME))
+        for prediction in predictions
+        if prediction.fits
+    }
+    search = perfmodel.find_plans(
         **JOB, cp=1, schedule="1f1b", virtual_stages=1, zero=1, objective=objective, tokens="1T", assume=ASSUME, ties=0, top=5
     )
     assert len(value) > 50
-    assert found.values[0] == pytest.approx(min(value.values()), rel=1e-9)
-    assert list(found.values) == sorted(found.values)
-    assert [value[each.plan] for each in found.plans if each.plan in value] == pytest.approx(
-        [v for each, v in zip(found.plans, found.values, strict=True) if each.plan in value], rel=1e-9
+    assert search.values[0] == pytest.approx(min(value.values()), rel=1e-9)
+    assert list(search.values) == sorted(search.values)
+    assert [value[plan.plan] for plan in search.plans if plan.plan in value] == pytest.approx(
+        [v for plan, v in zip(search.plans, search.values, strict=True) if plan.plan in value], rel=1e-9
     )
 
 
@@ -45,10 +49,10 @@ def test_the_best_plan_by_an_objective_is_that_of_all_plans_predicted_one_by_one
 def test_columns_are_the_totals_of_single_runs(objective, predictions):
     setting = setting_of_request(make_requests(Request(**JOB))[0])
     values = objective_values(Objective(objective), setting, predictions, read_run("1T", ASSUME))
-    singles = [VALUE[objective](perfmodel.estimate_run(each, "1T", assume=ASSUME)) for each in predictions]
+    singles = [VALUE[objective](perfmodel.estimate_run(prediction, "1T", assume=ASSUME)) for prediction in predictions]
     assert values == pytest.approx(singles, rel=1e-12)
-    ordered = sorted(range(len(values)), key=lambda place: predictions[place].step_time)
-    assert [values[place] for place in ordered] == sorted(values)
+    ordered = sorted(range(len(values)), key=lambda index: predictions[index].step_time)
+    assert [values[index] for index in ordered] == sorted(values)
 
 
 def test_a_search_by_time_has_no_values():
@@ -57,7 +61,7 @@ def test_a_search_by_time_has_no_values():
 
 def test_the_price_of_one_cluster_is_not_that_of_another():
     plans = [perfmodel.predict(**{**JOB, "cluster": name}) for name in ("dgx-h100", "dgx-b200")]
-    runs = [perfmodel.estimate_run(each, "1T", assume={"price": 1.0, "price.dgx-b200": 4.0}) for each in plans]
+    runs = [perfmodel.estimate_run(plan, "1T", assume={"price": 1.0, "price.dgx-b200": 4.0}) for plan in plans]
     assert [run.cost / run.chip_hours for run in runs] == pytest.approx([1.0, 4.0])
     by_chip = perfmodel.estimate_run(plans[0], "1T", assume={"price.h100-sxm-80gb": 2.5})
     assert by_chip.cost / by_chip.chip_hours == pytest.approx(2.5)

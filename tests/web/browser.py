@@ -38,17 +38,17 @@ class Browser:
         while data:
             data = data[os.write(self._to, data) :]
         while True:
-            found = self._next()
-            if found.get("id") == self._number:
-                if "error" in found:
-                    raise AssertionError(f"{method}: {found['error']}")
-                return found["result"]
+            answer = self._next()
+            if answer.get("id") == self._number:
+                if "error" in answer:
+                    raise AssertionError(f"{method}: {answer['error']}")
+                return answer["result"]
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._text:
-            found = os.read(self._out, 1 << 16)
-            assert found, "Chromium ended"
-            self._text += found
+            chunk = os.read(self._out, 1 << 16)
+            assert chunk, "Chromium ended"
+            self._text += chunk
         line, _, self._text = self._text.partition(b"\0")
         message = json.loads(line)
         params = message.get("params", {})
@@ -73,9 +73,9 @@ class Browser:
 
     def value(self, expression: str) -> Any:
         """Return the value of a JavaScript expression, of a promise when it is kept."""
-        found = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in found, found["exceptionDetails"]
-        return found["result"].get("value")
+        answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
 
     def wait(self, condition: str, seconds: float = 60.0) -> None:
         """Wait until a condition holds."""
@@ -108,8 +108,8 @@ class Browser:
         self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def screenshot(self, path: Path) -> None:
-        found = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(found["data"]))
+        answer = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(answer["data"]))
 
 
 @contextmanager

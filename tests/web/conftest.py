@@ -14,11 +14,11 @@ JOB = {"model": "llama-3-8b", "cluster": "dgx-h100", "chips": 8, "global_batch":
 
 @pytest.fixture(scope="module")
 def server():
-    with PageServer(0) as found:
-        thread = Thread(target=found.serve_forever, kwargs={"poll_interval": 0.05})
+    with PageServer(0) as page_server:
+        thread = Thread(target=page_server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
-        yield found
-        found.shutdown()
+        yield page_server
+        page_server.shutdown()
         thread.join()
 
 
@@ -53,5 +53,5 @@ def post(send):
 def page(tmp_path_factory):
     if not CHROMIUM:
         pytest.skip("no Chromium here")
-    with browser(tmp_path_factory.mktemp("chromium")) as found:
-        yield found
+    with browser(tmp_path_factory.mktemp("chromium")) as chromium_page:
+        yield chromium_page

@@ -49,11 +49,11 @@ def test_explain_has_the_neighbours_of_the_command_line(post, capfd, tmp_path, m
 
 def test_search_is_that_of_the_command_line(post, capfd):
     job = {name: value for name, value in SMALL.items() if name not in ("tp", "zero")} | {"top": 3}
-    status, found = post("search", job)
+    status, result = post("search", job)
     flags = [word for name, value in job.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     expected = printed(capfd, "search", *flags)
     assert status == 200
-    assert found | {"search_time": 0} == expected | {"search_time": 0}
+    assert result | {"search_time": 0} == expected | {"search_time": 0}
 
 
 def test_a_plan_that_does_not_fit_gets_the_changes_of_the_command_line(post, capfd):
@@ -64,18 +64,18 @@ def test_a_plan_that_does_not_fit_gets_the_changes_of_the_command_line(post, cap
     assert "remedies" not in post("predict", job)[1]
 
 
-def test_search_tells_its_progress_by_the_line(send):
+def test_search_prints_its_progress_by_the_line(send):
     data = json.dumps(SMALL)
     accept = {"Content-Type": "application/json", "Accept": "application/x-ndjson"}
     status, headers, content = send("POST", "/api/search", data, **accept)
     *shares, last = map(json.loads, content.splitlines())
     assert (status, headers["Content-Type"]) == (200, "application/x-ndjson")
-    assert [each["progress"] for each in shares] == sorted(each["progress"] for each in shares)
+    assert [line["progress"] for line in shares] == sorted(line["progress"] for line in shares)
     assert last["answer"]["plans"]
     assert send("POST", "/api/search", json.dumps({**JOB, "tp": 7}), **accept)[0] == 400
 
 
-def test_a_search_that_nobody_waits_for_ends(server, post):
+def test_a_search_whose_client_left_ends(server, post):
     data = json.dumps({**JOB, "model": "llama-3.1-405b", "chips": 4096, "global_batch": 4096}).encode()
     before = server.worker._process.pid
     with socket.create_connection(server.server_address) as client:
@@ -88,11 +88,11 @@ def test_a_search_that_nobody_waits_for_ends(server, post):
 
 def test_a_pasted_model_and_a_pasted_config_are_read(post):
     job = {name: value for name, value in JOB.items() if name != "model"}
-    status, found = post("predict", {**job, "config": CONFIG})
-    assert (status, found["plan"]["job"]["model"]["hidden_size"]) == (200, 1024)
-    status, found = post("predict", {"cluster": "dgx-h100", "chips": 8, "config": TRAINER})
-    assert (status, found["plan"]["micro_batch"], found["plan"]["job"]["global_batch"]) == (200, 2, 64)
-    assert found["config"]["read"]
+    status, result = post("predict", {**job, "config": CONFIG})
+    assert (status, result["plan"]["job"]["model"]["hidden_size"]) == (200, 1024)
+    status, result = post("predict", {"cluster": "dgx-h100", "chips": 8, "config": TRAINER})
+    assert (status, result["plan"]["micro_batch"], result["plan"]["job"]["global_batch"]) == (200, 2, 64)
+    assert result["config"]["read"]
     status, changed = post("predict", {"cluster": "dgx-h100", "chips": 8, "config": TRAINER, "micro_batch": 1})
     assert (status, changed["plan"]["micro_batch"]) == (200, 1)
 
@@ -100,8 +100,8 @@ def test_a_pasted_model_and_a_pasted_config_are_read(post):
 def test_a_pasted_plan_is_predicted_as_its_file(post, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     expected = printed(capfd, "predict", *FLAGS, "--save", "plan.yaml")
-    status, found = post("predict", {"config": (tmp_path / "plan.yaml").read_text()})
-    assert (status, found["step_time"], found["plan_hash"]) == (200, expected["step_time"], expected["plan_hash"])
+    status, result = post("predict", {"config": (tmp_path / "plan.yaml").read_text()})
+    assert (status, result["step_time"], result["plan_hash"]) == (200, expected["step_time"], expected["plan_hash"])
 
 
 def test_nothing_that_is_pasted_is_executed(post, tmp_path):
@@ -112,9 +112,9 @@ def test_nothing_that_is_pasted_is_executed(post, tmp_path):
         f"!!python/object/apply:os.system ['touch {trap}']\n",
         f"a: !!python/object/apply:os.system ['touch {trap}']\n",
     ):
-        status, found = post("predict", {**JOB, "config": text})
+        status, result = post("predict", {**JOB, "config": text})
         assert status == 400
-        assert "\n" not in found["message"]
+        assert "\n" not in result["message"]
     assert not trap.exists()
 
 
@@ -144,18 +144,18 @@ def test_nothing_that_is_pasted_is_executed(post, tmp_path):
     ],
 )
 def test_nonsense_is_one_sentence(post, data, field, words):
-    status, found = post("predict", data)
+    status, result = post("predict", data)
     assert status == 400
-    assert set(found) == {"code", "field", "value", "message", "suggestions"}
-    assert words in found["message"]
-    assert "\n" not in found["message"]
-    assert field is None or found["field"] == field
+    assert set(result) == {"code", "field", "value", "message", "suggestions"}
+    assert words in result["message"]
+    assert "\n" not in result["message"]
+    assert field is None or result["field"] == field
 
 
-def test_what_is_missing_is_told_at_once(post):
-    found = post("predict", {"cluster": "dgx-h100", "chips": 8})[1]
-    assert found["code"] == "missing"
-    assert [each.partition(":")[0] for each in found["suggestions"]] == ["model", "global_batch", "seq_len"]
+def test_what_is_missing_is_reported_at_once(post):
+    error = post("predict", {"cluster": "dgx-h100", "chips": 8})[1]
+    assert error["code"] == "missing"
+    assert [suggestion.partition(":")[0] for suggestion in error["suggestions"]] == ["model", "global_batch", "seq_len"]
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ def test_what_is_missing_is_told_at_once(post):
     ],
 )
 def test_what_is_refused_is_an_error_as_json(send, method, path, headers, status):
-    found, answered, content = send(method, path, "" if method == "POST" else None, **headers)
-    assert (found, answered["Content-Type"]) == (status, "application/json")
+    answer_status, answered, content = send(method, path, "" if method == "POST" else None, **headers)
+    assert (answer_status, answered["Content-Type"]) == (status, "application/json")
     assert json.loads(content)["message"]
 
 

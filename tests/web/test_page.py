@@ -101,7 +101,7 @@ def test_bad_input_is_one_sentence_and_keeps_the_last_answer(show):
     assert page.text("#cards") == before
     page.click("#error button")
     page.wait(f"document.getElementById('error').hidden && {PREDICTED}")
-    page.problems[:] = [each for each in page.problems if "400 (Bad Request)" not in each]
+    page.problems[:] = [problem for problem in page.problems if "400 (Bad Request)" not in problem]
 
 
 def test_a_link_with_markup_shows_it_as_text(show, page, server):
@@ -142,7 +142,7 @@ def test_a_pasted_config_takes_what_it_lacks_from_the_fields(show):
     assert page.value("[state.chips, state.model, state.tp]") == ["8", None, None]
     assert "Read as" in page.value("document.getElementById('config-notes').textContent")
     page.wait("running === null && result && result.model === 'llama-3.1-8b'")
-    page.problems[:] = [each for each in page.problems if "400 (Bad Request)" not in each]
+    page.problems[:] = [problem for problem in page.problems if "400 (Bad Request)" not in problem]
 
 
 def test_a_search_is_replaced_by_a_newer_one_and_can_be_cancelled(show):
@@ -168,7 +168,7 @@ def test_a_search_is_replaced_by_a_newer_one_and_can_be_cancelled(show):
     page.choose("chips-exact", "8")
     page.choose("global_batch-exact", "64")
     page.wait("running === null && result && result.model === 'gpt2'")
-    page.problems[:] = [each for each in page.problems if "400 (Bad Request)" not in each]
+    page.problems[:] = [problem for problem in page.problems if "400 (Bad Request)" not in problem]
 
 
 def test_every_control_has_a_name_and_the_keyboard_reaches_it(show):

@@ -60,21 +60,21 @@ def site(tmp_path_factory, page):
         thread.join()
 
 
-def close(found, expected, where=""):
+def close(actual, expected, where=""):
     """Whether two answers hold the same; numbers may differ in their last digits, as another libm rounds them."""
     if isinstance(expected, dict):
-        assert found.keys() == expected.keys(), where
+        assert actual.keys() == expected.keys(), where
         for name, value in expected.items():
             if not name.endswith("_time") or name == "step_time":
-                close(found[name], value, f"{where}.{name}")
+                close(actual[name], value, f"{where}.{name}")
     elif isinstance(expected, list):
-        assert len(found) == len(expected), where
-        for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+        assert len(actual) == len(expected), where
+        for number, (one, other) in enumerate(zip(actual, expected, strict=True)):
             close(one, other, f"{where}[{number}]")
     elif isinstance(expected, float):
-        assert found == pytest.approx(expected, rel=1e-9, abs=1e-15), where
+        assert actual == pytest.approx(expected, rel=1e-9, abs=1e-15), where
     else:
-        assert found == expected, where
+        assert actual == expected, where
 
 
 def asked(site, verb, data):

@@ -24,7 +24,7 @@ def graph_of(model, train, attention="flash"):
 
 def flops(works):
     def size(extent):
-        return prod(each for each, _ in extent)
+        return prod(length for length, _ in extent)
 
     return sum(2 * size(work.batch) * size(work.m) * size(work.n) * size(work.k) for work in works if isinstance(work, Product))
 
@@ -126,7 +126,7 @@ def test_a_text_is_read_back(text):
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    "text, message",
     [
         ("lora", "has no rank; write lora:16"),
         ("lora:0", "the rank must be from 1"),
@@ -137,10 +137,10 @@ def test_a_text_is_read_back(text):
         (16, "not known"),
     ],
 )
-def test_what_is_no_training_is_refused(text, said):
+def test_what_is_no_training_is_refused(text, message):
     with pytest.raises(InputError, match="train=") as error:
         training_of(text)
-    assert said in str(error.value)
+    assert message in str(error.value)
 
 
 def test_a_target_that_the_model_has_not_is_refused():
@@ -189,9 +189,14 @@ def test_the_gradient_of_a_repeated_layers_input_is_made_where_layers_are_of_sev
     ],
 )
 def test_a_text_says_adapters_at_a_time_and_the_format_of_the_base(text, means):
-    found = training_of(text)
-    assert str(found) == text
-    assert (found.rank, found.targets, found.num_adapters, found.base) == (means.rank, means.targets, means.num_adapters, means.base)
+    training = training_of(text)
+    assert str(training) == text
+    assert (training.rank, training.targets, training.num_adapters, training.base) == (
+        means.rank,
+        means.targets,
+        means.num_adapters,
+        means.base,
+    )
 
 
 @pytest.mark.parametrize(
@@ -203,7 +208,7 @@ def test_faults_of_such_texts_are_named(text):
 
 
 def test_a_norm_is_made_of_the_matrix_and_its_adapter_in_forward_passes_alone():
-    """DoRA, section 4.3: a matrix of 4096 x 4096 and rank 16, beside the product with the tokens of a sequence."""
+    """DoRA, section 4.3: a matrix of 4096 x 4096 and rank 16, in addition to the product with the tokens of a sequence."""
     plain, decomposed, quantized = (graph_of(load_model("llama-2-7b"), f"{how}:16").operator("q_proj") for how in ("lora", "dora", "qdora"))
     assert flops(decomposed.forward) - flops(plain.forward) == 2 * 4096 * 4096 * 16
     assert decomposed.backward == plain.backward

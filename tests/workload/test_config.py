@@ -42,8 +42,8 @@ def test_norms_of_queries_and_keys_have_the_weights_of_their_scope():
     shapes = {
         scope: dict(shape[:2] for shape in llama(qk_norm=True, qk_norm_scope=scope).layer_shapes()) for scope in ("head", "own", "all")
     }
-    assert [found["q_norm.weight"] for found in shapes.values()] == [(128,), (32, 128), (4096,)]
-    assert [found["k_norm.weight"] for found in shapes.values()] == [(128,), (8, 128), (1024,)]
+    assert [sizes["q_norm.weight"] for sizes in shapes.values()] == [(128,), (32, 128), (4096,)]
+    assert [sizes["k_norm.weight"] for sizes in shapes.values()] == [(128,), (8, 128), (1024,)]
 
 
 def test_norms_may_stand_after_branches_alone():

@@ -191,7 +191,9 @@ def test_norm_of_queries_and_keys_of_llama_4_has_no_weight():
     model = read_config(LLAMA4)
     assert (model.qk_norm, model.qk_norm_scope) == (True, "bare")
     assert not any("q_norm" in shape.name for shape in model.layer_shapes())
-    norms = [each for each in transformer_network(model, batch=1, seq_len=32).operators if each.name.endswith(("q_norm", "k_norm"))]
+    norms = [
+        operator for operator in transformer_network(model, batch=1, seq_len=32).operators if operator.name.endswith(("q_norm", "k_norm"))
+    ]
     assert [len(norm.inputs) for norm in norms] == [1] * 8
     assert not read_config({**LLAMA4, "use_qk_norm": False}).qk_norm
 
@@ -297,7 +299,7 @@ def test_bad_config_is_refused_in_one_sentence(config, words):
     assert "\n" not in str(caught.value)
 
 
-def test_all_faults_are_told_at_once():
+def test_all_faults_are_reported_at_once():
     with pytest.raises(InputError) as caught:
         read_config({**DEEPSEEK, "num_key_value_heads": 2, "n_group": 3, "attention_bias": "no", "v_head_dim": None})
     assert all(
@@ -329,6 +331,6 @@ def test_one_damaged_key_is_read_or_refused(config, key, value):
 
 def test_the_files_page_names_every_family():
     page = (Path(__file__).parents[2] / "docs" / "files.md").read_text(encoding="utf-8")
-    own = {"megatron"}  # ours, for shipped models
+    of_perfmodel = {"megatron"}  # ours, for shipped models
     named = {family for family in FAMILIES if re.search(rf"[ ,]{re.escape(family.removesuffix('_text'))}(_text)?\b", page)}
-    assert {family for family in set(FAMILIES) - named - own if "_vl_" not in family} == set()
+    assert {family for family in set(FAMILIES) - named - of_perfmodel if "_vl_" not in family} == set()

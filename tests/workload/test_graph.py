@@ -77,15 +77,15 @@ def test_transformer_parameters_are_the_configs_one_by_one(name, attention):
     """Names and stored shapes, region by region."""
     model = load_model(name)
     built = build_graph(model, seq_len=512, attention=attention, dropout=True, activation_bytes=2.0, parameter_bytes=2.0)
-    found = {}
+    sizes = {}
     for op in built.operators:
         for operand in op.inputs:
             tensor = built.tensors[operand.tensor]
             if tensor.role is TensorRole.PARAMETER:
                 rows, columns = op.size(operand.dims[: tensor.num_rows]), op.size(operand.dims[tensor.num_rows :])
-                found[tensor.name] = (rows, columns) if len(operand.dims) > tensor.num_rows else (rows,)
+                sizes[tensor.name] = (rows, columns) if len(operand.dims) > tensor.num_rows else (rows,)
     shapes = (*model.embedding_shapes(), *model.layer_shapes(), *model.head_shapes())
-    assert found == {shape.name: shape.shape for shape in shapes}
+    assert sizes == {shape.name: shape.shape for shape in shapes}
 
 
 def test_removing_a_layer_changes_the_count_only():

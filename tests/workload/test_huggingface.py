@@ -104,7 +104,7 @@ def test_vision_language_model_is_read_by_its_language_half():
         (LLAMA, "llama", ""),
     ],
 )
-def test_what_stands_beside_the_language_model_is_named(config, architecture, left_out):
+def test_parts_outside_the_language_model_are_named(config, architecture, left_out):
     model = read_config(config)
     assert (model.architecture, model.left_out) == (architecture, left_out)
 

@@ -52,7 +52,7 @@ def product_flops(works):
 
 
 def torch_flops(function, *tensors):
-    """Of forward and of backward, as torch counts them."""
+    """Return the FLOP of forward and of backward, as torch counts them."""
     with FlopCounterMode(display=False) as counter:
         output = function(*tensors)
         forward = counter.get_total_flops()
@@ -126,15 +126,15 @@ def test_the_halo_is_what_windows_read_outside_their_share(window, stride, paddi
     size = 48
     outputs = window_output("c", size, window, stride, padding, dilation)
     assert size == stride * outputs
-    owned, made = size // num_parts, outputs // num_parts
+    owned, share_of_outputs = size // num_parts, outputs // num_parts
     share = range(owned, 2 * owned)  # the second: neighbours on both sides
-    read = {o * stride - padding + tap * dilation for o in range(made, 2 * made) for tap in range(window)}
+    read = {o * stride - padding + tap * dilation for o in range(share_of_outputs, 2 * share_of_outputs) for tap in range(window)}
     assert halo_rows(window, stride, padding, dilation) == len(set(range(min(read), max(read) + 1)) - set(share))
 
 
 def test_halo_rows_are_sent_forward_and_their_gradients_back():
     op = convolution("c", Tensor(name="x", shape=(4, 8, 32, 16)), "w", "y", filters=6, window=(5, 3), padding=(2, 1))
-    sent = [(own.over, elements(own.extent), own.phase, own.kind) for own in op.traffic]
+    sent = [(collective.over, elements(collective.extent), collective.phase, collective.kind) for collective in op.traffic]
     rows, columns = 4 * 8 * 4 * 16, 4 * 8 * 2 * 32  # batch, channels, halo, along
     assert sent == [
         (("h",), rows, Pass.FORWARD, CollectiveKind.SEND_RECV),
@@ -150,7 +150,7 @@ def test_data_gets_no_gradient_and_sends_no_halo_back():
     op = convolution(
         "c", Tensor(name="x", shape=(4, 3, 32, 16)), "w", "y", filters=6, window=(3, 3), padding=(1, 1), first_has_gradient=False
     )
-    assert {own.phase for own in op.traffic} == {Pass.FORWARD}
+    assert {collective.phase for collective in op.traffic} == {Pass.FORWARD}
     assert len(op.backward) == 1
 
 
@@ -160,7 +160,7 @@ def test_sides_that_do_not_divide_by_the_stride_stay_whole():
     assert op.traffic == ()
     op = pooling("p", Tensor(name="x", shape=(1, 3, 8, 9)), "y", window=(3, 3), stride=(2, 2), padding=(1, 1))
     assert op.unsplit == ("w",)
-    assert [own.over for own in op.traffic] == [("h",), ("h",)]
+    assert [collective.over for collective in op.traffic] == [("h",), ("h",)]
 
 
 @pytest.mark.parametrize("window", [(2, 2), (3, 3), (3, 2)])
@@ -185,17 +185,17 @@ def kept_by_torch(function, *tensors, parameters=()):
     of the tensors are among them, by position, the output after the inputs."""
     seen = {}
 
-    def place(tensor):
+    def address(tensor):
         return tensor.untyped_storage().data_ptr()
 
     def pack(tensor):
-        if tensor.dim() and place(tensor) not in {place(parameter) for parameter in parameters}:
-            seen[place(tensor)] = tensor
+        if tensor.dim() and address(tensor) not in {address(parameter) for parameter in parameters}:
+            seen[address(tensor)] = tensor
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         output = function(*tensors)
-    kept = [position for position, tensor in enumerate((*tensors, output)) if place(tensor) in seen]
+    kept = [position for position, tensor in enumerate((*tensors, output)) if address(tensor) in seen]
     return sum(tensor.numel() * tensor.element_size() // 4 for tensor in seen.values()), kept
 
 
@@ -502,7 +502,7 @@ def test_a_wrong_size_is_one_sentence(make, sentence):
 
 
 def toy(name, x, y, dims, *, saved=()):
-    """A kind that nobody knows: entries of a row in reverse order, which moves all of them where the row is cut."""
+    """Return an operator of an unknown kind: entries of a row in reverse order, which moves all of them where the row is cut."""
     entries = tuple((size, dim) for dim, size in dims.items())
     copy = Stream(kernel="default", elements=entries, accesses=passes(entries, entries))
     return Operator(
@@ -531,7 +531,7 @@ def test_a_new_kind_is_one_function():
     shardings = {op.name: {cut.get(op.name, "b"): ("a",)} for op in network.operators}
     plan = network_plan(network, axes, shardings)
     check_assignment(plan.cuts, network, needs_held=True)
-    own = [(row.kind, row.num_elements, row.phase) for row in network_traffic(network, plan) if row.operator == "reverse"]
-    assert own == [(CollectiveKind.ALL_TO_ALL, 4 * 4, phase) for phase in Pass]
+    sent = [(row.kind, row.num_elements, row.phase) for row in network_traffic(network, plan) if row.operator == "reverse"]
+    assert sent == [(CollectiveKind.ALL_TO_ALL, 4 * 4, phase) for phase in Pass]
     assert network.tensors["labels"].role is TensorRole.INDEX
     assert not any(isinstance(work, FusedAttention) for op in network.operators for work in op.forward)

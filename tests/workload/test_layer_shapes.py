@@ -47,16 +47,16 @@ def test_layers_of_deepseek_v3_add_up():
 
 
 def test_layer_of_mixtral_adds_up():
-    found = sizes(load_model("mixtral-8x7b"))
-    assert sum(found[f"{name}_proj.weight"] for name in "qkvo") == 41_943_040
-    assert sum(size for name, size in found.items() if name.startswith("experts_")) == 8 * 176_160_768
-    assert found["router.weight"] == 32_768
+    num_elements = sizes(load_model("mixtral-8x7b"))
+    assert sum(num_elements[f"{name}_proj.weight"] for name in "qkvo") == 41_943_040
+    assert sum(size for name, size in num_elements.items() if name.startswith("experts_")) == 8 * 176_160_768
+    assert num_elements["router.weight"] == 32_768
 
 
 def test_queries_without_a_latent_are_made_of_the_hidden_state():
-    found = sizes(load_model("deepseek-v2-lite"))
-    assert found["q_proj.weight"] == 2048 * 16 * 192
-    assert "q_a_proj.weight" not in found
+    num_elements = sizes(load_model("deepseek-v2-lite"))
+    assert num_elements["q_proj.weight"] == 2048 * 16 * 192
+    assert "q_a_proj.weight" not in num_elements
 
 
 def test_shared_expert_of_qwen2_has_a_gate_of_one_row():
@@ -161,11 +161,11 @@ M, A, F = ("mamba", "none"), ("attention", "none"), ("none", "dense")
     ],
 )
 def test_kinds_are_counted_and_named(layers, kinds):
-    found = {kind.name: (kind.count, kind.turn) for kind in kinds_of_layers(layers)}
+    counted = {kind.name: (kind.count, kind.turn) for kind in kinds_of_layers(layers)}
     if "none" in kinds:  # one at the head that never comes again stands alone
-        assert list(found.values()) == [(1, ""), (2, "layers"), (2, "layers")]
+        assert list(counted.values()) == [(1, ""), (2, "layers"), (2, "layers")]
     else:
-        assert found == kinds
+        assert counted == kinds
 
 
 def test_layers_in_turn_come_as_their_shares():

@@ -24,7 +24,7 @@ def graph_of(model="llama-3-8b", recipe="", **behaviours):
 
 
 def saved_bytes(graph, names):
-    """Of an entry of a token of the hidden state, over these operators."""
+    """Return the saved bytes of these operators, per token."""
     tokens = 1024.0
     total = 0.0
     for name in names:
@@ -73,8 +73,8 @@ def test_rows_travel_to_experts_as_they_are_cast_and_back_in_full():
             dispatcher=dispatcher,
         )  # fmt: skip
         derivation = derive(with_recipe(graph, RECIPES[recipe], **behaviours), apply_rules(graph, rule_set_of("megatron-sp")))
-        rows = [each for each in derivation.traffic if each.region == "layer" and each.kind is CollectiveKind.ALL_TO_ALL]
-        return {(each.phase, each.tensor.partition(".")[2]): each.itemsize for each in rows if "dp_ep" in each.axes}
+        rows = [row for row in derivation.traffic if row.region == "layer" and row.kind is CollectiveKind.ALL_TO_ALL]
+        return {(row.phase, row.tensor.partition(".")[2]): row.itemsize for row in rows if "dp_ep" in row.axes}
 
     low = 1.0 + 4.0 / 128.0
     both = {
@@ -86,14 +86,14 @@ def test_rows_travel_to_experts_as_they_are_cast_and_back_in_full():
 
 
 @pytest.mark.parametrize(
-    "recipe, keeps, beside, gathered",
+    "recipe, keeps, extra, gathered",
     [("fp8-delayed", True, 0.0, 1.0), ("fp8-delayed", False, 0.0, 1.0), ("fp8-block", True, 0.0625, 1.03125), ("mxfp8", True, 2.0625, 0.0)],
 )
-def test_weights_may_live_and_be_gathered_in_8_bits_alone(recipe, keeps, beside, gathered):
-    """Beside two bytes in 16 bits: two copies less those; of mxfp8 each direction has scales of its own, so all stays as it is."""
+def test_weights_may_live_and_be_gathered_in_8_bits_alone(recipe, keeps, extra, gathered):
+    """Two copies less the two bytes in 16 bits; with mxfp8 each direction has scales of its own, so nothing is saved."""
     graph = graph_of(recipe=recipe, keeps_copies=keeps, gathers_weights=True)
     weight = graph.tensors["q_proj.weight"]
-    assert (weight.copy_bytes, weight.gathered_bytes) == (beside, gathered)
+    assert (weight.copy_bytes, weight.gathered_bytes) == (extra, gathered)
     assert graph.tensors["lm_head.weight"].gathered_bytes == 0.0
 
 
@@ -111,14 +111,14 @@ def test_weights_may_live_and_be_gathered_in_8_bits_alone(recipe, keeps, beside,
 )
 def test_casts_of_weights_move_what_their_copies_need(recipe, behaviours, casts):
     graph = graph_of(recipe=recipe, **behaviours)
-    found = graph.tensors["q_proj.weight"].casts
-    assert (found.all_copies, found.one_copy, found.update) == casts
+    weight_casts = graph.tensors["q_proj.weight"].casts
+    assert (weight_casts.all_copies, weight_casts.one_copy, weight_casts.update) == casts
     assert graph.tensors["lm_head.weight"].casts == graph.tensors["attention_norm.weight"].casts == NO_CASTS
 
 
 @pytest.mark.parametrize("gathers, forward, backward", [(False, 2 * 2 + 1, 2 * 2 + 1), (True, 0, 1 + 1)])
 def test_who_keeps_no_copies_casts_weights_in_every_pass(gathers, forward, backward):
-    """Of weights that are gathered as they are cast the order of backward is made, of the copy."""
+    """Weights that are gathered in 8 bits are only reordered for backward, from the copy."""
     op = graph_of(recipe="fp8-current", keeps_copies=False, gathers_weights=gathers).operator("up_proj")
 
     def moved(works):
@@ -133,7 +133,7 @@ def test_parameters_in_8_bits_are_half_of_what_is_gathered():
     usual = estimator_of(job, chips=8)
     low = estimator_of(job, chips=8, profile=usual.profile.having(gathers_low_weights=True))
     plan = make_plan(job, cluster="test", num_chips=8, zero=1, profile="megatron")
-    before, after = (each.predict(plan).memory["weights"] for each in (usual, low))
+    before, after = (estimator.predict(plan).memory["weights"] for estimator in (usual, low))
     in_layers = sum(graph_of().tensors[f"{name}.weight"].num_elements for name in LINEAR) * job.model.num_hidden_layers
     assert before - after == pytest.approx(2.0 * in_layers)
 

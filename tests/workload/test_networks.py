@@ -160,7 +160,7 @@ class Bottleneck(nn.Module):
     def __init__(self, channels, width, stride, widens):
         super().__init__()
         sizes = [(channels, width, 1, 1), (width, width, 3, stride), (width, 4 * width, 1, 1)]
-        self.main = nn.Sequential(*(conv_norm(*each) for each in sizes))
+        self.main = nn.Sequential(*(conv_norm(*size) for size in sizes))
         self.shortcut = conv_norm(channels, 4 * width, 1, stride) if widens else nn.Identity()
 
     def forward(self, x):
@@ -371,7 +371,7 @@ def test_operators_are_consistent_with_their_tensors(name):
     for op in network.operators:
         left = [data.extent for data in op.saved]
         for tensor in op.kept:  # what is kept is saved in the tensor's shape
-            operand = next(each for each in (*op.inputs, op.output) if each.tensor == tensor)
+            operand = next(candidate for candidate in (*op.inputs, op.output) if candidate.tensor == tensor)
             left.remove(tuple(zip(network.tensors[tensor].shape, operand.dims, strict=True)))
         assert "b" not in op.dims or next(iter(op.dims)) == "b"
         assert len(op.backward) > 0 or op.kind in ("concat", "elementwise")
@@ -433,8 +433,8 @@ def test_only_the_decoder_looks_at_itself_causally():
         assert settings["causal_queries"] == ("s" if name.startswith("decoder") and "cross" not in name else "")
         assert settings["scale"] == 4**-0.5
     unfused = load_network("gpt2", batch=4, fused_attention=False, **TINY["gpt2"])
-    found = [op.settings for op in unfused.operators if op.kind == "softmax"]
-    assert found == [{"over": "z", "scale": 8**-0.5, "causal_queries": "q"}] * 2
+    softmax_settings = [op.settings for op in unfused.operators if op.kind == "softmax"]
+    assert softmax_settings == [{"over": "z", "scale": 8**-0.5, "causal_queries": "q"}] * 2
 
 
 def test_layers_with_a_window_compute_fewer_scores():
@@ -525,9 +525,9 @@ def test_traffic_follows_as_it_is_issued():
     }
     held = {t: Held(cuts=((),) * len(network.tensors[t].shape), partial=frozenset("d")) for t in network.producers()}
     rows = network_traffic(network, network_plan(network, axes, shardings, held))
-    place = {op.name: i for i, op in enumerate(network.operators)}
+    position = {op.name: i for i, op in enumerate(network.operators)}
     edges = [row for row in rows if row.what != "gradient"]
     assert rows[: len(edges)] == tuple(edges)
-    turns = [place[row.operator] if row.phase is Pass.FORWARD else 2 * len(place) - place[row.operator] for row in edges]
+    turns = [position[row.operator] if row.phase is Pass.FORWARD else 2 * len(position) - position[row.operator] for row in edges]
     assert turns == sorted(turns)
-    assert turns[0] < len(place) < turns[-1]
+    assert turns[0] < len(position) < turns[-1]

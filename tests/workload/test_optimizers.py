@@ -1,4 +1,4 @@
-"""What optimizers keep for a parameter."""
+"""States that optimizers keep for a parameter."""
 
 import pytest
 
@@ -20,7 +20,7 @@ from perfmodel.workload.optimizers import OPTIMIZERS
 )
 def test_states_of_a_parameter_in_mixed_precision(optimizer, state):
     policy = PRECISION_POLICIES[Precision.BF16_MIXED]
-    assert policy.state_bytes_per_parameter(Optimizer(optimizer)) == pytest.approx(4.0 + state)  # beside the master copy
+    assert policy.state_bytes_per_parameter(Optimizer(optimizer)) == pytest.approx(4.0 + state)  # in addition to the master copy
 
 
 def test_pure_bf16_keeps_states_in_bf16_and_8_bit_ones_in_8():

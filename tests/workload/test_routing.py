@@ -26,7 +26,7 @@ def test_the_fullest_rank_sets_time_and_memory():
     assert uneven.step_time > 1.2 * even.step_time
     assert uneven.memory["activations"] > 1.2 * even.memory["activations"]
     assert uneven.memory["weights"] == even.memory["weights"]
-    traffic = [each.parts["expert_parallel_communication"] for each in (even, uneven)]
+    traffic = [prediction.parts["expert_parallel_communication"] for prediction in (even, uneven)]
     assert traffic[1] == pytest.approx(1.5 * traffic[0], rel=0.1)
 
 
@@ -48,9 +48,9 @@ def test_the_chip_waits_for_counts_once_a_forward_pass_of_a_layer():
 
 
 def test_a_capacity_is_what_every_expert_computes():
-    """As the fullest rank of a skew does, whose own tokens are as many as ever: padded, they are more."""
+    """It takes the time of the fullest rank of a skew. A skew leaves the number of a rank's own tokens; padding raises it."""
     padded, skewed, even = predicted(capacity_factor=1.5), predicted(routing="skew:1.5"), predicted()
-    exchanges = [each.parts["expert_parallel_communication"] for each in (padded, skewed)]
+    exchanges = [prediction.parts["expert_parallel_communication"] for prediction in (padded, skewed)]
     assert exchanges[0] == exchanges[1]
     assert skewed.step_time - skewed.parts["host"] < padded.step_time - padded.parts["host"] < 1.01 * skewed.step_time
     assert even.memory["activations"] < skewed.memory["activations"] < padded.memory["activations"]
@@ -59,20 +59,20 @@ def test_a_capacity_is_what_every_expert_computes():
 
 
 def test_a_plan_file_says_it_and_predicts_to_the_bit(tmp_path):
-    found = predicted(routing="skew:1.25", capacity_factor=1.5)
-    write_plan(found.plan, tmp_path / "plan.yaml")
+    prediction = predicted(routing="skew:1.25", capacity_factor=1.5)
+    write_plan(prediction.plan, tmp_path / "plan.yaml")
     text = (tmp_path / "plan.yaml").read_text()
     assert "routing: skew:1.25" in text
     assert "capacity_factor: 1.5" in text
-    assert perfmodel.predict(tmp_path / "plan.yaml").step_time == found.step_time
+    assert perfmodel.predict(tmp_path / "plan.yaml").step_time == prediction.step_time
     assert perfmodel.predict(tmp_path / "plan.yaml", capacity_factor="none").step_time == predicted(routing="skew:1.25").step_time
     write_plan(predicted().plan, tmp_path / "even.yaml")
     assert "routing" not in (tmp_path / "even.yaml").read_text()
 
 
 def test_a_search_takes_it():
-    found = perfmodel.find_plans(**JOB, routing="skew:1.5", pp=4, tp=1, cp=1, ep=8, zero=1, top=1)
-    best = found.plans[0]
+    search = perfmodel.find_plans(**JOB, routing="skew:1.5", pp=4, tp=1, cp=1, ep=8, zero=1, top=1)
+    best = search.plans[0]
     assert best.plan.job.routing == routing_of("skew:1.5")
     assert perfmodel.predict(best.plan).step_time == best.step_time
 
@@ -111,7 +111,7 @@ def test_counts_say_what_comes_to_each_expert(tmp_path):
 
 @pytest.mark.parametrize("ranks, num_experts, top_k", [(8, 128, 8), (16, 256, 8), (4, 64, 6), (8, 8, 2)])
 def test_tokens_of_even_counts_go_to_about_as_many_ranks_as_those_that_choose_freely(ranks, num_experts, top_k):
-    """Not to as many as they have experts, nor to one: what an audit counts of flex is about what is predicted without counts."""
+    """Tokens go neither to a rank per chosen expert nor to one rank: an audit of flex counts about the number predicted without counts."""
     tokens = 32 * num_experts
     travel = counts_in_turn(ranks=ranks, num_experts=num_experts, tokens=tokens, top_k=top_k).tokens_to_ranks(top_k)
     free = Copies(slots=num_experts, chosen=top_k).distinct(ranks)
@@ -122,7 +122,7 @@ def test_tokens_of_even_counts_go_to_about_as_many_ranks_as_those_that_choose_fr
 def test_counts_in_turn_are_as_even_as_they_go():
     counts = counts_in_turn(ranks=4, num_experts=8, tokens=5, top_k=3)
     counts.check(ranks=4, num_experts=8, tokens=5, top_k=3)
-    assert {sum(each) for each in zip(*counts.rows, strict=True)} == {7, 8}
+    assert {sum(column) for column in zip(*counts.rows, strict=True)} == {7, 8}
 
 
 @pytest.mark.parametrize(

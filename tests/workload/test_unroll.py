@@ -25,15 +25,15 @@ def facts(operator, samples=()):
     """All that prices an operator, for BATCH sequences: sizes of works, of what is kept and held, of collectives."""
 
     def data(items):
-        return tuple((count(each.extent, samples), each.itemsize, each.of, each.is_gradient) for each in items)
+        return tuple((count(access.extent, samples), access.itemsize, access.of, access.is_gradient) for access in items)
 
-    def work(each):
-        sizes = tuple(count(extent, samples) for extent in each.extents())
-        if isinstance(each, Product):
-            return "product", sizes, each.repeats
-        if isinstance(each, FusedAttention):
-            return "attention", sizes, each.head_dim, each.mask
-        return each.kernel, sizes, data(each.accesses), each.repeats
+    def work(operation):
+        sizes = tuple(count(extent, samples) for extent in operation.extents())
+        if isinstance(operation, Product):
+            return "product", sizes, operation.repeats
+        if isinstance(operation, FusedAttention):
+            return "attention", sizes, operation.head_dim, operation.mask
+        return operation.kernel, sizes, data(operation.accesses), operation.repeats
 
     return (
         operator.kind,
@@ -41,7 +41,10 @@ def facts(operator, samples=()):
         tuple(map(work, operator.backward)),
         data(operator.saved),
         data(operator.scratch),
-        tuple((own.kind, own.phase, own.repeats, own.itemsize, count(own.extent, samples)) for own in operator.traffic),
+        tuple(
+            (collective.kind, collective.phase, collective.repeats, collective.itemsize, count(collective.extent, samples))
+            for collective in operator.traffic
+        ),
         operator.group,
         tuple(operator.logical.values()),
     )
@@ -95,14 +98,14 @@ def test_layers_of_two_kinds_take_turns(counts):
     """As the same layers written down one by one."""
     plain, gated = ((name, name, count) for name, count in zip(("plain", "gated"), counts, strict=True))
     turns = "pgpgpg" if counts == (3, 3) else "ppgppg"
-    alone = [(f"{letter}{place}.", {"p": "plain", "g": "gated"}[letter], 1) for place, letter in enumerate(turns)]
-    found, expected = (unrolled(graph, batch=2) for graph in (stacked([plain, gated], turn="both"), stacked(alone, turn="")))
+    alone = [(f"{letter}{position}.", {"p": "plain", "g": "gated"}[letter], 1) for position, letter in enumerate(turns)]
+    network, expected = (unrolled(graph, batch=2) for graph in (stacked([plain, gated], turn="both"), stacked(alone, turn="")))
 
     def linked(graph):
         return [(facts(operator), [graph.producers().get(operand.tensor) for operand in operator.inputs]) for operator in graph.operators]
 
-    assert linked(found) == linked(expected)
-    assert found.num_parameters == expected.num_parameters
+    assert linked(network) == linked(expected)
+    assert network.num_parameters == expected.num_parameters
 
 
 @pytest.mark.parametrize("arguments, message", [({"batch": 0}, "batch=0: must be"), ({"batch": 1, "layers": 2000}, "more than 10,000")])

@@ -63,6 +63,7 @@ class ServedPlans:
 class ServingEstimator:
     """Predicts plans of one model in its formats on one cluster under one engine.
 
+    engine          with its defaults on the chips of the cluster
     element_bytes   of activations and of unquantized weights
     prefill         the estimator of prefill workers on other chips; None: on the same
 
@@ -80,6 +81,7 @@ class ServingEstimator:
     machine: Machine = field(init=False)
 
     def __post_init__(self) -> None:
+        self.engine = self.engine.on(self.cluster.chip.name, self.cluster.chip.memory.capacity)
         self.machine = serving_machine(self.cluster, self.calibration, self.engine, self.quantization)
 
     # --- pieces -------------------------------------------------------------------------------------------------------------------

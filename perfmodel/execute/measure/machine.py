@@ -115,7 +115,7 @@ def check_ranks(ranks: int, device: str) -> None:
         raise InputError(f"ranks={ranks}: this machine has {num_gpus()} GPUs; use fewer ranks or --device cpu")
     if pick_device(device, ranks) == "cpu" and ranks > cores:
         raise InputError(
-            f"ranks={ranks}: this machine has {cores} cores, and ranks that share one time the scheduler; use {cores} or fewer"
+            f"ranks={ranks}: this machine has {cores} cores, and ranks that share a core measure the scheduler; use {cores} or fewer"
         )
 
 

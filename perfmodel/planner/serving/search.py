@@ -86,6 +86,7 @@ def find_serving_plans(
     """
     started = time.process_time()
     space, limits = space or ServingSpace(), limits or ServingLimits()
+    engine = engine.on(cluster.chip.name, cluster.chip.memory.capacity)
     price = cluster.chip.price_per_hour if price_per_hour is None else price_per_hour
     if objective is ServingObjective.COST and price <= 0:
         raise InputError(f"objective=cost: no price of {cluster.chip.name} is known; give price_per_hour")

@@ -1,4 +1,4 @@
-"""What lives at the moments of a step."""
+"""Memory of a chip at each moment of a step."""
 
 from dataclasses import replace
 
@@ -45,7 +45,7 @@ def test_full_recomputation_makes_a_layer_again_before_its_backward():
 
 
 def test_a_stage_receives_while_it_computes():
-    """Two boundary tensors beside what is kept; none without a pipeline. torch's schedules have one for each receive of a step."""
+    """Two boundary tensors in addition to what is kept; none without a pipeline. torch's schedules have one for each receive of a step."""
     estimator = estimator_of()
     assert predict(estimator, tp=4).memory["communication_buffers"] == 0.0
     assert predict(estimator, pp=4, tp=4).memory["communication_buffers"] == 2 * (2 * S * H / 4)
@@ -99,9 +99,9 @@ def test_first_rank_keeps_what_is_under_way(schedule, virtual, alive):
     assert kept == pytest.approx(alive * 2 * terms.kept[1], rel=1e-12)
 
 
-def test_the_head_has_the_layers_beside_it_that_are_under_way_then():
-    """Virtual stages of 1, 3, 3 and 1 layers on two ranks: by the schedule's order the last has 7 under way at the loss and 9 at most; the
-    first 9 at most, of which the embedding's backward finds 8."""
+def test_the_head_has_the_layers_next_to_it_that_are_in_flight_then():
+    """Virtual stages of 1, 3, 3 and 1 layers on two ranks: by the schedule's order the last has 7 in flight at the loss and 9 at most.
+    The first has 9 at most, and 8 while the embedding runs backward."""
     estimator = estimator_of()
     row = evaluate_plan(
         estimator, plan_of(estimator, pp=2, tp=4, schedule="interleaved", virtual_stages=2, stage_layers=(1, 3, 3, 1))
@@ -162,18 +162,18 @@ def test_workspaces_of_libraries_lie_in_the_allocator():
     estimator = with_profile(workspace_bytes=1e6)
     assert predict(estimator, tp=4).memory["allocator"] == 1e6
     plan = plan_of(estimator, tp=4)
-    more, plain = (rank_memories(each, plan)[0].allocated for each in (estimator, with_profile()))
+    more, plain = (rank_memories(variant, plan)[0].allocated for variant in (estimator, with_profile()))
     assert more - plain == pytest.approx(1e6, rel=1e-6)
 
 
-def test_what_a_framework_needs_beside_its_allocator_is_its_own():
+def test_memory_of_a_framework_outside_its_allocator_is_a_class_of_its_own():
     plain, more = (predict(with_profile(framework_bytes=n)).memory for n in (0.0, 1e9))
     assert more["framework"] - plain["framework"] == 1e9
     assert more["total"] - plain["total"] == pytest.approx(1e9, rel=1e-6)
 
 
 def test_no_memory_class_is_below_zero_where_gradients_outlive_activations():
-    found = predict_job(
+    prediction = predict_job(
         model="olmo-2-7b",
         cluster="dgx-h100",
         chips=64,
@@ -184,9 +184,9 @@ def test_no_memory_class_is_below_zero_where_gradients_outlive_activations():
         profile="torch-fsdp2",
         settings="fused_cross_entropy",
     )
-    assert min(found.memory.values()) >= 0.0
-    parts = [value for name, value in found.memory.items() if name != "total"]
-    assert sum(parts) == found.memory["total"]
+    assert min(prediction.memory.values()) >= 0.0
+    parts = [value for name, value in prediction.memory.items() if name != "total"]
+    assert sum(parts) == prediction.memory["total"]
 
 
 @pytest.mark.parametrize("profile", ["megatron", "nanotron", "torch-fsdp2"])
@@ -220,11 +220,11 @@ def test_an_operator_recomputed_by_itself_runs_again_for_whoever_needs_what_it_m
 
 def test_a_gated_product_that_backward_writes_again_is_not_kept():
     job = make_job(make_model(**LLAMA_LIKE))
-    kept, again = (with_profile(job=job, recomputes_gated_product=each) for each in (False, True))
+    kept, again = (with_profile(job=job, recomputes_gated_product=recomputes) for recomputes in (False, True))
     wide = 2 * S * job.model.intermediate_size
-    saved = [evaluate_plan(each, plan_of(each, micro_batch=1)).memory_row.of.activations.kept[1] for each in (kept, again)]
+    saved = [evaluate_plan(variant, plan_of(variant, micro_batch=1)).memory_row.of.activations.kept[1] for variant in (kept, again)]
     assert saved[0] - saved[1] == wide
-    times = [predict(each, micro_batch=1).parts["backward"] for each in (kept, again)]
+    times = [predict(variant, micro_batch=1).parts["backward"] for variant in (kept, again)]
     assert times[0] < times[1] < times[0] * 1.05
 
 
@@ -232,7 +232,9 @@ def test_q_and_k_stay_as_they_were_before_the_rotary_embedding_where_v_is_cut_fr
     estimator = estimator_of(make_job(make_model(**LLAMA_LIKE)), chips=1)
     model = estimator.job.model
     apart = with_profile(job=estimator.job, keeps_unrotated_qk=False)
-    kept = [evaluate_plan(each, plan_of(each, tp=1, micro_batch=1)).memory_row.of.activations.kept[1] for each in (estimator, apart)]
+    kept = [
+        evaluate_plan(variant, plan_of(variant, tp=1, micro_batch=1)).memory_row.of.activations.kept[1] for variant in (estimator, apart)
+    ]
     assert kept[0] - kept[1] == 2 * S * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
 
 
@@ -247,7 +249,7 @@ def test_q_and_k_stay_as_they_were_before_the_rotary_embedding_where_v_is_cut_fr
         ("nanotron", {"dp_replicate": 4}, 0),
     ],
 )
-def test_gradients_as_produced_may_stay_beside_accumulators_of_a_framework_that_nobody_knows(profile, knobs, copies):
+def test_produced_gradients_of_an_unknown_framework_may_stay_next_to_accumulators(profile, knobs, copies):
     estimator = estimator_of(chips=4, profile=profile)
     plan = plan_of(estimator, **knobs)
     (need, *_) = evaluate_memory(estimator, plan).needs(plan, uncertainty_of_memory(estimator.profile))
@@ -255,12 +257,12 @@ def test_gradients_as_produced_may_stay_beside_accumulators_of_a_framework_that_
 
 
 @pytest.mark.parametrize(("zero", "kept"), [(1, 2), (2, 6), (3, 6)])
-def test_a_framework_that_nobody_knows_may_keep_whole_in_a_pipeline_what_it_shards(zero, kept):
+def test_an_unknown_framework_with_a_pipeline_may_keep_unsharded_what_it_shards(zero, kept):
     """Gradients unreduced in fp32 and as produced, weights gathered; of a framework known to keep them, they are in the prediction."""
     estimator = estimator_of(chips=4, profile="generic")
     plan = plan_of(estimator, pp=2, dp_shard=2, zero=zero)
     row = evaluate_memory(estimator, plan)
-    held = [each.extra for each in row.needs(plan, uncertainty_of_memory(estimator.profile))]
-    whole = [float(elements) for elements in held_elements(row.of.terms, row.of.stages, sharded=False)]
-    assert held == [kept * elements for elements in whole]
-    assert [each.extra for each in row.needs(plan, uncertainty_of_memory(profile_of("torch-fsdp2")))] == [0.0] * len(held)
+    held = [need.extra for need in row.needs(plan, uncertainty_of_memory(estimator.profile))]
+    unsharded = [float(elements) for elements in held_elements(row.of.terms, row.of.stages, sharded=False)]
+    assert held == [kept * elements for elements in unsharded]
+    assert [need.extra for need in row.needs(plan, uncertainty_of_memory(profile_of("torch-fsdp2")))] == [0.0] * len(held)

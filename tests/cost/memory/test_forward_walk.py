@@ -1,4 +1,4 @@
-"""What lives when in a forward pass, counted by hand; what runs forward again has its backward's gradient beside it."""
+"""Live tensors of a forward pass, counted by hand. A recomputed pass has the gradient of its backward in addition."""
 
 import pytest
 
@@ -23,14 +23,14 @@ def test_of_a_layer_of_which_nothing_is_kept_the_wide_tensors_live_together():
     assert activations(recompute="full").forward[1] == 2 * S * (2 * F + H)
 
 
-def test_scores_live_beside_their_probabilities_while_the_rest_of_a_layer_is_not_there_yet():
+def test_scores_and_their_probabilities_live_while_the_rest_of_a_layer_is_not_there_yet():
     thin = make_model(hidden_size=32, num_attention_heads=4, num_key_value_heads=4, head_dim=8, intermediate_size=32)
     scores, rest = 2 * 4 * 1024**2, 2 * 1024 * 32
     assert scores - 8 * rest < activations(seq_len=1024, model=thin, attention="unfused").forward[1] < scores + 2 * rest
 
 
 @pytest.mark.parametrize("profile", ["megatron", "torch-fsdp2"])
-def test_a_layer_that_runs_again_has_the_gradient_of_its_output_beside_it(profile):
+def test_a_recomputed_layer_has_the_gradient_of_its_output_next_to_it(profile):
     wide = make_model(intermediate_size=64 * H)
     none, full = (activations(profile, model=wide, recompute=recompute) for recompute in ("none", "full"))
     again = none.kept[1] - full.kept[1] + full.boundary + none.forward[1]

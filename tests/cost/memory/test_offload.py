@@ -1,4 +1,4 @@
-"""What lies in the host's memory, and what it takes to get it there and back."""
+"""Tensors in the host's memory, and the time of their transfers."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def long(**settings: object) -> Prediction:
     return perfmodel.predict(**LONG, profile="torch-fsdp2", settings={"attention_kernel": "cudnn", **settings})
 
 
-def test_layer_inputs_in_the_hosts_memory_leave_room_for_a_million_tokens():
+def test_a_million_tokens_fit_with_layer_inputs_in_the_hosts_memory():
     """TRL pull request 6846: Qwen3-8B at 1M tokens on 8 H100 takes 56.2 GB with offloaded checkpoints and runs out of memory without."""
     kept, carried = long(loss="chunked"), long(loss="chunked", checkpoint_offload=True)
     assert not kept.fits
@@ -23,7 +23,7 @@ def test_layer_inputs_in_the_hosts_memory_leave_room_for_a_million_tokens():
     assert carried.memory["total"] == pytest.approx(56.2e9, rel=0.12)
 
 
-def test_what_travels_beside_long_passes_costs_nothing():
+def test_transfers_overlapped_by_long_passes_cost_nothing():
     assert long(loss="chunked", checkpoint_offload=True).step_time == pytest.approx(long(loss="chunked").step_time, rel=1e-6)
 
 
@@ -36,9 +36,9 @@ def test_a_layer_takes_no_less_than_its_transfer():
 
 def test_an_optimizer_on_the_host_holds_no_state_on_the_chip_and_takes_longer():
     """DeepSpeed issue 6834: tens of seconds where the host has many parameters a chip."""
-    here, there = long(loss="chunked"), long(loss="chunked", optimizer_offload=True)
-    assert there.memory["optimizer"] == 0.0 < here.memory["optimizer"]
-    assert there.parts["optimizer"] > 3.0 > here.parts["optimizer"]
+    on_chip, there = long(loss="chunked"), long(loss="chunked", optimizer_offload=True)
+    assert there.memory["optimizer"] == 0.0 < on_chip.memory["optimizer"]
+    assert there.parts["optimizer"] > 3.0 > on_chip.parts["optimizer"]
     without = long(loss="chunked", optimizer_offload=True, parameter_offload=True)
     assert without.memory["weights"] == 0.0
 

@@ -1,4 +1,4 @@
-"""What an operator of a network costs where the calibration has a rate of its own for its kind."""
+"""Cost of a network's operator where the calibration has a rate of its own for its kind."""
 
 from dataclasses import replace
 from math import prod
@@ -47,20 +47,20 @@ def setting(optimizer=Optimizer.SGD):
     return StepSetting(policy=PRECISION_POLICIES[Precision.FP32], optimizer=optimizer, profile=load_profile("torch-gloo"))
 
 
-def made(window):
+def same_convolution(window):
     return convolution(
         "conv", Tensor(name="x", shape=(8, 16, 20, 20)), "w", "y", filters=32, window=(window, window), padding=(window // 2,) * 2
     )
 
 
 def cost(operator, machine, parts=None):
-    """Of an operator whose dims have so many parts, the passes' times."""
+    """Return the times of both passes of an operator; `parts` gives the number of shards of each dim."""
     sizes = {dim: np.array([float((parts or {}).get(dim, 1))]) for dim in operator.dims}
-    tensors = {each.tensor: Tensor(name=each.tensor, shape=(1,) * len(each.dims)) for each in operator.operands}
+    tensors = {operand.tensor: Tensor(name=operand.tensor, shape=(1,) * len(operand.dims)) for operand in operator.operands}
     graph = Graph(name="one", operators=(operator,), tensors=tensors)
     rows = compile_operators(graph, [(operator, {dim: (dim,) for dim in operator.dims}, operator.saved)], setting())
-    found = operator_cost(rows, free_grid(sizes, [sizes] * len(machine.tier_sizes), 1), machine)
-    return found.forward[0], found.backward[0]
+    costs = operator_cost(rows, free_grid(sizes, [sizes] * len(machine.tier_sizes), 1), machine)
+    return costs.forward[0], costs.backward[0]
 
 
 @pytest.mark.parametrize(("parts", "batch", "filters"), [({}, 8, 32), ({"b": 2}, 4, 32), ({"n": 4}, 8, 8)])
@@ -68,20 +68,20 @@ def test_a_convolution_reads_its_input_once_and_not_once_a_window(parts, batch, 
     m, k, weight = batch * 400, 16 * 9, filters * 16 * 9
     num_bytes = 4.0 * (batch * 16 * 400 + weight + m * filters)
     expected = 1e-6 + 2.0 * m * filters * k / 2e11 + num_bytes / 5e9 + 1e-5
-    forward, backward = cost(made(3), CPU, parts)
+    forward, backward = cost(same_convolution(3), CPU, parts)
     assert forward == pytest.approx(expected)
     assert backward == pytest.approx(2.0 * expected)
 
 
 def test_a_window_of_one_entry_is_a_plain_product():
     product = {"batch": 1.0, "m": 3200.0, "n": 32.0, "k": 16.0, "itemsize": 4.0}
-    assert cost(made(1), CPU)[0] == pytest.approx(matmul_time(**product, machine=CPU) + 1e-5)
+    assert cost(same_convolution(1), CPU)[0] == pytest.approx(matmul_time(**product, machine=CPU) + 1e-5)
 
 
 def test_without_a_rate_of_their_own_convolutions_are_matrix_multiplies():
     product = {"batch": 1.0, "m": 3200.0, "n": 32.0, "k": 144.0, "itemsize": 4.0}
     expected = matmul_time(**product, machine=PLAIN)
-    assert cost(made(3), PLAIN)[0] == pytest.approx(expected + 1e-5)
+    assert cost(same_convolution(3), PLAIN)[0] == pytest.approx(expected + 1e-5)
     assert convolution_time(**product, num_bytes=1e6, machine=PLAIN) == expected
 
 
@@ -95,19 +95,19 @@ def test_what_repeats_is_launched_each_time():
 
 def test_neighbours_on_the_outermost_tier_set_the_pace_of_sends():
     """Four shards of the height, two to a node: what goes between nodes takes as long as two ranks on two nodes take."""
-    operator = made(3)
-    (own, *_) = operator.traffic
+    operator = same_convolution(3)
+    (sent, *_) = operator.traffic
     sizes = {dim: np.array([4.0 if dim == "h" else 1.0]) for dim in operator.dims}
-    tensors = {each.tensor: Tensor(name=each.tensor, shape=(1,) * len(each.dims)) for each in operator.operands}
-    graph = Graph(name="one", operators=(replace(operator, traffic=(own,)),), tensors=tensors)
+    tensors = {operand.tensor: Tensor(name=operand.tensor, shape=(1,) * len(operand.dims)) for operand in operator.operands}
+    graph = Graph(name="one", operators=(replace(operator, traffic=(sent,)),), tensors=tensors)
     rows = compile_operators(graph, [(graph.operators[0], {dim: (dim,) for dim in operator.dims}, ())], setting())
     inner = sizes | {"h": np.array([2.0])}
-    found = operator_cost(rows, free_grid(sizes, [inner, sizes], 1), CPU).collectives[0]
-    num_bytes = 4.0 * prod(size / (4 if dim == "h" else 1) for size, dim in own.extent)
+    time = operator_cost(rows, free_grid(sizes, [inner, sizes], 1), CPU).collectives[0]
+    num_bytes = 4.0 * prod(size / (4 if dim == "h" else 1) for size, dim in sent.extent)
     pair = collective_time(
         CollectiveKind.SEND_RECV, num_bytes, group_size=np.array([2.0]), inside=[np.ones(1), np.full(1, 2.0)], machine=CPU
     )
-    assert found == pytest.approx(own.repeats * pair[0])
+    assert time == pytest.approx(sent.repeats * pair[0])
 
 
 def test_pooling_takes_time_for_every_entry_of_every_window():
@@ -118,7 +118,7 @@ def test_pooling_takes_time_for_every_entry_of_every_window():
 
 
 def held(step, *, num_elements=1e6, ways=1):
-    """What one parameter whose gradient is partial on so many ranks takes, with them all on one node."""
+    """Return the times of one parameter whose gradient is partial on `ways` ranks, all on one node."""
     sizes = {"samples": np.array([float(ways)])}
     layout = ParameterLayout(
         name="w",
@@ -140,13 +140,13 @@ def held(step, *, num_elements=1e6, ways=1):
     [(Optimizer.SGD, 12e6 / 5e9 + 1e6 * 1e-11), (Optimizer.ADAMW, 28e6 / 2e10 + 1e6 * 3e-10)],
 )
 def test_an_optimizer_takes_time_for_bytes_and_elements(optimizer, expected):
-    """Of a million parameters, without a kernel's floor: sgd is a pass that adds (w, g, w), AdamW as its kernel was measured."""
-    found = held(setting(optimizer)).optimizer[0]
-    assert found == pytest.approx(expected, rel=1e-3)
+    """A million parameters, without a kernel's floor: sgd is a pass that adds (w, g, w), AdamW as its kernel was measured."""
+    time = held(setting(optimizer)).optimizer[0]
+    assert time == pytest.approx(expected, rel=1e-3)
     kernel = KernelClass.OPTIMIZER if optimizer is Optimizer.ADAMW else KernelClass.ADD
     num_bytes = 28e6 if optimizer is Optimizer.ADAMW else 12e6
     alone = streaming_time(num_bytes=num_bytes, num_elements=1e6, kernel_class=kernel, machine=CPU)
-    assert found <= float(alone)
+    assert time <= float(alone)
 
 
 @pytest.mark.parametrize(("zero", "per_step"), [(1, 1), (2, 4), (3, 4)])
@@ -158,12 +158,12 @@ def test_gradients_of_which_a_shard_stays_are_scattered_as_often_as_the_framewor
 
     scatter, gather = collective(CollectiveKind.REDUCE_SCATTER, 4e6), collective(CollectiveKind.ALL_GATHER, 4e6)
     step = replace(setting(), zero=zero, num_microbatches=4)
-    found, once = held(step, ways=4), held(replace(step, profile=load_profile("megatron")), ways=4)
+    repeated, once = held(step, ways=4), held(replace(step, profile=load_profile("megatron")), ways=4)
     stores_shards = step.gathers
-    assert 4 * found.reductions[0] == pytest.approx(per_step * scatter)
+    assert 4 * repeated.reductions[0] == pytest.approx(per_step * scatter)
     assert 4 * once.reductions[0] == pytest.approx(scatter)
-    assert found.gathers[0] == pytest.approx({1: 0.0, 2: float(stores_shards), 3: 2.0}[zero] * gather)
-    assert 4 * found.published[0] == pytest.approx(0.0 if stores_shards else gather)
+    assert repeated.gathers[0] == pytest.approx({1: 0.0, 2: float(stores_shards), 3: 2.0}[zero] * gather)
+    assert 4 * repeated.published[0] == pytest.approx(0.0 if stores_shards else gather)
 
 
 def test_memory_of_parameters_has_the_profile_s_copies():

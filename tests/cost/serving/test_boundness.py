@@ -1,4 +1,4 @@
-"""What bounds the operators of a step: the work that they are said to do."""
+"""Keys that attention reads: the work from which the roofline of a step's operators follows."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def attention_of(model):
 @pytest.mark.parametrize("queries, before", [(1, 0), (1, 4095), (5, 0), (5, 2), (20, 3), (8, 100), (4, 4)])
 def test_keys_that_new_tokens_see(queries, before):
     def counted(most):
-        return sum(min(before + place + 1, most) for place in range(queries)) / queries
+        return sum(min(before + query + 1, most) for query in range(queries)) / queries
 
     assert keys_seen(attention_of(tiny("llama")), queries, before) == counted(10**6)
     assert keys_seen(attention_of(tiny("llama", sliding_window=8)), queries, before) == counted(8)

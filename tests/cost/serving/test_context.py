@@ -42,9 +42,9 @@ def attended(queries, keys, values):
 def shared(queries, keys, values, ranks):
     """Token i on rank i mod ranks: what each attends to, their log-sum-exps, and their outputs weighted by these."""
     parts = [attended(queries, keys[rank::ranks], values[rank::ranks]) for rank in range(ranks)]
-    sums = np.stack([each for _, each in parts])
+    sums = np.stack([rank_sums for _, rank_sums in parts])
     total = np.log(np.exp(sums).sum(axis=0))
-    return parts, sums, [out * np.exp(own - total)[:, None] for out, own in parts]
+    return parts, sums, [out * np.exp(rank_sums - total)[:, None] for out, rank_sums in parts]
 
 
 def test_ranks_that_share_the_tokens_send_what_is_counted_and_attend_to_all_of_them():
@@ -89,8 +89,8 @@ def test_ranks_that_share_prompts_and_a_cache_add_up_the_heads_that_all_of_them_
 )
 def test_ranks_that_share_prompts_share_a_cache_first(tp, dcp, pcp, cuts):
     latent, grouped = load_model("deepseek-v3"), load_model("llama-3-70b")
-    assert tuple(int(each) for each in cache_cuts(latent, tp=tp, dcp=dcp, pcp=pcp)) == cuts
-    assert tuple(int(each) for each in cache_cuts(grouped, tp=tp, dcp=dcp, pcp=pcp)) == (1, cuts[1])  # eight key-value heads: no copies
+    assert tuple(int(degree) for degree in cache_cuts(latent, tp=tp, dcp=dcp, pcp=pcp)) == cuts
+    assert tuple(int(degree) for degree in cache_cuts(grouped, tp=tp, dcp=dcp, pcp=pcp)) == (1, cuts[1])  # eight key-value heads: no copies
 
 
 @SHARED
@@ -114,8 +114,8 @@ def test_a_step_computes_as_much_and_reads_less(model, tp, dcp):
     of = estimator(model)
     rows = []
     for plan in plans(tp, 1, dcp):
-        found = operator_rows(of.times([plan]), phase="decode", sequences=64.0, cached=16384.0)
-        rows.append(next(row for row in found if "heads" in row.shape))
+        operators = operator_rows(of.times([plan]), phase="decode", sequences=64.0, cached=16384.0)
+        rows.append(next(row for row in operators if "heads" in row.shape))
     assert rows[1].flops == pytest.approx(rows[0].flops, rel=1e-9)
     assert rows[1].bytes < 1.35 * rows[0].bytes / dcp
     assert rows[1].time < rows[0].time
@@ -154,7 +154,7 @@ def test_prompts_send_only_for_what_lies_in_the_cache():
         of = estimator(model)
         alone, shared = (of.times([plan]) for plan in plans(tp, 1, dcp))
         for cached, sends in ((0.0, False), (4096.0, True)):
-            before, after = (each.parts(0.0, 0.0, prompt_tokens=1024.0, prompt_cached=cached) for each in (alone, shared))
+            before, after = (costs.parts(0.0, 0.0, prompt_tokens=1024.0, prompt_cached=cached) for costs in (alone, shared))
             assert (float(after["communication"][0]) > float(before["communication"][0])) == sends
             assert after["attention"] == before["attention"]
 
@@ -167,12 +167,12 @@ def test_columns_of_several_degrees_are_the_plans_alone():
         alone = of.predict(job, plan)
         assert float(together.load.tpot[at]) == alone.tpot.mean
         assert float(together.load.ttft[at]) == alone.ttft.mean
-    held = [float(each) for each in together.memory.sequences]
+    held = [float(sequences) for sequences in together.memory.sequences]
     assert held == sorted(held)
 
 
 @pytest.mark.parametrize(
-    ("model", "engine", "tp", "dcp", "said"),
+    ("model", "engine", "tp", "dcp", "reason"),
     [
         ("deepseek-v3", "sglang", 8, 8, "sglang .* has no decode context parallelism"),
         ("llama-3-70b", "vllm", 8, 2, "tp 8 keeps 1 copy of the cache of llama-3-70b"),
@@ -182,15 +182,15 @@ def test_columns_of_several_degrees_are_the_plans_alone():
         ("deepseek-v3.2", "vllm", 8, 8, "tokens that it chooses"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(model, engine, tp, dcp, said):
+def test_what_cannot_be_is_refused_by_name(model, engine, tp, dcp, reason):
     of = replace_engine(estimator(model), engine)
     job = ServingJob(model=of.model, input_len=constant(512), output_len=constant(64), concurrency=4)
-    with pytest.raises(InputError, match=rf"dcp={dcp}: .*{said}"):
+    with pytest.raises(InputError, match=rf"dcp={dcp}: .*{reason}"):
         of.predict(job, ServingPlan(engine=engine, tp=tp, dcp=dcp))
 
 
 @pytest.mark.parametrize(
-    ("model", "engine", "sizes", "said"),
+    ("model", "engine", "sizes", "reason"),
     [
         ("deepseek-v3", "sglang", {}, "sglang .* has no prefill context parallelism; use pcp=1 or engine vllm"),
         ("llama-3-70b", "vllm", {}, "shares prompts of models with latent attention only, which llama-3-70b has not"),
@@ -198,10 +198,10 @@ def test_what_cannot_be_is_refused_by_name(model, engine, tp, dcp, said):
         ("deepseek-v3", "vllm", {"attention_dp": 2}, "does not share prompts together with attention_dp"),
     ],
 )
-def test_prompts_that_cannot_be_shared_are_refused_by_name(model, engine, sizes, said):
+def test_prompts_that_cannot_be_shared_are_refused_by_name(model, engine, sizes, reason):
     of = replace_engine(estimator(model), engine)
     job = ServingJob(model=of.model, input_len=constant(512), output_len=constant(64), concurrency=4)
-    with pytest.raises(InputError, match=rf"pcp=2: .*{said}"):
+    with pytest.raises(InputError, match=rf"pcp=2: .*{reason}"):
         of.predict(job, ServingPlan(engine=engine, tp=2, pcp=2, **sizes))
 
 
@@ -232,15 +232,15 @@ def test_a_degree_that_does_not_divide_tp_is_no_plan():
 
 def test_a_search_holds_it_and_the_command_says_it():
     job = serving_job("llama-3-70b", "fp8", concurrency=8)
-    found = searched(job, chips=16, space=ServingSpace(fixed={"dcp": 2}), limits=ServingLimits())
-    assert {plan.plan.dcp for plan in found.plans} == {2}
-    assert {plan.plan.tp for plan in found.plans} == {16}
-    assert found.left_out["dcp does not divide the copies of the cache"] > 0
-    (line,) = launch_lines(found.best.plan, found.best.prediction.job, load_engine("vllm"))
+    search = searched(job, chips=16, space=ServingSpace(fixed={"dcp": 2}), limits=ServingLimits())
+    assert {plan.plan.dcp for plan in search.plans} == {2}
+    assert {plan.plan.tp for plan in search.plans} == {16}
+    assert search.left_out["dcp does not divide the copies of the cache"] > 0
+    (line,) = launch_lines(search.best.plan, search.best.prediction.job, load_engine("vllm"))
     assert "--decode-context-parallel-size 2" in line.command
-    shared = replace(found.best.plan, pcp=2, dcp=1)
-    (line,) = launch_lines(shared, found.best.prediction.job, load_engine("vllm"))
+    shared = replace(search.best.plan, pcp=2, dcp=1)
+    (line,) = launch_lines(shared, search.best.prediction.job, load_engine("vllm"))
     assert "--prefill-context-parallel-size 2" in line.command
     assert any("needs vllm 0.26 or later" in note for note in line.notes)
-    plain = replace(found.best.plan, dcp=1)
-    assert "decode-context" not in launch_lines(plain, found.best.prediction.job, load_engine("vllm"))[0].command
+    plain = replace(search.best.plan, dcp=1)
+    assert "decode-context" not in launch_lines(plain, search.best.prediction.job, load_engine("vllm"))[0].command

@@ -40,9 +40,9 @@ def test_a_cache_of_8192_tokens_takes_what_links_say():
 
 
 def test_layers_that_are_sent_early_hide_all_but_the_last():
-    whole = exposed_transfer_time(8e9, 1.0, bandwidth=50e9, latency=1e-5)
-    assert whole == pytest.approx(transfer_time(8e9, bandwidth=50e9, latency=1e-5))
-    assert exposed_transfer_time(8e9, 1.0, bandwidth=50e9, latency=1e-5, layers=80) == pytest.approx(1e-5 + whole / 80, rel=1e-2)
+    unlayered = exposed_transfer_time(8e9, 1.0, bandwidth=50e9, latency=1e-5)
+    assert unlayered == pytest.approx(transfer_time(8e9, bandwidth=50e9, latency=1e-5))
+    assert exposed_transfer_time(8e9, 1.0, bandwidth=50e9, latency=1e-5, layers=80) == pytest.approx(1e-5 + unlayered / 80, rel=1e-2)
     slow = exposed_transfer_time(8e9, 0.04, bandwidth=50e9, latency=0, layers=80)
     assert slow == pytest.approx(0.16 - 79 / 80 * 0.04)
     layers = exposed_transfer_time(8e9, 0.1, bandwidth=50e9, latency=0, layers=np.arange(1, 100))

@@ -25,11 +25,11 @@ from perfmodel.workload.serving import ServingJob, constant
 
 
 def estimator(model: str, *, cluster: str = "dgx-h100", quantization: str = "bf16", cache: Dtype = Dtype.BF16) -> ServingEstimator:
-    found = load_cluster(cluster, num_chips=8)
+    hardware = load_cluster(cluster, num_chips=8)
     return ServingEstimator(
         model=load_model(model),
-        cluster=found,
-        calibration=choose_calibration(found.chip),
+        cluster=hardware,
+        calibration=choose_calibration(hardware.chip),
         engine=load_engine("vllm"),
         quantization=quantization_named(quantization),
         cache=cache,
@@ -79,8 +79,8 @@ def test_states_of_a_sequence(name: str, state: int, convolved: int) -> None:
     model = load_model(name)
     shape = cache_shape(model)
     assert shape.state == 4 * state + 2 * convolved
-    whole, half = (shape.tokens_bytes(0, tp=tp, kv_heads=model.num_key_value_heads, cache_bytes=2.0) for tp in (1, 2))
-    assert (whole, half) == (shape.state, shape.state / 2)
+    full, half = (shape.tokens_bytes(0, tp=tp, kv_heads=model.num_key_value_heads, cache_bytes=2.0) for tp in (1, 2))
+    assert (full, half) == (shape.state, shape.state / 2)
 
 
 def test_states_are_an_operator_of_a_decode_step() -> None:
@@ -153,10 +153,10 @@ def test_sequences_that_decode_attend_alike_with_and_without_prompts_in_their_st
 
 def test_a_plan_that_does_not_fit_is_timed_all_the_same() -> None:
     of = estimator("llama-3-70b")
-    found = of.predict(job_of(of), ServingPlan(engine="vllm"))
-    assert not found.fits
-    assert "weights take" in found.notes[0]
-    assert found.tpot.mean > 0
+    prediction = of.predict(job_of(of), ServingPlan(engine="vllm"))
+    assert not prediction.fits
+    assert "weights take" in prediction.notes[0]
+    assert prediction.tpot.mean > 0
     assert of.predict(job_of(of), ServingPlan(engine="vllm", tp=4)).fits
 
 
@@ -169,7 +169,7 @@ def test_latent_caches_are_whole_on_every_chip_but_for_attention_dp() -> None:
 
 
 def test_one_prompt_keeps_one_attention_rank_busy() -> None:
-    """Experts see the tokens that there are, not as many for each rank; a rank's attention is the same with one prompt or one on each."""
+    """Experts receive a step's tokens once, not once for each rank; a rank's attention is the same with one prompt or one on each."""
     of = estimator("deepseek-v3", cluster="hgx-h200", quantization="fp8-block")
     costs = of.times([ServingPlan(engine="vllm", attention_dp=8, ep=8)])
     one, eight = (costs.parts(0.0, 0.0, prompt_tokens=2048.0, prompts=number) for number in (1.0, 8.0))
@@ -229,16 +229,16 @@ def test_choosing_what_to_attend_to_takes_the_engines_time_of_each_layer() -> No
 
 
 def test_tokens_of_a_prompt_longer_than_what_is_chosen_read_latents_of_their_own() -> None:
-    """Twice as many of them read twice as much; shorter prompts share what they read."""
+    """Twice the number of tokens reads twice the latents; shorter prompts share what they read."""
     of = estimator("deepseek-v3.2", cluster="hgx-h200", quantization="fp8-block")
     costs = of.times([ServingPlan(engine="vllm", tp=8)])
     top = of.model.latent.index_top if of.model.latent is not None else 0
-    short, long, longer = (float(costs.parts(0.0, 0.0, prompt_tokens=float(each))["attention"][0]) for each in (top, 8192, 16384))
+    short, long, longer = (float(costs.parts(0.0, 0.0, prompt_tokens=float(tokens))["attention"][0]) for tokens in (top, 8192, 16384))
     assert 1.9 < longer / long < 2.6
     assert long > 6 * short
 
 
-def test_a_sampler_of_many_sequences_takes_room_from_the_cache() -> None:
+def test_a_sampler_of_many_sequences_takes_memory_from_the_cache() -> None:
     """1,024 sequences over a vocabulary of 128,256 at 38 bytes are 4.99 GB, more than a pass of 8,192 tokens; 8 are nothing."""
     of = estimator("llama-3-8b")
     of.engine = of.engine.having(sampler_bytes=38.0)
@@ -249,14 +249,14 @@ def test_a_sampler_of_many_sequences_takes_room_from_the_cache() -> None:
 
 @pytest.mark.parametrize(("prompt", "answer"), [(1024, 1024), (4096, 512), (1024, 8192), (8192, 1024)])
 def test_as_many_run_at_once_as_a_simulated_engine_runs(prompt: int, answer: int) -> None:
-    """On average over time, where four times as many wait; an engine that reserves answers runs what its cache holds of whole ones."""
+    """On average over time, with four times the clients that fit. An engine that reserves answers runs what its cache holds in full."""
     of = estimator("llama-3.3-70b", quantization="fp8")
     plan = ServingPlan(engine="vllm", tp=2)
     held = of.predict(job_of(of, input_len=constant(prompt), output_len=constant(answer)), plan).max_sequences
     job = job_of(of, input_len=constant(prompt), output_len=constant(answer), concurrency=int(4 * held))
     for reserves in (True, False):
         of.engine = of.engine.having(reserves_answers=reserves)
-        found = of.predict(job, plan)
-        seen = simulate_replicas(of, found, answered=4 * (job.concurrency or 0))
-        assert found.running == pytest.approx(seen.running, rel=0.08)
-        assert (found.running == pytest.approx(held)) is reserves
+        prediction = of.predict(job, plan)
+        seen = simulate_replicas(of, prediction, answered=4 * (job.concurrency or 0))
+        assert prediction.running == pytest.approx(seen.running, rel=0.08)
+        assert (prediction.running == pytest.approx(held)) is reserves

@@ -102,7 +102,7 @@ def test_states_take_what_was_measured_of_them(name, mixer):
     assert parts(decode)["attention"] == pytest.approx(2 * states + 2 * attention, rel=1e-6)
 
 
-def test_products_of_a_scan_are_not_counted_beside_it():
+def test_products_of_a_scan_are_not_counted_in_addition_to_it():
     program = serving_program(tiny("hybrid"), is_prompt=True, fuses=False)
     assert not any("scan" in name for name in program.rows.matmul.names)
     assert any("scan" in name for name in serving_program(tiny("hybrid"), is_prompt=True).rows.matmul.names)

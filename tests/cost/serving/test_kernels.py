@@ -133,7 +133,7 @@ def test_streaming_weights_costs_their_bytes():
 
 
 def test_every_format_has_figures_and_rows_of_a_batch_equal_the_single_ones():
-    assert set(WEIGHT_FORMATS) == {each.kernel for each in QUANTIZATIONS.values() if not each.is_plain} == set(TYPICAL.weight_product)
+    assert set(WEIGHT_FORMATS) == {scheme.kernel for scheme in QUANTIZATIONS.values() if not scheme.is_plain} == set(TYPICAL.weight_product)
     assert set(TYPICAL.grouped_weight) == set(WEIGHT_FORMATS)
     machine, m = make_machine(), np.array([1.0, 7.0, 512.0])
     for name in WEIGHT_FORMATS:

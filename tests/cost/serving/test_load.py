@@ -21,7 +21,7 @@ HOW = pytest.mark.parametrize("how", [CHUNKED, PREFILL_FIRST], ids=["chunked", "
 
 
 @HOW
-def test_one_client_waits_for_nobody(how):
+def test_one_client_never_waits(how):
     load = closed_loop(TOY, requests(1000, 200), how, concurrency=1, capacity=50)
     steps = sum(TOY.decode(1, 1000 + j) for j in range(1, 200))
     assert load.ttft == pytest.approx(TOY.prefill(1000))
@@ -60,7 +60,7 @@ def test_littles_law_holds_in_and_over_capacity(how):
     np.testing.assert_allclose(load.requests_per_second * load.request_latency, clients)
     np.testing.assert_allclose(load.running + load.queue, clients)
     assert list(load.is_saturated) == [False, False, False, True, True, True]
-    assert np.ptp(load.tpot[2:]) == pytest.approx(0, abs=1e-15)  # what waits slows nobody who runs
+    assert np.ptp(load.tpot[2:]) == pytest.approx(0, abs=1e-15)  # queued requests do not slow running ones
     assert np.all(load.tokens_per_second <= clients * 200 / (load.request_latency - load.ttft) * (1 + 1e-12))
 
 
@@ -78,31 +78,31 @@ def test_more_clients_and_a_longer_cache_are_never_faster(how):
 def test_chunks_cost_no_less_than_whole_prompts(clients):
     tokens = np.array([np.inf, 8192, 4096, 2048, 1024, 800])
     load = closed_loop(TOY, requests(4000, 200), Scheduling(step_tokens=tokens), concurrency=clients, capacity=1000)
-    whole = load.request_latency[0]
-    assert np.all(load.request_latency >= whole * (1 - 1e-12))
+    unchunked = load.request_latency[0]
+    assert np.all(load.request_latency >= unchunked * (1 - 1e-12))
     if clients < 100:  # with more, whole prompts share steps
         assert np.all(np.diff(load.prefill_time) >= 0)
         assert np.all(np.diff(load.inter_token_p99) <= 1e-12)
 
 
-def test_many_prompts_share_a_step_where_there_is_room():
+def test_many_prompts_share_a_step_that_has_tokens_left():
     short = requests(50, 10)
-    one, room = (closed_loop(TOY, short, Scheduling(step_tokens=t), concurrency=64, capacity=64) for t in (115.0, 4096.0))
-    assert room.request_latency < 0.5 * one.request_latency
+    one, many = (closed_loop(TOY, short, Scheduling(step_tokens=t), concurrency=64, capacity=64) for t in (115.0, 4096.0))
+    assert many.request_latency < 0.5 * one.request_latency
     together = closed_loop(TOY, short, Scheduling(step_tokens=4096.0, prompts_together=64.0), concurrency=64, capacity=64)
     assert together.request_latency == pytest.approx(TOY.prefill(50, 0, 64) + 9 * TOY.decode(64, 55))
 
 
 def test_a_prefix_that_is_found_is_not_computed_but_held():
-    plain, found = (closed_loop(TOY, requests(1000, 200, x), CHUNKED, concurrency=8, capacity=8) for x in (0.0, 0.75))
-    assert found.prefill_time == pytest.approx(TOY.mixed(7, 1100, 250, 750))
-    assert found.decode_time == pytest.approx(plain.decode_time)
+    plain, cached = (closed_loop(TOY, requests(1000, 200, x), CHUNKED, concurrency=8, capacity=8) for x in (0.0, 0.75))
+    assert cached.prefill_time == pytest.approx(TOY.mixed(7, 1100, 250, 750))
+    assert cached.decode_time == pytest.approx(plain.decode_time)
 
 
 def test_a_static_batch_is_its_prompts_and_its_steps_and_waves_over_capacity():
-    whole = static_batch(TOY, requests(100, 50), Scheduling(), batch=8, capacity=8)
-    assert whole.ttft == pytest.approx(TOY.prefill(100, 0, 8))
-    assert whole.request_latency == pytest.approx(TOY.prefill(100, 0, 8) + sum(TOY.decode(8, 100 + j) for j in range(1, 50)))
+    full = static_batch(TOY, requests(100, 50), Scheduling(), batch=8, capacity=8)
+    assert full.ttft == pytest.approx(TOY.prefill(100, 0, 8))
+    assert full.request_latency == pytest.approx(TOY.prefill(100, 0, 8) + sum(TOY.decode(8, 100 + j) for j in range(1, 50)))
     half = static_batch(TOY, requests(100, 50), Scheduling(), batch=8, capacity=4)
     four = static_batch(TOY, requests(100, 50), Scheduling(), batch=4, capacity=4)
     assert half.request_latency == pytest.approx(2 * four.request_latency)
@@ -181,7 +181,7 @@ def test_an_engine_and_its_drafts_say_how_steps_are_filled():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: requests(found=1.5),
+        lambda: requests(cached_fraction=1.5),
         lambda: Scheduling(lockstep=2),
         lambda: Scheduling(step_tokens=0),
         lambda: Scheduling(tokens_per_step=2),

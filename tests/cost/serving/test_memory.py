@@ -1,4 +1,4 @@
-"""What engines hold back."""
+"""Memory that engines hold back."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_other_engines_hold_back_what_their_files_say():
 
 
 def test_buffers_of_experts_hold_what_goes_in_and_comes_out():
-    """Qwen3-30B-A3B: 8 of experts 768 wide beside 2,048; tp 2 halves them. 8,192 tokens in 16 bits by hand."""
+    """Qwen3-30B-A3B: 8 experts of width 768, hidden size 2,048; tp 2 halves the experts. 8,192 tokens in 16 bits by hand."""
     model, rows = load_model("qwen3-30b-a3b"), 8192 * 8
     assert float(expert_workspace(model, 8192.0, expert_tp=1.0)) == 2 * rows * (2048 + 2048)
     assert float(expert_workspace(model, 8192.0, expert_tp=0.25)) == 2 * rows * (3072 + 6144)
@@ -39,7 +39,7 @@ def test_buffers_of_experts_hold_what_goes_in_and_comes_out():
 @pytest.mark.parametrize("engine", ["tensorrt-llm", "vllm", "sglang"])
 @pytest.mark.parametrize("model", ["llama-3-8b", "llama-3-70b"])
 def test_what_fits_is_no_more_than_what_is_usable(engine, model):
-    found = perfmodel.serve(model=model, cluster="dgx-h100", chips=1, input_len=1024, output_len=256, engine=engine, tp=1)
-    assert found.fits == (model == "llama-3-8b")
-    assert (found.memory["total"] <= found.memory_usable * (1 + 1e-12)) == found.fits
-    assert found.memory_usable <= 85.0e9
+    prediction = perfmodel.serve(model=model, cluster="dgx-h100", chips=1, input_len=1024, output_len=256, engine=engine, tp=1)
+    assert prediction.fits == (model == "llama-3-8b")
+    assert (prediction.memory["total"] <= prediction.memory_usable * (1 + 1e-12)) == prediction.fits
+    assert prediction.memory_usable <= 85.0e9

@@ -43,9 +43,9 @@ def test_no_prompt_stalls_an_answer_but_chips_are_shared(of):
 
 def test_a_worker_of_prompts_too_small_for_the_weights_does_not_fit(of):
     small = replace(PLAN.pools, prefill=replace(WORKER, tp=1))
-    found = predict_plan(of, job(of), ServingPlan(engine="vllm", pools=small))
-    assert not found.fits
-    assert "prefill worker" in found.notes[-1]
+    prediction = predict_plan(of, job(of), ServingPlan(engine="vllm", pools=small))
+    assert not prediction.fits
+    assert "prefill worker" in prediction.notes[-1]
 
 
 def test_columns_of_pools_are_the_pools_by_themselves(of):

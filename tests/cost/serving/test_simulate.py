@@ -79,8 +79,8 @@ def test_at_a_rate_it_is_near_the_closed_form(how, used, answered):
     ):
         seen = getattr(run, name)
         assert getattr(form, name) == pytest.approx(getattr(seen, "mean", seen), rel=allowed), name
-    for name, whole, allowed in (("tpot_p99", "tpot", 0.25), ("ttft_p99", "ttft", 0.4), ("inter_token_p99", "inter_token", 0.4)):
-        assert getattr(form, name) == pytest.approx(getattr(run, whole).p99, rel=allowed), name
+    for name, distribution, allowed in (("tpot_p99", "tpot", 0.25), ("ttft_p99", "ttft", 0.4), ("inter_token_p99", "inter_token", 0.4)):
+        assert getattr(form, name) == pytest.approx(getattr(run, distribution).p99, rel=allowed), name
 
 
 @HOW
@@ -107,9 +107,9 @@ def test_the_same_seed_is_the_same_run_and_another_is_not():
 @pytest.mark.parametrize("reserves", [True, False], ids=["reserved", "as they come"])
 def test_the_cache_bounds_what_runs(reserves):
     job = requests(1000, 400)
-    room = 16 * 88 * 10  # ten requests in blocks of 16
-    run = simulate(TOY, job, CHUNKED, BatchLimits(max_sequences=100, cache_tokens=room, reserves_output=reserves), concurrency=40)
-    fit = room / (1408 if reserves else job.mean_cached + 7.5)  # 88 blocks of the whole answer, or half a block more than is needed
+    cache_tokens = 16 * 88 * 10  # ten requests in blocks of 16
+    run = simulate(TOY, job, CHUNKED, BatchLimits(max_sequences=100, cache_tokens=cache_tokens, reserves_output=reserves), concurrency=40)
+    fit = cache_tokens / (1408 if reserves else job.mean_cached + 7.5)  # 88 blocks of the whole answer, or half a block more than is needed
     assert run.running == pytest.approx(float(fit), rel=0.12)
     assert (run.preemptions == 0) == reserves
     assert run.running + run.queue == pytest.approx(40, rel=1e-9)
@@ -124,11 +124,11 @@ def test_answers_thrown_out_of_the_cache_are_finished_all_the_same():
 
 def test_goodput_counts_what_keeps_both_limits():
     job = requests((200, 2000), (50, 400))
-    whole, none, some = (
+    every, none, some = (
         simulate(TOY, job, CHUNKED, BatchLimits(max_sequences=40), rate=15, limits=GoodputLimits(ttft=limit))
         for limit in (np.inf, 1e-3, 0.05)
     )
-    assert whole.goodput == pytest.approx(whole.requests_per_second)
+    assert every.goodput == pytest.approx(every.requests_per_second)
     assert none.goodput == 0
     assert 0.1 < some.kept_fraction < 0.9
 

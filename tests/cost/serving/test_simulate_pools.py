@@ -70,8 +70,8 @@ def test_a_rate_is_near_the_closed_form(x, y, used):
     form, run = both(x, y, job, rate=used * most, answered=6000, warm_up=1000)
     for name, allowed in (("ttft", 0.1), ("tpot", 0.02), ("request_latency", 0.03)):
         assert float(getattr(form, name)) == pytest.approx(getattr(run, name).mean, rel=allowed), name
-    for name, whole, allowed in (("ttft_p99", "ttft", 0.35), ("tpot_p99", "tpot", 0.05), ("inter_token_p99", "inter_token", 0.06)):
-        assert float(getattr(form, name)) == pytest.approx(getattr(run, whole).p99, rel=allowed), name
+    for name, distribution, allowed in (("ttft_p99", "ttft", 0.35), ("tpot_p99", "tpot", 0.05), ("inter_token_p99", "inter_token", 0.06)):
+        assert float(getattr(form, name)) == pytest.approx(getattr(run, distribution).p99, rel=allowed), name
 
 
 def test_all_clients_are_somewhere_and_littles_law_holds():
@@ -89,10 +89,10 @@ def test_slow_links_are_what_prompts_wait_for():
 
 
 def test_layers_that_are_sent_early_come_early():
-    whole = both(2, 1, requests(2000, 200), concurrency=1)[1].ttft.mean
+    at_once = both(2, 1, requests(2000, 200), concurrency=1)[1].ttft.mean
     form, run = both(2, 1, requests(2000, 200), links=replace(LINKS, layers=80), concurrency=1)
     assert run.ttft.mean == pytest.approx(float(form.ttft), rel=1e-3)
-    assert run.ttft.mean < whole - 0.01
+    assert run.ttft.mean < at_once - 0.01
 
 
 def test_a_prompt_longer_than_a_step_takes_as_many_as_it_needs():
@@ -110,8 +110,8 @@ def test_the_same_seed_is_the_same_run_and_another_is_not():
 
 def test_goodput_counts_what_keeps_all_limits():
     limits = [GoodputLimits(), GoodputLimits(ttft=0.13), GoodputLimits(ttft=0.13, request_latency=1.0), GoodputLimits(tpot=1e-3)]
-    whole, some, fewer, none = (both(2, 1, VARIED, rate=30, limits=each)[1] for each in limits)
-    assert whole.goodput == pytest.approx(whole.requests_per_second)
+    every, some, fewer, none = (both(2, 1, VARIED, rate=30, limits=limit)[1] for limit in limits)
+    assert every.goodput == pytest.approx(every.requests_per_second)
     assert 0.1 < fewer.kept_fraction < some.kept_fraction < 0.95
     assert none.goodput == 0
 

@@ -23,9 +23,9 @@ def test_replicas_without_a_request_are_idle():
     assert idle.ttft.mean == pytest.approx(alone.ttft.mean)
     assert any("7 of them are idle" in note for note in idle.notes)
     assert run.requests_per_second == pytest.approx(idle.requests_per_second, rel=0.03)
-    for found in (idle, run):
-        assert found.running * 8 == pytest.approx(1, rel=0.05)
-        assert found.requests_per_second * found.request_latency.mean == pytest.approx(1, rel=0.05)
+    for result in (idle, run):
+        assert result.running * 8 == pytest.approx(1, rel=0.05)
+        assert result.requests_per_second * result.request_latency.mean == pytest.approx(1, rel=0.05)
 
 
 @pytest.mark.parametrize("clients", [11, 12])

@@ -30,6 +30,6 @@ class ToySteps:
         return self.floor + self.row * rows + self.key * sequences * cached + self.square * keys
 
 
-def requests(prompt=1000, output=200, found=0.0):
+def requests(prompt=1000, output=200, cached_fraction=0.0):
     lengths = [Lengths(least=x[0], most=x[1]) if isinstance(x, tuple) else constant(x) for x in (prompt, output)]
-    return Requests(prompt=lengths[0], output=lengths[1], found_fraction=found)
+    return Requests(prompt=lengths[0], output=lengths[1], found_fraction=cached_fraction)

@@ -88,7 +88,7 @@ VARIANT_FORMS = ("ZeRO-1", "tp sp", "tp", "cp", "pp cp tp dp_shard")
 
 
 def layers_of(knobs: Mapping[str, Any]) -> dict[str, int]:
-    """Two layers, where neither a pipeline needs more nor a layer that is computed again is to be small beside what stays."""
+    """Return two layers, unless a pipeline needs more or a recomputed layer must be small compared with the rest."""
     needs_more = "recompute" in knobs or "stage_layers" in knobs or knobs.get("pp", 1) * knobs.get("virtual_stages", 1) > 2
     return {} if needs_more else {"num_hidden_layers": 2}
 
@@ -123,8 +123,8 @@ def predicted(plan, rank, profile=None, routing=None) -> RankCounts:
     return predicted_counts(estimator, plan, place_of(plan, rank), routing)
 
 
-#: Memory of models this small hangs on single tensors, such as the sum that DTensor makes of an accumulated gradient; that of models
-#: that exist is held to its own tolerance in test_audit_real.py.
+#: Memory of models this small depends on single tensors, such as DTensor's sum of an accumulated gradient. Real models have their own
+#: tolerance, in test_real.py.
 TINY = 0.06
 
 
@@ -146,7 +146,7 @@ SHAPES = {"gpt2, tp", "qwen3, cp", "falcon, tp sp", "neox, pp cp tp dp_shard", "
 SHAPES |= {"norms after branches, tp", "gated attention, cp", "layers without positions"}
 KEPT = SHAPES | {"pp interleaved"}
 SHOWN = {form for form in FORMS for name in (*KEPT, *QUICK) if name == form or name.endswith(f", {form}")}
-KEPT |= set(covering(FORMS, together=1, cost=num_counted_layers, beside=SHOWN))
+KEPT |= set(covering(FORMS, together=1, cost=num_counted_layers, kept=SHOWN))
 
 
 @pytest.mark.slow
@@ -196,7 +196,7 @@ def test_ranks_are_one_of_each_stage_with_the_last_chunk_of_the_sequence():
 
 
 def test_scores_of_a_later_chunk_of_a_sequence_have_more_columns():
-    """A float32 softmax and a bf16 cast of it for 8 heads, 8 queries and as many keys more, in each of 4 layers."""
+    """A float32 softmax and a bf16 cast of it for 8 heads, 8 queries and 8 further keys, in each of 4 layers."""
     plan = tiny_plan(4, cp=4, attention="unfused", batch=4, model=tiny("gpt2"), precision=Precision.BF16_MIXED)
     saved = [predicted(plan, rank).saved for rank in range(4)]
     assert [after - before for before, after in pairwise(saved)] == [4 * (4 + 2) * 8 * 8 * 8] * 3
@@ -222,7 +222,7 @@ def test_the_verb_prints_both_counts_and_leaves_with_0(tmp_path, capfd, counting
 
 
 @pytest.mark.usefixtures("audits_share_a_process")
-def test_a_program_that_exceeds_its_chip_is_said(tmp_path, capfd, monkeypatch):
+def test_a_program_that_exceeds_its_chip_is_reported(tmp_path, capfd, monkeypatch):
     """Counted at a tiny size: what is predicted has another chip."""
     path = tmp_path / "plan.yaml"
     write_plan(replace(PLANS["ZeRO-3"], cluster="dgx-h100"), path)

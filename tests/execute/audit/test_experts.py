@@ -81,7 +81,7 @@ QUICK = (
     "state-space layers, pp",
 )
 #: In `make test`: each value of each knob, each shape of model, and what was most often wrong.
-KEPT = {*covering(FORMS, together=1, cost=num_counted_layers, beside=(*QUICK, "once, recomputed")), "once, recomputed"}
+KEPT = {*covering(FORMS, together=1, cost=num_counted_layers, kept=(*QUICK, "once, recomputed")), "once, recomputed"}
 
 
 @pytest.mark.slow
@@ -135,11 +135,13 @@ def test_tokens_sent_as_counts_say_audit_clean(name, counting):
     plan = tiny_plan(model=tiny(variant, **({} if "pp" in knobs else {"num_hidden_layers": 2})), **knobs)
     counts = skewed(plan)
     ranks = range(plan.num_chips - 1, -1, -plan.num_chips // 4)
-    found = [counting.count(plan, rank, routing=counts).counts for rank in ranks]
-    rows = [audit_rows(predicted(plan, rank, routing=counts), each) for rank, each in zip(ranks, found, strict=True)]
-    assert [(rank, row) for rank, each in zip(ranks, rows, strict=True) for row in each if not row.passes(TINY * bool(row.tolerance))] == []
+    counted = [counting.count(plan, rank, routing=counts).counts for rank in ranks]
+    rows = [audit_rows(predicted(plan, rank, routing=counts), rank_counts) for rank, rank_counts in zip(ranks, counted, strict=True)]
+    assert [
+        (rank, row) for rank, rank_rows in zip(ranks, rows, strict=True) for row in rank_rows if not row.passes(TINY * bool(row.tolerance))
+    ] == []
     assert counts.skew >= 1.5
-    assert len({sum(each.flops.values()) for each in found}) > 1
+    assert len({sum(rank_counts.flops.values()) for rank_counts in counted}) > 1
 
 
 def test_rows_that_experts_get_unevenly_audit_clean(counting):
@@ -164,9 +166,9 @@ def test_the_audit_of_a_plan_that_holds_counts_sends_tokens_as_they_say():
     counts = skewed(even)
     plan = replace(even, job=replace(even.job, routing=routing_of(counts)))
     assert "a run takes tokens as they come; audit the plan" in not_modules_reason(plan)
-    found = perfmodel.audit_plan(plan, rank=0)
-    assert found.skew == counts.skew
-    assert [row for row in found.ranks[0].rows if not row.passes(TINY * bool(row.tolerance))] == []
+    audited = perfmodel.audit_plan(plan, rank=0)
+    assert audited.skew == counts.skew
+    assert [row for row in audited.ranks[0].rows if not row.passes(TINY * bool(row.tolerance))] == []
     stated = perfmodel.audit_plan(even, rank=0, routing=counts)
-    assert [row.counted for row in found.ranks[0].rows] == [row.counted for row in stated.ranks[0].rows]
-    assert [row.counted for row in found.ranks[0].rows] != [row.counted for row in perfmodel.audit_plan(even, rank=0).ranks[0].rows]
+    assert [row.counted for row in audited.ranks[0].rows] == [row.counted for row in stated.ranks[0].rows]
+    assert [row.counted for row in audited.ranks[0].rows] != [row.counted for row in perfmodel.audit_plan(even, rank=0).ranks[0].rows]

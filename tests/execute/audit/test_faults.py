@@ -1,4 +1,4 @@
-"""What counts a plan dies, stops or is interrupted: said with a remedy, and the next plan gets its own counts."""
+"""Counting processes that die, stop or are interrupted: the error has a remedy, and the next plan gets its own counts."""
 
 import importlib.util
 import os
@@ -47,7 +47,7 @@ def when_it_counts(process, fault):
 
 
 @pytest.mark.slow
-def test_a_killed_count_is_said_with_a_remedy(process):
+def test_a_killed_count_is_reported_with_a_remedy(process):
     thread = when_it_counts(process, lambda pid: os.kill(pid, signal.SIGKILL))
     with pytest.raises(RunError, match=r"rank 0: the process that counts it died \(signal SIGKILL\); free some memory"):
         process.count(tiny_plan(2, zero=3), 0)
@@ -80,14 +80,14 @@ def test_an_interrupted_count_does_not_answer_the_next_question(process):
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_said_with_a_remedy(process):
+def test_a_killed_process_is_reported_with_a_remedy(process):
     os.kill(process._process.pid, signal.SIGKILL)
     with pytest.raises(RunError, match=r"its process died \(signal SIGKILL\); free some memory and audit again"):
         process.count(tiny_plan(1), 0)
 
 
 @pytest.mark.slow
-def test_a_stopped_process_is_said(process, monkeypatch):
+def test_a_stopped_process_is_reported(process, monkeypatch):
     process._start()
     monkeypatch.setattr(audit, "STOPPED_TIMEOUT", 0.5)
     os.kill(process._process.pid, signal.SIGSTOP)

@@ -19,7 +19,7 @@ from tests.marks import NIGHTLY, one_in
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 
 #: Largest share by which memory may differ. Peaks of models that mix everything (a gated relu with ALiBi on eight ranks of a
-#: sequence) are within three per cent nine times in ten; those of models that exist are held to that in test_audit_real.py.
+#: sequence) are within three per cent nine times in ten; those of models that exist are held to that in test_real.py.
 SAVED, PEAK = 0.01, 0.15
 
 
@@ -64,8 +64,8 @@ def test_any_rank_of_uneven_chunks_and_of_chunks_of_a_sequence(counting, plan, r
     assert memory["peak"].passes(PEAK), memory["peak"]
 
 
-#: Peaks that are not at a backward pass with nothing but its own beside activations, or that torch made larger by tensors that nothing
-#: needs, and the share by which they may differ.
+#: Peaks outside a backward pass that holds only its own tensors and activations, or with tensors of torch that nothing needs, and the
+#: share by which they may differ.
 MOMENTS = {
     "scores with what is added to them, computed again, beside their probabilities": (
         dict(num_chips=4, pp=2, zero=2, attention="unfused", recompute="full"),

@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 
-#: Of the plans whose step takes longest to count one stage: the other one's program is that of other plans.
+#: Plans whose step takes longest to count: the last stage alone, because another plan has the program of the other stage.
 LAST_ONLY = {
     "DeepSeek-V3, 1F1B, experts over data, further tokens, ZeRO-1",
     "GLM-4.5, 1F1B, experts in turn over TP and data, ZeRO-1",

@@ -41,22 +41,22 @@ def a_plan(schedule: str, zero: int, **changes):
 
 
 def unequal(counting, plan) -> list[object]:
-    """What differs between the whole count and the extrapolated one, on the first and on the last stage."""
+    """Return the differences between the complete and the extrapolated count, on the first and on the last stage."""
     ranks = ranks_to_audit(plan, every_stage=False)
-    found: list[object] = []
+    differences: list[object] = []
     for rank in ranks:
         numbers = counted_microbatches(plan, place_of(plan, rank)["pp"])
         assert len(numbers) == 2
-        whole = max(numbers) + FURTHER
-        step = with_microbatches(plan, whole)
+        num_microbatches = max(numbers) + FURTHER
+        step = with_microbatches(plan, num_microbatches)
         exact = counting.count(step, rank).counts
         short = counting.count(step, rank, numbers).counts
-        found += [
+        differences += [
             (rank, field.name, getattr(short, field.name), getattr(exact, field.name))
             for field in fields(RankCounts)
             if getattr(short, field.name) != getattr(exact, field.name)
         ]
-    return found
+    return differences
 
 
 @pytest.mark.slow

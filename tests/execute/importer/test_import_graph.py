@@ -1,4 +1,4 @@
-"""A torch module as operators over named dims: kinds, dims, links, and what is said of a bad one."""
+"""A torch module as operators over named dims: kinds, dims, links, and the error messages of bad modules."""
 
 import json
 import subprocess
@@ -91,8 +91,8 @@ def test_shared_and_unread_parameters():
 
 def test_what_has_no_rule_is_listed_and_replicated():
     graph = perfmodel.import_graph(WithFourier, "float32[4,8]")
-    (found,) = graph.unrecognised()
-    assert (found.operator, found.num_operators, found.treatment) == ("aten.fft_rfft.default", 1, REPLICATED)
+    (summary,) = graph.unrecognised()
+    assert (summary.operator, summary.num_operators, summary.treatment) == ("aten.fft_rfft.default", 1, REPLICATED)
     (vertex,) = vertices_of(graph, ImportedKind.UNRECOGNISED)
     assert dict(vertex.dims) == {}
 
@@ -152,12 +152,12 @@ def test_positions_of_parameters_are_followed():
     assert [(link.positions, link.producer, link.consumer, link.size) for link in weight.links] == [((2,), "", "k", 8), ((1,), "", "n", 8)]
 
 
-def test_whole_numbers_are_told_apart():
+def test_integer_tensors_are_distinguished_from_floats():
     graph = perfmodel.import_graph(LanguageLSTM, "tokens=int64[4,10] labels=int64[4,10]")
     assert [vertex.outputs[0].is_index for vertex in graph.vertices[:3]] == [True, True, False]
 
 
-def test_rows_of_a_linear_layer_are_told_apart():
+def test_merged_rows_of_a_linear_layer_keep_their_dims():
     class Flattens(nn.Module):
         def __init__(self):
             super().__init__()

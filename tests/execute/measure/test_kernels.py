@@ -76,14 +76,14 @@ def test_kernels_of_states_count_what_serving_counts():
     nemotron, qwen = (load_model(name) for name in ("nemotron-3-nano-30b-a3b", "qwen3-next-80b-a3b"))
     of_mamba, of_delta = 2 * state_elements(nemotron, "mamba") / 4, 2 * state_elements(qwen, "delta") / 8
     inputs = 2 * convolved_elements(nemotron, "mamba") / 3 / 4
-    found = {}
+    sizes = {}
     for positions in (1, 5):
         for kernel in state_kernels((2, positions, 2), Dtype.FP32, "cpu"):
             kernel.call()
             sample = kernel.sample(1.0)
-            found[sample.kernel_class, positions] = sample.num_bytes, sample.num_elements
-    assert {kernel for kernel, _ in found} == OF_STATES
-    assert found == {
+            sizes[sample.kernel_class, positions] = sample.num_bytes, sample.num_elements
+    assert {kernel for kernel, _ in sizes} == OF_STATES
+    assert sizes == {
         (KernelClass.CAUSAL_CONV, 1): (8 * inputs, inputs),
         (KernelClass.CAUSAL_CONV, 5): (40 * inputs, 5 * inputs),
         (KernelClass.STATE_UPDATE, 1): (2 * STATE_BYTES * of_mamba, of_mamba),

@@ -1,4 +1,4 @@
-"""What ranks measured becomes one machine's samples, and a calibration comes out of them. No time is asserted."""
+"""Samples of one machine from the measurements of its ranks, and the calibration fitted to them. No time is asserted."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def test_a_brief_calibration_holds_every_part_and_predicts(brief_machine, tmp_pa
     estimator = resolve_estimator(job, local_cluster(num_chips=2), calibration=calibration, profile=load_profile("torch-gloo"))
     prediction = estimator.predict(make_plan(job, cluster="localhost", num_chips=2, dp_replicate=2, profile="torch-gloo"))
     assert prediction.rests_on["forward"] == f"calibrated: {calibration.name}"
-    whole = replace(calibration, host_times={}, launch_time=0.0)
-    bare = resolve_estimator(job, local_cluster(num_chips=2), calibration=whole, profile=load_profile("torch-gloo"))
+    without_host = replace(calibration, host_times={}, launch_time=0.0)
+    bare = resolve_estimator(job, local_cluster(num_chips=2), calibration=without_host, profile=load_profile("torch-gloo"))
     assert prediction.step_time > bare.predict(prediction.plan).step_time
     machine = estimator.machine
     assert streaming_time(num_bytes=2**20, num_elements=2**18, kernel_class=KernelClass.GELU_TANH, machine=machine) > 0

@@ -1,4 +1,4 @@
-"""What is measured spans what plans use."""
+"""The measured sizes span the sizes that plans use."""
 
 from __future__ import annotations
 

@@ -6,14 +6,14 @@ from perfmodel.execute.measure.stopwatch import in_rotation
 
 
 def test_copies_take_turns():
-    made: list[list[int]] = []
+    copies: list[list[int]] = []
 
     def make():
         mine: list[int] = []
-        made.append(mine)
+        copies.append(mine)
         return lambda: mine.append(1)
 
     call = in_rotation(make, 8 * 2**20)
     for _ in range(8):
         call()
-    assert [len(calls) for calls in made] == [2, 2, 2, 2]
+    assert [len(calls) for calls in copies] == [2, 2, 2, 2]

@@ -17,7 +17,7 @@ from tests.execute.modules import user_modules
 
 
 def loss_of(output, seed: int = 0) -> torch.Tensor:
-    tensors = [each for each in torch.utils._pytree.tree_leaves(output) if isinstance(each, torch.Tensor)]
+    tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
     total = torch.zeros(())
     for number, tensor in enumerate(tensors):
         generator = torch.Generator().manual_seed(seed + number)
@@ -29,9 +29,9 @@ def train(worker: Worker, factory: str, plan: Plan, inputs: tuple[str, ...], ste
     """Losses less those of one process, and the worst error of the gradients of the first step."""
     torch.manual_seed(0)
     module = getattr(user_modules, factory)()
-    for each in module.modules():
-        if isinstance(each, torch.nn.Dropout):
-            each.p = 0.0
+    for submodule in module.modules():
+        if isinstance(submodule, torch.nn.Dropout):
+            submodule.p = 0.0
     alone = copy.deepcopy(module)
     data = []
     for spec in parse_inputs(inputs):
@@ -53,7 +53,7 @@ def train(worker: Worker, factory: str, plan: Plan, inputs: tuple[str, ...], ste
         differences.append(float((loss - expected).detach().abs()))
         if not step:
             gradients = parallel.whole_parameters(gradients=True)
-            largest = max(float(each.grad.abs().max()) for each in alone.parameters() if each.grad is not None)
+            largest = max(float(parameter.grad.abs().max()) for parameter in alone.parameters() if parameter.grad is not None)
             for name, gradient in gradients.items():
                 wanted = alone.get_parameter(name).grad
                 errors[name] = float((gradient - wanted).abs().max() / max(float(wanted.abs().max()), ROUND_OFF_FLOOR * largest))

@@ -46,8 +46,8 @@ def test_random_plans_on_two_processes_equal_the_module(name, groups):
     module = reference(name)
     network = UserModule.read(module.name, module.inputs).network
     for seed in (0, 1):
-        found = check(name, random_plan(network, TWO, seed), groups)
-        assert found.gradient_error < TOLERANCE
+        result = check(name, random_plan(network, TWO, seed), groups)
+        assert result.gradient_error < TOLERANCE
 
 
 @pytest.mark.parametrize("name", mostly_nightly(list(MODULES), ["mlp", "bert"]))

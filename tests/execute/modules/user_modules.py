@@ -149,7 +149,7 @@ class Gpt2Block(nn.Module):
     def forward(self, x):
         b, s, h = x.shape
         q, k, v = self.c_attn(self.ln_1(x)).split(h, 2)
-        q, k, v = (each.view(b, s, self.heads, h // self.heads).transpose(1, 2) for each in (q, k, v))
+        q, k, v = (tensor.view(b, s, self.heads, h // self.heads).transpose(1, 2) for tensor in (q, k, v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.dropout(self.c_proj(y.transpose(1, 2).contiguous().view(b, s, h)))
         return x + self.mlp_proj(F.gelu(self.c_fc(self.ln_2(x)), approximate="tanh"))
@@ -191,7 +191,7 @@ class LlamaAttention(nn.Module):
         b, s, _ = x.shape
         q, k, v = (proj(x).view(b, s, -1, self.head_dim).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj))
         q, k = rotated(q, cos, sin), rotated(k, cos, sin)
-        k, v = (each[:, :, None].expand(-1, -1, self.groups, -1, -1).reshape(b, -1, s, self.head_dim) for each in (k, v))
+        k, v = (tensor[:, :, None].expand(-1, -1, self.groups, -1, -1).reshape(b, -1, s, self.head_dim) for tensor in (k, v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o_proj(y.transpose(1, 2).reshape(b, s, -1))
 
@@ -281,7 +281,7 @@ class BertSelfAttention(nn.Module):
 
     def forward(self, x, mask):
         b, s, h = x.shape
-        q, k, v = (each(x).view(b, s, self.heads, -1).permute(0, 2, 1, 3) for each in (self.query, self.key, self.value))
+        q, k, v = (projection(x).view(b, s, self.heads, -1).permute(0, 2, 1, 3) for projection in (self.query, self.key, self.value))
         scores = q @ k.transpose(-1, -2) / math.sqrt(h // self.heads) + mask
         context = F.dropout(scores.softmax(-1), 0.1, self.training) @ v
         return self.norm(x + self.dense(context.permute(0, 2, 1, 3).reshape(b, s, h)))

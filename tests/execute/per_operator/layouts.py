@@ -1,4 +1,4 @@
-"""What the ranks do in the tests of redistribution: one group of calls for many layouts."""
+"""Calls of the ranks in the tests of redistribution: one group of calls for many layouts."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ def random_layouts(seed: int, axes: tuple[MeshAxis, ...], positions: int) -> tup
         cuts: list[list[str]] = [[] for _ in range(positions)]
         partial = set()
         for axis in generator.sample(axes, len(axes)):
-            place = generator.choice([*range(positions), *range(positions), "none", "partial"])
-            if place == "partial" and axis.name in partial_from:
+            position = generator.choice([*range(positions), *range(positions), "none", "partial"])
+            if position == "partial" and axis.name in partial_from:
                 partial.add(axis.name)
-            elif isinstance(place, int):
-                cuts[place].append(axis.name)
+            elif isinstance(position, int):
+                cuts[position].append(axis.name)
         return Layout(cuts=tuple(tuple(names) for names in cuts), partial=frozenset(partial))
 
     source = layout(frozenset(axis.name for axis in axes))
     return source, layout(source.partial)
 
 
-def with_layout(whole: torch.Tensor, layout: Layout, mesh: NetworkMesh) -> torch.Tensor:
+def with_layout(full: torch.Tensor, layout: Layout, mesh: NetworkMesh) -> torch.Tensor:
     """This rank's local tensor: its part, and a share of it where the layout is partial."""
     ways = mesh.size(layout.partial)
     share = 2.0 * (mesh.index(sorted(layout.partial)) + 1) / (ways * (ways + 1))
-    return local_part(whole, layout, mesh) * share
+    return local_part(full, layout, mesh) * share
 
 
 def redistribute_all(
@@ -49,25 +49,25 @@ def redistribute_all(
 ) -> list[tuple[float, list[tuple[str, tuple[str, ...], float]], Counter[tuple[str, str]], dict[tuple[str, str], float]]]:
     """For each pair: the largest error, what was noted, and what torch's dispatcher saw (counts, elements)."""
     mesh = NetworkMesh(worker, axes, uses_dtensor=uses_dtensor)
-    whole = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = []
+    full = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    results = []
 
     def label(ranks: list[int], kind: str) -> str:
         places = [mesh.coordinates(rank) for rank in ranks]
-        return "+".join(axis.name for axis in axes if len({place[axis.name] for place in places}) > 1)
+        return "+".join(axis.name for axis in axes if len({coordinates[axis.name] for coordinates in places}) > 1)
 
     for source, target in pairs:
         mesh.record = Counter()
         program = Redistribution(source, target, shape, mesh, PURPOSE)
-        local = with_layout(whole, source, mesh)
+        local = with_layout(full, source, mesh)
         with CollectiveCounter(label, times_them=False) as counter:
             result = program(local)
         if target.partial:
             # what is still partial: only the sum can be known
             result = Redistribution(target, target.resolved(), shape, mesh, PURPOSE)(result) if target.partial else result
-        expected = local_part(whole, target.resolved(), mesh)
+        expected = local_part(full, target.resolved(), mesh)
         error = float((result - expected).abs().max()) if result.shape == expected.shape else float("inf")
         noted = [(str(row.kind), tuple(sorted(row.axes)), row.num_elements) for row in mesh.record.elements()]
         tally = counter.tally
-        found.append((error, noted, Counter(tally.counts), {key: value / 8 for key, value in tally.num_bytes.items()}))
-    return found
+        results.append((error, noted, Counter(tally.counts), {key: value / 8 for key, value in tally.num_bytes.items()}))
+    return results

@@ -62,7 +62,7 @@ class LanguageLSTM(nn.Module):
 
 
 class OddProducts(nn.Module):
-    """Grouped, depthwise and transposed convolutions, einsum, batched products, a shared weight and one that nobody reads."""
+    """Grouped, depthwise and transposed convolutions, einsum, batched products, a shared weight and an unread one."""
 
     def __init__(self):
         super().__init__()

@@ -45,11 +45,11 @@ def tiny_network(name: str, **changes: object) -> Graph:
 
 def reaches_too_far(operator: Operator, network: Graph, dim: str, parts: int) -> bool:
     """Whether a share would be smaller than the halo that it sends."""
-    for own in operator.traffic:
-        if own.kind is CollectiveKind.SEND_RECV and own.over == (dim,):
+    for collective in operator.traffic:
+        if collective.kind is CollectiveKind.SEND_RECV and collective.over == (dim,):
             operand = operator.inputs[0]
             size = network.tensors[operand.tensor].shape[operand.dims.index(dim)]
-            if size // parts < own.extent[0][0]:
+            if size // parts < collective.extent[0][0]:
                 return True
     return False
 

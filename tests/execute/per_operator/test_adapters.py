@@ -1,4 +1,4 @@
-"""Adapters beside a frozen base, run: gradients of the adapters alone, and the collectives that the frozen graph says."""
+"""Runs of adapters on a frozen base: gradients of the adapters alone, and the collectives of the frozen graph."""
 
 from dataclasses import replace
 
@@ -41,26 +41,30 @@ def test_gradients_are_those_of_weights_with_the_adapters_in_them(variant):
     """W' = W + s B A: the gradient of A is s B^T dW', that of B s dW' A^T, and the loss is the same."""
     plan = adapted("lora:4", 1, model=tiny(variant), batch=2, micro_batch=2)
     program, merged = program_of(plan), program_of(replace(plan, job=replace(plan.job, train=training_of("full"))))
-    own, weights = program.parameters.tensors, merged.parameters.tensors
-    names = [name.removesuffix("_lora_a.weight") for name in own if name.endswith("_lora_a.weight")]
-    assert own.keys() == {f"{name}_lora_{part}.weight" for name in names for part in "ab"}
+    adapters, weights = program.parameters.tensors, merged.parameters.tensors
+    names = [name.removesuffix("_lora_a.weight") for name in adapters if name.endswith("_lora_a.weight")]
+    assert adapters.keys() == {f"{name}_lora_{part}.weight" for name in names for part in "ab"}
 
     def flat(tensor, rows):
         return tensor.detach().reshape(rows, -1)
 
-    pairs = {name: (flat(own[f"{name}_lora_a.weight"], 4), flat(own[f"{name}_lora_b.weight"].movedim(-1, 0), 4).T) for name in names}
+    pairs = {
+        name: (flat(adapters[f"{name}_lora_a.weight"], 4), flat(adapters[f"{name}_lora_b.weight"].movedim(-1, 0), 4).T) for name in names
+    }
     for name, tensor in program.parameters.frozen.items():
         weights[name].detach().copy_(tensor)
     for name, (a, b) in pairs.items():
         weight = weights[f"{name}.weight"]
         weight.detach().add_((SCALE * b @ a).reshape(weight.shape))
     assert float(program.forward_backward()) == pytest.approx(float(merged.forward_backward()), rel=1e-9)
-    found, whole = program.gradients(), merged.gradients()
-    assert found.keys() == own.keys()
+    gradients, merged_gradients = program.gradients(), merged.gradients()
+    assert gradients.keys() == adapters.keys()
     for name, (a, b) in pairs.items():
-        gradient = whole[f"{name}.weight"].reshape(len(b), -1)
-        torch.testing.assert_close(flat(found[f"{name}_lora_a.weight"], 4), SCALE * b.T @ gradient, atol=1e-9, rtol=1e-6)
-        torch.testing.assert_close(flat(found[f"{name}_lora_b.weight"].movedim(-1, 0), 4).T, SCALE * gradient @ a.T, atol=1e-9, rtol=1e-6)
+        gradient = merged_gradients[f"{name}.weight"].reshape(len(b), -1)
+        torch.testing.assert_close(flat(gradients[f"{name}_lora_a.weight"], 4), SCALE * b.T @ gradient, atol=1e-9, rtol=1e-6)
+        torch.testing.assert_close(
+            flat(gradients[f"{name}_lora_b.weight"].movedim(-1, 0), 4).T, SCALE * gradient @ a.T, atol=1e-9, rtol=1e-6
+        )
 
 
 @pytest.mark.parametrize(
@@ -68,7 +72,7 @@ def test_gradients_are_those_of_weights_with_the_adapters_in_them(variant):
     [
         ("lora:4", "none"),
         ("lora:4:o_proj", "none"),
-        *(pytest.param(*each, marks=pytest.mark.slow) for each in [("lora:4", "full"), ("lora:4:q_proj+v_proj", "none")]),
+        *(pytest.param(*form, marks=pytest.mark.slow) for form in [("lora:4", "full"), ("lora:4:q_proj+v_proj", "none")]),
     ],
 )
 @pytest.mark.slow
@@ -83,8 +87,8 @@ def test_torch_counts_what_is_predicted(train, recompute):
     kept = []
     with StorageTracker() as tracker, _before_first_backward(lambda: kept.append(tracker.allocated)):
         program.forward_backward()
-    found = estimator.predict(plan)
-    assert counter.get_total_flops() == pytest.approx(found.hfu * found.step_time * found.peak_flop_rate, rel=1e-12)
+    prediction = estimator.predict(plan)
+    assert counter.get_total_flops() == pytest.approx(prediction.hfu * prediction.step_time * prediction.peak_flop_rate, rel=1e-12)
     assert kept[0] == pytest.approx(memory_on_rank(estimator, plan, 0)[0], rel=0.01)
 
 
@@ -120,18 +124,18 @@ FEW_OPERATORS = "lora:2:o_proj+up_proj"
 def test_plans_of_every_form_equal_one_process(variant, knobs, train, groups):
     plan = adapted(train, 4, model=tiny(variant), **knobs)
     assert not_executable_reason(plan) == ""
-    found = check_network_plan(graph_of(plan), plan_by_rules(plan, graph_of(plan)), NetworkOptions(steps=2), group=groups(4))
-    assert max(found.gradient_error, found.loss_error) < 1e-9
-    assert all("_lora_" in row.tensor for row in found.traffic if row.what in ("gradient", "sum"))
+    result = check_network_plan(graph_of(plan), plan_by_rules(plan, graph_of(plan)), NetworkOptions(steps=2), group=groups(4))
+    assert max(result.gradient_error, result.loss_error) < 1e-9
+    assert all("_lora_" in row.tensor for row in result.traffic if row.what in ("gradient", "sum"))
 
 
 @pytest.mark.slow
-def test_the_one_door_runs_them(groups):
+def test_run_plan_trains_adapters(groups):
     plan = adapted("lora:4", 4, tp=2, dp_shard=2, zero=3, micro_batch=2)
     assert run_plan(plan, steps=1, warmup=1, group=groups(4)).gradient_error < 1e-4
 
 
-def test_what_is_not_run_is_said():
+def test_training_that_is_not_run_has_a_reason():
     assert not_modules_reason(adapted("lora:4", 1)).startswith("train=lora:4: torch's own modules train all parameters")
     assert not_executable_reason(adapted("qlora:4:q_proj", 1)).endswith("no weights in nf4-dq; use train=lora:4:q_proj")
     assert not_executable_reason(adapted("galore:4", 1)).endswith("projects no gradients; use train=full")

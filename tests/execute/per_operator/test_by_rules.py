@@ -92,8 +92,8 @@ MORE_FORMS = [
 @pytest.mark.parametrize("variant, knobs", [*FORMS, *(pytest.param(*form, marks=NIGHTLY) for form in MORE_FORMS)])
 def test_megatrons_rules_equal_one_process(variant, knobs, groups):
     plan = tiny_plan(4, model=tiny(variant), **knobs)
-    found = check_network_plan(graph_of(plan), plan_by_rules(plan, graph_of(plan)), NetworkOptions(steps=2), group=groups(4))
-    assert max(found.gradient_error, found.loss_error) < 1e-9
+    result = check_network_plan(graph_of(plan), plan_by_rules(plan, graph_of(plan)), NetworkOptions(steps=2), group=groups(4))
+    assert max(result.gradient_error, result.loss_error) < 1e-9
 
 
 @pytest.mark.slow
@@ -102,9 +102,9 @@ def test_bf16_keeps_float32_masters_and_sends_what_it_says(knobs, groups):
     """Weights are gathered in bf16, gradients reduced in float32; losses of four steps are those of one process."""
     plan = tiny_plan(4, tp=2, micro_batch=2, precision=Precision.BF16_MIXED, **knobs)
     options = NetworkOptions(dtype="", steps=4, optimizer="adamw", learning_rate=1e-3)
-    found = check_network_plan(graph_of(plan), plan_by_rules(plan, graph_of(plan)), options, group=groups(4))
-    assert found.loss_error < 2e-3
-    sizes = {row.what: row.itemsize for row in found.traffic}
+    result = check_network_plan(graph_of(plan), plan_by_rules(plan, graph_of(plan)), options, group=groups(4))
+    assert result.loss_error < 2e-3
+    sizes = {row.what: row.itemsize for row in result.traffic}
     # norms' weights are added up over tp as they are made
     of_zero = {1: {"weights": 2.0}, 3: {"weights": 2.0, "sum": 2.0}}
     assert sizes == {"edge": 2.0, "own": 4.0, "gradient": 4.0} | of_zero.get(int(plan.zero), {})
@@ -126,17 +126,17 @@ def test_what_bf16_would_round_away_adds_up_in_float32():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", [pytest.param(Precision.FP32, marks=NIGHTLY), Precision.BF16_MIXED])
-def test_one_door_runs_rules_of_ones_own(precision, groups):
+def test_run_plan_runs_the_users_own_rules(precision, groups):
     plan = tiny_plan(4, tp=2, dp_shard=2, zero=3, micro_batch=2, rules=MLP_ONLY, precision=precision)
     assert not_modules_reason(plan).startswith("rules=mlp-only")
     assert not_executable_reason(plan) == ""
-    found = run_plan(plan, steps=2, warmup=1, group=groups(4))
-    assert found.plan == plan
-    assert found.gradient_error < 1e-4
+    measurement = run_plan(plan, steps=2, warmup=1, group=groups(4))
+    assert measurement.plan == plan
+    assert measurement.gradient_error < 1e-4
     # of each of two microbatches: the mlp's output in each of four layers forward, its input backward
     size = 2 * 32 * 64 * (4 if precision is Precision.FP32 else 2)
-    assert {(c.kind, c.axis): (c.count, c.num_bytes) for c in found.collectives}["all_reduce", "tp"] == (16, 16 * size)
-    assert set(found.parts) == {"communication.dp_shard", "communication.tp"}
+    assert {(c.kind, c.axis): (c.count, c.num_bytes) for c in measurement.collectives}["all_reduce", "tp"] == (16, 16 * size)
+    assert set(measurement.parts) == {"communication.dp_shard", "communication.tp"}
 
 
 @pytest.mark.parametrize(
@@ -166,14 +166,14 @@ def test_under_fake_tensors_both_ways_send_and_keep_the_same(monkeypatch):
     number = plan.num_microbatches
     modules = torch_counts(plan, 0, [number])[number]
     graph = graph_of(plan)
-    own = plan_by_rules(plan, graph)
+    by_rules = plan_by_rules(plan, graph)
     monkeypatch.setattr(network_model, "make_tensor", _without_values)
     saved = []
     with fake_group(0, plan.num_chips) as worker:
         for axes in ({"tp_kv"}, {"dp_shard"}):
-            NetworkMesh(worker, own.cuts.axes).group(axes)
+            NetworkMesh(worker, by_rules.cuts.axes).group(axes)
         with FakeTensorMode(allow_non_fake_inputs=True):
-            program = NetworkProgram(worker, graph, own, optimizer="", learning_rate=1e-4, uses_dtensor=False)
+            program = NetworkProgram(worker, graph, by_rules, optimizer="", learning_rate=1e-4, uses_dtensor=False)
             program.step()
             counter = CollectiveCounter(program.mesh.label, times_them=False)
             with StorageTracker() as tracker, counter, _before_first_backward(lambda: saved.append(tracker.allocated)):

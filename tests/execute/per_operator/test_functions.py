@@ -52,8 +52,8 @@ def agree(ours, theirs, *leaves):
     """Values and the gradients of a random weighting."""
     torch.testing.assert_close(ours, theirs)
     weights = random(*ours.shape, seed=99).detach()
-    found, expected = (torch.autograd.grad((result * weights).sum(), leaves, retain_graph=True) for result in (ours, theirs))
-    for one, other in zip(found, expected, strict=True):
+    gradients, expected = (torch.autograd.grad((result * weights).sum(), leaves, retain_graph=True) for result in (ours, theirs))
+    for one, other in zip(gradients, expected, strict=True):
         torch.testing.assert_close(one, other)
 
 

@@ -65,21 +65,21 @@ MORE_FORMS = [
 def test_several_processes_compute_what_one_does(name, knobs, groups):
     plan = tiny_plan(4, model=tiny(**MODELS[name]), **knobs)
     assert not_executable_reason(plan) == ""
-    found = check_network_plan(graph_of(plan), plan_by_rules(plan, graph_of(plan)), NetworkOptions(steps=2), group=groups(4))
-    assert max(found.gradient_error, found.loss_error) < 1e-9
+    result = check_network_plan(graph_of(plan), plan_by_rules(plan, graph_of(plan)), NetworkOptions(steps=2), group=groups(4))
+    assert max(result.gradient_error, result.loss_error) < 1e-9
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name, knobs", [("mamba", dict(cp=4)), ("delta", dict(cp=2, tp=2))])
 def test_ranks_that_share_positions_pass_on_their_states(name, knobs, groups):
-    """What they send is what their kinds say, and what they compute is what one process does."""
+    """They send the traffic that their kinds declare, and compute the result of one process."""
     rules = {"batch": ("dp_replicate", "dp_shard"), **dict.fromkeys(("s_res", "s", "s_query", "s_scan"), ("cp",))}
     rules |= {"state_groups": ("tp_kv", "tp_q"), "scan_groups": ("tp_kv", "tp_q")}
     plan = tiny_plan(4, model=tiny(**MODELS[name]), micro_batch=8, rules=RuleSet(name="own", source="", rules=rules), **knobs)
-    found = check_network_plan(graph_of(plan), plan_by_rules(plan, graph_of(plan)), NetworkOptions(steps=2), group=groups(4))
-    assert max(found.gradient_error, found.loss_error) < 1e-9
-    assert {row.kind for row in found.traffic if row.tensor.endswith(("scan.out", "conv.out"))} >= {CollectiveKind.SEND_RECV}
+    result = check_network_plan(graph_of(plan), plan_by_rules(plan, graph_of(plan)), NetworkOptions(steps=2), group=groups(4))
+    assert max(result.gradient_error, result.loss_error) < 1e-9
+    assert {row.kind for row in result.traffic if row.tensor.endswith(("scan.out", "conv.out"))} >= {CollectiveKind.SEND_RECV}
 
 
 def context_of(graph, name):
@@ -100,14 +100,14 @@ def test_a_scan_is_its_recurrence():
     context = context_of(graph, "layer0.layer.scan")
     shapes = [graph.tensors[operand.tensor].shape for operand in context.operator.inputs]
     x, steps, dt_bias, a_log, skip = (random(*shape, seed=i) for i, shape in enumerate(shapes))
-    own, b, c = x.split((8, 6, 6), -1)  # two heads of four, the state's six
-    own, dt = own.unflatten(-1, (2, 4)), F.softplus(steps + dt_bias)
+    heads, b, c = x.split((8, 6, 6), -1)  # two heads of four, the state's six
+    heads, dt = heads.unflatten(-1, (2, 4)), F.softplus(steps + dt_bias)
     state, outputs = torch.zeros(2, 4, 2, 4, 6, dtype=torch.float64), []
-    for place in range(x.shape[1]):
-        decay = (-dt[:, place] * a_log.exp()).exp()[..., None, None]
-        entering = (dt[:, place, ..., None] * own[:, place])[..., None] * b[:, place, :, None, None, :]
+    for position in range(x.shape[1]):
+        decay = (-dt[:, position] * a_log.exp()).exp()[..., None, None]
+        entering = (dt[:, position, ..., None] * heads[:, position])[..., None] * b[:, position, :, None, None, :]
         state = state * decay + entering
-        outputs.append((state * c[:, place, :, None, None, :]).sum(-1) + skip[..., None] * own[:, place])
+        outputs.append((state * c[:, position, :, None, None, :]).sum(-1) + skip[..., None] * heads[:, position])
     expected = torch.stack(outputs, 1).flatten(-2)
     torch.testing.assert_close(mixers.state_scan((x, steps, dt_bias, a_log, skip), context), expected)
 
@@ -115,26 +115,26 @@ def test_a_scan_is_its_recurrence():
 def test_a_convolution_sees_no_later_position():
     context = context_of(graph_with("mamba"), "layer0.layer.conv")
     x, weight, bias = random(2, 32, 4, 20, seed=0), random(4, 20, 4, seed=1), random(4, 20, seed=2)
-    found = mixers.causal_conv((x, weight, bias), context)
+    output = mixers.causal_conv((x, weight, bias), context)
     changed = x.clone()
     changed[:, 20:] += 1.0
-    torch.testing.assert_close(mixers.causal_conv((changed, weight, bias), context)[:, :20], found[:, :20])
+    torch.testing.assert_close(mixers.causal_conv((changed, weight, bias), context)[:, :20], output[:, :20])
     last = (x[:, 7:11] * weight.permute(2, 0, 1)).sum(1) + bias
-    torch.testing.assert_close(found[:, 10], F.silu(last))
+    torch.testing.assert_close(output[:, 10], F.silu(last))
 
 
 def test_sinks_take_their_share_and_chunks_do_not_see_one_another():
     graph = graph_with("chunks")
     context = context_of(graph, "layer0.attention")
     q, k, v, sinks = (random(*graph.tensors[operand.tensor].shape, seed=i) for i, operand in enumerate(context.operator.inputs))
-    found = FUNCTIONS["attention"]((q, k, v, sinks), context)
+    output = FUNCTIONS["attention"]((q, k, v, sinks), context)
     scores = torch.einsum("bqgrd,bzgd->bgrqz", q, k) * 8**-0.5
     places = torch.arange(32)
     seen = (places[:, None] >= places) & (places[:, None] // 8 == places // 8)
     shares = scores.masked_fill(~seen, -torch.inf).exp()
     shares = shares / (shares.sum(-1, keepdim=True) + sinks.exp()[None, :, :, None, None])
-    torch.testing.assert_close(found, torch.einsum("bgrqz,bzgd->bqgrd", shares, v))
+    torch.testing.assert_close(output, torch.einsum("bgrqz,bzgd->bqgrd", shares, v))
     # the second layer has no chunks
-    whole = FUNCTIONS["attention"]((q, k, v, sinks), context_of(graph, "layer1.attention"))
-    torch.testing.assert_close(whole[:, :8], found[:, :8])
-    assert not torch.allclose(whole[:, 8:], found[:, 8:])
+    unchunked = FUNCTIONS["attention"]((q, k, v, sinks), context_of(graph, "layer1.attention"))
+    torch.testing.assert_close(unchunked[:, :8], output[:, :8])
+    assert not torch.allclose(unchunked[:, 8:], output[:, 8:])

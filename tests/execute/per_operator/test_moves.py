@@ -20,34 +20,34 @@ def axes_of(*sizes):
 
 
 def play(programs, meshes, locals_):
-    """What every rank holds in the end; all ranks must be at the same kind of step on the same axes."""
+    """Return the final tensor of every rank; all ranks must be at the same kind of step on the same axes."""
     for step, move in enumerate(programs[0].moves):
         moves = [program.moves[step] for program in programs]
-        assert {(each.kind, each.axes) for each in moves} == {(move.kind, move.axes)}
+        assert {(program_move.kind, program_move.axes) for program_move in moves} == {(move.kind, move.axes)}
         if move.kind is None:
-            locals_ = [_take(local, each.out[0]) for local, each in zip(locals_, moves, strict=True)]
+            locals_ = [_take(local, program_move.out[0]) for local, program_move in zip(locals_, moves, strict=True)]
             continue
-        found = []
+        moved = []
         for rank, mesh in enumerate(meshes):
             members = mesh.members(move.axes)
-            place = members.index(rank)
-            theirs, own = [locals_[member] for member in members], moves[rank]
+            index = members.index(rank)
+            theirs, rank_move = [locals_[member] for member in members], moves[rank]
             if move.kind is CollectiveKind.ALL_REDUCE:
-                found.append(sum(theirs))
+                moved.append(sum(theirs))
             elif move.kind is CollectiveKind.REDUCE_SCATTER:
-                found.append(sum(_take(each, moves[member].out[place]) for each, member in zip(theirs, members, strict=True)))
-            elif move.kind is CollectiveKind.ALL_GATHER and own.placements is not None:
-                found.append(torch.cat(theirs, own.placements[0].dim))
+                moved.append(sum(_take(shard, moves[member].out[index]) for shard, member in zip(theirs, members, strict=True)))
+            elif move.kind is CollectiveKind.ALL_GATHER and rank_move.placements is not None:
+                moved.append(torch.cat(theirs, rank_move.placements[0].dim))
             else:
-                result = torch.full(own.shape, float("nan"), dtype=torch.float64)
-                for i, (each, member) in enumerate(zip(theirs, members, strict=True)):
+                result = torch.full(rank_move.shape, float("nan"), dtype=torch.float64)
+                for i, (tensor, member) in enumerate(zip(theirs, members, strict=True)):
                     if move.kind is CollectiveKind.ALL_TO_ALL:
-                        piece = _take(each, moves[member].out[place])
+                        piece = _take(tensor, moves[member].out[index])
                     else:
-                        piece = _take(each, own.pick[i])
-                    _put(result, own.into[i], piece)
-                found.append(result)
-        locals_ = found
+                        piece = _take(tensor, rank_move.pick[i])
+                    _put(result, rank_move.into[i], piece)
+                moved.append(result)
+        locals_ = moved
     return locals_
 
 
@@ -62,7 +62,7 @@ def play(programs, meshes, locals_):
 )
 @pytest.mark.slow
 def test_a_known_tensor_between_random_layouts_of_any_mesh(axes, shape):
-    whole = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    full = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     num_ranks = prod(axis.size for axis in axes)
     meshes = [NetworkMesh(Worker(rank, num_ranks, "cpu"), axes) for rank in range(num_ranks)]
     played = 0
@@ -72,11 +72,11 @@ def test_a_known_tensor_between_random_layouts_of_any_mesh(axes, shape):
         if any(size % parts for size, parts in zip((*shape, *shape), cut, strict=True)):
             continue  # no plan has such a layout: shares are equal
         programs = [Redistribution(source, target, shape, mesh, PURPOSE) for mesh in meshes]
-        ends = play(programs, meshes, [with_layout(whole, source, mesh) for mesh in meshes])
+        ends = play(programs, meshes, [with_layout(full, source, mesh) for mesh in meshes])
         if target.partial:
             finish = [Redistribution(target, target.resolved(), shape, mesh, PURPOSE) for mesh in meshes]
             ends = play(finish, meshes, ends)
         for mesh, end in zip(meshes, ends, strict=True):
-            torch.testing.assert_close(end, local_part(whole, target.resolved(), mesh), msg=lambda text: f"{source} -> {target}: {text}")  # noqa: B023
+            torch.testing.assert_close(end, local_part(full, target.resolved(), mesh), msg=lambda text: f"{source} -> {target}: {text}")  # noqa: B023
         played += 1
     assert played >= 40

@@ -32,8 +32,8 @@ def test_a_known_tensor_between_random_layouts(axes, num_pairs, uses_dtensor, gr
     for index, (source, target) in enumerate(pairs):
         expected = expected_collectives(source, target, axes)
         seen |= {kind for kind, _, _ in expected}
-        for rank, found in enumerate(results):
-            error, noted, counts, elements = found[index]
+        for rank, rank_results in enumerate(results):
+            error, noted, counts, elements = rank_results[index]
             assert error < 1e-12, (rank, source, target)
             # without what resolves the partial sums at the end of the test
             assert noted[: len(expected)] == expected, (rank, source, target)
@@ -60,8 +60,8 @@ def test_a_known_tensor_between_random_layouts(axes, num_pairs, uses_dtensor, gr
     ],
 )
 def test_orders_and_mergers(source, target, kinds, groups):
-    for found in groups(4).call(redistribute_all, FOUR, SHAPE, [(source, target)]):
-        error, noted, counts, _ = found[0]
+    for rank_results in groups(4).call(redistribute_all, FOUR, SHAPE, [(source, target)]):
+        error, noted, counts, _ = rank_results[0]
         assert error < 1e-12
         assert [kind for kind, _, _ in noted] == kinds
         assert sum(counts.values()) == len(kinds)

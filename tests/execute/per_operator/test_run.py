@@ -36,17 +36,17 @@ def test_random_plans_on_four_processes_equal_one(name, groups):
 
 def check_random_plan(name, plan, groups):
     network = tiny_network(name)
-    found = check_network_plan(network, plan, NetworkOptions(compares_outputs=True), group=groups(plan.num_chips))
-    assert found.gradient_error < 1e-9
-    assert found.output_error < 1e-9
-    assert found.traffic
+    result = check_network_plan(network, plan, NetworkOptions(compares_outputs=True), group=groups(plan.num_chips))
+    assert result.gradient_error < 1e-9
+    assert result.output_error < 1e-9
+    assert result.traffic
 
 
 @pytest.mark.slow
 def test_processes_are_started_and_ended_for_a_run_of_its_own():
     network = toys.two_layers()
-    found = check_network_plan(network, toys.plan_of(network, TWO, {"up": {"n": ("p",)}}), device="cpu")
-    assert found.gradient_error < 1e-9
+    result = check_network_plan(network, toys.plan_of(network, TWO, {"up": {"n": ("p",)}}), device="cpu")
+    assert result.gradient_error < 1e-9
     axes = tuple(MeshAxis(name=f"x{i}", size=2, tier=0) for i in range(6))
     with pytest.raises(InputError, match="chips=64: this machine runs up to"):
         check_network_plan(network, toys.plan_of(network, axes, {}), device="cpu")
@@ -66,8 +66,8 @@ def test_two_layers_by_hand(groups):
     network = toys.two_layers(classes=8)
     shardings = {"up": {"n": ("p",)}, "act": {"n": ("p",)}, "down": {"n": ("p",)}}
     plan = toys.plan_of(network, TWO, shardings)
-    found = check_network_plan(network, plan, group=groups(2))
-    rows = [(str(row.kind), row.tensor, str(row.phase), row.num_elements, row.repeats) for row in found.traffic]
+    result = check_network_plan(network, plan, group=groups(2))
+    rows = [(str(row.kind), row.tensor, str(row.phase), row.num_elements, row.repeats) for row in result.traffic]
     assert rows == [("all_reduce", "down.out", "forward", 4 * 8.0, 1)]
 
 
@@ -86,14 +86,14 @@ def test_two_biases_of_one_sum_have_gradients_of_their_own(groups):
 def test_training_goes_on_as_in_one_process(groups):
     network = tiny_network("transformer")
     plan = random_plan(network, FOUR, 3)
-    found = check_network_plan(network, plan, NetworkOptions(steps=4, learning_rate=0.5), group=groups(4))
-    assert found.loss_error < 1e-9
+    result = check_network_plan(network, plan, NetworkOptions(steps=4, learning_rate=0.5), group=groups(4))
+    assert result.loss_error < 1e-9
 
 
 def test_single_precision_is_near(groups):
     network = tiny_network("llama-3-8b")
-    found = check_network_plan(network, random_plan(network, TWO, 5), NetworkOptions(dtype="float32"), group=groups(2))
-    assert 0 < found.gradient_error < 1e-4
+    result = check_network_plan(network, random_plan(network, TWO, 5), NetworkOptions(dtype="float32"), group=groups(2))
+    assert 0 < result.gradient_error < 1e-4
 
 
 @pytest.mark.parametrize("axes, cut", [(TWO, ("p",)), (FOUR, ("a", "b"))])
@@ -102,8 +102,8 @@ def test_an_uneven_vocabulary_is_padded(axes, cut, groups):
     network = toys.two_layers(classes=10)
     plan = toys.plan_of(network, axes, {"down": {"v": cut}, "loss": {"v": cut}})
     assert "loss" in plan.cuts.shardings
-    found = check_network_plan(network, plan, NetworkOptions(steps=2), group=groups(plan.num_chips))
-    assert Counter(str(row.kind) for row in found.traffic for _ in range(row.repeats)) == {"all_reduce": 4}  # of act.out, and three
+    result = check_network_plan(network, plan, NetworkOptions(steps=2), group=groups(plan.num_chips))
+    assert Counter(str(row.kind) for row in result.traffic for _ in range(row.repeats)) == {"all_reduce": 4}  # of act.out, and three
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -116,8 +116,8 @@ def test_a_cut_image_trades_its_border(window, stride, groups):
         for operator in network.operators
     }
     assert all(shardings[name] == {"h": ("a",), "w": ("b",)} for name in ("conv1", "conv2", "pool"))
-    found = check_network_plan(network, toys.plan_of(network, FOUR, shardings), NetworkOptions(compares_outputs=True), group=groups(4))
-    halos = [row for row in found.traffic if row.kind is CollectiveKind.SEND_RECV]
+    result = check_network_plan(network, toys.plan_of(network, FOUR, shardings), NetworkOptions(compares_outputs=True), group=groups(4))
+    halos = [row for row in result.traffic if row.kind is CollectiveKind.SEND_RECV]
     assert {(row.operator, *row.axes) for row in halos} == {(name, axis) for name in ("conv1", "conv2", "pool") for axis in "ab"}
 
 
@@ -125,8 +125,8 @@ def test_one_dim_of_an_image_over_four_ranks_sends_what_is_declared(groups):
     """Without corners what torch sends is counted to the last element: inner ranks both ways, outer ones one way."""
     network = toys.two_convolutions(image=16)
     shardings = {name: {"h": ("a", "b")} for name in ("conv1", "relu1", "conv2", "pool")}
-    found = check_network_plan(network, toys.plan_of(network, FOUR, shardings), group=groups(4))
-    halos = {(row.operator, str(row.phase)): row.num_elements for row in found.traffic if row.kind is CollectiveKind.SEND_RECV}
+    result = check_network_plan(network, toys.plan_of(network, FOUR, shardings), group=groups(4))
+    halos = {(row.operator, str(row.phase)): row.num_elements for row in result.traffic if row.kind is CollectiveKind.SEND_RECV}
     # 2 rows of 16 columns, 4 channels and 2 samples; the data has no gradient to send back
     assert halos["conv1", "forward"] == 2 * 16 * 4 * 2
     assert halos["conv2", "backward"] == 2 * 16 * 4 * 2
@@ -142,11 +142,11 @@ def test_a_new_kind_is_one_function(groups):
     network = toys.centring()
     with pytest.raises(InputError, match=r"operator centre: kind 'centre' has no torch function; add one to the table or pass it"):
         check_network_plan(network, toys.plan_of(network, TWO, CUT_ROWS), group=groups(2))
-    found = check_network_plan(
+    result = check_network_plan(
         network, toys.plan_of(network, TWO, CUT_ROWS), NetworkOptions(functions={"centre": toys.centre}), group=groups(2)
     )
-    own = [(str(row.kind), str(row.phase), row.num_elements) for row in found.traffic if row.what == "own"]
-    assert own == [("all_reduce", "forward", 4.0), ("all_reduce", "backward", 4.0)]
+    of_kind = [(str(row.kind), str(row.phase), row.num_elements) for row in result.traffic if row.what == "own"]
+    assert of_kind == [("all_reduce", "forward", 4.0), ("all_reduce", "backward", 4.0)]
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_collective_too_many_is_named(function, says, groups):
 
 
 def test_wrong_traffic_is_found(groups, monkeypatch):
-    """What the plan's traffic lacks, or has too much of, ends the check."""
+    """Collectives that the plan's traffic lacks, or that are not issued, end the check."""
     from perfmodel.execute.per_operator import run as network_run
 
     network = tiny_network("rnnlm")
@@ -217,10 +217,10 @@ def test_what_cannot_be_run_is_refused(groups):
 def test_readers_of_one_parameter_need_it_in_one_layout(groups):
     network = tiny_network("gpt2")
     name = next(p.name for p in network.parameters if len(network.readers()[p.name]) > 1)
-    (first, place), *_ = network.readers()[name]
+    (first, position), *_ = network.readers()[name]
     operator = network.operators[first]
     plan = random_plan(network, TWO, 0, use=0.0)
-    dim = operator.inputs[place].dims[0]
+    dim = operator.inputs[position].dims[0]
     plan = changed(plan, shardings={**plan.cuts.shardings, operator.name: {dim: ("p",)}})
     with pytest.raises(InputError, match=f"parameter {name}: .* need it in 2 layouts; cut .* alike"):
         check_network_plan(network, plan, group=groups(2))
@@ -233,21 +233,21 @@ def test_plans_measured_together(groups):
     network = toys.two_layers(batch=8, features=16, hidden=16, classes=8)
     data = toys.plan_of(network, TWO, {operator.name: {"b": ("p",)} for operator in network.operators})
     pair = toys.plan_of(network, TWO, {"up": {"n": ("p",)}, "act": {"n": ("p",)}, "down": {"n": ("p",)}})
-    found = measure_network_plans(network, [data, pair], steps=5, rounds=2, warmup=1, group=groups(2))
-    assert [each.plan for each in found] == [data, pair]
-    for each in found:
-        assert len(each.step_times) == 5
-        assert min(each.step_times) <= each.step_time <= max(each.step_times)
-        assert 0 < each.gradient_error < 1e-4
-        assert each.parts["communication.p"] > 0
-        assert len(each.memory_by_rank) == 2
-    assert found[0].loss == pytest.approx(found[1].loss, rel=1e-5)
-    assert {row.what for row in found[0].traffic} == {"gradient"}
-    record = json.loads(json.dumps(found[1].to_dict()))
+    measurements = measure_network_plans(network, [data, pair], steps=5, rounds=2, warmup=1, group=groups(2))
+    assert [result.plan for result in measurements] == [data, pair]
+    for measurement in measurements:
+        assert len(measurement.step_times) == 5
+        assert min(measurement.step_times) <= measurement.step_time <= max(measurement.step_times)
+        assert 0 < measurement.gradient_error < 1e-4
+        assert measurement.parts["communication.p"] > 0
+        assert len(measurement.memory_by_rank) == 2
+    assert measurements[0].loss == pytest.approx(measurements[1].loss, rel=1e-5)
+    assert {row.what for row in measurements[0].traffic} == {"gradient"}
+    record = json.loads(json.dumps(measurements[1].to_dict()))
     assert record["plan"] == json.loads(json.dumps(plan_to_dict(pair)))
     assert [(row["kind"], row["tensor"], row["count"]) for row in record["traffic"]] == [("all_reduce", "down.out", 1)]
     # half of the weights and of their gradients
-    assert found[1].peak_memory < found[0].peak_memory
+    assert measurements[1].peak_memory < measurements[0].peak_memory
     (once,) = measure_network_plans(network, [data], steps=1, group=groups(2))
     assert len(once.step_times) == 1
 
@@ -264,8 +264,8 @@ def test_a_tensor_held_whole_is_reduced_once(groups):
         outside = next(dim for dim in reader.output.dims if dim and dim not in reader.inputs[0].dims)
         shardings[reader.name] = {outside: ("p",)}
     held = {**plan.cuts.held, tensor: Held(cuts=((), (), ()), partial=frozenset("p"))}
-    found = check_network_plan(network, changed(plan, shardings=shardings, held=held), group=groups(2))
-    assert [(row.kind, row.phase) for row in found.traffic if row.tensor == tensor] == [("all_reduce", "backward")]
+    result = check_network_plan(network, changed(plan, shardings=shardings, held=held), group=groups(2))
+    assert [(row.kind, row.phase) for row in result.traffic if row.tensor == tensor] == [("all_reduce", "backward")]
 
 
 # ------------------------------------------------------------------------------------- last: each of these ends its group

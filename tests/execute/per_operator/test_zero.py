@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def in_stages(network, axes, number, **settings):
-    """A random plan, cut into stages of about as many blocks each."""
+    """Return a random plan, split into stages of about equal numbers of blocks."""
     blocks = blocks_of(network)
     starts = [network.operators[blocks[i * len(blocks) // number][0]].name for i in range(number)]
     return changed(random_plan(network, axes, 4), stages=tuple(starts), **settings)
@@ -34,8 +34,8 @@ def test_microbatches_and_zero_equal_one_process(name, zero, groups):
     network = tiny_network(name)
     plan = changed(random_plan(network, FOUR, 1 + zero), zero=zero, num_microbatches=2)
     assert len({unit.axes for unit in parameter_units(network, plan)}) > 2
-    found = check_network_plan(network, plan, NetworkOptions(compares_outputs=True, steps=2), group=groups(4))
-    assert max(found.gradient_error, found.output_error, found.loss_error) < 1e-9
+    result = check_network_plan(network, plan, NetworkOptions(compares_outputs=True, steps=2), group=groups(4))
+    assert max(result.gradient_error, result.output_error, result.loss_error) < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,9 @@ def test_what_parameters_send_by_hand(zero, expected, groups):
     """One layer, its batch over two ranks, three microbatches."""
     network = toys.two_layers(classes=8)
     data = toys.plan_of(network, TWO, {operator.name: {"b": ("p",)} for operator in network.operators})
-    found = check_network_plan(network, changed(data, zero=zero, num_microbatches=3), group=groups(2))
+    result = check_network_plan(network, changed(data, zero=zero, num_microbatches=3), group=groups(2))
     counts = {}
-    for row in found.traffic:
+    for row in result.traffic:
         assert row.num_elements == 128.0
         counts[str(row.kind)] = counts.get(str(row.kind), 0) + row.repeats
     assert counts == expected
@@ -64,8 +64,8 @@ def test_what_parameters_send_by_hand(zero, expected, groups):
 def test_shards_are_updated_as_in_one_process(zero, optimizer, groups):
     network = tiny_network("alexnet")
     plan = changed(random_plan(network, TWO, 0), zero=zero)
-    found = check_network_plan(network, plan, NetworkOptions(steps=4, optimizer=optimizer, learning_rate=0.01), group=groups(2))
-    assert found.loss_error < 1e-9
+    result = check_network_plan(network, plan, NetworkOptions(steps=4, optimizer=optimizer, learning_rate=0.01), group=groups(2))
+    assert result.loss_error < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,8 @@ def test_shards_are_updated_as_in_one_process(zero, optimizer, groups):
 )
 def test_stages_equal_one_process(name, axes, number, settings, groups):
     network = tiny_network(name)
-    found = check_network_plan(network, in_stages(network, axes, number, **settings), NetworkOptions(steps=2), group=groups(4))
-    assert max(found.gradient_error, found.loss_error) < 1e-9
+    result = check_network_plan(network, in_stages(network, axes, number, **settings), NetworkOptions(steps=2), group=groups(4))
+    assert max(result.gradient_error, result.loss_error) < 1e-9
 
 
 @pytest.mark.parametrize("zero", [1, 3])
@@ -95,8 +95,8 @@ def test_a_stage_may_have_no_parameters(zero, groups):
 def test_a_stage_issues_its_own_part_of_the_traffic():
     network = tiny_network("llama-3-8b")
     plan = in_stages(network, TWO, 2, num_microbatches=4)
-    whole = sum(row.repeats for row in step_traffic(network, changed(plan, stages=())))
-    assert whole == sum(row.repeats for stage in (0, 1) for row in step_traffic(network, plan, stage))
+    unstaged = sum(row.repeats for row in step_traffic(network, changed(plan, stages=())))
+    assert unstaged == sum(row.repeats for stage in (0, 1) for row in step_traffic(network, plan, stage))
 
 
 def test_plans_with_zero_and_stages_are_measured(groups):
@@ -104,14 +104,14 @@ def test_plans_with_zero_and_stages_are_measured(groups):
     network = toys.two_layers(batch=4, features=64, hidden=64, classes=64)
     data = toys.plan_of(network, TWO, {operator.name: {"b": ("p",)} for operator in network.operators})
     plans = [data, changed(data, zero=3), changed(data, zero=1, num_microbatches=2)]
-    found = measure_network_plans(network, plans, steps=2, group=groups(2))
-    assert found[0].loss == pytest.approx(found[1].loss, rel=1e-5)
+    measurements = measure_network_plans(network, plans, steps=2, group=groups(2))
+    assert measurements[0].loss == pytest.approx(measurements[1].loss, rel=1e-5)
     # weights, gradients and two states of 8,192 parameters in float32
-    assert found[0].peak_memory > 4 * 4 * 8192
+    assert measurements[0].peak_memory > 4 * 4 * 8192
     (staged,) = measure_network_plans(network, [in_stages(network, TWO, 2, num_microbatches=2)], steps=2, group=groups(4))
     assert len(staged.memory_by_rank) == staged.num_ranks == 4
     assert staged.parts["communication.pp"] > 0
-    assert staged.loss == pytest.approx(found[2].loss, rel=1e-5)
+    assert staged.loss == pytest.approx(measurements[2].loss, rel=1e-5)
 
 
 def test_a_saved_plan_is_run_and_predicted_as_it_says(groups, monkeypatch, tmp_path):
@@ -125,12 +125,12 @@ def test_a_saved_plan_is_run_and_predicted_as_it_says(groups, monkeypatch, tmp_p
     best = shard_pipeline("rnnlm", **job, sizes=sizes).best
     write_plan(best.plan, tmp_path / "plan.yaml")
     monkeypatch.setattr(network_run, "measure_network_plans", partial(measure_network_plans, group=groups(4)))
-    found = run_network_plan(tmp_path / "plan.yaml", steps=2, device="cpu", calibration="spec-sheet")
-    assert found.measurements[0].num_ranks == 4
-    assert {str(row.kind) for row in found.measurements[0].traffic} >= {"reduce_scatter", "all_gather"}
-    here = predict_network_plan(best.plan, cluster="localhost", precision="fp32", profile="torch-gloo", calibration="spec-sheet")
-    assert found.predictions[0].step_time == here.step_time
-    assert found.predictions[0].plan.cuts.stages == best.plan.cuts.stages
+    comparison = run_network_plan(tmp_path / "plan.yaml", steps=2, device="cpu", calibration="spec-sheet")
+    assert comparison.measurements[0].num_ranks == 4
+    assert {str(row.kind) for row in comparison.measurements[0].traffic} >= {"reduce_scatter", "all_gather"}
+    prediction = predict_network_plan(best.plan, cluster="localhost", precision="fp32", profile="torch-gloo", calibration="spec-sheet")
+    assert comparison.predictions[0].step_time == prediction.step_time
+    assert comparison.predictions[0].plan.cuts.stages == best.plan.cuts.stages
 
 
 def test_what_cannot_be_run_is_refused(groups):

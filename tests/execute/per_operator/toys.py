@@ -86,8 +86,8 @@ def centre_by_share(inputs: Sequence[torch.Tensor], context: OperatorContext) ->
 
 def centre_without_gradient(inputs: Sequence[torch.Tensor], context: OperatorContext) -> torch.Tensor:
     """Right forward; backward is that of the identity where the row is cut."""
-    whole = centre(inputs, context)
-    return whole if context.parts("n") == 1 else inputs[0] + (whole - inputs[0]).detach()
+    centred = centre(inputs, context)
+    return centred if context.parts("n") == 1 else inputs[0] + (centred - inputs[0]).detach()
 
 
 def gelu_with_a_reduction_too_many(inputs: Sequence[torch.Tensor], context: OperatorContext) -> torch.Tensor:

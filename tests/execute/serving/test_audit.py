@@ -1,7 +1,7 @@
-"""What a step of a real model runs, reads and sends, as torch counts it, is what the model's sizes say. Sizes are written out here.
+"""FLOP, bytes and traffic of a real model's step, as torch counts them, follow from the sizes of the model, written out here.
 
-Products, 2 FLOP for each weight that a row meets; attention, 4 FLOP for each query, key and entry of a head (all keys of a sequence, seen
-or not); a cache of so many bytes for each token and layer, of which a window's layers read no more than the window.
+Products: 2 FLOP for each weight that a row meets. Attention: 4 FLOP for each query, key and entry of a head (all keys of a sequence, seen
+or not). Cache: a constant number of bytes for each token and layer; layers with a window read no more than the window.
 """
 
 import pytest
@@ -40,14 +40,14 @@ REAL = {
 
 def costs_of(name, *, tp, ep):
     bf16 = QUANTIZATIONS["bf16"]
-    made = dict(calibration=SPEC_SHEET, engine=load_engine("vllm"), quantization=bf16, cache=Dtype.BF16)
-    return ServingEstimator(model=load_model(name), cluster=load_cluster("dgx-h100"), **made).times(
+    settings = dict(calibration=SPEC_SHEET, engine=load_engine("vllm"), quantization=bf16, cache=Dtype.BF16)
+    return ServingEstimator(model=load_model(name), cluster=load_cluster("dgx-h100"), **settings).times(
         [ServingPlan(engine="vllm", tp=tp, ep=ep)]
     )
 
 
 def assert_predicted(name, counts, shape, *, tp=1, ep=1):
-    """What `perfmodel serve` predicts of such a decode step, on one chip: FLOP, weights, cache and collectives."""
+    """Assert that `perfmodel serve` predicts the counts of a decode step on one chip: FLOP, weights, cache and collectives."""
     model, bf16, costs = load_model(name), QUANTIZATIONS["bf16"], costs_of(name, tp=tp, ep=ep)
     program, seen = costs.decode_program, shape.cached + 1
     rows = operator_rows(costs, phase="decode", sequences=shape.sequences, cached=seen)
@@ -62,7 +62,7 @@ def assert_predicted(name, counts, shape, *, tp=1, ep=1):
         if kind == COLLECTIVE_CODE[CollectiveKind.ALL_REDUCE] and any(axis.startswith("tp") for axis in program.rows.amounts.masks[group])
     )
     of_experts = sum(program.regions[experts.segment].count for experts in program.rows.experts)
-    assert sum(each.count for each in counts.collectives if each.kind == "all_reduce") == (between + of_experts if tp > 1 else 0)
+    assert sum(record.count for record in counts.collectives if record.kind == "all_reduce") == (between + of_experts if tp > 1 else 0)
 
 
 def assert_counted(name, counts, shape, *, tp):
@@ -85,7 +85,7 @@ def assert_counted(name, counts, shape, *, tp):
     if tp == 1:
         assert not counts.collectives
         return
-    sent = {each.kind: (each.count, each.num_bytes) for each in counts.collectives}
+    sent = {record.kind: (record.count, record.num_bytes) for record in counts.collectives}
     # after the table, the attention and the MLP of each layer; logits are gathered
     assert sent["all_reduce"] == (2 * layers + 1, (2 * layers + 1) * 2 * rows * hidden)
     assert sent["all_gather"] == (1, 2 * shape.sequences * vocabulary)
@@ -110,18 +110,20 @@ def test_real_models(name, tp, counting):
 def test_deepseek_v3_attends_to_latents(ranks, counting):
     """Absorbed: queries of 128 heads meet latents of 512 + 64, which no rank of tp shares; 256 experts of 2048, 8 of them a token."""
     (counts,) = audit_serving(load_model("deepseek-v3"), [DECODE], tp=ranks, ep=ranks, process=counting)
-    heads, whole = 128 // ranks, 7168 * (1536 + 576)
+    heads, unsharded = 128 // ranks, 7168 * (1536 + 576)
     # the latents of queries and keys are made on every rank; queries, what is absorbed of keys and values, and o of its own heads
     of_heads = heads * (1536 * 192 + 512 * 256 + 128 * 7168)
     mlps = (3 * 3 * 7168 * 18432 + 58 * 3 * 7168 * 2048) // ranks
     router, expert = 58 * 7168 * 256, 3 * 7168 * 2048
     head, norms = 7168 * 129280 // ranks, 61 * (2 * 7168 + 1536 + 512) + 7168
-    products = 61 * (whole + of_heads) + mlps + router + head
+    products = 61 * (unsharded + of_heads) + mlps + router + head
     assert_predicted("deepseek-v3", counts, DECODE, tp=ranks, ep=ranks)
     assert counts.flops == 2 * 64 * (products + 58 * 8 * expert // ranks) + 61 * 64 * heads * 2 * 4096 * (576 + 512)
     assert counts.parameter_bytes == 2 * (products + 58 * 256 * expert // ranks + norms + 64 * 7168)
     assert counts.cache_bytes == 61 * 2 * 576 * 64 * 4096
-    assert {each.kind: each.count for each in counts.collectives} == ({} if ranks == 1 else {"all_reduce": 2 * 61 + 1, "all_gather": 1})
+    assert {record.kind: record.count for record in counts.collectives} == (
+        {} if ranks == 1 else {"all_reduce": 2 * 61 + 1, "all_gather": 1}
+    )
 
 
 @pytest.mark.slow
@@ -130,12 +132,12 @@ def test_deepseek_v3_attends_to_latents(ranks, counting):
 def test_deepseek_v3_2_reads_the_latents_that_it_chose(ranks, counting):
     """As DeepSeek-V3; 64 small heads of 128, which no rank of tp shares, score all 4,096 keys, and 2,048 latents are attended to."""
     (counts,) = audit_serving(load_model("deepseek-v3.2"), [DECODE], tp=ranks, ep=ranks, process=counting)
-    (whole,) = audit_serving(load_model("deepseek-v3"), [DECODE], tp=ranks, ep=ranks, process=counting)
+    (dense,) = audit_serving(load_model("deepseek-v3"), [DECODE], tp=ranks, ep=ranks, process=counting)
     indexer, scores = 1536 * 64 * 128 + 7168 * 128 + 7168 * 64, 2 * 4096 * 64 * 128
     fewer = 128 // ranks * 2 * (4096 - 2048) * (576 + 512)
-    assert counts.flops - whole.flops == 61 * 64 * (2 * indexer + scores - fewer)
-    assert counts.parameter_bytes - whole.parameter_bytes == 61 * 2 * (indexer + 2 * 128)
-    assert counts.held_bytes - whole.held_bytes == 61 * 2 * (indexer + 2 * 128)
+    assert counts.flops - dense.flops == 61 * 64 * (2 * indexer + scores - fewer)
+    assert counts.parameter_bytes - dense.parameter_bytes == 61 * 2 * (indexer + 2 * 128)
+    assert counts.held_bytes - dense.held_bytes == 61 * 2 * (indexer + 2 * 128)
     assert counts.cache_bytes == 61 * 64 * 2 * (576 * 2048 + 128 * 4096)
     assert counts.written_bytes == 61 * 64 * 2 * (576 + 128)
     # what `perfmodel serve` predicts of it: scores are counted apart (`_indexing`)
@@ -187,9 +189,9 @@ def test_states_of_real_models(name, tp, counting):
             assert_predicted(name, counts, shape, tp=tp, ep=ep)
             continue
         rows = operator_rows(costs, phase="prefill", tokens=shape.new, cached=shape.cached)
-        whole = 4 * attention.count * shape.new * (shape.cached + shape.new) * model.num_attention_heads * model.head_dim // tp
-        beside = sum(row.flops for row in rows if row.name != "attention_layer.attention")
-        assert beside + whole == pytest.approx(counts.flops, rel=1e-12)
+        attention_flops = 4 * attention.count * shape.new * (shape.cached + shape.new) * model.num_attention_heads * model.head_dim // tp
+        other_flops = sum(row.flops for row in rows if row.name != "attention_layer.attention")
+        assert other_flops + attention_flops == pytest.approx(counts.flops, rel=1e-12)
 
 
 FORMS = [

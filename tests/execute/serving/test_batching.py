@@ -29,10 +29,10 @@ def test_tokens_are_those_of_each_request_alone(variant):
     requests = some_requests(config, 7)
     decoder = build_decoder(config, num_blocks=9)
     cache = decoder.cache
-    alone = [serve(decoder, [ServedRequest(each.prompt, each.num_new)], step_tokens=64)[0][0] for each in requests]
+    alone = [serve(decoder, [ServedRequest(request.prompt, request.num_new)], step_tokens=64)[0][0] for request in requests]
     together, records = serve(decoder, requests, step_tokens=12)
     assert together == alone
-    # steps were shared, prompts were cut, decoding went on beside them, and all blocks came back
+    # steps were shared, prompts were chunked, decoding went on concurrently, and all blocks were returned
     assert max(record.decoding for record in records) >= 3
     assert any(record.decoding and record.prompt_rows for record in records)
     assert all(record.decoding + record.prompt_rows <= 12 for record in records)

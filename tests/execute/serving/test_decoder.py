@@ -58,18 +58,18 @@ def test_cached_steps_equal_the_uncached_pass(variant):
     tokens = some_tokens(config)
     expected, decoder = uncached(config, tokens), decoder_for(config)
     assert_close(run(decoder, (0, 0, tokens[0][:30]))[0], expected[0][29])  # whole
-    for start, stop in ((0, 7), (7, 18)):  # in chunks, beside decode steps of the first
-        found = run(decoder, (1, start, tokens[1][start:stop]), (0, 30 + (start > 0), [tokens[0][30 + (start > 0)]]))
-        assert_close(found[1], expected[1][stop - 1])
-        assert_close(found[0], expected[0][30 + (start > 0)])
-    for at in range(6):  # token by token from nothing, then two sequences of other lengths beside it
+    for start, stop in ((0, 7), (7, 18)):  # in chunks, together with decode steps of the first
+        logits = run(decoder, (1, start, tokens[1][start:stop]), (0, 30 + (start > 0), [tokens[0][30 + (start > 0)]]))
+        assert_close(logits[1], expected[1][stop - 1])
+        assert_close(logits[0], expected[0][30 + (start > 0)])
+    for at in range(6):  # token by token from nothing, then two sequences of other lengths next to it
         assert_close(run(decoder, (2, at, [tokens[2][at]]))[2], expected[2][at])
     run(decoder, (2, 6, tokens[2][6:40]))
     for step in range(3):
         at = (32 + step, 18 + step, 40 + step)
-        found = run(decoder, *((i, at[i], [tokens[i][at[i]]]) for i in range(3)))
+        logits = run(decoder, *((i, at[i], [tokens[i][at[i]]]) for i in range(3)))
         for i in range(3):
-            assert_close(found[i], expected[i][at[i]])
+            assert_close(logits[i], expected[i][at[i]])
 
 
 #: Sinks, biases and windows of gpt-oss, which training's modules have not.
@@ -81,23 +81,23 @@ GPT_OSS = dict(
 
 @pytest.mark.parametrize("config", [tiny(**GPT_OSS), tiny("mixtral"), tiny("deepseek"), tiny("sparse")], ids=lambda config: config.name)
 def test_parameters_are_those_of_the_configuration(config):
-    found = {canonical_name(name): each.shape.numel() for name, each in build_decoder(config, num_blocks=1).named_parameters()}
-    assert found == {shape.name: shape.num_elements for shape in config.parameter_shapes()}
+    sizes = {canonical_name(name): parameter.shape.numel() for name, parameter in build_decoder(config, num_blocks=1).named_parameters()}
+    assert sizes == {shape.name: shape.num_elements for shape in config.parameter_shapes()}
 
 
 def test_sinks_take_a_share_of_every_softmax():
     """Against a softmax written out, in a layer with a window and one without; tokens one by one as well as together."""
     config = tiny(**GPT_OSS)
     tokens = some_tokens(config, (40,))[0]
-    whole, single = decoder_for(config, (40,)), decoder_for(config, (40,))
-    expected = run(whole, (0, 0, tokens))[0]
+    together, single = decoder_for(config, (40,)), decoder_for(config, (40,))
+    expected = run(together, (0, 0, tokens))[0]
     for at in range(40):
-        found = run(single, (0, at, tokens[at : at + 1]))[0]
-    assert_close(found, expected)
+        logits = run(single, (0, at, tokens[at : at + 1]))[0]
+    assert_close(logits, expected)
     for layer in (0, 1):
-        core, sinks = whole.layers[str(layer)].attention.core, torch.linspace(-2, 2, 8)
-        keys, values = whole.cache.pools[layer]
-        q, (group,) = torch.randn(1, 40, 8, 8, generator=torch.Generator().manual_seed(2)), whole.sharding.step.groups
+        core, sinks = together.layers[str(layer)].attention.core, torch.linspace(-2, 2, 8)
+        keys, values = together.cache.pools[layer]
+        q, (group,) = torch.randn(1, 40, 8, 8, generator=torch.Generator().manual_seed(2)), together.sharding.step.groups
         k, v = (pool[:40].repeat_interleave(2, dim=1) for pool in (keys, values))
         scores = torch.einsum("qnd,knd->nqk", q[0], k) / 8**0.5
         at = torch.arange(40)
@@ -110,8 +110,8 @@ def test_sinks_take_a_share_of_every_softmax():
 def test_biases_of_experts_are_added_to_each_product():
     mixture = build_decoder(tiny(**GPT_OSS), num_blocks=1).layers["0"].mlp
     x = torch.randn(1, 5, 64, generator=torch.Generator().manual_seed(2))
-    up, down = (each.weight.view(8, -1, each.weight.shape[-1]) for each in (mixture.experts.up, mixture.experts.down))
-    for_up, for_down = (each.bias.view(8, -1) for each in (mixture.experts.up, mixture.experts.down))
+    up, down = (linear.weight.view(8, -1, linear.weight.shape[-1]) for linear in (mixture.experts.up, mixture.experts.down))
+    for_up, for_down = (linear.bias.view(8, -1) for linear in (mixture.experts.up, mixture.experts.down))
     with torch.no_grad():
         scores = mixture.router(x[0]).softmax(-1)
         expected = torch.zeros(5, 64)

@@ -1,4 +1,4 @@
-"""Steps run here beside what this machine's calibration predicts of them."""
+"""Measured steps of this machine and their predictions from its calibration."""
 
 from dataclasses import replace
 
@@ -47,12 +47,12 @@ def test_decode_and_prefill_steps_are_predicted_from_calibrated_parts(model, tol
     errors = []
     with WorkerGroup(1, hang_timeout=60.0) as group:
         for _ in range(ATTEMPTS):
-            found = run_served(model, rounds=3, repeats=3, group=group)
-            errors.append(_errors(found))
+            result = run_served(model, rounds=3, repeats=3, group=group)
+            errors.append(_errors(result))
             if all(abs(error) < tolerance for error in errors[-1].values()):
                 return
-    if found.measurement.busy_fraction > MOST_BUSY:
-        pytest.skip(f"other processes took {found.measurement.busy_fraction:.0%} of the processors; errors were {errors}")
+    if result.measurement.busy_fraction > MOST_BUSY:
+        pytest.skip(f"other processes took {result.measurement.busy_fraction:.0%} of the processors; errors were {errors}")
     pytest.fail(f"no attempt within {tolerance:.0%}: {errors}")
 
 
@@ -60,28 +60,28 @@ def few_half_products(scope):
     return replace(scope, half_matmuls=scope.half_matmuls[:3:2])
 
 
-def _errors(found):
+def _errors(result):
     """Error of each step; decode steps relative to the speed of memory during the steps, which others use as well."""
-    drift = {True: found.drift, False: 1.0}
-    return {str(step.measured.shape): (1.0 + step.error) * drift[step.measured.shape.is_decode] - 1.0 for step in found.steps}
+    drift = {True: result.drift, False: 1.0}
+    return {str(step.measured.shape): (1.0 + step.error) * drift[step.measured.shape.is_decode] - 1.0 for step in result.steps}
 
 
 def test_a_run_is_compared_with_its_prediction(groups):
     shapes = (StepShape(sequences=2, cached=20, new=1), StepShape(sequences=1, cached=0, new=16))
-    found = run_served(tiny("llama"), shapes, calibration=HERE, rounds=1, repeats=2, group=groups(1))
-    assert [step.measured.shape for step in found.steps] == list(shapes)
-    for step in found.steps:
+    result = run_served(tiny("llama"), shapes, calibration=HERE, rounds=1, repeats=2, group=groups(1))
+    assert [step.measured.shape for step in result.steps] == list(shapes)
+    for step in result.steps:
         assert len(step.measured.processor_times) == 2
         assert step.predicted == pytest.approx(sum(step.parts.values()))
         assert step.predicted > 0
-    assert found.measurement.logit_error < 1e-5
-    assert found.drift == pytest.approx(found.measurement.anchor / anchor_time(local_cluster(num_chips=1), HERE))
+    assert result.measurement.logit_error < 1e-5
+    assert result.drift == pytest.approx(result.measurement.anchor / anchor_time(local_cluster(num_chips=1), HERE))
 
 
 def test_two_ranks_run_and_are_not_predicted(groups):
-    found = run_served(tiny("llama"), [StepShape(sequences=2, cached=20, new=1)], tp=2, rounds=1, repeats=1, group=groups(2))
-    assert found.steps == ()
-    assert len(found.measurement.steps) == 1
+    result = run_served(tiny("llama"), [StepShape(sequences=2, cached=20, new=1)], tp=2, rounds=1, repeats=1, group=groups(2))
+    assert result.steps == ()
+    assert len(result.measurement.steps) == 1
 
 
 def test_a_large_model_runs_as_a_small_one_of_its_make():

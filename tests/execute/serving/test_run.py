@@ -23,7 +23,7 @@ def test_two_ranks_have_the_logits_of_the_uncached_pass(variant, groups):
     measured = run_serving(tiny(variant), [DECODE], tp=2, group=groups(2), rounds=1, repeats=1)
     assert measured.logit_error < LOGIT_TOLERANCE
     counts = measured.steps[0].counts
-    assert {(each.kind, each.axis) for each in counts.collectives} == {("all_reduce", "tp"), ("all_gather", "tp")}
+    assert {(record.kind, record.axis) for record in counts.collectives} == {("all_reduce", "tp"), ("all_gather", "tp")}
 
 
 def test_counts_are_those_of_the_formulas(groups):

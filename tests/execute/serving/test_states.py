@@ -41,8 +41,8 @@ def served(config, dtype=torch.float64):
     return decoder, decoder.cache
 
 
-def relative_error(found, expected):
-    return float((found - expected).abs().max() / expected.abs().max())
+def relative_error(values, expected):
+    return float((values - expected).abs().max() / expected.abs().max())
 
 
 @pytest.mark.parametrize("config", HYBRIDS.values(), ids=HYBRIDS)
@@ -59,15 +59,15 @@ def test_cached_steps_are_the_uncached_pass_in_double_precision(config, in_doubl
     assert cache.states.of([0, 1, 2]).index is not None
     assert relative_error(run(decoder, (0, 0, tokens[0][:29]))[0], expected[0][28]) < 1e-9
     for at, (start, stop) in enumerate(((0, 1), (1, 10), (10, 18)), 29):
-        found = run(decoder, (1, start, tokens[1][start:stop]), (0, at, [tokens[0][at]]))
-        assert relative_error(found[0], expected[0][at]) < 1e-9
-        assert relative_error(found[1], expected[1][stop - 1]) < 1e-9
+        logits = run(decoder, (1, start, tokens[1][start:stop]), (0, at, [tokens[0][at]]))
+        assert relative_error(logits[0], expected[0][at]) < 1e-9
+        assert relative_error(logits[1], expected[1][stop - 1]) < 1e-9
     run(decoder, (2, 0, tokens[2][:25]))
     for step in range(3):
         at = (32 + step, 18 + step, 25 + step)
-        found = run(decoder, *((i, at[i], [tokens[i][at[i]]]) for i in range(3)))
+        logits = run(decoder, *((i, at[i], [tokens[i][at[i]]]) for i in range(3)))
         for i in range(3):
-            assert relative_error(found[i], expected[i][at[i]]) < 1e-9
+            assert relative_error(logits[i], expected[i][at[i]]) < 1e-9
 
 
 @pytest.mark.parametrize("forgets", ["causal_conv_on", "delta_scan_on"])
@@ -78,11 +78,11 @@ def test_a_decoder_that_forgets_what_it_kept_differs(forgets, monkeypatch):
     mixers = [layer.attention for layer in decoder.layers.values() if isinstance(layer.attention, recurrent.DeltaMixer)]
     scan, convolution = scans.delta_scan, scans.causal_conv_on
     for mixer in mixers if forgets == "delta_scan_on" else ():
-        forgetful = replace(scan, onward=lambda x, steps, own, state, chunk: scan.onward(x, steps, own, state.zero_(), chunk))
+        forgetful = replace(scan, onward=lambda x, steps, parameters, state, chunk: scan.onward(x, steps, parameters, state.zero_(), chunk))
         monkeypatch.setattr(mixer, "scan", forgetful)
     if forgets == "causal_conv_on":
         name = "perfmodel.execute.serving.states.causal_conv_on"
-        monkeypatch.setattr(name, lambda x, own, last: convolution(x, own, torch.zeros_like(last)))
+        monkeypatch.setattr(name, lambda x, weights, last: convolution(x, weights, torch.zeros_like(last)))
     cache.reserve(0, 20)
     assert relative_error(run(decoder, (0, 0, tokens[0][:12]))[0], expected[11]) < 1e-5
     assert relative_error(run(decoder, (0, 12, tokens[0][12:]))[0], expected[19]) > 1e-3
@@ -92,12 +92,12 @@ def test_one_position_is_a_chunk_of_one():
     """A scan over positions one by one, each from the state that the last one left, is the scan over all of them."""
     generator = torch.Generator().manual_seed(3)
     x, steps, state = (torch.randn(size, generator=generator) for size in ((2, 11, 4, 20), (2, 11, 4, 4), (2, 4, 2, 6, 4)))
-    own = [torch.randn(4, 2, generator=generator) for _ in range(2)]
-    whole, single = state.clone(), state.clone()
-    y = scans.delta_scan.onward(x, steps, own, whole, 4)
-    each = [scans.delta_scan.onward(x[:, at : at + 1], steps[:, at : at + 1], own, single, 1) for at in range(11)]
-    torch.testing.assert_close(torch.cat(each, 1), y)
-    torch.testing.assert_close(single, whole)
+    parameters = [torch.randn(4, 2, generator=generator) for _ in range(2)]
+    together, single = state.clone(), state.clone()
+    y = scans.delta_scan.onward(x, steps, parameters, together, 4)
+    one_by_one = [scans.delta_scan.onward(x[:, at : at + 1], steps[:, at : at + 1], parameters, single, 1) for at in range(11)]
+    torch.testing.assert_close(torch.cat(one_by_one, 1), y)
+    torch.testing.assert_close(single, together)
     assert not torch.equal(single, state)
 
 
@@ -117,12 +117,12 @@ def test_bytes_kept_are_those_that_serving_predicts(config, tp):
 
 def test_states_in_32_bits_by_hand():
     """Mamba-2: 8 heads of 4 entries with a state of 6, 3 inputs of 32 + 2 x 4 x 6 channels. Delta: 8 of 6 x 4; of 2 x 24 + 32 channels."""
-    found = {name: StateCache(config, [name.split()[0]], 1, tp=1, dtype=torch.bfloat16, device="cpu") for name, config in HYBRIDS.items()}
-    assert found["mamba"].slot_bytes == 4 * 8 * 4 * 6 + 2 * 3 * (32 + 48)
-    assert found["delta"].slot_bytes == 4 * 8 * 6 * 4 + 2 * 3 * (48 + 32)
+    caches = {name: StateCache(config, [name.split()[0]], 1, tp=1, dtype=torch.bfloat16, device="cpu") for name, config in HYBRIDS.items()}
+    assert caches["mamba"].slot_bytes == 4 * 8 * 4 * 6 + 2 * 3 * (32 + 48)
+    assert caches["delta"].slot_bytes == 4 * 8 * 6 * 4 + 2 * 3 * (48 + 32)
 
 
-def test_a_cache_without_a_free_slot_has_no_room():
+def test_a_cache_without_a_free_slot_reserves_nothing():
     cache = PagedCache(replace(HYBRIDS["mamba alone"]), 8, num_sequences=1)
     cache.reserve(0, 4)
     assert not cache.has_capacity(4)

@@ -41,10 +41,10 @@ def test_pieces_of_a_table_add_up_to_its_rows():
     table, tokens = torch.randn(10, 4, generator=generator), torch.randint(10, (2, 6), generator=generator)
     pieces = [table[:5].clone().requires_grad_(), table[5:].clone().requires_grad_()]
     vectors = [token_vectors(piece, tokens, first=5 * i) for i, piece in enumerate(pieces)]
-    whole = table.clone().requires_grad_()
-    expected = F.embedding(tokens, whole)
+    unsharded = table.clone().requires_grad_()
+    expected = F.embedding(tokens, unsharded)
     assert torch.equal(vectors[0] + vectors[1], expected)
     weights = torch.randn(expected.shape, generator=generator)
-    for each in (*vectors, expected):
-        (each * weights).sum().backward()
-    torch.testing.assert_close(torch.cat([piece.grad for piece in pieces]), whole.grad)
+    for output in (*vectors, expected):
+        (output * weights).sum().backward()
+    torch.testing.assert_close(torch.cat([piece.grad for piece in pieces]), unsharded.grad)

@@ -18,9 +18,9 @@ def random(*shape, seed):
 def scores_of(q, k, weights):
     """Query by query, key by key."""
     rows = []
-    for place in range(q.shape[1]):
-        products = (q[:, place, None] * k[:, : place + 1, None]).sum(-1)  # [b, keys, heads]
-        rows.append((weights[:, place, None] * products.relu()).sum(-1))
+    for position in range(q.shape[1]):
+        products = (q[:, position, None] * k[:, : position + 1, None]).sum(-1)  # [b, keys, heads]
+        rows.append((weights[:, position, None] * products.relu()).sum(-1))
     return rows
 
 
@@ -32,21 +32,21 @@ def test_a_query_chooses_the_best_of_the_keys_before_it():
     q, k, weights = indexed()
     chosen, _ = indexer.choose_keys(q, k, weights, top=TOP, scale=1.0)
     seen = marked(chosen, LENGTH) & causal(LENGTH, LENGTH, device=chosen.device)
-    for place, row in enumerate(scores_of(q, k, weights)):
+    for position, row in enumerate(scores_of(q, k, weights)):
         for sequence in range(2):
-            best = set(row[sequence].topk(min(TOP, place + 1)).indices.tolist())
-            assert set(seen[sequence, place].nonzero().flatten().tolist()) == best
+            best = set(row[sequence].topk(min(TOP, position + 1)).indices.tolist())
+            assert set(seen[sequence, position].nonzero().flatten().tolist()) == best
 
 
 def test_it_learns_by_the_cross_entropy_of_its_scores_with_its_choice():
     inputs = indexed()
     _, loss = indexer.choose_keys(*inputs, top=TOP, scale=0.25)
-    found = torch.autograd.grad(loss, inputs)
+    gradients = torch.autograd.grad(loss, inputs)
     rows = scores_of(*inputs)
-    explicit = sum((row.logsumexp(-1) - row.topk(min(TOP, place + 1)).values.mean(-1)).sum() for place, row in enumerate(rows))
+    explicit = sum((row.logsumexp(-1) - row.topk(min(TOP, position + 1)).values.mean(-1)).sum() for position, row in enumerate(rows))
     expected = torch.autograd.grad(0.25 * explicit, inputs)
-    torch.testing.assert_close(found, expected)
-    assert all(float(each.abs().max()) > 0 for each in found)
+    torch.testing.assert_close(gradients, expected)
+    assert all(float(gradient.abs().max()) > 0 for gradient in gradients)
 
 
 @pytest.mark.parametrize("top", [TOP, LENGTH])
@@ -54,15 +54,15 @@ def test_attention_sees_what_was_chosen_alone(top):
     """And all keys before a query where all are chosen."""
     q, k, v = random(2, LENGTH, 4, 8, seed=3), random(2, LENGTH, 4, 8, seed=4), random(2, LENGTH, 4, 6, seed=5)
     chosen, _ = indexer.choose_keys(*indexed(), top=top, scale=1.0)
-    found = LatentMixer.attend(q, k, v, chosen)
+    output = LatentMixer.attend(q, k, v, chosen)
     seen = (marked(chosen, LENGTH) & causal(LENGTH, LENGTH, device=chosen.device)).unsqueeze(1)
     scores = torch.einsum("bqnd,bznd->bnqz", q, k) * 8**-0.5
     expected = torch.einsum("bnqz,bznw->bqnw", scores.masked_fill(~seen, -torch.inf).softmax(-1), v).flatten(2)
-    torch.testing.assert_close(found, expected)
-    gradient = torch.randn_like(found)
-    torch.testing.assert_close(*(torch.autograd.grad(each, (q, k, v), gradient) for each in (found, expected)))
-    whole = LatentMixer.attend(q, k, v)
-    assert torch.allclose(found, whole) == (top == LENGTH)
+    torch.testing.assert_close(output, expected)
+    gradient = torch.randn_like(output)
+    torch.testing.assert_close(*(torch.autograd.grad(result, (q, k, v), gradient) for result in (output, expected)))
+    dense = LatentMixer.attend(q, k, v)
+    assert torch.allclose(output, dense) == (top == LENGTH)
 
 
 def test_flop_are_those_of_half_the_square():

@@ -56,8 +56,8 @@ def test_scores_of_alibi_fall_with_the_distance_of_keys(attend):
     slopes, v = alibi_slopes(8), torch.randn(1, 8, 7, 8, generator=torch.Generator().manual_seed(0))
     query, key = torch.arange(2, 7).unsqueeze(1), torch.arange(7)
     scores = (slopes.view(1, -1, 1, 1) * (key - query)).masked_fill(key > query, -torch.inf)
-    found = attend(torch.zeros(1, 8, 5, 8), torch.zeros(1, 8, 7, 8), v, window=0, slopes=slopes)
-    torch.testing.assert_close(found, scores.softmax(-1) @ v)
+    output = attend(torch.zeros(1, 8, 5, 8), torch.zeros(1, 8, 7, 8), v, window=0, slopes=slopes)
+    torch.testing.assert_close(output, scores.softmax(-1) @ v)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

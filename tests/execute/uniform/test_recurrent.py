@@ -19,10 +19,10 @@ MIXERS = {"mamba": (recurrent.MambaMixer, "nemotron"), "delta": (recurrent.Delta
 
 def mixer_of(name):
     make, variant = MIXERS[name]
-    made = make(tiny(variant), Sharding(), device="cpu").double()
-    for number, parameter in enumerate(made.parameters()):
+    mixer = make(tiny(variant), Sharding(), device="cpu").double()
+    for number, parameter in enumerate(mixer.parameters()):
         torch.nn.init.normal_(parameter, std=0.2, generator=torch.Generator().manual_seed(number))
-    return made
+    return mixer
 
 
 def gated_norm_by_definition(x, gate, weight, *, width, gates_first):
@@ -44,11 +44,11 @@ def by_definition(mixer, x):
         steps = mixer.in_proj_ba(x).unflatten(-1, (groups, -1))
         scan, names, norm = recurrence.delta_scan, ("dt_bias", "A_log"), mixer.delta_norm.weight
         form = dict(width=mixer.state[1], gates_first=False)
-    conv = [each.unflatten(0, (groups, -1)) for each in mixer.conv.parameters()]
+    conv = [parameter.unflatten(0, (groups, -1)) for parameter in mixer.conv.parameters()]
     padded = torch.cat((mixed.new_zeros(x.shape[0], conv[0].shape[-1] - 1, *mixed.shape[2:]), mixed), 1)
     mixed = recurrence.causal_conv(padded, conv[0], conv[1] if len(conv) > 1 else None)
     nothing = x.new_zeros(x.shape[0], groups, mixer.heads, *mixer.state)
-    y, _ = scan(mixed, steps, nothing, *(getattr(mixer, each).unflatten(0, (groups, -1)) for each in names))
+    y, _ = scan(mixed, steps, nothing, *(getattr(mixer, name).unflatten(0, (groups, -1)) for name in names))
     return mixer.out_proj(gated_norm_by_definition(y, gate, norm, **form).flatten(2))
 
 
@@ -60,9 +60,9 @@ def test_chunks_and_their_gradients_are_the_definition(name, length):
     x = torch.randn(2, length, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(7)).requires_grad_()
     inputs = [x, *mixer.parameters()]
     gradient = torch.randn(2, length, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(8))
-    found, expected = mixer(x), by_definition(mixer, x)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(torch.autograd.grad(found, inputs, gradient), torch.autograd.grad(expected, inputs, gradient))
+    output, expected = mixer(x), by_definition(mixer, x)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close(torch.autograd.grad(output, inputs, gradient), torch.autograd.grad(expected, inputs, gradient))
 
 
 def test_a_chunk_that_forgets_what_came_before_differs(monkeypatch):
@@ -71,7 +71,7 @@ def test_a_chunk_that_forgets_what_came_before_differs(monkeypatch):
     by_chunk = scans._by_chunk
 
     def forgetful(scan, *rest):
-        return by_chunk(lambda own, steps, before, *parameters: scan(own, steps, torch.zeros_like(before), *parameters), *rest)
+        return by_chunk(lambda inputs, steps, before, *parameters: scan(inputs, steps, torch.zeros_like(before), *parameters), *rest)
 
     monkeypatch.setattr(scans, "_by_chunk", forgetful)
     wrong = mixer(x)
@@ -85,8 +85,8 @@ def test_a_mixer_keeps_what_its_first_products_made_and_the_statistics():
     kept = {}
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.setdefault(t.untyped_storage().data_ptr(), t) is None or t, lambda t: t):
         mixer(x)
-    parameters = {each.untyped_storage().data_ptr() for each in mixer.parameters()}
-    sizes = sorted(each.untyped_storage().nbytes() // 8 // 64 for place, each in kept.items() if place not in parameters)
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in mixer.parameters()}
+    sizes = sorted(tensor.untyped_storage().nbytes() // 8 // 64 for pointer, tensor in kept.items() if pointer not in parameters)
     projected, inner, heads = 4 * (2 * 6 + 2 * 8), 4 * 8, 8
     assert sizes == sorted([64, projected, 2 * heads, inner, inner, heads])  # x; qkvz; ba; the scan's output; the norm's; its statistics
 
@@ -107,12 +107,12 @@ def test_flop_of_a_scan_are_those_of_its_chunked_form():
 def test_a_gated_norms_gradients_are_those_of_torch():
     for width, gates_first, shape in ((12, True, (4, 12)), (4, False, (4,))):
         x, gate, weight = (
-            torch.randn(each, dtype=torch.float64, generator=torch.Generator().manual_seed(i)).requires_grad_()
-            for i, each in enumerate(((2, 5, 4, 12), (2, 5, 4, 12), shape))
+            torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(i)).requires_grad_()
+            for i, size in enumerate(((2, 5, 4, 12), (2, 5, 4, 12), shape))
         )
         plain = partial(gated_norm_by_definition, width=width, gates_first=gates_first)
-        found, expected = gated_norm(x, gate, weight, width, gates_first), plain(x, gate, weight)
-        gradient = torch.randn_like(found)
-        torch.testing.assert_close(found, expected)
-        pairs = (torch.autograd.grad(each, (x, gate, weight), gradient) for each in (found, expected))
+        output, expected = gated_norm(x, gate, weight, width, gates_first), plain(x, gate, weight)
+        gradient = torch.randn_like(output)
+        torch.testing.assert_close(output, expected)
+        pairs = (torch.autograd.grad(result, (x, gate, weight), gradient) for result in (output, expected))
         torch.testing.assert_close(*pairs)

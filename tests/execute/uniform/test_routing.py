@@ -1,4 +1,4 @@
-"""Products of experts with rows as many as they have."""
+"""Products of experts with unequal numbers of rows."""
 
 import pytest
 
@@ -18,8 +18,8 @@ def test_products_of_uneven_rows_are_those_of_each_expert():
     expected = torch.cat([mine @ weight.t() + bias for mine, weight, bias in zip(rows.split(counts), *inputs[1:], strict=True)])
     torch.testing.assert_close(out, expected)
     gradient = torch.randn_like(out)
-    found, wanted = (torch.autograd.grad(each, inputs, gradient) for each in (out, expected))
-    torch.testing.assert_close(found, wanted)
+    gradients, wanted = (torch.autograd.grad(result, inputs, gradient) for result in (out, expected))
+    torch.testing.assert_close(gradients, wanted)
 
 
 def test_rows_of_several_ranks_are_put_in_the_order_of_experts():
@@ -42,7 +42,7 @@ def test_counts_know_which_experts_the_executor_chooses_and_to_how_many_ranks_a_
         chosen = choices_of_counts(row, experts, torch.device("cpu"))
         assert counts.choices(source, 2).tolist() == chosen.tolist()
         for rank in range(2):
-            goes = sum(any(expert // 2 == rank for expert in each) for each in chosen.tolist())
+            goes = sum(any(expert // 2 == rank for expert in experts_of_token) for experts_of_token in chosen.tolist())
             assert counts.tokens_to_ranks(2)[source, rank] == goes
     assert counts.tokens_to_ranks(2)[0].tolist() == [4, 4]
     together = RoutingCounts(((4, 4, 0, 0), (4, 4, 0, 0)))
@@ -51,12 +51,12 @@ def test_counts_know_which_experts_the_executor_chooses_and_to_how_many_ranks_a_
 
 def test_rows_of_a_token_are_weighted_and_added_up():
     rows, weights = (torch.randn(*shape, dtype=torch.float64, requires_grad=True) for shape in ((5, 3), (5,)))
-    place = torch.tensor([2, 0, 2, 3, 2])
-    out = weighted_sum(rows, weights, place, 4)
+    tokens = torch.tensor([2, 0, 2, 3, 2])
+    out = weighted_sum(rows, weights, tokens, 4)
     expected = torch.stack(
-        [sum((w * row for w, row, at in zip(weights, rows, place, strict=True) if at == t), rows[0] * 0) for t in range(4)]
+        [sum((w * row for w, row, at in zip(weights, rows, tokens, strict=True) if at == t), rows[0] * 0) for t in range(4)]
     )
     torch.testing.assert_close(out, expected)
     gradient = torch.randn_like(out)
-    found, wanted = (torch.autograd.grad(each, (rows, weights), gradient) for each in (out, expected))
-    torch.testing.assert_close(found, wanted)
+    gradients, wanted = (torch.autograd.grad(result, (rows, weights), gradient) for result in (out, expected))
+    torch.testing.assert_close(gradients, wanted)

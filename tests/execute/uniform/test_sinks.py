@@ -21,5 +21,5 @@ def test_sinks_take_their_share_of_the_softmax(queries, window):
     torch.testing.assert_close(out, expected)
     torch.testing.assert_close(attention(q, k, v, mask=seen, sinks=sinks.view(1, -1, 1, 1)), expected)  # as a GPU has it
     gradient = torch.randn_like(out)
-    found, wanted = (torch.autograd.grad(each, inputs, gradient) for each in (out, expected))
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    gradients, wanted = (torch.autograd.grad(result, inputs, gradient) for result in (out, expected))
+    torch.testing.assert_close(gradients, wanted, rtol=1e-4, atol=1e-5)

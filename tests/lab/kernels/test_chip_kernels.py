@@ -53,9 +53,9 @@ def layers():
         for ep in (1, 4)
         for tokens in (1, 8, 64, 256, 1024, 4096, 16384)
     ]
-    tokens, hidden, inter, whole, experts, top_k, load, touched = np.array(rows, dtype=float).T
+    tokens, hidden, inter, whole_inter, experts, top_k, load, touched = np.array(rows, dtype=float).T
     table = GroupedTable(
-        tokens=tokens, pairs=load, experts=touched, hidden_size=hidden, intermediate_size=inter, whole_intermediate_size=whole,
+        tokens=tokens, pairs=load, experts=touched, hidden_size=hidden, intermediate_size=inter, whole_intermediate_size=whole_inter,
         num_experts=experts, top_k=top_k, is_fallback=np.zeros(len(tokens), dtype=bool), time=np.ones_like(tokens),
     ).rows(load > 0)  # fmt: skip
     return planted(grouped, table, GROUPED)
@@ -71,10 +71,10 @@ def layers():
 )
 def test_planted_parameters_come_back(make, table, true, names, rtol):
     kernel = make(table)
-    found = kernel.fit(table)
-    np.testing.assert_allclose(kernel.predict(found, table), table.time, rtol=rtol)
+    model = kernel.fit(table)
+    np.testing.assert_allclose(kernel.predict(model, table), table.time, rtol=rtol)
     for name in names:
-        assert getattr(found, name) == pytest.approx(getattr(true, name), rel=0.05)
+        assert getattr(model, name) == pytest.approx(getattr(true, name), rel=0.05)
 
 
 def test_planted_parameters_predict_the_heads_left_out():
@@ -117,17 +117,17 @@ def test_noise_and_a_badly_chosen_kernel_move_them_little():
     table, generator = layers(), np.random.default_rng(0)
     noisy = table.time * generator.lognormal(sigma=0.05, size=len(table.time))
     noisy[::9] *= 3
-    found = grouped(table).fit(replace(table, time=noisy))
-    assert found.rate_fraction == pytest.approx(GROUPED.rate_fraction, rel=0.1)
-    assert found.memory_fraction == pytest.approx(GROUPED.memory_fraction, rel=0.1)
+    model = grouped(table).fit(replace(table, time=noisy))
+    assert model.rate_fraction == pytest.approx(GROUPED.rate_fraction, rel=0.1)
+    assert model.memory_fraction == pytest.approx(GROUPED.memory_fraction, rel=0.1)
 
 
 @pytest.mark.slow
 def test_a_fit_never_exceeds_the_data_sheet():
     table = layers()
-    found = grouped(table).fit(replace(table, time=table.time / 3))
-    assert found.rate_fraction * PLAIN.peak_fraction <= 1.001
-    assert found.memory_fraction * PLAIN.memory_fraction <= 1.001
+    model = grouped(table).fit(replace(table, time=table.time / 3))
+    assert model.rate_fraction * PLAIN.peak_fraction <= 1.001
+    assert model.memory_fraction * PLAIN.memory_fraction <= 1.001
 
 
 def test_a_published_table_is_read_and_cut_to_what_serving_has(tmp_path):

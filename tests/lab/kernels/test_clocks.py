@@ -14,7 +14,7 @@ DETERMINED = Rate(
 )
 
 
-def test_what_one_framework_alone_says_or_what_hangs_on_one_is_open():
+def test_a_clock_that_depends_on_one_framework_is_undetermined():
     assert DETERMINED.is_determined
     assert not replace(DETERMINED, frameworks=("a",)).is_determined
     assert not replace(DETERMINED, low=0.7).is_determined
@@ -29,14 +29,14 @@ def test_what_ships_and_surprises_the_runs_is_named():
 
 @pytest.mark.slow
 def test_the_clocks_that_ship_are_those_of_the_published_runs():
-    """Of those that are told, with a few runs of some frameworks."""
+    """The determined clocks, with a few runs of some frameworks."""
     runs = [run for run in read_runs(CASES) if run.profile in ("composer-fsdp", "megatron", "torchtitan")]
-    found = {(each.calibration, each.of): each for each in Clocks(runs=runs, most=12).fitted()}
+    clocks = {(clock.calibration, clock.of): clock for clock in Clocks(runs=runs, most=12).fitted()}
     for calibration in ("a100", "h100"):
-        rate = found[calibration, "matmul"]
+        rate = clocks[calibration, "matmul"]
         assert rate.value == pytest.approx(rate.shipped, rel=0.03)
-    assert found["h100", "matmul"].frameworks == ("Composer", "torch")
-    assert not found["h100", "flash1"].is_determined
+    assert clocks["h100", "matmul"].frameworks == ("Composer", "torch")
+    assert not clocks["h100", "flash1"].is_determined
 
 
 def test_bad_input_is_answered_with_a_sentence(tmp_path, capsys):

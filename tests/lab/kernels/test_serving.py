@@ -61,10 +61,10 @@ def test_planted_all_reduces_come_back():
     num_bytes, ranks = grid(2.0 ** np.arange(8, 24), [2.0, 4.0, 8.0])
     table = CollectiveTable(num_bytes=num_bytes, ranks=ranks, ranks_per_node=ranks, time=np.ones_like(ranks))
     table = planted(lambda rows: small_all_reduce_kernel(rows, H100), table, ALL_REDUCES)
-    found = small_all_reduce_kernel(table, H100).model()
+    models = small_all_reduce_kernel(table, H100).model()
     for kernel, model in ALL_REDUCES.items():
-        assert found[kernel].base_time == pytest.approx(model.base_time, rel=0.03)
-        assert found[kernel].bandwidth_fraction == pytest.approx(model.bandwidth_fraction, rel=0.03)
+        assert models[kernel].base_time == pytest.approx(model.base_time, rel=0.03)
+        assert models[kernel].bandwidth_fraction == pytest.approx(model.bandwidth_fraction, rel=0.03)
 
 
 def test_all_reduces_are_read_without_what_nccl_ran(tmp_path):
@@ -82,9 +82,9 @@ def test_planted_caches_come_back(name):
     table = DecodeTable(batch=batch, heads=heads, kv_heads=kv_heads, key_length=key_length, head_dim=head_dim, time=np.ones_like(batch))
     table = planted(lambda rows: cached_kernel(rows, name, H100), table, {name: CACHED})
     kernel = cached_kernel(table, name, H100)
-    found = kernel.model()
-    np.testing.assert_allclose(kernel.predict(found, table), table.time, rtol=0.02)
-    assert found[name].memory_fraction == pytest.approx(CACHED.memory_fraction, rel=0.05)
+    models = kernel.model()
+    np.testing.assert_allclose(kernel.predict(models, table), table.time, rtol=0.02)
+    assert models[name].memory_fraction == pytest.approx(CACHED.memory_fraction, rel=0.05)
 
 
 def test_published_caches_are_read(tmp_path):
@@ -107,10 +107,10 @@ def test_planted_products_come_back(name):
     table = MatmulTable(m=m, n=n, k=k, time=np.ones_like(m))
     table = planted(lambda rows: weight_product_kernel(rows, name, H100_PLAIN, H100), table, {name: PRODUCTS})
     kernel = weight_product_kernel(table, name, H100_PLAIN, H100)
-    found = kernel.model()
-    np.testing.assert_allclose(kernel.predict(found, table), table.time, rtol=0.02)
+    models = kernel.model()
+    np.testing.assert_allclose(kernel.predict(models, table), table.time, rtol=0.02)
     for field in ("rate_fraction", "memory_fraction", "cast_time"):
-        assert getattr(found[name], field) == pytest.approx(getattr(PRODUCTS, field), rel=0.05)
+        assert getattr(models[name], field) == pytest.approx(getattr(PRODUCTS, field), rel=0.05)
 
 
 def test_formats_of_a_table_are_found(tmp_path):
@@ -134,10 +134,10 @@ def test_planted_experts_come_back(name, kernels):
     true = {name: EXPERTS} if len(kernels) == 1 else {name: EXPERTS, name + FEW: few}
     table = planted(lambda rows: grouped_weight_kernel(rows, name, B200_PLAIN, B200), layers(), true)
     kernel = grouped_weight_kernel(table, name, B200_PLAIN, B200)
-    found = kernel.model()
-    assert set(found) == kernels
-    assert np.median(kernel.errors(found)) < 0.02
-    assert found[name].memory_fraction == pytest.approx(EXPERTS.memory_fraction, rel=0.1)
+    models = kernel.model()
+    assert set(models) == kernels
+    assert np.median(kernel.errors(models)) < 0.02
+    assert models[name].memory_fraction == pytest.approx(EXPERTS.memory_fraction, rel=0.1)
 
 
 def test_of_several_kernels_of_experts_the_fastest_counts(tmp_path):

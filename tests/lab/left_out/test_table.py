@@ -70,21 +70,21 @@ def test_what_is_kept_is_as_what_is_made_anew(runs):
 def test_no_fit_sees_the_model_that_it_predicts(runs):
     """Whatever that model's steps had been, its predictions would be the same; also where a relative lends the constants."""
     runs = [run for run in runs if run.source in ("nanotron", "simumax")][::2]
-    found = LeftOut(runs=runs).predictions()
-    assert len(found) == len(runs)
+    predictions = LeftOut(runs=runs).predictions()
+    assert len(predictions) == len(runs)
     for model in dict.fromkeys(run.model for run in runs):
         others = [run if run.model != model else replace(run, choice=replace(run.choice, measured=3 * run.measured)) for run in runs]
         moved = LeftOut(runs=others)
         for name in FITS:
             assert not any(runs[index].model == model for index in moved.rows_of(name, without=model))
-        own = {each.run.id: each for each in found if each.run.model == model}
-        assert own
-        assert all(model in each.fold for each in own.values())
+        of_model = {prediction.run.id: prediction for prediction in predictions if prediction.run.model == model}
+        assert of_model
+        assert all(model in prediction.fold for prediction in of_model.values())
         for name, fit in FITS.items():  # what `predictions` does for this model alone: the other models' fits are not asked for
             rows = [index for index, run in enumerate(runs) if run.model == model and run.profile in fit.profiles]
             again = moved.times.predict(rows, moved.fitted(name, without=model).values) if rows else ()
-            assert [own.pop(runs[index].id).predicted for index in rows] == list(again)
-        assert not own
+            assert [of_model.pop(runs[index].id).predicted for index in rows] == list(again)
+        assert not of_model
 
 
 def test_one_model_under_two_names_is_one(tmp_path):
@@ -106,7 +106,7 @@ def test_every_relative_is_fitted_before_whoever_leans_on_it():
         for item in fit.constants:
             if item.relative:
                 assert names.index(item.relative) < names.index(name)
-                assert item.relative_constant in [each.constant.name for each in FITS[item.relative].constants]
+                assert item.relative_constant in [constant.constant.name for constant in FITS[item.relative].constants]
 
 
 def test_the_table_counts_its_lines(runs):
@@ -146,7 +146,7 @@ def test_bad_input_is_answered_with_a_sentence(tmp_path, capsys):
 
 
 def test_no_number_that_steps_tell_is_seen_by_the_fit_of_a_model_left_out():
-    """What ships is fitted to every run: each of these numbers is fitted, or lent by a fit, without that model."""
+    """Shipped numbers are fitted to every run; here each one is fitted, or lent by a fit, without that model."""
     for fit in FITS.values():
         fitted = {item.constant.name for item in fit.constants} | set(fit.lent)
         for profile in fit.profiles:

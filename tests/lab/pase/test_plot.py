@@ -48,8 +48,8 @@ def made_up(**changes):
 class TestPredictions:
     @pytest.mark.slow
     def test_every_bar_of_the_figure_has_a_prediction(self, bars):
-        found = {(bar.point.cluster, bar.point.network, bar.point.num_devices, bar.strategy) for bar in bars}
-        assert len(bars) == len(found) == 2 * num_points(FIGURE_NETWORKS, FIGURE_DEVICES) == 80
+        predicted = {(bar.point.cluster, bar.point.network, bar.point.num_devices, bar.strategy) for bar in bars}
+        assert len(bars) == len(predicted) == 2 * num_points(FIGURE_NETWORKS, FIGURE_DEVICES) == 80
 
     @pytest.mark.slow
     def test_signs_of_the_experts_gains(self, bars):
@@ -140,7 +140,7 @@ class TestReport:
         assert [row[0] for row in score_table(bars).rows] == [*FIGURE_NETWORKS, "all"]
 
     @pytest.mark.slow
-    def test_printed_strategies_are_predicted_beside_those_found(self, bars):
+    def test_printed_strategies_are_predicted_like_those_of_the_search(self, bars):
         """Where the search differs from Table II, in a few layers, the two are near each other."""
         rows = printed_table(bars).rows
         assert len(rows) == 8

@@ -21,7 +21,7 @@ def call_json(call):
     return lambda *arguments: json.loads(call(*arguments, "--json")[1])
 
 
-def test_the_tables_stand_beside_the_published_ones(call):
+def test_the_tables_are_shown_with_the_published_ones(call):
     code, out, _ = call("--graph", "alexnet", "--graph", "rnnlm", "--devices", "8,32")
     assert code == 0
     assert "9.70982965e+10" in out  # the reference optimum at p = 8

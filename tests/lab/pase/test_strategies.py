@@ -18,10 +18,10 @@ TIERS = (8, 64)
 def allowed(network, strategy, axes):
     """Operator -> the parts of each dim of every configuration that a strategy leaves."""
     space = network_space(network, axes)
-    found = {}
+    parts = {}
     for operator, rows in zip(network.operators, space.operators, strict=True):
-        found[operator.name] = [dict(zip(rows.dims, map(int, row), strict=True)) for row in rows.parts[strategy.allowed(operator, rows)]]
-    return found
+        parts[operator.name] = [dict(zip(rows.dims, map(int, row), strict=True)) for row in rows.parts[strategy.allowed(operator, rows)]]
+    return parts
 
 
 @pytest.fixture(scope="module")
@@ -85,27 +85,27 @@ class TestStrategies:
     @pytest.mark.parametrize(("devices", "batch", "model"), [(4, 2, 2), (8, 2, 4), (16, 4, 4), (64, 8, 8)])
     def test_experts_transformer_is_as_square_as_can_be(self, devices, batch, model):
         network, axes = load_network("transformer", layers=1), mesh_axes(devices, TIERS)
-        found = allowed(network, expert_strategy(network, axes), axes)
-        assert {row["b"] for row in found["encoder.0.mlp.up_proj"]} == {batch}
-        assert {row["e"] for row in found["encoder.0.mlp.up_proj"]} == {model}
-        assert {row["v"] for row in found["projection"]} == {model}
-        assert {row["d"] for row in found["encoder.0.mlp.norm"]} == {1}
+        parts = allowed(network, expert_strategy(network, axes), axes)
+        assert {row["b"] for row in parts["encoder.0.mlp.up_proj"]} == {batch}
+        assert {row["e"] for row in parts["encoder.0.mlp.up_proj"]} == {model}
+        assert {row["v"] for row in parts["projection"]} == {model}
+        assert {row["d"] for row in parts["encoder.0.mlp.norm"]} == {1}
 
     def test_experts_rnnlm_is_pairs_of_devices(self):
         network, axes = load_network("rnnlm"), mesh_axes(16, TIERS)
         strategy = expert_strategy(network, axes)
-        found = allowed(network, strategy, axes)
+        parts = allowed(network, strategy, axes)
         assert strategy.apart == 2
-        assert {(row["b"], row["e"]) for row in found["lstm0"]} == {(8, 1)}
-        assert {(row["b"], row["v"]) for row in found["projection"]} == {(8, 2)}
-        assert len(found["projection"]) == 1
+        assert {(row["b"], row["e"]) for row in parts["lstm0"]} == {(8, 1)}
+        assert {(row["b"], row["v"]) for row in parts["projection"]} == {(8, 2)}
+        assert len(parts["projection"]) == 1
 
     def test_experts_alexnet_cuts_features_after_the_images(self):
         network, axes = load_network("alexnet"), mesh_axes(8, TIERS)
-        found = allowed(network, expert_strategy(network, axes), axes)
-        assert {row["b"] for row in found["conv3"]} == {8}
+        parts = allowed(network, expert_strategy(network, axes), axes)
+        assert {row["b"] for row in parts["conv3"]} == {8}
         for name in ("fc6", "fc7_bias", "relu7", "fc8", "loss"):
-            assert {(row["b"], row["n"]) for row in found[name]} == {(1, 8)}
+            assert {(row["b"], row["n"]) for row in parts[name]} == {(1, 8)}
 
     def test_lookups_become_products(self):
         network = with_one_hot_embeddings(load_network("rnnlm", vocabulary=1000))

@@ -39,14 +39,14 @@ def rows():
 
     predictor = ServingCasePredictor(predict=stand_in)
     truth = load_engine("vllm-2024").having(**TRUE)
-    found = []
+    runs = []
     for model in (LLAMA, {**LLAMA, "name": "deep", "layers": 64}):
         for batch in (1, 2, 4, 8, 16, 32, 64, 128, 256):
             case = changed(id=f"{model['name']}-{batch}", model=model, batch=batch, framework="vLLM", kind="static_batch", tp=1, chips=1)
             row = predictor.row(parse_case(json.dumps(case), 1))
             measured = metrics_of(row.planned, toy(row, truth))
-            found.append(replace(row, served=Served(request_latency=measured["request_latency"])))
-    return found
+            runs.append(replace(row, served=Served(request_latency=measured["request_latency"])))
+    return runs
 
 
 def test_a_fit_finds_the_times_that_the_runs_were_made_with(rows):
@@ -55,7 +55,7 @@ def test_a_fit_finds_the_times_that_the_runs_were_made_with(rows):
         assert fit.numbers()[name] == pytest.approx(value, rel=0.08)
     residuals, others = left_out_residuals(fit, "model", {})
     assert np.abs(residuals).max() < 0.15
-    assert all(each.low <= each.value <= each.high for each in with_ranges(fit, others))
+    assert all(constant.low <= constant.value <= constant.high for constant in with_ranges(fit, others))
     assert fit_engine(load_engine("vllm-2024"), rows[:3], toy) is None
 
 
@@ -67,7 +67,7 @@ def test_a_choice_is_judged_by_what_was_measured():
     figures = choice_figures(points, limits=(0.010, 0.020))
     assert (figures.num_cases, figures.broken, figures.mean_regret) == (2, 0.5, 0.0)
     assert choice_figures(points, limits=(0.010,), margin=0.2).broken == 0.0
-    late = choice_figures([replace(each, predicted_tpot=2 * each.predicted_tpot) for each in points], limits=(0.020,))
+    late = choice_figures([replace(point, predicted_tpot=2 * point.predicted_tpot) for point in points], limits=(0.020,))
     assert late.mean_regret == 0.0
     assert late.median_point == pytest.approx(1 / 3)
 
@@ -92,16 +92,16 @@ def test_what_ships_is_what_the_command_writes():
         assert all(load_engine(name).option(number) > 0 for number in numbers)
 
 
-def test_a_prediction_has_the_interval_of_its_footing():
+def test_a_prediction_has_the_interval_of_its_basis():
     known, unknown = (ServingBasis(engine_known=known, chip_measured=True, has_experts=False) for known in (True, False))
     low, high = intervals_of(known, {"tpot": 10.0})["tpot"]
     assert low < 10.0 < high
-    wide, narrow = (interval_factors(each)["ttft"] for each in (unknown, known))
+    wide, narrow = (interval_factors(estimate)["ttft"] for estimate in (unknown, known))
     assert wide[1] / wide[0] > narrow[1] / narrow[0]
 
 
 def test_an_engine_is_its_base_but_for_what_it_says(tmp_path: Path) -> None:
-    """A base's habits, not what runs say of it."""
+    """An engine takes the defaults of its base, not the figures of its base's runs."""
     eager, new = load_engine("vllm-2024-eager"), load_engine("vllm-2024-mi300x")
     assert (
         (eager.kernels.shares_key_values, eager.kernels.tunes_products)
@@ -109,10 +109,13 @@ def test_an_engine_is_its_base_but_for_what_it_says(tmp_path: Path) -> None:
         == (False, not new.kernels.tunes_products)
     )
     assert eager.kernels.few_rows_fraction == 1.0 > new.kernels.few_rows_fraction
-    own = tmp_path / "own.yaml"
-    own.write_text("base: vllm\nname: own\nmax_batch: 7\n")
-    assert (load_engine(own).scheduling.max_batch, load_engine(own).scheduling.max_tokens) == (7, load_engine("vllm").scheduling.max_tokens)
-    own.write_text("base: vlm\nname: own\n")
+    path = tmp_path / "own.yaml"
+    path.write_text("base: vllm\nname: own\nmax_batch: 7\n")
+    assert (load_engine(path).scheduling.max_batch, load_engine(path).scheduling.max_tokens) == (
+        7,
+        load_engine("vllm").scheduling.max_tokens,
+    )
+    path.write_text("base: vlm\nname: own\n")
     _load.cache_clear()
     with pytest.raises(InputError, match=r"base=vlm: is no engine.*vllm"):
-        load_engine(own)
+        load_engine(path)

@@ -24,13 +24,15 @@ def row_of(**values: object) -> ServingRow:
     return predictor.row(parse_case(json.dumps(changed(model=BIG, **{**lengths, **values})), 1))
 
 
-def test_as_many_at_once_whatever_caches_hold_is_no_limit_of_caches() -> None:
+def test_equal_concurrency_at_any_cache_size_is_no_limit_of_caches() -> None:
     labels = {"source": "s", "engine": "vllm", "model": "m", "chip": "c"}
 
     def runs(running: Sequence[float], clients: float = 512) -> list[Saturated]:
         return [
-            Saturated(row=ServingRow(id=str(i), group="g", tier="secondary", labels=labels), clients=clients, running=each, held=held)
-            for i, (each, held) in enumerate(zip(running, (264.0, 740.0, 1691.0, 264.0), strict=True))
+            Saturated(
+                row=ServingRow(id=str(i), group="g", tier="secondary", labels=labels), clients=clients, running=num_running, held=held
+            )
+            for i, (num_running, held) in enumerate(zip(running, (264.0, 740.0, 1691.0, 264.0), strict=True))
         ]
 
     assert admission_limited(runs((100, 96, 102, 106))) == {"0", "1", "2", "3"}
@@ -51,6 +53,6 @@ def test_a_benchmark_that_goes_as_simulated_is_met_exactly() -> None:
     row = row_of(batch=100)
     running = running_in_benchmark(row, ESTIMATORS)
     assert running < 0.9 * 100
-    found = saturation_of([replace(row, served=Served(ttft=1 - running / 100, request_latency=1.0))], ESTIMATORS)
-    assert [(run.predicted, run.running) for run in found.full] == [(pytest.approx(running), pytest.approx(running))]
-    assert (found.num_others, found.num_limited) == (0, 0)
+    saturation = saturation_of([replace(row, served=Served(ttft=1 - running / 100, request_latency=1.0))], ESTIMATORS)
+    assert [(run.predicted, run.running) for run in saturation.full] == [(pytest.approx(running), pytest.approx(running))]
+    assert (saturation.num_others, saturation.num_limited) == (0, 0)

@@ -155,8 +155,8 @@ def test_a_held_tensor_goes_by_way_of_its_layout_and_every_reader_from_there():
     graph = replace(small_graph(MADE, first, second), repeats=())
     shardings = {"a": {"h": ("p", "q")}, "y": {"b": ("p",)}, "z": {"f": ("p",), "g": ("q",)}}
     held = {"a": Held(cuts=(("p",), ()), partial=frozenset("q"))}
-    found = derive(graph, shardings, held=held, axes=("p", "q"))
-    moved = [(str(t.phase), str(t.kind), "".join(sorted(t.axes)), t.operator) for t in found.traffic]
+    derivation = derive(graph, shardings, held=held, axes=("p", "q"))
+    moved = [(str(t.phase), str(t.kind), "".join(sorted(t.axes)), t.operator) for t in derivation.traffic]
     assert sorted(moved) == [
         ("backward", "all_gather", "p", "a"),  # the sum, to where a was left: whole
         ("backward", "all_reduce", "q", "a"),
@@ -165,7 +165,7 @@ def test_a_held_tensor_goes_by_way_of_its_layout_and_every_reader_from_there():
         ("forward", "all_to_all", "p", "z"),
         ("forward", "reduce_scatter", "p", "a"),
     ]
-    assert all(t.itemsize == graph.tensors["a"].itemsize for t in found.traffic)
+    assert all(t.itemsize == graph.tensors["a"].itemsize for t in derivation.traffic)
 
 
 def test_partial_inputs_of_an_addition_are_reduced_apart_where_a_plan_says_how_tensors_are_held():
@@ -177,7 +177,7 @@ def test_partial_inputs_of_an_addition_are_reduced_apart_where_a_plan_says_how_t
     assert [t.tensor for t in derive(graph, shardings, held={}).traffic] == ["a", "c"]
 
 
-def test_operators_lie_before_beside_and_after_the_exchange_of_their_block():
+def test_operators_lie_before_within_and_after_the_exchange_of_their_block():
     sharded = derivation_of("deepseek-v3", "megatron")
     positions = {name.rpartition(".")[2]: str(position) for name, position in sharded.exchange_position.items()}
     assert positions["router"] == positions["q_a_proj"] == "before"

@@ -24,9 +24,9 @@ def members(strides_and_sizes):
 def test_experts_lie_on_consecutive_ranks_outside_their_tensor_parallelism(tp_kv, tp_q, cp, data):
     """Megatron's expert mesh: etp fastest, then ep, then edp."""
     tp = tp_kv * tp_q
-    found = foldings(num_experts=48, width=96, tp_kv=tp_kv, tp_q=tp_q, cp=cp, data=data)
-    assert (1, tp) in found
-    for ep, etp in found:
+    folded = foldings(num_experts=48, width=96, tp_kv=tp_kv, tp_q=tp_q, cp=cp, data=data)
+    assert (1, tp) in folded
+    for ep, etp in folded:
         degrees = {"pp": [1], "dp_replicate": [1], "dp_shard": [data], "cp": [cp], "tp": [tp]}
         for tier in (2, 8, 1024):
             grid = make_grid(degrees, [DEFAULT_ORDER], tier_sizes=[tier], num_key_value_heads=tp_kv, folding=[(ep, etp)])
@@ -60,7 +60,7 @@ def test_all_that_folds_is_listed():
         ({"ep": 64, "etp": 1, "data": 4}, "takes 8 ways of the data axis, which has 4"),
     ],
 )
-def test_what_does_not_fold_is_told(sizes, fault):
+def test_what_does_not_fold_is_reported(sizes, fault):
     assert fault in folding_fault(**({"tp_kv": 2, "tp_q": 2, "cp": 2, "data": 8} | sizes))
 
 

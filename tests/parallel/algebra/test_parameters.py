@@ -28,8 +28,8 @@ def parameter(gradient_axes: str = "dp_replicate dp_shard cp", regions: tuple[st
 
 def events(one: ParameterLayout, zero: int, **changes) -> list[tuple[str, str, str, str]]:
     settings = {"stores_shards_zero2": False, "reduces_each_microbatch": False, "keeps_gathered": False}
-    found = parameter_events(one, zero=zero, **{**settings, **changes})
-    return [(str(e.kind), " ".join(sorted(e.axes)), e.what, e.times) for e in found]
+    layout_events = parameter_events(one, zero=zero, **{**settings, **changes})
+    return [(str(e.kind), " ".join(sorted(e.axes)), e.what, e.times) for e in layout_events]
 
 
 SHARD = "cp dp_shard"
@@ -64,8 +64,8 @@ def test_events(zero, settings, expected):
 
 @pytest.mark.parametrize(("pipelined", "zero", "times"), [(True, 0, "microbatch"), (False, 0, "step"), (True, 1, "step")])
 def test_nanotron_reduces_whole_gradients_of_a_pipeline_every_microbatch(pipelined, zero, times):
-    found = profile_events(parameter(), load_profile("nanotron"), zero=zero, pipelined=pipelined, joins_ends=False)
-    assert found[0].times == times
+    reductions = profile_events(parameter(), load_profile("nanotron"), zero=zero, pipelined=pipelined, joins_ends=False)
+    assert reductions[0].times == times
 
 
 def test_zero_cuts_only_where_the_gradient_is_partial():
@@ -77,8 +77,8 @@ def test_zero_cuts_only_where_the_gradient_is_partial():
 
 def test_a_norm_weight_under_sequence_parallelism_is_reduced_over_tp_too():
     """Scattered over the data axes, then one all-reduce of the shard over dp_replicate and tp."""
-    found = events(parameter("dp_replicate dp_shard cp tp_kv tp_q"), 3, reduces_each_microbatch=True)
-    assert found[-1] == ("all_reduce", "dp_replicate tp_kv tp_q", "finish", "step")
+    reductions = events(parameter("dp_replicate dp_shard cp tp_kv tp_q"), 3, reduces_each_microbatch=True)
+    assert reductions[-1] == ("all_reduce", "dp_replicate tp_kv tp_q", "finish", "step")
 
 
 def test_where_shards_are_stored_a_gradient_may_be_summed_over_tp_before_it_is_scattered():
@@ -92,17 +92,17 @@ def test_where_shards_are_stored_a_gradient_may_be_summed_over_tp_before_it_is_s
     assert events(parameter(), 3, **settings) == events(parameter(), 3, reduces_each_microbatch=True)
 
 
-@pytest.mark.parametrize("each, dtype", [(True, "parameter"), (False, "gradient")])
-def test_what_is_summed_at_once_is_still_in_the_dtype_of_the_weight(each, dtype):
-    found = parameter_events(
+@pytest.mark.parametrize("reduces_each, dtype", [(True, "parameter"), (False, "gradient")])
+def test_what_is_summed_at_once_is_still_in_the_dtype_of_the_weight(reduces_each, dtype):
+    gradient_events = parameter_events(
         parameter("dp_shard tp_kv"),
         zero=3,
         stores_shards_zero2=True,
-        reduces_each_microbatch=each,
-        keeps_gathered=not each,
+        reduces_each_microbatch=reduces_each,
+        keeps_gathered=not reduces_each,
         reduces_tp_first=True,
     )
-    assert [event.dtype for event in found if event.what == "sum"] == [dtype]
+    assert [event.dtype for event in gradient_events if event.what == "sum"] == [dtype]
 
 
 def test_a_bias_may_take_the_gathered_gradient():

@@ -102,7 +102,7 @@ def test_loading_says_what_there_is(tmp_path):
         load_rule_set(broken)
 
 
-def test_a_rule_set_of_ones_own(tmp_path):
+def test_a_user_defined_rule_set(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("source: here\nrules:\n  batch: [dp_replicate, dp_shard]\n  ffn: [tp]\n", encoding="utf-8")
     mine = load_rule_set(path)
@@ -158,12 +158,12 @@ def test_no_shipped_rule_set_has_a_fault():
     ],
 )
 def test_degrees_follow_from_what_is_cut(name, admitted):
-    """Of (cp, tp): an axis that cuts nothing has one rank, and what is cut divides. Llama 3 8B has 32 heads, 8 for keys and values."""
+    """Pairs are (cp, tp): an unused axis has one rank, and degrees divide what they cut. Llama 3 8B has 32 heads, 8 for keys and values."""
     tried = {(cp, tp) for cp in (1, 2, 8, 16, 3) for tp in (1, 2, 8, 16, 3)}
-    found = {(cp, tp) for cp, tp in tried if admits(load_rule_set(name), load_model("llama-3-8b"), 8192, cp=cp, tp=tp)}
-    assert found & admitted == admitted
-    assert found == admitted or name == "megatron"
-    assert not any(3 in pair for pair in found)
+    degrees = {(cp, tp) for cp, tp in tried if admits(load_rule_set(name), load_model("llama-3-8b"), 8192, cp=cp, tp=tp)}
+    assert degrees & admitted == admitted
+    assert degrees == admitted or name == "megatron"
+    assert not any(3 in pair for pair in degrees)
 
 
 def test_axes_that_cut_one_dim_divide_it_together():

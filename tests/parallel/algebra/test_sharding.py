@@ -99,8 +99,8 @@ def test_grouped_query_gradients_are_promoted_and_joined():
 
 def test_gradients_cut_otherwise_stay_apart_unpromoted():
     """A whole gradient that cannot join a partial one is not made partial for nothing."""
-    whole, partial = layout("", ""), layout("cp", "", partial="tp_kv")
-    assert join_gradients([whole, partial]) == [whole, partial]
+    complete, partial = layout("", ""), layout("cp", "", partial="tp_kv")
+    assert join_gradients([complete, partial]) == [complete, partial]
 
 
 def test_slices_come_first():

@@ -10,7 +10,7 @@ from perfmodel.planner.pase.search import pase_configurations
 from perfmodel.workload.graph import Operand
 
 R = flops_per_word()
-ALL_LAYERS = [each for name in list_pase_graphs() for each in {likeness(each): each for each in load_pase_graph(name).layers}.values()]
+ALL_LAYERS = [case for name in list_pase_graphs() for case in {likeness(case): case for case in load_pase_graph(name).layers}.values()]
 
 
 def fully_connected(b, n, c, pointwise=0):
@@ -49,27 +49,27 @@ def test_a_fully_connected_layer_is_an_einsum_and_a_convolution_of_one_pixel():
 @pytest.mark.parametrize("kind", LayerKind)
 def test_one_device_communicates_nothing(kind):
     """Without a split the cost does not depend on what a word costs."""
-    layers = [each for each in ALL_LAYERS if each.kind == kind]
+    layers = [case for case in ALL_LAYERS if case.kind == kind]
     assert layers
-    for each in layers:
-        whole = np.ones((1, len(each.dims)), dtype=int)
-        assert layer_cost(each, whole, word_flops=R) == layer_cost(each, whole, word_flops=0.0)
+    for case in layers:
+        unsplit = np.ones((1, len(case.dims)), dtype=int)
+        assert layer_cost(case, unsplit, word_flops=R) == layer_cost(case, unsplit, word_flops=0.0)
 
 
 @pytest.mark.parametrize("kind", LayerKind)
 def test_free_communication_leaves_the_work_divided(kind):
-    for each in [each for each in ALL_LAYERS if each.kind == kind][:5]:
-        splits = pase_configurations(each, num_devices=16, smallest_share=1)
-        free = layer_cost(each, splits, word_flops=0.0)
-        whole = free[(splits == 1).all(axis=1)][0]
+    for case in [case for case in ALL_LAYERS if case.kind == kind][:5]:
+        splits = pase_configurations(case, num_devices=16, smallest_share=1)
+        free = layer_cost(case, splits, word_flops=0.0)
+        total = free[(splits == 1).all(axis=1)][0]
         devices = splits.prod(axis=1)
         if (
-            kind in (LayerKind.SOFTMAX, LayerKind.CROSS_ENTROPY) or each.settings["pointwise"]
+            kind in (LayerKind.SOFTMAX, LayerKind.CROSS_ENTROPY) or case.settings["pointwise"]
         ):  # what follows a reduction is not divided by its parts
-            assert (free * devices >= whole * (1 - 1e-12)).all()
+            assert (free * devices >= total * (1 - 1e-12)).all()
         elif kind != LayerKind.MEAN:
-            np.testing.assert_allclose(free * devices, whole, rtol=1e-12)
-        assert (layer_cost(each, splits, word_flops=R) >= free).all()
+            np.testing.assert_allclose(free * devices, total, rtol=1e-12)
+        assert (layer_cost(case, splits, word_flops=R) >= free).all()
 
 
 def test_a_split_that_stays_moves_nothing_and_a_change_moves_what_is_missing():

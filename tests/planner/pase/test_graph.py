@@ -14,9 +14,9 @@ def test_each_edge_carries_a_tensor(name):
     assert graph.graph.source
     for producer, consumer in graph.edges:
         assert producer < consumer
-        made, reads = graph.layers[producer].output.tensor, graph.layers[consumer].inputs
-        (read,) = [operand for operand in reads if operand.tensor == made]
-        assert read.dims == read_dims(graph.layers[consumer], graph.graph.tensors[made].shape)
+        produced, reads = graph.layers[producer].output.tensor, graph.layers[consumer].inputs
+        (read,) = [operand for operand in reads if operand.tensor == produced]
+        assert read.dims == read_dims(graph.layers[consumer], graph.graph.tensors[produced].shape)
     assert len(set(graph.edges)) == len(graph.edges)
 
 

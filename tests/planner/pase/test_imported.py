@@ -37,10 +37,10 @@ def test_linear_layers_cost_what_they_cost_by_hand(num_devices):
         lambda: nn.Sequential(nn.Linear(64, 256, bias=False), nn.Linear(256, 48, bias=False), nn.Linear(48, 32)), "float32[16,64]"
     )
     by_hand = run_pase(chain(connected(16, 256, 64), connected(16, 48, 256), connected(16, 32, 48)), num_devices)
-    found = search_imported(imported, num_devices)
-    assert found.cost == pytest.approx(by_hand.solution.cost, rel=1e-12)
+    result = search_imported(imported, num_devices)
+    assert result.cost == pytest.approx(by_hand.solution.cost, rel=1e-12)
     if 16 % num_devices == 0:
-        assert found.times_data_parallel == pytest.approx(by_hand.times_data_parallel, rel=1e-12)
+        assert result.times_data_parallel == pytest.approx(by_hand.times_data_parallel, rel=1e-12)
 
 
 @pytest.mark.parametrize("num_devices", [1, 4, 16])
@@ -48,9 +48,9 @@ def test_convolutions_cost_what_they_cost_by_hand(num_devices):
     imported = perfmodel.import_graph(lambda: nn.Sequential(nn.Conv2d(3, 32, 3), nn.Conv2d(32, 64, 3, stride=2)), "float32[16,3,34,34]")
     layers = convolved(16, 3, 32, 32), convolved(16, 32, 64, 15)
     by_hand = run_pase(chain(*layers), num_devices)
-    found = search_imported(imported, num_devices)
-    assert found.cost == pytest.approx(by_hand.solution.cost, rel=1e-12)
-    assert found.times_data_parallel == pytest.approx(by_hand.times_data_parallel, rel=1e-12)
+    result = search_imported(imported, num_devices)
+    assert result.cost == pytest.approx(by_hand.solution.cost, rel=1e-12)
+    assert result.times_data_parallel == pytest.approx(by_hand.times_data_parallel, rel=1e-12)
 
 
 def test_a_reshape_between_agreeing_splits_costs_nothing():
@@ -120,11 +120,11 @@ def test_shared_heads_are_split_no_further_than_they_are_many(tmp_path):
     config = tmp_path / "config.json"
     config.write_text(json.dumps(json.loads(LLAMA.read_text(encoding="utf-8")) | {"num_hidden_layers": 4}))
     graph = perfmodel.import_graph(f"perfmodel.execute.importer.import_graph:shipped('{config}')", "int64[2,128]")
-    found = search_imported(graph, 16)
-    parts = [parts for vertex, parts in zip(graph.vertices, found.parts, strict=True) if vertex.kind is ImportedKind.ATTENTION]
+    result = search_imported(graph, 16)
+    parts = [parts for vertex, parts in zip(graph.vertices, result.parts, strict=True) if vertex.kind is ImportedKind.ATTENTION]
     assert len(parts) == 4
-    assert all(8 % each["h"] == 0 for each in parts)
-    assert found.times_data_parallel > 1
+    assert all(8 % split["h"] == 0 for split in parts)
+    assert result.times_data_parallel > 1
 
 
 @pytest.mark.parametrize("num_devices", [0, -1, True, 2.0])

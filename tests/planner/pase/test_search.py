@@ -37,14 +37,14 @@ def test_outputs_of_a_convolution_and_steps_of_an_lstm_stay_whole():
 
 def test_a_flattened_tensor_is_split_into_contiguous_parts():
     ravel = layer_of(LayerKind.RAVEL, b=4, c=6, h=2)
-    found = pase_configurations(ravel, num_devices=48, smallest_share=1).tolist()
+    configurations = pase_configurations(ravel, num_devices=48, smallest_share=1).tolist()
     contiguous = []
     for row in itertools.product((1, 2, 4), (1, 2, 3, 6), (1, 2)):
         flat = np.arange(48).reshape(4, 6, 2)
         block = flat[: 4 // row[0], : 6 // row[1], : 2 // row[2]].ravel()
         if np.array_equal(block, np.arange(len(block))):
             contiguous.append(list(row))
-    assert found == contiguous
+    assert configurations == contiguous
 
 
 def test_equal_layers_share_their_arrays():

@@ -38,12 +38,14 @@ def estimator(
     network_at: Callable[[int], Graph], chips: int, *, global_batch: int, cluster: str = "pase-1080ti", profile: str = "megatron"
 ) -> Estimator:
     """In float32, with momentum."""
-    found = load_cluster(cluster).with_chips(chips)
+    machines = load_cluster(cluster).with_chips(chips)
     name = network_at(global_batch).name
     job = TrainingJob(
         model=NetworkModel(name=name), global_batch=global_batch, seq_len=1, precision=Precision.FP32, optimizer=Optimizer.MOMENTUM
     )
-    return resolve_estimator(job, found, calibration=choose_calibration(found.chip), profile=load_profile(profile), network_at=network_at)
+    return resolve_estimator(
+        job, machines, calibration=choose_calibration(machines.chip), profile=load_profile(profile), network_at=network_at
+    )
 
 
 def planner(
@@ -56,5 +58,5 @@ def planner(
     zero: int = 0,
     num_microbatches: int = 1,
 ) -> NetworkPlanner[Prediction]:
-    found = estimator(lambda batch: network, chips, global_batch=network.batch * num_microbatches, cluster=cluster, profile=profile)
-    return network_planner(found, cluster=cluster, num_microbatches=num_microbatches, zero=zero, most_dims=most_dims)
+    of_network = estimator(lambda batch: network, chips, global_batch=network.batch * num_microbatches, cluster=cluster, profile=profile)
+    return network_planner(of_network, cluster=cluster, num_microbatches=num_microbatches, zero=zero, most_dims=most_dims)

@@ -84,9 +84,9 @@ def test_the_space_has_every_way_to_count_axes_onto_dims():
 
 @pytest.mark.parametrize("zero", [0, 1, 3])
 def test_the_search_finds_the_least_of_all_plans(zero):
-    found = planner(perceptron(), 4, zero=zero)
-    tables = found.tables
-    costs = tables.costs(1.0, found.setting)
+    searcher = planner(perceptron(), 4, zero=zero)
+    tables = searcher.tables
+    costs = tables.costs(1.0, searcher.setting)
     # operators and the held tensor one by one: a brute force over every choice
     from perfmodel.search import eliminate
 
@@ -97,26 +97,26 @@ def test_the_search_finds_the_least_of_all_plans(zero):
         if total < best:
             best = min(best, total + sum(matrix[choice[u], choice[v]] for u, v, matrix in tables.edges))
     assert solution.cost == pytest.approx(best, rel=1e-12)
-    result = found.search()
+    result = searcher.search()
     assert result.is_proved
     assert result.lower_bound <= result.best.step_time
-    check_assignment(result.best.plan.cuts, found.network, needs_held=True)
+    check_assignment(result.best.plan.cuts, searcher.network, needs_held=True)
 
 
 @pytest.mark.parametrize("name", ["alexnet", "rnnlm", "transformer", "resnet50"])
 def test_no_strategy_beats_the_search_and_none_its_bound(name):
     sizes = {"transformer": {"layers": 1}}.get(name, {})
-    found = planner(load_network(name, **sizes), 8, cluster="pase-2080ti")
-    best = found.search()
-    for strategy in (data_parallel(found.network), one_weird_trick(found.network)):
-        other = found.search(strategy)
+    searcher = planner(load_network(name, **sizes), 8, cluster="pase-2080ti")
+    best = searcher.search()
+    for strategy in (data_parallel(searcher.network), one_weird_trick(searcher.network)):
+        other = searcher.search(strategy)
         assert best.best.step_time <= other.best.step_time * (1 + 1e-9)
         assert best.lower_bound <= other.best.step_time
 
 
 def test_data_parallelism_cuts_samples_only_and_reduces_every_gradient():
-    found = planner(load_network("alexnet"), 8)
-    plan = found.search(data_parallel(found.network)).best.plan
+    searcher = planner(load_network("alexnet"), 8)
+    plan = searcher.search(data_parallel(searcher.network)).best.plan
     assert all(set(sharding) <= {"b"} for sharding in plan.cuts.shardings.values())
     assert all(len(sharding["b"]) == 3 for sharding in plan.cuts.shardings.values())
 
@@ -128,7 +128,8 @@ def test_samples_are_followed_from_the_input_whatever_their_dim_is_called():
     def renamed(operator: Operator) -> Operator:
         dims = {calls[dim]: size for dim, size in operator.dims.items()}
         inputs, output = (
-            [replace(each, dims=tuple(map(calls.__getitem__, each.dims))) for each in some] for some in (operator.inputs, [operator.output])
+            [replace(operand, dims=tuple(map(calls.__getitem__, operand.dims))) for operand in some]
+            for some in (operator.inputs, [operator.output])
         )
         return Operator(name=operator.name, kind=operator.kind, dims=dims, inputs=tuple(inputs), output=output[0])
 
@@ -138,10 +139,10 @@ def test_samples_are_followed_from_the_input_whatever_their_dim_is_called():
 
 
 def test_one_weird_trick_cuts_output_features_of_fully_connected_layers():
-    found = planner(load_network("alexnet"), 8)
-    plan = found.search(one_weird_trick(found.network)).best.plan
-    convolutions = [o for o in found.network.operators if o.kind == "convolution"]
-    products = [o for o in found.network.operators if o.kind == "einsum"]
+    searcher = planner(load_network("alexnet"), 8)
+    plan = searcher.search(one_weird_trick(searcher.network)).best.plan
+    convolutions = [o for o in searcher.network.operators if o.kind == "convolution"]
+    products = [o for o in searcher.network.operators if o.kind == "einsum"]
     assert convolutions
     assert products
     assert all(set(plan.cuts.shardings[o.name]) == {"b"} for o in convolutions)
@@ -149,56 +150,56 @@ def test_one_weird_trick_cuts_output_features_of_fully_connected_layers():
 
 
 def test_mesh_tensorflow_cuts_batch_and_the_dims_it_is_given():
-    found = planner(perceptron(), 8)
-    keep = mesh_tensorflow(found.network, batch_parts=2, model_dims={"up": ("f",), "act": ("f",), "down": ("f",)})
-    plan = found.search(keep).best.plan
+    searcher = planner(perceptron(), 8)
+    keep = mesh_tensorflow(searcher.network, batch_parts=2, model_dims={"up": ("f",), "act": ("f",), "down": ("f",)})
+    plan = searcher.search(keep).best.plan
     assert len(plan.cuts.shardings["up"]["b"]) == 1
     assert len(plan.cuts.shardings["up"]["f"]) == 2
     with pytest.raises(InputError, match="batch_parts=0"):
-        mesh_tensorflow(found.network, batch_parts=0, model_dims={})
+        mesh_tensorflow(searcher.network, batch_parts=0, model_dims={})
 
 
 def test_fixed_parts_are_kept_and_impossible_ones_named():
-    found = planner(perceptron(), 4)
-    result = found.search(fixed_parts({"up": {"f": 4}}))
+    searcher = planner(perceptron(), 4)
+    result = searcher.search(fixed_parts({"up": {"f": 4}}))
     assert len(result.best.plan.cuts.shardings["up"]["f"]) == 2
     with pytest.raises(InputError, match=r"allowed\[up\]"):
-        found.search(fixed_parts({"up": {"f": 3}}))
+        searcher.search(fixed_parts({"up": {"f": 3}}))
     with pytest.raises(InputError, match="parts\\[up\\]=q"):
-        found.search(fixed_parts({"up": {"q": 2}}))
+        searcher.search(fixed_parts({"up": {"q": 2}}))
 
 
 def test_a_memory_limit_is_kept_and_has_a_price():
-    found = planner(load_network("transformer", layers=2), 8)
-    free = found.search()
+    searcher = planner(load_network("transformer", layers=2), 8)
+    free = searcher.search()
     assert free.price == 0.0
     limit = 0.9 * free.best.memory["total"]
-    tight = found.search(memory_limit=limit)
+    tight = searcher.search(memory_limit=limit)
     assert tight.best.memory["total"] <= limit * (1 + 1e-9)
     assert tight.best.step_time >= free.best.step_time
     assert tight.price > 0
     with pytest.raises(InputError, match="no plan of the space needs less than"):
-        found.search(memory_limit=0.01 * free.best.memory["total"])
+        searcher.search(memory_limit=0.01 * free.best.memory["total"])
 
 
 def test_folded_layers_cost_what_the_repeated_plan_costs():
     network = load_network("gpt2", batch=8, seq_len=64, layers=4, vocabulary=1024)
-    found = planner(network, 8, zero=1)
-    tables = found.tables
-    fold = fold_layers(found.space)
+    searcher = planner(network, 8, zero=1)
+    tables = searcher.tables
+    fold = fold_layers(searcher.space)
     assert len(fold.first) < len(fold.of)
-    costs, edges = fold.problem(tables.costs(0.5, found.setting), tables.edges)
+    costs, edges = fold.problem(tables.costs(0.5, searcher.setting), tables.edges)
     rng = np.random.default_rng(0)
     for _ in range(20):
         folded = [int(rng.integers(len(cost))) for cost in costs]
         choice = fold.unfold(folded)
-        whole = sum(c[i] for c, i in zip(tables.costs(0.5, found.setting), choice, strict=True))
-        whole += sum(matrix[choice[u], choice[v]] for u, v, matrix in tables.edges)
+        unfolded = sum(c[i] for c, i in zip(tables.costs(0.5, searcher.setting), choice, strict=True))
+        unfolded += sum(matrix[choice[u], choice[v]] for u, v, matrix in tables.edges)
         short = sum(c[i] for c, i in zip(costs, folded, strict=True)) + sum(m[folded[u], folded[v]] for u, v, m in edges)
-        assert (math.isinf(short) and math.isinf(whole)) or short == pytest.approx(whole, rel=1e-9)
-    alike, each = found.search(has_equal_layers=True), found.search(has_equal_layers=False)
+        assert (math.isinf(short) and math.isinf(unfolded)) or short == pytest.approx(unfolded, rel=1e-9)
+    alike, separate = searcher.search(has_equal_layers=True), searcher.search(has_equal_layers=False)
     assert alike.has_equal_layers
-    assert each.best.step_time <= alike.best.step_time * (1 + 1e-9)
+    assert separate.best.step_time <= alike.best.step_time * (1 + 1e-9)
 
 
 def test_blocks_end_where_one_tensor_goes_on():
@@ -211,15 +212,15 @@ def test_a_pipeline_is_no_worse_than_its_single_stage_and_keeps_its_bound():
     def at(batch: int) -> Graph:
         return load_network("gpt2", batch=batch, seq_len=128, layers=4, vocabulary=1024)
 
-    own = estimator(at, 8, global_batch=64)
+    two_nodes = estimator(at, 8, global_batch=64)
     options = {"cluster": "pase-1080ti", "zero": 1}
     capacity = machine("pase-1080ti", 8).memory.capacity
-    best = search_pipeline(own, memory_limit=capacity, **options)
-    single = search_pipeline(own, memory_limit=capacity, stages=(1,), **options)
+    best = search_pipeline(two_nodes, memory_limit=capacity, **options)
+    single = search_pipeline(two_nodes, memory_limit=capacity, stages=(1,), **options)
     assert best.step_time <= single.step_time * (1 + 1e-9)
     assert best.lower_bound <= best.step_time
     assert sum(best.best.parts.values()) == pytest.approx(best.step_time)
-    two = search_pipeline(own, memory_limit=capacity, stages=(2,), microbatches=(8,), **options)
+    two = search_pipeline(two_nodes, memory_limit=capacity, stages=(2,), microbatches=(8,), **options)
     assert len(two.stages) == 2
     assert two.best.plan.num_microbatches == 8
     assert [stage.in_flight for stage in two.stages] == [2, 1]
@@ -227,19 +228,19 @@ def test_a_pipeline_is_no_worse_than_its_single_stage_and_keeps_its_bound():
     assert max(stage.memory["total"] for stage in two.stages) == pytest.approx(two.best.memory["total"], rel=0.02)
     assert two.best.memory["total"] <= capacity
     with pytest.raises(InputError, match="stages=3"):
-        search_pipeline(own, memory_limit=capacity, stages=(3,), **options)
+        search_pipeline(two_nodes, memory_limit=capacity, stages=(3,), **options)
     with pytest.raises(InputError, match="microbatches=7"):
-        search_pipeline(own, memory_limit=capacity, microbatches=(7,), **options)
+        search_pipeline(two_nodes, memory_limit=capacity, microbatches=(7,), **options)
     with pytest.raises(InputError, match="no plan fits"):
-        search_pipeline(own, memory_limit=1e7, **options)
+        search_pipeline(two_nodes, memory_limit=1e7, **options)
 
 
 def pipeline_within(limit: float, **given: Any) -> PipelineSearch:
     def at(batch: int) -> Graph:
         return load_network("gpt2", batch=batch, seq_len=128, layers=4, vocabulary=1024)
 
-    own = estimator(at, 8, global_batch=64)
-    return search_pipeline(own, cluster="pase-1080ti", zero=1, memory_limit=limit, stages=(2,), microbatches=(8,), **given)
+    two_nodes = estimator(at, 8, global_batch=64)
+    return search_pipeline(two_nodes, cluster="pase-1080ti", zero=1, memory_limit=limit, stages=(2,), microbatches=(8,), **given)
 
 
 @pytest.mark.slow
@@ -257,16 +258,16 @@ def test_a_pipeline_is_the_same_under_a_slow_clock(monkeypatch):
 
 
 @pytest.mark.slow
-def test_what_ends_a_pipeline_search_is_said(monkeypatch):
+def test_what_ends_a_pipeline_search_is_reported(monkeypatch):
     free = pipeline_within(1e12)
     limit = 0.8 * free.best.memory["total"]
     best = pipeline_within(limit)
     monkeypatch.setattr("perfmodel.planner.per_operator.pipeline._COARSE_EFFORT", (0.0, 1e3))
     monkeypatch.setattr("perfmodel.planner.per_operator.pipeline._FINE_EFFORT", (0.0, 1e3))
-    found = pipeline_within(limit)
-    assert found.cut_off == "work limit"
-    assert found.lower_bound <= best.step_time <= found.step_time
-    assert found.gap > 0
+    cut_short = pipeline_within(limit)
+    assert cut_short.cut_off == "work limit"
+    assert cut_short.lower_bound <= best.step_time <= cut_short.step_time
+    assert cut_short.gap > 0
     late = pipeline_within(1e12, budget=Budget(time_limit=1e-6))
     assert late.cut_off == "time limit"
     assert late.lower_bound <= late.step_time
@@ -276,21 +277,21 @@ def test_one_stage_of_a_pipeline_is_a_plan_without_one():
     def at(batch: int) -> Graph:
         return load_network("gpt2", batch=batch, seq_len=128, layers=2, vocabulary=1024)
 
-    own = estimator(at, 8, global_batch=16)
+    one_node = estimator(at, 8, global_batch=16)
     options = {"memory_limit": machine("pase-1080ti", 8).memory.capacity, "stages": (1,), "microbatches": (1,)}
-    found = search_pipeline(own, cluster="pase-1080ti", zero=0, **options)
-    assert found.best.plan.cuts.stages == ()
-    assert found.step_time == own.predict(found.best.plan).step_time
+    search = search_pipeline(one_node, cluster="pase-1080ti", zero=0, **options)
+    assert search.best.plan.cuts.stages == ()
+    assert search.step_time == one_node.predict(search.best.plan).step_time
 
 
 def test_a_toy_kind_of_operator_is_one_function():
-    """What ARCHITECTURE.md says of a new kind: it describes itself, and space, tables, search and prediction need no more."""
+    """A new kind of operator describes itself (ARCHITECTURE.md): space, tables, search and prediction need nothing else."""
 
     def cumulative_sum(name: str, x: str, output: str, sizes: dict[str, int]) -> Operator:
         """y[b, d] = sum of x[b, 0..d]: cutting d needs the sums of the chips before."""
-        whole = tuple((size, dim) for dim, size in sizes.items())
+        elements = tuple((size, dim) for dim, size in sizes.items())
         rows = tuple((size, dim) for dim, size in sizes.items() if dim != "d")
-        work = (Stream(kernel="default", elements=whole, accesses=passes(whole, whole)),)
+        work = (Stream(kernel="default", elements=elements, accesses=passes(elements, elements)),)
         from perfmodel.foundation.collectives import CollectiveKind
 
         return Operator(
@@ -308,18 +309,18 @@ def test_a_toy_kind_of_operator_is_one_function():
     tensors = {name: Tensor(name=name, shape=(8, 64)) for name in ("x", "h", "y")}
     first = elementwise("first", "relu", (Operand(tensor="x", dims=("b", "d")),), Operand(tensor="h", dims=("b", "d")), sizes)
     network = Graph(name="toy", operators=(first, cumulative_sum("sum", "h", "y", sizes)), tensors=tensors, batch=8)
-    found = planner(network, 8)
-    free = found.search()
-    cut = found.search(fixed_parts({"sum": {"d": 8}}))
+    searcher = planner(network, 8)
+    free = searcher.search()
+    cut = searcher.search(fixed_parts({"sum": {"d": 8}}))
     assert free.best.parts["redistributions"] == 0.0
     assert cut.best.parts["redistributions"] > 0.0
 
 
-def test_a_chain_with_a_parameter_that_nobody_reads_is_predicted_as_it_was_searched():
-    whole = perceptron()
+def test_a_chain_with_an_unread_parameter_is_predicted_as_it_was_searched():
+    chain = perceptron()
     unread = Tensor(name="unread", shape=(64, 64), role=TensorRole.PARAMETER)
-    network = replace(whole, operators=whole.operators[:-1], tensors=whole.tensors | {"unread": unread})
+    network = replace(chain, operators=chain.operators[:-1], tensors=chain.tensors | {"unread": unread})
     assert not network.shared()
-    found = planner(network, 4).search()
-    assert found.lower_bound <= found.best.step_time
-    assert [parameter.name for parameter in derive_assigned(network, found.best.plan.cuts).parameters] == ["w1", "w2"]
+    result = planner(network, 4).search()
+    assert result.lower_bound <= result.best.step_time
+    assert [parameter.name for parameter in derive_assigned(network, result.best.plan.cuts).parameters] == ["w1", "w2"]

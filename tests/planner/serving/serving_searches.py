@@ -20,5 +20,5 @@ def serving_job(model="llama-3-8b", quantization="bf16", input_len=512, output_l
 
 
 def searched(job, *, cluster="dgx-h100", chips=8, engine="vllm", **words):
-    found = load_cluster(cluster, num_chips=chips)
-    return find_serving_plans(job, found, choose_calibration(found.chip), load_engine(engine), **words)
+    machines = load_cluster(cluster, num_chips=chips)
+    return find_serving_plans(job, machines, choose_calibration(machines.chip), load_engine(engine), **words)

@@ -74,7 +74,7 @@ def test_workers_of_their_own_win_where_prompts_are_long_and_lose_where_answers_
 def test_no_split_of_two_layouts_tried_by_brute_force_is_better(long_prompts):
     job, of, _ = long_prompts
     space = ServingSpace(fixed={"tp": 4, "pp": 1})
-    found = found_pools(job, space=space)[1][0]
+    best_pools = found_pools(job, space=space)[1][0]
     worker = ServingPlan(engine="vllm", tp=4)
     best = 0.0
     for x, y in ((1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (3, 1)):
@@ -83,7 +83,7 @@ def test_no_split_of_two_layouts_tried_by_brute_force_is_better(long_prompts):
         load = serve_pools(of, job, [pools] * len(clients), concurrency=clients).disaggregated.load
         holds = (load.ttft <= LIMITS.ttft) & (load.tpot <= LIMITS.tpot)
         best = max(best, float(np.where(holds, load.tokens_per_second, 0.0).max()) / CHIPS)
-    assert found.tokens_per_second_per_chip >= 0.98 * best
+    assert best_pools.tokens_per_second_per_chip >= 0.98 * best
 
 
 def test_a_load_that_is_given_is_the_load(long_prompts):
@@ -102,17 +102,17 @@ def test_limits_that_no_plan_meets_find_nothing(long_prompts):
     assert without.tokens_per_second_per_chip > long_prompts[2][0].tokens_per_second_per_chip
 
 
-def test_where_no_other_plan_meets_the_limits_workers_of_two_kinds_are_named():
+def test_where_no_other_plan_meets_the_limits_disaggregation_is_named():
     """At a rate whose prompts stall every answer; what is named meets the limits by itself, and asked for it is what is found."""
     job = serving_job("llama-3-70b", "bf16", input_len=4096, output_len=256, rate=4.0)
     limits = ServingLimits(ttft=1.0, tpot=0.016)
-    with pytest.raises(InputError, match=r"add --disaggregated \(prefill .* has ttft ") as said:
+    with pytest.raises(InputError, match=r"add --disaggregated \(prefill .* has ttft ") as refusal:
         searched(job, chips=CHIPS, limits=limits)
-    found = searched(job, chips=CHIPS, limits=limits, with_pools=True)
-    assert found.num_feasible == 0
-    assert found.plans == found.disaggregated
-    assert found.best.plan.label() in str(said.value)
-    alone = predict_pools(estimator_of(job), job, found.best.plan)
+    result = searched(job, chips=CHIPS, limits=limits, with_pools=True)
+    assert result.num_feasible == 0
+    assert result.plans == result.disaggregated
+    assert result.best.plan.label() in str(refusal.value)
+    alone = predict_pools(estimator_of(job), job, result.best.plan)
     assert alone.ttft.mean <= limits.ttft
     assert alone.tpot.mean <= limits.tpot
     assert limits.seen(alone) == {"ttft": alone.ttft.mean, "tpot": alone.tpot.mean, "request_latency": alone.request_latency.mean}
@@ -123,14 +123,16 @@ def test_where_no_other_plan_meets_the_limits_workers_of_two_kinds_are_named():
 def test_the_front_is_one_of_both_kinds_of_plans():
     """No point of it is worse than another, and the points of two pools are their plans predicted alone."""
     job = serving_job("llama-3-70b", "fp8", input_len=4096, output_len=256)
-    found = searched(job, chips=CHIPS, with_pools=True, limits=ServingLimits(ttft=5.0))
-    users, chips = ([getattr(each, name) for each in found.pareto] for name in ("tokens_per_second_per_user", "tokens_per_second_per_chip"))
+    result = searched(job, chips=CHIPS, with_pools=True, limits=ServingLimits(ttft=5.0))
+    users, chips = (
+        [getattr(point, name) for point in result.pareto] for name in ("tokens_per_second_per_user", "tokens_per_second_per_chip")
+    )
     assert users == sorted(users, reverse=True)
     assert chips == sorted(chips)
     alone = searched(job, chips=CHIPS, limits=ServingLimits(ttft=5.0)).pareto
-    apart = [each for each in found.pareto if each.plan.pools is not None]
+    apart = [point for point in result.pareto if point.plan.pools is not None]
     assert apart
-    assert {each.plan for each in found.pareto} - {each.plan for each in apart} <= {each.plan for each in alone}
+    assert {point.plan for point in result.pareto} - {point.plan for point in apart} <= {point.plan for point in alone}
     point = apart[len(apart) // 2]
     one = predict_pools(estimator_of(job), replace(job, concurrency=point.concurrency), point.plan)
     assert (one.ttft.mean, one.tpot.mean) == (point.ttft, point.tpot)
@@ -149,22 +151,22 @@ def test_only_workers_that_answer_share_a_cache():
 def test_only_workers_for_prompts_share_them():
     job = serving_job("deepseek-v3", "fp8-block", input_len=32768, output_len=256)
     words = {"cluster": "hgx-h200", "chips": 32, "limits": ServingLimits(ttft=20.0), "with_pools": True}
-    found = searched(job, space=ServingSpace(fixed={"pcp": 4}), **words)
-    assert {plan.plan.pcp for plan in found.plans} == {4}
-    assert found.disaggregated
-    assert {(one.plan.pools.prefill.pcp, one.plan.pools.decode.pcp) for one in found.disaggregated} == {(4, 1)}
+    result = searched(job, space=ServingSpace(fixed={"pcp": 4}), **words)
+    assert {plan.plan.pcp for plan in result.plans} == {4}
+    assert result.disaggregated
+    assert {(one.plan.pools.prefill.pcp, one.plan.pools.decode.pcp) for one in result.disaggregated} == {(4, 1)}
 
 
 def every_split(most_p, most_d, chips_p, chips_d, num_chips):
     """All (x, p, y, d, rate) above 0 in their order, from the product of all counts and both kinds of workers."""
-    found = []
+    splits = []
     for x, p, d in np.ndindex(num_chips, len(most_p), len(most_d)):
         used = (x + 1) * chips_p[p]
         y = max((num_chips - used) // chips_d[d], 0)
         rate = min((x + 1) * most_p[p], y * most_d[d])
         if rate > 0:
-            found.append((-rate, used + y * chips_d[d], x + 1, p, y, d))
-    return [(x, p, y, d, -worse) for worse, _, x, p, y, d in sorted(found, key=lambda each: (*each[:4], each[5]))]
+            splits.append((-rate, used + y * chips_d[d], x + 1, p, y, d))
+    return [(x, p, y, d, -worse) for worse, _, x, p, y, d in sorted(splits, key=lambda split: (*split[:4], split[5]))]
 
 
 @pytest.mark.parametrize("num_chips", [2, 7, 16, 40])

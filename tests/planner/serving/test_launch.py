@@ -38,7 +38,7 @@ def test_sglang_counts_all_ranks():
     assert any("needs a checkpoint in fp8-block" in note for note in line.notes)
 
 
-def test_tensorrt_llm_reads_a_file_beside():
+def test_tensorrt_llm_reads_a_second_file():
     line, words = words_of("tensorrt-llm", attention_dp=8, ep=8, max_batch=16)
     assert (words["--tp_size"], words["--ep_size"], words["--max_batch_size"]) == ("8", "8", "16")
     assert words["--extra_llm_api_options"] == line.config_name
@@ -46,7 +46,7 @@ def test_tensorrt_llm_reads_a_file_beside():
     assert "enable_balance: true" in line.config
 
 
-def test_formats_copies_and_nodes_are_said():
+def test_formats_copies_and_nodes_are_written():
     job = serving_job("llama-3-70b", "fp8", kv_precision=Dtype.FP8)
     line, words = words_of("vllm", job, tp=8, pp=2, replicas=3)
     assert (words["--quantization"], words["--kv-cache-dtype"], words["--distributed-executor-backend"]) == ("fp8", "fp8", "ray")

@@ -23,11 +23,11 @@ from tests.planner.serving.serving_searches import searched, serving_job
 
 
 def estimator_of(job, cluster="dgx-h100", chips=8, engine="vllm"):
-    found = load_cluster(cluster, num_chips=chips)
+    machines = load_cluster(cluster, num_chips=chips)
     return ServingEstimator(
         model=job.model,
-        cluster=found,
-        calibration=choose_calibration(found.chip),
+        cluster=machines,
+        calibration=choose_calibration(machines.chip),
         engine=load_engine(engine),
         quantization=job.quantization,
         cache=job.kv_precision,
@@ -40,11 +40,11 @@ def test_the_best_at_a_load_is_the_best_of_all_plans():
     of = estimator_of(job)
     alone = [of.predict(job, ServingPlan(engine="vllm", tp=tp, pp=pp, replicas=8 // tp // pp)) for tp, pp in
              ((1, 1), (1, 2), (2, 1), (1, 4), (2, 2), (4, 1), (1, 8), (2, 4), (4, 2), (8, 1))]  # fmt: skip
-    best = max(alone, key=lambda each: each.tokens_per_second_per_chip)
+    best = max(alone, key=lambda row: row.tokens_per_second_per_chip)
     assert result.best.plan == best.plan
     assert result.best.prediction == predict_served(of, job, best.plan)
-    assert [each.tokens_per_second_per_chip for each in result.plans] == sorted(
-        (predict_served(of, job, each.plan).tokens_per_second_per_chip for each in alone), reverse=True
+    assert [row.tokens_per_second_per_chip for row in result.plans] == sorted(
+        (predict_served(of, job, row.plan).tokens_per_second_per_chip for row in alone), reverse=True
     )
     assert result.num_feasible + sum(result.rejected.values()) == result.num_evaluated
 
@@ -83,7 +83,7 @@ def test_latency_wants_one_client_and_cost_what_throughput_wants():
     job = serving_job()
     quick = searched(job, objective=ServingObjective.LATENCY)
     assert quick.best.prediction.job.concurrency == quick.best.plan.replicas
-    assert quick.best.prediction.request_latency.mean == min(each.prediction.request_latency.mean for each in quick.plans)
+    assert quick.best.prediction.request_latency.mean == min(row.prediction.request_latency.mean for row in quick.plans)
     cheap = searched(job, objective=ServingObjective.COST, price_per_hour=2.0)
     per_chip = cheap.best.tokens_per_second_per_chip
     assert cheap.best.cost_per_million == pytest.approx(2.0 / 3600 / per_chip * 1e6)
@@ -102,17 +102,17 @@ def test_a_plan_stays_below_each_limit_by_the_headroom():
     """Which is to ask for limits so much lower with none; what only just breaks it says so."""
     job = serving_job()
     for share in (LIMIT_HEADROOM, 0.1):
-        found = searched(job, limits=ServingLimits(ttft=0.3, tpot=0.02, headroom=share))
+        result = searched(job, limits=ServingLimits(ttft=0.3, tpot=0.02, headroom=share))
         lower = searched(job, limits=ServingLimits(ttft=0.3 * (1 - share), tpot=0.02 * (1 - share), headroom=0.0))
-        assert [plan.prediction for plan in found.plans] == [plan.prediction for plan in lower.plans]
-        assert all(plan.prediction.tpot.mean <= 0.02 * (1 - share) for plan in found.plans)
+        assert [plan.prediction for plan in result.plans] == [plan.prediction for plan in lower.plans]
+        assert all(plan.prediction.tpot.mean <= 0.02 * (1 - share) for plan in result.plans)
     assert ServingLimits(ttft=0.3) == ServingLimits(ttft=0.3, headroom=LIMIT_HEADROOM)
     given = serving_job(concurrency=256)
 
     def lowered():
-        found = searched(given)
+        result = searched(given)
         for _ in range(20):  # a lower limit may be met by plans that were not the best of their layout
-            found = searched(given, limits=ServingLimits(ttft=min(plan.prediction.ttft.mean for plan in found.plans) * 1.001))
+            result = searched(given, limits=ServingLimits(ttft=min(plan.prediction.ttft.mean for plan in result.plans) * 1.001))
 
     with pytest.raises(InputError, match=r"with 1\.5 % of each to spare; .* a limit_headroom of 0"):
         lowered()
@@ -133,12 +133,12 @@ def test_what_a_plan_takes_more_adds_up():
 
 def test_baselines_are_no_better_than_the_best():
     result = searched(serving_job("mixtral-8x7b"))
-    names = [each.name for each in result.baselines]
+    names = [baseline.name for baseline in result.baselines]
     assert names == ["tp over a node", "smallest tp that fits", "engine's default", "attention dp with ep"]
-    for each in result.baselines:
-        for plan in each.plans:
+    for baseline in result.baselines:
+        for plan in baseline.plans:
             assert plan.tokens_per_second_per_chip <= result.best.tokens_per_second_per_chip
-    assert next(each for each in result.baselines if each.name == "engine's default").reason == "does not fit on one chip"
+    assert next(baseline for baseline in result.baselines if baseline.name == "engine's default").reason == "does not fit on one chip"
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,9 @@ def test_baselines_are_no_better_than_the_best():
 )
 def test_dcp_is_every_divisor_of_the_copies_where_the_engine_cuts_them(model, engine, tp, degrees):
     cluster = load_cluster("hgx-h200", num_chips=16)
-    found = layouts(load_model(model), cluster, load_engine(engine), ServingSpace()).columns
-    assert set(found.dcp[found.tp == tp]) == degrees
-    assert set(found.dcp[found.tp == 1]) == {1}
+    columns = layouts(load_model(model), cluster, load_engine(engine), ServingSpace()).columns
+    assert set(columns.dcp[columns.tp == tp]) == degrees
+    assert set(columns.dcp[columns.tp == 1]) == {1}
     bounded = layouts(load_model(model), cluster, load_engine(engine), ServingSpace(maximum={"dcp": 2})).columns
     assert set(bounded.dcp[bounded.tp == tp]) == degrees & {1, 2}
 
@@ -169,19 +169,19 @@ def test_prompts_are_shared_where_it_is_asked_or_the_version_has_it():
     assert {plan.plan.pcp for plan in asked.plans} == {2}
     assert all(plan.plan.dcp in (1, 2, 2 * plan.plan.tp) for plan in asked.plans)
     every = searched(job, engine=load_engine("vllm").having(prefill_context_since=""), **words)
-    assert every.best.tokens_per_second_per_chip >= max(each.best.tokens_per_second_per_chip for each in (plain, asked))
+    assert every.best.tokens_per_second_per_chip >= max(search.best.tokens_per_second_per_chip for search in (plain, asked))
     assert every.num_evaluated > plain.num_evaluated
     with pytest.raises(InputError, match=r"no layout of deepseek-v3 .* sglang \S.* has no prefill context parallelism"):
         searched(job, engine="sglang", space=ServingSpace(fixed={"pcp": 2}), **words)
 
 
 def test_a_cache_in_copies_is_cut_where_it_holds_more_requests():
-    """Of long requests: as good as the best of searches with dcp given, and better than the one without."""
+    """For long requests the search is as good as the best one with a given dcp, and better than without."""
     job = serving_job("deepseek-v3", "fp8-block", input_len=16384, output_len=1024)
     words = {"cluster": "hgx-h200", "chips": 8, "limits": ServingLimits(tpot=0.05)}
     result = searched(job, **words)
     alone = {dcp: searched(job, space=ServingSpace(fixed={"dcp": dcp}), **words).best for dcp in (1, 2, 4, 8)}
-    best = max(alone.values(), key=lambda each: each.tokens_per_second_per_chip)
+    best = max(alone.values(), key=lambda row: row.tokens_per_second_per_chip)
     assert result.best.plan == best.plan
     assert result.best.prediction == best.prediction
     assert best.tokens_per_second_per_chip > 1.02 * alone[1].tokens_per_second_per_chip
@@ -206,7 +206,7 @@ def test_formats_are_searched_where_they_are_allowed():
     assert result.left_out["h100-sxm-80gb has no units for the format"] == 1
 
 
-def test_what_no_plan_can_is_said_in_one_sentence():
+def test_a_search_without_a_possible_plan_is_refused_in_one_sentence():
     with pytest.raises(InputError, match=r"the nearest, tp 8 with 1 request in flight, has ttft .* and tpot"):
         searched(serving_job(), limits=ServingLimits(ttft=1e-3, tpot=1e-3))
     with pytest.raises(InputError, match=r"no plan of llama-3.1-405b fits \(weights take"):
@@ -224,14 +224,14 @@ def test_what_no_plan_can_is_said_in_one_sentence():
 @pytest.mark.parametrize("words", [{"output_len": 1}, {"speculation": Speculation(draft_tokens=2, acceptance=0.7)}])
 @pytest.mark.filterwarnings("error")
 def test_steps_without_a_row_warn_of_nothing(words):
-    """Answers of one token, and drafts beside a prompt, have no decode step at all."""
+    """Answers of one token, and drafts with a prompt, have no decode step at all."""
     job = serving_job("deepseek-v2-lite", "fp8", concurrency=32, **words)
     for engine in ("deepspeed-mii", "sglang"):
         assert searched(job, engine=engine).best.prediction.ttft.mean > 0
 
 
 @pytest.mark.parametrize("engine", list_engines())
-def test_every_engine_has_room_for_a_small_model(engine):
+def test_every_engine_has_memory_for_a_small_model(engine):
     assert searched(serving_job(concurrency=1), engine=engine, chips=1).best.prediction.fits
 
 
@@ -239,8 +239,8 @@ def test_every_engine_has_room_for_a_small_model(engine):
 def test_rows_that_are_timed_in_blocks_are_those_of_one_block(monkeypatch, load):
     job = serving_job("mixtral-8x7b", "fp8", **load)
     words = {"space": ServingSpace(batches=(1, 16), max_tokens=(2048,)), "limits": ServingLimits(tpot=0.1)}
-    whole = searched(job, **words)
+    unblocked = searched(job, **words)
     monkeypatch.setattr("perfmodel.planner.serving.evaluate._BLOCK", 7)
     parts = searched(job, **words)
-    assert parts.plans == whole.plans
-    assert (parts.pareto, parts.baselines, parts.rejected) == (whole.pareto, whole.baselines, whole.rejected)
+    assert parts.plans == unblocked.plans
+    assert (parts.pareto, parts.baselines, parts.rejected) == (unblocked.pareto, unblocked.baselines, unblocked.rejected)

@@ -1,4 +1,4 @@
-"""What a search chooses keeps its limits where it is simulated, which is how `serve` answers for it."""
+"""The plan that a search chooses keeps its limits in simulation, which is the basis of `serve`."""
 
 from dataclasses import replace
 
@@ -34,7 +34,7 @@ def drawn(random, at_rate=False):
 
 
 def kept_shares(jobs, seed, at_rate=False):
-    """Of the best plan of each search that finds one: whether it keeps the limits in a simulation of other draws."""
+    """Return whether the best plan of each search that finds one keeps the limits in a simulation of other draws."""
     random, kept = np.random.default_rng(seed), []
     while len(kept) < jobs:
         job, limits, engine = drawn(random, at_rate)
@@ -74,8 +74,8 @@ def test_a_plan_that_only_the_formulas_let_pass_is_not_chosen():
     """Prompts of short answers wait for one another, so that the first token takes ten times a prompt."""
     job = serving_job(input_len=4096, output_len=8)
     limits = ServingLimits(ttft=1.0)
-    found = searched(job, limits=limits)
-    assert all(plan.prediction.ttft.mean <= 1.0 and plan.prediction.ttft.p50 is not None for plan in found.plans)
+    result = searched(job, limits=limits)
+    assert all(plan.prediction.ttft.mean <= 1.0 and plan.prediction.ttft.p50 is not None for plan in result.plans)
     with pytest.raises(InputError, match="no plan"):
         searched(replace(job, concurrency=512), chips=1, limits=limits)
 
@@ -90,8 +90,8 @@ def test_no_plan_is_simulated_twice_under_one_load(monkeypatch):
 
     monkeypatch.setattr(simulated, "predict_served", counted)
     job, limits = serving_job("llama-3-8b", rate=20.0), ServingLimits(ttft=0.5, tpot=0.02)
-    found = searched(job, chips=2, limits=limits)
-    assert {row.plan for row in found.plans} & {each.plans[0].plan for each in found.baselines if each.plans}
+    result = searched(job, chips=2, limits=limits)
+    assert {row.plan for row in result.plans} & {baseline.plans[0].plan for baseline in result.baselines if baseline.plans}
     assert len(set(asked)) == len(asked)
     asked.clear()
     assert not searched(job, chips=2, limits=limits, with_baselines=False, top=1).baselines

@@ -21,15 +21,15 @@ def fewest(job, **words):
 @pytest.mark.parametrize(("rate", "fewer"), [(0.5, 2), (200.0, None)])
 def test_one_step_fewer_does_not_hold_the_load(rate, fewer):
     job = serving_job("llama-3-70b", "fp8", rate=rate)
-    found = fewest(job)
-    assert found.best.meets
-    before = found.num_chips // 2 if found.num_chips <= 8 else found.num_chips - 8
+    size = fewest(job)
+    assert size.best.meets
+    before = size.num_chips // 2 if size.num_chips <= 8 else size.num_chips - 8
     assert fewer is None or before <= fewer
     with pytest.raises(InputError):
         searched(job, chips=before, limits=LIMITS)
 
 
-def test_what_cannot_be_sized_is_said():
+def test_what_cannot_be_sized_is_refused():
     with pytest.raises(InputError, match="follows from the load"):
         fewest(serving_job())
     with pytest.raises(InputError, match="16 chips"):

@@ -100,10 +100,10 @@ def test_lists_of_recomputed_modules_are_among_the_best_where_they_are_quick_eno
     listed = sweep(estimator, asked, top=50, memory_headroom=within)
     expected = np.sort(np.concatenate([usual.best_time.values, listed.best_time.values]))[:50]
     assert tried.best_time.values.tolist() == expected.tolist()
-    found = [tried.plan(int(i)) for i in tried.best_time.ids]
-    assert {plan.recompute_operators for plan in found if plan.recompute == "selective"} == {operators}
+    plans = [tried.plan(int(i)) for i in tried.best_time.ids]
+    assert {plan.recompute_operators for plan in plans if plan.recompute == "selective"} == {operators}
     assert usual.num_evaluated < tried.num_evaluated < usual.num_evaluated + listed.num_evaluated
-    for plan, time in zip(found[:50:7], tried.best_time.values[:50:7], strict=True):
+    for plan, time in zip(plans[:50:7], tried.best_time.values[:50:7], strict=True):
         assert estimator.predict(plan).step_time == time
     assert useful_lists(make_model()) == ()
 
@@ -114,20 +114,20 @@ def plans(space=EVERYTHING, **job):
 
 
 def test_zero_stages_in_canonical_form():
-    found = {}
+    stages = {}
     for plan in plans():
         ways = min(plan.layout.dp_shard, 2), min(plan.layout.cp, 2)
-        found.setdefault(ways, set()).add(int(plan.zero))
-    assert found == {(1, 1): {0}, (1, 2): {0, 1, 2, 3}, (2, 1): {1, 2, 3}, (2, 2): {1, 2, 3}}
+        stages.setdefault(ways, set()).add(int(plan.zero))
+    assert stages == {(1, 1): {0}, (1, 2): {0, 1, 2, 3}, (2, 1): {1, 2, 3}, (2, 2): {1, 2, 3}}
 
 
 def test_sequence_parallelism_needs_tp_and_a_sequence_that_divides():
-    found = {}
+    choices = {}
     for plan in plans(seq_len=12):
-        found.setdefault((plan.layout.tp, plan.layout.cp), set()).add(plan.sequence_parallel)
-    assert found[1, 1] == {False}
-    assert found[2, 2] == found[4, 1] == {False, True}
-    assert found[8, 1] == found[4, 2] == {False}
+        choices.setdefault((plan.layout.tp, plan.layout.cp), set()).add(plan.sequence_parallel)
+    assert choices[1, 1] == {False}
+    assert choices[2, 2] == choices[4, 1] == {False, True}
+    assert choices[8, 1] == choices[4, 2] == {False}
 
 
 def test_micro_batches_and_recomputation():
@@ -166,9 +166,9 @@ def test_blocks_are_of_one_pipeline_and_data_degree():
     assert len(seen) > 5
 
 
-@pytest.mark.parametrize("place", ["fixed", "maximum"])
-def test_only_knobs_of_the_space(place):
+@pytest.mark.parametrize("bounds", ["fixed", "maximum"])
+def test_only_knobs_of_the_space(bounds):
     for knob in KNOBS:
-        Space(**{place: {knob: 1}})
+        Space(**{bounds: {knob: 1}})
     with pytest.raises(InputError, match="xp: not in the space"):
-        Space(**{place: {"xp": 2}})
+        Space(**{bounds: {"xp": 2}})

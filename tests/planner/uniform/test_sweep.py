@@ -1,4 +1,4 @@
-"""What makes a sweep quick changes nothing that it finds."""
+"""Shortcuts of a sweep do not change its result."""
 
 from dataclasses import replace
 
@@ -24,20 +24,20 @@ JOBS = {
 }
 
 
-def found(job, **changes):
+def swept(job, **changes):
     """Counts, and the best by each criterion, to the bit."""
     state = sweep(estimator_of(job), Space(), top=1, **changes)
     kept = (state.best_time, state.best_memory, state.least)
-    best = [(each.values.tolist(), each.ids.tolist(), each.companions.tolist()) for each in kept]
+    best = [(rows.values.tolist(), rows.ids.tolist(), rows.companions.tolist()) for rows in kept]
     front = [x.tolist() for x in (state.front.first, state.front.second, state.front.ids)]
     return (state.num_evaluated, state.num_feasible, state.num_static, state.num_tight), best, front
 
 
 @pytest.mark.parametrize("job", JOBS)
 def test_tables_are_the_same_in_pieces(job, monkeypatch):
-    whole = found(JOBS[job])
+    unsplit = swept(JOBS[job])
     monkeypatch.setattr(tables, "TABLE_COLUMNS", 50)
-    assert found(JOBS[job]) == whole
+    assert swept(JOBS[job]) == unsplit
 
 
 def test_what_need_not_be_timed_would_not_be_kept(monkeypatch):
@@ -50,9 +50,9 @@ def test_what_need_not_be_timed_would_not_be_kept(monkeypatch):
         return np.arange(len(memory))
 
     worth_timing = uniform_sweep._worth_timing
-    pruned = found(job)
+    pruned = swept(job)
     monkeypatch.setattr(uniform_sweep, "_worth_timing", counting)
-    assert found(job) == pruned
+    assert swept(job) == pruned
     assert sum(skipped) > 0
 
 
@@ -110,9 +110,9 @@ def test_pipelines_side_by_side_are_as_each_by_itself(profile, monkeypatch):
     together = best()
 
     def apart(*asked):
-        return tuple(group.take(np.array([i])) for group in whole(*asked) for i in range(len(group.choices)))
+        return tuple(group.take(np.array([i])) for group in grouped(*asked) for i in range(len(group.choices)))
 
-    whole = uniform_space.pipeline_groups
+    grouped = uniform_space.pipeline_groups
     monkeypatch.setattr(uniform_space, "pipeline_groups", apart)
     assert best() == together
 
@@ -123,8 +123,8 @@ FRAMEWORKS = [("megatron", 2, 8), ("torchtitan", 2, 8), ("hf-trainer", 2, 8), ("
 @pytest.mark.parametrize(
     ("profile", "layers", "batch", "only"),
     mostly_nightly(
-        [(*each, only) for each in FRAMEWORKS for only in ("time", "memory")],
-        [*((*each, "time") for each in FRAMEWORKS), (*FRAMEWORKS[0], "memory")],
+        [(*framework, only) for framework in FRAMEWORKS for only in ("time", "memory")],
+        [*((*framework, "time") for framework in FRAMEWORKS), (*FRAMEWORKS[0], "memory")],
     ),
 )
 def test_the_best_of_what_a_framework_cannot_run_is_that_of_all_plans(profile, layers, batch, only):
@@ -143,15 +143,15 @@ def test_the_best_of_what_a_framework_cannot_run_is_that_of_all_plans(profile, l
     assert best_plan(estimator, everything, by_memory=only == "memory", at_most=of_others[0] * 0.999, beyond=space) is None
 
 
-@pytest.mark.parametrize("room", [0.9, 0.5, 0.2])
-def test_bounds_leave_out_no_plan_that_is_the_best_of_those_that_fit(room):
+@pytest.mark.parametrize("headroom", [0.9, 0.5, 0.2])
+def test_bounds_leave_out_no_plan_that_is_the_best_of_those_that_fit(headroom):
     """Against every plan, with memory for some: the headroom leaves this share."""
     job = make_job(load_model("nemotron-h-8b"), batch=16, seq_len=2048)
     estimator = estimator_of(job, chips=16, node=8, profile="megatron")
     space = Space(orders=Space().orders[:1])
-    state = sweep(estimator, space, top=1, memory_headroom=1.0 - room)
+    state = sweep(estimator, space, top=1, memory_headroom=1.0 - headroom)
     assert 0 < state.num_feasible < state.num_evaluated
     for by_memory, best in ((False, state.best_time), (True, state.best_memory)):
-        cost, plan = best_plan(estimator, space, by_memory=by_memory, memory_headroom=1.0 - room)
+        cost, plan = best_plan(estimator, space, by_memory=by_memory, memory_headroom=1.0 - headroom)
         assert cost == pytest.approx(best.values[0], rel=1e-12)
-        assert estimator.predict(plan, memory_headroom=1.0 - room).fits
+        assert estimator.predict(plan, memory_headroom=1.0 - headroom).fits

@@ -1,4 +1,4 @@
-"""What scripts of benchmarks say and tables do not."""
+"""Settings in scripts of benchmarks that tables do not have."""
 
 import pytest
 

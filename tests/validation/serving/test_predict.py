@@ -20,9 +20,9 @@ def row_of(case):
 
 def test_nothing_that_was_measured_enters_a_prediction():
     bare = {name: value for name, value in CASE.items() if name not in ("measured", "source", "tier", "suspect")}
-    told = changed(measured={"ttft_ms": 1e6}, suspect="odd", metric_note="TTFT is mostly queue", repeat_group="g", notes="tp 8")
-    assert row_of(bare).predicted == row_of(told).predicted == row_of(CASE).predicted
-    assert not row_of(told).is_scored
+    measured = changed(measured={"ttft_ms": 1e6}, suspect="odd", metric_note="TTFT is mostly queue", repeat_group="g", notes="tp 8")
+    assert row_of(bare).predicted == row_of(measured).predicted == row_of(CASE).predicted
+    assert not row_of(measured).is_scored
 
 
 @pytest.mark.parametrize(
@@ -40,10 +40,10 @@ def test_each_kind_is_compared_by_its_own_figures(values, metrics):
 
 
 def test_suspect_secondary_and_second_hand_runs_stand_apart():
-    rows = [row_of(each) for each in (CASE, changed(suspect="odd"), changed(tier="secondary"), changed(id="nemo_x", suspect="second-hand"))]
+    rows = [row_of(case) for case in (CASE, changed(suspect="odd"), changed(tier="secondary"), changed(id="nemo_x", suspect="second-hand"))]
     result = summarise_serving(rows, by=("engine", "concurrency"))
     assert [result.overall.num_rows, result.secondary.num_rows, result.second_hand.num_rows, result.num_suspect] == [1, 1, 1, 1]
-    assert [each.name for each in result.by["concurrency"]] == ["8"]
+    assert [figures.name for figures in result.by["concurrency"]] == ["8"]
     noted = summarise_serving([row_of(changed(metric_note="TTFT is mostly queue: 5 of 16"))])
     assert (noted.overall.metrics["ttft"].count, noted.overall.metrics["tpot"].count) == (0, 1)
     assert "1 runs that the data mark as suspect" in serving_headline(result)

@@ -22,7 +22,7 @@ def test_deepseek_v3_counted_with_its_module():
     assert round(module / SEQ / 1e9, 3) == 3.397
     assert round(3 * (graph.flops - module) / SEQ / 1e9, 2) == 250.45
     assert round(3 * graph.flops / SEQ / 1e9, 2) == 260.64  # what NVIDIA's published figures divide out to
-    assert round(3 * sum(each.at(1, causal=False) for each in graph.flops_by_length) / SEQ / 1e9, 2) == 291.85
+    assert round(3 * sum(flops.at(1, causal=False) for flops in graph.flops_by_length) / SEQ / 1e9, 2) == 291.85
 
 
 def small(**changes):
@@ -31,7 +31,7 @@ def small(**changes):
 
 def test_tables_are_the_models_own_and_read_by_both_ends():
     graph = build_graph(small(), seq_len=256, attention="flash", dropout=False, activation_bytes=2.0, parameter_bytes=2.0)
-    layouts = {each.name: each for each in derive(graph, apply_rules(graph, rule_set_of("megatron-sp"))).parameters}
+    layouts = {parameter.name: parameter for parameter in derive(graph, apply_rules(graph, rule_set_of("megatron-sp"))).parameters}
     assert layouts["embedding.weight"].regions == ("embedding", "head")  # summed over the first stage and the last
     assert layouts["lm_head.weight"].regions == ("head",)
     assert len(graph.consumers("lm_head.weight")) == 2

@@ -52,7 +52,7 @@ def test_flops_of_a_token_with_half_the_square_of_scores():
     assert layer / SEQ == 1_334_706_176  # 1.3347 GF
     core = graph.operator("attention").flops / SEQ
     assert core == SEQ * 128 * (128 + 64 + 128)  # causal: s n (p + o + v)
-    assert sum(each.at(1, causal=False) for each in graph.flops_by_length) - graph.flops == 61 * SEQ * core
+    assert sum(flops.at(1, causal=False) for flops in graph.flops_by_length) - graph.flops == 61 * SEQ * core
     unfused = sum(operator.flops for operator in graph_of(v3_dense(), "unfused").operators_of("layer"))
     assert unfused / SEQ == layer / SEQ + core
 
@@ -60,8 +60,8 @@ def test_flops_of_a_token_with_half_the_square_of_scores():
 def test_bytes_that_a_token_keeps():
     graph = graph_of(v3_dense())
     derivation = with_behaviour(derive(graph, apply_rules(graph, rule_set_of("ddp"))), profile_of("megatron"))
-    kept = {each.tensor: each.amount.base / SEQ for each in kept_tensors(derivation, set(), set(), alone=set())}
-    norms = [each for each in kept if each.endswith("norm") and kept[each] == 4.0]
+    kept = {saved.tensor: saved.amount.base / SEQ for saved in kept_tensors(derivation, set(), set(), alone=set())}
+    norms = [name for name in kept if name.endswith("norm") and kept[name] == 4.0]
     assert kept["q_a_proj.out"] + kept["q_a_norm.out"] + kept["latent.out"] + kept["kv_a_norm.out"] == 8_320
     assert kept["q_rotary.out"] + kept["keys.out"] + kept["values.out"] == 131_072
     assert kept["attention.out"] + kept["attention"] == 33_280
@@ -75,7 +75,7 @@ def test_bytes_that_a_token_keeps_of_a_layer_with_experts():
     derivation = with_behaviour(derive(graph, apply_rules(graph, rule_set_of("ddp"))), profile_of("megatron"))
     kept = kept_tensors(derivation, set(), set(), alone=set())
     statistics, chosen = 4 * 4, 8 * 4  # of four norms in float32; the eight weights of its experts
-    assert sum(each.amount.base for each in kept if each.region == "layer") / SEQ == 572_032 + statistics + chosen
+    assert sum(saved.amount.base for saved in kept if saved.region == "layer") / SEQ == 572_032 + statistics + chosen
 
 
 def test_tensor_parallel_ranks_gather_latents_and_hold_whole_down_projections():
@@ -85,10 +85,10 @@ def test_tensor_parallel_ranks_gather_latents_and_hold_whole_down_projections():
     gathered = [row for row in derivation.traffic if row.region == "layer" and row.phase is Pass.FORWARD and row.kind == "all_gather"]
     latents = [row.elements.base / SEQ for row in gathered if row.axes == tp and row.operator in ("q_b_proj", "kv_b_proj", "keys")]
     assert latents == [1536, 512, 64]  # 2,112 a token in the place of h = 7,168
-    cut = {each.name: each.row_axes | each.column_axes for each in derivation.parameters}
+    cut = {parameter.name: parameter.row_axes | parameter.column_axes for parameter in derivation.parameters}
     names = ("q_a_proj", "kv_a_proj", "q_b_proj", "kv_b_proj", "o_proj")
     assert [cut[f"{name}.weight"] for name in names] == [set(), set(), tp, {"tp_kv"}, tp]
-    on = {each.name: each.gradient_axes for each in derivation.parameters}
+    on = {parameter.name: parameter.gradient_axes for parameter in derivation.parameters}
     assert on["kv_a_proj.weight"] == on["kv_b_proj.weight"] | tp  # each rank's own tokens
 
 
@@ -143,12 +143,14 @@ def test_an_indexer_scores_all_keys_and_attends_to_the_best():
     derivation = derive(graph, apply_rules(graph, rule_set_of("megatron-sp")))
     index = [row for row in derivation.traffic if row.region == "layer" and row.operator == "layer.index" and row.phase is Pass.FORWARD]
     assert sorted(row.elements.base / SEQ for row in index) == [32, 128]  # one key for all heads, and the heads' weights
-    kept = {each.tensor: each.amount.base / SEQ for each in kept_tensors(derivation, set(), set(), alone=set()) if each.region == "layer"}
+    kept = {
+        saved.tensor: saved.amount.base / SEQ for saved in kept_tensors(derivation, set(), set(), alone=set()) if saved.region == "layer"
+    }
     assert kept["layer.index.out"] == 4 * 2048  # which keys, for attention's backward
 
 
 def test_an_indexer_through_a_prediction():
     latent = replace(SMALL, index_heads=4, index_head_dim=32, index_top=64)
-    with_indexer, without = (predict(estimator_of(small_job(latent=each), chips=8), tp=2, cp=2, dp_shard=2) for each in (latent, SMALL))
+    with_indexer, without = (predict(estimator_of(small_job(latent=spec), chips=8), tp=2, cp=2, dp_shard=2) for spec in (latent, SMALL))
     assert with_indexer.step_time != without.step_time
     assert with_indexer.memory["weights"] > without.memory["weights"]

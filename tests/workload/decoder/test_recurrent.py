@@ -35,7 +35,9 @@ def test_a_mamba_layer_of_nemotron_h_8b():
     heads, width, groups, state, chunk = 128, 64, 8, 128, 128
     assert flops_of(graph, "layer.scan") == chunk * groups * state + chunk * heads * width + 4 * heads * width * state
     derivation = derive(graph, apply_rules(graph, rule_set_of("ddp")))
-    kept = {each.tensor: each.amount.base / SEQ for each in kept_tensors(derivation, set(), set(), alone=set()) if each.region == "layer"}
+    kept = {
+        saved.tensor: saved.amount.base / SEQ for saved in kept_tensors(derivation, set(), set(), alone=set()) if saved.region == "layer"
+    }
     inner = heads * width
     assert kept["layer.mixed.out"] == 2 * (2 * inner + 2 * groups * state + heads)  # all that the first product made
     assert kept["layer.scan.out"] == kept["layer.mamba_norm.out"] == 2 * inner
@@ -58,7 +60,9 @@ def test_a_gated_delta_layer_of_qwen3_next():
     assert flops_of(graph, "layer.scan") == heads * (5 * chunk * d + inverse + 6 * d * d)
     assert "attention_layer.attention_gate" in {operator.name for operator in graph.operators}
     derivation = derive(graph, apply_rules(graph, rule_set_of("ddp")))
-    kept = {each.tensor: each.amount.base / SEQ for each in kept_tensors(derivation, set(), set(), alone=set()) if each.region == "layer"}
+    kept = {
+        saved.tensor: saved.amount.base / SEQ for saved in kept_tensors(derivation, set(), set(), alone=set()) if saved.region == "layer"
+    }
     assert kept["layer.in_proj_ba.out"] == 2 * 2 * heads  # strengths and decays, of a product of their own
 
 

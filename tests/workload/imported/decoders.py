@@ -31,18 +31,24 @@ class Mixer(nn.Module):
         super().__init__()
         self.mask = mask
         self.sizes, self.d = (n * d, g * d, g * d), d
-        self.made = nn.ModuleList([nn.Linear(h, sum(self.sizes), bias=bias)] if fused else [nn.Linear(h, s, bias=bias) for s in self.sizes])
+        self.projections = nn.ModuleList(
+            [nn.Linear(h, sum(self.sizes), bias=bias)] if fused else [nn.Linear(h, s, bias=bias) for s in self.sizes]
+        )
         self.out = nn.Linear(n * d, h, bias=bias)
         self.norms = nn.ModuleList([nn.RMSNorm(d), nn.RMSNorm(d)]) if normed else None
 
     def forward(self, x, other=None):
-        made = self.made[0](x).split(self.sizes, dim=-1) if len(self.made) == 1 else [each(x) for each in self.made]
+        projected = (
+            self.projections[0](x).split(self.sizes, dim=-1)
+            if len(self.projections) == 1
+            else [projection(x) for projection in self.projections]
+        )
         if other is not None:
-            made = (made[0], self.made[1](other), self.made[2](other))
-        q, k, v = (each.unflatten(-1, (-1, self.d)).transpose(1, 2) for each in made)
+            projected = (projected[0], self.projections[1](other), self.projections[2](other))
+        q, k, v = (tensor.unflatten(-1, (-1, self.d)).transpose(1, 2) for tensor in projected)
         if self.norms is not None:
             q, k = self.norms[0](q), self.norms[1](k)
-        out = self.attend(q, *(each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v)))
+        out = self.attend(q, *(tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v)))
         return self.out(out.transpose(1, 2).flatten(2))
 
     def attend(self, q, k, v):
@@ -96,7 +102,7 @@ class Forward(nn.Module):
     def forward(self, x):
         if self.form == "plain":
             return self.down(functional.gelu(self.up[0](x)))
-        gate, up = self.up[0](x).chunk(2, -1) if self.form == "fused" else [each(x) for each in self.up]
+        gate, up = self.up[0](x).chunk(2, -1) if self.form == "fused" else [projection(x) for projection in self.up]
         return self.down(functional.silu(gate) * up)
 
 
@@ -110,8 +116,8 @@ class Layer(nn.Module):
         self.after = nn.ModuleList(norm(h) for _ in range(2 if norms in ("after", "both") else 0))
 
     def branch(self, number, part, x):
-        made = part(self.before[number](x) if self.before else x)
-        return self.after[number](made) if self.after else made
+        output = part(self.before[number](x) if self.before else x)
+        return self.after[number](output) if self.after else output
 
     def forward(self, x):
         if self.parallel:
@@ -168,8 +174,8 @@ class Latent(nn.Module):
         q = self.q_b(self.q_a_norm(self.q_a(x)) if hasattr(self, "q_a") else x).view(b, s, self.n, -1).transpose(1, 2)
         q, q_rope = q.split([self.nope, self.rope], -1)
         latent, k_rope = (self.kv_a(x), self.k_rope(x)) if self.k_rope is not None else self.kv_a(x).split([self.rank, self.rope], -1)
-        made = self.kv_b(self.kv_a_norm(latent)).view(b, s, self.n, -1).transpose(1, 2)
-        k, v = made.split([self.nope, made.shape[-1] - self.nope], -1)
+        keys_and_values = self.kv_b(self.kv_a_norm(latent)).view(b, s, self.n, -1).transpose(1, 2)
+        k, v = keys_and_values.split([self.nope, keys_and_values.shape[-1] - self.nope], -1)
         k_rope = self.turned(k_rope.view(b, s, 1, -1).transpose(1, 2)).expand(-1, self.n, -1, -1)
         return self.o(self.attend(torch.cat((q, self.turned(q_rope)), -1), torch.cat((k, k_rope), -1), v).transpose(1, 2).flatten(2))
 
@@ -246,8 +252,8 @@ def by_one_hot(m, x, weights, chosen):
     """Mixtral in a loop: each expert takes the tokens that chose it."""
     out, mask = torch.zeros_like(x), functional.one_hot(chosen, m.e).permute(2, 1, 0)
     for number, expert in enumerate(m.experts):
-        place, token = torch.where(mask[number])
-        out.index_add_(0, token, expert(x[None, token].reshape(-1, x.shape[-1])) * weights[token, place, None])
+        choice, token = torch.where(mask[number])
+        out.index_add_(0, token, expert(x[None, token].reshape(-1, x.shape[-1])) * weights[token, choice, None])
     return out
 
 
@@ -255,8 +261,8 @@ def by_number(m, x, weights, chosen):
     """DeepSeek's inference code: likewise, by comparing."""
     out = torch.zeros_like(x)
     for number, expert in enumerate(m.experts):
-        token, place = torch.where(chosen == number)
-        out[token] += expert(x[token]) * weights[token, place, None]
+        token, choice = torch.where(chosen == number)
+        out[token] += expert(x[token]) * weights[token, choice, None]
     return out
 
 
@@ -268,17 +274,17 @@ def all_in_turn(m, x, weights, chosen):
     return out
 
 
-def gated(made):
-    gate, up = made.chunk(2, -1)
+def gated(gate_and_up):
+    gate, up = gate_and_up.chunk(2, -1)
     return functional.silu(gate) * up
 
 
 def all_at_once(m, x, weights, chosen):
     """Llama 4's and gpt-oss's experts: products of all experts with all tokens."""
     full = torch.zeros(len(x), m.e).scatter(1, chosen, weights)
-    made = torch.bmm(x.repeat(m.e, 1).view(m.e, len(x), -1), m.up)
-    made = torch.bmm(gated(made if m.biases is None else made + m.biases[0][:, None]), m.down)
-    return ((made if m.biases is None else made + m.biases[1][:, None]) * full.T[..., None]).sum(0)
+    products = torch.bmm(x.repeat(m.e, 1).view(m.e, len(x), -1), m.up)
+    products = torch.bmm(gated(products if m.biases is None else products + m.biases[0][:, None]), m.down)
+    return ((products if m.biases is None else products + m.biases[1][:, None]) * full.T[..., None]).sum(0)
 
 
 def by_letters(m, x, weights, chosen):
@@ -290,8 +296,8 @@ def by_letters(m, x, weights, chosen):
 def in_turn_of_stack(m, x, weights, chosen):
     out = torch.zeros_like(x)
     for number in range(m.e):
-        token, place = torch.where(chosen == number)
-        out = out.index_add(0, token, gated(x[token] @ m.up[number]) @ m.down[number] * weights[token, place, None])
+        token, choice = torch.where(chosen == number)
+        out = out.index_add(0, token, gated(x[token] @ m.up[number]) @ m.down[number] * weights[token, choice, None])
     return out
 
 
@@ -299,15 +305,15 @@ def sorted_by_expert(m, x, weights, chosen):
     """Grouped products, rows sorted by their experts."""
     order = chosen.flatten().argsort()
     ends = torch.bincount(chosen.flatten(), minlength=m.e).cumsum(0).int()
-    made = functional.grouped_mm(x[order // m.k].bfloat16(), m.up.bfloat16(), offs=ends)
-    made = functional.grouped_mm(gated(made), m.down.bfloat16(), offs=ends).to(x.dtype)
-    return torch.zeros_like(x).index_add(0, order // m.k, made * weights.flatten()[order, None])
+    products = functional.grouped_mm(x[order // m.k].bfloat16(), m.up.bfloat16(), offs=ends)
+    products = functional.grouped_mm(gated(products), m.down.bfloat16(), offs=ends).to(x.dtype)
+    return torch.zeros_like(x).index_add(0, order // m.k, products * weights.flatten()[order, None])
 
 
 def by_taken_weights(m, x, weights, chosen):
     """gpt-fast: the weights of each token's experts."""
-    made = gated(torch.einsum("th,tkhf->tkf", x, m.up[chosen]))
-    return torch.einsum("tkh,tk->th", torch.einsum("tkf,tkfh->tkh", made, m.down[chosen]), weights)
+    products = gated(torch.einsum("th,tkhf->tkf", x, m.up[chosen]))
+    return torch.einsum("tkh,tk->th", torch.einsum("tkf,tkfh->tkh", products, m.down[chosen]), weights)
 
 
 LOOPS = (by_one_hot, by_number, all_in_turn)

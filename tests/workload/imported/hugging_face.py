@@ -53,7 +53,7 @@ class Attention(nn.Module):
         q = self.q_norm(self.q_proj(x).view(shape)).transpose(1, 2)
         k = self.k_norm(self.k_proj(x).view(shape)).transpose(1, 2)
         v = self.v_proj(x).view(shape).transpose(1, 2)
-        cos, sin = (each.unsqueeze(1) for each in turns)
+        cos, sin = (turn.unsqueeze(1) for turn in turns)
         q, k = turned(q, cos, sin), turned(k, cos, sin)
         k, v = repeated(k, self.groups), repeated(v, self.groups)
         if self.eager:
@@ -91,9 +91,9 @@ class SparseBlock(nn.Module):
         out = torch.zeros((b * s, h), dtype=x.dtype, device=x.device)
         mask = functional.one_hot(selected, num_classes=self.e).permute(2, 1, 0)
         for number in range(self.e):
-            place, token = torch.where(mask[number].squeeze(0))
-            made = self.experts[number](x[None, token].reshape(-1, h)) * weights[token, place, None]
-            out.index_add_(0, token, made.to(x.dtype))
+            choice, token = torch.where(mask[number].squeeze(0))
+            output = self.experts[number](x[None, token].reshape(-1, h)) * weights[token, choice, None]
+            out.index_add_(0, token, output.to(x.dtype))
         return out.reshape(b, s, h)
 
 

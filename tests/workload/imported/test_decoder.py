@@ -28,7 +28,7 @@ from tests.workload.imported.decoders import (
 )
 from tests.workload.imported.hugging_face import RmsNorm
 
-#: Fields that tell two models apart, beside their names and where their numbers are from.
+#: Fields that distinguish two models, except their names and sources.
 WIDTHS = (
     "num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size",
     "gated_mlp", "activation", "norm", "qkv_bias", "mlp_bias", "tie_word_embeddings", "parallel_block", "qk_norm", "position",
@@ -36,11 +36,11 @@ WIDTHS = (
 
 
 def llama(layers=3, h=64, n=8, g=2, d=16, f=96, form="gated", fused=False, **how):
-    made = {name: how.pop(name) for name in ("parallel", "norms") if name in how}
+    layer_options = {name: how.pop(name) for name in ("parallel", "norms") if name in how}
     mixed = {name: how.pop(name) for name in ("normed", "bias") if name in how}
-    made |= {name: how[name] for name in ("norm",) if name in how}
+    layer_options |= {name: how[name] for name in ("norm",) if name in how}
     return lambda: Net(
-        [Layer(h, Mixer(h, n, g, d, fused=fused, **mixed), Forward(h, f, form=form), **made) for _ in range(layers)], h=h, **how
+        [Layer(h, Mixer(h, n, g, d, fused=fused, **mixed), Forward(h, f, form=form), **layer_options) for _ in range(layers)], h=h, **how
     )
 
 
@@ -60,9 +60,9 @@ def llama_8b():
 
 @pytest.mark.parametrize("known", ["gpt2", "llama-3-8b"])
 def test_a_known_model_comes_out_as_itself(known, llama_8b):
-    found, model = decoder_of(imported(gpt2) if known == "gpt2" else llama_8b), load_model(known)
-    assert found.num_parameters == model.num_parameters
-    differing = {name for name in WIDTHS if getattr(found, name) != getattr(model, name)}
+    decoder, model = decoder_of(imported(gpt2) if known == "gpt2" else llama_8b), load_model(known)
+    assert decoder.num_parameters == model.num_parameters
+    differing = {name for name in WIDTHS if getattr(decoder, name) != getattr(model, name)}
     assert differing <= ({"activation"} if known == "gpt2" else set())  # gpt2's gelu is its tanh form
 
 
@@ -84,15 +84,15 @@ def test_a_known_model_comes_out_as_itself(known, llama_8b):
         (dict(bias=True), "qkv_bias", True),
     ],
 )
-def test_its_forms_are_told_apart(how, field, value):
+def test_forms_of_layers_are_recognised(how, field, value):
     graph = imported(llama(**how))
-    plain, found = decoder_of(imported(llama())), decoder_of(graph)
-    assert getattr(found, field) == value
-    assert (found.num_hidden_layers, found.hidden_size, found.num_attention_heads, found.head_dim) == (3, 64, 8, 16)
-    assert (found.intermediate_size, found.vocab_size) == (96, 500)
+    plain, changed = decoder_of(imported(llama())), decoder_of(graph)
+    assert getattr(changed, field) == value
+    assert (changed.num_hidden_layers, changed.hidden_size, changed.num_attention_heads, changed.head_dim) == (3, 64, 8, 16)
+    assert (changed.intermediate_size, changed.vocab_size) == (96, 500)
     if field not in ("num_key_value_heads", "gated_mlp") or not value:
         assert getattr(plain, field) != value
-    assert found.num_parameters == (graph.num_parameters if "bias" not in how else pytest.approx(graph.num_parameters, rel=2e-3))
+    assert changed.num_parameters == (graph.num_parameters if "bias" not in how else pytest.approx(graph.num_parameters, rel=2e-3))
 
 
 def test_it_is_served_as_the_model_that_it_is(tmp_path, llama_8b):
@@ -102,9 +102,14 @@ def test_it_is_served_as_the_model_that_it_is(tmp_path, llama_8b):
     saved = tmp_path / "graph.json"
     saved.write_text(json.dumps(graph_to_dict(graph), indent=1))
     for model in (graph, str(saved)):
-        found = perfmodel.serve(model=model, **words)
-        assert (found.ttft, found.tpot, found.max_sequences, found.memory) == (known.ttft, known.tpot, known.max_sequences, known.memory)
-        assert any("taken to be causal" in note for note in found.notes)
+        served = perfmodel.serve(model=model, **words)
+        assert (served.ttft, served.tpot, served.max_sequences, served.memory) == (
+            known.ttft,
+            known.tpot,
+            known.max_sequences,
+            known.memory,
+        )
+        assert any("taken to be causal" in note for note in served.notes)
     assert read_graph(json.loads(saved.read_text()), where="graph.json") == graph
 
 
@@ -121,7 +126,7 @@ def layers_of(*widths, mixer=Mixer):
 
 
 @pytest.mark.parametrize(
-    ("make", "inputs", "said"),
+    ("make", "inputs", "message"),
     [
         (lambda: nn.Linear(8, 8), "float32[2,8]", "has no attention"),
         (lambda: nn.LSTM(8, 8), "float32[2,4,8]", "is no operator of a decoder .recurrent"),
@@ -141,8 +146,8 @@ def layers_of(*widths, mixer=Mixer):
         "products after the head",
     ],
 )
-def test_what_is_no_decoder_is_refused_by_its_first_operator(make, inputs, said):
-    with pytest.raises(InputError, match=said) as raised:
+def test_what_is_no_decoder_is_refused_by_its_first_operator(make, inputs, message):
+    with pytest.raises(InputError, match=message) as raised:
         decoder_of(imported(make, inputs))
     assert len(str(raised.value).splitlines()) == 1
 
@@ -160,25 +165,25 @@ def mixture(run):
 )
 def test_a_file_that_was_changed_is_a_decoder_or_one_sentence(make, trials):
     """Any value of it replaced by any other, one or two at a time."""
-    whole, random = graph_to_dict(imported(make)), Random(7)
+    original, random = graph_to_dict(imported(make)), Random(7)
     others = (None, 0, -1, 7, 1e30, "x", "", [], {}, [[]], True, "attention", "matmul", "embedding")
     refused = []
     for _ in range(trials):
-        data = json.loads(json.dumps(whole))
+        data = json.loads(json.dumps(original))
         for _ in range(random.randint(1, 2)):
-            place = data
+            node = data
             while True:
-                key = random.choice(list(place) if isinstance(place, dict) else range(len(place)))
-                if not isinstance(place[key], (dict, list)) or not place[key] or random.random() < 0.1:
+                key = random.choice(list(node) if isinstance(node, dict) else range(len(node)))
+                if not isinstance(node[key], (dict, list)) or not node[key] or random.random() < 0.1:
                     break
-                place = place[key]
-            place[key] = random.choice(others)
+                node = node[key]
+            node[key] = random.choice(others)
         try:
             read_config(data)
         except InputError as error:
             refused.append(str(error))
     assert len(refused) > trials // 3
-    assert {len(each.splitlines()) for each in refused} == {1}
+    assert {len(message.splitlines()) for message in refused} == {1}
 
 
 def test_a_module_by_its_name_and_a_broken_file_are_refused_with_what_to_do(tmp_path):
@@ -186,11 +191,11 @@ def test_a_module_by_its_name_and_a_broken_file_are_refused_with_what_to_do(tmp_
     with pytest.raises(InputError, match=r"perfmodel import 'mynets:make_net' .* --save graph.json"):
         perfmodel.serve(model="mynets:make_net", **words)
     data = graph_to_dict(imported(llama()))
-    for broken, said in (
+    for broken, message in (
         ({**data, "schema_version": 9}, "import the module again"),
         ({**data, "vertices": [{}]}, "required field is missing"),
     ):
         path = tmp_path / "broken.json"
         path.write_text(json.dumps(broken))
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             perfmodel.serve(model=str(path), **words)

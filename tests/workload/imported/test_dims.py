@@ -1,4 +1,4 @@
-"""Dims cut into the runs that views tell apart, against index arithmetic on real arrays."""
+"""Dims split into the runs that views distinguish, against index arithmetic on real arrays."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def graph_of(vertices, edges):
 
 
 def index_along(shape, axis):
-    return np.broadcast_to(np.arange(shape[axis]).reshape([-1 if each == axis else 1 for each in range(len(shape))]), shape)
+    return np.broadcast_to(np.arange(shape[axis]).reshape([-1 if dim == axis else 1 for dim in range(len(shape))]), shape)
 
 
 def sizes_of(view):
@@ -90,10 +90,10 @@ def test_pieces_of_the_reader_are_the_same_entries(views):
                 if read is None:
                     continue
                 aligned += 1
-                made = index_along(shape, axis) // piece.inner % piece.size
+                written = index_along(shape, axis) // piece.inner % piece.size
                 mine = index_along(seen_by, "abcdefgh".index(read.key[-1])) // read.inner % read.size
-                assert (made.reshape(target).transpose(order) == mine).all()
-    assert aligned or any(not link.positions for each in edges for link in each.links)
+                assert (written.reshape(target).transpose(order) == mine).all()
+    assert aligned or any(not link.positions for link_edge in edges for link in link_edge.links)
 
 
 def test_a_cut_is_carried_along_the_whole_chain():

@@ -68,8 +68,8 @@ LATENT = dict(
 
 def decoder(mixer, *feeds, layers=LAYERS):
     """Layers with these feed-forwards, the last of them for all that follow."""
-    made = [feeds[min(number, len(feeds) - 1)] for number in range(layers)]
-    return lambda: Net([Layer(H, mixer(), feed()) for feed in made], h=H, vocab=V)
+    layer_feeds = [feeds[min(number, len(feeds) - 1)] for number in range(layers)]
+    return lambda: Net([Layer(H, mixer(), feed()) for feed in layer_feeds], h=H, vocab=V)
 
 
 def plain():
@@ -95,49 +95,49 @@ def rows_of(model, phase):
     return rows, cache_shape(model).tokens_bytes(1, tp=1, kv_heads=model.num_key_value_heads, cache_bytes=2.0)
 
 
-def assert_same(found, config):
+def assert_same(model, config):
     """The model of a config.json, field by field, and all that follows from it."""
-    known = read_config(config, name=found.name)
+    known = read_config(config, name=model.name)
     differing = {
-        field.name: (getattr(found, field.name), getattr(known, field.name))
+        field.name: (getattr(model, field.name), getattr(known, field.name))
         for field in dataclasses.fields(known)
-        if getattr(found, field.name) != getattr(known, field.name) and field.name not in ("architecture", "source")
+        if getattr(model, field.name) != getattr(known, field.name) and field.name not in ("architecture", "source")
     }
     assert differing == {}
-    assert found.num_parameters == known.num_parameters
+    assert model.num_parameters == known.num_parameters
     for phase in ("prefill", "decode"):
-        assert rows_of(found, phase) == rows_of(known, phase)
+        assert rows_of(model, phase) == rows_of(known, phase)
 
 
 @pytest.mark.parametrize("run", [*LOOPS, *STACKED], ids=lambda run: run.__name__)
 def test_a_mixtral_is_itself_however_its_experts_run(run):
     graph = imported(decoder(plain, mixture(run)))
-    found = decoder_of(graph)
-    assert_same(found, MIXTRAL)
-    assert found.num_parameters == graph.num_parameters
+    model = decoder_of(graph)
+    assert_same(model, MIXTRAL)
+    assert model.num_parameters == graph.num_parameters
     assert graph.unrecognised() == ()
 
 
 @pytest.mark.parametrize("run", [by_one_hot, all_at_once], ids=lambda run: run.__name__)
-def test_shared_experts_are_told_from_those_that_tokens_choose(run):
+def test_shared_experts_are_distinguished_from_chosen_ones(run):
     graph = imported(decoder(plain, mixture(run, shared=48, gate=True)))
-    found = decoder_of(graph)
-    assert_same(found, {**MIXTRAL, **QWEN})
-    assert found.num_parameters == graph.num_parameters
+    model = decoder_of(graph)
+    assert_same(model, {**MIXTRAL, **QWEN})
+    assert model.num_parameters == graph.num_parameters
 
 
 def test_a_shared_expert_as_wide_as_the_others_is_one_more():
-    found = decoder_of(imported(decoder(plain, mixture(by_one_hot, shared=32))))
-    assert (found.experts.num_experts, found.experts.width, found.experts.shared_width) == (8, 32, 32)
-    assert not found.experts.shared_gate
+    model = decoder_of(imported(decoder(plain, mixture(by_one_hot, shared=32))))
+    assert (model.experts.num_experts, model.experts.width, model.experts.shared_width) == (8, 32, 32)
+    assert not model.experts.shared_gate
 
 
 @pytest.mark.parametrize("run", [by_one_hot, all_at_once, by_taken_weights], ids=lambda run: run.__name__)
 def test_a_deepseek_with_latents_a_dense_layer_and_groups(run):
     graph = imported(decoder(latent, lambda: Forward(H, 96), mixture(run, shared=64, route=in_groups)))
-    found = decoder_of(graph)
-    assert_same(found, LATENT)
-    assert found.num_parameters == graph.num_parameters
+    model = decoder_of(graph)
+    assert_same(model, LATENT)
+    assert model.num_parameters == graph.num_parameters
 
 
 @pytest.mark.parametrize(
@@ -154,9 +154,9 @@ def test_latent_attention_by_what_its_products_make(how, config):
     widths = dict(h=H, n=4, query_rank=24, rank=16, nope=8, rope=4, value=8) | how
     make = widths.pop("make", Latent)
     graph = imported(decoder(lambda: make(**widths), lambda: Forward(H, 96)))
-    found = decoder_of(graph)
-    assert_same(found, {**LATENT, "model_type": "deepseek_v3", **config, "first_k_dense_replace": LAYERS})
-    assert found.num_parameters == graph.num_parameters
+    model = decoder_of(graph)
+    assert_same(model, {**LATENT, "model_type": "deepseek_v3", **config, "first_k_dense_replace": LAYERS})
+    assert model.num_parameters == graph.num_parameters
 
 
 def test_one_expert_a_token_scores_after_the_choice_and_biases():
@@ -172,20 +172,20 @@ def test_one_expert_a_token_scores_after_the_choice_and_biases():
 def test_experts_that_run_what_was_chosen_have_the_work_of_the_choices(run):
     """Where torch knows sizes by values alone (how many tokens chose an expert) the shares are even: 2 FLOP a weight that a token meets."""
     graph = imported(decoder(plain, mixture(run)))
-    found = decoder_of(graph)
+    model = decoder_of(graph)
     norms = (2 * LAYERS + 1) * H
     products = [vertex for vertex in graph.vertices if vertex.kind is ImportedKind.MATMUL]
     combined = LAYERS * 2 * TOKENS * 2 * H if run is by_taken_weights else 0  # which torch counts as a product too
-    assert sum(each.flops for each in products) - combined == 2 * TOKENS * (found.num_active_parameters_without_embedding - norms)
+    assert sum(product.flops for product in products) - combined == 2 * TOKENS * (model.num_active_parameters_without_embedding - norms)
 
 
 @pytest.mark.parametrize("eager", [False, True], ids=["fused", "eager"])
 def test_a_qwen3_as_hugging_face_writes_it(eager):
     graph = imported(lambda: Qwen3Moe(LAYERS, V, H, 8, 2, 16, 32, 8, 2, eager=eager))
-    found = decoder_of(graph)
+    model = decoder_of(graph)
     qwen3 = {key: value for key, value in QWEN.items() if key not in ("qkv_bias", "shared_expert_intermediate_size")}
-    assert_same(found, {**MIXTRAL, **qwen3, "model_type": "qwen3_moe", "attention_bias": False})
-    assert found.num_parameters == graph.num_parameters
+    assert_same(model, {**MIXTRAL, **qwen3, "model_type": "qwen3_moe", "attention_bias": False})
+    assert model.num_parameters == graph.num_parameters
 
 
 def gpt_oss(model):
@@ -225,10 +225,10 @@ def deepseek_v2_lite(model):
 def test_models_that_ship_come_out_as_themselves_at_full_size(name, make):
     known = load_model(name)
     graph = imported(lambda: make(known), "int64[1,256]")
-    found = decoder_of(graph)
-    assert found.num_parameters == graph.num_parameters == known.num_parameters
+    model = decoder_of(graph)
+    assert model.num_parameters == graph.num_parameters == known.num_parameters
     of_file = {field: getattr(known, field) for field in ("name", "architecture", "max_position_embeddings", "source")}
-    assert dataclasses.replace(found, **of_file) == known
+    assert dataclasses.replace(model, **of_file) == known
     words = dict(cluster="dgx-h100", chips=2, tp=2, input_len=1024, output_len=256, concurrency=16, quantization="bf16")
     one, other = perfmodel.serve(model=graph, **words), perfmodel.serve(model=name, **words)
     assert (one.ttft, one.tpot, one.max_sequences, one.memory) == (other.ttft, other.tpot, other.max_sequences, other.memory)
@@ -241,11 +241,16 @@ def test_it_is_served_as_its_config_is_by_its_file_too(tmp_path):
     graph = imported(decoder(latent, lambda: Forward(H, 96), mixture(by_one_hot, shared=64, route=in_groups)))
     saved.write_text(json.dumps(graph_to_dict(graph)))
     known = perfmodel.serve(model=str(config), **words, quantization="bf16")
-    told = "a latent of 16 and 4 with positions, a feed-forward of width 96, 2 of 8 experts of width 32 and a shared one of 64"
+    summary = "a latent of 16 and 4 with positions, a feed-forward of width 96, 2 of 8 experts of width 32 and a shared one of 64"
     for model in (graph, str(saved)):
-        found = perfmodel.serve(model=model, **words, quantization="bf16")
-        assert any(told in note for note in found.notes)
-        assert (found.ttft, found.tpot, found.max_sequences, found.memory) == (known.ttft, known.tpot, known.max_sequences, known.memory)
+        served = perfmodel.serve(model=model, **words, quantization="bf16")
+        assert any(summary in note for note in served.notes)
+        assert (served.ttft, served.tpot, served.max_sequences, served.memory) == (
+            known.ttft,
+            known.tpot,
+            known.max_sequences,
+            known.memory,
+        )
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------------------
@@ -257,13 +262,13 @@ def softly(m, x, weights, chosen):
 
 
 def by_threshold(scores, k):
-    """As many as are better than the mean: how many is not in the graph."""
+    """Choose the experts above the mean: their number is not in the graph."""
     full = torch.softmax(scores, -1)
     return torch.where(full > full.mean(-1, keepdim=True), full, 0.0), None
 
 
 class Plain(nn.Module):
-    """Experts without gates beside a shared one that has."""
+    """Experts without gates and a shared expert with one."""
 
     def __init__(self):
         super().__init__()
@@ -282,7 +287,7 @@ class TooFew(Plain):
 
 
 @pytest.mark.parametrize(
-    ("feed", "said"),
+    ("feed", "message"),
     [
         (
             lambda: Mixture(H, 32, 8, 2, softly, route=by_threshold),
@@ -293,14 +298,14 @@ class TooFew(Plain):
     ],
     ids=["no choice in the graph", "unlike shared ones", "experts that lie elsewhere"],
 )
-def test_what_the_module_does_not_say_is_refused_in_a_sentence(feed, said):
-    with pytest.raises(InputError, match=said) as raised:
+def test_what_the_module_does_not_say_is_refused_in_a_sentence(feed, message):
+    with pytest.raises(InputError, match=message) as raised:
         decoder_of(imported(decoder(plain, feed)))
     assert len(str(raised.value).splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-    ("mixers", "feeds", "said"),
+    ("mixers", "feeds", "message"),
     [
         ((latent, lambda: Latent(H, 4, 0, 16, 8, 4, 8)), (lambda: Forward(H, 96),), "unlike the first .query_rank 0, not 24"),
         ((plain, latent), (lambda: Forward(H, 96),), "unlike the first .*latent in one of them"),
@@ -308,9 +313,9 @@ def test_what_the_module_does_not_say_is_refused_in_a_sentence(feed, said):
     ],
     ids=["another latent", "a latent in one", "another choice"],
 )
-def test_layers_that_differ_are_refused_by_what_differs(mixers, feeds, said):
-    layers = [Layer(H, mixers[min(each, len(mixers) - 1)](), feeds[min(each, len(feeds) - 1)]()) for each in range(2)]
-    with pytest.raises(InputError, match=said):
+def test_layers_that_differ_are_refused_by_what_differs(mixers, feeds, message):
+    layers = [Layer(H, mixers[min(number, len(mixers) - 1)](), feeds[min(number, len(feeds) - 1)]()) for number in range(2)]
+    with pytest.raises(InputError, match=message):
         decoder_of(imported(lambda: Net(layers)))
 
 

@@ -1,4 +1,4 @@
-"""What an imported attention sees by its mask: all earlier tokens, a window, a chunk; in which layers; what is none of these is refused."""
+"""Keys that the mask of an imported attention leaves: all earlier tokens, a window or a chunk, in which layers; other masks are refused."""
 
 import pytest
 import torch
@@ -60,12 +60,12 @@ def test_a_mask_made_of_sizes_alone_is_read(mask, reach, num_keys):
 
 
 def test_what_a_mask_says_is_a_field_of_the_model():
-    found = decoder_of(imported(net(window(8), window(8))))
-    assert (found.sliding_window, found.full_attention_every) == (8, 0)
-    found = decoder_of(imported(net(window(8), None, window(8), None)))
-    assert (found.sliding_window, found.full_attention_every) == (8, 2)
-    found = decoder_of(imported(net(chunk, chunk, chunk, None)))
-    assert (found.attention_chunk, found.sliding_window, found.full_attention_every) == (8, 0, 4)
+    model = decoder_of(imported(net(window(8), window(8))))
+    assert (model.sliding_window, model.full_attention_every) == (8, 0)
+    model = decoder_of(imported(net(window(8), None, window(8), None)))
+    assert (model.sliding_window, model.full_attention_every) == (8, 2)
+    model = decoder_of(imported(net(chunk, chunk, chunk, None)))
+    assert (model.attention_chunk, model.sliding_window, model.full_attention_every) == (8, 0, 4)
 
 
 @pytest.mark.parametrize("put", [added, filled, picked], ids=lambda put: put.__name__)
@@ -77,17 +77,17 @@ def test_attention_by_two_products_and_a_softmax_is_the_fused_one(put, mask, rea
         assert decoder_of(graph) == decoder_of(imported(net(mask)))
 
 
-def test_without_a_mask_attention_by_hand_is_taken_to_be_causal_and_sinks_are_told():
-    found = [
+def test_without_a_mask_attention_by_hand_is_taken_to_be_causal_and_sinks_are_reported():
+    models = [
         decoder_of(imported(lambda how=how: Net([Layer(64, ByHand(64, 8, 2, 16, **how), Forward(64, 96))])))
         for how in ({}, dict(sinks=True, mask=causal, put=added))
     ]
-    assert [each.attention_sinks for each in found] == [False, True]
-    assert found[0] == decoder_of(imported(net(causal)))
+    assert [model.attention_sinks for model in models] == [False, True]
+    assert models[0] == decoder_of(imported(net(causal)))
 
 
 def written_later(s):
-    """What writes into a part of a mask is no part of the way to it."""
+    """A mask with a part that is written in place; that write is not in the graph of the mask."""
     mask = causal(s)
     mask[:, :4].fill_(True)
     return mask
@@ -107,14 +107,14 @@ class WithMask(Net):
 
 
 def test_a_mask_that_depends_on_what_the_module_is_called_with_is_not_known():
-    made = lambda: WithMask([Layer(64, Mixer(64, 8, 2, 16), Forward(64, 96))])  # noqa: E731
-    graph = imported(made, "int64[2,32] bool[32,32]")
+    make = lambda: WithMask([Layer(64, Mixer(64, 8, 2, 16), Forward(64, 96))])  # noqa: E731
+    graph = imported(make, "int64[2,32] bool[32,32]")
     assert seen(graph) == [SeenKeys()]
     assert decoder_of(graph).sliding_window == 0
 
 
 @pytest.mark.parametrize(
-    ("masks", "said"),
+    ("masks", "message"),
     [
         ((all_seen,), "attends to later tokens too; a decoder's attention is causal"),
         ((prefix,), "sees by its mask neither all earlier tokens, nor a window of them"),
@@ -122,7 +122,7 @@ def test_a_mask_that_depends_on_what_the_module_is_called_with_is_not_known():
         ((None, window(8)), r"see by their masks causal, window 8; .* .full_attention_every"),
     ],
 )
-def test_what_a_model_has_no_field_for_is_refused(masks, said):
-    with pytest.raises(InputError, match=said) as raised:
+def test_what_a_model_has_no_field_for_is_refused(masks, message):
+    with pytest.raises(InputError, match=message) as raised:
         decoder_of(imported(net(*masks)))
     assert len(str(raised.value).splitlines()) == 1

@@ -34,9 +34,9 @@ class Attention(nn.Module):
     def forward(self, x):
         b, s, width = x.shape
         q = self.q(x).view(b, s, self.heads, self.size).transpose(1, 2)
-        k, v = (each.view(b, s, self.kv_heads, self.size).transpose(1, 2) for each in self.kv(x).chunk(2, -1))
+        k, v = (tensor.view(b, s, self.kv_heads, self.size).transpose(1, 2) for tensor in self.kv(x).chunk(2, -1))
         shape = (b, self.kv_heads, self.heads // self.kv_heads, s, self.size)
-        k, v = (each[:, :, None].expand(*shape).reshape(b, self.heads, s, self.size) for each in (k, v))
+        k, v = (tensor[:, :, None].expand(*shape).reshape(b, self.heads, s, self.size) for tensor in (k, v))
         y = (q @ k.transpose(-1, -2)).softmax(-1) @ v
         return self.o(y.transpose(1, 2).reshape(b, s, width))
 
@@ -49,7 +49,7 @@ class FusedHeads(nn.Module):
         self.qkv = nn.Linear(64, 192)
 
     def forward(self, x):
-        q, k, v = (each.unflatten(-1, (8, 8)).transpose(1, 2) for each in self.qkv(x).split(64, -1))
+        q, k, v = (tensor.unflatten(-1, (8, 8)).transpose(1, 2) for tensor in self.qkv(x).split(64, -1))
         return nn.functional.scaled_dot_product_attention(q, k, v)
 
 
@@ -90,20 +90,20 @@ NETWORKS = {
 
 @pytest.fixture(scope="module")
 def converted():
-    made = {}
+    results = {}
 
     def convert(name):
-        if name not in made:
+        if name not in results:
             graph = perfmodel.import_graph(*NETWORKS[name])
-            made[name] = graph, network_of(graph)
-        return made[name]
+            results[name] = graph, network_of(graph)
+        return results[name]
 
     return convert
 
 
 def operator_of(network, name):
-    (found,) = [operator for operator in network.operators if operator.name == name]
-    return found
+    (match,) = [operator for operator in network.operators if operator.name == name]
+    return match
 
 
 def operators_of(network, kind):
@@ -149,7 +149,7 @@ def test_dims_line_up_on_every_edge(name, converted):
 def test_every_dim_that_is_cut_leaves_something_right(name, converted):
     """A dim that the output lacks is summed or has traffic of its own; nothing else could tell that the output is not complete."""
     for operator in converted(name)[1].network.operators:
-        covered = {*operator.output.dims, *operator.sums, *(dim for own in operator.traffic for dim in own.over)}
+        covered = {*operator.output.dims, *operator.sums, *(dim for collective in operator.traffic for dim in collective.over)}
         assert set(operator.dims) <= covered
         assert operator.unsplit == ()
 
@@ -180,7 +180,7 @@ def test_what_backward_needs_is_kept(converted):
 
 @pytest.mark.parametrize("name", mostly_slow(NETWORKS, quick=7))
 def test_any_network_has_a_data_parallel_plan(name, converted):
-    """Whose only traffic is that of gradients, where every operator knows its samples."""
+    """Its only traffic is that of gradients, where every operator knows its samples."""
     network = converted(name)[1].network
     axis = MeshAxis(name="a", size=2, tier=0)
     cuts = {operator.name for operator in network.operators if "b" in operator.dims and divides(operator, network, "b", 2)}
@@ -302,19 +302,19 @@ def test_backward_work(converted):
 def test_rows_of_a_convolution_are_cut_with_a_halo(converted):
     network = converted("resnet")[1].network
     stem, block = operators_of(network, "convolution")[:2]
-    halo = [own for own in block.traffic if own.over == ("h",)]
-    assert [own.phase for own in halo] == [Pass.FORWARD, Pass.BACKWARD]
+    halo = [collective for collective in block.traffic if collective.over == ("h",)]
+    assert [collective.phase for collective in halo] == [Pass.FORWARD, Pass.BACKWARD]
     assert halo[0].extent == ((2, ""), (16, "b"), (8, "c"), (16, "w"))
     assert stem.inputs[0].dims == ("b", "c", "h", "w")  # 64 rows for 32: two for each
-    assert [own.extent[0] for own in stem.traffic] == [(5, ""), (5, "")]
-    assert {own.phase for own in stem.traffic} == {Pass.FORWARD}
+    assert [collective.extent[0] for collective in stem.traffic] == [(5, ""), (5, "")]
+    assert {collective.phase for collective in stem.traffic} == {Pass.FORWARD}
 
 
 def test_hidden_entries_of_a_recurrence(converted):
     network = converted("lstm")[1].network
     (lstm,) = operators_of(network, "recurrent")
     assert dict(lstm.dims) == {"b": 16, "e": 32}
-    assert [(own.kind, own.over, own.repeats) for own in lstm.traffic] == [
+    assert [(collective.kind, collective.over, collective.repeats) for collective in lstm.traffic] == [
         (CollectiveKind.ALL_GATHER, ("e",), 20),
         (CollectiveKind.REDUCE_SCATTER, ("e",), 20),
     ]
@@ -351,18 +351,18 @@ def test_a_loss_on_two_tensors_is_a_sum_over_the_samples():
     assert loss.sums == ("b", "d")
 
 
-def test_what_is_not_recognised_is_whole_and_said(converted):
+def test_an_unrecognised_operator_is_replicated_and_reported(converted):
     imported = converted("fourier")[1]
     (unknown,) = operators_of(imported.network, "unrecognised")
     assert dict(unknown.dims) == {}
-    assert [each for each in imported.treatments if "fft_rfft" in each] == [
+    assert [line for line in imported.treatments if "fft_rfft" in line] == [
         "aten.fft_rfft.default (fft_rfft) is not recognised: computed whole on every chip"
     ]
 
 
-def test_what_has_to_stay_whole_is_said(converted):
-    (said,) = [each for each in converted("odd products")[1].treatments if "cat" in each]
-    assert said == "aten.cat.default (cat and 1 more) reads 6 entries of its input whole: tensors are joined along it"
+def test_an_operator_that_cannot_be_sharded_is_reported(converted):
+    (treatment,) = [line for line in converted("odd products")[1].treatments if "cat" in line]
+    assert treatment == "aten.cat.default (cat and 1 more) reads 6 entries of its input whole: tensors are joined along it"
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ FACTORINGS = [(4, 6, 8), (24, 8), (2, 2, 6, 8), (4, 48), (8, 24), (4, 3, 2, 2, 4
 
 
 def index_of(dim, view, shape):
-    """What the runs say of a dim's index at every entry of the view."""
+    """Return the index of a dim at every entry of the view, from the runs."""
     total = np.zeros(shape, dtype=np.int64)
     for axis, position in enumerate(view):
         rest = np.arange(shape[axis])
