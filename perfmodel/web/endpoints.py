@@ -45,13 +45,13 @@ class PageServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, port: int = DEFAULT_PORT) -> None:
-        self.worker, self.lock = AnswerProcess(), Lock()
+        self.lock = Lock()
         try:
             super().__init__((HOST, port), _Handler)
         except OSError as error:
             reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be opened ({error.strerror})"
             raise InputError(f"port={port}: {reason}; give another --port, or --port 0 for a free one") from None
-        self.worker.start()
+        self.worker = AnswerProcess()
         Thread(target=self._warm_up, daemon=True).start()
 
     @property
@@ -70,8 +70,8 @@ class PageServer(ThreadingHTTPServer):
         if not isinstance(sys.exception(), ConnectionError):
             traceback.print_exc()
 
-    def server_close(self) -> None:
-        super().server_close()
+    def __exit__(self, *details: object) -> None:
+        super().__exit__(*details)
         self.worker.end()
 
 
