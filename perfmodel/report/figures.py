@@ -100,8 +100,7 @@ def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str
     labels = list(names) or _labels(predictions)
     figure = new_figure(width=min(max(8.4, 4.6 + 2.0 * len(predictions)), _WIDEST), height=5.0 if len(predictions) <= _FEW_BARS else 6.2)
     left, right = figure.subplots(1, 2)
-    slowest = max(prediction.step_time for prediction in predictions)
-    scale, unit = (1.0, "s") if slowest >= 1.0 else (1e3, "ms")
+    scale, unit = time_scale(max(prediction.step_time for prediction in predictions))
     _stack(
         left,
         labels,
@@ -142,7 +141,7 @@ def search_figure(result: SearchResult) -> Figure:
     figure = new_figure(width=8.4, height=5.2)
     axes = figure.subplots()
     shown = [*result.plans, *result.pareto, *(baseline.prediction[0] for baseline in result.baselines if baseline.prediction)]
-    scale, unit = (1.0, "s") if max(prediction.step_time for prediction in shown) >= 1.0 else (1e3, "ms")
+    scale, unit = time_scale(max(prediction.step_time for prediction in shown))
 
     def points(predictions: Sequence[Prediction]) -> tuple[list[float], list[float]]:
         return [prediction.memory["total"] / GIB for prediction in predictions], [
@@ -255,6 +254,11 @@ def scaling_figure(predictions: Sequence[Prediction]) -> Figure:
     layouts = [(degrees_line(prediction.plan), (prediction.plan.num_chips, 100.0 * prediction.mfu_palm)) for prediction in predictions]
     label_marks(right, layouts, [*(spot for _, spot in layouts), *between])
     return figure
+
+
+def time_scale(longest: float) -> tuple[float, str]:
+    """Return the scale and the unit of a time axis."""
+    return (1.0, "s") if longest >= 1.0 else (1e3, "ms")
 
 
 def write_figure(figure: Figure, path: Path) -> None:

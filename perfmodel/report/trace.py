@@ -149,7 +149,7 @@ def timelines_object(timelines: Sequence[RankTimeline], files: Iterable[str]) ->
                 "stage": timeline.stage,
                 "parts": dict(timeline.parts),
                 "num_spans": len(timeline.spans),
-                "peak_memory": _peak(timeline),
+                "peak_memory": peak_memory(timeline),
                 "peak_moment": timeline.memory_moment,
             }
             for timeline in timelines
@@ -179,7 +179,7 @@ def timelines_blocks(timelines: Sequence[RankTimeline], plan: Plan, files: Seque
                 f"{words(largest)} {percent(timeline.parts[largest] / timeline.step_time)}",
                 text(sent),
                 text(timeline.parts.get(idle, 0.0)),
-                format_bytes(_peak(timeline)),
+                format_bytes(peak_memory(timeline)),
             )
         )
     headers = ("rank", "stage", "spans", "largest part", "exposed communication", "bubble", "peak memory")
@@ -200,7 +200,8 @@ _DETAILS = {
 }
 
 
-def _peak(timeline: RankTimeline) -> float:
+def peak_memory(timeline: RankTimeline) -> float:
+    """Return the largest memory of a rank over the step. [byte]"""
     return max(sum(classes.values()) for _, classes in timeline.memory)
 
 

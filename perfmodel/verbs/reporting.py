@@ -59,8 +59,8 @@ def write_report(plans: Plan | Name | SearchResult | Sequence[Plan | Name], *, o
     command = f"perfmodel report {' '.join(map(shlex.quote, [name] if name.endswith('.json') else names))}"
     texts = [plan_text(plan_found) for plan_found in loaded]
     if len(loaded) > 1:
-        predictions = compare_plans(loaded)
-        page = comparison_report(short_names(names), predictions, texts=texts, commands=[command])
+        predictions = dict(zip(short_names(names), compare_plans(loaded), strict=True))
+        page = comparison_report(predictions, texts=texts, commands=[command])
     else:
         plan = loaded[0]
         explanation = explain_plan(plan, trust=isinstance(plan.job.model, TransformerConfig))
