@@ -70,7 +70,7 @@ class PageServer(ThreadingHTTPServer):
         if not isinstance(sys.exception(), ConnectionError):
             traceback.print_exc()
 
-    def __exit__(self, *details: object) -> None:
+    def __exit__(self, *details: Any) -> None:
         super().__exit__(*details)
         self.worker.end()
 

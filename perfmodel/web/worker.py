@@ -90,6 +90,7 @@ def answer_requests(descriptor: int) -> None:
     os.nice(5)  # lower priority than slider requests
     try:
         while True:
-            pipe.send(answer_line(*pipe.recv(), lambda share: pipe.send({"progress": share})))
+            verb, data = pipe.recv()
+            pipe.send(answer_line(verb, data, lambda share: pipe.send({"progress": share})))
     except (EOFError, OSError):
         return
