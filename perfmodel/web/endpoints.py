@@ -16,6 +16,7 @@ from threading import Lock, Thread
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from perfmodel.foundation.error_objects import ErrorCode, error_object
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.web.page import page
 from perfmodel.web.worker import AnswerProcess, Cancelled
@@ -100,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Send errors of http.server as JSON, such as an unsupported method."""
         code = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else code
-        self._send_object(_error(f"request: {message or HTTPStatus(code).phrase}"), code)
+        self._send_object(error_object(f"request: {message or HTTPStatus(code).phrase}", ErrorCode.BAD_INPUT), code)
 
     def _answer(self, routes: Mapping[str, Callable[[], None]]) -> None:
         """Dispatch on the path. Refuse requests of other sites, by host name and by origin."""
@@ -117,14 +118,11 @@ class _Handler(BaseHTTPRequestHandler):
                 raise _Refused(HTTPStatus.NOT_FOUND, f"{self.command} {one_line(path)}: is not here; use {', '.join(routes)}")
             routes[path]()
         except _Refused as refused:
-            self._send_object(_error(str(refused)), refused.status)
+            self._send_object(error_object(str(refused), ErrorCode.BAD_INPUT), refused.status)
         except (Cancelled, ConnectionError, TimeoutError):
             self.close_connection = True
         except Exception as error:
-            content = failure(error)
-            if content["code"] == "failed":
-                traceback.print_exception(error)
-            self._send_object(content)
+            self._send_object(failure(error))
 
     def _page(self) -> None:
         html, policy = page()
@@ -147,10 +145,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         by_line, is_open = _LINES in self.headers.get("Accept", ""), False
         for line in self.server.worker.answer_lines(verb, data, self.connection):
-            if by_line and (is_open or "progress" in line):
-                if not is_open:
-                    self._start(_LINES)
-                    is_open = True
+            if by_line and "progress" in line and not is_open:
+                self._start(_LINES)
+                is_open = True
+            if is_open:
                 self.wfile.write(_encoded(line))
             elif "progress" not in line:
                 self._send_object(line.get("answer") or line["error"])
@@ -193,9 +191,3 @@ def _host_name(host: str) -> str | None:
 
 def _encoded(content: object) -> bytes:
     return json.dumps(content, allow_nan=False).encode() + b"\n"
-
-
-def _error(sentence: str) -> dict[str, Any]:
-    from perfmodel.foundation.error_objects import ErrorCode, error_object
-
-    return error_object(sentence, ErrorCode.BAD_INPUT)
