@@ -44,7 +44,8 @@ class Detail(StrEnum):
     PASSES = "passes"
 
 
-#: Stream of each class of collectives, and of parts that are communication.
+_COMPUTE, _IDLE = "compute", "idle"
+#: Stream of each class of collectives, and of parts that are communication or idle time; the other parts are compute.
 _STREAMS: Mapping[str, str] = {
     "tensor_parallel": "tp",
     "regather": "tp",
@@ -53,9 +54,10 @@ _STREAMS: Mapping[str, str] = {
     "expert_parallel": "ep",
     "parameter_gather": "dp",
     "gradient_reduction": "dp",
-    "pipeline_communication": "pp",
+    "pipeline": "pp",
+    "pipeline_bubble": _IDLE,
+    "host": _IDLE,
 }
-_COMPUTE, _IDLE = "compute", "idle"
 _KIND_OF_CODE = {code: kind for kind, code in COLLECTIVE_CODE.items()}
 
 
@@ -143,10 +145,9 @@ class _Step:
         forward, backward = ([sum(scalar(times[i]) for i in run) for run in self.order] for times in (regions.forward, regions.backward))
         starts = pass_starts(self.orders, forward, backward, hop=scalar(columns.hop) if p > 1 else 0.0)
         lengths = {FORWARD: forward, BACKWARD: backward}
-        ends = [
-            [start + lengths[kind][chunk * p + rank] for start, (kind, chunk, _) in zip(starts[rank], self.orders[rank], strict=True)]
-            for rank in range(p)
-        ]
+        ends: list[list[float]] = []
+        for rank, order in enumerate(self.orders):
+            ends.append([start + lengths[kind][chunk * p + rank] for start, (kind, chunk, _) in zip(starts[rank], order, strict=True)])
         self.counts = [Counter((kind, chunk) for kind, chunk, _ in order) for order in self.orders]
         last = max(rank[-1] for rank in ends)
         self.idle = [[max(b - a, 0.0) for a, b in zip([0.0, *ends[i]], [*starts[i], last], strict=True)] for i in range(p)]
@@ -249,12 +250,9 @@ class _Step:
         both = zip(_BETWEEN, (time * (1.0 - sends), time * sends), strict=True)
         return [self.outside(part, length) for part, length in both if length > 0]
 
-    def under(self, stage: int, chunk: int, kind: str, *, is_last: bool, exposed: Iterable[_Piece]) -> list[_Piece]:
+    def under(self, stage: int, chunk: int, kind: str, *, is_last: bool, exposed: Sequence[_Piece]) -> list[_Piece]:
         """Return the parameter collectives that overlap with the compute of a pass: their full time less the exposed part. [s]"""
         terms, run = self.columns.plans.terms, self.order[chunk * self.p + stage]
-        shown = defaultdict[str, float](float)
-        for piece in exposed:
-            shown[piece.part] += piece.time
 
         def of_run(times: Mapping[str, tuple[Any, ...]], when: str) -> float:
             return sum(scalar(times[when][i]) for i in run) if when in times else 0.0
@@ -262,8 +260,12 @@ class _Step:
         is_forward = kind == FORWARD
         gathers = of_run(terms.gather_forward if is_forward else terms.gather_backward, "microbatch")
         reductions = 0.0 if is_forward else of_run(terms.reduce, "microbatch") + (of_run(terms.reduce, "step") if is_last else 0.0)
-        both = zip(_DATA, (gathers, reductions), strict=True)
-        return [self.outside(part, 0.0, left) for part, time in both if (left := time - shown[part]) > 0]
+        pieces = []
+        for part, time in zip(_DATA, (gathers, reductions), strict=True):
+            left = time - sum(piece.time for piece in exposed if piece.part == part)
+            if left > 0:
+                pieces.append(self.outside(part, 0.0, left))
+        return pieces
 
     def memory(self, stage: int, passes: Sequence[PassSpan], step_time: float) -> tuple[str, tuple[tuple[float, dict[str, float]], ...]]:
         """Return the moment of the peak, and memory by class over the step: activations of the passes in flight, and the peak. [byte]
@@ -305,9 +307,7 @@ _KINDS = {
 
 
 def _stream_of(part: str) -> str:
-    if part in ("host", "pipeline_bubble"):
-        return _IDLE
-    return _STREAMS.get(part) or _STREAMS.get(part.removesuffix("_communication"), _COMPUTE)
+    return _STREAMS.get(part.removesuffix("_communication"), _COMPUTE)
 
 
 class _Drawing:
@@ -401,6 +401,3 @@ def _repeated(times: Any, rows: Rows) -> list[float]:
 
 def _ordered(pieces: Iterable[tuple[float, _Piece]]) -> list[_Piece]:
     return [piece for _, piece in sorted(pieces, key=lambda entry: entry[0])]
-
-
-__all__ = ["Detail", "PassSpan", "RankTimeline", "Span", "rank_timelines"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -14,7 +15,6 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from perfmodel.foundation.error_objects import ErrorCode, error_object
 from perfmodel.foundation.errors import InputError, one_line
@@ -26,7 +26,7 @@ DEFAULT_PORT: Final = 8517
 MOST_BYTES: Final = 1 << 20
 """Largest request [byte]; a pasted configuration has a few thousand."""
 
-_NAMES = ("127.0.0.1", "localhost")
+_OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d+)?", re.ASCII | re.IGNORECASE)
 _JSON = "application/json"
 _LINES = "application/x-ndjson"
 _HEADERS: Mapping[str, str] = {
@@ -109,8 +109,8 @@ class _Handler(BaseHTTPRequestHandler):
 
         try:
             host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
-            if _host_name(host) not in _NAMES:
-                raise _Refused(HTTPStatus.FORBIDDEN, f"Host: must be {' or '.join(_NAMES)}; open the address that `perfmodel web` prints")
+            if not _OWN_HOST.fullmatch(host):
+                raise _Refused(HTTPStatus.FORBIDDEN, "Host: must be 127.0.0.1 or localhost; open the address that `perfmodel web` prints")
             if origin is not None and origin != f"http://{host}":
                 raise _Refused(HTTPStatus.FORBIDDEN, "Origin: must be this page itself; open the address that `perfmodel web` prints")
             path = self.path.partition("?")[0]
@@ -180,13 +180,6 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {"Content-Type": kind, **_HEADERS, **more}.items():
             self.send_header(name, value)
         self.end_headers()
-
-
-def _host_name(host: str) -> str | None:
-    try:
-        return urlsplit(f"//{host}").hostname
-    except ValueError:  # such as a bracket alone
-        return None
 
 
 def _encoded(content: object) -> bytes:
