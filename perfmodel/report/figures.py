@@ -86,32 +86,16 @@ def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str
     figure = new_figure(width=min(max(8.4, 4.6 + 2.0 * len(predictions)), _WIDEST), height=5.0 if len(predictions) <= _FEW_BARS else 6.2)
     left, right = figure.subplots(1, 2)
     scale, unit = time_scale(max(prediction.step_time for prediction in predictions))
-    _stack(
-        left,
-        labels,
-        [{part: time * scale for part, time in prediction.parts.items()} for prediction in predictions],
-        PART_COLOURS,
-        total=[f"{prediction.step_time * scale:.3g} {unit}" for prediction in predictions],
-    )
+    times = [{part: time * scale for part, time in prediction.parts.items()} for prediction in predictions]
+    _stack(left, labels, times, PART_COLOURS, total=[f"{prediction.step_time * scale:.3g} {unit}" for prediction in predictions])
     left.set(ylabel=f"exposed time [{unit}]", title="Step time by part")
     capacities = [prediction.memory_usable / GIB for prediction in predictions]
-    _stack(
-        right,
-        labels,
-        [{name: size / GIB for name, size in prediction.memory.items() if name != "total"} for prediction in predictions],
-        MEMORY_COLOURS,
-        total=[f"{prediction.memory['total'] / GIB:.3g} GiB" for prediction in predictions],
-        lines=capacities,
-    )
-    right.hlines(
-        capacities,
-        [index - 0.45 for index in range(len(predictions))],
-        [index + 0.45 for index in range(len(predictions))],
-        color="black",
-        linewidth=1.5,
-        linestyle="--",
-        label=f"usable: {capacities[0]:.3g} GiB" if len(set(capacities)) == 1 else "usable of the chip",
-    )
+    sizes = [{name: size / GIB for name, size in prediction.memory.items() if name != "total"} for prediction in predictions]
+    total = [f"{prediction.memory['total'] / GIB:.3g} GiB" for prediction in predictions]
+    _stack(right, labels, sizes, MEMORY_COLOURS, total=total, lines=capacities)
+    ends = [[index + side for index in range(len(predictions))] for side in (-0.45, 0.45)]
+    usable = f"usable: {capacities[0]:.3g} GiB" if len(set(capacities)) == 1 else "usable of the chip"
+    right.hlines(capacities, *ends, color="black", linewidth=1.5, linestyle="--", label=usable)
     right.set_ylim(top=max(right.get_ylim()[1], max(capacities) * 1.08))
     _legend(right)
     right.set(ylabel="peak memory per chip [GiB]", title="Memory by class")
@@ -136,11 +120,11 @@ def search_figure(result: SearchResult) -> Figure:
     name = "Pareto front" if max(time, default=0.0) <= top else f"Pareto front (goes on to {max(time):.3g} {unit})"
     axes.step(memory, time, where="post", color="#0072B2", linewidth=1.5, label=name, zorder=2)
     axes.plot(memory, time, "o", color="#0072B2", markersize=3.5, zorder=3)
-    name, edge = f"{len(result.plans)} best", "black"
-    axes.plot(*points(result.plans), "o", color="#E69F00", markersize=7, markeredgecolor=edge, label=name, zorder=4)
+    name = f"{len(result.plans)} best"
+    axes.plot(*points(result.plans), "o", color="#E69F00", markersize=7, markeredgecolor="black", label=name, zorder=4)
     best = result.plans[0]
     name = f"best: {degrees_line(best.plan)}"
-    axes.plot(*points([best]), "*", color="#D55E00", markersize=16, markeredgecolor=edge, label=name, zorder=5)
+    axes.plot(*points([best]), "*", color="#D55E00", markersize=16, markeredgecolor="black", label=name, zorder=5)
     capacity = (1.0 - result.memory_headroom) * result.memory_usable / GIB
     for marker, baseline in zip("sD^v", baselines, strict=False):
         fits = "" if baseline.fits else " (does not fit)"
@@ -149,19 +133,11 @@ def search_figure(result: SearchResult) -> Figure:
             where, when, fits = [], [], f"{fits}: {when[0]:.3g} {unit}"
         elif where[0] > _WIDEST_MEMORY * capacity:
             where, when, fits = [], [], f" (does not fit: {where[0]:,.0f} GiB)"
-        edge, fill = "#009E73", "#009E73" if baseline.fits else "white"
-        style: dict[str, Any] = {
-            "color": fill,
-            "markeredgecolor": edge,
-            "markeredgewidth": 1.5,
-            "markersize": 8,
-            "linestyle": "none",
-            "zorder": 4,
-        }
-        axes.plot(where, when, marker, label=f"{baseline.name}{fits}", **style)
+        name, edge, fill = f"{baseline.name}{fits}", "#009E73", "#009E73" if baseline.fits else "white"
+        axes.plot(where, when, marker, color=fill, markeredgecolor=edge, markeredgewidth=1.5, markersize=8, label=name, zorder=4)
     axes.axvline(capacity, color="black", linewidth=1.2, linestyle="--")
-    where_text: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "rotation": 90, "va": "top", "ha": "right"}
-    axes.annotate(f"usable: {capacity:.3g} GiB ", (capacity, 0.98), fontsize=8, **where_text)
+    usable, in_axes = f"usable: {capacity:.3g} GiB ", axes.get_xaxis_transform()
+    axes.text(capacity, 0.98, usable, transform=in_axes, rotation=90, va="top", ha="right", fontsize=8)
     drawn = [size for size, duration in zip(*points(shown), strict=True) if duration <= top and size <= _WIDEST_MEMORY * capacity]
     if max(drawn) > 6 * capacity or max(drawn) > 20 * min(drawn):
         axes.set_xscale("log")
@@ -297,8 +273,8 @@ def _stack(
         axes.bar(positions, heights, bottom=bottom, width=0.6, color=colour, label=label, edgecolor="white", linewidth=0.5)
         for position, height, base in zip(positions, heights, bottom, strict=True):
             if height > _SMALLEST_LABEL * tallest and not is_dense:
-                style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "color": "white" if colour in _DARK else "black"}
-                axes.text(position, base + height / 2, f"{height:.3g}", **style)
+                ink = "white" if colour in _DARK else "black"
+                axes.text(position, base + height / 2, f"{height:.3g}", ha="center", va="center", fontsize=8, color=ink)
         bottom = [base + height for base, height in zip(bottom, heights, strict=True)]
     for position, height, text in zip(positions, bottom, total, strict=True):
         line = lines[position] if lines else 0.0

@@ -69,15 +69,9 @@ def front_figure(result: ServingSearchResult, title: str) -> Figure:
         layouts.setdefault(f"{short_plan(point.plan)}, {point.quantization}", []).append(spot)
     for index, (label, members) in enumerate(layouts.items()):
         per_user, per_chip = zip(*members, strict=True)
-        axes.scatter(
-            per_user,
-            per_chip,
-            s=26,
-            color=_LAYOUT_COLOURS[index % len(_LAYOUT_COLOURS)],
-            marker=_LAYOUT_MARKS[index // len(_LAYOUT_COLOURS) % len(_LAYOUT_MARKS)],
-            label=label if index < _NAMED else None,
-            zorder=2,
-        )
+        colour = _LAYOUT_COLOURS[index % len(_LAYOUT_COLOURS)]
+        marker = _LAYOUT_MARKS[index // len(_LAYOUT_COLOURS) % len(_LAYOUT_MARKS)]
+        axes.scatter(per_user, per_chip, s=26, color=colour, marker=marker, label=label if index < _NAMED else None, zorder=2)
     names: list[tuple[str, tuple[float, float]]] = []
     for name, ranked, mark in [
         ("best under the limits" if result.limits.given() else "best", result.best, "*"),
