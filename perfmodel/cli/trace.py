@@ -86,9 +86,9 @@ def trace(
             peaks = compare_memory(snapshots, resolved, out=out)
             document = Document(content=lambda: memory_object(peaks), blocks=lambda: memory_blocks(peaks, resolved, read))
         else:
-            steps_found = compare_trace(measured, resolved, out=out, steps=steps)
-            blocks = partial(comparison_blocks, steps_found, resolved, read)
-            document = Document(content=lambda: comparison_object(steps_found), blocks=blocks)
+            comparison = compare_trace(measured, resolved, out=out, steps=steps)
+            blocks = partial(comparison_blocks, comparison, resolved, read)
+            document = Document(content=lambda: comparison_object(comparison), blocks=blocks)
         show(document, output)
         return
     if steps is not None:

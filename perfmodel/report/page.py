@@ -120,8 +120,9 @@ def plan_report(
         sections.append(PageSection("Uncertainty", [Facts("", trust_lines(trust, step)), *tables]))
     sections.append(PageSection("Assumptions and sources", [basis_table({"": prediction}), sources]))
     sections.append(_reproduce(commands, {"plan.yaml": plan_text}))
-    kind = "plan" if result is None else "search"
-    return make_report(kind, _title(prediction.plan), verdict_line(prediction), _cards(prediction, interval), sections)
+    plan, kind = prediction.plan, "plan" if result is None else "search"
+    title = f"{plan.job.model.name} on {chips_text(plan.num_chips)} of {short_name(plan.cluster)}"
+    return make_report(kind, title, verdict_line(prediction), _cards(prediction, interval), sections)
 
 
 def comparison_report(predictions: Mapping[str, Prediction], *, texts: Sequence[str], commands: Sequence[str]) -> Report:
@@ -130,9 +131,9 @@ def comparison_report(predictions: Mapping[str, Prediction], *, texts: Sequence[
     predictions   by name
     texts         plan files
     """
-    names, found = list(predictions), list(predictions.values())
-    results, parts, memory, *knobs = comparison_tables(names, found)
-    unlike = [] if is_one_job(found) else ["these plans run different jobs: compare tokens/s a chip, not step times"]
+    names, compared = list(predictions), list(predictions.values())
+    results, parts, memory, *knobs = comparison_tables(names, compared)
+    unlike = [] if is_one_job(compared) else ["these plans run different jobs: compare tokens/s a chip, not step times"]
     marks, facts, cards, all_notes = [], [], [], []
     for name, prediction in predictions.items():
         marks.append(_mark(prediction, "plan" if prediction.fits else "does not fit", f"{name}: {short_plan_text(prediction.plan)}"))
@@ -143,12 +144,12 @@ def comparison_report(predictions: Mapping[str, Prediction], *, texts: Sequence[
         PageSection("Summary", [results, Notes(unlike)]),
         PageSection("Where the time goes", [_time_bars(predictions), parts]),
         PageSection("Memory", [_memory_bars(predictions), memory]),
-        PageSection("Time against memory", [_scatter(marks, {"plan": _FRONT, "does not fit": _NO_FIT}, found[0])]),
+        PageSection("Time against memory", [_scatter(marks, {"plan": _FRONT, "does not fit": _NO_FIT}, compared[0])]),
         PageSection("Plans", [*knobs, *facts]),
         PageSection("Assumptions and sources", [basis_table(predictions), Notes(list(dict.fromkeys(all_notes)))]),
         _reproduce(commands, {f"{name}.yaml": text for name, text in zip(names, texts, strict=True)}),
     ]
-    return make_report("comparison", f"{len(names)} plans", comparison_verdict(names, found), cards, sections)
+    return make_report("comparison", f"{len(names)} plans", comparison_verdict(names, compared), cards, sections)
 
 
 def make_report(kind: str, title: str, verdict: str, cards: Sequence[tuple[str, str, str]], sections: Sequence[PageSection]) -> Report:
@@ -170,10 +171,6 @@ def make_report(kind: str, title: str, verdict: str, cards: Sequence[tuple[str, 
         made_by=f"perfmodel {escape(__version__)}",
     )
     return Report(kind=kind, title=title, verdict=verdict, sections=tuple(section.title for section in sections), html=html)
-
-
-def _title(plan: Plan) -> str:
-    return f"{plan.job.model.name} on {chips_text(plan.num_chips)} of {short_name(plan.cluster)}"
 
 
 def _memory_verdict(prediction: Prediction) -> str:

@@ -18,7 +18,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -88,13 +88,12 @@ def run_sweep(
     version = data_version()
     files: dict[str, str] = {}
     keys = [_key(wanted.verb, point, version, files) for point in points]
-    with ExitStack() as stack:
-        folder = None if out is None else stack.enter_context(_parts(Path(f"{out}.parts")))
+    with nullcontext() if out is None else _parts(Path(f"{out}.parts")) as folder:
         known = {} if folder is None else _read_parts(folder, set(keys))
         missing = {key: point for key, point in zip(keys, points, strict=True) if key not in known}
         start, num_failed = time.monotonic(), 0
-        tasks = list(_batches(missing, jobs))
-        for number, record in enumerate(_computed(tasks, wanted.verb, version, folder, jobs=jobs, engine=engine), 1):
+        records = _computed(list(_batches(missing, jobs)), wanted.verb, version, folder, jobs=jobs, engine=engine)
+        for number, record in enumerate(records, 1):
             known[record["key"]] = record
             num_failed += bool(failure_of(record["rows"]))
             if progress is not None:
