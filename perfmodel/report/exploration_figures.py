@@ -81,13 +81,12 @@ def tornado_figure(sensitivities: Sensitivities) -> Figure:
     rows = [row for row in sensitivities.elasticities if abs(row.elasticity) > 5e-4][::-1]
     figure = new_figure(width=8.0, height=1.4 + 0.4 * len(rows))
     axes = figure.add_subplot()
-    for index, row in enumerate(rows):
-        axes.barh(index, 100 * (row.larger - 1.0), color=LINE_COLOURS[0], label="larger" if index == 0 else None)
-        axes.barh(index, 100 * (row.smaller - 1.0), color=LINE_COLOURS[1], label="smaller" if index == 0 else None)
+    axes.barh(range(len(rows)), [100 * (row.larger - 1.0) for row in rows], color=LINE_COLOURS[0], label="larger")
+    axes.barh(range(len(rows)), [100 * (row.smaller - 1.0) for row in rows], color=LINE_COLOURS[1], label="smaller")
     axes.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
     axes.axvline(0.0, color="black", linewidth=0.8)
-    axes.set(xlabel=f"change of {sensitivities.metric} for a factor of 1.1 [%]", title=job_text(sensitivities.prediction))
-    axes.title.set_fontsize(9)
+    axes.set_xlabel(f"change of {sensitivities.metric} for a factor of 1.1 [%]")
+    axes.set_title(job_text(sensitivities.prediction), fontsize=9)
     axes.legend(fontsize=8)
     return figure
 
@@ -107,9 +106,6 @@ def waterfall_figure(waterfall: Waterfall) -> Figure:
     axes.set_yscale("log")
     plain_numbers(axes.yaxis)
     axes.set_ylim(0.9 * min(speeds), 1.15 * max(speeds))
-    axes.set(
-        ylabel=f"speed, {waterfall.start} = 1",
-        title=f"{job_text(waterfall.prediction)}\n{time_text(waterfall.metric, waterfall.time)} at first",
-    )
-    axes.title.set_fontsize(9)
+    axes.set_ylabel(f"speed, {waterfall.start} = 1")
+    axes.set_title(f"{job_text(waterfall.prediction)}\n{time_text(waterfall.metric, waterfall.time)} at first", fontsize=9)
     return figure
