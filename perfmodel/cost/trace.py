@@ -123,8 +123,7 @@ class _Piece:
 
 def rank_timelines(estimator: Estimator, plan: Plan, ranks: Sequence[int], detail: Detail | None = None) -> list[RankTimeline]:
     """Return the timelines of ranks of a plan. detail None: the finest level with at most `MOST_SPANS` spans."""
-    columns = step_columns(estimator, [plan])
-    step = _Step(estimator, plan, columns)
+    step = _Step(estimator, plan, step_columns(estimator, [plan]))
     stages = {rank: place_of(plan, rank)["pp"] if plan.layout.pp > 1 else 0 for rank in ranks}
     if detail is None:
         fitting = (candidate for candidate in Detail if sum(step.num_spans(stage, candidate) for stage in stages.values()) <= MOST_SPANS)
@@ -159,14 +158,14 @@ class _Step:
         """Return the pieces of a pass of a virtual stage."""
         run = self.order[chunk * self.p + stage]
         layers = [self.regions[i][0] for i in run] if kind == FORWARD else [self.regions[i][1] for i in reversed(run)]
-        if detail is Detail.PASSES:
-            return _by_part(chain(*layers))
-        return list(chain(*(layers if detail is Detail.OPERATORS else map(_by_part, layers))))
+        if detail is Detail.LAYERS:
+            layers = list(map(_by_part, layers))
+        pieces = list(chain(*layers))
+        return _by_part(pieces) if detail is Detail.PASSES else pieces
 
     def timeline(self, stage: int, detail: Detail) -> RankTimeline:
         """Return the timeline of a pipeline stage."""
         parts = rank_parts(self.estimator, self.plan, self.columns, stage)
-        passes = self.orders[stage]
         templates = {key: self.pieces(stage, *key, detail) for key in self.counts[stage]}
         others, fixed = self.other_pieces(parts)
         natural = defaultdict[str, float](float)
@@ -186,7 +185,7 @@ class _Step:
         sends = parts.get("pipeline_communication", 0.0) / target if target else 0.0
         drawn, pass_spans = _Drawing(), list[PassSpan]()
         drawn.add(others["before"])
-        for i, (kind, chunk, microbatch) in enumerate(passes):
+        for i, (kind, chunk, microbatch) in enumerate(self.orders[stage]):
             drawn.add(self.gap(idle[i] * stretch, sends))
             scaled = [replace(piece, time=piece.time * factor.get(piece.part, 1.0)) for piece in templates[kind, chunk]]
             gathers = [piece for piece in others[kind] if piece.part == "parameter_gather"]
@@ -195,7 +194,7 @@ class _Step:
             name = f"{'forward' if kind == FORWARD else 'backward'} {microbatch}" + (f" chunk {chunk}" if len(self.order) > self.p else "")
             pass_spans.append(PassSpan(name, drawn.now, length))
             shown = [*others["before"], *others[kind], *others["after"]]
-            drawn.hidden([*scaled, *self.under(stage, chunk, kind, is_last=i + 1 == len(passes), exposed=shown)], length)
+            drawn.hidden([*scaled, *self.under(stage, chunk, kind, is_last=i + 1 == len(self.orders[stage]), exposed=shown)], length)
             drawn.add(pieces)
         drawn.add([*self.gap(idle[-1] * stretch, sends), *others["after"]])
         step_time = float(self.columns.step_time[0])
@@ -215,14 +214,9 @@ class _Step:
 
     def other_pieces(self, parts: Mapping[str, float]) -> tuple[dict[str, list[_Piece]], dict[str, float]]:
         """Return the pieces outside operators (before all passes, in each pass, after all passes), and their times by part. [s]"""
-        columns, plan = self.columns, self.plan
+        columns, plan, plans, profile = self.columns, self.plan, self.columns.plans, self.estimator.profile
         waits = exposed_each_microbatch(
-            columns.plans.terms,
-            columns.regions,
-            columns.plans.stages,
-            schedule=plan.schedule,
-            num_ranks=columns.plans.grid.degree["pp"],
-            profile=self.estimator.profile,
+            plans.terms, columns.regions, plans.stages, schedule=plan.schedule, num_ranks=plans.grid.degree["pp"], profile=profile
         )
         times = {name: parts.get(name, 0.0) for name in ("weight_casts", *_DATA, "gradient_accumulation", "optimizer")}
         times |= {f"{EXCHANGED}_communication": scalar(columns.outside_pipeline.ends), "host": columns.outside_pipeline.constant}
@@ -260,12 +254,9 @@ class _Step:
         is_forward = kind == FORWARD
         gathers = of_run(terms.gather_forward if is_forward else terms.gather_backward, "microbatch")
         reductions = 0.0 if is_forward else of_run(terms.reduce, "microbatch") + (of_run(terms.reduce, "step") if is_last else 0.0)
-        pieces = []
-        for part, time in zip(_DATA, (gathers, reductions), strict=True):
-            left = time - sum(piece.time for piece in exposed if piece.part == part)
-            if left > 0:
-                pieces.append(self.outside(part, 0.0, left))
-        return pieces
+        shown = [sum(piece.time for piece in exposed if piece.part == part) for part in _DATA]
+        hidden = dict(zip(_DATA, (gathers - shown[0], reductions - shown[1]), strict=True))
+        return [self.outside(part, 0.0, time) for part, time in hidden.items() if time > 0]
 
     def memory(self, stage: int, passes: Sequence[PassSpan], step_time: float) -> tuple[str, tuple[tuple[float, dict[str, float]], ...]]:
         """Return the moment of the peak, and memory by class over the step: activations of the passes in flight, and the peak. [byte]
@@ -359,10 +350,8 @@ def region_pieces(estimator: Estimator, plan: Plan, columns: StepColumns) -> lis
             by_region[region][PHASES[phase]].append((float(operator_index.get(first, 0)), _Piece(name, part, _COMPUTE, kind, time)))
     if rows.traffic.names:
         times, _, _ = traffic_times(rows, machine, members_inside(rows, grid), amount, sizes)
-        codes = rows.traffic.columns["kind"].tolist()
-        for name, cell, code, time in zip(
-            rows.traffic.names, rows.traffic.segments.tolist(), codes, _repeated(times, rows.traffic), strict=True
-        ):
+        traffic, codes = rows.traffic, rows.traffic.columns["kind"].tolist()
+        for name, cell, code, time in zip(traffic.names, traffic.segments.tolist(), codes, _repeated(times, traffic), strict=True):
             segment, j = divmod(cell, len(COMM))
             region, phase = divmod(segment, len(PHASES))
             total = scalar(micro.communication[cell])
