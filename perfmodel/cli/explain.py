@@ -113,9 +113,9 @@ def compare(
     predictions = compare_plans(plans, **given_words(assumed))
     names = short_names(plans)
     if files.plot is not None:
-        from perfmodel.report.figures import plot_predictions
+        from perfmodel.report.figures import predictions_figure, write_figure
 
-        plot_predictions(predictions, files.plot, names=names)
+        write_figure(predictions_figure(predictions, names=names), files.plot)
     show(
         Document(
             content=lambda: _compared_object(plans, predictions),

@@ -117,9 +117,10 @@ def _explore(words: dict[str, Any], files: options.Files, progress: Progress) ->
 
 def _draw(result: Exploration | Sensitivities | Waterfall, files: options.Files) -> None:
     if files.plot is not None:
-        from perfmodel.report.exploration_figures import plot
+        from perfmodel.report.exploration_figures import figure_of
+        from perfmodel.report.figures import write_figure
 
-        plot(result, files.plot)
+        write_figure(figure_of(result), files.plot)
 
 
 def _sensitivity(words: dict[str, Any], files: options.Files) -> Document:

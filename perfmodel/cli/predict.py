@@ -137,9 +137,9 @@ def _save_and_plot(predictions: list[Prediction], save: Path | None, plot: Path 
 
         write_plan(predictions[0].plan, save)
     if plot is not None:
-        from perfmodel.report.figures import plot_predictions
+        from perfmodel.report.figures import predictions_figure, write_figure
 
-        plot_predictions(predictions, plot)
+        write_figure(predictions_figure(predictions), plot)
 
 
 def _one_blocks(

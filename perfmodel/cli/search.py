@@ -233,12 +233,10 @@ def _write(results: list[tuple[Setting, SearchResult]], save: Path | None, plot:
         write_plan(with_plans[0].plans[0].plan, save)
         written["best plan"] = save
     if plot is not None and with_plans:
-        from perfmodel.report.figures import plot_scaling, plot_search
+        from perfmodel.report.figures import scaling_figure, search_figure, write_figure
 
-        if len(results) > 1:
-            plot_scaling([result.plans[0] for result in with_plans], plot)
-        else:
-            plot_search(with_plans[0], plot)
+        is_one = len(results) == 1
+        write_figure(search_figure(with_plans[0]) if is_one else scaling_figure([result.plans[0] for result in with_plans]), plot)
         written = {"figure": plot, **written}
     return written
 

@@ -283,9 +283,10 @@ def _operators(asked: ServingRequest, files: options.Files, output: Output) -> N
 
     _, prediction, operators = operators_asked(asked)
     if files.plot is not None:
-        from perfmodel.report.serving_figures import plot_roofline
+        from perfmodel.report.figures import write_figure
+        from perfmodel.report.serving_figures import roofline_figure
 
-        plot_roofline(operators, service_line(prediction), files.plot)
+        write_figure(roofline_figure(operators, service_line(prediction)), files.plot)
 
     def rows() -> list[dict[str, Any]]:
         return [operator_object(row) for row in operators]
@@ -334,9 +335,10 @@ def _search(
     setting, result = search_asked(asked, **_search_arguments(wanted, p99=p99, disaggregated=disaggregated))
     line, launch = search_line(setting.job, result, setting.reference), launch_of(setting, result.best.prediction)
     if files.plot is not None:
-        from perfmodel.report.serving_figures import plot_front
+        from perfmodel.report.figures import write_figure
+        from perfmodel.report.serving_figures import front_figure
 
-        plot_front(result, line, files.plot)
+        write_figure(front_figure(result, line), files.plot)
     if files.report is not None:
         from perfmodel.verbs.reporting import write_service_report
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,7 @@ from perfmodel.cli.output import Form, Output, Progress, show
 from perfmodel.cli.words import command
 from perfmodel.foundation.error_objects import ErrorCode
 from perfmodel.foundation.errors import one_line
+from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.report.document import Block, Command, Document, Facts, Notes, Text
 
 if TYPE_CHECKING:
@@ -78,14 +79,11 @@ def _object(result: SweepResult, out: Path) -> dict[str, Any]:
 
 def _reasons(result: SweepResult) -> list[str]:
     """Return the most frequent reasons of failure, with their number of points."""
-    return [
-        f"{times:,} points: {reason}" if times > 1 else reason for reason, times in Counter(result.failures).most_common(_SHOWN_REASONS)
-    ]
+    frequent = Counter(result.failures).most_common(_SHOWN_REASONS)
+    return [f"{times:,} points: {reason}" if times > 1 else reason for reason, times in frequent]
 
 
 def _blocks(result: SweepResult, out: Path) -> Iterator[Block]:
-    from perfmodel.foundation.units import format_time
-
     study, kept = result.study, result.study.num_points - result.num_computed
     axes = [f"{name} {len(values)}" for group in (*study.zip, study.axes) for name, values in group.items()]
     yield Facts(
@@ -98,20 +96,27 @@ def _blocks(result: SweepResult, out: Path) -> Iterator[Block]:
         ],
     )
     yield _table(result)
-    reasons = _reasons(result)
-    more = len(set(result.failures)) - len(reasons)
-    yield Notes([*reasons, *([f"{more:,} more reasons in the column reason"] if more > 0 else [])])
+    more = len(set(result.failures)) - _SHOWN_REASONS
+    yield Notes([*_reasons(result), *([f"{more:,} more reasons in the column reason"] if more > 0 else [])])
     read = "read_parquet" if out.suffix.lower() == ".parquet" else "read_csv"
     yield Text("Read it with", apart=True)
     yield Command(f"python -c \"import pandas; print(pandas.{read}('{out}'))\"")
 
 
-#: Columns of the printed table in addition to the axes: non-default knobs, and results -> header.
+#: Columns of the printed table in addition to the axes: non-default knobs, and results -> header and format.
 _KNOBS = ("dp_replicate", "dp_shard", "cp", "pp", "tp", "ep", "attention_dp", "replicas", "zero", "micro_batch", "recompute")
-_RESULTS = {
-    "limit": "limit", "value": "value", "step_time": "step time", "tokens_per_second_per_chip": "tok/s/chip", "memory_total": "memory",
-    "ttft": "TTFT", "tpot": "TPOT", "days": "days", "cost": "cost", "reason": "reason",
-}  # fmt: skip
+_RESULTS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
+    "limit": ("limit", one_line),
+    "value": ("value", one_line),
+    "step_time": ("step time", format_time),
+    "tokens_per_second_per_chip": ("tok/s/chip", "{:,.0f}".format),
+    "memory_total": ("memory", format_bytes),
+    "ttft": ("TTFT", format_time),
+    "tpot": ("TPOT", format_time),
+    "days": ("days", "{:,.1f}".format),
+    "cost": ("cost", "{:,.0f}".format),
+    "reason": ("reason", one_line),
+}
 
 
 def _table(result: SweepResult) -> Table:
@@ -122,24 +127,16 @@ def _table(result: SweepResult) -> Table:
     rows, varied = result.rows[:_SHOWN_ROWS], [column_of(result.study.verb, name) for name in result.study.varied]
     knobs = [name for name in _KNOBS if any(row.get(name) not in (None, "", 0, 1, "none") for row in rows)]
     results = [name for name in _RESULTS if any(row.get(name) not in (None, "") for row in rows)]
-    columns = list(dict.fromkeys((*varied, *knobs, *results)))
+    columns = {name: _RESULTS.get(name, (name, one_line)) for name in (*varied, *knobs, *results)}
+
+    def cell(row: Mapping[str, Any], name: str) -> str:
+        return "" if row.get(name) in (None, "") else columns[name][1](row[name])
+
     return Table(
         title=f"The first {len(rows)} rows of {len(result.rows):,}" if len(rows) < len(result.rows) else f"{len(rows)} rows",
-        headers=tuple(_RESULTS.get(name, name) for name in columns),
-        rows=tuple(tuple(_cell(name, row.get(name)) for name in columns) for row in rows),
-        right=tuple(_RESULTS.get(name, name) for name in columns if any(isinstance(row.get(name), (int, float)) for row in rows)),
+        headers=tuple(header for header, _ in columns.values()),
+        rows=tuple(tuple(cell(row, name) for name in columns) for row in rows),
+        right=tuple(columns[name][0] for name in columns if any(isinstance(row.get(name), (int, float)) for row in rows)),
         fold=("reason",),
         optional=tuple(name for name in knobs if name not in varied),
     )
-
-
-def _cell(name: str, value: Any) -> str:
-    from perfmodel.foundation.units import format_bytes, format_time
-
-    if value is None or value == "":
-        return ""
-    if name == "memory_total":
-        return format_bytes(value)
-    if name in ("step_time", "ttft", "tpot"):
-        return format_time(value)
-    return f"{value:,.0f}" if name in ("tokens_per_second_per_chip", "cost") else f"{value:,.1f}" if name == "days" else one_line(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -22,9 +23,7 @@ def trace(
     measured: Annotated[
         list[str] | None,
         typer.Option(
-            "--measured",
-            metavar="FILE",
-            help="A trace of torch.profiler or a memory snapshot of torch; several: of several ranks.",
+            "--measured", metavar="FILE", help="A trace of torch.profiler or a memory snapshot of torch; several: of several ranks."
         ),
     ] = None,
     named: Annotated[str, typer.Option("--plan", metavar="PLAN", help="The same as the argument PLAN.")] = "",
@@ -81,14 +80,16 @@ def trace(
             raise InputError(f"--measured {snapshots[0]}: is a memory snapshot among traces; give traces and snapshots in two calls")
         if snapshots and steps is not None:
             raise InputError("--steps: is for traces; leave it out with memory snapshots")
-        quantity = "peak" if snapshots else "step"
-        read = [*read, f"{out}: the measured {quantity} as a run; `perfmodel fit {out}` fits a profile to it"] if out is not None else read
+        if out is not None:
+            read.append(f"{out}: the measured {'peak' if snapshots else 'step'} as a run; `perfmodel fit {out}` fits a profile to it")
         if snapshots:
             peaks = compare_memory(snapshots, resolved, out=out)
-            show(Document(content=lambda: memory_object(peaks), blocks=lambda: memory_blocks(peaks, resolved, read)), output)
-            return
-        comparison = compare_trace(measured, resolved, out=out, steps=steps)
-        show(Document(content=lambda: comparison_object(comparison), blocks=lambda: comparison_blocks(comparison, resolved, read)), output)
+            document = Document(content=lambda: memory_object(peaks), blocks=lambda: memory_blocks(peaks, resolved, read))
+        else:
+            comparison = compare_trace(measured, resolved, out=out, steps=steps)
+            blocks = partial(comparison_blocks, comparison, resolved, read)
+            document = Document(content=lambda: comparison_object(comparison), blocks=blocks)
+        show(document, output)
         return
     if steps is not None:
         raise InputError("--steps: is for a measured trace; give it with --measured")
@@ -97,7 +98,5 @@ def trace(
     out = out or Path("trace.json.gz")
     timelines = trace_plan(resolved, out=out, ranks=numbers, detail=detail or None)
     files = [str(path) for path in trace_paths(out, [timeline.rank for timeline in timelines])]
-    document = Document(
-        content=lambda: timelines_object(timelines, files), blocks=lambda: timelines_blocks(timelines, resolved, files, read)
-    )
-    show(document, output)
+    blocks = partial(timelines_blocks, timelines, resolved, files, read)
+    show(Document(content=lambda: timelines_object(timelines, files), blocks=blocks), output)

@@ -8,7 +8,7 @@ is the predicted bubble. The spans of a rank therefore sum to the parts, and the
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
@@ -22,6 +22,7 @@ from perfmodel.cost.evaluate import amount_values, members_inside, traffic_times
 from perfmodel.cost.memory.plan import scalar
 from perfmodel.cost.overlap import exposed_each_microbatch
 from perfmodel.cost.program import PHASES
+from perfmodel.cost.rows import Rows
 from perfmodel.cost.schedule_orders import BACKWARD, FORWARD, order_of, pass_starts
 from perfmodel.cost.stages import stage_order
 from perfmodel.cost.step import communication_time, exposed_fraction, recomputed_phases
@@ -43,7 +44,8 @@ class Detail(StrEnum):
     PASSES = "passes"
 
 
-#: Stream of each class of collectives, and of parts that are communication.
+_COMPUTE, _IDLE = "compute", "idle"
+#: Stream of each class of collectives, and of parts that are communication or idle time; the other parts are compute.
 _STREAMS: Mapping[str, str] = {
     "tensor_parallel": "tp",
     "regather": "tp",
@@ -52,9 +54,10 @@ _STREAMS: Mapping[str, str] = {
     "expert_parallel": "ep",
     "parameter_gather": "dp",
     "gradient_reduction": "dp",
-    "pipeline_communication": "pp",
+    "pipeline": "pp",
+    "pipeline_bubble": _IDLE,
+    "host": _IDLE,
 }
-_COMPUTE, _IDLE = "compute", "idle"
 _KIND_OF_CODE = {code: kind for kind, code in COLLECTIVE_CODE.items()}
 
 
@@ -120,8 +123,7 @@ class _Piece:
 
 def rank_timelines(estimator: Estimator, plan: Plan, ranks: Sequence[int], detail: Detail | None = None) -> list[RankTimeline]:
     """Return the timelines of ranks of a plan. detail None: the finest level with at most `MOST_SPANS` spans."""
-    columns = step_columns(estimator, [plan])
-    step = _Step(estimator, plan, columns)
+    step = _Step(estimator, plan, step_columns(estimator, [plan]))
     stages = {rank: place_of(plan, rank)["pp"] if plan.layout.pp > 1 else 0 for rank in ranks}
     if detail is None:
         fitting = (candidate for candidate in Detail if sum(step.num_spans(stage, candidate) for stage in stages.values()) <= MOST_SPANS)
@@ -142,36 +144,34 @@ class _Step:
         forward, backward = ([sum(scalar(times[i]) for i in run) for run in self.order] for times in (regions.forward, regions.backward))
         starts = pass_starts(self.orders, forward, backward, hop=scalar(columns.hop) if p > 1 else 0.0)
         lengths = {FORWARD: forward, BACKWARD: backward}
-        ends = [
-            [start + lengths[kind][chunk * p + rank] for start, (kind, chunk, _) in zip(starts[rank], self.orders[rank], strict=True)]
-            for rank in range(p)
-        ]
+        ends: list[list[float]] = []
+        for rank, order in enumerate(self.orders):
+            ends.append([start + lengths[kind][chunk * p + rank] for start, (kind, chunk, _) in zip(starts[rank], order, strict=True)])
+        self.counts = [Counter((kind, chunk) for kind, chunk, _ in order) for order in self.orders]
         last = max(rank[-1] for rank in ends)
         self.idle = [[max(b - a, 0.0) for a, b in zip([0.0, *ends[i]], [*starts[i], last], strict=True)] for i in range(p)]
 
     def num_spans(self, stage: int, detail: Detail) -> int:
-        number = Counter((kind, chunk) for kind, chunk, _ in self.orders[stage])
-        return sum(times * len(self.pieces(stage, *key, detail)) for key, times in number.items())
+        return sum(times * len(self.pieces(stage, *key, detail)) for key, times in self.counts[stage].items())
 
     def pieces(self, stage: int, kind: str, chunk: int, detail: Detail) -> list[_Piece]:
         """Return the pieces of a pass of a virtual stage."""
         run = self.order[chunk * self.p + stage]
         layers = [self.regions[i][0] for i in run] if kind == FORWARD else [self.regions[i][1] for i in reversed(run)]
-        if detail is Detail.PASSES:
-            return _by_part(chain(*layers))
-        return list(chain(*(layers if detail is Detail.OPERATORS else map(_by_part, layers))))
+        if detail is Detail.LAYERS:
+            layers = list(map(_by_part, layers))
+        pieces = list(chain(*layers))
+        return _by_part(pieces) if detail is Detail.PASSES else pieces
 
     def timeline(self, stage: int, detail: Detail) -> RankTimeline:
         """Return the timeline of a pipeline stage."""
         parts = rank_parts(self.estimator, self.plan, self.columns, stage)
-        passes = self.orders[stage]
-        number = Counter((kind, chunk) for kind, chunk, _ in passes)
-        templates = {key: self.pieces(stage, *key, detail) for key in number}
+        templates = {key: self.pieces(stage, *key, detail) for key in self.counts[stage]}
         others, fixed = self.other_pieces(parts)
         natural = defaultdict[str, float](float)
-        for key, times in number.items():
-            for piece in templates[key]:
-                natural[piece.part] += times * piece.time
+        for key, pieces in templates.items():
+            for piece in pieces:
+                natural[piece.part] += self.counts[stage][key] * piece.time
         factor = {part: (parts[part] - fixed.get(part, 0.0)) / time for part, time in natural.items() if time > 0}
         others["after"] += [
             _Piece(part, part, _stream_of(part), "", left)
@@ -185,8 +185,8 @@ class _Step:
         sends = parts.get("pipeline_communication", 0.0) / target if target else 0.0
         drawn, pass_spans = _Drawing(), list[PassSpan]()
         drawn.add(others["before"])
-        for i, (kind, chunk, microbatch) in enumerate(passes):
-            drawn.add(_gap(idle[i] * stretch, sends))
+        for i, (kind, chunk, microbatch) in enumerate(self.orders[stage]):
+            drawn.add(self.gap(idle[i] * stretch, sends))
             scaled = [replace(piece, time=piece.time * factor.get(piece.part, 1.0)) for piece in templates[kind, chunk]]
             gathers = [piece for piece in others[kind] if piece.part == "parameter_gather"]
             pieces = [*gathers, *scaled, *(piece for piece in others[kind] if piece not in gathers)]
@@ -194,11 +194,11 @@ class _Step:
             name = f"{'forward' if kind == FORWARD else 'backward'} {microbatch}" + (f" chunk {chunk}" if len(self.order) > self.p else "")
             pass_spans.append(PassSpan(name, drawn.now, length))
             shown = [*others["before"], *others[kind], *others["after"]]
-            drawn.hidden([*scaled, *self.under(stage, chunk, kind, is_last=i + 1 == len(passes), exposed=shown)], length)
+            drawn.hidden([*scaled, *self.under(stage, chunk, kind, is_last=i + 1 == len(self.orders[stage]), exposed=shown)], length)
             drawn.add(pieces)
-        drawn.add([*_gap(idle[-1] * stretch, sends), *others["after"]])
-        saved, moment, classes = reserved_on_rank(self.estimator, self.plan, stage)
+        drawn.add([*self.gap(idle[-1] * stretch, sends), *others["after"]])
         step_time = float(self.columns.step_time[0])
+        moment, memory = self.memory(stage, pass_spans, step_time)
         return RankTimeline(
             rank=stage,
             stage=stage,
@@ -206,7 +206,7 @@ class _Step:
             parts=parts,
             spans=tuple(drawn.spans),
             passes=tuple(pass_spans),
-            memory=tuple(self.memory(stage, pass_spans, step_time, saved, moment, classes)),
+            memory=memory,
             memory_moment=moment,
             stretch=stretch,
             detail=detail,
@@ -214,14 +214,9 @@ class _Step:
 
     def other_pieces(self, parts: Mapping[str, float]) -> tuple[dict[str, list[_Piece]], dict[str, float]]:
         """Return the pieces outside operators (before all passes, in each pass, after all passes), and their times by part. [s]"""
-        columns, plan = self.columns, self.plan
+        columns, plan, plans, profile = self.columns, self.plan, self.columns.plans, self.estimator.profile
         waits = exposed_each_microbatch(
-            columns.plans.terms,
-            columns.regions,
-            columns.plans.stages,
-            schedule=plan.schedule,
-            num_ranks=columns.plans.grid.degree["pp"],
-            profile=self.estimator.profile,
+            plans.terms, columns.regions, plans.stages, schedule=plan.schedule, num_ranks=plans.grid.degree["pp"], profile=profile
         )
         times = {name: parts.get(name, 0.0) for name in ("weight_casts", *_DATA, "gradient_accumulation", "optimizer")}
         times |= {f"{EXCHANGED}_communication": scalar(columns.outside_pipeline.ends), "host": columns.outside_pipeline.constant}
@@ -235,19 +230,23 @@ class _Step:
             lengths = {once: time - per_pass} | dict.fromkeys(kinds, per_pass / (len(self.orders[0]) / 2 * len(kinds)))
             for where, length in lengths.items():
                 if length > 0:
-                    pieces[where].append(_Piece(part, part, _stream_of(part), self._kind(part), length))
+                    pieces[where].append(self.outside(part, length))
         return pieces, times
 
-    def _kind(self, part: str) -> str:
+    def outside(self, part: str, time: float, hidden: float = 0.0) -> _Piece:
+        """Return the piece of a part outside operators. [s]"""
         is_whole = part == "gradient_reduction" and not int(self.plan.zero)
-        return CollectiveKind.ALL_REDUCE.value if is_whole else _KINDS.get(part, "streaming")
+        kind = CollectiveKind.ALL_REDUCE.value if is_whole else _KINDS.get(part, "streaming")
+        return _Piece(part, part, _stream_of(part), kind, time, hidden)
 
-    def under(self, stage: int, chunk: int, kind: str, *, is_last: bool, exposed: Iterable[_Piece]) -> list[_Piece]:
+    def gap(self, time: float, sends: float) -> list[_Piece]:
+        """Return the time between two passes: the bubble, then a send. sends: share of sends. [s]"""
+        both = zip(_BETWEEN, (time * (1.0 - sends), time * sends), strict=True)
+        return [self.outside(part, length) for part, length in both if length > 0]
+
+    def under(self, stage: int, chunk: int, kind: str, *, is_last: bool, exposed: Sequence[_Piece]) -> list[_Piece]:
         """Return the parameter collectives that overlap with the compute of a pass: their full time less the exposed part. [s]"""
         terms, run = self.columns.plans.terms, self.order[chunk * self.p + stage]
-        shown = defaultdict[str, float](float)
-        for piece in exposed:
-            shown[piece.part] += piece.time
 
         def of_run(times: Mapping[str, tuple[Any, ...]], when: str) -> float:
             return sum(scalar(times[when][i]) for i in run) if when in times else 0.0
@@ -255,16 +254,16 @@ class _Step:
         is_forward = kind == FORWARD
         gathers = of_run(terms.gather_forward if is_forward else terms.gather_backward, "microbatch")
         reductions = 0.0 if is_forward else of_run(terms.reduce, "microbatch") + (of_run(terms.reduce, "step") if is_last else 0.0)
-        both = zip(_DATA, (gathers, reductions), strict=True)
-        return [_Piece(part, part, "dp", self._kind(part), 0.0, left) for part, time in both if (left := time - shown[part]) > 0]
+        shown = [sum(piece.time for piece in exposed if piece.part == part) for part in _DATA]
+        hidden = dict(zip(_DATA, (gathers - shown[0], reductions - shown[1]), strict=True))
+        return [self.outside(part, 0.0, time) for part, time in hidden.items() if time > 0]
 
-    def memory(
-        self, stage: int, passes: Sequence[PassSpan], step_time: float, saved: float, moment: str, classes: Mapping[str, float]
-    ) -> Iterator[tuple[float, dict[str, float]]]:
-        """Yield memory by class over the step: activations of the passes in flight, and the peak at its moment. [byte]
+    def memory(self, stage: int, passes: Sequence[PassSpan], step_time: float) -> tuple[str, tuple[tuple[float, dict[str, float]], ...]]:
+        """Return the moment of the peak, and memory by class over the step: activations of the passes in flight, and the peak. [byte]
 
         Temporary buffers and gathered parameters are drawn at the peak only.
         """
+        saved, moment, classes = reserved_on_rank(self.estimator, self.plan, stage)
         order, in_flight = self.orders[stage], [0.0]
         for kind, chunk, _ in order:
             in_flight.append(in_flight[-1] + len(self.order[chunk * self.p + stage]) * (1.0 if kind == FORWARD else -1.0))
@@ -277,13 +276,13 @@ class _Step:
             return {**lasting, "activations": min(saved * layers / in_flight[backward[0]], transient)}
 
         at_optimizer = "optimizer" in moment
-        yield 0.0, holding(0.0)
+        points = [(0.0, holding(0.0))]
         for i, span in enumerate(passes):
-            yield span.start, dict(classes) if i == peak and not at_optimizer else holding(max(in_flight[i : i + 2]))
-            yield span.start + span.time, holding(in_flight[i + 1])
+            points.append((span.start, dict(classes) if i == peak and not at_optimizer else holding(max(in_flight[i : i + 2]))))
+            points.append((span.start + span.time, holding(in_flight[i + 1])))
         if at_optimizer:
-            yield (passes[-1].start + passes[-1].time + step_time) / 2.0, dict(classes)
-        yield step_time, holding(0.0)
+            points.append(((points[-1][0] + step_time) / 2.0, dict(classes)))
+        return moment, (*points, (step_time, holding(0.0)))
 
 
 _DATA = ("parameter_gather", "gradient_reduction")
@@ -299,15 +298,7 @@ _KINDS = {
 
 
 def _stream_of(part: str) -> str:
-    if part in ("host", "pipeline_bubble"):
-        return _IDLE
-    return _STREAMS.get(part) or _STREAMS.get(part.removesuffix("_communication"), _COMPUTE)
-
-
-def _gap(time: float, sends: float) -> list[_Piece]:
-    """Return the time between two passes: the bubble, then a send. sends: share of sends. [s]"""
-    both = (("pipeline_bubble", time * (1.0 - sends)), ("pipeline_communication", time * sends))
-    return [_Piece(part, part, _stream_of(part), _KINDS[part], length) for part, length in both if length > 0]
+    return _STREAMS.get(part.removesuffix("_communication"), _COMPUTE)
 
 
 class _Drawing:
@@ -352,16 +343,15 @@ def region_pieces(estimator: Estimator, plan: Plan, columns: StepColumns) -> lis
     by_region: list[dict[str, list[tuple[float, _Piece]]]] = [{phase: [] for phase in PHASES} for _ in program.regions]
     named_axes = plan.assignment is None or plan.assignment.has_named_axes
     for kind, work_rows, times in work_times(rows, machine, amount, sizes):
-        for row, segment in enumerate(work_rows.segments.tolist()):
+        for name, segment, time in zip(work_rows.names, work_rows.segments.tolist(), _repeated(times, work_rows), strict=True):
             region, phase = divmod(segment, len(PHASES))
-            time = float(times[row][0]) * (1.0 if work_rows.repeats is None else float(work_rows.repeats[row][0]))
-            name = work_rows.names[row]
             first = name.partition(" + ")[0].rpartition(".grad")[0] or name
             part = "backward" if PHASES[phase] == "backward" else "forward"
             by_region[region][PHASES[phase]].append((float(operator_index.get(first, 0)), _Piece(name, part, _COMPUTE, kind, time)))
     if rows.traffic.names:
         times, _, _ = traffic_times(rows, machine, members_inside(rows, grid), amount, sizes)
-        for row, cell in enumerate(rows.traffic.segments.tolist()):
+        traffic, codes = rows.traffic, rows.traffic.columns["kind"].tolist()
+        for name, cell, code, time in zip(traffic.names, traffic.segments.tolist(), codes, _repeated(times, traffic), strict=True):
             segment, j = divmod(cell, len(COMM))
             region, phase = divmod(segment, len(PHASES))
             total = scalar(micro.communication[cell])
@@ -371,12 +361,10 @@ def region_pieces(estimator: Estimator, plan: Plan, columns: StepColumns) -> lis
                 share = 1.0  # `rank_parts` contains the exposed part
             if COMM[j] == "regather" and program.regions[region].is_block and plan.recompute is Recompute.FULL:
                 continue
-            time = float(times[row][0]) * (1.0 if rows.traffic.repeats is None else float(rows.traffic.repeats[row][0]))
             shown = "tensor_parallel" if COMM[j] in ("regather", "input_gradient") else COMM[j]
             part = f"{shown}_communication" if named_axes or shown == EXCHANGED else "redistributions"
-            kind = _KIND_OF_CODE[int(rows.traffic.columns["kind"][row])].value
-            piece = _Piece(rows.traffic.names[row], part, _STREAMS[COMM[j]], kind, time * share, time * (1.0 - share))
-            by_region[region][PHASES[phase]].append((producers.get(rows.traffic.names[row], -1) + 0.5, piece))
+            piece = _Piece(name, part, _STREAMS[COMM[j]], _KIND_OF_CODE[code].value, time * share, time * (1.0 - share))
+            by_region[region][PHASES[phase]].append((producers.get(name, -1) + 0.5, piece))
     both = []
     for region, phases in enumerate(by_region):
         forward = _ordered(entry for phase in PHASES if phase != "backward" for entry in phases[phase])
@@ -394,8 +382,11 @@ def region_pieces(estimator: Estimator, plan: Plan, columns: StepColumns) -> lis
     return both
 
 
+def _repeated(times: Any, rows: Rows) -> list[float]:
+    """Return the time of each row, times its repeats. [s]"""
+    column: list[float] = (times if rows.repeats is None else times * rows.repeats)[:, 0].tolist()
+    return column
+
+
 def _ordered(pieces: Iterable[tuple[float, _Piece]]) -> list[_Piece]:
     return [piece for _, piece in sorted(pieces, key=lambda entry: entry[0])]
-
-
-__all__ = ["Detail", "PassSpan", "RankTimeline", "Span", "rank_timelines"]

@@ -15,7 +15,7 @@ import zlib
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,19 +24,15 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.measured_trace import COMMUNICATION, COMPUTE, GROUPS, HOST, MeasuredTrace
 from perfmodel.parallel.plan import Plan
 
-#: Group -> names of kernels and operators; the first match counts.
+#: (group, names of its kernels and operators); the first match counts.
 _KERNELS = (
     ("optimizer", r"multi_tensor(?!.*copy)|adam|_foreach|sgd|lion\b|optimizer"),
     ("elementwise", r"^elementwise"),
     ("attention", r"flash|fmha|attn|attention|scaled_dot_product"),
-    (
-        "matmul",
-        r"gemm|gemv|cutlass|nvjet|cublas|Cijk|xmma|::(add|b|badd)?b?mm\b|_mm\b|::(matmul|linear|conv)|convol|[dw]grad|scudnn|winograd|mkldnn|dot\b",
-    ),
-    (
-        "elementwise",
-        r"norm|elementwise|vectorized|triton|softmax|reduce|cat|index|embed|gelu|silu|rope|rotary|dropout|fill|scatter|sort|::bn_|pool|nchw|cub::|copy",
-    ),
+    ("matmul", r"gemm|gemv|cutlass|nvjet|cublas|Cijk|xmma|::(add|b|badd)?b?mm\b|_mm\b|::(matmul|linear|conv)|convol|[dw]grad|scudnn"),
+    ("matmul", r"winograd|mkldnn|dot\b"),
+    ("elementwise", r"norm|elementwise|vectorized|triton|softmax|reduce|cat|index|embed|gelu|silu|rope|rotary|dropout|fill|scatter"),
+    ("elementwise", r"sort|::bn_|pool|nchw|cub::|copy"),
 )
 _PATTERNS = tuple((group, re.compile(pattern, re.IGNORECASE)) for group, pattern in _KERNELS)
 _COLLECTIVE = re.compile(r"^(nccl|gloo:|mpi:|rccl)", re.IGNORECASE)
@@ -50,23 +46,18 @@ _AXES = (
     (COMMUNICATION[3], re.compile(r"pp\b|pipeline", re.IGNORECASE)),
 )
 _UPDATE = re.compile(r"^Optimizer\.step")
+_LOADING = r"DataLoader.*__next__|dataloader\.py.*__next__|^(data_?load(er|ing)?|(next|get|load)_batch|batch-generator)$"
 #: Host activity -> names of its events; the first match counts.
-_HOST_EVENTS = (
-    (
-        HOST[0],
-        re.compile(
-            r"DataLoader.*__next__|dataloader\.py.*__next__|^(data_?load(er|ing)?|(next|get|load)_batch|batch-generator)$", re.IGNORECASE
-        ),
-    ),
-    (HOST[1], _UPDATE),
-)
+_HOST_EVENTS = ((HOST[0], re.compile(_LOADING, re.IGNORECASE)), (HOST[1], _UPDATE))
 _FUSED_UPDATE = re.compile(r"adam|lamb|lion\b|sgd|adafactor|muon", re.IGNORECASE)
 _WAITS = re.compile(r"^(cuda|hip)(Stream|Device|Event)Synchronize$")
 _AFTER_WAIT = 20e-6  # [s] from the end of a wait to the idle time that it caused
 #: Categories of torch 1.8 to 1.10 -> those of later versions.
 _OLD_CATEGORIES = {"Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime", "Operator": "cpu_op"}
 _STEP = re.compile(r"ProfilerStep\*?#(\d{1,9})$")
+_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "privateuse1_runtime")
+_COPIES = ("aten::copy_", "aten::_to_copy", "aten::to", "aten::clone", "aten::contiguous")
 _ON_HOST = ("cpu_op", "user_annotation", "python_function")
 _MICROSECOND = 1e-6
 _MOST_NAMES = 3
@@ -95,7 +86,7 @@ def read_trace(path: str | Path, plan: Plan | None = None, *, steps: int | None 
     if marks and steps is not None:
         raise InputError(f"{path}: marks its steps (ProfilerStep#N), so their number is known; leave out steps={steps}")
     steps_found, note = (marks, "") if marks else _unmarked_steps(path, events, steps)
-    kernels = [event for event in events if event.category in ("kernel", "gpu_memcpy", "gpu_memset")]
+    kernels = [event for event in events if event.category in _ON_DEVICE]
     busy = list(_by_kernel(kernels, events, steps_found, plan) if kernels else _by_operator(events, steps_found, plan))
     windows = _windows(steps_found, busy) if kernels else dict(enumerate(steps_found))
     if len(windows) > 1 + (not kernels):
@@ -116,14 +107,13 @@ def read_trace(path: str | Path, plan: Plan | None = None, *, steps: int | None 
         for group in (*COMPUTE, *COMMUNICATION, "copies", *host_work):
             clipped = [(max(start, window[0]), min(end, window[1])) for start, end in groups[group]]
             group_intervals = _union(interval for interval in clipped if interval[1] > interval[0])
-            with_group = _union([*covered, *group_intervals])
-            exposed = _length(with_group) - _length(covered)
+            before, covered = _length(covered), _union([*covered, *group_intervals])
+            exposed = _length(covered) - before
             seconds[group] += exposed / number
             overlapped += (_length(group_intervals) - exposed) / number if group in COMMUNICATION else 0.0
-            covered = with_group
         for (_, start), (end, _) in pairwise([(window[0], window[0]), *covered, (window[1], window[1])]):
-            before = waits[bisect_right(waits, (start, math.inf)) - 1] if waits else (math.inf, 0.0)
-            seconds[HOST[2] if before[0] <= start <= before[1] + _AFTER_WAIT else HOST[3]] += (end - start) / number
+            wait = waits[bisect_right(waits, (start, math.inf)) - 1] if waits else (math.inf, 0.0)
+            seconds[HOST[2] if wait[0] <= start <= wait[1] + _AFTER_WAIT else HOST[3]] += (end - start) / number
     host = {name: max(seconds.pop(name), 0.0) for name in HOST}
     seconds["idle"] = sum(host.values())
     if not sum(seconds.values()) > 0:
@@ -146,7 +136,7 @@ def read_trace(path: str | Path, plan: Plan | None = None, *, steps: int | None 
 
 def _unmarked_steps(path: str | Path, events: list[_Event], steps: int | None) -> tuple[list[Interval], str]:
     """Return the steps of a trace without marks, and a note on it: each ends with the optimizer's step, else the trace is one step."""
-    work = [event for event in events if event.category in ("kernel", "gpu_memcpy", "gpu_memset", "cpu_op", *_LAUNCHES)]
+    work = [event for event in events if event.category in (*_ON_DEVICE, "cpu_op", *_LAUNCHES)]
     if not work:
         raise InputError(f"{path}: a trace without steps (ProfilerStep#N); call prof.step() after each step, and profile with a schedule")
     first, last = min(event.start for event in work), max(event.end for event in work)
@@ -191,10 +181,10 @@ def _events(path: Path) -> tuple[list[_Event], int]:
     for entry in slices:
         start, length, arguments = entry.get("ts"), entry.get("dur"), entry.get("args")
         if isinstance(start, (int, float)) and isinstance(length, (int, float)) and math.isfinite(start) and 0 <= length < math.inf:
-            thread, times = (entry.get("pid"), entry.get("tid")), ((start - first) * _MICROSECOND, (start - first + length) * _MICROSECOND)
+            times = ((start - first) * _MICROSECOND, (start - first + length) * _MICROSECOND)
             if not isinstance(arguments, dict) or not isinstance(arguments.get("correlation", 0), int | str):
                 arguments = {}
-            category = str(entry.get("cat", ""))
+            category, thread = str(entry.get("cat", "")), (entry.get("pid"), entry.get("tid"))
             category = _OLD_CATEGORIES.get(category, category)
             events.append(_Event(category, str(entry.get("name", "")), *times, thread, arguments))
     info = content.get("distributedInfo")
@@ -228,25 +218,28 @@ def _by_operator(events: list[_Event], steps: list[Interval], plan: Plan | None)
     for thread in threads.values():
         stack: list[tuple[_Event, str]] = []
         now = -math.inf
-        pieces: list[tuple[str, _Event, float, float]] = []
+        pieces: list[tuple[str, _Event]] = []  # an operator without those that it calls
         for operator in [*sorted(thread, key=lambda event: (event.start, -event.end)), _Event("", "", math.inf, math.inf, (0, 0), {})]:
             while stack and stack[-1][0].end <= operator.start:
                 top, group = stack.pop()
-                pieces.append((group, top, max(now, top.start), top.end))
+                pieces.append((group, replace(top, start=max(now, top.start))))
                 now = max(now, top.end)
             if stack and operator.start > now:
-                pieces.append((stack[-1][1], stack[-1][0], max(now, stack[-1][0].start), operator.start))
+                top, group = stack[-1]
+                pieces.append((group, replace(top, start=max(now, top.start), end=operator.start)))
             now = max(now, min(operator.start, 1e300))
             above = stack[-1][1] if stack else ""
-            operator_group = (
-                _collective_group(operator, plan) or _group(operator.name) or ("elementwise" if operator.name.startswith("aten::") else "")
-            )
-            is_copy = operator.name in ("aten::copy_", "aten::_to_copy", "aten::to", "aten::clone", "aten::contiguous")
-            stack.append((operator, above if above in ("optimizer", "attention") else "copies" if is_copy else operator_group or above))
-        for group, event, start, end in pieces:
-            step = _step_of(start, steps)
-            if group and end > start and step is not None:
-                yield step, group, _Event(event.category, event.name, start, end, event.thread, event.known)
+            group = _collective_group(operator, plan) or _group(operator.name)
+            group = group or ("elementwise" if operator.name.startswith("aten::") else above)
+            if above in ("optimizer", "attention"):
+                group = above
+            elif operator.name in _COPIES:
+                group = "copies"
+            stack.append((operator, group))
+        for group, event in pieces:
+            step = _step_of(event.start, steps)
+            if group and event.end > event.start and step is not None:
+                yield step, group, event
 
 
 def _group(name: str) -> str:

@@ -33,15 +33,15 @@ class LogMemories:
     runs: Sequence[OwnRun]
     base: ExecutionProfile
     behaviours: Sequence[Behaviour] = (RESERVE,)
-    constants: tuple[Constant, ...] = ()
     _columns: dict[int, tuple[Estimator, PlanColumns]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.constants = self.constants or tuple(behaviour.constant(self.base) for behaviour in self.behaviours)
+    @property
+    def constants(self) -> tuple[Constant, ...]:
+        return (RESERVE.constant(self.base),)
 
     @property
     def start(self) -> dict[str, float]:
-        return {constant.name: constant.prior for constant in self.constants}
+        return {RESERVE.name: self.constants[0].prior}
 
     @property
     def log_measured(self) -> Array:

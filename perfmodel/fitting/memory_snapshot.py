@@ -55,12 +55,9 @@ def read_snapshot(path: str | Path) -> tuple[MeasuredMemory, ...]:
         content = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
     except InputError:
         raise
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read as a memory snapshot ({error.strerror}); {_RECORD}") from None
-    except pickle.UnpicklingError as error:
-        raise InputError(f"{path}: cannot be read as a memory snapshot ({error}); {_RECORD}") from None
-    except (EOFError, ValueError, TypeError, AttributeError, IndexError, KeyError, OverflowError, MemoryError, RecursionError):
-        raise InputError(f"{path}: cannot be read as a memory snapshot (damaged); {_RECORD}") from None
+    except Exception as error:  # a damaged pickle raises almost any error
+        reason = error.strerror if isinstance(error, OSError) else error if isinstance(error, pickle.UnpicklingError) else "damaged"
+        raise InputError(f"{path}: cannot be read as a memory snapshot ({reason}); {_RECORD}") from None
     if not isinstance(content, dict):
         raise _damaged(path, "segments")
     segments = defaultdict[int, list[dict[str, Any]]](list)
@@ -87,8 +84,7 @@ def _peak(path: Path, device: int, segments: list[dict[str, Any]], events: list[
     allocated = most = sum(size for size, _ in live.values())
     reserved = at_peak = most_reserved = sum(_number(segment, "total_size", path) for segment in segments)
     peak, refused = len(events), 0
-    for index in range(len(events) - 1, -1, -1):
-        event = events[index]
+    for index, event in reversed(list(enumerate(events))):
         action, size = str(event.get("action")), _number(event, "size", path, missing=0)
         allocated -= _BLOCKS.get(action, 0) * size
         reserved -= _SEGMENTS.get(action, 0) * size
@@ -103,14 +99,13 @@ def _peak(path: Path, device: int, segments: list[dict[str, Any]], events: list[
             live.pop(event["addr"], None)
         elif event.get("action") == "free_completed":
             live[event["addr"]] = (event["size"], None)
-    missing = {address for address, (_, frames) in live.items() if frames is None}
-    for event in reversed(events[:peak]):
-        if event.get("action") == "alloc" and event["addr"] in missing:
-            missing.discard(event["addr"])
-            live[event["addr"]] = (event["size"], event.get("frames") or [])
+    allocations = {event["addr"]: event for event in events[:peak] if event.get("action") == "alloc"}
     sites = defaultdict[str, list[int]](list)
-    for size, frames in live.values():
+    for address, (size, frames) in live.items():
+        if frames is None and address in allocations:
+            size, frames = allocations[address]["size"], allocations[address].get("frames") or []
         sites[_BEFORE if frames is None else _site(frames)].append(size)
+    counted = [AllocationSite(where=where, num_blocks=len(sizes), num_bytes=sum(sizes)) for where, sizes in sites.items()]
     return MeasuredMemory(
         name=str(path),
         device=device,
@@ -118,10 +113,7 @@ def _peak(path: Path, device: int, segments: list[dict[str, Any]], events: list[
         allocated=most,
         reserved=at_peak,
         most_reserved=most_reserved,
-        sites=tuple(
-            AllocationSite(where=where, num_blocks=len(sizes), num_bytes=sum(sizes))
-            for where, sizes in sorted(sites.items(), key=lambda site: -sum(site[1]))
-        ),
+        sites=tuple(sorted(counted, key=lambda site: -site.num_bytes)),
         refused=refused,
     )
 

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfmodel.planner.exploration import Exploration, Sensitivities, Waterfall
 from perfmodel.report.explorations import job_text, time_text
-from perfmodel.report.figures import new_figure, plain_numbers, write_figure
+from perfmodel.report.figures import LINE_COLOURS, new_figure, plain_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: Colour-blind-safe colours (Okabe & Ito).
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
 _SHARES = {"compute": "#D55E00", "memory": "#0072B2", "network": "#CC79A7", "other": "#BBBBBB"}
 _LEAST_CELLS = 4
 """Fewest values of each of two numeric axes for a heat map."""
 
 
-def plot(result: Exploration | Sensitivities | Waterfall, path: Path) -> None:
-    """Draw curves or a heat map along axes, a tornado chart of elasticities, or a waterfall."""
+def figure_of(result: Exploration | Sensitivities | Waterfall) -> Figure:
+    """Return curves or a heat map along axes, a tornado chart of elasticities, or a waterfall."""
     if isinstance(result, Exploration):
-        figure = exploration_figure(result)
-    else:
-        figure = tornado_figure(result) if isinstance(result, Sensitivities) else waterfall_figure(result)
-    write_figure(figure, path)
+        return exploration_figure(result)
+    return tornado_figure(result) if isinstance(result, Sensitivities) else waterfall_figure(result)
 
 
 def exploration_figure(exploration: Exploration) -> Figure:
@@ -59,7 +54,7 @@ def _curves(exploration: Exploration, axes: Axes) -> None:
         label = ", ".join(axis.text(line[0].values[axis.name]) for axis in exploration.axes[:-1])
         texts = [point.values[last.name] if last.is_numeric else last.text(point.values[last.name]) for point in line]
         times = [point.time if math.isfinite(point.time) else math.nan for point in line]
-        axes.plot(texts, times, marker="o", markersize=3, color=_COLOURS[number % len(_COLOURS)], label=label or None)
+        axes.plot(texts, times, marker="o", markersize=3, color=LINE_COLOURS[number % len(LINE_COLOURS)], label=label or None)
     axes.set_yscale("log")
     plain_numbers(axes.yaxis)
     if last.is_numeric:
@@ -86,13 +81,12 @@ def tornado_figure(sensitivities: Sensitivities) -> Figure:
     rows = [row for row in sensitivities.elasticities if abs(row.elasticity) > 5e-4][::-1]
     figure = new_figure(width=8.0, height=1.4 + 0.4 * len(rows))
     axes = figure.add_subplot()
-    for index, row in enumerate(rows):
-        axes.barh(index, 100 * (row.larger - 1.0), color=_COLOURS[0], label="larger" if index == 0 else None)
-        axes.barh(index, 100 * (row.smaller - 1.0), color=_COLOURS[1], label="smaller" if index == 0 else None)
+    axes.barh(range(len(rows)), [100 * (row.larger - 1.0) for row in rows], color=LINE_COLOURS[0], label="larger")
+    axes.barh(range(len(rows)), [100 * (row.smaller - 1.0) for row in rows], color=LINE_COLOURS[1], label="smaller")
     axes.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
     axes.axvline(0.0, color="black", linewidth=0.8)
-    axes.set(xlabel=f"change of {sensitivities.metric} for a factor of 1.1 [%]", title=job_text(sensitivities.prediction))
-    axes.title.set_fontsize(9)
+    axes.set_xlabel(f"change of {sensitivities.metric} for a factor of 1.1 [%]")
+    axes.set_title(job_text(sensitivities.prediction), fontsize=9)
     axes.legend(fontsize=8)
     return figure
 
@@ -104,7 +98,7 @@ def waterfall_figure(waterfall: Waterfall) -> Figure:
     axes = figure.add_subplot()
     axes.bar(0, speeds[0], color="#555555")
     for index, (before, after) in enumerate(pairwise(speeds), 1):
-        axes.bar(index, after - before, bottom=before, color=_COLOURS[2] if after >= before else _COLOURS[1])
+        axes.bar(index, after - before, bottom=before, color=LINE_COLOURS[2] if after >= before else LINE_COLOURS[1])
         axes.annotate(f"{after / before:.2f}x", (index, max(before, after)), ha="center", va="bottom", fontsize=8)
     axes.bar(len(speeds), speeds[-1], color="#555555")
     axes.annotate(f"{waterfall.total:.2f}x", (len(speeds), speeds[-1]), ha="center", va="bottom", fontsize=8)
@@ -112,9 +106,6 @@ def waterfall_figure(waterfall: Waterfall) -> Figure:
     axes.set_yscale("log")
     plain_numbers(axes.yaxis)
     axes.set_ylim(0.9 * min(speeds), 1.15 * max(speeds))
-    axes.set(
-        ylabel=f"speed, {waterfall.start} = 1",
-        title=f"{job_text(waterfall.prediction)}\n{time_text(waterfall.metric, waterfall.time)} at first",
-    )
-    axes.title.set_fontsize(9)
+    axes.set_ylabel(f"speed, {waterfall.start} = 1")
+    axes.set_title(f"{job_text(waterfall.prediction)}\n{time_text(waterfall.metric, waterfall.time)} at first", fontsize=9)
     return figure

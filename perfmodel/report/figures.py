@@ -9,8 +9,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,26 +56,12 @@ MEMORY_COLOURS = {
     "allocator": "#555555",
     "framework": "#BBBBBB",
 }
+LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
 _OTHER = "#999999"
 _DARK = {"#0072B2", "#D55E00", "#009E73", "#555555"}
 _THINNEST = 0.005  # share of the tallest bar below which a segment is not visible
 _LABEL_HEIGHT = 0.06  # height of the label of a bar's total, as a share of the axis
 _SMALLEST_LABEL = 0.06  # share of the tallest bar below which a segment has no number
-
-
-def plot_predictions(predictions: Sequence[Prediction], path: Path, *, names: Sequence[str] = ()) -> None:
-    """Draw stacked bars of step-time parts and of memory classes, one pair per prediction."""
-    write_figure(predictions_figure(predictions, names=names), path)
-
-
-def plot_search(result: SearchResult, path: Path) -> None:
-    """Draw step time against memory: best plans, Pareto front, baselines and usable memory."""
-    write_figure(search_figure(result), path)
-
-
-def plot_scaling(predictions: Sequence[Prediction], path: Path) -> None:
-    """Draw throughput and MFU against chips, for the best plans of several clusters or chip counts."""
-    write_figure(scaling_figure(predictions), path)
 
 
 #: Most bars of a figure; most bars with a number in each segment; largest width [inch] (1,600 pixels).
@@ -100,39 +85,20 @@ def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str
     labels = list(names) or _labels(predictions)
     figure = new_figure(width=min(max(8.4, 4.6 + 2.0 * len(predictions)), _WIDEST), height=5.0 if len(predictions) <= _FEW_BARS else 6.2)
     left, right = figure.subplots(1, 2)
-    slowest = max(prediction.step_time for prediction in predictions)
-    scale, unit = (1.0, "s") if slowest >= 1.0 else (1e3, "ms")
-    _stack(
-        left,
-        labels,
-        [{part: time * scale for part, time in prediction.parts.items()} for prediction in predictions],
-        PART_COLOURS,
-        total=[f"{prediction.step_time * scale:.3g} {unit}" for prediction in predictions],
-    )
-    left.set_ylabel(f"exposed time [{unit}]")
-    left.set_title("Step time by part")
-    _stack(
-        right,
-        labels,
-        [{name: size / GIB for name, size in prediction.memory.items() if name != "total"} for prediction in predictions],
-        MEMORY_COLOURS,
-        total=[f"{prediction.memory['total'] / GIB:.3g} GiB" for prediction in predictions],
-        lines=[prediction.memory_usable / GIB for prediction in predictions],
-    )
+    scale, unit = time_scale(max(prediction.step_time for prediction in predictions))
+    times = [{part: time * scale for part, time in prediction.parts.items()} for prediction in predictions]
+    _stack(left, labels, times, PART_COLOURS, total=[f"{prediction.step_time * scale:.3g} {unit}" for prediction in predictions])
+    left.set(ylabel=f"exposed time [{unit}]", title="Step time by part")
     capacities = [prediction.memory_usable / GIB for prediction in predictions]
-    right.hlines(
-        capacities,
-        [index - 0.45 for index in range(len(predictions))],
-        [index + 0.45 for index in range(len(predictions))],
-        color="black",
-        linewidth=1.5,
-        linestyle="--",
-        label=f"usable: {capacities[0]:.3g} GiB" if len(set(capacities)) == 1 else "usable of the chip",
-    )
+    sizes = [{name: size / GIB for name, size in prediction.memory.items() if name != "total"} for prediction in predictions]
+    total = [f"{prediction.memory['total'] / GIB:.3g} GiB" for prediction in predictions]
+    _stack(right, labels, sizes, MEMORY_COLOURS, total=total, lines=capacities)
+    ends = [[index + side for index in range(len(predictions))] for side in (-0.45, 0.45)]
+    usable = f"usable: {capacities[0]:.3g} GiB" if len(set(capacities)) == 1 else "usable of the chip"
+    right.hlines(capacities, *ends, color="black", linewidth=1.5, linestyle="--", label=usable)
     right.set_ylim(top=max(right.get_ylim()[1], max(capacities) * 1.08))
     _legend(right)
-    right.set_ylabel("peak memory per chip [GiB]")
-    right.set_title("Memory by class")
+    right.set(ylabel="peak memory per chip [GiB]", title="Memory by class")
     left_out = f"\nthe {_MOST_BARS} fastest of {number}" if number > _MOST_BARS else ""
     figure.suptitle(_title(predictions) + left_out, fontsize=10)
     return figure
@@ -141,70 +107,43 @@ def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str
 def search_figure(result: SearchResult) -> Figure:
     figure = new_figure(width=8.4, height=5.2)
     axes = figure.subplots()
-    shown = [*result.plans, *result.pareto, *(baseline.prediction[0] for baseline in result.baselines if baseline.prediction)]
-    scale, unit = (1.0, "s") if max(prediction.step_time for prediction in shown) >= 1.0 else (1e3, "ms")
+    baselines = [baseline for baseline in result.baselines if baseline.prediction]
+    shown = [*result.plans, *result.pareto, *(baseline.prediction[0] for baseline in baselines)]
+    scale, unit = time_scale(max(prediction.step_time for prediction in shown))
 
     def points(predictions: Sequence[Prediction]) -> tuple[list[float], list[float]]:
-        return [prediction.memory["total"] / GIB for prediction in predictions], [
-            prediction.step_time * scale for prediction in predictions
-        ]
+        return [plan.memory["total"] / GIB for plan in predictions], [plan.step_time * scale for plan in predictions]
 
-    front = sorted(result.pareto, key=lambda prediction: prediction.memory["total"])
-    memory, time = points(front)
-    shown_times = [*points(result.plans)[1], *(points(baseline.prediction)[1][0] for baseline in result.baselines if baseline.fits)]
+    memory, time = points(sorted(result.pareto, key=lambda prediction: prediction.memory["total"]))
+    shown_times = points([*result.plans, *(baseline.prediction[0] for baseline in baselines if baseline.fits)])[1]
     top = max(1.1 * max(shown_times), 1.3 * min(shown_times))
     name = "Pareto front" if max(time, default=0.0) <= top else f"Pareto front (goes on to {max(time):.3g} {unit})"
     axes.step(memory, time, where="post", color="#0072B2", linewidth=1.5, label=name, zorder=2)
     axes.plot(memory, time, "o", color="#0072B2", markersize=3.5, zorder=3)
-    axes.plot(
-        *points(result.plans), "o", color="#E69F00", markersize=7, markeredgecolor="black", label=f"{len(result.plans)} best", zorder=4
-    )
+    name = f"{len(result.plans)} best"
+    axes.plot(*points(result.plans), "o", color="#E69F00", markersize=7, markeredgecolor="black", label=name, zorder=4)
     best = result.plans[0]
+    name = f"best: {degrees_line(best.plan)}"
+    axes.plot(*points([best]), "*", color="#D55E00", markersize=16, markeredgecolor="black", label=name, zorder=5)
     capacity = (1.0 - result.memory_headroom) * result.memory_usable / GIB
-    axes.plot(
-        *points([best]), "*", color="#D55E00", markersize=16, markeredgecolor="black", label=f"best: {degrees_line(best.plan)}", zorder=5
-    )
-    for marker, baseline in zip("sD^v", (baseline for baseline in result.baselines if baseline.prediction), strict=False):
+    for marker, baseline in zip("sD^v", baselines, strict=False):
         fits = "" if baseline.fits else " (does not fit)"
         where, when = points(baseline.prediction)
         if when[0] > top:  # only in the legend
             where, when, fits = [], [], f"{fits}: {when[0]:.3g} {unit}"
         elif where[0] > _WIDEST_MEMORY * capacity:
             where, when, fits = [], [], f" (does not fit: {where[0]:,.0f} GiB)"
-        axes.plot(
-            where,
-            when,
-            marker,
-            color="#009E73" if baseline.fits else "white",
-            markeredgecolor="#009E73",
-            markeredgewidth=1.5,
-            markersize=8,
-            linestyle="none",
-            label=f"{baseline.name}{fits}",
-            zorder=4,
-        )
+        name, edge, fill = f"{baseline.name}{fits}", "#009E73", "#009E73" if baseline.fits else "white"
+        axes.plot(where, when, marker, color=fill, markeredgecolor=edge, markeredgewidth=1.5, markersize=8, label=name, zorder=4)
     axes.axvline(capacity, color="black", linewidth=1.2, linestyle="--")
-    axes.annotate(
-        f"usable: {capacity:.3g} GiB ",
-        (capacity, 0.98),
-        xycoords=("data", "axes fraction"),
-        rotation=90,
-        va="top",
-        ha="right",
-        fontsize=8,
-    )
-    drawn = [
-        prediction
-        for prediction in shown
-        if prediction.step_time * scale <= top and prediction.memory["total"] / GIB <= _WIDEST_MEMORY * capacity
-    ]
-    values = points(drawn)[0]
-    if max(values) > 6 * capacity or max(values) > 20 * min(values):
+    usable, in_axes = f"usable: {capacity:.3g} GiB ", axes.get_xaxis_transform()
+    axes.text(capacity, 0.98, usable, transform=in_axes, rotation=90, va="top", ha="right", fontsize=8)
+    drawn = [size for size, duration in zip(*points(shown), strict=True) if duration <= top and size <= _WIDEST_MEMORY * capacity]
+    if max(drawn) > 6 * capacity or max(drawn) > 20 * min(drawn):
         axes.set_xscale("log")
         plain_numbers(axes.xaxis)
     axes.set_ylim(0.95 * min(shown_times) if top < 3.0 * min(shown_times) else 0.0, top)
-    axes.set_xlabel("peak memory per chip [GiB]")
-    axes.set_ylabel(f"step time [{unit}]")
+    axes.set(xlabel="peak memory per chip [GiB]", ylabel=f"step time [{unit}]")
     axes.set_title(f"{_title([best])}\n{result.num_evaluated:,} plans, {result.num_feasible:,} fit", fontsize=10)
     axes.grid(alpha=0.25)
     axes.legend(fontsize=8, framealpha=0.9, loc="best")
@@ -246,8 +185,7 @@ def scaling_figure(predictions: Sequence[Prediction]) -> Figure:
         plain_numbers(left.yaxis)
     left.set_ylabel(f"throughput [{unit}tokens/s]")
     left.set_title("Throughput of the best plan (dotted: linear scaling)", fontsize=9)
-    right.set_ylabel("MFU (PaLM) [%]")
-    right.set_ylim(bottom=0.0, top=1.1 * right.get_ylim()[1])
+    right.set(ylabel="MFU (PaLM) [%]", ylim=(0.0, 1.1 * right.get_ylim()[1]))
     right.set_title("MFU and layout of the best plan", fontsize=9)
     left.legend(fontsize=8, frameon=False)
     figure.suptitle(_title(predictions), fontsize=10)
@@ -255,6 +193,11 @@ def scaling_figure(predictions: Sequence[Prediction]) -> Figure:
     layouts = [(degrees_line(prediction.plan), (prediction.plan.num_chips, 100.0 * prediction.mfu_palm)) for prediction in predictions]
     label_marks(right, layouts, [*(spot for _, spot in layouts), *between])
     return figure
+
+
+def time_scale(longest: float) -> tuple[float, str]:
+    """Return the scale and the unit of a time axis."""
+    return (1.0, "s") if longest >= 1.0 else (1e3, "ms")
 
 
 def write_figure(figure: Figure, path: Path) -> None:
@@ -265,29 +208,22 @@ def write_figure(figure: Figure, path: Path) -> None:
 
 
 def new_figure(*, width: float, height: float) -> Figure:
-    """Return an empty figure without a display. [inch]"""
-    with _quiet_import():
-        from matplotlib.figure import Figure
+    """Return an empty figure without a display. [inch]
 
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-@contextmanager
-def _quiet_import() -> Iterator[None]:
-    """Import matplotlib without its backend and cache checks.
-
-    The first import fails on an unknown MPLBACKEND and warns if its cache folder is not writable. A figure in a file needs neither.
+    The first import of matplotlib fails on an unknown MPLBACKEND and warns if its cache folder is not writable. A figure in a file needs
+    neither, so both checks are switched off.
     """
     backend = None if "matplotlib" in sys.modules else os.environ.pop("MPLBACKEND", None)
     logger = logging.getLogger("matplotlib")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        yield
+        from matplotlib.figure import Figure
     finally:
         logger.setLevel(level)
         if backend is not None:
             os.environ["MPLBACKEND"] = backend
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _title(predictions: Sequence[Prediction]) -> str:
@@ -326,35 +262,32 @@ def _stack(
     lines: height of a line across each column; the label of the total must not overlap it
     """
     tallest = max(sum(column.values()) for column in columns)
-    names = [name for name in colours if any(column.get(name, 0.0) > 0 for column in columns)]
-    names += [name for name in columns[0] if name not in colours and any(column.get(name, 0.0) > 0 for column in columns)]
-    positions = range(len(columns))
+    present = {name for column in columns for name, size in column.items() if size > 0}
+    names = [name for name in dict.fromkeys((*colours, *columns[0])) if name in present]
+    positions, is_dense = range(len(columns)), len(columns) > _FEW_BARS
     bottom = [0.0] * len(columns)
     for name in names:
         heights = [max(column.get(name, 0.0), 0.0) for column in columns]
         label = words(name) if max(heights) > _THINNEST * tallest else "_"
-        axes.bar(
-            positions, heights, bottom=bottom, width=0.6, color=colours.get(name, _OTHER), label=label, edgecolor="white", linewidth=0.5
-        )
+        colour = colours.get(name, _OTHER)
+        axes.bar(positions, heights, bottom=bottom, width=0.6, color=colour, label=label, edgecolor="white", linewidth=0.5)
         for position, height, base in zip(positions, heights, bottom, strict=True):
-            if height > _SMALLEST_LABEL * tallest and len(columns) <= _FEW_BARS:
-                axes.text(
-                    position, base + height / 2, f"{height:.3g}", ha="center", va="center", fontsize=8, color=_label_colour(name, colours)
-                )
+            if height > _SMALLEST_LABEL * tallest and not is_dense:
+                ink = "white" if colour in _DARK else "black"
+                axes.text(position, base + height / 2, f"{height:.3g}", ha="center", va="center", fontsize=8, color=ink)
         bottom = [base + height for base, height in zip(bottom, heights, strict=True)]
     for position, height, text in zip(positions, bottom, total, strict=True):
         line = lines[position] if lines else 0.0
         height = line if 0.0 <= line - height < _LABEL_HEIGHT * max(tallest, line) else height
-        is_dense = len(columns) > _FEW_BARS
         size, turned, text = (7, 90, f" {text}") if is_dense else (9, 0, text)
         axes.text(position, height, text, ha="center", va="bottom", fontsize=size, rotation=turned, fontweight="bold")
-    if len(columns) > _FEW_BARS:
+    if is_dense:
         slanted = [label.replace("\n", ", ") for label in labels]
         axes.set_xticks(list(positions), slanted, fontsize=7, rotation=40, ha="right", rotation_mode="anchor")
     else:
         axes.set_xticks(list(positions), labels, fontsize=8)
     axes.set_xlim(-0.6, len(columns) - 0.4)
-    axes.set_ylim(top=tallest * (1.08 if len(columns) <= _FEW_BARS else 1.2))
+    axes.set_ylim(top=tallest * (1.2 if is_dense else 1.08))
     axes.spines[["top", "right"]].set_visible(False)
     _legend(axes)
 
@@ -363,11 +296,6 @@ def _legend(axes: Axes) -> None:
     """Place the legend to the right of the bars, in stacking order."""
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1], fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-
-
-def _label_colour(name: str, colours: dict[str, str]) -> str:
-    """Return white on dark colours and black on light ones."""
-    return "white" if colours.get(name) in _DARK else "black"
 
 
 def plain_numbers(axis: Any, *, subs: Sequence[float] = (1.0, 2.0, 5.0), base: float = 10.0) -> None:
@@ -390,12 +318,13 @@ def label_marks(axes: Any, names: Sequence[tuple[str, tuple[float, float]]], spo
 
     spots   positions that labels must not cover
     """
-    figure = axes.get_figure()
+    from matplotlib.transforms import Bbox
+
     axes.autoscale_view()
-    points = 72.0 / figure.dpi
-    left_edge, low_edge, right_edge, high_edge = (edge * points for edge in axes.bbox.extents)
-    marks = [tuple(axes.transData.transform(spot) * points) for spot in dict.fromkeys(spots)]
-    occupied: list[tuple[float, float, float, float]] = [(x - 3.0, y - 3.0, x + 3.0, y + 3.0) for x, y in marks]
+    points = 72.0 / axes.get_figure().dpi
+    frame = Bbox(axes.bbox.get_points() * points)
+    marks = [axes.transData.transform(spot) * points for spot in dict.fromkeys(spots)]
+    occupied = [Bbox.from_extents(x - 3.0, y - 3.0, x + 3.0, y + 3.0) for x, y in marks]
     for name, spot in names:
         x, y = axes.transData.transform(spot) * points
         width = _LETTER * len(name)
@@ -404,12 +333,9 @@ def label_marks(axes: Any, names: Sequence[tuple[str, tuple[float, float]]], spo
         sides = [*((shift, level) for shift in sideways), (centred, below - _GAP / 2), (centred, above + _GAP / 2)]
         sides += [(shift, rise) for shift in sideways for rise in (below, above)]
         for shift, rise in sides:
-            left, low = x + shift, y + rise
-            box = (left, low, left + width, low + _LINE)
-            if box[0] < left_edge or box[1] < low_edge or box[2] > right_edge or box[3] > high_edge:
-                continue
-            if any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in occupied):
-                continue
-            axes.annotate(name, spot, textcoords="offset points", xytext=(left - x, rise + 1.5), fontsize=7)
-            occupied.append(box)
-            break
+            box = Bbox.from_bounds(x + shift, y + rise, width, _LINE)
+            is_inside = frame.x0 <= box.x0 and frame.y0 <= box.y0 and box.x1 <= frame.x1 and box.y1 <= frame.y1
+            if is_inside and not box.count_overlaps(occupied):
+                axes.annotate(name, spot, textcoords="offset points", xytext=(box.x0 - x, rise + 1.5), fontsize=7)
+                occupied.append(box)
+                break

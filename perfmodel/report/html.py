@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from string import Template
 from typing import TypeAlias
 
 from perfmodel.report.document import Block, Command, Facts, Notes, Text
-from perfmodel.report.table import Table
+from perfmodel.report.table import Table, percent, words
 
-_ADDRESS = re.compile(r"https?://[^\s<>\"'`]+[^\s<>\"'`.,;:)\]]")
+_ADDRESS = re.compile(r"(https?://[^\s<>\"'`]+[^\s<>\"'`.,;:)\]])")
 _BAR = re.compile(r"(#+)(.*)", re.DOTALL)  # `perfmodel.report.table.bar` and the text after it
 _BAR_WIDTH = 20
-_OTHER = "#999999"
-_HTML, STYLE, SCRIPT = (Path(__file__).with_name(f"page.{ending}").read_text(encoding="utf-8") for ending in ("html", "css", "js"))
+OTHER_COLOUR = "#999999"
+PAGE, STYLE, SCRIPT = (Path(__file__).with_name(f"page.{ending}").read_text(encoding="utf-8") for ending in ("html", "css", "js"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +26,7 @@ class Markup:
     html: str
 
 
-@dataclass(frozen=True, slots=True)
-class Folded:
-    """A long text that expands on a click on its title."""
-
-    title: str
-    text: str
-
-
-Part: TypeAlias = Block | Markup | Folded
+Part: TypeAlias = Block | Markup
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +40,16 @@ class PageSection:
     def anchor(self) -> str:
         return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
 
+    def html(self) -> str:
+        parts = filter(None, map(part_html, self.parts))
+        return "\n".join([f'<section id="{self.anchor}"><h2>{escape(self.title)}</h2>', *parts, "</section>"])
+
 
 @dataclass(frozen=True, slots=True)
 class Bar:
     """A row of stacked bars.
 
+    sizes   of the parts; zeros and the total are not drawn
     limit   position of a line across the bar; 0: no line
     """
 
@@ -62,81 +58,59 @@ class Bar:
     total: str
     limit: float = 0.0
 
-
-def page_html(title: str, verdict: str, cards: Iterable[tuple[str, str, str]], sections: Sequence[PageSection], *, made_by: str) -> str:
-    """Return the HTML page.
-
-    cards   (name, number, remark) of each headline figure
-    """
-    boxes = (f"<div><span>{escape(name)}</span><b>{escape(number)}</b><small>{escape(more)}</small></div>" for name, number, more in cards)
-    links = (f'<a href="#{section.anchor}">{escape(section.title)}</a>' for section in sections)
-    return Template(_HTML).substitute(
-        style=STYLE,
-        script=SCRIPT,
-        title=escape(title),
-        verdict=escape(verdict),
-        cards="\n".join(boxes),
-        links="\n".join(links),
-        body="\n".join(map(_section, sections)),
-        made_by=escape(made_by),
-    )
-
-
-def _section(section: PageSection) -> str:
-    parts = (part for part in section.parts if not (isinstance(part, Notes) and part.is_empty))
-    return "\n".join([f'<section id="{section.anchor}"><h2>{escape(section.title)}</h2>', *map(part_html, parts), "</section>"])
+    @property
+    def drawn(self) -> dict[str, float]:
+        return {name: size for name, size in self.sizes.items() if size > 0 and name != "total"}
 
 
 def part_html(part: Part) -> str:
-    """Return a block as HTML, with all notes and columns."""
-    if isinstance(part, Markup):
-        return part.html
-    if isinstance(part, Folded):
-        return f"<details><summary>{escape(part.title)}</summary><pre>{escape(part.text)}</pre></details>"
-    return "\n".join(_lines(part))
+    """Return a block as HTML, with all notes and columns; empty for no notes."""
+    match part:
+        case Markup():
+            return part.html
+        case Table():
+            return "\n".join(_table(part))
+        case Facts():
+            return "\n".join(_facts(part))
+        case Notes():
+            notes = [f"<li>{linked(note)}</li>" for note in part.shown(verbose=True)[0]]
+            return "\n".join(["<ul>", *notes, "</ul>"]) if notes else ""
+        case Command():
+            return f"<pre>{escape(part.command)}</pre>"
+        case Text():
+            return f"<p>{linked(part.text)}</p>"
 
 
-def _lines(block: Block) -> Iterator[str]:
-    if isinstance(block, Table):
-        yield from _table(block)
-    elif isinstance(block, Facts):
-        yield from (f"<h3>{escape(block.title)}</h3>",) if block.title else ()
-        lines: dict[str, list[str]] = {}
-        last = ""
-        for name, value in block.facts:
-            last = name or last
-            lines.setdefault(last, []).append(linked(value))
-        yield from ("<dl>", *(f"<dt>{escape(name)}</dt><dd>{'<br>'.join(values)}</dd>" for name, values in lines.items()), "</dl>")
-    elif isinstance(block, Notes):
-        yield from ("<ul>", *(f"<li>{linked(note)}</li>" for note in block.shown(verbose=True)[0]), "</ul>")
-    elif isinstance(block, Command):
-        yield f"<pre>{escape(block.command)}</pre>"
-    else:
-        assert isinstance(block, Text)
-        yield f"<p>{linked(block.text)}</p>"
+def folded(title: str, text: str) -> Markup:
+    """Return a long text that expands on a click on its title."""
+    return Markup(f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>")
 
 
 def linked(text: str) -> str:
     """Return the escaped text with URLs as links."""
-    pieces, end = [], 0
-    for match in _ADDRESS.finditer(text):
-        address = escape(match[0])
-        pieces += [escape(text[end : match.start()]), f'<a href="{address}" rel="noreferrer">{address}</a>']
-        end = match.end()
-    return "".join(pieces) + escape(text[end:])
+    pieces = map(escape, _ADDRESS.split(text))  # every second one is an address
+    return "".join(f'<a href="{piece}" rel="noreferrer">{piece}</a>' if i % 2 else piece for i, piece in enumerate(pieces))
+
+
+def _facts(block: Facts) -> Iterator[str]:
+    if block.title:
+        yield f"<h3>{escape(block.title)}</h3>"
+    lines: dict[str, list[str]] = {}
+    last = ""
+    for name, value in block.facts:
+        last = name or last
+        lines.setdefault(last, []).append(linked(value))
+    yield from ("<dl>", *(f"<dt>{escape(name)}</dt><dd>{'<br>'.join(values)}</dd>" for name, values in lines.items()), "</dl>")
 
 
 def _table(table: Table) -> Iterator[str]:
     sides = [' class="number"' if header in table.right else "" for header in table.headers]
     caption = f"<small>{linked(table.caption)}</small>" if table.caption else ""
     yield '<div class="scroll"><table>'
-    yield from (f"<caption>{escape(table.title)} {caption}</caption>",) if table.title or caption else ()
-    yield from (
-        "<thead><tr>",
-        *(f"<th{side}>{escape(header)}</th>" for header, side in zip(table.headers, sides, strict=True)),
-        "</tr></thead>",
-    )
-    yield "<tbody>"
+    if table.title or caption:
+        yield f"<caption>{escape(table.title)} {caption}</caption>"
+    heads = (f"<th{side}>{escape(header)}</th>" for header, side in zip(table.headers, sides, strict=True))
+    yield from ("<thead><tr>", *heads, "</tr></thead>", "<tbody>")
     for row in table.rows:
         yield "<tr>" + "".join(f"<td{side}>{_cell(cell)}</td>" for cell, side in zip(row, sides, strict=True)) + "</tr>"
     yield "</tbody></table></div>"
@@ -147,26 +121,22 @@ def _cell(text: str) -> str:
     return f'<i class="bar" style="width:{len(bar[1]) / _BAR_WIDTH * 9:.2f}em"></i>{escape(bar[2])}' if bar else linked(text)
 
 
-def bars(rows: Sequence[Bar], colours: Mapping[str, str], texts: Mapping[str, Mapping[str, str]]) -> Markup:
-    """Return stacked bars of one scale, with a legend.
-
-    texts   row label -> part -> tooltip
-    """
-    longest = max(max(sum(row.sizes.values()), row.limit) for row in rows) or 1.0
+def bars(rows: Sequence[Bar], colours: Mapping[str, str], text: Callable[[float], str], *, with_shares: bool = False) -> Markup:
+    """Return stacked bars of one scale, with a legend; a part has its size as tooltip, and its share of the bar."""
+    longest = max(max(sum(row.drawn.values()), row.limit) for row in rows) or 1.0
     lines = []
     for row in rows:
-        pieces = (
-            f'<i style="width:{100.0 * size / longest:.3f}%;background:{colours.get(name, _OTHER)}"'
-            f' title="{escape(texts[row.label][name])}"></i>'
-            for name, size in row.sizes.items()
-        )
+        pieces = []
+        for name, size in row.drawn.items():
+            title = f"{words(name)}: {text(size)}" + (f", {percent(size / sum(row.drawn.values()))}" if with_shares else "")
+            style = f"width:{100.0 * size / longest:.3f}%;background:{colours.get(name, OTHER_COLOUR)}"
+            pieces.append(f'<i style="{style}" title="{escape(title)}"></i>')
         limit = f'<u style="left:{100.0 * row.limit / longest:.3f}%"></u>' if row.limit else ""
         head = f"<span>{escape(row.label)}</span><b>{escape(row.total)}</b>"
         lines.append(f'<div class="stack">{head}<div>{"".join(pieces)}{limit}</div></div>')
-    names = dict.fromkeys(name for row in rows for name, size in row.sizes.items() if size)
-    return Markup("\n".join([*lines, legend({name.replace("_", " "): colours.get(name, _OTHER) for name in names})]))
+    return Markup("\n".join([*lines, legend(dict.fromkeys(name for row in rows for name in row.drawn), colours)]))
 
 
-def legend(colours: Mapping[str, str]) -> str:
-    entries = (f'<span><i style="background:{colour}"></i>{escape(name)}</span>' for name, colour in colours.items())
+def legend(names: Iterable[str], colours: Mapping[str, str]) -> str:
+    entries = (f'<span><i style="background:{colours.get(name, OTHER_COLOUR)}"></i>{escape(words(name))}</span>' for name in names)
     return f'<p class="legend">{"".join(entries)}</p>'

@@ -9,24 +9,19 @@ from perfmodel.foundation.errors import one_line
 from perfmodel.parallel.measured_memory import BEYOND, MemoryComparison
 from perfmodel.parallel.plan import Plan
 from perfmodel.report.document import Block, Facts, Notes
-from perfmodel.report.predictions import job_line, plan_line
 from perfmodel.report.table import Table, bytes_like, percent, words
+from perfmodel.report.trace import plan_facts
 
 _MOST_SITES = 10
 
 
 def memory_object(comparison: MemoryComparison) -> dict[str, Any]:
-    fullest = comparison.memories[0]
-    measured = {"allocated": fullest.allocated, "reserved": fullest.reserved, "fragmentation": fullest.fragmentation}
-    return {
-        "measured": {**measured, "most_reserved": fullest.most_reserved},
-        **(
-            {"predicted": {"allocated": comparison.predicted_allocated, **comparison.predicted}, "summary": memory_sentence(comparison)}
-            if comparison.predicted
-            else {}
-        ),
-        "snapshots": list(comparison.memories),
-    }
+    fullest, content = comparison.memories[0], dict[str, Any]()
+    content["measured"] = {name: getattr(fullest, name) for name in ("allocated", "reserved", "fragmentation", "most_reserved")}
+    if comparison.predicted:
+        content["predicted"] = {"allocated": comparison.predicted_allocated, **comparison.predicted}
+        content["summary"] = memory_sentence(comparison)
+    return {**content, "snapshots": list(comparison.memories)}
 
 
 def memory_sentence(comparison: MemoryComparison) -> str:
@@ -43,14 +38,11 @@ def memory_blocks(comparison: MemoryComparison, plan: Plan | None, read: Sequenc
     fullest = comparison.memories[0]
     text = bytes_like(max(fullest.most_reserved, comparison.predicted.get("total", 0.0)))
     fragmentation = percent(fullest.fragmentation / max(fullest.reserved, 1))
-    facts = [("job", job_line(plan)), ("plan", plan_line(plan))] if plan is not None else []
-    facts += [
+    facts = [
+        *plan_facts(plan),
         ("snapshot", f"{fullest.name}, device {fullest.device}"),
         ("history", f"{fullest.num_events:,} events" if fullest.num_events else "none: the state at the snapshot"),
-        (
-            "fragmentation",
-            f"{text(fullest.fragmentation)}, {fragmentation} of what is reserved",
-        ),
+        ("fragmentation", f"{text(fullest.fragmentation)}, {fragmentation} of what is reserved"),
         ("largest reserve", text(fullest.most_reserved)),
     ]
     if fullest.refused:
@@ -60,9 +52,8 @@ def memory_blocks(comparison: MemoryComparison, plan: Plan | None, read: Sequenc
         facts.append(("other devices", others))
     yield Facts(memory_sentence(comparison), facts)
     if comparison.predicted:
-        rows: list[tuple[str, ...]] = [
-            (words(name), text(size), "", "", "") for name, size in comparison.predicted.items() if size and name not in (*BEYOND, "total")
-        ]
+        classes = ((name, size) for name, size in comparison.predicted.items() if size and name not in (*BEYOND, "total"))
+        rows = [(words(name), text(size), "", "", "") for name, size in classes]
         beyond = comparison.predicted["allocator"]
         pairs = (
             ("in tensors", comparison.predicted_allocated, fullest.allocated),
@@ -76,16 +67,13 @@ def memory_blocks(comparison: MemoryComparison, plan: Plan | None, read: Sequenc
         rows.append(("outside the allocator", text(comparison.predicted["framework"]), "", "", ""))
         headers = ("memory at the peak", "predicted", "measured", "difference", "of the prediction")
         yield Table(title="Memory of the fullest device", headers=headers, rows=tuple(rows), right=headers[1:])
-    sites = [
-        (one_line(site.where, 70), f"{site.num_blocks:,}", text(site.num_bytes), percent(site.num_bytes / fullest.allocated))
-        for site in fullest.sites[:_MOST_SITES]
-    ]
+    sites = [(one_line(site.where, 70), site.num_blocks, site.num_bytes) for site in fullest.sites[:_MOST_SITES]]
     rest = fullest.sites[_MOST_SITES:]
     if rest:
-        size = sum(site.num_bytes for site in rest)
         name = f"{len(rest)} more line{'s' * (len(rest) > 1)}"
-        sites.append((name, f"{sum(site.num_blocks for site in rest):,}", text(size), percent(size / fullest.allocated)))
+        sites.append((name, sum(site.num_blocks for site in rest), sum(site.num_bytes for site in rest)))
+    cells = tuple((name, f"{blocks:,}", text(size), percent(size / fullest.allocated)) for name, blocks, size in sites)
     lines = ("allocated by", "blocks", "size", "share")
-    yield Table(title="Live allocations at the peak", headers=lines, rows=tuple(sites), right=lines[1:])
+    yield Table(title="Live allocations at the peak", headers=lines, rows=cells, right=lines[1:])
     notes = [] if fullest.num_events else ["for the peak of a step, call torch.cuda.memory._record_memory_history() before it"]
     yield Notes([*notes, "a snapshot has what torch's allocator holds; the CUDA context and NCCL's buffers lie outside it", *read])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from html import escape
+from string import Template
 from typing import Any
 
 from perfmodel.cost.trace import RankTimeline
@@ -18,8 +19,8 @@ from perfmodel.parallel.prediction import Prediction, notes
 from perfmodel.planner.explain import Explanation
 from perfmodel.planner.result import SearchResult
 from perfmodel.report.document import Block, Command, Facts, Notes, Text
-from perfmodel.report.figures import GIB, MEMORY_COLOURS, PART_COLOURS
-from perfmodel.report.html import Bar, Folded, Markup, PageSection, Part, bars, legend, page_html
+from perfmodel.report.figures import GIB, MEMORY_COLOURS, PART_COLOURS, time_scale
+from perfmodel.report.html import PAGE, SCRIPT, STYLE, Bar, Markup, PageSection, Part, bars, folded, legend
 from perfmodel.report.predictions import (
     basis_lines,
     comparison_tables,
@@ -47,8 +48,9 @@ from perfmodel.report.searches import (
     search_line,
     search_notes,
 )
-from perfmodel.report.svg import Mark, Slot, area, scatter, schedule
+from perfmodel.report.svg import Mark, area, scatter, schedule
 from perfmodel.report.table import Table, bytes_like, percent, times_like
+from perfmodel.report.trace import peak_memory
 from perfmodel.report.trust import remedies_table, trust_lines, uncertainty_table
 
 #: Most passes in a schedule figure; longer schedules are drawn as two windows, at the start and the end.
@@ -104,7 +106,7 @@ def plan_report(
     confidence = confidence_lines(prediction, interval) if interval else []
     sections = [
         PageSection("Summary", [Facts("", [*headline(prediction, verbose=True), *confidence, *searched]), Notes(notes(prediction))]),
-        PageSection("Where the time goes", [_time_bars([prediction], [""]), parts_table(prediction)]),
+        PageSection("Where the time goes", [_time_bars({"": prediction}), parts_table(prediction)]),
         PageSection("Memory", list(_memory_parts(prediction, timelines))),
     ]
     if prediction.plan.layout.pp > 1 and timelines:
@@ -116,52 +118,59 @@ def plan_report(
         trust, step = explanation.trust, prediction.step_time
         tables = [uncertainty_table(trust), *([remedies_table(trust, step)] if trust.remedies else [])]
         sections.append(PageSection("Uncertainty", [Facts("", trust_lines(trust, step)), *tables]))
-    sections.append(PageSection("Assumptions and sources", [basis_table([prediction]), sources]))
+    sections.append(PageSection("Assumptions and sources", [basis_table({"": prediction}), sources]))
     sections.append(_reproduce(commands, {"plan.yaml": plan_text}))
-    kind = "plan" if result is None else "search"
-    return make_report(kind, _title(prediction.plan), verdict_line(prediction), _cards(prediction, interval), sections)
+    plan, kind = prediction.plan, "plan" if result is None else "search"
+    title = f"{plan.job.model.name} on {chips_text(plan.num_chips)} of {short_name(plan.cluster)}"
+    return make_report(kind, title, verdict_line(prediction), _cards(prediction, interval), sections)
 
 
-def comparison_report(names: Sequence[str], predictions: Sequence[Prediction], *, texts: Sequence[str], commands: Sequence[str]) -> Report:
+def comparison_report(predictions: Mapping[str, Prediction], *, texts: Sequence[str], commands: Sequence[str]) -> Report:
     """Return the page of plans side by side.
 
-    texts   plan files
+    predictions   by name
+    texts         plan files
     """
-    results, parts, memory, *knobs = comparison_tables(names, predictions)
-    unlike = [] if is_one_job(predictions) else ["these plans run different jobs: compare tokens/s a chip, not step times"]
-    marks = [
-        _mark(prediction, "plan" if prediction.fits else "does not fit", f"{name}: {short_plan_text(prediction.plan)}")
-        for name, prediction in zip(names, predictions, strict=True)
-    ]
-    facts = [
-        Facts(f"{name}: {verdict_line(prediction)}", headline(prediction, verbose=True))
-        for name, prediction in zip(names, predictions, strict=True)
-    ]
-    cards = [
-        (name, format_step(prediction.step_time), _memory_verdict(prediction)) for name, prediction in zip(names, predictions, strict=True)
-    ]
-    all_notes = dict.fromkeys(f"{name}: {note}" for name, prediction in zip(names, predictions, strict=True) for note in notes(prediction))
+    names, compared = list(predictions), list(predictions.values())
+    results, parts, memory, *knobs = comparison_tables(names, compared)
+    unlike = [] if is_one_job(compared) else ["these plans run different jobs: compare tokens/s a chip, not step times"]
+    marks, facts, cards, all_notes = [], [], [], []
+    for name, prediction in predictions.items():
+        marks.append(_mark(prediction, "plan" if prediction.fits else "does not fit", f"{name}: {short_plan_text(prediction.plan)}"))
+        facts.append(Facts(f"{name}: {verdict_line(prediction)}", headline(prediction, verbose=True)))
+        cards.append((name, format_step(prediction.step_time), _memory_verdict(prediction)))
+        all_notes += [f"{name}: {note}" for note in notes(prediction)]
     sections = [
         PageSection("Summary", [results, Notes(unlike)]),
-        PageSection("Where the time goes", [_time_bars(predictions, names), parts]),
-        PageSection("Memory", [_memory_bars(predictions, names), memory]),
-        PageSection("Time against memory", [_scatter(marks, {"plan": _FRONT, "does not fit": _NO_FIT}, predictions[0])]),
+        PageSection("Where the time goes", [_time_bars(predictions), parts]),
+        PageSection("Memory", [_memory_bars(predictions), memory]),
+        PageSection("Time against memory", [_scatter(marks, {"plan": _FRONT, "does not fit": _NO_FIT}, compared[0])]),
         PageSection("Plans", [*knobs, *facts]),
-        PageSection("Assumptions and sources", [basis_table(predictions, names), Notes(list(all_notes))]),
+        PageSection("Assumptions and sources", [basis_table(predictions), Notes(list(dict.fromkeys(all_notes)))]),
         _reproduce(commands, {f"{name}.yaml": text for name, text in zip(names, texts, strict=True)}),
     ]
-    return make_report("comparison", f"{len(names)} plans", comparison_verdict(names, predictions), cards, sections)
+    return make_report("comparison", f"{len(names)} plans", comparison_verdict(names, compared), cards, sections)
 
 
 def make_report(kind: str, title: str, verdict: str, cards: Sequence[tuple[str, str, str]], sections: Sequence[PageSection]) -> Report:
+    """Return the page.
+
+    cards   (name, number, remark) of each headline figure
+    """
     from perfmodel import __version__
 
-    html = page_html(title, verdict, cards, sections, made_by=f"perfmodel {__version__}")
+    boxes = (f"<div><span>{escape(name)}</span><b>{escape(number)}</b><small>{escape(more)}</small></div>" for name, number, more in cards)
+    html = Template(PAGE).substitute(
+        style=STYLE,
+        script=SCRIPT,
+        title=escape(title),
+        verdict=escape(verdict),
+        cards="\n".join(boxes),
+        links="\n".join(f'<a href="#{section.anchor}">{escape(section.title)}</a>' for section in sections),
+        body="\n".join(section.html() for section in sections),
+        made_by=f"perfmodel {escape(__version__)}",
+    )
     return Report(kind=kind, title=title, verdict=verdict, sections=tuple(section.title for section in sections), html=html)
-
-
-def _title(plan: Plan) -> str:
-    return f"{plan.job.model.name} on {chips_text(plan.num_chips)} of {short_name(plan.cluster)}"
 
 
 def _memory_verdict(prediction: Prediction) -> str:
@@ -187,84 +196,48 @@ def _cards(prediction: Prediction, interval: StepInterval | None) -> list[tuple[
 # --- time and memory ------------------------------------------------------------------------------------------------
 
 
-def _time_bars(predictions: Sequence[Prediction], names: Sequence[str]) -> Markup:
-    text = times_like(min(prediction.step_time for prediction in predictions))
-    parts = [{name: time for name, time in prediction.parts.items() if time} for prediction in predictions]
-    texts = {
-        name: {part: f"{part.replace('_', ' ')}: {text(time)}, {percent(time / prediction.step_time)}" for part, time in times.items()}
-        for name, prediction, times in zip(names, predictions, parts, strict=True)
-    }
-    rows = [Bar(name, times, text(prediction.step_time)) for name, prediction, times in zip(names, predictions, parts, strict=True)]
-    return bars(rows, PART_COLOURS, texts)
+def _time_bars(predictions: Mapping[str, Prediction]) -> Markup:
+    text = times_like(min(prediction.step_time for prediction in predictions.values()))
+    rows = [Bar(name, prediction.parts, text(prediction.step_time)) for name, prediction in predictions.items()]
+    return bars(rows, PART_COLOURS, text, with_shares=True)
 
 
-def _memory_bars(predictions: Sequence[Prediction], names: Sequence[str]) -> Markup:
-    text = bytes_like(predictions[0].memory_usable)
-    classes = [{name: size for name, size in prediction.memory.items() if size and name != "total"} for prediction in predictions]
-    texts = {
-        name: {part: f"{part.replace('_', ' ')}: {text(size)}" for part, size in sizes.items()}
-        for name, sizes in zip(names, classes, strict=True)
-    }
-    rows = [
-        Bar(name, sizes, f"{text(prediction.memory['total'])} of {text(prediction.memory_usable)} usable", prediction.memory_usable)
-        for name, prediction, sizes in zip(names, predictions, classes, strict=True)
-    ]
-    return bars(rows, MEMORY_COLOURS, texts)
+def _memory_bars(predictions: Mapping[str, Prediction]) -> Markup:
+    text = bytes_like(next(iter(predictions.values())).memory_usable)
+    rows = []
+    for name, prediction in predictions.items():
+        total = f"{text(prediction.memory['total'])} of {text(prediction.memory_usable)} usable"
+        rows.append(Bar(name, prediction.memory, total, prediction.memory_usable))
+    return bars(rows, MEMORY_COLOURS, text)
 
 
 def _memory_parts(prediction: Prediction, timelines: Sequence[RankTimeline]) -> Iterator[Part]:
-    yield _memory_bars([prediction], [""])
+    yield _memory_bars({"": prediction})
     yield memory_table(prediction)
     if timelines:
-        fullest = max(timelines, key=lambda timeline: max(sum(classes.values()) for _, classes in timeline.memory))
-        scale, unit = _scale(prediction.step_time)
+        fullest = max(timelines, key=peak_memory)
+        scale, unit = time_scale(prediction.step_time)
         points = [(time * scale, {name: size / GIB for name, size in classes.items()}) for time, classes in fullest.memory]
         yield Facts(f"Over the step, rank {fullest.rank} of stage {fullest.stage}", [])
         yield area(points, MEMORY_COLOURS, limit=prediction.memory_usable / GIB, x_label=f"time [{unit}]", y_label="memory [GiB]")
         yield Text("Temporary buffers and gathered parameters are drawn at the peak only.")
 
 
-def _scale(reference: float) -> tuple[float, str]:
-    return (1.0, "s") if reference >= 1.0 else (1e3, "ms")
-
-
 def _schedule_parts(plan: Plan, timelines: Sequence[RankTimeline]) -> Iterator[Part]:
-    first = timelines[0]
-    scale, unit = _scale(first.step_time)
-    text = times_like(first.step_time)
-
-    def slots(timeline: RankTimeline) -> list[Slot]:
-        return [
-            Slot(
-                span.start * scale,
-                span.time * scale,
-                span.name.partition(" ")[0],
-                f"{span.name}, stage {timeline.stage}: {text(span.start)} to {text(span.start + span.time)}",
-            )
-            for span in timeline.passes
-        ]
-
-    rows = [(f"stage {timeline.stage}", slots(timeline)) for timeline in timelines]
-    number, end = sum(len(timeline.passes) for timeline in timelines), first.step_time * scale
+    step_time = timelines[0].step_time
+    scale, unit = time_scale(step_time)
+    number, end = sum(len(timeline.passes) for timeline in timelines), step_time * scale
     width = end * _MOST_PASSES / 2 / number
     windows = [(0.0, end)] if number <= _MOST_PASSES else [(0.0, width), (end - width, end)]
-    yield Text(
-        f"{schedule_text(plan)}, {plan.num_microbatches:,} micro-batches"
-        + ("; the begin and the end of the step" if len(windows) > 1 else "")
-    )
-    for start, stop in windows:
-        yield schedule(rows, PART_COLOURS, start=start, end=stop, x_label=f"time [{unit}]")
-    colours = {name: PART_COLOURS[name] for name in ("forward", "backward")}
-    yield Markup(legend(colours))
-    idle = [
-        (
-            str(timeline.stage),
-            text(timeline.parts.get("pipeline_bubble", 0.0)),
-            percent(timeline.parts.get("pipeline_bubble", 0.0) / timeline.step_time),
-        )
-        for timeline in timelines
-    ]
-    yield Table(title="Idle time", headers=("stage", "bubble", "share"), rows=tuple(idle), right=("bubble", "share"))
+    cut = "; the begin and the end of the step" if len(windows) > 1 else ""
+    yield Text(f"{schedule_text(plan)}, {plan.num_microbatches:,} micro-batches{cut}")
+    for first, last in windows:
+        yield schedule(timelines, PART_COLOURS, start=first, end=last, scale=scale, unit=unit)
+    yield Markup(legend(("forward", "backward"), PART_COLOURS))
+    idle = [(timeline.stage, timeline.parts.get("pipeline_bubble", 0.0)) for timeline in timelines]
+    text = times_like(step_time)
+    rows = tuple((str(stage), text(bubble), percent(bubble / step_time)) for stage, bubble in idle)
+    yield Table(title="Idle time", headers=("stage", "bubble", "share"), rows=rows, right=("bubble", "share"))
 
 
 # --- other plans ----------------------------------------------------------------------------------------------------
@@ -303,13 +276,8 @@ def _alternative_parts(prediction: Prediction, explanation: Explanation) -> Iter
     marks = [_mark(prediction, "this plan", f"this plan: {short_plan_text(prediction.plan)}")]
     for neighbour in explanation.neighbours:
         for alternative in neighbour.prediction:
-            marks.append(
-                _mark(
-                    alternative,
-                    "one knob changed" if alternative.fits else "does not fit",
-                    knobs_text({**neighbour.knobs, **neighbour.changed}),
-                )
-            )
+            kind = "one knob changed" if alternative.fits else "does not fit"
+            marks.append(_mark(alternative, kind, knobs_text({**neighbour.knobs, **neighbour.changed})))
     yield _scatter(marks, {"this plan": _BEST, "one knob changed": _FRONT, "does not fit": _NO_FIT}, prediction)
     if explanation.neighbours:
         yield neighbours_table(explanation)
@@ -320,9 +288,9 @@ def _alternative_parts(prediction: Prediction, explanation: Explanation) -> Iter
 # --- sources --------------------------------------------------------------------------------------------------------
 
 
-def basis_table(predictions: Sequence[Prediction], names: Sequence[str] = ("",)) -> Table:
+def basis_table(predictions: Mapping[str, Prediction]) -> Table:
     """Return the table of the basis of each part of the step time, per plan."""
-    rows = [(name, line) for name, prediction in zip(names, predictions, strict=True) for line in basis_lines(prediction)]
+    rows = [(name, line) for name, prediction in predictions.items() for line in basis_lines(prediction)]
     return Table(title="Basis of the times", headers=("plan", "based on"), rows=tuple(rows), fold=("based on",))
 
 
@@ -336,14 +304,10 @@ def sources_table(model: Any, cluster: Cluster, calibration: Calibration, peak: 
     rate = f"{format_flop_rate(peak[0])} dense {peak[1]}"
     memory = f"{format_bytes(chip.memory.capacity)}, {format_bandwidth(chip.memory.bandwidth)}"
     size = f", {format_count(model.num_parameters)} parameters" if hasattr(model, "num_parameters") else ""
-    tiers = [
-        (
-            f"network {tier.name}",
-            f"{tier.size:,} chips, {format_bandwidth(tier.link.bandwidth)}, {format_time(tier.link.latency)}",
-            tier.source,
-        )
-        for tier in cluster.tiers
-    ]
+    tiers = []
+    for tier in cluster.tiers:
+        size_and_link = f"{tier.size:,} chips, {format_bandwidth(tier.link.bandwidth)}, {format_time(tier.link.latency)}"
+        tiers.append((f"network {tier.name}", size_and_link, tier.source))
     rows = [
         ("model", f"{model.name}{size}", getattr(model, "source", "")),
         ("chip", f"{chip.name}: {rate}, {memory}", chip.source),
@@ -356,4 +320,4 @@ def sources_table(model: Any, cluster: Cluster, calibration: Calibration, peak: 
 
 
 def _reproduce(commands: Sequence[str], files: Mapping[str, str]) -> PageSection:
-    return PageSection("Reproduce", list(chain(map(Command, commands), (Folded(name, text) for name, text in files.items()))))
+    return PageSection("Reproduce", [*map(Command, commands), *(folded(name, text) for name, text in files.items())])

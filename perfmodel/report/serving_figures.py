@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfmodel.cost.serving.boundness import OperatorRow
 from perfmodel.planner.serving.result import ServingSearchResult
-from perfmodel.report.figures import label_marks, new_figure, plain_numbers, write_figure
+from perfmodel.report.figures import LINE_COLOURS, label_marks, new_figure, plain_numbers
 from perfmodel.report.serving import short_plan
 
 if TYPE_CHECKING:
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 #: Colour-blind-safe colours (Okabe & Ito).
 BOUND_COLOURS = {"compute": "#D55E00", "memory": "#0072B2", "latency": "#999999", "link": "#CC79A7", "host": "#555555"}
-_LAYOUT_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_LAYOUT_COLOURS = LINE_COLOURS[:6]
 _LAYOUT_MARKS = ("o", "s", "^", "D")
 #: Points on the roofline that labels must not cover.
 _ROOF_POINTS = 200
@@ -25,13 +24,11 @@ _NAMED = 12
 _MARKS = {"decode": "o", "prefill": "s"}
 
 
-def plot_roofline(rows: Sequence[OperatorRow], title: str, path: Path) -> None:
-    """Draw operators on the roofline of the chip: achieved FLOP rate against arithmetic intensity. Circles: decode; squares: prefill."""
-    write_figure(roofline_figure(rows, title), path)
-
-
 def roofline_figure(rows: Sequence[OperatorRow], title: str) -> Figure:
-    """Return the roofline figure: memory bandwidth as the slope, and one peak FLOP rate per compute format."""
+    """Return operators on the roofline of the chip: memory bandwidth as the slope, and one peak FLOP rate per compute format.
+
+    Circles: decode; squares: prefill.
+    """
     shown = [row for row in rows if row.flops > 0 and row.bytes > 0]
     figure = new_figure(width=9.0, height=5.6)
     axes = figure.add_subplot()
@@ -42,55 +39,39 @@ def roofline_figure(rows: Sequence[OperatorRow], title: str) -> Figure:
         axes.plot([low, ridge, high], [bandwidth * low / 1e12, level, level], color="#333333", linewidth=1.0)
         slope = [low * (high / low) ** (index / _ROOF_POINTS) for index in range(_ROOF_POINTS + 1)]
         roof += [(intensity, min(bandwidth * intensity / 1e12, level)) for intensity in slope]
-    for row in shown:
-        axes.scatter(row.intensity, row.flops / row.time / 1e12, s=36, marker=_MARKS[row.phase], color=BOUND_COLOURS[row.bound], zorder=3)
+    spots = [(row.intensity, row.flops / row.time / 1e12) for row in shown]
+    for row, spot in zip(shown, spots, strict=True):
+        axes.scatter(*spot, s=36, marker=_MARKS[row.phase], color=BOUND_COLOURS[row.bound], zorder=3)
     for bound in dict.fromkeys(row.bound for row in shown):
         axes.scatter([], [], color=BOUND_COLOURS[bound], label=f"{bound}-bound")
     for phase in dict.fromkeys(row.phase for row in shown):
         axes.scatter([], [], color="#333333", marker=_MARKS[phase], label=phase)
     axes.set(xscale="log", yscale="log", xlabel="arithmetic intensity [FLOP/byte]", ylabel="achieved TFLOP/s per chip")
     axes.set_title(title, fontsize=9)
-    longest = sorted(shown, key=lambda row: -row.time)[:8]
-    spots = [(row.intensity, row.flops / row.time / 1e12) for row in shown]
-    names = [(row.name.rpartition(".")[2], (row.intensity, row.flops / row.time / 1e12)) for row in longest]
+    longest = sorted(zip(shown, spots, strict=True), key=lambda mark: -mark[0].time)[:8]
     for axis in (axes.xaxis, axes.yaxis):
         plain_numbers(axis, subs=(1.0,))
     axes.legend(fontsize=8, loc="lower right")
     axes.grid(which="major", alpha=0.3)
     figure.draw_without_rendering()
-    label_marks(axes, names, [*spots, *roof])
+    label_marks(axes, [(row.name.rpartition(".")[2], spot) for row, spot in longest], [*spots, *roof])
     return figure
 
 
-def plot_front(result: ServingSearchResult, title: str, path: Path) -> None:
-    """Draw the Pareto front of a search, its best plan and its baselines."""
-    write_figure(front_figure(result, title), path)
-
-
 def front_figure(result: ServingSearchResult, title: str) -> Figure:
-    """Return the figure of tokens/s per chip against tokens/s per user; one colour and marker per layout."""
+    """Return the Pareto front of a search, its best plan and its baselines: one colour and marker per layout."""
     figure = new_figure(width=9.0, height=5.6)
     axes = figure.add_subplot()
-    points = result.pareto
-    axes.plot(
-        [point.tokens_per_second_per_user for point in points],
-        [point.tokens_per_second_per_chip for point in points],
-        color="#BBBBBB",
-        linewidth=1.0,
-        zorder=1,
-    )
-    labels = list(dict.fromkeys(f"{short_plan(point.plan)}, {point.quantization}" for point in points))
-    for index, label in enumerate(labels):
-        members = [point for point in points if f"{short_plan(point.plan)}, {point.quantization}" == label]
-        axes.scatter(
-            [point.tokens_per_second_per_user for point in members],
-            [point.tokens_per_second_per_chip for point in members],
-            s=26,
-            color=_LAYOUT_COLOURS[index % len(_LAYOUT_COLOURS)],
-            marker=_LAYOUT_MARKS[index // len(_LAYOUT_COLOURS) % len(_LAYOUT_MARKS)],
-            label=label if index < _NAMED else None,
-            zorder=2,
-        )
+    spots = [(point.tokens_per_second_per_user, point.tokens_per_second_per_chip) for point in result.pareto]
+    axes.plot(*zip(*spots, strict=True), color="#BBBBBB", linewidth=1.0, zorder=1)
+    layouts: dict[str, list[tuple[float, float]]] = {}
+    for point, spot in zip(result.pareto, spots, strict=True):
+        layouts.setdefault(f"{short_plan(point.plan)}, {point.quantization}", []).append(spot)
+    for index, (label, members) in enumerate(layouts.items()):
+        per_user, per_chip = zip(*members, strict=True)
+        colour = _LAYOUT_COLOURS[index % len(_LAYOUT_COLOURS)]
+        marker = _LAYOUT_MARKS[index // len(_LAYOUT_COLOURS) % len(_LAYOUT_MARKS)]
+        axes.scatter(per_user, per_chip, s=26, color=colour, marker=marker, label=label if index < _NAMED else None, zorder=2)
     names: list[tuple[str, tuple[float, float]]] = []
     for name, ranked, mark in [
         ("best under the limits" if result.limits.given() else "best", result.best, "*"),
@@ -107,5 +88,5 @@ def front_figure(result: ServingSearchResult, title: str) -> Figure:
     axes.legend(fontsize=7, loc="upper right")
     axes.grid(alpha=0.3)
     figure.draw_without_rendering()
-    label_marks(axes, names, [(point.tokens_per_second_per_user, point.tokens_per_second_per_chip) for point in points])
+    label_marks(axes, names, spots)
     return figure

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from perfmodel.cost.serving.boundness import OperatorRow
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.hardware.chip_cluster import chips_text, short_name
 from perfmodel.parallel.interval import COVERAGE
 from perfmodel.parallel.serving.prediction import ServingPrediction
-from perfmodel.planner.serving.result import RankedPlan, ServingSearchResult
+from perfmodel.planner.serving.result import ServingSearchResult
 from perfmodel.report.document import Block, Command, Facts, Notes, Text
 from perfmodel.report.figures import MEMORY_COLOURS
-from perfmodel.report.html import Bar, Markup, PageSection, Part, bars
+from perfmodel.report.html import Bar, PageSection, Part, bars
 from perfmodel.report.page import Report, make_report
 from perfmodel.report.serving import memory_table, operators_table, parts_table, service_facts, short_plan, shown_notes, verdict_line
 from perfmodel.report.serving_searches import best_line, search_details, search_facts, search_notes, search_tables
@@ -56,13 +56,12 @@ def service_report(
     sections = [PageSection("Summary", summary)]
     if prediction.fits:
         text = times_like(prediction.decode_step)
-        drawn = _bars(prediction.parts, _PART_COLOURS, text, text(prediction.decode_step))
-        sections.append(PageSection("Where a decode step goes", [drawn, parts_table(prediction)]))
+        times = bars([Bar("", prediction.parts, text(prediction.decode_step))], _PART_COLOURS, text)
+        sections.append(PageSection("Where a decode step goes", [times, parts_table(prediction)]))
     usable = prediction.memory_usable
     total = f"{format_bytes(prediction.memory['total'])} of {format_bytes(usable)} usable"
-    sections.append(
-        PageSection("Memory", [_bars(prediction.memory, _MEMORY_COLOURS, format_bytes, total, usable), memory_table(prediction)])
-    )
+    memory = bars([Bar("", prediction.memory, total, usable)], _MEMORY_COLOURS, format_bytes)
+    sections.append(PageSection("Memory", [memory, memory_table(prediction)]))
     if operators:
         sections.append(PageSection("Operators", [operators_table(operators, phase) for phase in ("decode", "prefill")]))
     if result is not None:
@@ -73,8 +72,7 @@ def service_report(
     basis = Table(title="Basis of the numbers", headers=("part", "based on"), rows=basis_rows, fold=("based on",))
     sections.append(PageSection("Assumptions and sources", [basis, sources]))
     sections.append(PageSection("Reproduce", [Command(command)]))
-    plan = prediction.plan
-    title = f"{prediction.job.model.name} served on {chips_text(plan.num_chips)} of {short_name(prediction.cluster)}"
+    title = f"{prediction.job.model.name} served on {chips_text(prediction.plan.num_chips)} of {short_name(prediction.cluster)}"
     verdict = verdict_line(prediction, limits) if result is None else best_line(result)
     kind = "service" if result is None else "service search"
     return make_report(kind, title, verdict, list(_cards(prediction)) if prediction.fits else [], sections)
@@ -92,25 +90,18 @@ def _cards(prediction: ServingPrediction) -> Iterator[tuple[str, str, str]]:
         yield "cost", f"{prediction.cost_per_million:,.2f} USD", "a million output tokens"
 
 
-def _bars(sizes: Mapping[str, float], colours: Mapping[str, str], text: Callable[[float], str], total: str, limit: float = 0.0) -> Markup:
-    shown = {name: size for name, size in sizes.items() if size > 0 and name != "total"}
-    return bars([Bar("", shown, total, limit)], colours, {"": {name: f"{words(name)}: {text(size)}" for name, size in shown.items()}})
-
-
 def _search_parts(result: ServingSearchResult) -> Iterator[Part]:
-    marks = [
-        Mark(
-            point.tokens_per_second_per_user,
-            point.tokens_per_second_per_chip,
-            "keeps the limits" if point.meets else "breaks a limit",
-            f"{short_plan(point.plan)}, {point.quantization}, {point.concurrency:,} in flight\n"
-            f"TTFT {format_time(point.ttft)}, TPOT {format_time(point.tpot)}",
-            is_front=True,
-        )
-        for point in result.pareto
-    ]
-    marks.append(_ranked_mark(result.best, "best plan", "best plan"))
-    marks += [_ranked_mark(ranked, "without a search", baseline.name) for baseline in result.baselines for ranked in baseline.plans]
+    marks = []
+    for point in result.pareto:
+        kind = "keeps the limits" if point.meets else "breaks a limit"
+        text = f"{short_plan(point.plan)}, {point.quantization}, {point.concurrency:,} in flight\n{_times(point.ttft, point.tpot)}"
+        marks.append(Mark(point.tokens_per_second_per_user, point.tokens_per_second_per_chip, kind, text, is_front=True))
+    ranked = [("best plan", "best plan", result.best)]
+    ranked += [("without a search", baseline.name, plan) for baseline in result.baselines for plan in baseline.plans]
+    for kind, name, plan in ranked:
+        prediction = plan.prediction
+        text = f"{name}: {short_plan(plan.plan)}\n{_times(prediction.ttft.mean, prediction.tpot.mean)}"
+        marks.append(Mark(prediction.tokens_per_second_per_user, plan.tokens_per_second_per_chip, kind, text))
     limit = 1.0 / result.limits.tpot if result.limits.tpot else 0.0
     yield Text("Tokens that a user sees against tokens of a chip; the line joins the plans and loads that no other beats in both.")
     labels = {"x_label": "output tokens/s for a user", "y_label": "output tokens/s a chip"}
@@ -119,9 +110,5 @@ def _search_parts(result: ServingSearchResult) -> Iterator[Part]:
     yield Notes(search_details(result))
 
 
-def _ranked_mark(ranked: RankedPlan, kind: str, name: str) -> Mark:
-    prediction = ranked.prediction
-    times = f"TTFT {format_time(prediction.ttft.mean)}, TPOT {format_time(prediction.tpot.mean)}"
-    return Mark(
-        prediction.tokens_per_second_per_user, ranked.tokens_per_second_per_chip, kind, f"{name}: {short_plan(ranked.plan)}\n{times}"
-    )
+def _times(ttft: float, tpot: float) -> str:
+    return f"TTFT {format_time(ttft)}, TPOT {format_time(tpot)}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TypeAlias
 
-from perfmodel.report.html import Markup, legend
+from perfmodel.cost.trace import RankTimeline
+from perfmodel.report.html import OTHER_COLOUR, Markup, legend
+from perfmodel.report.table import times_like, words
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 720.0, 62.0, 12.0, 10.0, 40.0
 _ROW, _GAP = 20.0, 4.0
@@ -30,16 +32,6 @@ class Mark:
     kind: str
     text: str
     is_front: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A time slot in a row of a schedule."""
-
-    start: float
-    time: float
-    kind: str
-    text: str
 
 
 def _number(value: float) -> str:
@@ -66,26 +58,30 @@ def _text(x: float, y: float, text: str, anchor: str = "middle", more: str = "")
     return f'<text x="{_number(x)}" y="{_number(y)}" text-anchor="{anchor}"{more}>{escape(text)}</text>'
 
 
-def _axis(low: float, high: float, start: float, end: float) -> Scale:
+def _scale(low: float, high: float, start: float, end: float) -> Scale:
     scale = (end - start) / ((high - low) or 1.0)
     return lambda value: start + (value - low) * scale
 
 
-def _across(x: Scale, low: float, high: float, height: float, label: str) -> Iterator[str]:
-    """Yield the horizontal axis below a figure."""
+def _across(low: float, high: float, height: float, label: str) -> tuple[Scale, list[str]]:
+    """Return the horizontal scale of a figure, and its axis below."""
+    x = _scale(low, high, _LEFT, _WIDTH - _RIGHT)
+    lines = []
     for value in ticks(low, high, 8):
-        yield f'<path class="grid" d="M{_number(x(value))} {_number(_TOP)}V{_number(height - _BOTTOM)}"/>'
-        yield _text(x(value), height - _BOTTOM + 15, f"{value:.6g}")
-    yield _text((_LEFT + _WIDTH - _RIGHT) / 2, height - 6, label)
+        lines.append(f'<path class="grid" d="M{_number(x(value))} {_number(_TOP)}V{_number(height - _BOTTOM)}"/>')
+        lines.append(_text(x(value), height - _BOTTOM + 15, f"{value:.6g}"))
+    return x, [*lines, _text((_LEFT + _WIDTH - _RIGHT) / 2, height - 6, label)]
 
 
-def _upright(y: Scale, low: float, high: float, label: str) -> Iterator[str]:
-    """Yield the vertical axis on the left."""
+def _upright(low: float, high: float, height: float, label: str) -> tuple[Scale, list[str]]:
+    """Return the vertical scale of a figure, and its axis on the left."""
+    y = _scale(low, high, height - _BOTTOM, _TOP)
+    lines = []
     for value in ticks(low, high):
-        yield f'<path class="grid" d="M{_number(_LEFT)} {_number(y(value))}H{_number(_WIDTH - _RIGHT)}"/>'
-        yield _text(_LEFT - 6, y(value) + 4, f"{value:.6g}", "end")
+        lines.append(f'<path class="grid" d="M{_number(_LEFT)} {_number(y(value))}H{_number(_WIDTH - _RIGHT)}"/>')
+        lines.append(_text(_LEFT - 6, y(value) + 4, f"{value:.6g}", "end"))
     middle = (y(low) + y(high)) / 2
-    yield _text(14, middle, label, more=f' transform="rotate(-90 14 {_number(middle)})"')
+    return y, [*lines, _text(14, middle, label, more=f' transform="rotate(-90 14 {_number(middle)})"')]
 
 
 def area(
@@ -99,13 +95,13 @@ def area(
     names = [name for name in dict.fromkeys(name for _, sizes in points for name in sizes) if any(sizes.get(name) for _, sizes in points)]
     names.sort(key=lambda name: -min(sizes.get(name, 0.0) for _, sizes in points))  # constant classes at the bottom
     top = 1.05 * max(limit, *(sum(sizes.values()) for _, sizes in points))
-    x, y = _axis(0.0, end, _LEFT, _WIDTH - _RIGHT), _axis(0.0, top, height - _BOTTOM, _TOP)
+    (x, across), (y, upright) = _across(0.0, end, height, x_label), _upright(0.0, top, height, y_label)
     columns: dict[int, Mapping[str, float]] = {}
     for time, sizes in points:
         pixel = round(x(time))
         if pixel not in columns or sum(sizes.values()) >= sum(columns[pixel].values()):
             columns[pixel] = sizes
-    body = [*_across(x, 0.0, end, height, x_label), *_upright(y, 0.0, top, y_label)]
+    body, unit = [*across, *upright], escape(y_label.partition("[")[2].rstrip("]"))
     for number in range(len(names), 0, -1):
         name, below = names[number - 1], names[:number]
         path, last = [f"M{_number(_LEFT)} {_number(y(0.0))}"], ""
@@ -115,27 +111,30 @@ def area(
                 path.append(f"H{pixel}V{up}")
             last = up
         most = max(sizes.get(name, 0.0) for _, sizes in points)
-        title = f"<title>{escape(name.replace('_', ' '))}: at most {most:.4g} {escape(y_label.partition('[')[2].rstrip(']'))}</title>"
         path.append(f"H{_number(_WIDTH - _RIGHT)}V{_number(y(0.0))}Z")
-        body.append(f'<path fill="{colours.get(name, "#999999")}" d="{"".join(path)}">{title}</path>')
+        title = f"<title>{escape(words(name))}: at most {most:.4g} {unit}</title>"
+        body.append(f'<path fill="{colours.get(name, OTHER_COLOUR)}" d="{"".join(path)}">{title}</path>')
     body.append(f'<path class="limit" d="M{_number(_LEFT)} {_number(y(limit))}H{_number(_WIDTH - _RIGHT)}"><title>usable</title></path>')
-    shown = {name.replace("_", " "): colours.get(name, "#999999") for name in reversed(names)}
-    return Markup(_svg(height, "memory over the step", body) + legend(shown))
+    return Markup(_svg(height, "memory over the step", body) + legend(reversed(names), colours))
 
 
-def schedule(rows: Sequence[tuple[str, Sequence[Slot]]], colours: Mapping[str, str], *, start: float, end: float, x_label: str) -> Markup:
-    """Return the passes of each pipeline stage between two times."""
-    height = _TOP + _BOTTOM + len(rows) * (_ROW + _GAP)
-    x = _axis(start, end, _LEFT, _WIDTH - _RIGHT)
-    body = list(_across(x, start, end, height, x_label))
-    for number, (label, slots) in enumerate(rows):
+def schedule(timelines: Sequence[RankTimeline], colours: Mapping[str, str], *, start: float, end: float, scale: float, unit: str) -> Markup:
+    """Return the passes of each pipeline stage between two times, in units of the figure.
+
+    scale   units of the figure in a second
+    """
+    height = _TOP + _BOTTOM + len(timelines) * (_ROW + _GAP)
+    x, body = _across(start, end, height, f"time [{unit}]")
+    text = times_like(timelines[0].step_time)
+    for number, timeline in enumerate(timelines):
         top = _TOP + number * (_ROW + _GAP)
-        body.append(_text(_LEFT - 6, top + _ROW / 2 + 4, label, "end"))
-        for slot in slots:
-            left, right = max(slot.start, start), min(slot.start + slot.time, end)
+        body.append(_text(_LEFT - 6, top + _ROW / 2 + 4, f"stage {timeline.stage}", "end"))
+        for span in timeline.passes:
+            left, right = max(span.start * scale, start), min(span.start * scale + span.time * scale, end)
             if right > left:
                 size = f'x="{x(left):.2f}" y="{_number(top)}" width="{max(x(right) - x(left) - 0.3, 0.1):.2f}" height="{_number(_ROW)}"'
-                body.append(f'<rect {size} fill="{colours[slot.kind]}"><title>{escape(slot.text)}</title></rect>')
+                title = f"{span.name}, stage {timeline.stage}: {text(span.start)} to {text(span.start + span.time)}"
+                body.append(f'<rect {size} fill="{colours[span.name.partition(" ")[0]]}"><title>{escape(title)}</title></rect>')
     return Markup(_svg(height, "pipeline schedule", body))
 
 
@@ -159,8 +158,8 @@ def scatter(
     drawn = [mark for mark in marks if is_whole or (mark.x <= _WIDEST * limit and mark.y <= _WIDEST * least)]
     wide, tall = max([limit, *(mark.x for mark in drawn)]) * 1.06, max((mark.y for mark in drawn), default=least) * 1.04
     low = max(min(least, *(mark.y for mark in drawn)) - 0.1 * (tall - least), 0.0)
-    x, y = _axis(0.0, wide, _LEFT, _WIDTH - _RIGHT), _axis(low, tall, height - _BOTTOM, _TOP)
-    body = [*_across(x, 0.0, wide, height, x_label), *_upright(y, low, tall, y_label)]
+    (x, across), (y, upright) = _across(0.0, wide, height, x_label), _upright(low, tall, height, y_label)
+    body = [*across, *upright]
     if limit:
         line = f"M{_number(x(limit))} {_number(_TOP)}V{_number(height - _BOTTOM)}"
         body.append(f'<path class="limit" d="{line}"><title>{escape(limit_text)}</title></path>')
@@ -172,5 +171,5 @@ def scatter(
         position = f'cx="{_number(x(mark.x))}" cy="{_number(y(mark.y))}" r="{_RADIUS:g}"'
         body.append(f'<circle class="dot" {position} fill="{colours[mark.kind]}"><title>{escape(mark.text)}</title></circle>')
     left_out = f"<p>{len(marks) - len(drawn)} slower or larger ones are in the table only.</p>" if len(drawn) < len(marks) else ""
-    kinds = {kind: colour for kind, colour in colours.items() if any(mark.kind == kind for mark in drawn)}
-    return Markup(_svg(height, f"{y_label} against {x_label}", body) + legend(kinds) + left_out)
+    kinds = [kind for kind in colours if any(mark.kind == kind for mark in drawn)]
+    return Markup(_svg(height, f"{y_label} against {x_label}", body) + legend(kinds, colours) + left_out)

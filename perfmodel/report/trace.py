@@ -27,7 +27,6 @@ from perfmodel.report.table import Table, percent, times_like, words
 
 _STREAM_IDS = {"compute": 7, "tp": 16, "cp": 18, "ep": 20, "dp": 22, "pp": 24}
 _IDLE_THREAD = 1
-_HIDDEN = 1  # added to the id of a stream for its overlapped communication
 _HOST = 1_000_000  # added to the id of a rank for the process of its host
 _LAUNCH = 1_000  # longest kernel launch [ns]
 _NCCL = {
@@ -79,13 +78,11 @@ def trace_events(timeline: RankTimeline) -> Iterator[dict[str, Any]]:
             if span.hidden:
                 threads[host, host + 1] = "launches under compute"
             threads[gpu, _thread(span)] = f"stream {_thread(span)}: {span.stream}{' under compute' if span.hidden else ''}"
-    for pid, label, name in (
-        (gpu, f"GPU {timeline.rank}", f"rank {timeline.rank}, stage {timeline.stage}"),
-        (host, "CPU", f"host of rank {timeline.rank}"),
-    ):
+    processes = ((gpu, f"GPU {gpu}", f"rank {gpu}, stage {timeline.stage}"), (host, "CPU", f"host of rank {gpu}"))
+    for pid, label, name in processes:
         yield _meta("process_name", pid, 0, name=name)
         yield _meta("process_labels", pid, 0, labels=label)
-        yield _meta("process_sort_index", pid, 0, sort_index=2 * timeline.rank + (pid == host))
+        yield _meta("process_sort_index", pid, 0, sort_index=2 * gpu + (pid == host))
     for (pid, tid), name in threads.items():
         yield _meta("thread_name", pid, tid, name=name)
         yield _meta("thread_sort_index", pid, tid, sort_index=tid)
@@ -116,7 +113,8 @@ def trace_events(timeline: RankTimeline) -> Iterator[dict[str, Any]]:
 
 
 def _thread(span: Span) -> int:
-    return _STREAM_IDS[span.stream] + (_HIDDEN if span.hidden else 0)
+    """Return the thread of a span: its stream, or a second one for overlapped communication."""
+    return _STREAM_IDS[span.stream] + span.hidden
 
 
 def _ns(time: float) -> int:
@@ -138,6 +136,11 @@ def _meta(what: str, pid: int, tid: int, **known: Any) -> dict[str, Any]:
 # --- text -------------------------------------------------------------------------------------------------------
 
 
+def plan_facts(plan: Plan | None) -> list[tuple[str, str]]:
+    """Return the facts of the plan that ran, if it is known."""
+    return [] if plan is None else [("job", job_line(plan)), ("plan", plan_line(plan))]
+
+
 def timelines_object(timelines: Sequence[RankTimeline], files: Iterable[str]) -> dict[str, Any]:
     return {
         "step_time": timelines[0].step_time,
@@ -149,7 +152,7 @@ def timelines_object(timelines: Sequence[RankTimeline], files: Iterable[str]) ->
                 "stage": timeline.stage,
                 "parts": dict(timeline.parts),
                 "num_spans": len(timeline.spans),
-                "peak_memory": _peak(timeline),
+                "peak_memory": peak_memory(timeline),
                 "peak_moment": timeline.memory_moment,
             }
             for timeline in timelines
@@ -160,36 +163,24 @@ def timelines_object(timelines: Sequence[RankTimeline], files: Iterable[str]) ->
 def timelines_blocks(timelines: Sequence[RankTimeline], plan: Plan, files: Sequence[str], read: Sequence[str]) -> Iterator[Block]:
     first = timelines[0]
     text = times_like(first.step_time)
-    yield Facts(
-        f"predicted step of {format_step(first.step_time)}",
-        [("job", job_line(plan)), ("plan", plan_line(plan)), ("detail", _DETAILS[first.detail]), ("written", ", ".join(files))],
-    )
-    idle = "pipeline_bubble"
+    facts = [*plan_facts(plan), ("detail", _DETAILS[first.detail]), ("written", ", ".join(files))]
+    yield Facts(f"predicted step of {format_step(first.step_time)}", facts)
     rows = []
     for timeline in timelines:
-        largest = max((part for part in timeline.parts if part != idle), key=lambda part: timeline.parts[part])
-        sent = sum(
-            time for part, time in timeline.parts.items() if "communication" in part or part in ("parameter_gather", "gradient_reduction")
-        )
-        rows.append(
-            (
-                str(timeline.rank),
-                str(timeline.stage),
-                f"{len(timeline.spans):,}",
-                f"{words(largest)} {percent(timeline.parts[largest] / timeline.step_time)}",
-                text(sent),
-                text(timeline.parts.get(idle, 0.0)),
-                format_bytes(_peak(timeline)),
-            )
-        )
+        busy = {part: time for part, time in timeline.parts.items() if part != "pipeline_bubble"}
+        largest = max(busy, key=lambda part: busy[part])
+        sent = sum(time for part, time in busy.items() if "communication" in part or part in ("parameter_gather", "gradient_reduction"))
+        share = f"{words(largest)} {percent(busy[largest] / timeline.step_time)}"
+        bubble = text(timeline.parts.get("pipeline_bubble", 0.0))
+        places = (str(timeline.rank), str(timeline.stage), f"{len(timeline.spans):,}")
+        rows.append((*places, share, text(sent), bubble, format_bytes(peak_memory(timeline))))
     headers = ("rank", "stage", "spans", "largest part", "exposed communication", "bubble", "peak memory")
     yield Table(title="Ranks", headers=headers, rows=tuple(rows), right=("rank", "stage", "spans", *headers[4:]))
     off = max(abs(timeline.stretch - 1.0) for timeline in timelines)
     notes = ["the parts of the rank with the most compute are those of `perfmodel predict`; the other ranks of a stage do the same"]
     if off > 0.05:
-        notes.append(
-            f"idle time between passes is stretched by up to {percent(off)}: the simulated schedule is that much shorter or longer"
-        )
+        stretched = f"idle time between passes is stretched by up to {percent(off)}"
+        notes.append(f"{stretched}: the simulated schedule is that much shorter or longer")
     yield Notes([*notes, "open it in ui.perfetto.dev; a folder as --out has one file for each rank, for Holistic Trace Analysis", *read])
 
 
@@ -200,21 +191,18 @@ _DETAILS = {
 }
 
 
-def _peak(timeline: RankTimeline) -> float:
+def peak_memory(timeline: RankTimeline) -> float:
+    """Return the largest memory of a rank over the step. [byte]"""
     return max(sum(classes.values()) for _, classes in timeline.memory)
 
 
 def comparison_object(comparison: TraceComparison) -> dict[str, Any]:
-    both = (
-        {"predicted": comparison.predicted, "measured": comparison.measured} if comparison.has_plan else {"measured": comparison.measured}
-    )
-    groups = [
-        {"part": name, **({"predicted": predicted} if comparison.has_plan else {}), "measured": measured}
-        for name, (predicted, measured) in comparison.groups.items()
-    ]
+    def times(predicted: float, measured: float) -> dict[str, float]:
+        return {**({"predicted": predicted} if comparison.has_plan else {}), "measured": measured}
+
     return {
-        "step_time": both,
-        "parts": groups,
+        "step_time": times(comparison.predicted, comparison.measured),
+        "parts": [{"part": name, **times(*both)} for name, both in comparison.groups.items()],
         "idle": comparison.idle,
         **({"straggler": dict(zip(("rank", "waiting"), comparison.straggler, strict=True))} if len(comparison.traces) > 1 else {}),
         "traces": list(comparison.traces),
@@ -227,36 +215,31 @@ def comparison_blocks(comparison: TraceComparison, plan: Plan | None, read: Sequ
     text = times_like(max(comparison.measured, comparison.predicted))
     ranks = ", ".join(str(trace.rank) for trace in comparison.traces)
     facts = [
+        *plan_facts(plan),
         ("traces", f"{', '.join(trace.name for trace in comparison.traces)}"),
         ("steps", f"{first.num_steps} step{'s' * (first.num_steps > 1)} of rank {ranks}, {first.device}"),
     ]
     overlapped = sum(trace.overlapped for trace in comparison.traces) / len(comparison.traces)
     if overlapped:
         facts.append(("overlapped", f"{text(overlapped)} of communication under compute"))
-    if plan is not None:
-        facts = [("job", job_line(plan)), ("plan", plan_line(plan)), *facts]
     yield Facts(difference_sentence(comparison) if comparison.has_plan else f"measured step of {format_step(comparison.measured)}", facts)
-    shown = sorted(((name, *times) for name, times in comparison.groups.items() if any(times)), key=lambda row: -max(row[1:]))
-    shown.append(("step", comparison.predicted, comparison.measured))
-    rows: list[tuple[str, ...]] = []
-    for name, predicted, measured in shown:
+
+    def row(name: str, predicted: float, measured: float) -> tuple[str, ...]:
+        if not comparison.has_plan:
+            return name, text(measured), percent(measured / comparison.measured)
         more = text(abs(measured - predicted))
         difference = "-" if more.startswith("<") or measured == predicted else f"{'+' if measured > predicted else '-'}{more}"
-        both = (
-            (text(predicted), text(measured), difference)
-            if comparison.has_plan
-            else (text(measured), percent(measured / comparison.measured))
-        )
-        rows.append((words(name), *both))
-        if name == "idle":
-            for cause, time in sorted(comparison.idle.items(), key=lambda item: -item[1]):
-                if time >= NO_DIFFERENCE * comparison.measured:
-                    rows.append(
-                        (
-                            f"  {words(cause)}",
-                            *(("", text(time), "") if comparison.has_plan else (text(time), percent(time / comparison.measured))),
-                        )
-                    )
+        return name, text(predicted), text(measured), difference
+
+    rows = []
+    for name, times in sorted(comparison.groups.items(), key=lambda group: -max(group[1])):
+        if any(times):
+            rows.append(row(words(name), *times))
+        for cause, time in sorted(comparison.idle.items(), key=lambda item: -item[1]) if name == "idle" and any(times) else ():
+            if time >= NO_DIFFERENCE * comparison.measured:
+                label = f"  {words(cause)}"
+                rows.append((label, "", text(time), "") if comparison.has_plan else row(label, 0.0, time))
+    rows.append(row("step", comparison.predicted, comparison.measured))
     headers = ("part", "predicted", "measured", "difference") if comparison.has_plan else ("part", "measured", "share")
     yield Table(title="Where the step goes (exposed time)", headers=headers, rows=tuple(rows), right=headers[1:])
     unknown = dict.fromkeys(name for trace in comparison.traces for name in trace.unknown)
@@ -270,18 +253,16 @@ def comparison_blocks(comparison: TraceComparison, plan: Plan | None, read: Sequ
 
 def difference_sentence(comparison: TraceComparison) -> str:
     """Return one sentence with the step times and the part of the largest difference."""
-    name, (predicted, measured) = comparison.largest_difference, comparison.groups[comparison.largest_difference]
+    name = comparison.largest_difference
+    predicted, measured = comparison.groups[name]
     text = times_like(max(comparison.measured, comparison.predicted))
     error = round(comparison.predicted / comparison.measured - 1.0, 2) + 0.0
     step = f"step {text(comparison.measured)}, predicted {text(comparison.predicted)} ({error:+.0%})"
     if abs(measured - predicted) < NO_DIFFERENCE * comparison.measured:
         return f"{step}; no part differs by more than {percent(NO_DIFFERENCE)} of the step"
-    cause = max(comparison.idle, key=lambda host: comparison.idle[host])
-    during = (
-        f", {text(comparison.idle[cause])} of it {_CAUSES[cause]}"
-        if name == "idle" and comparison.idle[cause] > 0.5 * measured > 0.5 * predicted
-        else ""
-    )
+    cause, time = max(comparison.idle.items(), key=lambda item: item[1])
+    is_caused = name == "idle" and time > 0.5 * measured > 0.5 * predicted
+    during = f", {text(time)} of it {_CAUSES[cause]}" if is_caused else ""
     unknown = next((kernel for trace in comparison.traces for kernel in trace.unknown), "")
     which = f" ({one_line(unknown, 40)})" if name == "other_kernels" and unknown else ""
     kind = "largest unexplained part" if measured > predicted else "largest difference"

@@ -7,7 +7,6 @@ import math
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from perfmodel.cost.resolve import choose_calibration
 from perfmodel.cost.trace import Detail, rank_timelines
@@ -39,9 +38,8 @@ def write_report(plans: Plan | Name | SearchResult | Sequence[Plan | Name], *, o
             other plans in it
     out     file to write: .html
     """
-    name = str(plans) if isinstance(plans, (str, Path)) else ""
-    if name.endswith(".json"):
-        plans = read_search(name)
+    search = str(plans) if isinstance(plans, (str, Path)) and str(plans).endswith(".json") else ""
+    plans = read_search(search) if search else plans
     result = plans if isinstance(plans, SearchResult) else None
     if isinstance(plans, SearchResult):
         if not plans.plans:
@@ -51,16 +49,14 @@ def write_report(plans: Plan | Name | SearchResult | Sequence[Plan | Name], *, o
     if not given:
         raise InputError("plans: are missing; give a plan or its file")
     check_page_path(out, "out")
-    loaded = [load_plan(plan_or_name) for plan_or_name in given]
+    loaded = [load_plan(entry) for entry in given]
     unnamed = "plan.yaml" if len(given) == 1 else "plan{}.yaml"
-    names = [
-        unnamed.format(number) if isinstance(plan_or_name, Plan) else str(plan_or_name) for number, plan_or_name in enumerate(given, 1)
-    ]
-    command = f"perfmodel report {' '.join(map(shlex.quote, [name] if name.endswith('.json') else names))}"
-    texts = [plan_text(plan_found) for plan_found in loaded]
+    names = [unnamed.format(number) if isinstance(entry, Plan) else str(entry) for number, entry in enumerate(given, 1)]
+    command = f"perfmodel report {' '.join(map(shlex.quote, [search] if search else names))}"
+    texts = list(map(plan_text, loaded))
     if len(loaded) > 1:
-        predictions = compare_plans(loaded)
-        page = comparison_report(short_names(names), predictions, texts=texts, commands=[command])
+        predictions = dict(zip(short_names(names), compare_plans(loaded), strict=True))
+        page = comparison_report(predictions, texts=texts, commands=[command])
     else:
         plan = loaded[0]
         explanation = explain_plan(plan, trust=isinstance(plan.job.model, TransformerConfig))
@@ -90,20 +86,18 @@ def write_service_report(
     """Write the page of a service; see `perfmodel.report.serving_page.service_report`."""
     from perfmodel.report.serving_page import service_report
 
-    operators = operators_of(setting, prediction) if prediction.fits else []
-    more = () if search is None else setting.notes
-    estimator, job = setting.estimator, setting.job
+    estimator = setting.estimator
     runs = ("engine", f"{estimator.engine.name} {estimator.engine.version}", estimator.engine.source)
     peak = (estimator.machine.peak_flop_rate, str(estimator.machine.dtype))
     page = service_report(
         prediction,
         limits=limits,
-        operators=operators,
+        operators=operators_of(setting, prediction) if prediction.fits else [],
         start=start,
         command=command,
-        sources=sources_table(job.model, estimator.cluster, estimator.calibration, peak, runs),
+        sources=sources_table(setting.job.model, estimator.cluster, estimator.calibration, peak, runs),
         result=search,
-        more_notes=more,
+        more_notes=() if search is None else setting.notes,
     )
     write_atomically(out, page.html)
 
@@ -122,22 +116,22 @@ def read_search(path: str | Path) -> SearchResult:
         data = json.loads(text)
         data["plans"], data["num_evaluated"]
     except (ValueError, KeyError, TypeError):
-        rule = "is no result of a training search"
         remedy = "write one with `perfmodel search ... --json > search.json`; a service has `perfmodel serve ... --report report.html`"
-        raise bad_field("plans", path, rule, remedy) from None
+        raise bad_field("plans", path, "is no result of a training search", remedy) from None
 
-    def predicted(entry: Mapping[str, Any]) -> Prediction:
-        return predict_plan(
-            plan_from_dict(entry["plan"], where=str(path)), memory_headroom=data["memory_headroom"] or None, risk=data["risk"]
-        )
+    rule = {"memory_headroom": data["memory_headroom"] or None, "risk": data["risk"]}
+
+    def predicted(name: str) -> tuple[Prediction, ...]:
+        """Return the predictions of the plans of a field."""
+        entries = data[name] if isinstance(data[name], list) else [data[name]]
+        return tuple(predict_plan(plan_from_dict(entry["plan"], where=str(path)), **rule) for entry in entries if entry)
 
     objective = Objective(data["objective"])
-    plans = tuple(predicted(entry) for entry in data["plans"])
+    plans = predicted("plans")
     places = tuple(entry["place"] for entry in data["plans"])
     costs = [prediction.memory["total"] if objective is Objective.MEMORY else prediction.step_time for prediction in plans]
     by_plan = {prediction.plan: prediction for prediction in plans}
     kinds = alike_kinds(list(zip(costs, by_plan, strict=True)), places, data["ties"])
-    expectation = data["expectation"]
     return SearchResult(
         **{name: data[name] for name in _AS_SAVED},
         objective=objective,
@@ -145,11 +139,11 @@ def read_search(path: str | Path) -> SearchResult:
         places=places,
         least_time=data["least_time"] or math.inf,
         kinds=tuple(AlikePlans(position=rank, prediction=by_plan[plan], alike=alike) for rank, plan, alike in kinds),
-        pareto=tuple(map(predicted, data["pareto"])),
-        least_memory=(predicted(data["least_memory"]),) if data["least_memory"] else (),
+        pareto=predicted("pareto"),
+        least_memory=predicted("least_memory"),
         baselines=(),
-        expectation=Expectation(**expectation) if expectation else None,
-        any_framework=(predicted(data["any_framework"]),) if data["any_framework"] else (),
+        expectation=Expectation(**data["expectation"]) if data["expectation"] else None,
+        any_framework=predicted("any_framework"),
     )
 
 

@@ -85,9 +85,7 @@ class Study:
             yield {**self.fixed, **{name: value for words in chosen for name, value in words.items()}}
 
 
-# ---------------------------------------------------------------------------------------------------------------------------------
-# From a point to rows
-# ---------------------------------------------------------------------------------------------------------------------------------
+# --- From a point to rows --------------------------------------------------------------------------------------------
 
 
 @takes(asked=Request, knobs=Knobs)
@@ -152,8 +150,8 @@ def column_of(verb: SweptVerb, name: str) -> str:
 
 def words_of_verb(verb: SweptVerb) -> Mapping[str, Word | None]:
     """Return every field that a point of a verb may have; None: an argument of the verb that is no field of a record."""
-    records = (ServingRequest,) if verb in (SweptVerb.SERVE, SweptVerb.SERVE_SEARCH) else (Request, Knobs)
-    known = {name: word for record in records for name, word in words_of(record).items()}
+    is_service = verb in (SweptVerb.SERVE, SweptVerb.SERVE_SEARCH)
+    known = words_of(ServingRequest) if is_service else {**words_of(Request), **words_of(Knobs)}
     names = [name for name in inspect.signature(_ANSWERS[verb][0]).parameters if name != "progress"]
     return {name: known.get(name) for name in (*names, *(["tokens"] if verb is SweptVerb.PREDICT else ()))}
 
@@ -189,9 +187,7 @@ def cell(name: str, value: object, word: Word | None) -> Any:
     return value if value is None or isinstance(value, (str, int, float)) else json.dumps(value)
 
 
-# ---------------------------------------------------------------------------------------------------------------------------------
-# From a file to points
-# ---------------------------------------------------------------------------------------------------------------------------------
+# --- From a file to points -------------------------------------------------------------------------------------------
 
 
 def study_model() -> type[FileModel]:

@@ -18,10 +18,11 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,18 +39,8 @@ if TYPE_CHECKING:
 LOCAL, DASK = "local", "dask"
 #: Fields that do not change the compiled programs of a job: points that differ only in these are computed by one process.
 _ALIKE = (
-    "cluster",
-    "chips",
-    "nodes",
-    "global_batch",
-    "batch_tokens",
-    "concurrency",
-    "rate",
-    "tp",
-    "pp",
-    "cp",
-    "micro_batch",
-    "calibration",
+    *("cluster", "chips", "nodes", "global_batch", "batch_tokens", "concurrency", "rate", "calibration"),
+    *("tp", "pp", "cp", "micro_batch"),
 )
 _MOST_TOGETHER = 16  # largest batch of points of a process
 _BATCHES_PER_JOB = 8
@@ -97,13 +88,12 @@ def run_sweep(
     version = data_version()
     files: dict[str, str] = {}
     keys = [_key(wanted.verb, point, version, files) for point in points]
-    with ExitStack() as stack:
-        folder = None if out is None else stack.enter_context(_parts(Path(f"{out}.parts")))
+    with nullcontext() if out is None else _parts(Path(f"{out}.parts")) as folder:
         known = {} if folder is None else _read_parts(folder, set(keys))
         missing = {key: point for key, point in zip(keys, points, strict=True) if key not in known}
         start, num_failed = time.monotonic(), 0
-        tasks = list(_batches(missing, jobs))
-        for number, record in enumerate(_computed(tasks, wanted.verb, version, folder, jobs=jobs, engine=engine), 1):
+        records = _computed(list(_batches(missing, jobs)), wanted.verb, version, folder, jobs=jobs, engine=engine)
+        for number, record in enumerate(records, 1):
             known[record["key"]] = record
             num_failed += bool(failure_of(record["rows"]))
             if progress is not None:
@@ -157,9 +147,7 @@ def _rows(study: Study, points: Sequence[Mapping[str, Any]], records: Sequence[M
             yield {"point": number, **words, **row, "seconds": record["seconds"]}
 
 
-# ---------------------------------------------------------------------------------------------------------------------------------
-# Parts: a line for each computed point
-# ---------------------------------------------------------------------------------------------------------------------------------
+# --- Parts: a line for each computed point ---------------------------------------------------------------------------
 
 
 @cache
@@ -167,8 +155,7 @@ def data_version() -> str:
     """Return a digest of the inputs of a result other than the point: code, shipped data, and calibrations of this user."""
     package = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
-    folders = (package, resource_dir("hardware_specs"), resource_dir("strategies"), user_calibrations_dir())
-    for folder in folders:
+    for folder in (package, resource_dir("hardware_specs"), resource_dir("strategies"), user_calibrations_dir()):
         for path in sorted(folder.rglob("*")):
             if path.suffix in (".py", ".yaml", ".json", ".tsv", ".csv") and path.is_file():
                 digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
@@ -227,9 +214,7 @@ def _append(folder: Path, lines: Iterable[str]) -> None:
         raise RunError(f"{folder}: cannot be written ({error.strerror}); free some space and run the sweep again") from error
 
 
-# ---------------------------------------------------------------------------------------------------------------------------------
-# Processes
-# ---------------------------------------------------------------------------------------------------------------------------------
+# --- Processes -------------------------------------------------------------------------------------------------------
 
 _Batch = list[tuple[str, dict[str, Any]]]
 
@@ -250,9 +235,8 @@ def _computed(
 ) -> Iterator[dict[str, Any]]:
     """Yield the record of each point, in the order of completion. On one machine the process that computes a point stores it."""
     if engine == LOCAL and jobs == 1:
-        for batch in batches:
-            for point in batch:
-                yield from _compute([point], verb, version, folder)
+        for point in chain.from_iterable(batches):
+            yield from _compute([point], verb, version, folder)
         return
     from joblib import Parallel, delayed, parallel_config
     from joblib.externals.loky.process_executor import TerminatedWorkerError
@@ -267,13 +251,12 @@ def _computed(
         except (OSError, ValueError) as error:
             rule = f"no dask scheduler answers ({one_line(error)})"
             raise bad_field("engine", engine, rule, "start it with `dask scheduler`, or correct the address") from error
-    is_shared = engine == LOCAL
-    with client, parallel_config(backend="loky" if is_shared else "dask"):
-        run = Parallel(n_jobs=jobs if is_shared else -1, return_as="generator_unordered", batch_size=1)
+    backend, num_processes, kept_in, parent = ("loky", jobs, folder, os.getpid()) if engine == LOCAL else ("dask", -1, None, 0)
+    with client, parallel_config(backend=backend):
+        run = Parallel(n_jobs=num_processes, return_as="generator_unordered", batch_size=1)
         try:
-            kept_in, parent = (folder, os.getpid()) if is_shared else (None, 0)
             for records in run(delayed(_compute)(batch, verb, version, kept_in, parent=parent) for batch in batches):
-                if folder is not None and not is_shared:
+                if folder is not None and kept_in is None:
                     _append(folder, map(json.dumps, records))
                 yield from records
         except TerminatedWorkerError as error:
@@ -286,9 +269,8 @@ def _compute(batch: _Batch, verb: SweptVerb, version: str, folder: Path | None, 
     if parent:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     if data_version() != version:
-        raise RunError(
-            f"{socket.gethostname()}: has another version of perfmodel, its data or calibrations; install the same on all machines"
-        )
+        rule = "has another version of perfmodel, its data or calibrations"
+        raise RunError(f"{socket.gethostname()}: {rule}; install the same on all machines")
     lines = []
     for key, point in batch:
         if parent and os.getppid() != parent:

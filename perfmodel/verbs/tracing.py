@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -36,15 +36,16 @@ def trace_plan(
     """
     loaded = load_plan(plan)
     chosen = checked_ranks(loaded, ranks)
-    if out is not None:
-        out = Path(out)
-        paths = trace_paths(out, chosen)
-        for path in paths if paths == [out] or out.exists() else [out]:
-            check_can_be_written(path, "out")
+    target = None if out is None else Path(out)
+    paths = [] if target is None else trace_paths(target, chosen)
+    is_folder = target is not None and target not in paths
+    for path in [target] if target is not None and is_folder and not target.exists() else paths:
+        check_can_be_written(path, "out")
     level = None if detail is None else choice_of(Detail, detail, "detail")
     timelines = tuple(rank_timelines(setting_of_plan(loaded).estimator, loaded, chosen, level))
-    if out is not None:
-        write_traces(timelines, loaded, out)
+    for path, group in zip(paths, [[timeline] for timeline in timelines] if is_folder else [timelines], strict=False):
+        path.parent.mkdir(exist_ok=True)
+        write_atomically(path, trace_bytes(chrome_trace(group, loaded), compressed=path.suffix == ".gz"))
     return timelines
 
 
@@ -64,29 +65,23 @@ def compare_trace(
     """
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
         raise bad_field("steps", steps, "must be a positive number of steps", "leave it out for traces that mark their steps")
-    if out is not None:
-        _check_run_file(Path(out), has_plan=plan is not None)
-    files = [traces] if isinstance(traces, (str, Path)) else list(traces)
-    if not files:
-        raise InputError("traces: are missing; give files that torch.profiler wrote")
+    files = _files(traces, "traces: are missing; give files that torch.profiler wrote", out, has_plan=plan is not None)
     loaded = None if plan is None else load_plan(plan)
     measured = tuple(read_trace(file, loaded, steps=steps) for file in files)
     predicted = dict.fromkeys(GROUPS, 0.0)
     if loaded is not None:
         ranks = [trace.rank for trace in measured]
-        if max(ranks) >= loaded.num_chips:
-            rule = f"is of rank {max(ranks)}, and the plan has {loaded.num_chips} ranks"
-            raise bad_field("traces", measured[ranks.index(max(ranks))].name, rule, "give the plan that ran")
-        timelines = {
-            timeline.rank: timeline
-            for timeline in rank_timelines(setting_of_plan(loaded).estimator, loaded, list(set(ranks)), Detail.PASSES)
-        }
-        for span in chain.from_iterable(timelines[rank].spans for rank in ranks):
+        last = max(measured, key=lambda trace: trace.rank)
+        if last.rank >= loaded.num_chips:
+            rule = f"is of rank {last.rank}, and the plan has {loaded.num_chips} ranks"
+            raise bad_field("traces", last.name, rule, "give the plan that ran")
+        timelines = rank_timelines(setting_of_plan(loaded).estimator, loaded, list(set(ranks)), Detail.PASSES)
+        spans = {timeline.rank: timeline.spans for timeline in timelines}
+        for span in chain.from_iterable(spans[rank] for rank in ranks):
             predicted[group_of(span.part, span.kind)] += 0.0 if span.hidden else span.time / len(ranks)
     groups = {name: (predicted[name], sum(trace.groups[name] for trace in measured) / len(measured)) for name in GROUPS}
     comparison = TraceComparison(traces=measured, groups=groups, has_plan=loaded is not None)
-    if out is not None and loaded is not None:
-        _write_run(Path(out), ", ".join(Path(trace.name).name for trace in measured), loaded, step_time=comparison.measured)
+    _write_run(out, [Path(trace.name).name for trace in measured], loaded, step_time=comparison.measured)
     return comparison
 
 
@@ -99,32 +94,35 @@ def compare_memory(
     plan        the plan that ran; without one only the measured peaks
     out         file for the measured peak as a run that `fit_runs` reads: .jsonl
     """
-    if out is not None:
-        _check_run_file(Path(out), has_plan=plan is not None)
-    files = [snapshots] if isinstance(snapshots, (str, Path)) else list(snapshots)
-    if not files:
-        raise InputError("snapshots: are missing; give files that torch.cuda.memory._dump_snapshot wrote")
+    missing = "snapshots: are missing; give files that torch.cuda.memory._dump_snapshot wrote"
+    files = _files(snapshots, missing, out, has_plan=plan is not None)
     loaded = None if plan is None else load_plan(plan)
     memories = sorted(chain.from_iterable(map(read_snapshot, files)), key=lambda memory: -memory.allocated)
     predicted = {} if loaded is None else predict_in(setting_of_plan(loaded), loaded).memory
-    if out is not None and loaded is not None:
-        names = dict.fromkeys(Path(memory.name).name for memory in memories)
-        _write_run(Path(out), ", ".join(names), loaded, peak_memory=max(memory.most_reserved for memory in memories))
+    names = dict.fromkeys(Path(memory.name).name for memory in memories)
+    _write_run(out, names, loaded, peak_memory=max(memory.most_reserved for memory in memories))
     return MemoryComparison(memories=tuple(memories), predicted=predicted)
 
 
-def _write_run(out: Path, name: str, plan: Plan, **measured: float) -> None:
-    """Write a line of JSON that `fit_runs` reads."""
-    write_atomically(out, json.dumps({"id": name, "framework": str(plan.framework), "plan": plan_to_dict(plan), **measured}) + "\n")
+def _files(given: str | Path | Sequence[str | Path], missing: str, out: str | Path | None, *, has_plan: bool) -> list[str | Path]:
+    """Return the files to read. Raise InputError if the run could not be written, before anything is read."""
+    if out is not None:
+        if Path(out).suffix != ".jsonl":
+            raise bad_field("out", out, "must end in .jsonl with what was measured", "write runs.jsonl")
+        if not has_plan:
+            raise bad_field("out", out, "needs the plan that ran", "give it with --plan")
+        check_can_be_written(out, "out")
+    files = [given] if isinstance(given, (str, Path)) else list(given)
+    if not files:
+        raise InputError(missing)
+    return files
 
 
-def _check_run_file(out: Path, *, has_plan: bool) -> None:
-    """Raise InputError if the run could not be written, before anything is read."""
-    if out.suffix != ".jsonl":
-        raise bad_field("out", out, "must end in .jsonl with what was measured", "write runs.jsonl")
-    if not has_plan:
-        raise bad_field("out", out, "needs the plan that ran", "give it with --plan")
-    check_can_be_written(out, "out")
+def _write_run(out: str | Path | None, names: Iterable[str], plan: Plan | None, **measured: float) -> None:
+    """Write a line of JSON that `fit_runs` reads, if a file for it is given."""
+    if out is not None and plan is not None:
+        run = {"id": ", ".join(names), "framework": str(plan.framework), "plan": plan_to_dict(plan), **measured}
+        write_atomically(out, json.dumps(run) + "\n")
 
 
 def checked_ranks(plan: Plan, ranks: Sequence[int]) -> list[int]:
@@ -143,14 +141,3 @@ def trace_paths(out: Path, ranks: Sequence[int]) -> list[Path]:
     if out.name.endswith((_JSON, _COMPRESSED)):
         return [out]
     return [out / f"rank{rank}{_COMPRESSED}" for rank in ranks]
-
-
-def write_traces(timelines: Sequence[RankTimeline], plan: Plan, out: Path) -> list[Path]:
-    """Write the trace to a path that was checked, and return its files."""
-    paths = trace_paths(out, [timeline.rank for timeline in timelines])
-    if paths != [out] and not out.exists():
-        out.mkdir()
-    groups = [list(timelines)] if paths == [out] else [[timeline] for timeline in timelines]
-    for path, group in zip(paths, groups, strict=True):
-        write_atomically(path, trace_bytes(chrome_trace(group, plan), compressed=path.suffix == ".gz"))
-    return paths

@@ -22,6 +22,7 @@ from perfmodel.foundation.plain import SCHEMA_VERSION, to_plain
 from perfmodel.foundation.values import is_path, parsed_bool, read_integer
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.knobs import Knobs, choices_of
+from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.recompute_modules import MODULES
 from perfmodel.parallel.request import Request
 from perfmodel.verbs.api import explain_plan
@@ -56,13 +57,14 @@ class PageRequest:
     start: Start | None
     options: Mapping[str, Any]
 
+    @property
+    def plan(self) -> Plan | None:
+        return self.start.plan if self.start else None
+
     def answer(self) -> Answer:
         """Return the prediction with its setting."""
-        answers, _ = predict_requests([self.request], (self.knobs,), plan=self.start.plan if self.start else None)
+        answers, _ = predict_requests([self.request], (self.knobs,), plan=self.plan)
         return answers[0]
-
-    def object(self) -> dict[str, Any]:
-        return self.start.object() if self.start else {}
 
 
 def answer(verb: str, data: object, on_progress: OnProgress = lambda share: None) -> dict[str, Any]:
@@ -71,33 +73,28 @@ def answer(verb: str, data: object, on_progress: OnProgress = lambda share: None
     verb   one of `VERBS`
     """
     asked = _read(data)
-    content = VERBS[verb](asked, on_progress) | asked.object()
-    plain: dict[str, Any] = {"schema_version": SCHEMA_VERSION, **to_plain(content)}
-    return plain
+    content = VERBS[verb](asked, on_progress) | (asked.start.object() if asked.start else {})
+    return {"schema_version": SCHEMA_VERSION, **to_plain(content)}
 
 
 def answer_line(verb: str, data: object, on_progress: OnProgress = lambda share: None) -> dict[str, Any]:
-    """Return `answer` or `error` without raising; internal errors are also printed.
+    """Return `answer` or `error` without raising.
 
     verb   one of `VERBS`, or `known` for the names that the page offers
     """
     try:
         return {"answer": known() if verb == "known" else answer(verb, data, on_progress)}
     except Exception as error:
-        content = failure(error)
-        if content["code"] == ErrorCode.FAILED:
-            traceback.print_exception(error)
-        return {"error": content}
+        return {"error": failure(error)}
 
 
 def failure(error: Exception) -> dict[str, Any]:
-    """Return an error as the `--json` object of the command line; an internal error as one sentence."""
+    """Return an error as the `--json` object of the command line; print an internal error, and return it as one sentence."""
     if isinstance(error, InputError):
         return {**error_object(presentable(error.full), ErrorCode.BAD_INPUT), "message": str(error)}
-    sentence = (
-        str(error) if isinstance(error, PerfModelError) else f"perfmodel failed ({type(error).__name__}); the terminal has the details"
-    )
-    return error_object(presentable(sentence), ErrorCode.FAILED)
+    traceback.print_exception(error)
+    internal = f"perfmodel failed ({type(error).__name__}); the terminal has the details"
+    return error_object(presentable(str(error) if isinstance(error, PerfModelError) else internal), ErrorCode.FAILED)
 
 
 def known() -> dict[str, Any]:
@@ -136,7 +133,7 @@ def _predict(asked: PageRequest, on_progress: OnProgress) -> dict[str, Any]:
 
 
 def _search(asked: PageRequest, on_progress: OnProgress) -> dict[str, Any]:
-    setting = setting_of_request(asked.request, plan=asked.start.plan if asked.start else None)
+    setting = setting_of_request(asked.request, plan=asked.plan)
     result = search_in(
         setting,
         asked.knobs,
@@ -175,26 +172,24 @@ def _read(data: object) -> PageRequest:
     pasted = given.get("config")
     if pasted is not None and not isinstance(pasted, str):
         raise bad_field("config", shown(pasted), "must be the text of a configuration", "paste the file")
-    words = {name: _value(name, value) for name, value in given.items() if name not in _OPTIONS}
-    model, start = None, None
-    if pasted is not None:
-        model = _model_of(pasted)
-        if model is None:
-            start = _start_of(pasted, tuple(sorted((name, value) for name, value in words.items() if name in requests)))
-        elif "model" in words:
-            raise InputError(f"model={words['model']}: cannot be given with a pasted config.json; leave out one of them")
-        else:
-            words["model"] = model
-    asked = Request(**{name: value for name, value in words.items() if name in requests})
+    options = {name: given.pop(name) for name in _OPTIONS if name in given}
+    words = {name: _value(name, value) for name, value in given.items()}
+    asked: dict[str, Any] = {name: value for name, value in words.items() if name in requests}
+    model, start = None if pasted is None else _model_of(pasted), None
+    if model is not None:
+        if "model" in asked:
+            raise InputError(f"model={asked['model']}: cannot be given with a pasted config.json; leave out one of them")
+        asked["model"] = model
+    elif pasted is not None:
+        start = _start_of(pasted, tuple(sorted(asked.items())))
     chosen: dict[str, Any] = {name: value for name, value in words.items() if name in knobs}
     for name, value in chosen.items():
         if knobs[name].kind is bool and isinstance(value, str):
             chosen[name] = parsed_bool(value, name)
-    resolved = make_requests(asked, of_plan=start is not None)
+    resolved = make_requests(Request(**asked), of_plan=start is not None)
     if len(resolved) != 1:
         several = next((name for name, value in words.items() if isinstance(value, str) and "," in value), "chips")
         raise bad_field(several, words.get(several), "must be one value", "use `perfmodel predict` for a table of several")
-    options = {name: value for name, value in given.items() if name in _OPTIONS}
     return PageRequest(request=resolved[0], knobs=Knobs(**chosen), start=start, options=options)
 
 

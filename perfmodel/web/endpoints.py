@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -14,8 +15,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Lock, Thread
 from typing import Any, Final
-from urllib.parse import urlsplit
 
+from perfmodel.foundation.error_objects import ErrorCode, error_object
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.web.page import page
 from perfmodel.web.worker import AnswerProcess, Cancelled
@@ -25,7 +26,7 @@ DEFAULT_PORT: Final = 8517
 MOST_BYTES: Final = 1 << 20
 """Largest request [byte]; a pasted configuration has a few thousand."""
 
-_NAMES = ("127.0.0.1", "localhost")
+_OWN_HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d+)?", re.ASCII | re.IGNORECASE)
 _JSON = "application/json"
 _LINES = "application/x-ndjson"
 _HEADERS: Mapping[str, str] = {
@@ -45,13 +46,13 @@ class PageServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, port: int = DEFAULT_PORT) -> None:
-        self.worker, self.lock = AnswerProcess(), Lock()
+        self.lock = Lock()
         try:
             super().__init__((HOST, port), _Handler)
         except OSError as error:
             reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be opened ({error.strerror})"
             raise InputError(f"port={port}: {reason}; give another --port, or --port 0 for a free one") from None
-        self.worker.start()
+        self.worker = AnswerProcess()
         Thread(target=self._warm_up, daemon=True).start()
 
     @property
@@ -70,8 +71,8 @@ class PageServer(ThreadingHTTPServer):
         if not isinstance(sys.exception(), ConnectionError):
             traceback.print_exc()
 
-    def server_close(self) -> None:
-        super().server_close()
+    def __exit__(self, *details: Any) -> None:
+        super().__exit__(*details)
         self.worker.end()
 
 
@@ -100,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Send errors of http.server as JSON, such as an unsupported method."""
         code = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else code
-        self._send_object(_error(f"request: {message or HTTPStatus(code).phrase}"), code)
+        self._send_object(error_object(f"request: {message or HTTPStatus(code).phrase}", ErrorCode.BAD_INPUT), code)
 
     def _answer(self, routes: Mapping[str, Callable[[], None]]) -> None:
         """Dispatch on the path. Refuse requests of other sites, by host name and by origin."""
@@ -108,8 +109,8 @@ class _Handler(BaseHTTPRequestHandler):
 
         try:
             host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
-            if _host_name(host) not in _NAMES:
-                raise _Refused(HTTPStatus.FORBIDDEN, f"Host: must be {' or '.join(_NAMES)}; open the address that `perfmodel web` prints")
+            if not _OWN_HOST.fullmatch(host):
+                raise _Refused(HTTPStatus.FORBIDDEN, "Host: must be 127.0.0.1 or localhost; open the address that `perfmodel web` prints")
             if origin is not None and origin != f"http://{host}":
                 raise _Refused(HTTPStatus.FORBIDDEN, "Origin: must be this page itself; open the address that `perfmodel web` prints")
             path = self.path.partition("?")[0]
@@ -117,14 +118,11 @@ class _Handler(BaseHTTPRequestHandler):
                 raise _Refused(HTTPStatus.NOT_FOUND, f"{self.command} {one_line(path)}: is not here; use {', '.join(routes)}")
             routes[path]()
         except _Refused as refused:
-            self._send_object(_error(str(refused)), refused.status)
+            self._send_object(error_object(str(refused), ErrorCode.BAD_INPUT), refused.status)
         except (Cancelled, ConnectionError, TimeoutError):
             self.close_connection = True
         except Exception as error:
-            content = failure(error)
-            if content["code"] == "failed":
-                traceback.print_exception(error)
-            self._send_object(content)
+            self._send_object(failure(error))
 
     def _page(self) -> None:
         html, policy = page()
@@ -147,10 +145,10 @@ class _Handler(BaseHTTPRequestHandler):
             return
         by_line, is_open = _LINES in self.headers.get("Accept", ""), False
         for line in self.server.worker.answer_lines(verb, data, self.connection):
-            if by_line and (is_open or "progress" in line):
-                if not is_open:
-                    self._start(_LINES)
-                    is_open = True
+            if by_line and "progress" in line and not is_open:
+                self._start(_LINES)
+                is_open = True
+            if is_open:
                 self.wfile.write(_encoded(line))
             elif "progress" not in line:
                 self._send_object(line.get("answer") or line["error"])
@@ -184,18 +182,5 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
 
-def _host_name(host: str) -> str | None:
-    try:
-        return urlsplit(f"//{host}").hostname
-    except ValueError:  # such as a bracket alone
-        return None
-
-
 def _encoded(content: object) -> bytes:
     return json.dumps(content, allow_nan=False).encode() + b"\n"
-
-
-def _error(sentence: str) -> dict[str, Any]:
-    from perfmodel.foundation.error_objects import ErrorCode, error_object
-
-    return error_object(sentence, ErrorCode.BAD_INPUT)

@@ -27,14 +27,8 @@ def page(*, is_static: bool = False) -> tuple[str, str]:
     transport = part_text(f"transport_{'static' if is_static else 'server'}.js")
     parts = {"style": STYLE + part_text("page.css"), "script": SCRIPT + transport + part_text("page.js")}
     hashes = {name: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for name, text in parts.items()}
-    policy = "; ".join(
-        [
-            "default-src 'none'",
-            *(f"{name}-src 'sha256-{value}'" for name, value in hashes.items()),
-            "worker-src 'self'" if is_static else "connect-src 'self'",
-            "img-src data:",
-            *(f"{name} 'none'" for name in ("base-uri", "form-action")),
-        ]
-    )
+    hashed = "; ".join(f"{name}-src 'sha256-{value}'" for name, value in hashes.items())
+    source = "worker" if is_static else "connect"
+    policy = f"default-src 'none'; {hashed}; {source}-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">' if is_static else ""
     return Template(part_text("page.html")).substitute(parts, head=head), policy

@@ -52,12 +52,12 @@ def write_site(folder: str | Path, pyodide: str) -> list[Path]:
 
 def _runtime_files(folder: Path) -> Iterator[Path]:
     """Yield the files of a Pyodide distribution that the page loads: Python and the packages that perfmodel needs."""
-    rule = "is no folder of Pyodide"
     if not (folder / "pyodide.mjs").is_file() or not (folder / _LOCK).is_file():
-        raise bad_field("pyodide", folder, rule, "unpack a full distribution of Pyodide there, or give the address of one")
+        remedy = "unpack a full distribution of Pyodide there, or give the address of one"
+        raise bad_field("pyodide", folder, "is no folder of Pyodide", remedy)
     packages: Mapping[str, Mapping[str, Any]] = json.loads(read_text(folder / _LOCK, "lock file"))["packages"]
     if not (folder / str(packages.get("numpy", {}).get("file_name"))).is_file():
-        raise bad_field("pyodide", folder, f"{rule} with numpy", "unpack a full distribution, not its core")
+        raise bad_field("pyodide", folder, "is no folder of Pyodide with numpy", "unpack a full distribution, not its core")
     for file in sorted(folder.iterdir()):
         if file.name.startswith(("pyodide", "python_stdlib")) and file.suffix in (".mjs", ".js", ".wasm", ".zip", ".json"):
             yield file
@@ -84,11 +84,10 @@ def _archived() -> Iterator[tuple[str, Path]]:
         name = path.relative_to(_PACKAGE)
         if path.is_file() and path.suffix != ".pyc" and name.parts[0] not in (*_LEFT_OUT, "_data"):
             yield f"perfmodel/{name.as_posix()}", path
-    for folder_name in ("hardware_specs", "strategies"):
-        folder = resource_dir(folder_name)
-        yield from (
-            (f"perfmodel/_data/{folder_name}/{path.relative_to(folder).as_posix()}", path) for path in folder.rglob("*") if path.is_file()
-        )
+    for folder in map(resource_dir, ("hardware_specs", "strategies")):
+        for path in folder.rglob("*"):
+            if path.is_file():
+                yield f"perfmodel/_data/{path.relative_to(folder.parent).as_posix()}", path
     for package in (*_DISTRIBUTIONS, "perfmodel"):
         try:
             files = distribution(package).files or ()

@@ -1,20 +1,20 @@
 """Worker process for slow requests, one at a time.
 
-Fast requests do not wait for it, and cancelling a request ends the process. It reads one request per line, `["search", {...}]`, and writes
-one object per line: `progress` (a share), then `answer` or `error`.
+Fast requests do not wait for it, and cancelling a request ends the process. It receives requests, `("search", {...})`, and sends objects:
+`progress` (a share), then `answer` or `error`.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import select
 import subprocess
 import sys
 from collections.abc import Iterator
-from socket import socket
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from socket import MSG_PEEK, socket
 from threading import Lock
-from typing import IO, Any, cast
+from typing import Any
 
 from perfmodel.foundation.errors import RunError
 
@@ -28,41 +28,40 @@ class AnswerProcess:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> None:
         """Start the process in a new session, so that Ctrl-C in the terminal reaches only the server."""
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-P", "-c", "from perfmodel.web.worker import main; main()"]
-        self._process = subprocess.Popen(
-            command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
-        )
-        return self._process
+        self._pipe, far_end = Pipe()
+        program = f"from perfmodel.web.worker import answer_requests; answer_requests({far_end.fileno()})"
+        command = [sys.executable, "-P", "-c", program]
+        self._process = subprocess.Popen(command, env=environment, pass_fds=[far_end.fileno()], start_new_session=True)
+        far_end.close()
 
     def answer_lines(self, verb: str, data: object, client: socket) -> Iterator[dict[str, Any]]:
-        """Yield the lines of an answer. End the process and raise Cancelled if the client closes its connection."""
+        """Yield the objects of an answer. End the process and raise Cancelled if the client closes its connection."""
         while not self._lock.acquire(timeout=0.1):
             if has_closed(client):
                 raise Cancelled
-        is_done, text, watched = False, b"", [client.fileno()]
+        is_done = False
         try:
-            process = self.start() if self._process is None or self._process.poll() is not None else self._process
-            to, out = cast(IO[bytes], process.stdin), cast(IO[bytes], process.stdout).fileno()
-            to.write(f"{json.dumps([verb, data])}\n".encode())
+            if self._process.poll() is not None:
+                self.start()
+            watched: list[Connection | socket] = [self._pipe, client]
+            self._pipe.send((verb, data))
             while not is_done:
-                ready = select.select([out, *watched], [], [])[0]
-                if client.fileno() in ready:
+                ready = wait(watched)
+                if client in ready:
                     if has_closed(client):
                         raise Cancelled
-                    watched = []  # more bytes than the announced length
-                if out in ready:
-                    chunk = os.read(out, 1 << 16)
-                    if not chunk:
-                        raise RunError("search: the process that answers has ended; ask again")
-                    *lines, text = (text + chunk).split(b"\n")
-                    for line in map(json.loads, lines):
-                        is_done = "progress" not in line
-                        yield line
+                    watched.remove(client)  # more bytes than the announced length
+                if self._pipe in ready:
+                    line = self._pipe.recv()
+                    is_done = "progress" not in line
+                    yield line
+        except (EOFError, OSError):
+            raise RunError("search: the process that answers has ended; ask again") from None
         finally:
             if not is_done:
                 self.end()
@@ -70,33 +69,28 @@ class AnswerProcess:
             self._lock.release()
 
     def end(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
+        self._process.kill()
+        self._process.wait()
+        self._pipe.close()
 
 
 def has_closed(client: socket) -> bool:
     """Return whether the client closed its connection, as browsers do for a replaced request."""
     try:
-        ready = select.select([client], [], [], 0)[0]
-        return bool(ready) and not client.recv(1, 2)  # 2: MSG_PEEK
+        return bool(wait([client], timeout=0)) and not client.recv(1, MSG_PEEK)
     except (OSError, ValueError):
         return True
 
 
-def main() -> None:
-    """Answer until standard input ends."""
+def answer_requests(descriptor: int) -> None:
+    """Answer the requests of a pipe until the server ends."""
     from perfmodel.web.answers import answer_line
 
-    def write(**line: object) -> None:
-        out.write(json.dumps(line) + "\n")
-        out.flush()
-
+    pipe = Connection(descriptor)
     os.nice(5)  # lower priority than slider requests
-    out, sys.stdout = sys.stdout, sys.stderr
     try:
-        for text in sys.stdin:
-            verb, data = json.loads(text)
-            write(**answer_line(verb, data, lambda share: write(progress=share)))
-    except BrokenPipeError:
-        os._exit(1)
+        while True:
+            verb, data = pipe.recv()
+            pipe.send(answer_line(verb, data, lambda share: pipe.send({"progress": share})))
+    except (EOFError, OSError):
+        return

@@ -12,11 +12,10 @@ from perfmodel.report.figures import (
     GIB,
     label_marks,
     new_figure,
-    plot_predictions,
-    plot_search,
     predictions_figure,
     scaling_figure,
     search_figure,
+    write_figure,
 )
 
 JOB = dict(model="llama-3-8b", cluster="dgx-h100", chips=64, global_batch=512, seq_len=8192)
@@ -116,8 +115,8 @@ def test_several_numbers_of_chips_are_all_drawn():
 @pytest.mark.parametrize("ending", MAGIC)
 @pytest.mark.slow
 def test_each_format_is_written(ending, predictions, result, tmp_path):
-    plot_predictions(predictions, tmp_path / f"predict{ending}")
-    plot_search(result, tmp_path / f"search{ending}")
+    write_figure(predictions_figure(predictions), tmp_path / f"predict{ending}")
+    write_figure(search_figure(result), tmp_path / f"search{ending}")
     for name in ("predict", "search"):
         assert (tmp_path / f"{name}{ending}").read_bytes().startswith(MAGIC[ending])
 
