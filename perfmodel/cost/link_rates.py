@@ -75,6 +75,7 @@ class LinkRates:
     torus        for each tier, (slow-down of rings, of all-to-alls) by number of members; empty arrays if it is no torus
     has_one_shot, has_in_switch, has_ramp   some entry has a one-shot algorithm, in-switch reduction, a ramp
     stepped      tiers with steps between protocols
+    lone         rate of a chip whose node sends nothing else, over its share of the NICs; 1 without shared NICs
     """
 
     table: Array
@@ -84,6 +85,7 @@ class LinkRates:
     has_in_switch: bool
     has_ramp: bool
     stepped: tuple[int, ...]
+    lone: float = 1.0
 
     def of(self, code: object) -> Array:
         """Return [parameter, tier, *code.shape]. For columns of clusters, the last dim of `code` is the cluster."""
@@ -166,7 +168,16 @@ def link_rates(cluster: Cluster, calibration: Calibration) -> LinkRates:
         stepped=tuple(
             int(tier) for tier in np.flatnonzero((rows["own"] + rows["step"] + rows["bulk"]).reshape(len(cluster.tiers), -1).any(axis=1))
         ),
+        lone=_lone_rate(cluster),
     )
+
+
+def _lone_rate(cluster: Cluster) -> float:
+    """Return the rate of one NIC over a chip's share of the node's NICs, if chips share them; else 1. [-]"""
+    *inner, outermost = cluster.tiers
+    if not inner or not outermost.nics_per_node:
+        return 1.0
+    return max(inner[-1].size / outermost.nics_per_node, 1.0)
 
 
 def _or_never(time: Column) -> Any:

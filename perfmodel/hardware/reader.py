@@ -140,6 +140,7 @@ def _around_chip(stated: ChipCluster, num_chips: int | None) -> Cluster:
         chips_per_node=stated.per_node,
         scale_up_bandwidth=stated.scale_up,
         inter_node_bandwidth_per_chip=stated.scale_out,
+        nics_per_node=stated.nics,
         name=stated.text,
     )
 
@@ -461,6 +462,7 @@ def _tier(data: Mapping[str, Any], where: str) -> NetworkTier:
         wrap_multiple=data.get("wrap_multiple", 0),
         oversubscription=float(data.get("oversubscription", 1.0)),
         peer_to_peer=data.get("peer_to_peer", True),
+        nics_per_node=data.get("nics_per_node", 0),
         source=data["source"],
         provenance=data["provenance"],
     )

@@ -29,6 +29,9 @@ class TierFile(FileModel):
         1.0, description="factor by which the shared links of a fat tree are slower than the sum of the chips' links"
     )
     peer_to_peer: bool = Field(True, description="false: a PCIe tree stages transfers through host memory")
+    nics_per_node: Count = Field(
+        OMITTED, description="NICs that the chips of a node share; a chip that sends alone gets the rate of a NIC; default: its share only"
+    )
 
 
 class MemoryFile(FileModel):

@@ -104,6 +104,7 @@ def _tier(tier: NetworkTier) -> dict[str, Any]:
         **({"wrap_multiple": tier.wrap_multiple} if tier.wrap_multiple else {}),
         **({"oversubscription": tier.oversubscription} if tier.oversubscription != 1 else {}),
         **({} if tier.peer_to_peer else {"peer_to_peer": False}),
+        **({"nics_per_node": tier.nics_per_node} if tier.nics_per_node else {}),
         "provenance": tier.provenance,
         "source": tier.source or "not stated",
     }

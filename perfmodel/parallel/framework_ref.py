@@ -147,6 +147,9 @@ SETTINGS: Mapping[str, StatedSetting] = {
         f"{EAGER_ADAMW:.2g} times the traffic",
     ),
     "fp32_gradient_accumulation": StatedSetting(says="gradients of microbatches are accumulated in float32; no: in the compute dtype"),
+    "fp32_gradient_reduction": StatedSetting(
+        says="gradients are reduced over the data-parallel ranks in float32 (DeepSpeed's fp32_allreduce); no: in the compute dtype",
+    ),
     "async_tp": StatedSetting(
         says=f"{ASYNC_TP_OVERLAP:.0%} of tensor-parallel communication overlaps with matrix multiplies (torch's asynchronous TP)",
     ),
