@@ -153,7 +153,9 @@ def with_kept_programs(estimator: Estimator) -> Estimator:
 
 
 def with_rates_of(profile: ExecutionProfile, machine: Machine) -> Machine:
-    """Return the machine with the framework's matmul rates and its generation of fused attention, where the calibration's differ."""
+    """Return the machine with the framework's matmul rates, attention kernel and algorithms of collectives, where these differ."""
+    if profile.communication.flat_rings:
+        machine = replace(machine, links=machine.links.flat())
     attention = profile.rates.attention_rate_fraction * machine.attention_generations.get(profile.kernels.attention_kernel, 1.0)
     matmul = profile.rates.matmul_rate_fraction
     if attention != 1.0:

@@ -87,6 +87,14 @@ class LinkRates:
     stepped: tuple[int, ...]
     lone: float = 1.0
 
+    def flat(self) -> LinkRates:
+        """Return the rates of a library that has flat rings only: all bytes of nested algorithms go around one ring."""
+        nested, ring = (LINK_ROWS.index(name) for name in ("nested", "ring"))
+        table = self.table.copy()
+        table[ring] += table[nested]
+        table[nested] = 0.0
+        return replace(self, table=table)
+
     def of(self, code: object) -> Array:
         """Return [parameter, tier, *code.shape]. For columns of clusters, the last dim of `code` is the cluster."""
         return table_entries(self.table, code, has_columns=self.table.ndim > 3)

@@ -233,7 +233,8 @@ class _Mixed:
         return columns.once(columns.micro, ("regions", recompute), make)
 
     def _hop(self, estimator: Estimator, columns: PlanColumns) -> Any:
-        of, make = columns.micro, partial(hop_time, profile=estimator.profile, machine=estimator.machine, grid=columns.grid)
+        of, profile, seq_len = columns.micro, estimator.profile, float(self.plan.job.seq_len)
+        make = partial(hop_time, profile=profile, machine=estimator.machine, grid=columns.grid, seq_len=seq_len)
         tp, scattered = columns.grid.degree["tp"], columns.is_scattered
         return estimator.once(of, ("hop", *columns.once.layout), lambda: make(of.boundary, tp, is_scattered=scattered))
 

@@ -509,21 +509,33 @@ def beat_with(f: Ranks, b: Ranks, totals: tuple[Any, Any], schedule: PipelineSch
     return pace(plus(f, b), totals[0] + totals[1], num_ranks, weight)
 
 
-def hop_time(boundary: Column, tp: Column, profile: ExecutionProfile, machine: Machine, grid: LayoutGrid, *, is_scattered: bool) -> Any:
+def hop_time(
+    boundary: Column, tp: Column, profile: ExecutionProfile, machine: Machine, grid: LayoutGrid, *, seq_len: Column, is_scattered: bool
+) -> Any:
     """Return the time to send a micro-batch's boundary tensor to the next pipeline rank, averaged over the pairs of ranks. [s]
 
     The host spends `pipeline_send` on the schedule's bookkeeping of one pass of one micro-batch through one stage.
-    If tp ranks hold equal copies, the profile may send the tensor in tp parts and gather it (Megatron's scatter-gather).
+    If tp ranks hold equal copies, the profile may send the tensor in tp parts and gather it (Megatron's scatter-gather). If it sends
+    activations and gradients differently, the time is their mean.
     """
-    ranks = grid.degree["pp"]
+    ranks, options = grid.degree["pp"], profile.communication
     runtime = np.minimum(ranks - 1.0, 1.0) * machine.host_times.get("pipeline_send", 0.0)
-    if is_scattered or not profile.communication.scatters_pipeline_sends:
-        return send_time(boundary, ranks, grid.hop, machine) + runtime
-    send = send_time(boundary / tp, ranks, grid.hop, machine)
+    is_split = options.scatters_pipeline_sends and not is_scattered
+    part = boundary / tp if is_split else boundary
+    forward = backward = send_time(part, ranks, grid.hop, machine)
+    if options.sends_attention_mask:
+        forward = send_time(part + MASK_BYTES * seq_len**2, ranks, grid.hop, machine)
+    if not is_split:
+        return (forward + backward) / 2.0 + runtime
     members = np.where(ranks > 1, tp, 1.0)
     group_inside = [np.minimum(tier, members) for tier in grid.group_inside(TENSOR_AXES)]
     gather = collective_time(CollectiveKind.ALL_GATHER, boundary, group_size=members, inside=group_inside, machine=machine)
-    return send + gather + runtime
+    backward = send_time(boundary, ranks, grid.hop, machine) if options.sends_whole_gradients else backward + gather
+    return (forward + gather + backward) / 2.0 + runtime
+
+
+MASK_BYTES = 2.0
+"""[byte] An element of an attention mask between pipeline stages: NCCL sends no booleans, so it is cast to 16 bits."""
 
 
 def pipeline_step_time(

@@ -382,7 +382,7 @@ def _rate(inputs: Mapping[str, Any], name: str) -> float | None:
 
 
 def _mixed_hardware(kinds: list[Any], num_chips: int) -> HardwareOfCase:
-    """Return the hardware of several kinds of chips: name, count and nodes of each, its links, and the share of its rates that it reaches."""
+    """Return the hardware of several kinds of chips, each with its nodes, its links and the share of its rates that it reaches."""
     pools = []
     for kind in kinds:
         if not isinstance(kind, Mapping) or not isinstance(kind.get("chip"), str) or is_path(kind["chip"]):
