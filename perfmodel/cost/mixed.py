@@ -234,7 +234,9 @@ class _Mixed:
 
     def _hop(self, estimator: Estimator, columns: PlanColumns) -> Any:
         of, profile, seq_len = columns.micro, estimator.profile, float(self.plan.job.seq_len)
-        make = partial(hop_time, profile=profile, machine=estimator.machine, grid=columns.grid, seq_len=seq_len)
+        # pools of one host are joined by fewer tiers than each has by itself
+        grid = columns.grid if len(estimator.cluster.tiers) == len(columns.grid.hop) else plan_columns(estimator, [self.plan]).grid
+        make = partial(hop_time, profile=profile, machine=estimator.machine, grid=grid, seq_len=seq_len)
         tp, scattered = columns.grid.degree["tp"], columns.is_scattered
         return estimator.once(of, ("hop", *columns.once.layout), lambda: make(of.boundary, tp, is_scattered=scattered))
 

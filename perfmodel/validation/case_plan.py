@@ -399,6 +399,6 @@ def _mixed_hardware(kinds: list[Any], num_chips: int) -> HardwareOfCase:
         stated = "".join(f" {name}={value}" for name, value in links.items() if value is not None)
         speed = _rate(kind, "speed")
         pools.append(f"{count}@{kind['chip']}{stated}" + (f"*{speed:g}" if speed else ""))
-    text = "+".join(pools)
+    text = "+".join(pools) if len(pools) > 1 else pools[0].partition("@")[2]
     first = kinds[0]["chip"]
     return HardwareOfCase(chip=first, chips_per_node=None, num_chips=num_chips, inter_node_bandwidth_per_chip=None, cluster=text)
