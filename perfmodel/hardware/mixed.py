@@ -144,5 +144,5 @@ def _at_most(tier: NetworkTier, links: Sequence[Link]) -> NetworkTier:
 def check_equal_chips(cluster: Cluster) -> None:
     """Raise InputError for a cluster of several kinds of chips where all chips must be equal."""
     if cluster.pools:
-        rule = "has several kinds of chips, which only predict, search, compare, explain, advise and serve take"
+        rule = "has several kinds of chips, which only predict, search, compare, explain, advise, trace, report, export and serve take"
         raise bad_field("cluster", cluster.name, rule, f"name one kind, such as {cluster.pools[0].name}")
