@@ -1,7 +1,7 @@
 """A cluster of several kinds of chips, as text: `8@dgx-h100+8@dgx-a100`, or with one slow node `56@dgx-h100+8@dgx-h100*80%`.
 
-A cluster file may state its pools too (`MixedClusterFile` in `hardware/schemas.py`). Each pool is a number of chips, a cluster or chip by name or file, and optionally the share of its rates that it reaches. Ranks are
-assigned in the order of the pools.
+A cluster file may state its pools too (`MixedClusterFile` in `hardware/schemas.py`). Each pool is a number of chips, a cluster or chip
+by name or file, and optionally the share of its rates that it reaches. Ranks are assigned in the order of the pools.
 """
 
 from __future__ import annotations

@@ -521,7 +521,7 @@ _NODE_TYPE = ("chip", "chips_per_node", "tiers")
 def _pool_of(entry: Mapping[str, Any], number: int, data: Mapping[str, Any], folder: Path | None) -> Cluster:
     """Build one pool: of a cluster that it names, or of the node type that it describes."""
     described, named = [field for field in _NODE_TYPE if field in entry], entry.get("cluster")
-    if named is None and len(described) < len(_NODE_TYPE) or named is not None and (described or "name" in entry):
+    if len(described) < len(_NODE_TYPE) if named is None else described or "name" in entry:
         rule = "must name a cluster, or describe a node type by chip, chips_per_node and tiers"
         raise bad_field(f"pools.{number}", one_line(dict(entry), 60), rule, "give one of the two")
     text = PoolText(chips=entry["chips"], name=named or entry.get("name", entry.get("chip")), speed=read_speed(entry.get("speed", 1.0)))

@@ -104,7 +104,7 @@ class PoolFile(FileModel):
     """Chips of one type in a cluster of several: a cluster by name or file, or a node type with its chip and tiers."""
 
     chips: Count = Field(description="chips of the pool")
-    cluster: Text = Field(OMITTED, description="name of a cluster or chip as for `--cluster`, or the path of its file relative to this file")
+    cluster: Text = Field(OMITTED, description="name of a cluster or chip, or the path of its file relative to this file")
     name: Text = Field(OMITTED, description="name of a node type in tables; default: its chip")
     chip: Text = Field(OMITTED, description="chip of a node type: a name, or the path of a chip file relative to this file")
     chips_per_node: Count = Field(OMITTED, description="chips of one host of a node type")

@@ -80,8 +80,14 @@ def _of_each_pool(estimator: Estimator, change: Callable[[Estimator], Estimator 
     if len(pools) < len(estimator.pools):
         return None
     first = pools[0]
-    parts = {"machine": first.machine, "profile": first.profile, "programs": first.programs}
-    return replace(estimator, **parts, pools=tuple(pools), joined=tuple(joined))
+    return replace(
+        estimator,
+        machine=first.machine,
+        profile=first.profile,
+        programs=first.programs,
+        pools=tuple(pools),
+        joined=tuple(joined),
+    )
 
 
 def fitted_slopes(estimator: Estimator, plan: Plan) -> tuple[float, ...]:
