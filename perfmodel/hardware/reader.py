@@ -526,7 +526,7 @@ def _pool_of(entry: Mapping[str, Any], number: int, data: Mapping[str, Any], fol
         raise bad_field(f"pools.{number}", one_line(dict(entry), 60), rule, "give one of the two")
     text = PoolText(chips=entry["chips"], name=named or entry.get("name", entry.get("chip")), speed=read_speed(entry.get("speed", 1.0)))
 
-    def load(chips: int) -> Cluster:
+    def load(chips: int | None) -> Cluster:
         if named is not None:
             is_file = folder is not None and is_path(named) and chip_cluster(named) is None
             return load_cluster(folder / named if folder is not None and is_file else named, num_chips=chips)
@@ -535,10 +535,9 @@ def _pool_of(entry: Mapping[str, Any], number: int, data: Mapping[str, Any], fol
         node = {**of_file, "name": text.name, "num_chips": chips, "chips_per_node": entry["chips_per_node"], "tiers": entry["tiers"]}
         return _cluster(node, chip)
 
-    pool = make_pool(text, load)
-    if pool.pools:
+    if named is not None and load(None).pools:
         raise bad_field(f"pools.{number}.cluster", named, "has several kinds of chips itself", "list its pools here")
-    return pool
+    return make_pool(text, load)
 
 
 def parse_chip(text: str, *, where: str = "chip") -> Chip:

@@ -24,7 +24,7 @@ GENERIC = load_profile("generic")
         ("async_tp", "tp_overlap_fraction", 0.5),
         ("tp_async=false", "tp_backward_overlap_fraction", 0.0),
         ("fp32_gradient_accumulation", "accumulate_dtype", "fp32"),
-        ("fp32_gradient_reduction", "reduce_dtype", "fp32"),
+        ("fp32_gradient_reduction=no", "reduce_dtype", "compute"),
         ("blocking_sends", "pp_overlap", False),
         ("whole_gradient_sends", "sends_whole_gradients", True),
         ("mask_sends", "sends_attention_mask", True),

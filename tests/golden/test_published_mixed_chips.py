@@ -10,7 +10,7 @@ predicted time, T4 nodes did not; the source does not state why.
 """
 
 import csv
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
@@ -60,7 +60,7 @@ def errors(cluster, *, kinds=None, settings=SETTINGS):
             "zero_stage": 0,
             "recompute": "none",
             "settings": dict.fromkeys(settings, True),
-            "stages": [{"units": end - begin} for begin, end in zip(cuts, cuts[1:], strict=False)],
+            "stages": [{"units": end - begin} for begin, end in pairwise(cuts)],
             **{name: int(row[name]) for name in ("tp", "dp", "pp", "micro_batch")},
         }
         predicted = predictor.row(Case(id=str(number), inputs=run, measured_time=float(row["seconds"]))).predicted_step_time

@@ -90,7 +90,7 @@ def test_a_file_states_pools_of_node_types_and_of_clusters(tmp_path):
     assert (cluster.name, cluster.num_chips, cluster.notes) == ("ours", 16, "a note")
     assert (node.name, node.chip.name, node.num_chips, node.chips_per_node) == ("p3.8xlarge", "v100-sxm2-16gb", 12, 4)
     assert node.tiers[-1].nics_per_node == named.tiers[-1].nics_per_node == 1
-    assert named == load_cluster(f"12@v100+4@{NAMED['cluster']}*57%").pools[1]
+    assert named == load_cluster(f"12@v100-sxm2-16gb+4@{NAMED['cluster']}*57%").pools[1]
 
 
 def test_a_pool_may_be_another_file(tmp_path):
