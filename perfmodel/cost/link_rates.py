@@ -176,16 +176,8 @@ def link_rates(cluster: Cluster, calibration: Calibration) -> LinkRates:
         stepped=tuple(
             int(tier) for tier in np.flatnonzero((rows["own"] + rows["step"] + rows["bulk"]).reshape(len(cluster.tiers), -1).any(axis=1))
         ),
-        lone=_lone_rate(cluster),
+        lone=max(cluster.tiers[-2].size / nics, 1.0) if len(cluster.tiers) > 1 and (nics := cluster.tiers[-1].nics_per_node) else 1.0,
     )
-
-
-def _lone_rate(cluster: Cluster) -> float:
-    """Return the rate of one NIC over a chip's share of the node's NICs, if chips share them; else 1. [-]"""
-    *inner, outermost = cluster.tiers
-    if not inner or not outermost.nics_per_node:
-        return 1.0
-    return max(inner[-1].size / outermost.nics_per_node, 1.0)
 
 
 def _or_never(time: Column) -> Any:

@@ -289,8 +289,8 @@ def steps_of_pipelines(estimator: MixedEstimator, plan: Plan) -> dict[tuple[int,
 
 def pools_of_pipeline(estimator: MixedEstimator, plan: Plan, rank: int) -> tuple[int, ...]:
     """Return the pools of the ranks in the pipeline of a rank."""
-    ends, place = np.cumsum([pool.num_chips for pool in estimator.cluster.pools]), place_of(plan, rank)
-    ranks = [rank_at(plan, {**place, "pp": stage}) for stage in range(plan.layout.pp)]
+    ends, indices = np.cumsum([pool.num_chips for pool in estimator.cluster.pools]), place_of(plan, rank)
+    ranks = [rank_at(plan, {**indices, "pp": stage}) for stage in range(plan.layout.pp)]
     return tuple(np.searchsorted(ends, ranks, side="right").tolist())
 
 

@@ -124,12 +124,12 @@ def rank_timelines(estimator: Estimator, plan: Plan, ranks: Sequence[int], detai
     stages = {rank: place_of(plan, rank)["pp"] if plan.layout.pp > 1 else 0 for rank in ranks}
     pools = {rank: pools_of_pipeline(estimator, plan, rank) if isinstance(estimator, MixedEstimator) else () for rank in ranks}
     steps = _steps(estimator, plan)
-    places = {rank: (pools[rank], stage) for rank, stage in stages.items()}
+    kinds = {rank: (pools[rank], stage) for rank, stage in stages.items()}
     if detail is None:
-        numbers = {level: sum(steps[pipeline].num_spans(stage, level) for pipeline, stage in places.values()) for level in Detail}
+        numbers = {level: sum(steps[pipeline].num_spans(stage, level) for pipeline, stage in kinds.values()) for level in Detail}
         detail = next((level for level in Detail if numbers[level] <= MOST_SPANS), Detail.PASSES)
-    timelines = {place: steps[place[0]].timeline(place[1], detail) for place in set(places.values())}
-    return [replace(timelines[place], rank=rank) for rank, place in places.items()]
+    timelines = {(pipeline, stage): steps[pipeline].timeline(stage, detail) for pipeline, stage in set(kinds.values())}
+    return [replace(timelines[kind], rank=rank) for rank, kind in kinds.items()]
 
 
 def _steps(estimator: Estimator, plan: Plan) -> dict[tuple[int, ...], _Step]:
@@ -139,10 +139,8 @@ def _steps(estimator: Estimator, plan: Plan) -> dict[tuple[int, ...], _Step]:
         columns = step_columns(estimator, [plan])
         regions = columns.plans.stages.regions
         pieces = region_pieces(estimator, plan, columns)
-        whole = _Step(
-            plan, columns, [estimator] * p, order=stage_order(regions, layers), runs=runs_of_ranks(regions, layers, p), pieces=pieces
-        )
-        return {(): whole}
+        order, runs = stage_order(regions, layers), runs_of_ranks(regions, layers, p)
+        return {(): _Step(plan, columns, [estimator] * p, order=order, runs=runs, pieces=pieces)}
     alone = [step_columns(pool, [plan]) for pool in estimator.pools]
     by_pool = [region_pieces(pool, plan, columns) for pool, columns in zip(estimator.pools, alone, strict=True)]
     regions, steps = alone[0].plans.stages.regions, {}
