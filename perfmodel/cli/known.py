@@ -218,7 +218,8 @@ def clusters(
 
     def blocks() -> Iterator[Block]:
         if name:
-            yield Facts(known[0].name, _cluster_facts(known[0]))
+            for cluster in known[0].pools or known:
+                yield Facts(cluster.name, _cluster_facts(cluster))
         else:
             yield from table_with_sources(
                 ("cluster", "chip", "chips", "per node", "network tiers, innermost first", "source"),
@@ -263,6 +264,8 @@ def _cluster_facts(cluster: Cluster) -> list[tuple[str, str]]:
             parts.append(f"oversubscribed {tier.oversubscription:g} to 1")
         if not tier.peer_to_peer:
             parts.append("no peer-to-peer")
+        if tier.nics_per_node:
+            parts.append(f"{tier.nics_per_node} NIC{'s' if tier.nics_per_node > 1 else ''} a node, shared by its chips")
         facts += [(f"tier {tier.name}", ", ".join(parts)), ("  source", tier.source)]
     facts += [("source", cluster.source), ("notes", cluster.notes)]
     return [(name, value) for name, value in facts if value]

@@ -214,7 +214,12 @@ def step_columns(estimator: Estimator, plans: Sequence[Plan], columns: PlanColum
     m, v = columns.num_microbatches, _column(plan.virtual_stages for plan in plans)
     regions = once(micro, ("regions", first.recompute), lambda: region_times(micro, profile, first.recompute, tp))
     scattered = columns.is_scattered
-    hop = once(micro, ("hop", *once.layout), lambda: hop_time(micro.boundary, tp, profile, machine, grid, is_scattered=scattered))
+    seq_len = _column(columns.seq_lens)
+    hop = once(
+        micro,
+        ("hop", *once.layout),
+        lambda: hop_time(micro.boundary, tp, profile, machine, grid, seq_len=seq_len, is_scattered=scattered),
+    )
     tied = once(terms, (), lambda: tied_time(columns.program, terms, sizes, machine, grid))
 
     def time_outside(waits: Waits) -> OutsidePipelineTime:

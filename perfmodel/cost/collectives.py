@@ -1,7 +1,7 @@
 """Time of a collective on nested network tiers: the cheapest of ring, tree, hierarchical and one-shot.
 
-Bandwidth is per chip, so concurrent groups on the chips of one node share its NICs implicitly. All functions are elementwise on
-broadcast arrays; a group of one rank takes exactly 0.
+Bandwidth is per chip, so concurrent groups on the chips of one node share its NICs implicitly. If chips share a NIC and only some of
+them send (`lone_rate`), these get more. All functions are elementwise on broadcast arrays; a group of one rank takes exactly 0.
 """
 
 from collections.abc import Sequence
@@ -70,6 +70,7 @@ def send_time(num_bytes: Column, ranks: Column, hop: Sequence[Column], machine: 
 
     t = sum over tiers i of  (s_i - s_{i-1}) * send through tier i
     s_i: share of the pairs that lie in one domain of tier i, hop_i - 1; of the outermost 1
+    Through shared NICs (`lone_rate`), the send takes a chip's rate times the pipeline ranks of its node.
 
     hop   of each tier (`LayoutGrid.hop`)
     """
@@ -80,10 +81,24 @@ def send_time(num_bytes: Column, ranks: Column, hop: Sequence[Column], machine: 
         together = hop[tier] - 1.0 if tier < len(hop) - 1 else 1.0
         if np.any(together > nearer):
             inside = [np.ones_like(pair)] * tier + [pair] * (len(hop) - tier)
-            time = collective_time(CollectiveKind.SEND_RECV, num_bytes, group_size=pair, inside=inside, machine=machine)
+            sent = num_bytes / lone_rate(ranks, hop, machine) if machine.links.lone > 1.0 and tier == len(hop) - 1 else num_bytes
+            time = collective_time(CollectiveKind.SEND_RECV, sent, group_size=pair, inside=inside, machine=machine)
             total = total + (together - nearer) * time
         nearer = together
     return total
+
+
+def lone_rate(ranks: Column, hop: Sequence[Column], machine: Machine) -> Any:
+    """Return the rate between nodes of a chip over its share of the node's NICs, if one pipeline rank of the node sends. [-]
+
+    n / ceil(n / m): the other m - 1 pipeline ranks of the node leave the NICs to it; at most the rate of one NIC
+
+    hop   of each tier (`LayoutGrid.hop`)
+    """
+    if machine.links.lone == 1.0:
+        return 1.0
+    nodes = 1.0 + (2.0 - hop[-2]) * (ranks - 1.0)
+    return np.where(nodes > 1.0, np.minimum(ranks / nodes, machine.links.lone), 1.0)
 
 
 def _code(kind: CollectiveKind | NDArray[np.integer]) -> Any:

@@ -168,8 +168,15 @@ def with_kept_programs(estimator: Estimator) -> Estimator:
 
 
 def with_rates_of(profile: ExecutionProfile, machine: Machine) -> Machine:
+<<<<<<< HEAD
     """Return the machine with the framework's matmul rates and its generation of fused attention, where the calibration's differ."""
     attention = profile.rates.attention_rate_fraction * machine.fused_attention.generations.get(profile.kernels.attention_kernel, 1.0)
+=======
+    """Return the machine with the framework's matmul rates, attention kernel and algorithms of collectives, where these differ."""
+    if profile.communication.flat_rings:
+        machine = replace(machine, links=machine.links.flat())
+    attention = profile.rates.attention_rate_fraction * machine.attention_generations.get(profile.kernels.attention_kernel, 1.0)
+>>>>>>> mixed
     matmul = profile.rates.matmul_rate_fraction
     if attention != 1.0:
         rates = {name: replace(kernel, flop_rate=kernel.flop_rate * attention) for name, kernel in machine.attention.items()}
@@ -376,15 +383,20 @@ PARTS = (
 )
 
 
-def step_parts(estimator: Estimator, plan: Plan, columns: StepColumns, number: int, rank: int | None = None) -> list[dict[str, float]]:
-    """Return the exposed time of each part on a pipeline rank, for each of `number` machines. rank None: the critical rank. [s]"""
+def step_parts(
+    estimator: Estimator, plan: Plan, columns: StepColumns, number: int, runs: Sequence[float] | None = None
+) -> list[dict[str, float]]:
+    """Return the exposed time of each part on a pipeline rank, for each of `number` machines. [s]
+
+    runs   number of times that the rank runs each region; None: of the critical rank
+    """
     stages, regions = columns.plans.stages, columns.regions
     pass_times = [scalar(f + b) for f, b in zip(stage_sums(regions.forward, stages), stage_sums(regions.backward, stages), strict=True)]
     critical = [by_rank.index(max(by_rank)) for by_rank in zip(*(entries(times, number) for times in pass_times), strict=True)]
     parts: list[dict[str, float]] = [{}] * number
     steps = entries(scalar(columns.step_time), number)
     for slowest in set(critical):
-        detail = _part_times(estimator, plan, columns, pass_times, slowest, rank)
+        detail = _part_times(estimator, plan, columns, pass_times, slowest, runs)
         values = zip(*(entries(times, number) for times in detail.values()), strict=True)
         for i, times in enumerate(values):
             if critical[i] == slowest:
@@ -394,17 +406,23 @@ def step_parts(estimator: Estimator, plan: Plan, columns: StepColumns, number: i
 
 
 def _part_times(
-    estimator: Estimator, plan: Plan, columns: StepColumns, pass_times: list[Any], critical: int, rank: int | None
+    estimator: Estimator, plan: Plan, columns: StepColumns, pass_times: list[Any], critical: int, runs: Sequence[float] | None
 ) -> dict[str, Any]:
     """Return the parts of a step as columns of machines. pass_times: forward and backward of a micro-batch on each rank. [s]"""
     profile = estimator.profile
     stages, regions, micro, outside = columns.plans.stages, columns.regions, columns.plans.micro, columns.outside_pipeline
+<<<<<<< HEAD
     m, p = scalar(columns.plans.num_microbatches), float(plan.layout.pp)
     weights, rank_time = stages.runs[critical], pass_times[critical]
     if rank is not None:
         weights = rank_runs(stages.regions, estimator.programs.stage_layers(plan), plan.layout.pp, rank)
+=======
+    m, p = float(plan.num_microbatches), float(plan.layout.pp)
+    weights, rank_time = stages.runs[critical] if runs is None else runs, pass_times[critical]
+    if runs is not None:
+>>>>>>> mixed
         passes = zip(weights, regions.forward, regions.backward, strict=True)
-        rank_time = sum(runs * scalar(forward + backward) for runs, forward, backward in passes if runs)
+        rank_time = sum(times * scalar(forward + backward) for times, forward, backward in passes if times)
     detail: dict[str, Any] = dict.fromkeys(PARTS, 0.0)
     recomputed = recomputed_phases(plan.recompute, profile)
     work_times = (micro.matmul + micro.attention) + micro.streaming
@@ -480,9 +498,12 @@ def _part_times(
     return detail
 
 
-def rank_parts(estimator: Estimator, plan: Plan, columns: StepColumns, rank: int) -> dict[str, float]:
-    """Return the exposed time of a step on a pipeline rank, by part. The critical rank has the parts of the prediction. [s]"""
-    return step_parts(estimator, plan, columns, 1, rank)[0]
+def rank_parts(estimator: Estimator, plan: Plan, columns: StepColumns, runs: Sequence[float]) -> dict[str, float]:
+    """Return the exposed time of a step on a pipeline rank, by part. The critical rank has the parts of the prediction. [s]
+
+    runs   number of times that the rank runs each region
+    """
+    return step_parts(estimator, plan, columns, 1, runs)[0]
 
 
 def rank_times(estimator: Estimator, plan: Plan) -> tuple[float, ...]:

@@ -75,6 +75,7 @@ class LinkRates:
     torus        for each tier, (slow-down of rings, of all-to-alls) by number of members; empty arrays if it is no torus
     has_one_shot, has_in_switch, has_ramp   some entry has a one-shot algorithm, in-switch reduction, a ramp
     stepped      tiers with steps between protocols
+    lone         rate of a chip whose node sends nothing else, over its share of the NICs; 1 without shared NICs
     """
 
     table: Array
@@ -84,6 +85,15 @@ class LinkRates:
     has_in_switch: bool
     has_ramp: bool
     stepped: tuple[int, ...]
+    lone: float = 1.0
+
+    def flat(self) -> LinkRates:
+        """Return the rates of a library that has flat rings only: all bytes of nested algorithms go around one ring."""
+        nested, ring = (LINK_ROWS.index(name) for name in ("nested", "ring"))
+        table = self.table.copy()
+        table[ring] += table[nested]
+        table[nested] = 0.0
+        return replace(self, table=table)
 
     def of(self, code: object) -> Array:
         """Return [parameter, tier, *code.shape]. For columns of clusters, the last dim of `code` is the cluster."""
@@ -166,6 +176,7 @@ def link_rates(cluster: Cluster, calibration: Calibration) -> LinkRates:
         stepped=tuple(
             int(tier) for tier in np.flatnonzero((rows["own"] + rows["step"] + rows["bulk"]).reshape(len(cluster.tiers), -1).any(axis=1))
         ),
+        lone=max(cluster.tiers[-2].size / nics, 1.0) if len(cluster.tiers) > 1 and (nics := cluster.tiers[-1].nics_per_node) else 1.0,
     )
 
 

@@ -47,7 +47,7 @@ from perfmodel.cost.step import (
 )
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.memory_headroom import MemoryRule, Verdict, memory_rule
-from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.plan import Plan, place_of, rank_at
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.stage_cuts import layers_of_stages
 from perfmodel.workload.job import TrainingJob
@@ -233,7 +233,10 @@ class _Mixed:
         return columns.once(columns.micro, ("regions", recompute), make)
 
     def _hop(self, estimator: Estimator, columns: PlanColumns) -> Any:
-        of, make = columns.micro, partial(hop_time, profile=estimator.profile, machine=estimator.machine, grid=columns.grid)
+        of, profile, seq_len = columns.micro, estimator.profile, float(self.plan.job.seq_len)
+        # pools of one host are joined by fewer tiers than each has by itself
+        grid = columns.grid if len(estimator.cluster.tiers) == len(columns.grid.hop) else plan_columns(estimator, [self.plan]).grid
+        make = partial(hop_time, profile=profile, machine=estimator.machine, grid=grid, seq_len=seq_len)
         tp, scattered = columns.grid.degree["tp"], columns.is_scattered
         return estimator.once(of, ("hop", *columns.once.layout), lambda: make(of.boundary, tp, is_scattered=scattered))
 
@@ -276,6 +279,19 @@ def mixed_step_time(estimator: MixedEstimator, plan: Plan) -> float:
     """Return the step time of the slowest pipeline. [s]"""
     mixed = _Mixed(estimator, plan)
     return max(float(mixed.step(pipelines).step_time[0]) for pipelines in mixed.pipelines)
+
+
+def steps_of_pipelines(estimator: MixedEstimator, plan: Plan) -> dict[tuple[int, ...], StepColumns]:
+    """Return the step of each kind of pipeline, by the pools of its ranks."""
+    mixed = _Mixed(estimator, plan)
+    return {pipelines.pools: mixed.step(pipelines) for pipelines in mixed.pipelines}
+
+
+def pools_of_pipeline(estimator: MixedEstimator, plan: Plan, rank: int) -> tuple[int, ...]:
+    """Return the pools of the ranks in the pipeline of a rank."""
+    ends, indices = np.cumsum([pool.num_chips for pool in estimator.cluster.pools]), place_of(plan, rank)
+    ranks = [rank_at(plan, {**indices, "pp": stage}) for stage in range(plan.layout.pp)]
+    return tuple(np.searchsorted(ends, ranks, side="right").tolist())
 
 
 def placement_text(estimator: MixedEstimator, plan: Plan) -> str:

@@ -139,12 +139,29 @@ def stages_on_pools(regions: Regions, stage_layers: tuple[int, ...], pools: tupl
     Consecutive ranks on one pool have their own copy of the regions. A quantity of a region can then differ by pool, and the sums over
     ranks stay valid.
     """
-    copies = [0, *np.cumsum(np.diff(pools) != 0).tolist()]
-    number, p = copies[-1] + 1, len(pools)
-    every = tuple(replace(it, turn=f"{it.turn}/{copy}" if it.turn else "") for copy in range(number) for it in regions)
-    nothing = (0.0,) * len(regions)
-    runs = zip(runs_of_ranks(regions, stage_layers, p), copies, strict=True)
-    return _stages(every, [(*nothing * copy, *runs_of_rank, *nothing * (number - 1 - copy)) for runs_of_rank, copy in runs], stage_layers)
+    every = tuple(replace(it, turn=f"{it.turn}/{copy}" if it.turn else "") for copy in range(_copies(pools)[-1] + 1) for it in regions)
+    return _stages(every, runs_on_pools(regions, stage_layers, pools), stage_layers)
+
+
+def _copies(pools: tuple[int, ...]) -> list[int]:
+    """Return the copy of the regions that each pipeline rank runs."""
+    return [0, *np.cumsum(np.diff(pools) != 0).tolist()]
+
+
+def runs_on_pools(regions: Regions, stage_layers: tuple[int, ...], pools: tuple[int, ...]) -> list[tuple[float, ...]]:
+    """Return how often each rank runs each region of `stages_on_pools`."""
+    copies, nothing = _copies(pools), (0.0,) * len(regions)
+    runs = zip(runs_of_ranks(regions, stage_layers, len(pools)), copies, strict=True)
+    return [(*nothing * copy, *runs_of_rank, *nothing * (copies[-1] - copy)) for runs_of_rank, copy in runs]
+
+
+def order_on_pools(regions: Regions, stage_layers: Sequence[int], pools: tuple[int, ...]) -> list[list[int]]:
+    """Return the regions of `stages_on_pools` of each virtual stage in forward order."""
+    copies = _copies(pools)
+    return [
+        [copies[stage % len(pools)] * len(regions) + region for region in run]
+        for stage, run in enumerate(stage_order(regions, stage_layers))
+    ]
 
 
 def _stages(regions: Regions, per_rank: Sequence[tuple[float, ...]], stage_layers: tuple[int, ...]) -> Stages:

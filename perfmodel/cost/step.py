@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.collectives import CollectiveKind, collective_time, send_time
+from perfmodel.cost.collectives import CollectiveKind, collective_time, lone_rate, send_time
 from perfmodel.cost.compute import streaming_time
 from perfmodel.cost.launches import FORWARD
 from perfmodel.cost.machine import MEBIBYTE, Machine
@@ -45,6 +45,7 @@ class Bytes:
 
     stored, gathered   weights as stored between steps, and as operators read them
     gradient, reduced  gradients as accumulated, and as sent in a reduction
+    tied               gradients of a tied matrix as sent between the first and the last stage
     produced           gradients as backward outputs them; whole_gradient, sharded_gradient: as held until the optimizer step
     gradient_copy      full gradients held in addition to the accumulator
     state, step        optimizer state and master copy; memory traffic of one optimizer step
@@ -61,6 +62,7 @@ class Bytes:
     gathered: float
     gradient: float
     reduced: float
+    tied: float
     state: float
     step: float
     optimizer_kernel: KernelClass
@@ -104,6 +106,7 @@ def element_bytes(
         gathered=itemsize(policy.parameter),
         gradient=gradient,
         reduced=reduced,
+        tied=reduced if profile.state.stores_master_weights else min(gradient, reduced),
         state=policy.state_bytes_per_parameter(optimizer) - fewer - (master if stores_master else 0.0),
         step=(policy.step_bytes_per_parameter(optimizer) + passes) * profile.timing.optimizer_bytes_factor,
         optimizer_kernel=KernelClass.OPTIMIZER if optimizer.num_states else KernelClass.ADD,
@@ -506,21 +509,41 @@ def beat_with(f: Ranks, b: Ranks, totals: tuple[Any, Any], schedule: PipelineSch
     return pace(plus(f, b), totals[0] + totals[1], num_ranks, weight)
 
 
-def hop_time(boundary: Column, tp: Column, profile: ExecutionProfile, machine: Machine, grid: LayoutGrid, *, is_scattered: bool) -> Any:
+def hop_time(
+    boundary: Column, tp: Column, profile: ExecutionProfile, machine: Machine, grid: LayoutGrid, *, seq_len: Column, is_scattered: bool
+) -> Any:
     """Return the time to send a micro-batch's boundary tensor to the next pipeline rank, averaged over the pairs of ranks. [s]
 
     The host spends `pipeline_send` on the schedule's bookkeeping of one pass of one micro-batch through one stage.
-    If tp ranks hold equal copies, the profile may send the tensor in tp parts and gather it (Megatron's scatter-gather).
+    If tp ranks hold equal copies, the profile may send the tensor in tp parts and gather it (Megatron's scatter-gather). If it sends
+    activations and gradients differently, the time is their mean.
     """
+<<<<<<< HEAD
     ranks = grid.degree["pp"]
     runtime = np.minimum(ranks - 1.0, 1.0) * machine.host.times.get("pipeline_send", 0.0)
     if is_scattered or not profile.communication.scatters_pipeline_sends:
         return send_time(boundary, ranks, grid.hop, machine) + runtime
     send = send_time(boundary / tp, ranks, grid.hop, machine)
+=======
+    ranks, options = grid.degree["pp"], profile.communication
+    runtime = np.minimum(ranks - 1.0, 1.0) * machine.host_times.get("pipeline_send", 0.0)
+    is_split = options.scatters_pipeline_sends and not is_scattered
+    part = boundary / tp if is_split else boundary
+    forward = backward = send_time(part, ranks, grid.hop, machine)
+    if options.sends_attention_mask:
+        forward = send_time(part + MASK_BYTES * seq_len**2, ranks, grid.hop, machine)
+    if not is_split:
+        return (forward + backward) / 2.0 + runtime
+>>>>>>> mixed
     members = np.where(ranks > 1, tp, 1.0)
     group_inside = [np.minimum(tier, members) for tier in grid.group_inside(TENSOR_AXES)]
     gather = collective_time(CollectiveKind.ALL_GATHER, boundary, group_size=members, inside=group_inside, machine=machine)
-    return send + gather + runtime
+    backward = send_time(boundary, ranks, grid.hop, machine) if options.sends_whole_gradients else backward + gather
+    return (forward + gather + backward) / 2.0 + runtime
+
+
+MASK_BYTES = 2.0
+"""[byte] An element of an attention mask between pipeline stages: NCCL sends no booleans, so it is cast to 16 bits."""
 
 
 def pipeline_step_time(
@@ -665,14 +688,15 @@ def update_time(elements: Column, sizes: Bytes, machine: Machine) -> Any:
 def tied_time(program: Program, terms: ParameterTerms, sizes: Bytes, machine: Machine, grid: LayoutGrid) -> Any:
     """Return the time to all-reduce the gradient of a tied matrix over the first and the last stage, once a step (R18). [s]
 
-    With one stage the group has one member. Sharded gradients are reduced as shards.
+    With one stage the group has one member. Sharded gradients are reduced as shards, others as they are accumulated.
     """
     if not any(len(p.regions) > 1 and not p.is_frozen for p in program.parameters):
         return 0.0
     elements = (terms.shard if terms.program.holds_sharded_gradients else terms.full)[-1]
     members = np.where(grid.degree["pp"] > 1, 2.0, 1.0)
     inside = [np.where(hop < 2, 1.0, members) for hop in grid.hop[:-1]] + [members]
-    return collective_time(CollectiveKind.ALL_REDUCE, elements * sizes.reduced, group_size=members, inside=inside, machine=machine)
+    num_bytes = elements * sizes.tied / lone_rate(grid.degree["pp"], grid.hop, machine)
+    return collective_time(CollectiveKind.ALL_REDUCE, num_bytes, group_size=members, inside=inside, machine=machine)
 
 
 def accumulation_time(terms: ParameterTerms, stages: Stages, sizes: Bytes, machine: Machine, *, num_microbatches: Column) -> Any:

@@ -20,11 +20,12 @@ from perfmodel.cost.assemble import StepColumns, step_columns
 from perfmodel.cost.estimate import Estimator, rank_parts, reserved_on_rank
 from perfmodel.cost.evaluate import amount_values, members_inside, traffic_times, work_times
 from perfmodel.cost.memory.plan import scalar
+from perfmodel.cost.mixed import MixedEstimator, pools_of_pipeline, steps_of_pipelines
 from perfmodel.cost.overlap import exposed_each_microbatch
 from perfmodel.cost.program import PHASES
 from perfmodel.cost.rows import Rows
 from perfmodel.cost.schedule_orders import BACKWARD, FORWARD, order_of, pass_starts
-from perfmodel.cost.stages import stage_order
+from perfmodel.cost.stages import order_on_pools, runs_of_ranks, runs_on_pools, stage_order
 from perfmodel.cost.step import communication_time, exposed_fraction, recomputed_phases
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
@@ -123,23 +124,68 @@ class _Piece:
 
 def rank_timelines(estimator: Estimator, plan: Plan, ranks: Sequence[int], detail: Detail | None = None) -> list[RankTimeline]:
     """Return the timelines of ranks of a plan. detail None: the finest level with at most `MOST_SPANS` spans."""
+<<<<<<< HEAD
     step = _Step(estimator, plan, step_columns(estimator, [plan]))
+=======
+>>>>>>> mixed
     stages = {rank: place_of(plan, rank)["pp"] if plan.layout.pp > 1 else 0 for rank in ranks}
+    pools = {rank: pools_of_pipeline(estimator, plan, rank) if isinstance(estimator, MixedEstimator) else () for rank in ranks}
+    steps = _steps(estimator, plan)
+    kinds = {rank: (pools[rank], stage) for rank, stage in stages.items()}
     if detail is None:
-        fitting = (candidate for candidate in Detail if sum(step.num_spans(stage, candidate) for stage in stages.values()) <= MOST_SPANS)
-        detail = next(fitting, Detail.PASSES)
-    by_stage = {stage: step.timeline(stage, detail) for stage in set(stages.values())}
-    return [replace(by_stage[stage], rank=rank) for rank, stage in stages.items()]
+        numbers = {level: sum(steps[pipeline].num_spans(stage, level) for pipeline, stage in kinds.values()) for level in Detail}
+        detail = next((level for level in Detail if numbers[level] <= MOST_SPANS), Detail.PASSES)
+    timelines = {(pipeline, stage): steps[pipeline].timeline(stage, detail) for pipeline, stage in set(kinds.values())}
+    return [replace(timelines[kind], rank=rank) for rank, kind in kinds.items()]
+
+
+def _steps(estimator: Estimator, plan: Plan) -> dict[tuple[int, ...], _Step]:
+    """Return the step of each kind of pipeline by the pools of its ranks; of chips of one kind there is one, by `()`."""
+    layers, p = estimator.programs.stage_layers(plan), plan.layout.pp
+    if not isinstance(estimator, MixedEstimator):
+        columns = step_columns(estimator, [plan])
+        regions = columns.plans.stages.regions
+        pieces = region_pieces(estimator, plan, columns)
+        order, runs = stage_order(regions, layers), runs_of_ranks(regions, layers, p)
+        return {(): _Step(plan, columns, [estimator] * p, order=order, runs=runs, pieces=pieces)}
+    alone = [step_columns(pool, [plan]) for pool in estimator.pools]
+    by_pool = [region_pieces(pool, plan, columns) for pool, columns in zip(estimator.pools, alone, strict=True)]
+    regions, steps = alone[0].plans.stages.regions, {}
+    for pools, columns in steps_of_pipelines(estimator, plan).items():
+        copies = [pool for rank, pool in enumerate(pools) if rank == 0 or pool != pools[rank - 1]]
+        steps[pools] = _Step(
+            plan,
+            columns,
+            [estimator.pools[pool] for pool in pools],
+            order=order_on_pools(regions, layers, pools),
+            runs=runs_on_pools(regions, layers, pools),
+            pieces=list(chain(*(by_pool[pool] for pool in copies))),
+        )
+    return steps
 
 
 class _Step:
-    """Passes of virtual stages, and idle time between the passes of each rank: shared by all timelines of a step."""
+    """Passes of virtual stages, and idle time between the passes of each rank: shared by all timelines of a step.
 
-    def __init__(self, estimator: Estimator, plan: Plan, columns: StepColumns) -> None:
-        self.estimator, self.plan, self.columns, self.p = estimator, plan, columns, plan.layout.pp
+    estimators   of each pipeline rank
+    order        regions of each virtual stage, in forward order
+    runs         number of times that each pipeline rank runs each region
+    pieces       of each region (`region_pieces`)
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        columns: StepColumns,
+        estimators: Sequence[Estimator],
+        *,
+        order: list[list[int]],
+        runs: Sequence[tuple[float, ...]],
+        pieces: list[tuple[list[_Piece], list[_Piece]]],
+    ) -> None:
+        self.estimators, self.plan, self.columns, self.p = estimators, plan, columns, plan.layout.pp
+        self.order, self.runs, self.regions = order, runs, pieces
         regions, p = columns.regions, self.p
-        self.order = stage_order(columns.plans.stages.regions, estimator.programs.stage_layers(plan))
-        self.regions = region_pieces(estimator, plan, columns)
         self.orders = [order_of(plan.schedule, rank, p, plan.num_microbatches, len(self.order) // p) for rank in range(p)]
         forward, backward = ([sum(scalar(times[i]) for i in run) for run in self.order] for times in (regions.forward, regions.backward))
         starts = pass_starts(self.orders, forward, backward, hop=scalar(columns.hop) if p > 1 else 0.0)
@@ -165,8 +211,15 @@ class _Step:
 
     def timeline(self, stage: int, detail: Detail) -> RankTimeline:
         """Return the timeline of a pipeline stage."""
+<<<<<<< HEAD
         parts = rank_parts(self.estimator, self.plan, self.columns, stage)
         templates = {key: self.pieces(stage, *key, detail) for key in self.counts[stage]}
+=======
+        parts = rank_parts(self.estimators[stage], self.plan, self.columns, self.runs[stage])
+        passes = self.orders[stage]
+        number = Counter((kind, chunk) for kind, chunk, _ in passes)
+        templates = {key: self.pieces(stage, *key, detail) for key in number}
+>>>>>>> mixed
         others, fixed = self.other_pieces(parts)
         natural = defaultdict[str, float](float)
         for key, pieces in templates.items():
@@ -196,7 +249,12 @@ class _Step:
             shown = [*others["before"], *others[kind], *others["after"]]
             drawn.hidden([*scaled, *self.under(stage, chunk, kind, is_last=i + 1 == len(self.orders[stage]), exposed=shown)], length)
             drawn.add(pieces)
+<<<<<<< HEAD
         drawn.add([*self.gap(idle[-1] * stretch, sends), *others["after"]])
+=======
+        drawn.add([*_gap(idle[-1] * stretch, sends), *others["after"]])
+        saved, moment, classes = reserved_on_rank(self.estimators[stage], self.plan, stage)
+>>>>>>> mixed
         step_time = float(self.columns.step_time[0])
         moment, memory = self.memory(stage, pass_spans, step_time)
         return RankTimeline(
@@ -216,7 +274,16 @@ class _Step:
         """Return the pieces outside operators (before all passes, in each pass, after all passes), and their times by part. [s]"""
         columns, plan, plans, profile = self.columns, self.plan, self.columns.plans, self.estimator.profile
         waits = exposed_each_microbatch(
+<<<<<<< HEAD
             plans.terms, columns.regions, plans.stages, schedule=plan.schedule, num_ranks=plans.grid.degree["pp"], profile=profile
+=======
+            columns.plans.terms,
+            columns.regions,
+            columns.plans.stages,
+            schedule=plan.schedule,
+            num_ranks=columns.plans.grid.degree["pp"],
+            profile=self.estimators[0].profile,
+>>>>>>> mixed
         )
         times = {name: parts.get(name, 0.0) for name in ("weight_casts", *_DATA, "gradient_accumulation", "optimizer")}
         times |= {f"{EXCHANGED}_communication": scalar(columns.outside_pipeline.ends), "host": columns.outside_pipeline.constant}

@@ -256,6 +256,9 @@ class CommunicationOptions:
                                       needs hides_exchanges (Megatron's --delay-wgrad-compute, DualPipe)
     permutes_in_exchange              the kernels of the dispatcher `flex` sort rows by expert, and back (HybridEP); else a separate pass
                                       does (DeepEP)
+    sends_whole_gradients             each tp rank sends the whole gradient of the boundary, even if activations are sent in tp parts
+    sends_attention_mask              pipeline stages send the attention mask with the activations, in 16 bits (DeepSpeed's GPT2ModelPipe)
+    flat_rings                        collectives between nodes are flat rings, without trees or hierarchical algorithms
     """
 
     reduce_dtype: str
@@ -277,6 +280,9 @@ class CommunicationOptions:
     context_form: str = ""
     delays_weight_gradients: bool = False
     permutes_in_exchange: bool = False
+    sends_whole_gradients: bool = False
+    sends_attention_mask: bool = False
+    flat_rings: bool = False
 
     def __post_init__(self) -> None:
         check_numbers(self)

@@ -103,6 +103,14 @@ def _accumulation(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     return profile.having(accumulate_dtype="fp32" if value else "compute") if isinstance(value, bool) else profile
 
 
+def _reduction(profile: ExecutionProfile, value: object) -> ExecutionProfile:
+    return profile.having(reduce_dtype="fp32" if value else "compute") if isinstance(value, bool) else profile
+
+
+def _blocking_sends(profile: ExecutionProfile, value: object) -> ExecutionProfile:
+    return profile.having(pp_overlap=not value) if isinstance(value, bool) else profile
+
+
 def _fp8_recipe(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     return profile.having(fp8_matmul_rate_fraction=profile.rates.fp8_matmul_rate_fraction * ROWWISE_FP8) if value == "rowwise" else profile
 
@@ -280,6 +288,11 @@ CHANGES: Mapping[str, Callable[[ExecutionProfile, object], ExecutionProfile]] = 
     "gradient_bucketing": _bucketing,
     "fused_optimizer": _fused_optimizer,
     "fp32_gradient_accumulation": _accumulation,
+    "fp32_gradient_reduction": _reduction,
+    "blocking_sends": _blocking_sends,
+    "whole_gradient_sends": _switch("sends_whole_gradients"),
+    "mask_sends": _switch("sends_attention_mask"),
+    "nccl_rings": _switch("flat_rings"),
     "async_tp": _async_tp,
     "tp_async": _tp_async,
     "moe_overlap": _exchanges,

@@ -2,6 +2,7 @@
 
 h20-96gb                                                          default node and links of the chip's file
 h20-96gb per-node=8 scale-up=450 GB/s scale-out=400 Gbit/s        as given; rates are one direction of one chip
+t4-16gb per-node=4 scale-out=12.5 Gbit/s nics=1                    the four chips of a node share a NIC of 50 Gbit/s
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from perfmodel.foundation.units import exact_quantity, parse_quantity
 from perfmodel.foundation.values import is_path
 from perfmodel.hardware.mixed import is_mixed, read_pools
 
-_STATED = re.compile(r"(?P<chip>\S.*?)(?P<stated>(?: +(?:per-node|scale-up|scale-out)=[^=]*?)+) *")
-_FIELD = re.compile(r" +(per-node|scale-up|scale-out)=")
+_STATED = re.compile(r"(?P<chip>\S.*?)(?P<stated>(?: +(?:per-node|scale-up|scale-out|nics)=[^=]*?)+) *")
+_FIELD = re.compile(r" +(per-node|scale-up|scale-out|nics)=")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +28,14 @@ class ChipCluster:
     per_node    chips per host
     scale_up    one direction of one chip inside a node                [byte/s]
     scale_out   one direction of one chip between nodes                [byte/s]
+    nics        NICs that the chips of a node share
     """
 
     chip: str
     per_node: int | None = None
     scale_up: float | None = None
     scale_out: float | None = None
+    nics: int | None = None
 
     @property
     def text(self) -> str:
@@ -43,11 +46,18 @@ class ChipCluster:
         for field, rate in (("scale-up", self.scale_up), ("scale-out", self.scale_out)):
             if rate is not None:
                 stated.append(f"{field}={exact_quantity(rate, 'bandwidth')}")
+        if self.nics is not None:
+            stated.append(f"nics={self.nics}")
         return " ".join(stated)
 
 
 def state_chip_cluster(
-    chip: str | Path, *, per_node: int | str | None = None, scale_up: str | float | None = None, scale_out: str | float | None = None
+    chip: str | Path,
+    *,
+    per_node: int | str | None = None,
+    scale_up: str | float | None = None,
+    scale_out: str | float | None = None,
+    nics: int | str | None = None,
 ) -> ChipCluster:
     """Return the cluster from user input: a chip, and rates with units (a bare number is byte/s, in Python only)."""
     name = plain_text(chip).strip()
@@ -55,9 +65,10 @@ def state_chip_cluster(
         raise InputError("chip: is missing; give a name from `perfmodel chips` or the path of a chip file")
     return ChipCluster(
         chip=_absolute(name) if isinstance(chip, Path) or is_path(name) else name,
-        per_node=None if per_node is None else _count(per_node),
+        per_node=None if per_node is None else _count(per_node, "per_node", "how many chips one host has, such as 8"),
         scale_up=_rate(scale_up, "scale_up"),
         scale_out=_rate(scale_out, "scale_out"),
+        nics=None if nics is None else _count(nics, "nics", "how many NICs the chips of one host share, such as 1"),
     )
 
 
@@ -73,7 +84,11 @@ def chip_cluster(text: str) -> ChipCluster | None:
     if len(stated) < len(parts) // 2:
         raise bad_field("cluster", text, "states the same thing twice", "keep one of the two")
     return state_chip_cluster(
-        match["chip"], per_node=stated.get("per-node"), scale_up=stated.get("scale-up"), scale_out=stated.get("scale-out")
+        match["chip"],
+        per_node=stated.get("per-node"),
+        scale_up=stated.get("scale-up"),
+        scale_out=stated.get("scale-out"),
+        nics=stated.get("nics"),
     )
 
 
@@ -96,10 +111,10 @@ def _rate(value: str | float | None, field: str) -> float | None:
     return float(rate)
 
 
-def _count(value: int | str) -> int:
+def _count(value: int | str, field: str, remedy: str) -> int:
     text = str(value).strip()
     if isinstance(value, bool) or not (text.isascii() and text.isdecimal()) or not 1 <= len(text) <= 6 or int(text) < 1:
-        raise bad_field("per_node", value, "must be a whole number from 1 to 999999", "write how many chips one host has, such as 8")
+        raise bad_field(field, value, "must be a whole number from 1 to 999999", f"write {remedy}")
     return int(text)
 
 

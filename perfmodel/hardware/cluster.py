@@ -121,6 +121,7 @@ def make_cluster(
     chips_per_node: int | None = None,
     scale_up_bandwidth: float | None = None,
     inter_node_bandwidth_per_chip: float | None = None,
+    nics_per_node: int | None = None,
     name: str = "",
 ) -> Cluster:
     """Return a cluster of any size around one chip, with the chip's usual links; `cluster_of` takes the chip's name.
@@ -129,6 +130,7 @@ def make_cluster(
     chips_per_node                 None = as usual for the chip
     scale_up_bandwidth             one direction inside a node; None = the chip's usual links   [byte/s]
     inter_node_bandwidth_per_chip  one direction; None = the chip's usual NICs                  [byte/s]
+    nics_per_node                  NICs that the chips of a node share; None = a chip has its share only
 
     If a node is smaller or larger than usual, a scale-up domain of exactly one node (A100: 8 and 8) is resized with it. A domain that spans
     nodes (GB200, TPU) keeps its size.
@@ -164,6 +166,8 @@ def make_cluster(
     if fabric is None and wanted > (tiers[-1].size if tiers else 0):
         raise bad_field("chip", chip.name, "does not say how nodes are joined", "give scale_out too, such as '400 Gbit/s'")
     if fabric is not None:
+        if nics_per_node is not None:
+            fabric = dataclasses.replace(fabric, nics_per_node=nics_per_node)
         domain = math.lcm(node, tiers[-1].size if tiers else 1)
         size = domain * max(math.ceil(max(wanted, MAX_SCALE_OUT_CHIPS) / domain), 2 if tiers else 1)
         tiers.append(dataclasses.replace(fabric, size=size))

@@ -59,6 +59,7 @@ class NetworkTier:
     wrap_multiple     a torus dimension of a slice wraps around if it is a multiple of this; 0 = never
     oversubscription  sum of the chips' link bandwidths over the shared bandwidth (fat tree); 1 = full bisection
     peer_to_peer      False: every transfer is staged through host memory (PCIe tree)
+    nics_per_node     NICs that the chips of a node share: a chip alone gets the rate of a NIC; 0: each chip has its share only
     provenance        read | recalled | mixed | measured
     """
 
@@ -70,6 +71,7 @@ class NetworkTier:
     wrap_multiple: int = 0
     oversubscription: float = 1.0
     peer_to_peer: bool = True
+    nics_per_node: int = 0
     source: str = ""
     provenance: str = "recalled"
 
@@ -93,6 +95,8 @@ class NetworkTier:
             )
         if not self.peer_to_peer and self.topology != Topology.PCIE_TREE:
             raise bad_field(where + "peer_to_peer", self.peer_to_peer, f"belongs to a PCIe tree, not a {self.topology}", "leave it out")
+        if self.nics_per_node < 0 or (self.nics_per_node and self.topology not in (Topology.FAT_TREE, Topology.SWITCH)):
+            raise bad_field(where + "nics_per_node", self.nics_per_node, "is a positive count between nodes", "leave it out elsewhere")
 
     def slice_shape(self, num_chips: int) -> tuple[int, ...]:
         """Return the torus shape of a slice of `num_chips` chips of one domain; () if this tier is not a torus. Counts inner domains.

@@ -1,7 +1,7 @@
 """A cluster of several kinds of chips, as text: `8@dgx-h100+8@dgx-a100`, or with one slow node `56@dgx-h100+8@dgx-h100*80%`.
 
-Each pool is a number of chips, a cluster or chip by name or file, and optionally the share of its rates that it reaches. Ranks are
-assigned in the order of the pools.
+A cluster file may state its pools too (`MixedClusterFile` in `hardware/schemas.py`). Each pool is a number of chips, a cluster or chip
+by name or file, and optionally the share of its rates that it reaches. Ranks are assigned in the order of the pools.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.units import parse_quantity
@@ -53,35 +54,45 @@ def read_pools(text: str) -> tuple[PoolText, ...]:
         pool = _POOL.fullmatch(part.strip())
         if pool is None or not int(pool["chips"]):
             raise bad_field("cluster", part.strip(), "is no pool of chips", "write COUNT@NAME, such as 8@dgx-h100+8@dgx-a100")
-        speed = parse_quantity(pool["speed"], "fraction", field="speed") if pool["speed"] else 1.0
-        if not 0.0 < speed <= 10.0:
-            raise bad_field("speed", pool["speed"], "must be above 0 and at most 10", "write 80% for chips that are a fifth slower")
-        pools.append(PoolText(chips=int(pool["chips"]), name=pool["name"], speed=speed))
+        pools.append(PoolText(chips=int(pool["chips"]), name=pool["name"], speed=read_speed(pool["speed"]) if pool["speed"] else 1.0))
     return tuple(pools)
+
+
+def read_speed(value: str | float) -> float:
+    """Parse the share of their rates that the chips of a pool reach."""
+    speed = parse_quantity(str(value), "fraction", field="speed")
+    if not 0.0 < speed <= 10.0:
+        raise bad_field("speed", value, "must be above 0 and at most 10", "write 80% for chips that are a fifth slower")
+    return speed
 
 
 def mixed_cluster(text: str, load: Callable[[str, int], Cluster]) -> Cluster:
     """Return the cluster of the pools in a text. load: returns a cluster by its name, with a number of chips."""
-    pools = tuple(_pool(pool_text, load) for pool_text in read_pools(text))
+    pools = tuple(make_pool(pool_text, partial(load, pool_text.name)) for pool_text in read_pools(text))
     if len(pools) < 2:
         raise bad_field("cluster", text, "names one pool of chips only", f"use --cluster {pools[0].name} --chips {pools[0].num_chips}")
+    return cluster_of_pools(pools, name="+".join(part.strip() for part in _NEXT.split(text)))
+
+
+def cluster_of_pools(pools: tuple[Cluster, ...], *, name: str, title: str = "", notes: str = "") -> Cluster:
+    """Return the cluster of several pools."""
     return replace(
         pools[0],
-        name="+".join(part.strip() for part in _NEXT.split(text)),
-        title=" + ".join(f"{pool.num_chips} {pool.chip.title or pool.chip.name}" for pool in pools),
+        name=name,
+        title=title or " + ".join(f"{pool.num_chips} {pool.chip.title or pool.chip.name}" for pool in pools),
         num_chips=sum(pool.num_chips for pool in pools),
         source="; ".join(dict.fromkeys(pool.source for pool in pools)),
-        notes="",
+        notes=notes,
         largest_job=0,
         pools=pools,
     )
 
 
-def _pool(text: PoolText, load: Callable[[str, int], Cluster]) -> Cluster:
-    """Return the cluster of a pool, which may use only a part of its last node."""
-    node = load(text.name, 1).chips_per_node
+def make_pool(text: PoolText, load: Callable[[int], Cluster]) -> Cluster:
+    """Return the cluster of a pool, which may use only a part of its last node. load: returns its cluster with a number of chips."""
+    node = load(1).chips_per_node
     full_chips = text.chips if text.chips < node else -(-text.chips // node) * node
-    cluster = load(text.name, full_chips)
+    cluster = load(full_chips)
     if full_chips != text.chips:
         cluster = replace(cluster, num_chips=text.chips, chips_per_node=math.gcd(text.chips, node))
     if text.speed == 1.0:
@@ -133,5 +144,5 @@ def _at_most(tier: NetworkTier, links: Sequence[Link]) -> NetworkTier:
 def check_equal_chips(cluster: Cluster) -> None:
     """Raise InputError for a cluster of several kinds of chips where all chips must be equal."""
     if cluster.pools:
-        rule = "has several kinds of chips, which only predict, search, compare, explain, advise and serve take"
+        rule = "has several kinds of chips, which only predict, search, compare, explain, advise, trace, report, export and serve take"
         raise bad_field("cluster", cluster.name, rule, f"name one kind, such as {cluster.pools[0].name}")

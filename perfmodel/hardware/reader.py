@@ -29,7 +29,7 @@ from perfmodel.hardware.chip import (
 from perfmodel.hardware.chip_cluster import ChipCluster, chip_cluster, state_chip_cluster
 from perfmodel.hardware.cluster import Cluster, make_cluster
 from perfmodel.hardware.fabric import Link, NetworkTier, Topology
-from perfmodel.hardware.mixed import is_mixed, mixed_cluster
+from perfmodel.hardware.mixed import PoolText, cluster_of_pools, is_mixed, make_pool, mixed_cluster, read_speed
 from perfmodel.hardware.power import power_limited_fraction
 from perfmodel.hardware.technology import chip_spec, is_chip_spec, technology_of
 
@@ -108,7 +108,7 @@ def load_cluster(name_or_path: str | Path, *, num_chips: int | None = None) -> C
 
     A cluster file names its chip, or the path of a chip file relative to itself. A chip (by name if no cluster has that name, or by file)
     is a cluster too, with its usual node and links or with those given in the text: see `hardware/chip_cluster.py`. Several kinds
-    of chips also form a cluster: `8@dgx-h100+8@dgx-a100`, see `hardware/mixed.py`.
+    of chips also form a cluster: `8@dgx-h100+8@dgx-a100` or a file with `pools`, see `hardware/mixed.py`.
     """
     check_path(name_or_path, "cluster")
     if str(name_or_path) == LOCALHOST:
@@ -140,6 +140,7 @@ def _around_chip(stated: ChipCluster, num_chips: int | None) -> Cluster:
         chips_per_node=stated.per_node,
         scale_up_bandwidth=stated.scale_up,
         inter_node_bandwidth_per_chip=stated.scale_out,
+        nics_per_node=stated.nics,
         name=stated.text,
     )
 
@@ -461,6 +462,7 @@ def _tier(data: Mapping[str, Any], where: str) -> NetworkTier:
         wrap_multiple=data.get("wrap_multiple", 0),
         oversubscription=float(data.get("oversubscription", 1.0)),
         peer_to_peer=data.get("peer_to_peer", True),
+        nics_per_node=data.get("nics_per_node", 0),
         source=data["source"],
         provenance=data["provenance"],
     )
@@ -490,6 +492,8 @@ def parse_cluster(text: str, *, where: str = "cluster") -> Cluster:
 
 def _cluster_of(data: Mapping[str, Any], where: str, is_shipped: bool = False, folder: Path | None = None) -> Cluster:
     """Build a cluster from its data. folder: base of the path of a chip file; None: the chip is given by name."""
+    if "pools" in data:
+        return _pools_of(data, where, folder)
     if not is_shipped:
         from perfmodel.foundation.schema import check
         from perfmodel.hardware.schemas import ClusterFile
@@ -498,6 +502,42 @@ def _cluster_of(data: Mapping[str, Any], where: str, is_shipped: bool = False, f
     chip = load_chip(folder / data["chip"] if folder is not None and is_path(data["chip"]) else data["chip"])
     with _located(where):
         return _cluster(data, chip)
+
+
+def _pools_of(data: Mapping[str, Any], where: str, folder: Path | None) -> Cluster:
+    """Build a cluster of several kinds of chips from its data."""
+    from perfmodel.foundation.schema import check
+    from perfmodel.hardware.schemas import MixedClusterFile
+
+    check(MixedClusterFile, data, where=where)
+    with _located(where):
+        pools = tuple(_pool_of(entry, number, data, folder) for number, entry in enumerate(data["pools"]))
+        return cluster_of_pools(pools, name=data["name"], title=data.get("title", ""), notes=data.get("notes", ""))
+
+
+_NODE_TYPE = ("chip", "chips_per_node", "tiers")
+
+
+def _pool_of(entry: Mapping[str, Any], number: int, data: Mapping[str, Any], folder: Path | None) -> Cluster:
+    """Build one pool: of a cluster that it names, or of the node type that it describes."""
+    described, named = [field for field in _NODE_TYPE if field in entry], entry.get("cluster")
+    if len(described) < len(_NODE_TYPE) if named is None else described or "name" in entry:
+        rule = "must name a cluster, or describe a node type by chip, chips_per_node and tiers"
+        raise bad_field(f"pools.{number}", one_line(dict(entry), 60), rule, "give one of the two")
+    text = PoolText(chips=entry["chips"], name=named or entry.get("name", entry.get("chip")), speed=read_speed(entry.get("speed", 1.0)))
+
+    def load(chips: int | None) -> Cluster:
+        if named is not None:
+            is_file = folder is not None and is_path(named) and chip_cluster(named) is None
+            return load_cluster(folder / named if folder is not None and is_file else named, num_chips=chips)
+        chip = load_chip(folder / entry["chip"] if folder is not None and is_path(entry["chip"]) else entry["chip"])
+        of_file = {"source": data.get("source", "stated by its file"), "provenance": data.get("provenance", "recalled")}
+        node = {**of_file, "name": text.name, "num_chips": chips, "chips_per_node": entry["chips_per_node"], "tiers": entry["tiers"]}
+        return _cluster(node, chip)
+
+    if named is not None and load(None).pools:
+        raise bad_field(f"pools.{number}.cluster", named, "has several kinds of chips itself", "list its pools here")
+    return make_pool(text, load)
 
 
 def parse_chip(text: str, *, where: str = "chip") -> Chip:

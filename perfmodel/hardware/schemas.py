@@ -29,6 +29,9 @@ class TierFile(FileModel):
         1.0, description="factor by which the shared links of a fat tree are slower than the sum of the chips' links"
     )
     peer_to_peer: bool = Field(True, description="false: a PCIe tree stages transfers through host memory")
+    nics_per_node: Count = Field(
+        OMITTED, description="NICs that the chips of a node share; a chip that sends alone gets the rate of a NIC; default: its share only"
+    )
 
 
 class MemoryFile(FileModel):
@@ -95,3 +98,28 @@ class ClusterFile(FileModel):
     title: Text = Field(OMITTED, description="full name")
     notes: str = Field("", description="free text")
     largest_job: Count = Field(OMITTED, description="most chips of one job; a prediction for more prints a warning; default: no limit")
+
+
+class PoolFile(FileModel):
+    """Chips of one type in a cluster of several: a cluster by name or file, or a node type with its chip and tiers."""
+
+    chips: Count = Field(description="chips of the pool")
+    cluster: Text = Field(OMITTED, description="name of a cluster or chip, or the path of its file relative to this file")
+    name: Text = Field(OMITTED, description="name of a node type in tables; default: its chip")
+    chip: Text = Field(OMITTED, description="chip of a node type: a name, or the path of a chip file relative to this file")
+    chips_per_node: Count = Field(OMITTED, description="chips of one host of a node type")
+    tiers: list[TierFile] = Field(
+        OMITTED, min_length=1, max_length=8, description="network of a node type, innermost first; the last connects nodes"
+    )
+    speed: str | float = Field("100%", description="share of its chips' rates that the pool reaches")
+
+
+class MixedClusterFile(FileModel):
+    """Pools of chips of several types, in the order of the ranks."""
+
+    name: Text = Field(description="name in tables and plan files")
+    pools: list[PoolFile] = Field(min_length=2, max_length=64, description="pools in the order in which ranks are placed on them")
+    title: Text = Field(OMITTED, description="full name")
+    source: Text = Field("stated by its file", description="data sheet, page or measurement, with its date")
+    provenance: _PROVENANCE = Field("recalled", description="where the numbers are from")
+    notes: str = Field("", description="free text")

@@ -11,6 +11,7 @@ from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.chip import FACT_GROUPS, Chip
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.fabric import NetworkTier, Topology
+from perfmodel.hardware.mixed import check_equal_chips
 
 
 def save_calibration(calibration: Calibration, path: str | Path) -> None:
@@ -29,7 +30,8 @@ def save_cluster(cluster: Cluster, path: str | Path) -> None:
 
 
 def cluster_text(cluster: Cluster) -> str:
-    """Return the content of a cluster file."""
+    """Return the content of a cluster file, of chips of one kind."""
+    check_equal_chips(cluster)
     return dump_yaml(
         {
             "name": cluster.name,
@@ -104,6 +106,7 @@ def _tier(tier: NetworkTier) -> dict[str, Any]:
         **({"wrap_multiple": tier.wrap_multiple} if tier.wrap_multiple else {}),
         **({"oversubscription": tier.oversubscription} if tier.oversubscription != 1 else {}),
         **({} if tier.peer_to_peer else {"peer_to_peer": False}),
+        **({"nics_per_node": tier.nics_per_node} if tier.nics_per_node else {}),
         "provenance": tier.provenance,
         "source": tier.source or "not stated",
     }

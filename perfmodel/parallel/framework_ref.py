@@ -147,6 +147,21 @@ SETTINGS: Mapping[str, StatedSetting] = {
         f"{EAGER_ADAMW:.2g} times the traffic",
     ),
     "fp32_gradient_accumulation": StatedSetting(says="gradients of microbatches are accumulated in float32; no: in the compute dtype"),
+    "fp32_gradient_reduction": StatedSetting(
+        says="gradients are reduced over the data-parallel ranks in float32 (DeepSpeed's fp32_allreduce); no: in the compute dtype",
+    ),
+    "blocking_sends": StatedSetting(
+        says="a pipeline stage waits for each of its sends (DeepSpeed's engine); no: sends overlap with the compute of other microbatches",
+    ),
+    "whole_gradient_sends": StatedSetting(
+        says="each tensor-parallel rank sends the whole gradient to the stage before (DeepSpeed 0.3); no: in parts, like activations",
+    ),
+    "mask_sends": StatedSetting(
+        says="the attention mask is sent with the activations from stage to stage, in 16 bits (DeepSpeed's GPT2ModelPipe)",
+    ),
+    "nccl_rings": StatedSetting(
+        says="collectives between nodes are flat rings (NCCL_ALGO=ring); no: trees and hierarchical algorithms too",
+    ),
     "async_tp": StatedSetting(
         says=f"{ASYNC_TP_OVERLAP:.0%} of tensor-parallel communication overlaps with matrix multiplies (torch's asynchronous TP)",
     ),

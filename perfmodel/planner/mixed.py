@@ -71,7 +71,8 @@ def search_mixed(
             state = sweep(alike, space, top=CANDIDATES, memory_headroom=memory_headroom, risk=risk, attention=attention, progress=progress)
             number, interrupted = max(number, state.num_evaluated), interrupted or state.interrupted
             for plan_id in dict.fromkeys(int(i) for kept in (state.best_time, state.front, state.least) for i in kept.ids):
-                yield replace(state.plan(plan_id), cluster=estimator.cluster.name)
+                # equal plans of two kinds of chips differ in the names of cluster and calibration alone
+                yield replace(state.plan(plan_id), cluster=estimator.cluster.name, calibration=estimator.machine.calibration)
 
     # the plans with the least memory may have a cp and tp group on two kinds of chips
     spaces = [space] if "cp" in space.fixed else [space, replace(space, fixed={**space.fixed, "cp": 1})]
@@ -87,7 +88,8 @@ def search_mixed(
     predicted = list({prediction.plan: prediction for prediction in predictions.values()}.values())
     fitting = sorted((prediction for prediction in predicted if prediction.fits), key=cost)
     if objective is not Objective.MEMORY:
-        fitting = sorted([*(_refined(estimator, prediction, predict) for prediction in fitting[:REFINED]), *fitting[REFINED:]], key=cost)
+        refined = [*(_refined(estimator, prediction, predict) for prediction in fitting[:REFINED]), *fitting[REFINED:]]
+        fitting = sorted({prediction.plan: prediction for prediction in refined}.values(), key=cost)  # two may be refined to one plan
     if fitting and len(predicted) < number:
         note = f"of {number:,} plans the best {CANDIDATES} of each kind of chip alone were predicted on the mixed cluster"
         fitting[0] = replace(fitting[0], warnings=(*fitting[0].warnings, note))

@@ -9,6 +9,7 @@ from string import Template
 from typing import Any
 
 from perfmodel.cost.trace import RankTimeline
+from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.units import format_bandwidth, format_bytes, format_count, format_flop_rate, format_step, format_time
 from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.chip_cluster import chips_text, short_name
@@ -294,16 +295,17 @@ def basis_table(predictions: Mapping[str, Prediction]) -> Table:
     return Table(title="Basis of the times", headers=("plan", "based on"), rows=tuple(rows), fold=("based on",))
 
 
-def sources_table(model: Any, cluster: Cluster, calibration: Calibration, peak: tuple[float, str], runs: tuple[str, str, str]) -> Table:
+def sources_table(
+    model: Any, cluster: Cluster, calibrations: Sequence[Calibration], peak: tuple[float, str], runs: tuple[str, str, str]
+) -> Table:
     """Return the records behind a prediction, and the sources of their numbers.
 
-    peak   rate [FLOP/s] and its dtype
-    runs   row of the framework or engine: (record, name, source)
+    calibrations   of each kind of chips
+    peak           rate [FLOP/s] and its dtype; of several kinds of chips the mean
+    runs           row of the framework or engine: (record, name, source)
     """
-    chip = cluster.chip
-    rate = f"{format_flop_rate(peak[0])} dense {peak[1]}"
-    memory = f"{format_bytes(chip.memory.capacity)}, {format_bandwidth(chip.memory.bandwidth)}"
     size = f", {format_count(model.num_parameters)} parameters" if hasattr(model, "num_parameters") else ""
+<<<<<<< HEAD
     tiers = []
     for tier in cluster.tiers:
         size_and_link = f"{tier.size:,} chips, {format_bandwidth(tier.link.bandwidth)}, {format_time(tier.link.latency)}"
@@ -316,6 +318,28 @@ def sources_table(model: Any, cluster: Cluster, calibration: Calibration, peak: 
         ("kernels", calibration.name or "spec sheet", calibration.source),
         runs,
     ]
+=======
+    rows = [("model", f"{model.name}{size}", getattr(model, "source", ""))]
+    for pool, calibration in zip(cluster.pools or (cluster,), calibrations, strict=True):
+        chip = pool.chip
+        flop_rate = chip.peak_flop_rate.get(Dtype(peak[1]), 0.0) if cluster.pools else peak[0]
+        rate = f"{format_flop_rate(flop_rate)} dense {peak[1]}"
+        memory = f"{format_bytes(chip.memory.capacity)}, {format_bandwidth(chip.memory.bandwidth)}"
+        rows += [
+            ("chip", f"{chip.name}: {rate}, {memory}", chip.source),
+            ("cluster", f"{pool.num_chips} of {short_name(pool.name)}" if cluster.pools else short_name(pool.name), pool.source),
+            *(
+                (
+                    f"network {tier.name}",
+                    f"{tier.size:,} chips, {format_bandwidth(tier.link.bandwidth)}, {format_time(tier.link.latency)}",
+                    tier.source,
+                )
+                for tier in pool.tiers
+            ),
+            ("kernels", calibration.name or "spec sheet", calibration.source),
+        ]
+    rows.append(runs)
+>>>>>>> mixed
     return Table(title="Sources", headers=("record", "value", "source"), rows=tuple(rows), fold=("value", "source"))
 
 

@@ -13,6 +13,7 @@ from perfmodel.cost.assemble import step_columns
 from perfmodel.cost.estimate import Estimator, with_long_attention, with_rates_of
 from perfmodel.cost.link_rates import LINK_ROWS, LinkRates, tier_kind
 from perfmodel.cost.machine import Machine, StreamingRates
+from perfmodel.cost.mixed import MixedEstimator, mixed_step_time
 from perfmodel.cost.programs import Compiled
 from perfmodel.cost.step import element_bytes
 from perfmodel.frameworks.fitted import FittedConstant
@@ -46,7 +47,7 @@ def sensitivities(estimator: Estimator, plan: Plan, *, most: int = NUM_NAMED) ->
     base = _step_time(estimator, plan)
     sensitivities_found = []
     for name, (source, change) in _PARAMETERS.items():
-        changed = change(estimator)
+        changed = _of_each_pool(estimator, change)
         if changed is not None:
             share = _step_time(changed, plan) / base - 1.0
             sensitivities_found.append(Sensitivity(parameter=name, change=share, rests_on=_source(estimator, source), part=source))
@@ -59,12 +60,34 @@ _NOTHING = 1e-6
 
 def log_change(estimator: Estimator, plan: Plan, profile: ExecutionProfile) -> float:
     """Return the change of log(step time) with another profile in place of the estimator's."""
-    return math.log(_step_time(at_profile(estimator, profile), plan) / _step_time(estimator, plan))
+    changed = _of_each_pool(estimator, lambda of_pool: at_profile(of_pool, profile))
+    assert changed is not None
+    return math.log(_step_time(changed, plan) / _step_time(estimator, plan))
 
 
 def _step_time(estimator: Estimator, plan: Plan) -> float:
     """Return the step time of the plan's prediction, without computing its memory. [s]"""
+    if isinstance(estimator, MixedEstimator):
+        return mixed_step_time(estimator, plan)
     return float(step_columns(estimator, [plan]).step_time[0])
+
+
+def _of_each_pool(estimator: Estimator, change: Callable[[Estimator], Estimator | None]) -> Estimator | None:
+    """Return the estimator with a change, of several kinds of chips with the change of each kind; None if there is nothing to change."""
+    if not isinstance(estimator, MixedEstimator):
+        return change(estimator)
+    pools, joined = ([changed for of in group if (changed := change(of)) is not None] for group in (estimator.pools, estimator.joined))
+    if len(pools) < len(estimator.pools):
+        return None
+    first = pools[0]
+    return replace(
+        estimator,
+        machine=first.machine,
+        profile=first.profile,
+        programs=first.programs,
+        pools=tuple(pools),
+        joined=tuple(joined),
+    )
 
 
 def fitted_slopes(estimator: Estimator, plan: Plan) -> tuple[float, ...]:

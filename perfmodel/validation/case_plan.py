@@ -382,16 +382,23 @@ def _rate(inputs: Mapping[str, Any], name: str) -> float | None:
 
 
 def _mixed_hardware(kinds: list[Any], num_chips: int) -> HardwareOfCase:
-    """Return the hardware of several kinds of chips: each with its name, count, nodes and network bandwidth of a node."""
+    """Return the hardware of several kinds of chips, each with its nodes, its links and the share of its rates that it reaches."""
     pools = []
     for kind in kinds:
         if not isinstance(kind, Mapping) or not isinstance(kind.get("chip"), str) or is_path(kind["chip"]):
             raise bad_field("chips", one_line(kind), "must name a known chip for each kind", "see `perfmodel chips`")
         count, nodes = stated_count(kind, "count"), optional_count(kind, "nodes")
         per_node = count // (nodes or 1)
-        rate = _rate(kind, "network_gbit_s")
-        node = f" per-node={per_node}" if nodes else ""
-        pools.append(f"{count}@{kind['chip']}{node}" + (f" scale-out={rate / per_node:.6g} Gbit/s" if rate else ""))
-    text = "+".join(pools)
+        inside, rate, nics = _rate(kind, "scale_up_gbit_s"), _rate(kind, "network_gbit_s"), optional_count(kind, "nics")
+        links = {
+            "per-node": per_node if nodes else None,
+            "scale-up": f"{inside:.6g} Gbit/s" if inside else None,
+            "scale-out": f"{rate / per_node:.6g} Gbit/s" if rate else None,
+            "nics": nics,
+        }
+        stated = "".join(f" {name}={value}" for name, value in links.items() if value is not None)
+        speed = _rate(kind, "speed")
+        pools.append(f"{count}@{kind['chip']}{stated}" + (f"*{speed:g}" if speed else ""))
+    text = "+".join(pools) if len(pools) > 1 else pools[0].partition("@")[2]
     first = kinds[0]["chip"]
     return HardwareOfCase(chip=first, chips_per_node=None, num_chips=num_chips, inter_node_bandwidth_per_chip=None, cluster=text)

@@ -19,6 +19,7 @@ from perfmodel.foundation.words import words_of
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster, make_cluster
 from perfmodel.hardware.fabric import NetworkTier
+from perfmodel.hardware.mixed import check_equal_chips
 from perfmodel.hardware.technology import ChipSpec, MemorySpec
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
@@ -283,7 +284,11 @@ def _put_knobs(name: str) -> Callable[[System, Any], System]:
 
 
 def _put_chip(put: Callable[[Chip, Any], Chip]) -> Callable[[System, Any], System]:
-    return lambda at, value: replace(at, cluster=replace(at.cluster, chip=put(at.cluster.chip, value)))
+    def change(at: System, value: Any) -> System:
+        check_equal_chips(at.cluster)
+        return replace(at, cluster=replace(at.cluster, chip=put(at.cluster.chip, value)))
+
+    return change
 
 
 def wide_rate(chip: Chip) -> float:
@@ -363,6 +368,7 @@ def _put_tiers(is_out: bool, put: Callable[[NetworkTier, Any], NetworkTier]) -> 
     """Return a setter for the outermost tier of the group."""
 
     def change(at: System, value: object) -> System:
+        check_equal_chips(at.cluster)
         last = _group(at.cluster, is_out)[-1]
         tiers = tuple(put(tier, value) if tier is last else tier for tier in at.cluster.tiers)
         return replace(at, cluster=replace(at.cluster, tiers=tiers))

@@ -22,9 +22,9 @@ from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.prediction import LOSS_MOMENT
 from perfmodel.parallel.request import Request
 from perfmodel.parallel.rows import prediction_row
-from perfmodel.verbs.requests import read_risk
+from perfmodel.verbs.requests import needs_chips, read_risk
 from perfmodel.verbs.settable import small_loss
-from perfmodel.verbs.setting import Setting, annotated, make_job, make_setting
+from perfmodel.verbs.setting import Setting, annotated, find_cluster, make_job, make_setting
 from perfmodel.workload.job import Optimizer, Precision
 from perfmodel.workload.training import FULL_TRAINING
 
@@ -77,8 +77,7 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
     """Return the result of `find_limits`."""
     from perfmodel.cost.resolve import choose_calibration, resolve_estimator
     from perfmodel.hardware.calibration import Calibration
-    from perfmodel.hardware.mixed import check_equal_chips, is_mixed
-    from perfmodel.hardware.reader import load_cluster
+    from perfmodel.hardware.mixed import check_equal_chips
     from perfmodel.planner.limits import Prober, chip_counts, fewest_chips, largest_global_batch, largest_micro_batch, longest_sequence
     from perfmodel.verbs.searching import space_in
 
@@ -99,8 +98,8 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
         rule = f"{job.model.name} has learned positions for {job.transformer.max_position_embeddings} tokens only"
         raise bad_field("seq_len", job.seq_len, rule, "use a shorter sequence")
     assumed = {"calibration": asked.calibration, "profile": asked.profile, "settings": asked.stated()}
-    if is_mixed(str(asked.cluster)):
-        check_equal_chips(load_cluster(asked.cluster))
+    if not needs_chips(asked.cluster):
+        check_equal_chips(find_cluster(asked.cluster, None)[1])
     setting = make_setting(job, asked.cluster, chips=1 if chips is None else chips, **assumed)
 
     chosen_calibration = asked.calibration

@@ -63,10 +63,13 @@ def write_report(plans: Plan | Name | SearchResult | Sequence[Plan | Name], *, o
         setting = setting_of_plan(plan)
         timelines = rank_timelines(setting.estimator, plan, checked_ranks(plan, ()), Detail.PASSES)
         profile, prediction = setting.estimator.profile, explanation.prediction
-        calibration = choose_calibration(setting.cluster.chip, setting.calibration)
+        cluster = setting.cluster
+        # the calibration of a plan is that of its first kind of chips
+        others = [choose_calibration(pool.chip) for pool in cluster.pools[1:]]
+        calibrations = [choose_calibration(cluster.chip, setting.calibration), *others]
         runs = ("framework", short_name(profile.name), profile.source)
         peak = (prediction.peak_flop_rate, prediction.peak_dtype)
-        sources = sources_table(plan.job.model, setting.cluster, calibration, peak, runs)
+        sources = sources_table(plan.job.model, cluster, calibrations, peak, runs)
         commands = [command, f"perfmodel explain {shlex.quote(names[0])} --trust"]
         page = plan_report(explanation, timelines, sources=sources, plan_text=texts[0], commands=commands, result=result)
     write_atomically(out, page.html)
@@ -95,7 +98,11 @@ def write_service_report(
         operators=operators_of(setting, prediction) if prediction.fits else [],
         start=start,
         command=command,
+<<<<<<< HEAD
         sources=sources_table(setting.job.model, estimator.cluster, estimator.calibration, peak, runs),
+=======
+        sources=sources_table(job.model, estimator.cluster, [estimator.calibration], peak, runs),
+>>>>>>> mixed
         result=search,
         more_notes=() if search is None else setting.notes,
     )

@@ -23,6 +23,12 @@ def _cluster() -> type[FileModel]:
     return ClusterFile
 
 
+def _mixed_cluster() -> type[FileModel]:
+    from perfmodel.hardware.schemas import MixedClusterFile
+
+    return MixedClusterFile
+
+
 def _calibration() -> type[FileModel]:
     from perfmodel.hardware.calibration import Calibration
 
@@ -76,6 +82,7 @@ def _study() -> type[FileModel]:
 KINDS: Mapping[str, Callable[[], type[FileModel]]] = {
     "chip": _chip,
     "cluster": _cluster,
+    "mixed-cluster": _mixed_cluster,
     "chip-spec": _chip_spec,
     "technology": _technology,
     "calibration": _calibration,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.foundation.values import check_name, read_integer
+from perfmodel.foundation.values import check_name, is_path, read_integer
 from perfmodel.foundation.words import Words, takes, words_of
 from perfmodel.frameworks.engine_formats import format_on, formats_on, require_format
 from perfmodel.hardware.assumptions import load_assumptions, read_assumed
@@ -26,6 +26,7 @@ from perfmodel.parallel.serving.plan import Pools, ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.parallel.serving.workers import StatedWorkers, cluster_text
+from perfmodel.verbs.requests import needs_chips
 from perfmodel.verbs.serving_remedies import MOST_REMEDIES, Change, find_remedies
 from perfmodel.verbs.setting import find_cluster
 from perfmodel.workload.config import TransformerConfig
@@ -262,9 +263,14 @@ def with_workers_chips(asked: ServingRequest) -> ServingRequest:
         if text not in (None, named):
             raise bad_field("workers", asked.workers, f"names its chips, and cluster={text} others", "leave out one of the two")
         text = named
-    if asked.chips is not None or not isinstance(text, str) or not is_mixed(text):
+    if asked.chips is not None or not isinstance(text, (str, Path)):
         return asked
-    return replace(asked, cluster=text, chips=chips_of(text))
+    if is_mixed(str(text)):
+        return replace(asked, cluster=text, chips=chips_of(str(text)))
+    if not is_path(text) or needs_chips(text):
+        return asked
+    cluster = find_cluster(text, None)[1]
+    return replace(asked, cluster=text, chips=cluster.num_chips) if cluster.pools else asked
 
 
 def _two_pools(cluster: Cluster, asked: ServingRequest) -> tuple[Cluster, ...]:

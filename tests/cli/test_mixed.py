@@ -1,10 +1,20 @@
 """Clusters of several kinds of chips from the command line."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 MIX = "8@dgx-h100+8@dgx-a100"
 JOB = ["--model", "llama-3-8b", "--global-batch", "32", "--seq-len", "4k", "--cluster", MIX, "--profile", "megatron"]
 SERVED = ["--model", "llama-3-8b", "--input-len", "1000", "--output-len", "200", "--rate", "2"]
+
+POOLS = """
+name: ours
+pools:
+  - {chips: 8, cluster: dgx-h100}
+  - {chips: 8, cluster: dgx-a100}
+"""
 
 
 def test_a_searched_plan_is_predicted_again_from_its_file(call, call_json, tmp_path):
@@ -28,6 +38,10 @@ def test_a_plan_of_a_mix_is_explained(call, tmp_path):
     ("arguments", "says"),
     [
         (["limits", "--model", "llama-3-8b", "--seq-len", "4k", "--cluster", MIX], "several kinds of chips"),
+        (["limits", "--model", "llama-3-8b", "--seq-len", "4k", "--cluster", "pools.yaml"], "several kinds of chips"),
+        (["explore", *JOB, "--sensitivity"], "several kinds of chips"),
+        (["explore", *JOB, "--vary", "network.scale_out.bandwidth=25GB/s,50GB/s"], "several kinds of chips"),
+        (["serve", *SERVED, "--cluster", "pools.yaml"], "give prefill and decode workers"),
         (["predict", *JOB, "--chips", "8"], "has 16; leave it out"),
         (["predict", *JOB, "--tp", "16"], "chips of two kinds"),
         (["serve", *SERVED, "--cluster", MIX], "--workers 3x4@h20:1x8@h200"),
@@ -36,7 +50,9 @@ def test_a_plan_of_a_mix_is_explained(call, tmp_path):
         (["serve", *SERVED, "--workers", "2x8:1x8", "--cluster", MIX], "prefill workers take more than the 8 chips"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(call, arguments, says):
+def test_what_cannot_be_is_one_sentence(call, arguments, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("pools.yaml").write_text(POOLS, encoding="utf-8")
     code, _, err = call(*arguments)
     assert code == 2
     assert says in err
@@ -56,3 +72,41 @@ def test_prompts_on_slower_chips_take_longer_and_answers_do_not(call_json):
     slow = call_json("serve", *SERVED, "--workers", "1x8@dgx-a100:1x8@dgx-h100")
     assert slow["ttft"]["mean"] > 1.2 * fast["ttft"]["mean"]
     assert slow["tpot"]["mean"] == pytest.approx(fast["tpot"]["mean"], rel=0.02)
+
+
+def test_a_file_of_pools_is_predicted_as_their_text(call, call_json, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("pools.yaml").write_text(POOLS, encoding="utf-8")
+    knobs = ["--pp", "2", "--tp", "2"]
+    text = call_json("predict", *JOB, *knobs)
+    in_file = [*JOB[: JOB.index(MIX)], "pools.yaml", *JOB[JOB.index(MIX) + 1 :]]
+    again = call_json("predict", *in_file, *knobs, "--save", "plan.yaml")
+    assert again["step_time"] == text["step_time"]
+    assert call_json("predict", "plan.yaml")["step_time"] == text["step_time"]
+    served = ["serve", *SERVED, "--workers", "1x8:1x8", "--cluster"]
+    assert call_json(*served, "pools.yaml")["tpot"] == call_json(*served, MIX)["tpot"]
+    code, out, _ = call("clusters", "pools.yaml")
+    assert code == 0
+    assert "h100-sxm-80gb" in out
+    assert "a100-sxm-80gb" in out
+
+
+def test_a_plan_of_a_mix_has_a_trace_a_page_and_an_export(call, call_json, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    call("search", *JOB, "--save", "plan.yaml")
+    for arguments in (["trace", "plan.yaml", "--out", "trace.json"], ["export", "plan.yaml", "--to", "megatron"]):
+        code, _, err = call(*arguments)
+        assert (code, err) == (0, "")
+    code, _, _ = call("report", "plan.yaml", "--out", "page.html")
+    assert code == 0
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert "8 of dgx-h100" in page
+    assert "8 of dgx-a100" in page
+    Path("search.json").write_text(json.dumps(call_json("search", *JOB, "--top", "5")), encoding="utf-8")
+    assert call("report", "search.json", "--out", "search.html")[0] == 0
+
+
+def test_a_mix_is_sized_by_its_search(call):
+    code, out, _ = call("search", *JOB, "--pp", "2", "--micro-batch", "1", "--tokens", "10B", "--by", "60d")
+    assert code == 0
+    assert f"16 chips of {MIX}" in out

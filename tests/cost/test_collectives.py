@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfmodel.cost.collectives import collective_time, send_time
+from perfmodel.cost.collectives import collective_time, lone_rate, send_time
 from perfmodel.cost.link_rates import DEFAULT_LINK_FRACTION, NEVER
 from perfmodel.cost.machine import resolve_machine
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.hardware.calibration import COLLECTIVE_CODE, SCALE_OUT, SCALE_UP, Calibration, CollectiveModel
+from perfmodel.hardware.calibration import COLLECTIVE_CODE, SCALE_OUT, SCALE_UP, SPEC_SHEET, Calibration, CollectiveModel
 from perfmodel.hardware.fabric import Topology
 from perfmodel.hardware.reader import load_calibration, load_cluster
 from perfmodel.parallel.grid import neighbours_together
@@ -293,3 +293,39 @@ def test_a_send_of_a_pipeline_is_the_mean_over_its_boundaries(machine, ranks, st
 
     wanted = np.mean([between(rank) for rank in range(ranks - 1)]) if ranks > 1 else 0.0
     assert float(send_time(1e7, np.array([float(ranks)]), hop, machine)[0]) == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize(("ranks", "stride", "share"), [(16, 1, 4.0), (8, 2, 2.0), (4, 4, 1.0), (2, 8, 1.0), (4, 1, 1.0)])
+def test_a_pipeline_rank_has_the_shared_nic_of_its_node_to_itself(ranks, stride, share):
+    """Of k pipeline ranks in a node one sends to the next node: it has the NIC of all k. Collectives of all ranks share it."""
+    texts = ("t4-16gb per-node=4 scale-out=12.5 Gbit/s", "t4-16gb per-node=4 scale-out=12.5 Gbit/s nics=1")
+    own, shared = (resolve_machine(load_cluster(text, num_chips=16), SPEC_SHEET, dtype=Dtype.FP16) for text in texts)
+    number = np.array([float(ranks)])
+    hop = [1.0 + neighbours_together(np.array([float(stride)]), number, size) for size in own.tier_sizes]
+    assert lone_rate(number, hop, shared) == share
+    assert lone_rate(number, hop, own) == 1.0
+    node, network = (
+        float(collective_time(SEND, size, group_size=np.array([2.0]), inside=[np.array([count]), np.array([2.0])], machine=own)[0])
+        for count, size in ((2.0, 1e8), (1.0, 1e8 / share))
+    )
+    wanted = (hop[0] - 1.0) * node + (2.0 - hop[0]) * network
+    assert float(send_time(1e8, number, hop, shared)[0]) == pytest.approx(float(wanted[0]), rel=1e-12)
+    everyone = {"group_size": 16, "inside": [4, 16]}
+    assert collective_time(AR, 1e8, **everyone, machine=shared) == collective_time(AR, 1e8, **everyone, machine=own)
+
+
+def test_two_chips_that_share_two_nics_have_their_own():
+    texts = (f"t4-16gb per-node=4 scale-out=12.5 Gbit/s nics={nics}" for nics in (1, 2, 4, 8))
+    rates = [resolve_machine(load_cluster(text, num_chips=16), SPEC_SHEET, dtype=Dtype.FP16).links.lone for text in texts]
+    assert rates == [4.0, 2.0, 1.0, 1.0]
+
+
+def test_flat_rings_send_no_less_between_nodes_than_hierarchical_algorithms():
+    """A ring sends 2 V (n - 1) / n over a node's NIC, a hierarchical all-reduce 2 V (1 - 1 / nodes)."""
+    machine = resolve_machine(load_cluster("t4-16gb per-node=4 scale-out=12.5 Gbit/s", num_chips=8), SPEC_SHEET, dtype=Dtype.FP16)
+    ring = replace(machine, links=machine.links.flat())
+    hierarchical, flat = (float(collective_time(AR, 1e10, group_size=8, inside=[4, 8], machine=of)) for of in (machine, ring))
+    assert flat / hierarchical == pytest.approx((7 / 8) / (1 / 2), rel=1e-3)
+    assert collective_time(AR, 1e8, group_size=4, inside=[4, 4], machine=ring) == collective_time(
+        AR, 1e8, group_size=4, inside=[4, 4], machine=machine
+    )

@@ -6,8 +6,10 @@ import pytest
 
 import perfmodel
 from perfmodel.cost.mixed import balanced_plan, pipelines_of
+from perfmodel.cost.trace import Detail, rank_timelines
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.plan import make_plan
+from perfmodel.uncertainty.sensitivity import sensitivities
 from perfmodel.verbs.api import predict_plan
 from perfmodel.verbs.setting import make_job, make_setting
 
@@ -124,3 +126,43 @@ def test_plan_files_name_the_pools(tmp_path):
     perfmodel.write_plan(prediction.plan, tmp_path / "plan.yaml")
     again = predict_plan(perfmodel.read_plan(tmp_path / "plan.yaml"))
     assert again.step_time == prediction.step_time
+
+
+def test_pools_of_one_workstation_hold_a_pipeline():
+    found = setting("2@rtx3090+2@rtx4090", "deepspeed")
+    slower = setting("2@rtx3090+2@rtx3090", "deepspeed")
+    plan = {"pp": 2, "tp": 2, "dp_replicate": 1, "recompute": "full"}
+    step = found.estimator.predict(plan_on(found, **plan)).step_time
+    assert step <= slower.estimator.predict(plan_on(slower, **plan)).step_time
+
+
+@pytest.mark.parametrize("name", ["stages", "replicas", "optimizer", "interleaved", "pipelines in pools"])
+def test_spans_of_every_rank_add_up_to_its_pipeline(name):
+    found = setting("16@dgx-h100+16@dgx-a100")
+    plan = balanced_plan(found.estimator, plan_on(found, **PLANS[name]))
+    prediction = found.estimator.predict(plan)
+    timelines = rank_timelines(found.estimator, plan, range(0, 32, 5), Detail.PASSES)
+    assert max(timeline.step_time for timeline in timelines) == prediction.step_time
+    for timeline in timelines:
+        spans = sum(span.time for span in timeline.spans if not span.hidden)
+        assert spans == pytest.approx(timeline.step_time, rel=1e-9)
+        assert sum(timeline.parts.values()) == pytest.approx(timeline.step_time, rel=1e-9)
+    assert any(timeline.parts == prediction.parts for timeline in rank_timelines(found.estimator, plan, range(32), Detail.PASSES))
+
+
+def test_timelines_of_equal_pools_are_those_of_one_cluster():
+    one, two = setting("dgx-h100", chips=32), setting("16@dgx-h100+16@dgx-h100")
+    alone, mixed = (
+        rank_timelines(found.estimator, plan_on(found, **PLANS["stages"]), (0, 8, 16, 31), Detail.LAYERS) for found in (one, two)
+    )
+    for single, pooled in zip(alone, mixed, strict=True):
+        assert (single.rank, single.stage, len(single.spans)) == (pooled.rank, pooled.stage, len(pooled.spans))
+        assert pooled.parts == pytest.approx(single.parts, rel=1e-9, abs=1e-12 * single.step_time)
+        assert pooled.memory[-1][1] == pytest.approx(single.memory[-1][1])
+
+
+def test_a_parameter_of_a_mix_is_that_of_every_kind():
+    found, alone = setting("16@dgx-h100+16@dgx-h100"), setting("dgx-h100", chips=32)
+    mixed, one = (sensitivities(each.estimator, plan_on(each, pp=2, tp=2)) for each in (found, alone))
+    assert [each.parameter for each in mixed] == [each.parameter for each in one]
+    assert [each.change for each in mixed] == pytest.approx([each.change for each in one], rel=1e-6)

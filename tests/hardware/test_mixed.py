@@ -1,11 +1,15 @@
 """Clusters of several kinds of chips, by their text."""
 
+from dataclasses import replace
+
 import pytest
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.files import dump_yaml
 from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.hardware.mixed import chips_of, is_mixed, joined_pools, read_pools
 from perfmodel.hardware.reader import load_cluster
+from perfmodel.hardware.writer import save_cluster
 
 
 def test_pools_are_read_in_their_order():
@@ -53,3 +57,77 @@ def test_names_in_tables_are_short():
 def test_the_number_of_chips_is_that_of_the_pools():
     with pytest.raises(InputError, match=r"chips=16: 8@dgx-h100\+4@t4 has 12; leave it out"):
         load_cluster("8@dgx-h100+4@t4", num_chips=16)
+
+
+NODE = {
+    "chips": 12,
+    "name": "p3.8xlarge",
+    "chip": "v100-sxm2-16gb",
+    "chips_per_node": 4,
+    "tiers": [
+        {
+            "name": "nvlink", "topology": "full_mesh", "size": 4, "bandwidth": "150 GB/s", "pair_bandwidth": "25 GB/s",
+            "latency": "600 ns", "provenance": "recalled", "source": "NVLink 2",
+        },
+        {
+            "name": "ethernet", "topology": "fat_tree", "size": 1024, "bandwidth": "2.5 Gbit/s", "nics_per_node": 1,
+            "latency": "15 us", "provenance": "read", "source": "10 Gbit/s a node",
+        },
+    ],
+}  # fmt: skip
+NAMED = {"chips": 4, "cluster": "t4-16gb per-node=4 scale-out=12.5 Gbit/s nics=1", "speed": "57%"}
+
+
+def file_of(folder, *pools, **more):
+    path = folder / "mine.yaml"
+    path.write_text(dump_yaml({"name": "ours", "pools": list(pools), **more}), encoding="utf-8")
+    return path
+
+
+def test_a_file_states_pools_of_node_types_and_of_clusters(tmp_path):
+    cluster = load_cluster(file_of(tmp_path, NODE, NAMED, notes="a note"))
+    node, named = cluster.pools
+    assert (cluster.name, cluster.num_chips, cluster.notes) == ("ours", 16, "a note")
+    assert (node.name, node.chip.name, node.num_chips, node.chips_per_node) == ("p3.8xlarge", "v100-sxm2-16gb", 12, 4)
+    assert node.tiers[-1].nics_per_node == named.tiers[-1].nics_per_node == 1
+    assert named == load_cluster(f"12@v100-sxm2-16gb+4@{NAMED['cluster']}*57%").pools[1]
+
+
+def test_a_pool_may_be_another_file(tmp_path):
+    save_cluster(load_cluster("dgx-a100"), tmp_path / "other.yaml")
+    cluster = load_cluster(file_of(tmp_path, NODE, {"chips": 8, "cluster": "./other.yaml"}))
+    assert cluster.pools[1].chip.name == "a100-sxm-80gb"
+    assert load_cluster(tmp_path / "mine.yaml", num_chips=20) == cluster
+
+
+@pytest.mark.parametrize(
+    ("pools", "says"),
+    [
+        ([NODE], "pools"),
+        ([NODE, {"chips": 4}], "must name a cluster, or describe a node type"),
+        ([NODE, {**NAMED, "chip": "t4-16gb"}], "give one of the two"),
+        ([NODE, {**NAMED, "speed": "0%"}], "must be above 0"),
+        ([NODE, {**NAMED, "cluster": "8@h100-sxm-80gb+8@t4"}], "list its pools here"),
+        ([NODE, {**NAMED, "number": 3}], "number"),
+    ],
+)
+def test_a_file_of_pools_that_cannot_be_is_refused(tmp_path, pools, says):
+    with pytest.raises(InputError, match=says):
+        load_cluster(file_of(tmp_path, *pools))
+
+
+def test_a_cluster_of_pools_is_not_written_as_one_of_equal_chips(tmp_path):
+    with pytest.raises(InputError, match="several kinds of chips"):
+        save_cluster(load_cluster("8@dgx-h100+8@dgx-a100"), tmp_path / "pools.yaml")
+
+
+def test_shared_nics_are_stated_in_text_and_in_files(tmp_path):
+    cluster = load_cluster("t4-16gb per-node=4 scale-out=12.5 Gbit/s nics=1", num_chips=8)
+    assert cluster.tiers[-1].nics_per_node == 1
+    assert load_cluster(cluster.name, num_chips=8) == cluster
+    save_cluster(cluster, tmp_path / "t4.yaml")
+    assert load_cluster(tmp_path / "t4.yaml").tiers == cluster.tiers
+    with pytest.raises(InputError, match="nics=0"):
+        load_cluster("t4-16gb nics=0", num_chips=8)
+    with pytest.raises(InputError, match="nics_per_node=1: is a positive count between nodes"):
+        replace(cluster.tiers[0], nics_per_node=1)

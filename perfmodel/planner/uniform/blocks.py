@@ -73,7 +73,8 @@ class Columns:
 
     def hop(self) -> Any:
         machine, profile = self.estimator.machine, self.estimator.profile
-        return hop_time(self.activations.boundary, self.grid.degree["tp"], profile, machine, self.grid, is_scattered=self.is_scattered)
+        boundary, tp, seq_len = self.activations.boundary, self.grid.degree["tp"], float(self.estimator.job.seq_len)
+        return hop_time(boundary, tp, profile, machine, self.grid, seq_len=seq_len, is_scattered=self.is_scattered)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
