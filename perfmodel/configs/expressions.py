@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
-import math
 import operator
+import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from perfmodel.foundation.errors import bad_field, one_line
+from perfmodel.configs.functions import FUNCTIONS
+from perfmodel.foundation.errors import one_line
 
 _MOST_DIGITS = 40
 _BINARY: Mapping[type, Callable[[Any, Any], Any]] = {
@@ -31,47 +32,42 @@ _COMPARED: Mapping[type, Callable[[Any, Any], bool]] = {
     ast.In: lambda item, items: item in items,
     ast.NotIn: lambda item, items: item not in items,
 }
-_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "ceil": math.ceil,
-    "max": max,
-    "min": min,
-    "int": int,
-    "len": len,
-    "sum": sum,
-    "text": str,
-    "joined": lambda separator, items: separator.join(map(str, items)),
-    "list_of": lambda count, item: [item] * min(count, 4096),
-}
 
 
-class Unknown(Exception):
-    """A name of the expression has no value."""
+class Unknown(ValueError):
+    """A name of the expression has no value, or a node is not arithmetic."""
 
 
-def evaluate(expression: str, names: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]] = _FUNCTIONS) -> Any:
+#: Errors of `value_of`.
+FAULTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+def evaluate(expression: str, names: Mapping[str, Any]) -> Any:
     """Return the value of an expression, or None if a required name has no value.
 
     `and`, `or` and `==` treat names without a value as None; arithmetic does not.
     """
     try:
-        return value_of(_parsed(expression), names, {**_FUNCTIONS, **functions})
-    except (Unknown, ArithmeticError, TypeError, ValueError, LookupError, AttributeError):
+        return value_of(_parsed(expression), names)
+    except (SyntaxError, RecursionError, *FAULTS):
         return None
+
+
+def filled(text: str, names: Mapping[str, Any], width: int = 120) -> str:
+    """Return the text with the values of the expressions in its braces. width: most characters of a value."""
+    return re.sub(r"\{([^{}]+)\}", lambda match: one_line(evaluate(match[1], names), width), text)
 
 
 @lru_cache(maxsize=4096)
 def _parsed(expression: str) -> ast.expr:
-    try:
-        return ast.parse(expression.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError):
-        raise bad_field("expression", one_line(expression, 80), "is no arithmetic", "correct it") from None
+    return ast.parse(expression.strip(), mode="eval").body
 
 
-def value_of(node: ast.expr, names: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]] = _FUNCTIONS) -> Any:
-    """Return the value of a parsed expression. Raises Unknown for a node that is not arithmetic."""
+def value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """Return the value of a parsed expression. Raises one of `FAULTS`."""
 
     def value(operand: ast.expr) -> Any:
-        return value_of(operand, names, functions)
+        return value_of(operand, names)
 
     match node:
         case ast.Constant():
@@ -98,16 +94,14 @@ def value_of(node: ast.expr, names: Mapping[str, Any], functions: Mapping[str, C
         case ast.Compare():
             left = value(node.left)
             for comparison, right in zip(node.ops, map(value, node.comparators), strict=True):
-                if type(comparison) not in _COMPARED:
-                    raise Unknown
                 if not _COMPARED[type(comparison)](left, right):
                     return False
                 left = right
             return True
         case ast.IfExp():
             return value(node.body if value(node.test) else node.orelse)
-        case ast.Call(func=ast.Name(id=name), keywords=[]) if name in functions:
-            return functions[name](*map(value, node.args))
+        case ast.Call(func=ast.Name(id=name), keywords=[]) if name in FUNCTIONS:
+            return FUNCTIONS[name](*map(value, node.args))
         case ast.Subscript():
             return value(node.value)[value(node.slice)]
     raise Unknown

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from perfmodel.parallel.context_forms import ULYSSES, ULYSSES_RULES
 from perfmodel.parallel.framework_ref import SETTING_NAMES
-from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.plan import Plan, plan_facts
 from perfmodel.parallel.recompute_modules import MODULES
 from perfmodel.parallel.stage_cuts import default_stage_layers
 
@@ -21,34 +20,20 @@ def facts_of_plan(plan: Plan, *, chips_per_node: int, model_id: str) -> dict[str
     job, layout, model = plan.job, plan.layout, plan.job.transformer
     per_node = min(chips_per_node, plan.num_chips)
     facts: dict[str, Any] = dict.fromkeys((*SETTING_NAMES, "lora_rank", "lora_modules", "base_format", "adapters"))
-    facts |= dict(plan.framework.settings)
-    facts |= {axis: layout.degree(axis) for axis in ("tp", "pp", "cp", "dp_shard", "dp_replicate")}
+    facts |= plan_facts(plan) | dict(plan.framework.settings)
     facts |= {
-        "chips": plan.num_chips,
         "chips_per_node": per_node,
         "nodes": -(-plan.num_chips // per_node),
         "dp": layout.data_parallel,
         "ep": plan.ep,
         "etp": plan.etp,
         "dispatcher": str(plan.dispatcher),
-        "zero": int(plan.zero),
-        "sequence_parallel": plan.sequence_parallel,
-        "micro_batch": plan.micro_batch,
         "accumulation": plan.num_microbatches,
-        "global_batch": job.global_batch,
-        "seq_len": job.seq_len,
-        "virtual_stages": plan.virtual_stages,
-        "schedule": str(plan.schedule),
         "stage_layers": list(plan.stage_layers),
         "even_stages": len(set(plan.stage_layers)) == 1 and plan.stage_layers == default_stage_layers(job, layout.pp, plan.virtual_stages),
-        "recompute": str(plan.recompute),
         "recompute_operators": list(plan.recompute_operators),
         "recompute_modules": [name for name, operators in MODULES.items() if set(operators) <= set(plan.recompute_operators)],
-        "attention": str(plan.attention),
-        "precision": str(job.precision),
         "fp8": str(job.precision).startswith(("fp8", "mxfp8")),
-        "optimizer": str(job.optimizer),
-        "train": str(job.train),
         "capacity_factor": job.routing.capacity_factor or None,
         "model_id": model_id,
         "has_latent": model.latent is not None,
@@ -65,22 +50,3 @@ def facts_of_plan(plan: Plan, *, chips_per_node: int, model_id: str) -> dict[str
         facts |= {f"experts.{field.name}": getattr(model.experts, field.name) for field in fields(model.experts)}
     return facts
 
-
-#: Fact -> parts of the step time and classes of memory that it determines, for the comment of an option.
-DECIDES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "tp": (("tensor_parallel_communication",), ("weights",)),
-    "sequence_parallel": (("tensor_parallel_communication",), ("activations",)),
-    "pp": (("pipeline_bubble", "pipeline_communication"), ("weights",)),
-    "virtual_stages": (("pipeline_bubble",), ()),
-    "schedule": (("pipeline_bubble",), ()),
-    "cp": (("context_parallel_communication",), ("activations",)),
-    "ep": (("expert_parallel_communication", "expert_communication"), ("weights",)),
-    "dp_replicate": (("gradient_reduction",), ()),
-    "dp_shard": (("parameter_gather", "gradient_reduction"), ("optimizer", "gradients", "weights")),
-    "zero": (("parameter_gather", "gradient_reduction"), ("optimizer", "gradients", "weights")),
-    "recompute": (("recompute",), ("activations",)),
-    "micro_batch": ((), ("activations", "temporary")),
-    "accumulation": (("gradient_accumulation",), ()),
-    "optimizer": (("optimizer",), ("optimizer",)),
-    "seq_len": ((), ("activations",)),
-}

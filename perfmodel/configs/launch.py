@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from perfmodel.configs.expressions import evaluate
-from perfmodel.configs.tables import FactRule
-from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.configs.expressions import evaluate, filled
+from perfmodel.configs.tables import FactRule, names_of, rules_in, sentences
+from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
 
@@ -61,8 +61,8 @@ def load_launchers() -> Mapping[str, Launcher]:
     launchers = {}
     for path in sorted((resource_dir("strategies") / "launchers").glob("*.yaml")):
         content = read_yaml(path)
-        cannot, lossy = ([FactRule(**rule) for rule in content.pop(name, ())] for name in ("cannot", "lossy"))
-        launchers[path.stem] = Launcher(name=path.stem, cannot=cannot, lossy=lossy, **content)
+        rules = {part: rules_in(content, part) for part in ("cannot", "lossy")}
+        launchers[path.stem] = Launcher(name=path.stem, **content | rules)
     return launchers
 
 
@@ -132,7 +132,7 @@ def launch_file(
     else:
         text = manifest(launcher, {**names, "script": "\n".join(lines) + "\n"}, header=header[:2])
     files = {} if launcher.embeds else dict(configs)
-    return {**files, filled(launcher.file, names): text}, launch_notes(launcher, names)
+    return {**files, filled(launcher.file, names): text}, sentences(launcher.lossy, names)
 
 
 def script_in(keys: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
@@ -140,17 +140,18 @@ def script_in(keys: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
 
     keys   dotted keys of the document
     """
-    if isinstance(keys.get("run"), str) and {"num_nodes", "resources.accelerators"} & set(keys):
-        return keys["run"], {}
-    items = keys.get("items")
     files: dict[str, str] = {}
     script = ""
-    for item in items if isinstance(items, list) and keys.get("kind") == "List" else ():
-        match item:
-            case {"kind": "ConfigMap", "data": {**data}}:
-                files |= {str(name): str(text) for name, text in data.items()}
-            case {"kind": "TrainJob", "spec": {"trainer": {"command": [*_, str(last)]}}}:
-                script = last
+    match keys:
+        case {"run": str(run), "num_nodes": _} | {"run": str(run), "resources.accelerators": _}:
+            script = run
+        case {"kind": "List", "items": [*items]}:
+            for item in items:
+                match item:
+                    case {"kind": "ConfigMap", "data": {**data}}:
+                        files |= {str(name): str(text) for name, text in data.items()}
+                    case {"kind": "TrainJob", "spec": {"trainer": {"command": [*_, str(last)]}}}:
+                        script = last
     return script, files
 
 
@@ -164,30 +165,22 @@ def server_files(
     """
     of_role = {f"{worker['role'] or 'decode'}.{name}": value for worker in workers for name, value in worker.items()}
     names = launch_names(launcher, {**names, **of_role, "workers": workers})
+    notes = sentences(launcher.lossy, names)
     if launcher.document is not None:
-        return {filled(launcher.file, names): manifest(launcher, names, header=header)}, launch_notes(launcher, names)
+        return {filled(launcher.file, names): manifest(launcher, names, header=header)}, notes
     files: dict[str, str] = {}
     for worker in workers:
         comments = [f"# {line}" for line in (*header, *worker["notes"])]
         files |= worker["configs"]
         files[filled(launcher.file, {**names, **worker})] = "\n".join(["#!/bin/bash", *comments, worker["command"]]) + "\n"
-    return files, launch_notes(launcher, names)
+    return files, notes
 
 
 def launch_names(launcher: Launcher, names: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts with the names of the launcher's table. Raises InputError if the launcher cannot express the plan."""
     label = re.sub(r"[^a-z0-9]+", "-", names["stem"].lower())[:63]
-    facts = {**names, "name": re.sub(r"^[^a-z]+|-+$", "", label) or "plan"}  # an RFC 1035 label
-    for name, expression in launcher.let.items():
-        facts[name] = evaluate(expression, facts)
-    for rule in launcher.cannot:
-        if evaluate(rule.when, facts):
-            raise InputError(f"{launcher.name}: {filled(rule.say, facts)}")
-    return facts
-
-
-def launch_notes(launcher: Launcher, names: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(filled(rule.say, names) for rule in launcher.lossy if evaluate(rule.when, names))
+    label = re.sub(r"^[^a-z]+|-+$", "", label) or "plan"  # an RFC 1035 label
+    return names_of(launcher.name, launcher.let, launcher.cannot, {**names, "name": label})
 
 
 def manifest(launcher: Launcher, names: Mapping[str, Any], *, header: Sequence[str]) -> str:
@@ -231,11 +224,6 @@ def filled_template(node: object, names: Mapping[str, Any]) -> Any:
         case list():
             return [value for entry in node if (value := filled_template(entry, names)) is not None]
     return node
-
-
-def filled(text: str, names: Mapping[str, Any], value: Callable[[str, Mapping[str, Any]], Any] = evaluate) -> str:
-    """Return the text with the values of the expressions in its braces."""
-    return re.sub(r"\{([^{}]+)\}", lambda match: one_line(value(match[1], names), 120), text)
 
 
 def after(comment: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,6 @@ class ConfigKeys:
     path: Path
     keys: dict[str, Any] = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
-    is_command: bool = False
     embedded: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -114,7 +113,6 @@ def _read_launch(source: ConfigKeys, text: str) -> None:
     command = max(
         commands, key=lambda candidate: sum(word.startswith("-") or "=" in word for word in candidate.words) + len(candidate.environment)
     )
-    source.is_command = True
     source.keys = {f"env.{name}": _value(value) for name, value in command.environment.items() if value}
     source.keys |= dict(_options(command))
 
@@ -263,8 +261,3 @@ def _resolved(keys: dict[str, Any], *, where: str) -> dict[str, Any]:
         return resolved if match[0] == text.strip() else value(text.replace(match[0], str(resolved)), depth + 1)
 
     return {key: value(entry, 0) if isinstance(entry, str) and "${" in entry else entry for key, entry in keys.items()}
-
-
-def keys_text(keys: Sequence[str], most: int = 12) -> str:
-    """Return the first keys as text, with the number of the others."""
-    return f"{', '.join(keys[:most])}{f' and {len(keys) - most} more' if len(keys) > most else ''}"

@@ -8,16 +8,16 @@ the rules for all frameworks.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from perfmodel.foundation.errors import bad_field, suggest
+from perfmodel.configs.expressions import evaluate, filled
+from perfmodel.foundation.errors import InputError, bad_field, suggest
 from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
 
-COMMON = "common"
 #: Fields that a table does not inherit from its base.
 _OWN = ("recognise", "outputs", "launch")
 
@@ -36,6 +36,10 @@ class KeyMeaning:
     values: Mapping[str, Any] | None = None
     formula: str = ""
     note: str = ""
+
+    def facts(self, meaning: Any) -> Mapping[str, Any]:
+        """Return the facts of an entry of `values`."""
+        return meaning if isinstance(meaning, Mapping) else {self.to: meaning} if self.to else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +66,7 @@ class WrittenFile:
     name: str
     form: str
     keys: Mapping[str, str]
-    always: Mapping[str, Any]
+    always: Mapping[str, Any] = field(default_factory=dict)
     when: str = "True"
     head: str = ""
     calls: Mapping[str, str] = field(default_factory=dict)
@@ -89,42 +93,43 @@ class FrameworkTable:
     name: str
     framework: str
     profile: str
-    source: str
     serves: bool
-    recognise: tuple[tuple[str, ...], ...]
+    recognise: Sequence[str]
     keys: Mapping[str, KeyMeaning]
-    harmless: tuple[str, ...]
-    defaults: tuple[tuple[str, str], ...]
-    derive: tuple[tuple[str, str], ...]
-    notes: tuple[FactRule, ...]
-    refused: tuple[FactRule, ...]
-    cannot: tuple[FactRule, ...]
-    lossy: tuple[FactRule, ...]
-    outputs: tuple[WrittenFile, ...]
+    harmless: Sequence[str]
+    defaults: Mapping[str, str]
+    derive: Sequence[tuple[str, str]]
+    notes: Sequence[FactRule]
+    refused: Sequence[FactRule]
+    cannot: Sequence[FactRule]
+    lossy: Sequence[FactRule]
+    outputs: Sequence[WrittenFile]
     launch: str
-    let: tuple[tuple[str, str], ...]
-
-    def values_of(self, fact: str) -> set[Any]:
-        """Return the values that keys can give a fact by `values`."""
-        values = {value for key in self.keys.values() if key.to == fact for value in (key.values or {}).values()}
-        meanings = [meaning for key in self.keys.values() for meaning in (key.values or {}).values() if isinstance(meaning, Mapping)]
-        return values | {meaning[fact] for meaning in meanings if fact in meaning}
+    let: Mapping[str, str]
 
     def can_set(self, fact: str, value: object) -> bool:
         """Return whether a key can give a fact this value."""
-        return value in self.values_of(fact) or any(key.to == fact and not key.values for key in self.keys.values())
+        for key in self.keys.values():
+            if key.to == fact and not key.values:
+                return True
+            if any(fact in facts and facts[fact] == value for facts in map(key.facts, (key.values or {}).values())):
+                return True
+        return False
 
     def entry(self, key: str) -> tuple[str, KeyMeaning] | None:
         """Return the table's key for a file's key: the same, or the longest of its last components."""
         parts = key.split(".")
-        for start in range(len(parts)):
-            name = ".".join(parts[start:])
-            if name in self.keys:
-                return name, self.keys[name]
-        return None
+        names = (".".join(parts[start:]) for start in range(len(parts)))
+        return next(((name, self.keys[name]) for name in names if name in self.keys), None)
 
     def is_harmless(self, key: str) -> bool:
         return any(re.search(pattern, key) for pattern in self.harmless)
+
+
+@lru_cache(maxsize=1)
+def common_rules() -> Mapping[str, Any]:
+    """Return the rules of all frameworks."""
+    return read_yaml(resource_dir("strategies") / "configs" / "common.yaml")
 
 
 @lru_cache(maxsize=1)
@@ -132,10 +137,7 @@ def load_tables() -> Mapping[str, FrameworkTable]:
     """Return every table by name, in the order in which a configuration is matched."""
     folder = resource_dir("strategies") / "configs"
     contents = {path.stem: read_yaml(path) for path in sorted(folder.glob("*.yaml"))}
-    common = contents.pop(COMMON)
-    tables = {name: _table(name, _based(name, contents), common) for name in contents}
-    order = [name for name in common["order"] if name in tables]
-    return {name: tables[name] for name in [*order, *(name for name in tables if name not in order)]}
+    return {name: _table(name, _based(name, contents)) for name in contents.pop("common")["order"]}
 
 
 def table_named(name: str) -> FrameworkTable:
@@ -160,48 +162,52 @@ def _based(name: str, contents: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     return {**{key: value for key, value in base.items() if key not in _OWN}, **merged}
 
 
-def _table(name: str, content: Mapping[str, Any], common: Mapping[str, Any]) -> FrameworkTable:
-    def pairs(field: str) -> tuple[tuple[str, str], ...]:
-        entries = content.get(field, ())
-        entries = [entries] if isinstance(entries, Mapping) else entries
-        return tuple((str(fact), str(rule)) for entry in entries for fact, rule in entry.items())
-
-    def rules(field: str) -> tuple[FactRule, ...]:
-        return tuple(FactRule(**entry) for entry in content.get(field, ()))
-
+def _table(name: str, content: Mapping[str, Any]) -> FrameworkTable:
+    common = common_rules()
     keys = {**common["launch_keys"], **content.get("keys", {})}
+    derive = (*content.get("derive", ()), *common["derive"])
+    outputs = (content["files"][output] if isinstance(output, str) else output for output in content.get("outputs", ()))
     return FrameworkTable(
         name=name,
         framework=content["framework"],
         profile=content["profile"],
-        source=content["source"],
         serves=content.get("serves", False),
-        recognise=tuple(tuple(str(line).split()) for line in content.get("recognise", ())),
+        recognise=content.get("recognise", ()),
         keys={key: _key(entry) for key, entry in keys.items()},
         harmless=(*content.get("harmless", "").split(), *common["harmless"].split()),
-        defaults=pairs("defaults"),
-        derive=pairs("derive") + tuple((fact, rule) for rules_of_fact in common["derive"] for fact, rule in rules_of_fact.items()),
-        notes=rules("notes"),
-        refused=rules("refused"),
-        cannot=rules("cannot"),
-        lossy=rules("lossy"),
-        outputs=tuple(
-            WrittenFile(**{"always": {}, **entry})
-            for entry in (content["files"][output] if isinstance(output, str) else output for output in content.get("outputs", ()))
-        ),
+        defaults=content.get("defaults", {}),
+        derive=[(fact, expression) for entry in derive for fact, expression in entry.items()],
+        outputs=[WrittenFile(**output) for output in outputs],
         launch=content.get("launch", ""),
-        let=pairs("let"),
+        let=content.get("let", {}),
+        **{part: rules_in(content, part) for part in ("notes", "refused", "cannot", "lossy")},
     )
 
 
+def rules_in(content: Mapping[str, Any], part: str) -> list[FactRule]:
+    return [FactRule(**entry) for entry in content.get(part, ())]
+
+
+def sentences(rules: Iterable[FactRule], facts: Mapping[str, Any], width: int = 120) -> tuple[str, ...]:
+    """Return the sentences of the rules whose condition the facts meet. width: most characters of a fact."""
+    return tuple(filled(rule.say, facts, width) for rule in rules if evaluate(rule.when, facts))
+
+
+def names_of(table: str, let: Mapping[str, str], cannot: Iterable[FactRule], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts with the names that a table defines. Raises InputError if its framework or launcher cannot express them."""
+    names = dict(facts)
+    for name, expression in let.items():
+        names[name] = evaluate(expression, names)
+    for sentence in sentences(cannot, names):
+        raise InputError(f"{table}: {sentence}")
+    return names
+
+
 def _key(entry: Any) -> KeyMeaning:
-    if entry is None:
-        return KeyMeaning()
-    if isinstance(entry, str):
-        return KeyMeaning(to=entry)
+    if not isinstance(entry, Mapping):
+        return KeyMeaning(to=entry or "")
     values = entry.get("values")
-    named = None if values is None else {plain(value): meaning for value, meaning in values.items()}
-    return KeyMeaning(**{**entry, "values": named})
+    return KeyMeaning(**{**entry, "values": values and {plain(value): meaning for value, meaning in values.items()}})
 
 
 def plain(value: object) -> str:

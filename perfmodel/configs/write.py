@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfmodel.configs.expressions import evaluate
-from perfmodel.configs.facts import DECIDES
-from perfmodel.configs.launch import TORCHRUN, after, filled, launch_file, launcher_named
-from perfmodel.configs.tables import FrameworkTable, WrittenFile
-from perfmodel.foundation.errors import InputError
+from perfmodel.configs.expressions import evaluate, filled
+from perfmodel.configs.launch import TORCHRUN, after, launch_file, launcher_named
+from perfmodel.configs.tables import FrameworkTable, WrittenFile, common_rules, names_of, sentences
 from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.parallel.prediction import Prediction
 
@@ -45,20 +43,19 @@ def write_config(
     prediction   has the numbers in comments; None: no comments
     """
     launched_by = launcher_named(launcher)
-    names = {**facts, "stem": stem, "framework": table.framework, "profile": table.profile}
-    for name, expression in table.let:
-        names[name] = _value(expression, names)
-    for rule in table.cannot:
-        if _value(rule.when, names):
-            raise InputError(f"{table.framework}: {_filled(rule.say, names)}")
-    notes = tuple(_filled(rule.say, names) for rule in table.lossy if _value(rule.when, names))
+    given = {**facts, "stem": stem, "framework": table.framework, "profile": table.profile}
+    names = names_of(table.framework, table.let, table.cannot, given)
+    header = _header(table, prediction)
     files: dict[str, str] = {}
     options: dict[str, Any] = {}
     flags: list[tuple[str, Any, str]] = []
     for output in table.outputs:
-        if not _value(output.when, names):
+        if not evaluate(output.when, names):
             continue
-        lines = list(_lines(output, names, prediction, dict(table.let)))
+        lines = [(key, value, "") for key, value in output.always.items()]
+        for key, expression in output.keys.items():
+            if expression is not None and (value := evaluate(expression, names)) is not None:
+                lines.append((key, value, "" if isinstance(value, list) else _comment(table.let.get(expression, expression), prediction)))
         options |= {key: value for key, value, _ in lines}
         if output.form == "flags":
             flags = lines
@@ -67,43 +64,22 @@ def write_config(
         elif output.form == "overrides":
             flags = [(f"{key}=", value, comment) for key, value, comment in lines]
         else:
-            files[_filled(output.name, names)] = _text(output, lines, _header(table, prediction), names)
-    program, header = _filled(table.launch, names), _header(table, prediction)
-    files, more = launch_file(launched_by, program, flags, header=header, configs=files, names=names)
-    return ExportedPlan(framework=table.framework, files=files, options=options, notes=(*notes, *more))
-
-
-def _value(expression: str, names: Mapping[str, Any]) -> Any:
-    return evaluate(expression, names, _FUNCTIONS)
-
-
-def _filled(text: str, names: Mapping[str, Any]) -> str:
-    return filled(text, names, _value)
-
-
-def _lines(
-    output: WrittenFile, names: Mapping[str, Any], prediction: Prediction | None, let: Mapping[str, str]
-) -> Iterator[tuple[str, Any, str]]:
-    """Yield key, value and comment of each option of the plan."""
-    for key, value in output.always.items():
-        yield key, value, ""
-    for key, expression in output.keys.items():
-        value = _value(expression, names) if expression is not None else None
-        if value is not None:
-            yield key, value, "" if isinstance(value, list) else _comment(let.get(expression, expression), prediction)
+            files[filled(output.name, names)] = _text(output, lines, header, names)
+    program = filled(table.launch, names)
+    files, notes = launch_file(launched_by, program, flags, header=header, configs=files, names=names)
+    return ExportedPlan(framework=table.framework, files=files, options=options, notes=(*sentences(table.lossy, names), *notes))
 
 
 def _comment(expression: str, prediction: Prediction | None) -> str:
     """Return the parts of time and the memory that the first fact of an expression determines."""
-    if prediction is None:
+    determines = common_rules()["determines"]
+    determined = next((determines[name] for name in re.findall(r"[a-z_.]+", expression) if name in determines), None)
+    if prediction is None or determined is None:
         return ""
-    fact = next((name for name in re.findall(r"[a-z_.]+", expression) if name in DECIDES), None)
-    if fact is None:
-        return ""
-    parts, classes = DECIDES[fact]
-    times = [f"{name.replace('_', ' ')} {format_time(prediction.parts[name])}" for name in parts if prediction.parts.get(name)]
-    sizes = [f"{name} {format_bytes(prediction.memory[name])}" for name in classes if prediction.memory.get(name)]
-    return ", ".join([*times, *sizes])
+    parts = [(name, time) for name in determined.get("time", ()) if (time := prediction.parts.get(name))]
+    classes = [(name, size) for name in determined.get("memory", ()) if (size := prediction.memory.get(name))]
+    times = [f"{name.replace('_', ' ')} {format_time(time)}" for name, time in parts]
+    return ", ".join([*times, *(f"{name} {format_bytes(size)}" for name, size in classes)])
 
 
 def _header(table: FrameworkTable, prediction: Prediction | None) -> list[str]:
@@ -134,9 +110,9 @@ def _text(output: WrittenFile, lines: Sequence[tuple[str, Any, str]], header: Se
         return json.dumps(_plain(tree), indent=2) + "\n"
     head = [f"# {line}" for line in header]
     if output.form == "python":
-        body: Iterator[str] = iter([_filled(output.head.rstrip(), names), *_python(tree, output.calls, 2), "    )"])
+        body = [filled(output.head.rstrip(), names), *_python(tree, output.calls, 2), "    )"]
     else:
-        body = _yaml(tree, 0) if output.form == "yaml" else _toml(tree, "")
+        body = list(_yaml(tree, 0) if output.form == "yaml" else _toml(tree, ""))
     return "\n".join([*head, *body]) + "\n"
 
 
@@ -183,27 +159,3 @@ def _python(tree: Mapping[str, Any], calls: Mapping[str, str], depth: int) -> It
 def _scalar(value: object) -> str:
     return re.sub(r"^(-?\d+)(e[-+]\d+)$", r"\1.0\2", json.dumps(value, ensure_ascii=False))  # YAML 1.1 reads 1e-08 as text
 
-
-# --- functions of expressions -------------------------------------------------------------------------------------------------
-
-
-def _module_names(stage_layers: Sequence[int], head: str = "output") -> list[list[str]]:
-    """Return torchtitan's modules of each stage: embedding first, norm and head last."""
-    modules: list[list[str]] = []
-    layer = 0
-    for count in stage_layers:
-        modules.append([f"layers.{index}" for index in range(layer, layer + count)])
-        layer += count
-    modules[0].insert(0, "tok_embeddings")
-    modules[-1] += ["norm", head]
-    return modules
-
-
-def _megatron_layout(stage_layers: Sequence[int]) -> str:
-    """Return Megatron's layout of stages: `Et*7|t*9|t*7L`."""
-
-    stages = [f"t*{count}" if count else "" for count in stage_layers]
-    return f"E{'|'.join(stages)}L"
-
-
-_FUNCTIONS: Mapping[str, Callable[..., Any]] = {"module_names": _module_names, "megatron_layout": _megatron_layout}
