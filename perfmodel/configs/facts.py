@@ -49,4 +49,3 @@ def facts_of_plan(plan: Plan, *, chips_per_node: int, model_id: str) -> dict[str
     if model.experts is not None:
         facts |= {f"experts.{field.name}": getattr(model.experts, field.name) for field in fields(model.experts)}
     return facts
-

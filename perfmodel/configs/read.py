@@ -89,9 +89,9 @@ def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> Conf
             key_facts = _facts_of_key(value, meaning, facts)
             if key_facts is None:
                 unknown.append(f"{key}={one_line(value, 40)}")
-            else:
+            elif key_facts:
                 facts |= key_facts
-                read |= {key: fact for fact in key_facts}
+                read[key] = list(key_facts)[-1]
     read_facts = set(facts)
     facts = {**given, **facts, **({"model": given["model"]} if given.get("model") is not None else {})}
     _derive(facts, table.defaults.items())
@@ -138,7 +138,7 @@ def _recognised(source: ConfigKeys) -> FrameworkTable:
 def _meets(source: ConfigKeys, condition: str) -> bool:
     name, equals, pattern = condition.partition("=")
     if name == "program":
-        return re.search(pattern, source.program) is not None
+        return re.search(pattern, str(source.keys.get(PROGRAM, ""))) is not None
     if equals:
         return any(key.endswith(name) and re.search(pattern, str(value)) for key, value in source.keys.items())
     return any(key == name or key.endswith(f".{name}") for key in source.keys)

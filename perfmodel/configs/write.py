@@ -158,4 +158,3 @@ def _python(tree: Mapping[str, Any], calls: Mapping[str, str], depth: int) -> It
 
 def _scalar(value: object) -> str:
     return re.sub(r"^(-?\d+)(e[-+]\d+)$", r"\1.0\2", json.dumps(value, ensure_ascii=False))  # YAML 1.1 reads 1e-08 as text
-
