@@ -93,7 +93,7 @@ def flattened(data: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def _read_launch(source: ConfigKeys, text: str) -> None:
     """Read the keys of the command that starts the job: the command of the script with most options."""
-    commands, _ = read_script(text)
+    commands = read_script(text)
     if not commands:
         raise InputError(f"{one_line(source.path, 200)}: has no command; give the path of a {_WHAT}")
 
