@@ -3,11 +3,11 @@
 import pytest
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.verbs.schemas import field_rows, schema_of, value_words
+from perfmodel.verbs.schemas import schema_of, schema_rows, value_words
 
 
 def test_fields_of_a_mapping_follow_it():
-    rows = list(field_rows("cluster"))
+    rows = list(schema_rows(schema_of("cluster")))
     names = [row["field"] for row in rows]
     place = names.index("tiers")
     assert names[place + 1] == "tiers[].name"
