@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from perfmodel.parallel.offloads import OFFLOADS
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.request import Request
+from perfmodel.report.advice import Advice, AdvisedChange, OptionChange
 from perfmodel.verbs.configs import Start, overridden_plan, start_from
 from perfmodel.verbs.exporting import facts_in
 from perfmodel.verbs.requests import read_risk
@@ -27,7 +27,6 @@ from perfmodel.verbs.setting import Name, Setting, annotated, placed, predict_in
 
 if TYPE_CHECKING:
     from perfmodel.planner.explain import Alternative
-    from perfmodel.planner.result import FittingChange
 
 #: Settings that often reduce the step time, for frameworks with an option for them.
 SETTINGS_TO_TRY: Mapping[str, bool | str] = {
@@ -44,49 +43,6 @@ SETTINGS_TO_TRY: Mapping[str, bool | str] = {
 MOST_SINGLE, MOST_PAIRS, MOST_IN_PAIRS = 5, 4, 4
 #: Smallest gain of a shown change, as a share of the step time.
 LEAST_GAIN = 0.005
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdvisedChange:
-    """Changes of a plan that make it faster. changed: other knobs that follow; gain: saved share of the step time."""
-
-    changes: Mapping[str, int | str | bool]
-    changed: Mapping[str, int | str | bool]
-    prediction: Prediction
-    gain: float
-
-    @property
-    def is_pair(self) -> bool:
-        return len(self.changes) > 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptionChange:
-    """One option of the framework: its current and its advised value; None where it is absent."""
-
-    option: str
-    before: Any
-    after: Any
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
-    """Result of `advise`.
-
-    prediction   of the current setup
-    changes      the most helpful changes that fit, single ones and pairs, the fastest first
-    best         the best plan of a search; empty if no plan fits
-    diff         the best plan in the framework's options
-    remedies     the smallest changes that fit, if the setup does not
-    """
-
-    framework: str
-    prediction: Prediction
-    changes: tuple[AdvisedChange, ...]
-    best: tuple[Prediction, ...]
-    diff: tuple[OptionChange, ...]
-    remedies: tuple[FittingChange, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 @takes(
@@ -211,11 +167,9 @@ def _with_settings(
     memory = {name: value for name, value in rule.items() if name != "any_framework"}
     stated = current.plan.framework.settings
     kernel = faster_attention(setting.estimator.profile, setting.estimator.machine)
-    tried = {
-        name: value
-        for name, value in {**SETTINGS_TO_TRY, **({"attention_kernel": kernel} if kernel else {})}.items()
-        if table is not None and table.can_set(name, value) and (name not in stated or name == "attention_kernel")
-    }
+    settings = {**SETTINGS_TO_TRY, **({"attention_kernel": kernel} if kernel else {})}
+    free = {name: value for name, value in settings.items() if name not in stated or name == "attention_kernel"}
+    tried = {name: value for name, value in free.items() if table is not None and table.can_set(name, value)}
     for name, value in {**tried, **{name: False for name in OFFLOADS.values() if stated.get(name)}}.items():
         try:
             changed = setting_of_plan(current.plan, settings={name: value})
@@ -245,20 +199,15 @@ def _difference(
         return (), ()
     facts = [facts_in(setting, plan) for plan in (before, after)]
     notes: tuple[str, ...] = ()
+    options = [_read_as(plan_facts, start, table) for plan_facts in facts]
     if table.outputs:
         try:
             options = [dict(write_config(plan_facts, table, prediction=None).options) for plan_facts in facts]
-            return _changed(options[0], options[1]), ()
         except InputError as error:
             notes = (f"not all of it can be written: {error}",)
-    return _changed(*(_read_as(plan_facts, start, table) for plan_facts in facts)), notes
-
-
-def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[OptionChange, ...]:
-    names = dict.fromkeys((*before, *after))
-    return tuple(
-        OptionChange(option=name, before=before.get(name), after=after.get(name)) for name in names if before.get(name) != after.get(name)
-    )
+    old, new = options
+    changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return tuple(OptionChange(option=name, before=old.get(name), after=new.get(name)) for name in changed), notes
 
 
 def _read_as(facts: Mapping[str, Any], start: Start, table: FrameworkTable) -> dict[str, Any]:
@@ -270,15 +219,11 @@ def _read_as(facts: Mapping[str, Any], start: Start, table: FrameworkTable) -> d
     for name, key in entries:
         if name.startswith("env.") or key.formula or key.to in written_facts or key.to in ("chips", "nodes", "chips_per_node"):
             continue
-        value = facts.get(key.to)
-        if key.values is None:
-            if key.to in facts and value is not None:
-                options[name] = value
-                written_facts.add(key.to)
-            continue
-        for written, meaning in key.values.items():
-            wanted = meaning if isinstance(meaning, dict) else {key.to: meaning}
-            if written != "*" and all(fact and fact in facts and plain(facts[fact]) == plain(entry) for fact, entry in wanted.items()):
+        meanings = [(written, key.facts(meaning)) for written, meaning in (key.values or {}).items() if written != "*"]
+        if key.values is None and facts.get(key.to) is not None:
+            meanings = [(facts[key.to], {key.to: facts[key.to]})]
+        for written, wanted in meanings:
+            if wanted and all(fact in facts and plain(facts[fact]) == plain(entry) for fact, entry in wanted.items()):
                 options[name] = written
                 written_facts.update(wanted)
                 break
