@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any, TypeAlias
@@ -22,7 +22,7 @@ Change: TypeAlias = Mapping[str, Any]
 MOST_REMEDIES = 3
 _DEGREES = (2, 4, 8, 16, 32, 64)
 _BATCHES = (512, 256, 128, 64, 32, 16, 8, 4)
-_MOST_CHIPS = 4096
+_CHIPS = tuple(2**power for power in range(13))
 _LEAST_LENGTH = 128
 
 
@@ -38,11 +38,18 @@ def find_remedies(
 
     fits   prediction of a changed request; raises InputError for an invalid one
     """
-    free_memory = prediction.memory_usable - (prediction.memory["total"] - prediction.memory["cache"])
-    kinds = [_more_tp(asked, prediction, cluster)]
-    if free_memory > 0.0 or prediction.memory["weights"] < prediction.memory_usable:
-        kinds += [_fewer_sequences(prediction, engine), _narrower_cache(prediction)]
-    kinds += [_narrower_weights(prediction, engine, cluster), _more_chips(asked, cluster)]
+    plan, memory, usable = prediction.plan, prediction.memory, prediction.memory_usable
+    free_memory = usable - (memory["total"] - memory["cache"])
+    kinds: list[Iterable[Change]] = []
+    if asked.tp is not None and asked.workers is None:  # else every tp on these chips was tried
+        kinds.append({"tp": tp} for tp in _DEGREES if plan.tp < tp <= cluster.num_chips)
+    if free_memory > 0.0 or memory["weights"] < usable:
+        most = plan.max_batch or engine.scheduling.max_batch
+        kinds.append({"max_batch": batch} for batch in _BATCHES if batch < most)
+        kinds.append([{"kv_precision": "fp8"}] if str(prediction.job.kv_precision) != "fp8" else [])
+    kinds.append({"quantization": name} for name in _narrower_weights(prediction, engine, cluster))
+    if asked.workers is None:  # with the smallest tp that fits
+        kinds.append({"chips": chips, "tp": None} for chips in _CHIPS if cluster.num_chips < chips <= cluster.max_chips)
     remedies: list[Change] = []
     for changes in kinds:
         fitting = (change for change in (_tried(asked, change, fits) for change in changes) if change is not None)
@@ -64,42 +71,12 @@ def _tried(asked: ServingRequest, change: Change, fits: Callable[[ServingRequest
     return {name: prediction.plan.tp if name == "tp" else value for name, value in change.items()}
 
 
-def _more_tp(asked: ServingRequest, prediction: ServingPrediction, cluster: Cluster) -> Iterator[Change]:
-    if asked.tp is None or asked.workers is not None:  # else every tp on these chips was tried
-        return
-    for tp in _DEGREES:
-        if prediction.plan.tp < tp <= cluster.num_chips:
-            yield {"tp": tp}
-
-
-def _fewer_sequences(prediction: ServingPrediction, engine: Engine) -> Iterator[Change]:
-    most = prediction.plan.max_batch or engine.scheduling.max_batch
-    yield from ({"max_batch": batch} for batch in _BATCHES if batch < most)
-
-
-def _narrower_cache(prediction: ServingPrediction) -> Iterator[Change]:
-    if str(prediction.job.kv_precision) != "fp8":
-        yield {"kv_precision": "fp8"}
-
-
-def _narrower_weights(prediction: ServingPrediction, engine: Engine, cluster: Cluster) -> Iterator[Change]:
-    """Yield formats that the engine runs on the chip, the widest first; formats of equal width in the order of `QUANTIZATIONS`."""
+def _narrower_weights(prediction: ServingPrediction, engine: Engine, cluster: Cluster) -> list[str]:
+    """Return formats that the engine runs on the chip, the widest first; formats of equal width in the order of `QUANTIZATIONS`."""
+    formats = [QUANTIZATIONS[name] for name in formats_on(engine.kernels.formats, cluster.chip)]
     least = prediction.job.quantization.weight_bytes
-    narrower = [QUANTIZATIONS[name] for name in formats_on(engine.kernels.formats, cluster.chip)]
-    for quantization in sorted(narrower, key=lambda quantization: -round(4 * quantization.weight_bytes)):
-        if quantization.weight_bytes < least and not quantization.experts_only:
-            yield {"quantization": quantization.name}
-
-
-def _more_chips(asked: ServingRequest, cluster: Cluster) -> Iterator[Change]:
-    """Yield numbers of chips in powers of two, with the smallest tp that fits."""
-    if asked.workers is not None:
-        return
-    chips = 1
-    while chips <= min(cluster.max_chips, _MOST_CHIPS):
-        if chips > cluster.num_chips:
-            yield {"chips": chips, "tp": None}
-        chips *= 2
+    narrower = [quantization for quantization in formats if quantization.weight_bytes < least and not quantization.experts_only]
+    return [quantization.name for quantization in sorted(narrower, key=lambda quantization: -round(4 * quantization.weight_bytes))]
 
 
 def _shorter(asked: ServingRequest, prediction: ServingPrediction, fits: Callable[[ServingRequest], ServingPrediction]) -> Change | None:
