@@ -75,7 +75,7 @@ def diagnose() -> Diagnosis:
     devices, advice = [], []
     try:
         cluster = local_cluster()
-        devices.append(_device(f"CPU: {cluster.title}", cluster.chip))
+        devices.append(_device(f"CPU: {cluster.title}", "localhost", cluster.chip))
         if not devices[0].is_calibrated:
             advice.append("perfmodel calibrate: measures this machine's CPU, for predictions of localhost")
     except InputError as error:
@@ -85,7 +85,7 @@ def diagnose() -> Diagnosis:
             chip = chip_called(name)
         except InputError:  # the name is a prefix of several chips
             chip = ""
-        devices.append(_device(f"{count} x {name}", load_chip(chip) if chip else None))
+        devices.append(_device(f"{count} x {name}", chip, load_chip(chip) if chip else None))
         if not chip:
             advice.append(f"{name}: is no known chip; describe it (`perfmodel chips --template`), or see `perfmodel chips`")
         elif not devices[-1].is_calibrated:
@@ -113,10 +113,8 @@ def diagnose() -> Diagnosis:
     )
 
 
-def _device(name: str, chip: Chip | None) -> LocalDevice:
+def _device(name: str, chip_name: str, chip: Chip | None) -> LocalDevice:
     """Return a device with the state of its calibration. chip: None for an unknown one."""
-    if chip is None:
-        return LocalDevice(name=name, chip="", calibration="", is_calibrated=False)
-    calibration = choose_calibration(chip)
-    is_calibrated = calibration.provenance is Provenance.CALIBRATED
-    return LocalDevice(name=name, chip=chip.name, calibration=calibration.name, is_calibrated=is_calibrated)
+    calibration = choose_calibration(chip) if chip is not None else None
+    is_calibrated = calibration is not None and calibration.provenance is Provenance.CALIBRATED
+    return LocalDevice(name=name, chip=chip_name, calibration=calibration.name if calibration else "", is_calibrated=is_calibrated)

@@ -10,10 +10,11 @@ from typing import Any, TypeAlias
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import Engine
 from perfmodel.frameworks.engine_formats import formats_on
+from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
-from perfmodel.workload.quantization import QUANTIZATIONS
+from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
 from perfmodel.workload.serving import Lengths
 
 Change: TypeAlias = Mapping[str, Any]
@@ -47,7 +48,8 @@ def find_remedies(
         most = plan.max_batch or engine.scheduling.max_batch
         kinds.append({"max_batch": batch} for batch in _BATCHES if batch < most)
         kinds.append([{"kv_precision": "fp8"}] if str(prediction.job.kv_precision) != "fp8" else [])
-    kinds.append({"quantization": name} for name in _narrower_weights(prediction, engine, cluster))
+    narrower = narrower_formats(engine, cluster.chip, prediction.job.quantization.weight_bytes)
+    kinds.append({"quantization": quantization.name} for quantization in narrower)
     if asked.workers is None:  # with the smallest tp that fits
         kinds.append({"chips": chips, "tp": None} for chips in _CHIPS if cluster.num_chips < chips <= cluster.max_chips)
     remedies: list[Change] = []
@@ -71,12 +73,14 @@ def _tried(asked: ServingRequest, change: Change, fits: Callable[[ServingRequest
     return {name: prediction.plan.tp if name == "tp" else value for name, value in change.items()}
 
 
-def _narrower_weights(prediction: ServingPrediction, engine: Engine, cluster: Cluster) -> list[str]:
-    """Return formats that the engine runs on the chip, the widest first; formats of equal width in the order of `QUANTIZATIONS`."""
-    formats = [QUANTIZATIONS[name] for name in formats_on(engine.kernels.formats, cluster.chip)]
-    least = prediction.job.quantization.weight_bytes
-    narrower = [quantization for quantization in formats if quantization.weight_bytes < least and not quantization.experts_only]
-    return [quantization.name for quantization in sorted(narrower, key=lambda quantization: -round(4 * quantization.weight_bytes))]
+def narrower_formats(engine: Engine, chip: Chip, below: float) -> list[Quantization]:
+    """Return formats that the engine runs on the chip, the widest first; formats of equal width in the order of `QUANTIZATIONS`.
+
+    below   bytes of a weight that they need less than
+    """
+    formats = [QUANTIZATIONS[name] for name in formats_on(engine.kernels.formats, chip)]
+    narrower = [quantization for quantization in formats if quantization.weight_bytes < below and not quantization.experts_only]
+    return sorted(narrower, key=lambda quantization: -round(4 * quantization.weight_bytes))
 
 
 def _shorter(asked: ServingRequest, prediction: ServingPrediction, fits: Callable[[ServingRequest], ServingPrediction]) -> Change | None:
