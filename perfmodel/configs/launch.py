@@ -21,8 +21,6 @@ from perfmodel.foundation.resources import resource_dir
 
 TORCHRUN = "torchrun"
 _IF, _EACH = "=if", "=each "
-#: Programs that start the processes of a node themselves.
-_STARTERS = ("accelerate", "python", "deepspeed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,25 +84,9 @@ def server_named(name: str, engine: str) -> Launcher:
     return known[name]
 
 
-def command_line(program: str, *, nodes: int, per_node: int, has_flags: bool) -> str:
-    """Return the command that starts a program on the chips of a node, the same for every launcher.
-
-    HEAD_NODE and NODE_RANK are variables of the script or of the environment.
-    """
-    head, command = "${HEAD_NODE:-localhost}", program
-    if not program.startswith(_STARTERS):
-        rendezvous = f" --rdzv_backend c10d --rdzv_endpoint {head}:29500" if nodes > 1 else ""
-        command = f"torchrun --nnodes {nodes} --nproc_per_node {per_node}{rendezvous} {program}"
-    elif program.startswith("accelerate") and nodes > 1:
-        rank = "--machine_rank ${NODE_RANK:-0} --rdzv_backend c10d"  # c10d assigns ranks itself if NODE_RANK is not set
-        rendezvous = f"{rank} --main_process_ip {head} --main_process_port 29500"
-        command = program.replace("accelerate launch", f"accelerate launch {rendezvous}")
-    return f'{command} "${{ARGS[@]}}"' if has_flags else command
-
-
 def launch_file(
     launcher: Launcher,
-    program: str,
+    command: str,
     flags: Sequence[tuple[str, Any, str]],
     *,
     header: Sequence[str],
@@ -113,20 +95,19 @@ def launch_file(
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the files of a job, with the script that starts it last, and notes. Raises InputError if the launcher cannot express the plan.
 
+    command   command that starts the program on the chips of a node, the same for every launcher
     flags     name, value and comment of each option of the program
     header    comments
     configs   name -> text of the files that the program reads
     names     facts of the plan
     """
     names = launch_names(launcher, {**names, "configs": configs or None})
-    nodes = names["nodes"]
     lines = [f"# {line}" for line in header]
     if flags:
         lines += ["ARGS=(", *(f"    {_flag(key, value)}{after(comment)}" for key, value, comment in flags), ")"]
-    lines += launcher.setup if nodes > 1 else []
+    lines += launcher.setup if names["nodes"] > 1 else []
     lines += [launcher.copies] if launcher.copies and configs else []
-    command = command_line(program, nodes=nodes, per_node=names["chips_per_node"], has_flags=bool(flags))
-    lines.append(launcher.prefix + command)
+    lines.append(f'{launcher.prefix}{command} "${{ARGS[@]}}"' if flags else launcher.prefix + command)
     if launcher.document is None:
         text = "\n".join(["#!/bin/bash", *(filled(line, names) for line in launcher.header), *lines]) + "\n"
     else:

@@ -179,7 +179,7 @@ def _table(name: str, content: Mapping[str, Any]) -> FrameworkTable:
         derive=[(fact, expression) for entry in derive for fact, expression in entry.items()],
         outputs=[WrittenFile(**output) for output in outputs],
         launch=content.get("launch", ""),
-        let=content.get("let", {}),
+        let={**common["let"], **content.get("let", {})},
         **{part: rules_in(content, part) for part in ("notes", "refused", "cannot", "lossy")},
     )
 

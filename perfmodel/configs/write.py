@@ -65,8 +65,8 @@ def write_config(
             flags = [(f"{key}=", value, comment) for key, value, comment in lines]
         else:
             files[filled(output.name, names)] = _text(output, lines, header, names)
-    program = filled(table.launch, names)
-    files, notes = launch_file(launched_by, program, flags, header=header, configs=files, names=names)
+    command = filled(table.launch, names, 1000)
+    files, notes = launch_file(launched_by, command, flags, header=header, configs=files, names=names)
     return ExportedPlan(framework=table.framework, files=files, options=options, notes=(*sentences(table.lossy, names), *notes))
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import InputError, one_line
+from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.values import read_integer, several
 from perfmodel.foundation.words import words_of
 from perfmodel.hardware.cluster import Cluster
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 #: Fields that a verb accepts where a configuration lacks them.
 _ASKED = ("model", "chips", "nodes", "global_batch", "batch_tokens", "seq_len")
+_PLAN_KEYS = {"schema_version", "layout", "job", "rule_set"}
 _CONFIGS = (".toml", ".json", ".py", ".sh", ".txt", ".sbatch", ".slurm", ".bash")
 
 
@@ -59,10 +60,6 @@ class Start:
         }
 
 
-_PLAN_KEYS = ("schema_version", "layout", "job", "rule_set")
-_PLAN_KEY = re.compile(rf"^(?:{'|'.join(_PLAN_KEYS)}):", re.MULTILINE)
-
-
 def is_config(path: Plan | Name) -> bool:
     """Return whether a path is a framework's configuration, and not a plan file or the name of a plan."""
     if not isinstance(path, (str, Path)):
@@ -74,13 +71,8 @@ def is_config(path: Plan | Name) -> bool:
         return False
     if not is_file or file.suffix not in (".yaml", ".yml", ".json"):
         return file.suffix in _CONFIGS
-    from perfmodel.foundation.files import read_text, read_yaml
-
     try:
-        # a key at the start of a line is a top-level key: most plan files need not be parsed twice
-        if file.suffix != ".json" and _PLAN_KEY.search(read_text(file, "plan")):
-            return False
-        return not set(_PLAN_KEYS) & set(read_yaml(file))
+        return not _PLAN_KEYS & read_yaml(file).keys()
     except InputError:  # the reader of each kind reports the fault
         return file.suffix == ".json"
 
