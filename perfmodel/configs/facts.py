@@ -5,20 +5,18 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.context_forms import ULYSSES, ULYSSES_RULES
 from perfmodel.parallel.framework_ref import SETTING_NAMES
 from perfmodel.parallel.plan import Plan, plan_facts
 from perfmodel.parallel.recompute_modules import MODULES
 from perfmodel.parallel.stage_cuts import default_stage_layers
+from perfmodel.workload.models import hub_id_of
 
 
-def facts_of_plan(plan: Plan, *, chips_per_node: int, model_id: str) -> dict[str, Any]:
-    """Return the facts of a plan.
-
-    model_id   identifier of the model in the framework: a hub id, or its name
-    """
+def facts_of_plan(plan: Plan, cluster: Cluster) -> dict[str, Any]:
     job, layout, model = plan.job, plan.layout, plan.job.transformer
-    per_node = min(chips_per_node, plan.num_chips)
+    per_node = min(cluster.chips_per_node, plan.num_chips)
     facts: dict[str, Any] = dict.fromkeys((*SETTING_NAMES, "lora_rank", "lora_modules", "base_format", "adapters"))
     facts |= plan_facts(plan) | dict(plan.framework.settings)
     facts |= {
@@ -35,7 +33,10 @@ def facts_of_plan(plan: Plan, *, chips_per_node: int, model_id: str) -> dict[str
         "recompute_modules": [name for name, operators in MODULES.items() if set(operators) <= set(plan.recompute_operators)],
         "fp8": str(job.precision).startswith(("fp8", "mxfp8")),
         "capacity_factor": job.routing.capacity_factor or None,
-        "model_id": model_id,
+        "model_id": hub_id_of(model.name),
+        "chip": cluster.chip.name,
+        "vendor": cluster.chip.vendor,
+        "pools": len(cluster.pools),
         "has_latent": model.latent is not None,
         "has_states": model.mamba is not None or model.delta is not None,
         "dense_layers": sum(kind.count for kind in model.kinds if kind.feed_forward == "dense"),

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from perfmodel.configs.expressions import evaluate, filled
-from perfmodel.configs.tables import FactRule, names_of, rules_in, sentences
+from perfmodel.configs.tables import FactRule, names_of, sentences
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
@@ -56,12 +56,8 @@ class Launcher:
 @lru_cache(maxsize=1)
 def load_launchers() -> Mapping[str, Launcher]:
     """Return every launcher by name."""
-    launchers = {}
-    for path in sorted((resource_dir("strategies") / "launchers").glob("*.yaml")):
-        content = read_yaml(path)
-        rules = {part: rules_in(content, part) for part in ("cannot", "lossy")}
-        launchers[path.stem] = Launcher(name=path.stem, **content | rules)
-    return launchers
+    paths = sorted((resource_dir("strategies") / "launchers").glob("*.yaml"))
+    return {path.stem: Launcher(name=path.stem, **read_yaml(path)) for path in paths}
 
 
 def launcher_named(name: str) -> Launcher:

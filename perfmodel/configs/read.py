@@ -76,9 +76,8 @@ def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> Conf
     harmless: list[str] = []
     by_entry: dict[str, list[str]] = {}
     for key in source.keys:
-        entry = table.entry(key)
-        if entry is not None:
-            by_entry.setdefault(entry[0], []).append(key)
+        if (entry := table.entry(key)) is not None:
+            by_entry.setdefault(entry, []).append(key)
         elif key not in (PROGRAM, ARGUMENT, "python.function") and not key.startswith(("env.", "python.")):
             (harmless if table.is_harmless(key) else unknown).append(key)
     for name, meaning in table.keys.items():  # in the order of the table: later keys are more specific
@@ -94,7 +93,7 @@ def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> Conf
                 read[key] = list(key_facts)[-1]
     read_facts = set(facts)
     facts = {**given, **facts, **({"model": given["model"]} if given.get("model") is not None else {})}
-    _derive(facts, table.defaults.items())
+    _derive(facts, [table.defaults])
     for _ in range(_PASSES):  # until no more facts follow
         before = len(facts)
         _add_model(facts)
@@ -162,13 +161,14 @@ def _facts_of_key(value: object, key: KeyMeaning, facts: Mapping[str, Any]) -> d
 
 
 def _whole_number(value: object) -> int | None:
-    is_whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
-    return int(value) if is_whole and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return int(value) if isinstance(value, int) or value.is_integer() else None
 
 
-def _derive(facts: dict[str, Any], rules: Iterable[tuple[str, str]]) -> None:
+def _derive(facts: dict[str, Any], rules: Iterable[Mapping[str, str]]) -> None:
     """Add each missing fact that the first of its expressions with a value gives."""
-    for name, expression in rules:
+    for name, expression in (item for rule in rules for item in rule.items()):
         if name not in facts and (value := evaluate(expression, facts)) is not None:
             facts[name] = value
 

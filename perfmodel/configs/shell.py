@@ -139,17 +139,10 @@ def _expand(text: str, variables: dict[str, Any]) -> str:
             quote, index = "" if quote else '"', index + 1
         elif char == "\\" and index + 1 < len(text):
             expanded, index = expanded + text[index + 1], index + 2
-        elif char == "$" and text.startswith("$((", index):
+        elif char == "$" and text.startswith(("$(", "${"), index):
+            substituted = _parameter if text[index + 1] == "{" else _command_output
             inside, index = _bracketed(text, index + 1)
-            plain = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: str(variables.get(name[1], name[1])), inside[1:-1])
-            value = evaluate(plain.replace(" / ", " // ").replace("/", "//").replace("////", "//"), {})
-            expanded += "" if value is None else str(int(value) if isinstance(value, (bool, float)) else value)
-        elif char == "$" and text.startswith("$(", index):
-            inside, index = _bracketed(text, index + 1)
-            expanded += _command_output(inside, variables)
-        elif char == "$" and text.startswith("${", index):
-            inside, index = _bracketed(text, index + 1)
-            expanded += _parameter(inside, variables)
+            expanded += substituted(inside, variables)
         elif char == "$" and (name := _NAME.match(text, index + 1)):
             expanded += _text(variables.get(name[0], ""))
             index = name.end()
@@ -172,7 +165,11 @@ def _bracketed(text: str, start: int) -> tuple[str, int]:
 
 
 def _command_output(inside: str, variables: dict[str, Any]) -> str:
-    """Return the output of `$(expr ...)` and `$(echo ...)`; "" for other commands."""
+    """Return the value of `$((...))`, and the output of `$(expr ...)` and `$(echo ...)`; "" for other commands."""
+    if inside.startswith("("):
+        plain = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: str(variables.get(name[1], name[1])), inside[1:-1])
+        value = evaluate(re.sub("/+", "//", plain), {})
+        return "" if value is None else str(int(value) if isinstance(value, (bool, float)) else value)
     name, _, rest = inside.strip().partition(" ")
     expanded = _expand(rest, variables)
     if name == "expr":

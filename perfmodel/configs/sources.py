@@ -119,7 +119,7 @@ def _options(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
         if word.startswith("-") and not re.fullmatch(r"-[\d.]+(e-?\d+)?", word):
             name, equals, value = word.partition("=")
             key = short_options.get(name, name).lstrip("-").replace("-", "_")
-            takes_one = key in ("m", "module") and program[-1:] and program[-1] in starters
+            takes_one = key in ("m", "module") and bool(program) and program[-1] in starters
             values = [value] if equals else list(_values(words[index:], takes_one=takes_one))
             index += 0 if equals or key == "u" else len(values)  # python -u takes no value
             if key == "m" and values:

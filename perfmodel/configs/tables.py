@@ -11,12 +11,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from perfmodel.configs.expressions import evaluate, filled
 from perfmodel.foundation.errors import InputError, bad_field, suggest
 from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
+
+FactRule: TypeAlias = Mapping[str, str]
+"""A condition on facts (`when`), and a sentence with facts in braces (`say`)."""
 
 #: Fields that a table does not inherit from its base.
 _OWN = ("recognise", "outputs", "launch")
@@ -40,14 +43,6 @@ class KeyMeaning:
     def facts(self, meaning: Any) -> Mapping[str, Any]:
         """Return the facts of an entry of `values`."""
         return meaning if isinstance(meaning, Mapping) else {self.to: meaning} if self.to else {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FactRule:
-    """A condition on facts, and a sentence with facts in braces."""
-
-    when: str
-    say: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +74,7 @@ class FrameworkTable:
     name       name of the file in strategies/configs
     framework  name of the framework for users
     profile    assumed execution profile, or serving engine
+    source     documentation of its keys
     recognise  alternatives: keys that must all be present, or `program=PATTERN`
     harmless   patterns of keys without effect on time and memory
     defaults   fact -> expression of the framework's default, if no key sets the fact
@@ -93,19 +89,20 @@ class FrameworkTable:
     name: str
     framework: str
     profile: str
-    serves: bool
-    recognise: Sequence[str]
+    source: str
     keys: Mapping[str, KeyMeaning]
     harmless: Sequence[str]
-    defaults: Mapping[str, str]
-    derive: Sequence[tuple[str, str]]
-    notes: Sequence[FactRule]
-    refused: Sequence[FactRule]
-    cannot: Sequence[FactRule]
-    lossy: Sequence[FactRule]
-    outputs: Sequence[WrittenFile]
-    launch: str
+    derive: Sequence[Mapping[str, str]]
     let: Mapping[str, str]
+    outputs: Sequence[WrittenFile] = ()
+    serves: bool = False
+    recognise: Sequence[str] = ()
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[FactRule] = ()
+    refused: Sequence[FactRule] = ()
+    cannot: Sequence[FactRule] = ()
+    lossy: Sequence[FactRule] = ()
+    launch: str = ""
 
     def can_set(self, fact: str, value: object) -> bool:
         """Return whether a key can give a fact this value."""
@@ -116,11 +113,11 @@ class FrameworkTable:
                 return True
         return False
 
-    def entry(self, key: str) -> tuple[str, KeyMeaning] | None:
+    def entry(self, key: str) -> str | None:
         """Return the table's key for a file's key: the same, or the longest of its last components."""
         parts = key.split(".")
         names = (".".join(parts[start:]) for start in range(len(parts)))
-        return next(((name, self.keys[name]) for name in names if name in self.keys), None)
+        return next((name for name in names if name in self.keys), None)
 
     def is_harmless(self, key: str) -> bool:
         return any(re.search(pattern, key) for pattern in self.harmless)
@@ -165,32 +162,20 @@ def _based(name: str, contents: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
 def _table(name: str, content: Mapping[str, Any]) -> FrameworkTable:
     common = common_rules()
     keys = {**common["launch_keys"], **content.get("keys", {})}
-    derive = (*content.get("derive", ()), *common["derive"])
     outputs = (content["files"][output] if isinstance(output, str) else output for output in content.get("outputs", ()))
-    return FrameworkTable(
-        name=name,
-        framework=content["framework"],
-        profile=content["profile"],
-        serves=content.get("serves", False),
-        recognise=content.get("recognise", ()),
-        keys={key: _key(entry) for key, entry in keys.items()},
-        harmless=(*content.get("harmless", "").split(), *common["harmless"].split()),
-        defaults=content.get("defaults", {}),
-        derive=[(fact, expression) for entry in derive for fact, expression in entry.items()],
-        outputs=[WrittenFile(**output) for output in outputs],
-        launch=content.get("launch", ""),
-        let={**common["let"], **content.get("let", {})},
-        **{part: rules_in(content, part) for part in ("notes", "refused", "cannot", "lossy")},
-    )
-
-
-def rules_in(content: Mapping[str, Any], part: str) -> list[FactRule]:
-    return [FactRule(**entry) for entry in content.get(part, ())]
+    converted = {
+        "keys": {key: _key(entry) for key, entry in keys.items()},
+        "harmless": (*content.get("harmless", "").split(), *common["harmless"].split()),
+        "derive": (*content.get("derive", ()), *common["derive"]),
+        "let": {**common["let"], **content.get("let", {})},
+        "outputs": [WrittenFile(**output) for output in outputs],
+    }
+    return FrameworkTable(name=name, **{part: value for part, value in content.items() if part != "files"} | converted)
 
 
 def sentences(rules: Iterable[FactRule], facts: Mapping[str, Any], width: int = 120) -> tuple[str, ...]:
     """Return the sentences of the rules whose condition the facts meet. width: most characters of a fact."""
-    return tuple(filled(rule.say, facts, width) for rule in rules if evaluate(rule.when, facts))
+    return tuple(filled(rule["say"], facts, width) for rule in rules if evaluate(rule["when"], facts))
 
 
 def names_of(table: str, let: Mapping[str, str], cannot: Iterable[FactRule], facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.configs.facts import facts_of_plan
 from perfmodel.configs.tables import FrameworkTable, load_tables, plain
 from perfmodel.configs.write import write_config
 from perfmodel.foundation.errors import InputError
@@ -19,7 +20,6 @@ from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.request import Request
 from perfmodel.report.advice import Advice, AdvisedChange, OptionChange
 from perfmodel.verbs.configs import Start, overridden_plan, start_from
-from perfmodel.verbs.exporting import facts_in
 from perfmodel.verbs.requests import read_risk
 from perfmodel.verbs.searching import remedies_in, search_in
 from perfmodel.verbs.settable import faster_attention
@@ -197,7 +197,7 @@ def _difference(
     """Return the options in which two plans differ, and notes on options that cannot be written."""
     if table is None or before == after:
         return (), ()
-    facts = [facts_in(setting, plan) for plan in (before, after)]
+    facts = [facts_of_plan(plan, setting.cluster) for plan in (before, after)]
     notes: tuple[str, ...] = ()
     options = [_read_as(plan_facts, start, table) for plan_facts in facts]
     if table.outputs:

@@ -188,7 +188,7 @@ def _check_complete(setup: ConfigSetup, words: Mapping[str, Any], spelled: Calla
 
 def _applicable_knobs(knobs: Mapping[str, Any], model: TransformerConfig) -> dict[str, Any]:
     """Return the knobs that apply to a model: expert knobs only with experts, and none of an axis of degree 1."""
-    idle = () if model.experts is not None else ("ep", "etp", "dispatcher")
-    idle += ("sequence_parallel",) if knobs.get("tp", 1) == 1 else ()
-    idle += ("schedule", "virtual_stages") if knobs.get("pp", 1) == 1 else ()
+    idle = [] if model.experts is not None else ["ep", "etp", "dispatcher"]
+    idle += ["sequence_parallel"] if knobs.get("tp", 1) == 1 else []
+    idle += ["schedule", "virtual_stages"] if knobs.get("pp", 1) == 1 else []
     return {name: value for name, value in knobs.items() if name not in idle}
