@@ -78,10 +78,8 @@ def _module_names(stage_layers: Sequence[int], head: str = "output") -> list[lis
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "ceil": math.ceil,
     "max": max,
-    "min": min,
     "int": int,
     "len": len,
-    "sum": sum,
     "text": str,
     "lower": lambda text: None if text is None else str(text).lower(),
     "split": lambda text: str(text).strip("[]").replace("+", ",").split(",") if not isinstance(text, list) else text,

@@ -47,9 +47,11 @@ def read_python(text: str, *, where: str, wanted: str = "") -> dict[str, Any]:
         base = result.func.id if isinstance(result.func, ast.Name) else ""
         if base in functions and not result.keywords:  # a config that modifies another one of the file
             keys = read_python(text, where=where, wanted=base)
-        keys |= dict(_keywords(result, constants, calls))
+        for keyword in result.keywords:
+            if keyword.arg is not None:
+                keys |= dict(_entries(keyword.arg, keyword.value, constants, calls))
     for name, node in _assigned(function.body, ast.Attribute):  # config.training.steps = 10
-        keys |= dict(_entry(name.partition(".")[2], node, constants, calls, 0))
+        keys |= dict(_entries(name.partition(".")[2], node, constants, calls))
     return {"python.function": function.name, **keys}
 
 
@@ -65,21 +67,20 @@ def _assigned(body: list[ast.stmt], kind: type[ast.expr]) -> Iterator[tuple[str,
             yield ast.unparse(node.targets[0]), node.value
 
 
-def _keywords(call: ast.Call, names: Mapping[str, Any], calls: Mapping[str, ast.expr], prefix: str = "", depth: int = 0) -> Iterator[Any]:
-    for keyword in call.keywords:
-        if keyword.arg is not None:
-            yield from _entry(f"{prefix}{keyword.arg}", keyword.value, names, calls, depth)
-
-
-def _entry(key: str, node: ast.expr, names: Mapping[str, Any], calls: Mapping[str, ast.expr], depth: int) -> Iterator[tuple[str, Any]]:
+def _entries(
+    key: str, node: ast.expr, constants: Mapping[str, Any], calls: Mapping[str, ast.expr], depth: int = 0
+) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys of a value. The value of a call is its only argument or its function; its keywords are below it."""
     if isinstance(node, ast.Name) and isinstance(calls.get(node.id), ast.Call):
         node = calls[node.id]
     if isinstance(node, ast.Call) and depth < _MOST_DEPTH:
         arguments = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
         yield key, arguments[0] if len(arguments) == 1 else ast.unparse(node.func)
-        yield from _keywords(node, names, calls, f"{key}.", depth + 1)
+        for keyword in node.keywords:
+            if keyword.arg is not None:
+                yield from _entries(f"{key}.{keyword.arg}", keyword.value, constants, calls, depth + 1)
         return
     try:
-        yield key, value_of(node, names)
+        yield key, value_of(node, constants)
     except FAULTS:
         yield key, one_line(ast.unparse(node), 80)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from perfmodel.foundation.files import parse_yaml, read_text
 
 PROGRAM, ARGUMENT = "launch.program", "launch.argument"
 _DATA, _PYTHON = (".yaml", ".yml", ".json", ".toml"), ".py"
+_READERS: Mapping[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": json.loads}
 _WHAT = "config or of a launch script (.yaml, .toml, .json, .py, .sh or .txt)"
 _INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
 _ENVIRONMENT = re.compile(r"[A-Z_][A-Z0-9_]*")
@@ -64,17 +66,13 @@ def _keys_of_file(path: Path, wanted: str = "", text: str | None = None) -> dict
     if path.suffix == _PYTHON:
         return read_python(text, where=str(path), wanted=wanted)
     try:
-        if path.suffix == ".toml":
-            import tomllib
-
-            data: Any = tomllib.loads(text)
-        elif path.suffix == ".json":
-            data = json.loads(text)
+        if path.suffix in _READERS:
+            data = _READERS[path.suffix](text)
         else:
             data = parse_yaml(text.replace("!!python/tuple", ""), where=str(path))  # tuples become lists
+    except InputError:
+        raise
     except (ValueError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"{one_line(path, 200)}: is not {path.suffix[1:].upper()} ({one_line(error, 120)}); correct the file") from None
     if not isinstance(data, Mapping):
         raise InputError(f"{one_line(path, 200)}: must hold a mapping of fields at the top; give a config of a framework")
@@ -220,15 +218,15 @@ def _resolved(keys: dict[str, Any], *, where: str) -> dict[str, Any]:
         if match is None:
             return text
         name = match[1].strip()
+        bare, location = name.lstrip("."), f"{one_line(where, 200)}: ${{{one_line(name, 80)}}}"
         if ":" in name:
-            rule = "is filled in by the framework's own resolver when it starts"
-            raise InputError(f"{one_line(where, 200)}: ${{{one_line(name, 80)}}} {rule}; write its value")
-        target = next((keys[candidate] for candidate in (name, name.lstrip(".")) if candidate in keys), None)
-        target = next((entry for key, entry in keys.items() if key.endswith(f".{name.lstrip('.')}")), None) if target is None else target
+            raise InputError(f"{location} is filled in by the framework's own resolver when it starts; write its value")
+        candidates = (name, bare, *(key for key in keys if key.endswith(f".{bare}")))
+        target = next((keys[key] for key in candidates if keys.get(key) is not None), None)
         if target is None or depth > 8:
             if _ENVIRONMENT.fullmatch(name):
                 return text  # a variable of the environment, which is not read: a key that needs it is missing
-            raise InputError(f"{one_line(where, 200)}: ${{{one_line(name, 80)}}} names a key that the file does not have; write its value")
+            raise InputError(f"{location} names a key that the file does not have; write its value")
         resolved = value(target, depth + 1) if isinstance(target, str) else target
         return resolved if match[0] == text.strip() else value(text.replace(match[0], str(resolved)), depth + 1)
 

@@ -7,12 +7,12 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.configs.facts import facts_of_plan
-from perfmodel.configs.tables import FrameworkTable, load_tables, plain
+from perfmodel.configs.tables import FrameworkTable, common_rules, load_tables, plain
 from perfmodel.configs.write import write_config
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.values import optional_share
 from perfmodel.foundation.words import Words, takes
-from perfmodel.parallel.framework_ref import SETTING_NAMES
+from perfmodel.parallel.framework_ref import SETTING_NAMES, framework_named
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.offloads import OFFLOADS
 from perfmodel.parallel.plan import Plan
@@ -28,17 +28,6 @@ from perfmodel.verbs.setting import Name, Setting, annotated, placed, predict_in
 if TYPE_CHECKING:
     from perfmodel.planner.explain import Alternative
 
-#: Settings that often reduce the step time, for frameworks with an option for them.
-SETTINGS_TO_TRY: Mapping[str, bool | str] = {
-    "compile": True,
-    "fused_optimizer": True,
-    "loss": "fused",
-    "fused_rmsnorm": True,
-    "fused_cross_entropy": True,
-    "async_tp": True,
-    "tp_async": True,
-    "gradient_bucketing": True,
-}
 #: Limits of shown single changes and pairs, and of single changes that are combined into pairs.
 MOST_SINGLE, MOST_PAIRS, MOST_IN_PAIRS = 5, 4, 4
 #: Smallest gain of a shown change, as a share of the step time.
@@ -102,8 +91,8 @@ def _table_of(start: Start, setting: Setting) -> FrameworkTable | None:
     tables = load_tables()
     if start.setup is not None:
         return tables[start.setup.table]
-    profile = setting.estimator.profile.name.partition("+")[0]
-    return next((table for table in reversed(list(tables.values())) if table.profile == profile and table.outputs), None)
+    profile = framework_named(setting.estimator.profile.name)
+    return next((table for table in reversed(tables.values()) if table.profile == profile and table.outputs), None)
 
 
 def _helpful(setting: Setting, current: Prediction, table: FrameworkTable | None, rule: Mapping[str, Any]) -> tuple[AdvisedChange, ...]:
@@ -114,11 +103,8 @@ def _helpful(setting: Setting, current: Prediction, table: FrameworkTable | None
         return ()
     single = list(_faster(setting, current, explain(setting.estimator, current.plan, **rule).neighbours))
     single.sort(key=lambda change: change.prediction.step_time)
-    combined = [
-        {**one.changes, **other.changes}
-        for one, other in combinations(single[:MOST_IN_PAIRS], 2)
-        if not set(one.changes) & set(other.changes)
-    ]
+    candidates = combinations((change.changes for change in single[:MOST_IN_PAIRS]), 2)
+    combined = [{**one, **other} for one, other in candidates if not one.keys() & other.keys()]
     pairs = _faster(setting, current, turned_plans(setting.estimator, current, combined, **rule))
     best_times = {frozenset(change.changes.items()): change.prediction.step_time for change in single}
     better = [
@@ -152,12 +138,11 @@ def _with_helpful_settings(best: Prediction, changes: Sequence[AdvisedChange], m
 
 def _faster(setting: Setting, current: Prediction, alternatives: Sequence[Alternative]) -> Iterator[AdvisedChange]:
     for alternative in alternatives:
-        if not alternative.prediction or not alternative.prediction[0].fits:
-            continue
-        gain = 1 - alternative.prediction[0].step_time / current.step_time
-        if gain > LEAST_GAIN or not current.fits:
-            prediction = annotated(alternative.prediction[0], setting)
-            yield AdvisedChange(changes=dict(alternative.knobs), changed=dict(alternative.changed), prediction=prediction, gain=gain)
+        for prediction in alternative.prediction:
+            gain = 1 - prediction.step_time / current.step_time
+            if prediction.fits and (gain > LEAST_GAIN or not current.fits):
+                prediction = annotated(prediction, setting)
+                yield AdvisedChange(changes=dict(alternative.knobs), changed=dict(alternative.changed), prediction=prediction, gain=gain)
 
 
 def _with_settings(
@@ -167,7 +152,7 @@ def _with_settings(
     memory = {name: value for name, value in rule.items() if name != "any_framework"}
     stated = current.plan.framework.settings
     kernel = faster_attention(setting.estimator.profile, setting.estimator.machine)
-    settings = {**SETTINGS_TO_TRY, **({"attention_kernel": kernel} if kernel else {})}
+    settings = {**common_rules()["to_try"], **({"attention_kernel": kernel} if kernel else {})}
     free = {name: value for name, value in settings.items() if name not in stated or name == "attention_kernel"}
     tried = {name: value for name, value in free.items() if table is not None and table.can_set(name, value)}
     for name, value in {**tried, **{name: False for name in OFFLOADS.values() if stated.get(name)}}.items():
