@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.configs.facts import facts_of_plan
 from perfmodel.configs.tables import FrameworkTable, common_rules, load_tables, plain
-from perfmodel.configs.write import write_config
+from perfmodel.configs.write import facts_of_plan, write_config
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.values import optional_share
 from perfmodel.foundation.words import Words, takes

@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from perfmodel.configs.facts import facts_of_plan
 from perfmodel.configs.launch import TORCHRUN
 from perfmodel.configs.tables import FrameworkTable, table_named
-from perfmodel.configs.write import ExportedPlan, write_config
+from perfmodel.configs.write import ExportedPlan, facts_of_plan, write_config
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
 from perfmodel.parallel.plan import Plan, plan_facts

@@ -11,9 +11,8 @@ import pytest
 import yaml
 
 import perfmodel
-from perfmodel.configs.facts import facts_of_plan
 from perfmodel.configs.tables import load_tables, table_named
-from perfmodel.configs.write import write_config
+from perfmodel.configs.write import facts_of_plan, write_config
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.request import Request

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from perfmodel.configs.expressions import evaluate
-from perfmodel.configs.facts import facts_of_plan
 from perfmodel.configs.tables import load_tables, table_named
-from perfmodel.configs.write import write_config
+from perfmodel.configs.write import facts_of_plan, write_config
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.verbs.exporting import write_export
