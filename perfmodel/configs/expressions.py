@@ -19,7 +19,7 @@ from perfmodel.parallel.layout import shorter_ends_stage_layers
 from perfmodel.workload.models import list_models, load_model
 
 _MOST_DIGITS = 40
-_BINARY: Mapping[type, Callable[[Any, Any], Any]] = {
+_OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: lambda left, right: _number(left) * _number(right),
@@ -27,8 +27,6 @@ _BINARY: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
     ast.Pow: lambda base, exponent: _number(base) ** min(_number(exponent), 64),
-}
-_COMPARED: Mapping[type, Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -84,8 +82,8 @@ def value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
             return [value(element) for element in node.elts]
         case ast.Dict(keys=keys) if None not in keys:
             return {value(key): value(entry) for key, entry in zip(keys, node.values, strict=True) if key is not None}
-        case ast.BinOp(op=op) if type(op) in _BINARY:
-            return _checked(_BINARY[type(op)](value(node.left), value(node.right)))
+        case ast.BinOp(op=op) if type(op) in _OPERATORS:
+            return _checked(_OPERATORS[type(op)](value(node.left), value(node.right)))
         case ast.UnaryOp(op=ast.USub()):
             return -value(node.operand)
         case ast.UnaryOp(op=ast.Not()):
@@ -100,7 +98,7 @@ def value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
         case ast.Compare():
             left = value(node.left)
             for comparison, right in zip(node.ops, map(value, node.comparators), strict=True):
-                if not _COMPARED[type(comparison)](left, right):
+                if not _OPERATORS[type(comparison)](left, right):
                     return False
                 left = right
             return True

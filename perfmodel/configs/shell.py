@@ -7,7 +7,7 @@ loops are read in order, as if each ran once. The output of other commands is un
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,8 @@ _PREFIX = re.compile(r"[A-Za-z_]\w*=")
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?]")
 _BRACED = re.compile(r"!?([A-Za-z_]\w*|[0-9@*#?])(\[[@*0-9]*\])?(?:(:?[-=+?])(.*))?$", re.DOTALL)
 _KEYWORDS = re.compile(r"(?:if|elif|then|else|fi|for|while|until|do|done|case|esac|function)\b|\{|\}|\[\[?\s")
-_SEPARATORS = ("&&", "||", ";", "|", "&", "\n")
+_SEPARATOR = re.compile(r"&&|\|\||[;|\n]|(?<!>)&")  # of statements; `&` in `2>&1` is none
+_SPACE = re.compile(r"\s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,7 @@ def read_script(text: str) -> list[ShellCommand]:
     """Return the commands of a script in order."""
     variables: dict[str, Any] = {}
     commands = []
-    for statement in filter(None, map(str.strip, _scan(re.sub(r"\\\r?\n", " ", text), _separator, comments=True))):
+    for statement in filter(None, map(str.strip, _scan(re.sub(r"\\\r?\n", " ", text), _SEPARATOR, comments=True))):
         statement = re.sub(r"^(?:then|else|do)\s+", "", statement)
         for name, default in re.findall(r"^:\s+\"?\$\{([A-Za-z_]\w*):?=(.*)\}\"?$", statement):
             variables.setdefault(name, default)
@@ -57,11 +58,8 @@ def _elements(value: Any) -> list[str]:
     return value if isinstance(value, list) else [value]
 
 
-def _scan(text: str, separator: Callable[[str, int], str], *, comments: bool) -> Iterator[str]:
-    """Yield the pieces between separators; quotes, arrays and substitutions are not split.
-
-    separator   (text, index) -> separator that begins at the index, or ""
-    """
+def _scan(text: str, separator: re.Pattern[str], *, comments: bool) -> Iterator[str]:
+    """Yield the pieces between separators; quotes, arrays and substitutions are not split."""
     current, depth, index, quote = "", 0, 0, ""
     while index < len(text):
         char = text[index]
@@ -81,19 +79,13 @@ def _scan(text: str, separator: Callable[[str, int], str], *, comments: bool) ->
             depth += 1
         elif char in ")}" and depth:
             depth -= 1
-        elif not depth and (mark := separator(text, index)):
+        elif not depth and (mark := separator.match(text, index)):
             yield current
-            current, index = "", index + len(mark)
+            current, index = "", mark.end()
             continue
         current += char
         index += 1
     yield current
-
-
-def _separator(text: str, index: int) -> str:
-    """Return the separator of statements at the index, or ""; `&` in `2>&1` is none."""
-    mark = next((mark for mark in _SEPARATORS if text.startswith(mark, index)), "")
-    return "" if mark == "&" and text[index - 1 : index] == ">" else mark
 
 
 def _command(statement: str, variables: dict[str, Any]) -> ShellCommand:
@@ -112,7 +104,7 @@ def _command(statement: str, variables: dict[str, Any]) -> ShellCommand:
 
 def _words(text: str) -> Iterator[str]:
     """Yield the words of a statement before expansion, with their quotes."""
-    yield from filter(None, _scan(text, lambda text, index: text[index] if text[index].isspace() else "", comments=False))
+    yield from filter(None, _scan(text, _SPACE, comments=False))
 
 
 def _fields(raw: str, variables: dict[str, Any]) -> list[str]:

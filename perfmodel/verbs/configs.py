@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.values import read_integer, several
-from perfmodel.foundation.words import words_of
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan, plan_facts
 from perfmodel.parallel.request import Request
-from perfmodel.verbs.requests import make_requests, needs_chips, predict_requests, setting_of_request
+from perfmodel.verbs.requests import absent_fields, make_requests, needs_chips, predict_requests, setting_of_request
 from perfmodel.verbs.setting import Name, load_plan, placed, plan_in, setting_of_plan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.models import load_model
@@ -170,13 +169,9 @@ def _plan_of(setup: ConfigSetup, cluster: Any, given: Mapping[str, Any], profile
 
 def _check_complete(setup: ConfigSetup, words: Mapping[str, Any], spelled: Callable[[str], str]) -> None:
     """Raise InputError with the flags of fields that neither the configuration nor the request has."""
-    either = {"chips": "nodes", "global_batch": "batch_tokens"}
-    needed = [name for name, word in words_of(Request).items() if word.missing]
-    absent = [name for name in needed if name not in words and either.get(name, name) not in words]
-    if "cluster" in words and not needs_chips(words["cluster"]):
-        absent = [name for name in absent if name != "chips"]
-    if "chips" in absent and {"micro_batch", "accumulation"} <= setup.facts.keys():
-        absent = [name for name in absent if name != "global_batch"]  # it follows from the chips
+    absent = absent_fields({name: [value] for name, value in words.items()})
+    if "chips" in absent and setup.facts.keys() >= {"micro_batch", "accumulation"}:
+        absent.pop("global_batch", None)  # it follows from the chips
     if not absent:
         return
     sizes = {name.removeprefix("model.") for name in setup.facts if name.startswith("model.")}
