@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from perfmodel.configs.expressions import evaluate, filled
+from perfmodel.configs.expressions import evaluate
 from perfmodel.configs.sources import ARGUMENT, PROGRAM, ConfigKeys, read_source
 from perfmodel.configs.tables import FrameworkTable, KeyMeaning, load_tables, plain, sentences
 from perfmodel.foundation.errors import InputError, one_line
@@ -71,7 +71,6 @@ def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> Conf
     table, given = _recognised(source), given or {}
     facts: dict[str, Any] = {}
     read: dict[str, str] = {}
-    notes: list[str] = []
     unknown: list[str] = []
     harmless: list[str] = []
     by_entry: dict[str, list[str]] = {}
@@ -83,8 +82,6 @@ def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> Conf
     for name, meaning in table.keys.items():  # in the order of the table: later keys are more specific
         for key in reversed(by_entry.get(name, ())):  # the launch line comes first and overrides files
             value = source.keys[key]
-            if meaning.note and value not in (*_PLACEHOLDERS, False):
-                notes.append(filled(meaning.note, {**facts, "value": value, "key": key}, _WIDTH))
             key_facts = _facts_of_key(value, meaning, facts)
             if key_facts is None:
                 unknown.append(f"{key}={one_line(value, 40)}")
@@ -102,7 +99,7 @@ def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> Conf
             break
     for sentence in sentences(table.refused, facts, _WIDTH):
         raise InputError(f"{one_line(source.path, 200)}: {sentence}")
-    notes += sentences(table.notes, facts, _WIDTH)
+    notes = sentences(table.notes, facts, _WIDTH)
     request, knobs = _words(facts, table)
     shown = {*words_of(ServingRequest)} if table.serves else {*words_of(Request), *words_of(Knobs), *SETTING_NAMES}
     shown -= read_facts | given.keys()

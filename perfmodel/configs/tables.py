@@ -32,13 +32,11 @@ class KeyMeaning:
     to       fact that has its value; empty: `values` name the facts
     values   value in lower case -> value of the fact, or several facts; None: no effect on time or memory
     formula  expression of `value` and the other facts, in place of the value
-    note     sentence for a value with an effect that is not predicted
     """
 
     to: str = ""
     values: Mapping[str, Any] | None = None
     formula: str = ""
-    note: str = ""
 
     def facts(self, meaning: Any) -> Mapping[str, Any]:
         """Return the facts of an entry of `values`."""
@@ -52,7 +50,6 @@ class WrittenFile:
     name    name of the file; {stem} is the requested name without its ending
     form    toml, yaml, json or python; of the launch line flags, arguments (truth values are written) or overrides (key=value)
     keys    key -> expression of its value; None leaves the key out
-    always  constant lines of the file, key -> value
     when    condition on the facts under which the file is written
     head    of Python: text before the arguments of the config, with facts in braces
     calls   of Python: section -> function that makes it
@@ -61,7 +58,6 @@ class WrittenFile:
     name: str
     form: str
     keys: Mapping[str, str]
-    always: Mapping[str, Any] = field(default_factory=dict)
     when: str = "True"
     head: str = ""
     calls: Mapping[str, str] = field(default_factory=dict)

@@ -98,7 +98,7 @@ def write_config(
     for output in table.outputs:
         if not evaluate(output.when, names):
             continue
-        lines = [(key, value, "") for key, value in output.always.items()]
+        lines: list[tuple[str, Any, str]] = []
         for key, expression in output.keys.items():
             if expression is not None and (value := evaluate(expression, names)) is not None:
                 lines.append((key, value, "" if isinstance(value, list) else _comment(table.let.get(expression, expression), prediction)))

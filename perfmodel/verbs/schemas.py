@@ -70,7 +70,7 @@ def schema_rows(record: Mapping[str, Any], prefix: str = "", known: Mapping[str,
     known = record.get("$defs", {}) if known is None else known
     for name, field in record.get("properties", {}).items():
         required = name in record.get("required", ())
-        yield {"field": prefix + name, "value": value_words(field, known), "required": required, "meaning": field.get("description", "")}
+        yield {"field": prefix + name, "value": value_words(field), "required": required, "meaning": field.get("description", "")}
         inner, mark = field, ""
         while "$ref" not in inner and ("items" in inner or isinstance(inner.get("additionalProperties"), dict)):
             mark += "[]" if "items" in inner else ".*"
@@ -79,8 +79,8 @@ def schema_rows(record: Mapping[str, Any], prefix: str = "", known: Mapping[str,
         yield from schema_rows(fields, f"{prefix}{name}{mark}.", known)
 
 
-def value_words(field: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    """Return the type of a field in words. known: the records of its schema."""
+def value_words(field: Mapping[str, Any]) -> str:
+    """Return the type of a field in words."""
     if "$ref" in field:
         return "mapping"
     if "enum" in field:
@@ -89,12 +89,12 @@ def value_words(field: Mapping[str, Any], known: Mapping[str, Any]) -> str:
     if "quantity" in field:
         return f"{field['quantity'].replace('_', ' ')}, such as {field['examples'][0]}"
     if field.get("type") == "array" and "items" in field:
-        items = value_words(field["items"], known)
+        items = value_words(field["items"])
         return f"list of {items}{'s' * (items in ('text', 'whole number', 'number', 'mapping'))}"
     if field.get("type") == "object" and isinstance(field.get("additionalProperties"), dict):
-        return f"{value_words(field['additionalProperties'], known)}, by name"
+        return f"{value_words(field['additionalProperties'])}, by name"
     if "anyOf" in field:
-        return " or ".join(value_words(part, known) for part in field["anyOf"] if part.get("type") != "null")
+        return " or ".join(value_words(part) for part in field["anyOf"] if part.get("type") != "null")
     kinds = [field["type"]] if isinstance(field.get("type"), str) else field.get("type", ["anything"])
     words = " or ".join(_WORDS.get(kind, kind) for kind in kinds)
     least, most = field.get("minimum"), field.get("maximum")

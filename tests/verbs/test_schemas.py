@@ -30,7 +30,7 @@ def test_fields_of_a_mapping_follow_it():
     ],
 )
 def test_a_value_in_words(schema, words):
-    assert value_words(schema, {}) == words
+    assert value_words(schema) == words
 
 
 def test_a_kind_that_is_not_known_is_refused():
