@@ -91,7 +91,7 @@ def _table_of(start: Start, setting: Setting) -> FrameworkTable | None:
     if start.setup is not None:
         return tables[start.setup.table]
     profile = framework_named(setting.estimator.profile.name)
-    return next((table for table in reversed(tables.values()) if table.profile == profile and table.outputs), None)
+    return next((table for table in reversed([*tables.values()]) if table.profile == profile and table.outputs), None)
 
 
 def _helpful(setting: Setting, current: Prediction, table: FrameworkTable | None, rule: Mapping[str, Any]) -> tuple[AdvisedChange, ...]:
