@@ -38,9 +38,9 @@ from perfmodel.planner.per_operator.pipeline import PipelineSearch
 from perfmodel.planner.result import SearchResult
 from perfmodel.planner.serving.result import ServingSearchResult
 from perfmodel.planner.sizing import SizedRun as SizedRun, Sizing as Sizing
+from perfmodel.report.advice import Advice
 from perfmodel.report.page import Report as Report
 from perfmodel.validation.judgement import ValidationResult
-from perfmodel.verbs.advice import Advice
 from perfmodel.verbs.doctor import Diagnosis as Diagnosis
 from perfmodel.verbs.limits import Limits
 from perfmodel.verbs.networks import NetworkComparison, ShardResult, Sizes

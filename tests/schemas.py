@@ -49,7 +49,7 @@ def table(kind: str) -> str:
 def _cell(field: dict[str, Any], schema: dict[str, Any]) -> str:
     """Return what a field holds, with the fields of a mapping."""
     if "$ref" not in field:
-        return value_words(field, schema.get("$defs", {}))
+        return value_words(field)
     record = schema["$defs"][field["$ref"].rpartition("/")[2]]
     return f"mapping of {', '.join(f'`{name}`' for name in record['properties'])}"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,22 +17,19 @@ from perfmodel.parallel.request import Request
 from perfmodel.report.document import Block, Document, Facts, Notes, Text
 
 if TYPE_CHECKING:
-    from perfmodel.configs.write import ExportedPlan
-    from perfmodel.verbs.advice import Advice
-
-PlanOrConfig = Annotated[str, typer.Argument(metavar="PLAN|CONFIG", help="A plan file or name, or a framework's config or launch script.")]
-Exportable = Annotated[
-    str,
-    typer.Argument(
-        metavar="PLAN|CONFIG|JSON",
-        help="A plan file or name, a framework's config or launch script; of serving what `serve --json` or `serve --search --json` wrote.",
-    ),
-]
+    from perfmodel.report.advice import Advice
 
 
 @command(assumed=options.STARTED, output=options.PLAIN_OUTPUT)
 def export(
-    plan: Exportable,
+    plan: Annotated[
+        str,
+        typer.Argument(
+            metavar="PLAN|CONFIG|JSON",
+            help="A plan file or name, a framework's config or launch script; "
+            "of serving what `serve --json` or `serve --search --json` wrote.",
+        ),
+    ],
     *,
     to: Annotated[
         str,
@@ -84,26 +81,23 @@ def export(
             rule = f"{exported.framework} is written as files that end in {', '.join(endings)}"
             raise bad_field("out", out, rule, f"write {out.with_suffix(endings[-1])}")
         write_export(exported, out.parent)
-    show(Document(content=lambda: _exported_object(exported), blocks=lambda: _exported_blocks(exported, notes, out)), output)
 
+    def blocks() -> Iterator[Block]:
+        if out is None:
+            for name, text in exported.files.items():
+                yield Text(f"{name}:", apart=True)
+                yield Text(text.rstrip("\n"), wraps=False)
+        else:
+            yield Text(f"{exported.framework}: {', '.join(str(out.parent / name) for name in exported.files)}")
+        yield Notes([*exported.notes, *notes])
 
-def _exported_object(exported: ExportedPlan) -> dict[str, Any]:
-    return {"framework": exported.framework, "files": dict(exported.files), "notes": list(exported.notes)}
-
-
-def _exported_blocks(exported: ExportedPlan, read: list[str], out: Path | None) -> Iterator[Block]:
-    if out is None:
-        for name, text in exported.files.items():
-            yield Text(f"{name}:", apart=True)
-            yield Text(text.rstrip("\n"), wraps=False)
-    else:
-        yield Text(f"{exported.framework}: {', '.join(str(out.parent / name) for name in exported.files)}")
-    yield Notes([*exported.notes, *read])
+    content = {"framework": exported.framework, "files": exported.files, "notes": exported.notes}
+    show(Document(content=lambda: content, blocks=blocks), output)
 
 
 @command(assumed=options.STARTED, chip=options.ChipWords, output=options.OUTPUT)
 def advise(
-    plan: PlanOrConfig,
+    plan: Annotated[str, typer.Argument(metavar="PLAN|CONFIG", help="A plan file or name, or a framework's config or launch script.")],
     *,
     assumed: Request,
     chip: options.ChipWords,
@@ -120,9 +114,8 @@ def advise(
     from perfmodel.verbs.advice import advise_on
     from perfmodel.verbs.configs import start_from
 
-    assumed = replace(
-        assumed, cluster=options.single_value(options.with_chip([assumed.cluster] if assumed.cluster else [], chip), "cluster")
-    )
+    clusters = options.with_chip([assumed.cluster] if assumed.cluster else [], chip)
+    assumed = replace(assumed, cluster=options.single_value(clusters, "cluster"))
     start = start_from(plan, assumed, spelled=flag)
     with Progress("advise") as progress:
         advice = advise_on(start, assumed, any_framework=any_framework, spelled=flag, progress=progress.share)

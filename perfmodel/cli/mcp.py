@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from perfmodel.cli.words import command, flag
+from perfmodel.cli.words import command
 from perfmodel.foundation.errors import InputError, bad_field, suggest
 
 if TYPE_CHECKING:
@@ -65,15 +65,12 @@ def make_server() -> Server[Any]:
     from perfmodel import __version__
 
     async def list_tools(context: object, params: PaginatedRequestParams | None) -> ListToolsResult:
+        schemas = {verb: tool_schema(verb) for verb in TOOLS}
+        closed = ToolAnnotations(open_world_hint=False)
         return ListToolsResult(
             tools=[
-                Tool(
-                    name=verb,
-                    description=content["summary"],
-                    input_schema=content["input"],
-                    annotations=ToolAnnotations(open_world_hint=False),
-                )
-                for verb, content in ((verb, tool_schema(verb)) for verb in TOOLS)
+                Tool(name=verb, description=content["summary"], input_schema=content["input"], annotations=closed)
+                for verb, content in schemas.items()
             ]
         )
 
@@ -109,13 +106,10 @@ def command_line(tool: str, given: Mapping[str, Any]) -> list[str]:
     Options are written --name=value, so that no value is read as an option.
     Raise InputError for a tool or argument that is unknown, missing, or of the wrong type.
     """
-    from perfmodel.cli.app import command_of
-
     if tool not in TOOLS:
         raise bad_field("tool", tool, f"is not known{suggest(tool, TOOLS)}", f"use {', '.join(TOOLS)}")
     content = tool_schema(tool)
     properties, options = content["input"]["properties"], set(content["options"])
-    opposite = {flag(entry.name)[2:]: entry.secondary_opts[0] for entry in command_of(tool).params if entry.secondary_opts}
     for name in content["input"]["required"]:
         if name not in given:
             raise InputError(f"{name}: {tool} needs it; {properties[name]['description']}")
@@ -124,15 +118,16 @@ def command_line(tool: str, given: Mapping[str, Any]) -> list[str]:
     for name, value in ({"format": _FORMATS[0]} | dict(given)).items():
         if name not in properties:
             raise bad_field("argument", name, f"{tool} has none of this name{suggest(name, properties)}", f"use {', '.join(properties)}")
-        if value is None or (value is False and name not in opposite):
+        has_negation = properties[name]["type"] == "boolean" and "default" not in properties[name]
+        if value is None or (value is False and not has_negation):
             continue
         values = value if isinstance(value, list) else [value]
         if any(isinstance(entry, (list, dict)) for entry in values):
             raise bad_field(name, json.dumps(value), "must be text, a number, true or a list of these", "write it as on the command line")
-        if isinstance(value, bool) and name in options:
-            written.append(f"--{name}" if value else opposite[name])
-        elif name in options:
-            written += [f"--{name}={entry}" for entry in values]
-        else:
+        if name not in options:
             positional += [str(entry) for entry in values]
+        elif isinstance(value, bool):
+            written.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            written += [f"--{name}={entry}" for entry in values]
     return [tool, *written, "--", *positional]

@@ -11,6 +11,7 @@ from perfmodel.cli import options
 from perfmodel.cli.output import Output, show
 from perfmodel.cli.words import command, flag
 from perfmodel.foundation.errors import InputError
+from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.request import Request
 from perfmodel.report.document import Document
 
@@ -39,11 +40,10 @@ def report(
             raise InputError("plans: a search is a page by itself; give its file alone")
         page = write_report(plans[0], out=out)
     else:
-        starts = [start_from(path, assumed, spelled=flag) for path in plans]
-        overridden = [overridden_plan(start.plan, assumed, spelled=flag) for start in starts]
-        unchanged = [
-            path if plan == start.plan and start.setup is None else plan
-            for path, plan, start in zip(plans, overridden, starts, strict=True)
-        ]
-        page = write_report(unchanged, out=out)
+        shown: list[str | Plan] = []
+        for path in plans:
+            start = start_from(path, assumed, spelled=flag)
+            plan = overridden_plan(start.plan, assumed, spelled=flag)
+            shown.append(path if plan == start.plan and start.setup is None else plan)
+        page = write_report(shown, out=out)
     show(Document(content=lambda: report_object(page, str(out)), blocks=lambda: report_blocks(page, str(out))), output)

@@ -9,12 +9,13 @@ import typer
 
 from perfmodel.cli.words import command
 from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.web.endpoints import DEFAULT_PORT, PageServer
 
 
 @command()
 def web(
     *,
-    port: Annotated[int, typer.Option("--port", metavar="N", help="Port of 127.0.0.1 to listen on; 0: a free one.")] = 8517,
+    port: Annotated[int, typer.Option("--port", metavar="N", help="Port of 127.0.0.1 to listen on; 0: a free one.")] = DEFAULT_PORT,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address only; open no browser.")] = False,
     static: Annotated[
         Path | None,
@@ -32,7 +33,6 @@ def web(
     import webbrowser
     from threading import Thread
 
-    from perfmodel.web.endpoints import PageServer
     from perfmodel.web.site import write_site
 
     if static is not None:
@@ -45,7 +45,7 @@ def web(
     if pyodide:
         raise InputError("--pyodide: is for a page of files; give it with --static FOLDER")
     if not 0 <= port < 65536:
-        raise bad_field("port", port, "must be from 0 to 65535", "write --port 8517, or --port 0 for a free one")
+        raise bad_field("port", port, "must be from 0 to 65535", f"write --port {DEFAULT_PORT}, or --port 0 for a free one")
     with PageServer(port) as server:
         print(f"perfmodel web: {server.url} (Ctrl-C ends it)", flush=True)
         if not no_browser:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from perfmodel.configs.tables import entry_points
+from perfmodel.configs.tables import common_rules
 
 _ENGINES = ("docker", "podman", "nerdctl")
 _IMAGE = re.compile(r"[\w][\w.-]*(?::\d+)?(?:/[\w.-]+)+(?::[\w.-]+)?(?:@sha256:[0-9a-f]+)?")
@@ -19,5 +19,5 @@ def command_inside(words: Sequence[str]) -> list[str]:
     for index in range(start + 2, len(words)):
         if _IMAGE.fullmatch(words[index]):
             name = re.split(r"[:@]", words[index].rpartition("/")[2])[0]
-            return [*entry_points().get(name, "").split(), *words[index + 1 :]]
+            return [*common_rules()["entry_points"].get(name, "").split(), *words[index + 1 :]]
     return list(words)

@@ -1,18 +1,25 @@
-"""Evaluator of expressions in config tables, shell scripts and Python configs: arithmetic, comparisons, a few functions; no execution."""
+"""Evaluator of expressions in config tables, shell scripts and Python configs: arithmetic, comparisons, a few functions; no execution.
+
+Functions find models by name, and read and write the notation of frameworks for stages and adapters.
+"""
 
 from __future__ import annotations
 
 import ast
 import math
 import operator
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from perfmodel.foundation.errors import bad_field, one_line
+from perfmodel.configs.adapter_targets import adapter_targets, peft_targets
+from perfmodel.foundation.errors import InputError, one_line
+from perfmodel.parallel.layout import shorter_ends_stage_layers
+from perfmodel.workload.models import list_models, load_model
 
 _MOST_DIGITS = 40
-_BINARY: Mapping[type, Callable[[Any, Any], Any]] = {
+_OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: lambda left, right: _number(left) * _number(right),
@@ -20,8 +27,6 @@ _BINARY: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
     ast.Pow: lambda base, exponent: _number(base) ** min(_number(exponent), 64),
-}
-_COMPARED: Mapping[type, Callable[[Any, Any], bool]] = {
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -31,47 +36,42 @@ _COMPARED: Mapping[type, Callable[[Any, Any], bool]] = {
     ast.In: lambda item, items: item in items,
     ast.NotIn: lambda item, items: item not in items,
 }
-_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "ceil": math.ceil,
-    "max": max,
-    "min": min,
-    "int": int,
-    "len": len,
-    "sum": sum,
-    "text": str,
-    "joined": lambda separator, items: separator.join(map(str, items)),
-    "list_of": lambda count, item: [item] * min(count, 4096),
-}
 
 
-class Unknown(Exception):
-    """A name of the expression has no value."""
+class Unknown(ValueError):
+    """A name of the expression has no value, or a node is not arithmetic."""
 
 
-def evaluate(expression: str, names: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]] = _FUNCTIONS) -> Any:
+#: Errors of `value_of`.
+FAULTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+
+
+def evaluate(expression: str, names: Mapping[str, Any]) -> Any:
     """Return the value of an expression, or None if a required name has no value.
 
     `and`, `or` and `==` treat names without a value as None; arithmetic does not.
     """
     try:
-        return value_of(_parsed(expression), names, {**_FUNCTIONS, **functions})
-    except (Unknown, ArithmeticError, TypeError, ValueError, LookupError, AttributeError):
+        return value_of(_parsed(expression), names)
+    except (SyntaxError, RecursionError, *FAULTS):
         return None
+
+
+def filled(text: str, names: Mapping[str, Any], width: int = 120) -> str:
+    """Return the text with the values of the expressions in its braces. width: most characters of a value."""
+    return re.sub(r"\{([^{}]+)\}", lambda match: one_line(evaluate(match[1], names), width), text)
 
 
 @lru_cache(maxsize=4096)
 def _parsed(expression: str) -> ast.expr:
-    try:
-        return ast.parse(expression.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError):
-        raise bad_field("expression", one_line(expression, 80), "is no arithmetic", "correct it") from None
+    return ast.parse(expression.strip(), mode="eval").body
 
 
-def value_of(node: ast.expr, names: Mapping[str, Any], functions: Mapping[str, Callable[..., Any]] = _FUNCTIONS) -> Any:
-    """Return the value of a parsed expression. Raises Unknown for a node that is not arithmetic."""
+def value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    """Return the value of a parsed expression. Raises one of `FAULTS`."""
 
     def value(operand: ast.expr) -> Any:
-        return value_of(operand, names, functions)
+        return value_of(operand, names)
 
     match node:
         case ast.Constant():
@@ -82,8 +82,8 @@ def value_of(node: ast.expr, names: Mapping[str, Any], functions: Mapping[str, C
             return [value(element) for element in node.elts]
         case ast.Dict(keys=keys) if None not in keys:
             return {value(key): value(entry) for key, entry in zip(keys, node.values, strict=True) if key is not None}
-        case ast.BinOp(op=op) if type(op) in _BINARY:
-            return _checked(_BINARY[type(op)](value(node.left), value(node.right)))
+        case ast.BinOp(op=op) if type(op) in _OPERATORS:
+            return _checked(_OPERATORS[type(op)](value(node.left), value(node.right)))
         case ast.UnaryOp(op=ast.USub()):
             return -value(node.operand)
         case ast.UnaryOp(op=ast.Not()):
@@ -98,16 +98,14 @@ def value_of(node: ast.expr, names: Mapping[str, Any], functions: Mapping[str, C
         case ast.Compare():
             left = value(node.left)
             for comparison, right in zip(node.ops, map(value, node.comparators), strict=True):
-                if type(comparison) not in _COMPARED:
-                    raise Unknown
-                if not _COMPARED[type(comparison)](left, right):
+                if not _OPERATORS[type(comparison)](left, right):
                     return False
                 left = right
             return True
         case ast.IfExp():
             return value(node.body if value(node.test) else node.orelse)
-        case ast.Call(func=ast.Name(id=name), keywords=[]) if name in functions:
-            return functions[name](*map(value, node.args))
+        case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:
+            return _FUNCTIONS[name](*map(value, node.args))
         case ast.Subscript():
             return value(node.value)[value(node.slice)]
     raise Unknown
@@ -126,3 +124,91 @@ def _checked(result: object) -> Any:
     if isinstance(result, (str, list)) and len(result) > 1 << 16:
         raise Unknown
     return result
+
+
+# --- functions of expressions ---------------------------------------------------------------------------------------------
+
+
+def _shipped(*parts: Any) -> str | None:
+    """Return the shipped model with the name of these parts; of a path the last component counts."""
+    known = {re.sub(r"[^a-z0-9]", "", name): name for name in list_models()}
+    text = "".join(str(part).rstrip("/").rpartition("/")[2] for part in parts if part is not None).lower()
+    text = re.sub(r"[^a-z0-9]", "", text)
+    while text not in known:
+        shorter = re.sub(r"(hf|instruct|base|chat|thinking|fp8|bf16|fp16|25\d\d|v01|it|pt)$", "", text)
+        shorter = re.sub(r"^meta(?=llama)", "", shorter) if shorter == text else shorter
+        if shorter == text:
+            return None
+        text = shorter
+    return known[text]
+
+
+def _hub(name: object) -> str | None:
+    """Return a hub id or path unchanged if its model is known; else the shipped model of this name, if there is one."""
+    text = str(name)
+    try:
+        load_model(text)
+    except InputError:
+        return _shipped(text) or text
+    return text
+
+
+def _first_group(pattern: str, text: object) -> str | None:
+    """Return the first group of a pattern in a text."""
+    match = re.search(pattern, str(text), re.IGNORECASE)
+    return match[1] if match else None
+
+
+def _layout(text: str) -> list[int]:
+    """Return the layers of each stage of Megatron's layout: `Et*7|t*9|t*9|t*7L`."""
+    expanded = re.sub(r"\(([^()]*)\)\*(\d{1,3})", lambda match: match[1] * int(match[2]), text)
+    expanded = re.sub(r"([a-zA-Z])\*(\d{1,4})", lambda match: match[1] * int(match[2]), expanded)
+    return [stage.count("t") for stage in expanded.split("|")]
+
+
+def _megatron_layout(stage_layers: Sequence[int]) -> str:
+    """Return Megatron's layout of stages: `Et*7|t*9|t*7L`."""
+    stages = [f"t*{count}" if count else "" for count in stage_layers]
+    return f"E{'|'.join(stages)}L"
+
+
+def _module_layers(names: object) -> list[int] | None:
+    """Return the layers of each stage of torchtitan's module_fqns_per_model_part."""
+    if not isinstance(names, list) or not all(isinstance(stage, list) for stage in names):
+        return None
+    return [sum(str(name).startswith("layers.") for name in stage) for stage in names]
+
+
+def _module_names(stage_layers: Sequence[int], head: str = "output") -> list[list[str]]:
+    """Return torchtitan's modules of each stage: embedding first, norm and head last."""
+    modules: list[list[str]] = []
+    layer = 0
+    for count in stage_layers:
+        modules.append([f"layers.{index}" for index in range(layer, layer + count)])
+        layer += count
+    modules[0].insert(0, "tok_embeddings")
+    modules[-1] += ["norm", head]
+    return modules
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "ceil": math.ceil,
+    "max": max,
+    "int": int,
+    "len": len,
+    "text": str,
+    "lower": lambda text: None if text is None else str(text).lower(),
+    "split": lambda text: str(text).strip("[]").replace("+", ",").split(",") if not isinstance(text, list) else text,
+    "joined": lambda separator, items: separator.join(map(str, items)),
+    "list_of": lambda count, item: [item] * min(count, 4096),
+    "found": _first_group,
+    "shipped": _shipped,
+    "hub": _hub,
+    "layout": _layout,
+    "megatron_layout": _megatron_layout,
+    "module_layers": _module_layers,
+    "module_names": _module_names,
+    "split_with_ends": lambda layers, stages: list(shorter_ends_stage_layers(layers, stages)),
+    "adapter_targets": adapter_targets,
+    "peft_targets": peft_targets,
+}

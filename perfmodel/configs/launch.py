@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from perfmodel.configs.expressions import evaluate
-from perfmodel.configs.tables import FactRule
-from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.configs.expressions import evaluate, filled
+from perfmodel.configs.tables import FactRule, names_of, sentences
+from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
 
 TORCHRUN = "torchrun"
 _IF, _EACH = "=if", "=each "
-#: Programs that start the processes of a node themselves.
-_STARTERS = ("accelerate", "python", "deepspeed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +56,8 @@ class Launcher:
 @lru_cache(maxsize=1)
 def load_launchers() -> Mapping[str, Launcher]:
     """Return every launcher by name."""
-    launchers = {}
-    for path in sorted((resource_dir("strategies") / "launchers").glob("*.yaml")):
-        content = read_yaml(path)
-        cannot, lossy = ([FactRule(**rule) for rule in content.pop(name, ())] for name in ("cannot", "lossy"))
-        launchers[path.stem] = Launcher(name=path.stem, cannot=cannot, lossy=lossy, **content)
-    return launchers
+    paths = sorted((resource_dir("strategies") / "launchers").glob("*.yaml"))
+    return {path.stem: Launcher(name=path.stem, **read_yaml(path)) for path in paths}
 
 
 def launcher_named(name: str) -> Launcher:
@@ -86,25 +80,9 @@ def server_named(name: str, engine: str) -> Launcher:
     return known[name]
 
 
-def command_line(program: str, *, nodes: int, per_node: int, has_flags: bool) -> str:
-    """Return the command that starts a program on the chips of a node, the same for every launcher.
-
-    HEAD_NODE and NODE_RANK are variables of the script or of the environment.
-    """
-    head, command = "${HEAD_NODE:-localhost}", program
-    if not program.startswith(_STARTERS):
-        rendezvous = f" --rdzv_backend c10d --rdzv_endpoint {head}:29500" if nodes > 1 else ""
-        command = f"torchrun --nnodes {nodes} --nproc_per_node {per_node}{rendezvous} {program}"
-    elif program.startswith("accelerate") and nodes > 1:
-        rank = "--machine_rank ${NODE_RANK:-0} --rdzv_backend c10d"  # c10d assigns ranks itself if NODE_RANK is not set
-        rendezvous = f"{rank} --main_process_ip {head} --main_process_port 29500"
-        command = program.replace("accelerate launch", f"accelerate launch {rendezvous}")
-    return f'{command} "${{ARGS[@]}}"' if has_flags else command
-
-
 def launch_file(
     launcher: Launcher,
-    program: str,
+    command: str,
     flags: Sequence[tuple[str, Any, str]],
     *,
     header: Sequence[str],
@@ -113,26 +91,25 @@ def launch_file(
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the files of a job, with the script that starts it last, and notes. Raises InputError if the launcher cannot express the plan.
 
+    command   command that starts the program on the chips of a node, the same for every launcher
     flags     name, value and comment of each option of the program
     header    comments
     configs   name -> text of the files that the program reads
     names     facts of the plan
     """
     names = launch_names(launcher, {**names, "configs": configs or None})
-    nodes = names["nodes"]
     lines = [f"# {line}" for line in header]
     if flags:
         lines += ["ARGS=(", *(f"    {_flag(key, value)}{after(comment)}" for key, value, comment in flags), ")"]
-    lines += launcher.setup if nodes > 1 else []
+    lines += launcher.setup if names["nodes"] > 1 else []
     lines += [launcher.copies] if launcher.copies and configs else []
-    command = command_line(program, nodes=nodes, per_node=names["chips_per_node"], has_flags=bool(flags))
-    lines.append(launcher.prefix + command)
+    lines.append(f'{launcher.prefix}{command} "${{ARGS[@]}}"' if flags else launcher.prefix + command)
     if launcher.document is None:
         text = "\n".join(["#!/bin/bash", *(filled(line, names) for line in launcher.header), *lines]) + "\n"
     else:
         text = manifest(launcher, {**names, "script": "\n".join(lines) + "\n"}, header=header[:2])
     files = {} if launcher.embeds else dict(configs)
-    return {**files, filled(launcher.file, names): text}, launch_notes(launcher, names)
+    return {**files, filled(launcher.file, names): text}, sentences(launcher.lossy, names)
 
 
 def script_in(keys: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
@@ -140,17 +117,18 @@ def script_in(keys: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
 
     keys   dotted keys of the document
     """
-    if isinstance(keys.get("run"), str) and {"num_nodes", "resources.accelerators"} & set(keys):
-        return keys["run"], {}
-    items = keys.get("items")
     files: dict[str, str] = {}
     script = ""
-    for item in items if isinstance(items, list) and keys.get("kind") == "List" else ():
-        match item:
-            case {"kind": "ConfigMap", "data": {**data}}:
-                files |= {str(name): str(text) for name, text in data.items()}
-            case {"kind": "TrainJob", "spec": {"trainer": {"command": [*_, str(last)]}}}:
-                script = last
+    match keys:
+        case {"run": str(run), "num_nodes": _} | {"run": str(run), "resources.accelerators": _}:
+            script = run
+        case {"kind": "List", "items": [*items]}:
+            for item in items:
+                match item:
+                    case {"kind": "ConfigMap", "data": {**data}}:
+                        files |= {str(name): str(text) for name, text in data.items()}
+                    case {"kind": "TrainJob", "spec": {"trainer": {"command": [*_, str(last)]}}}:
+                        script = last
     return script, files
 
 
@@ -164,30 +142,22 @@ def server_files(
     """
     of_role = {f"{worker['role'] or 'decode'}.{name}": value for worker in workers for name, value in worker.items()}
     names = launch_names(launcher, {**names, **of_role, "workers": workers})
+    notes = sentences(launcher.lossy, names)
     if launcher.document is not None:
-        return {filled(launcher.file, names): manifest(launcher, names, header=header)}, launch_notes(launcher, names)
+        return {filled(launcher.file, names): manifest(launcher, names, header=header)}, notes
     files: dict[str, str] = {}
     for worker in workers:
         comments = [f"# {line}" for line in (*header, *worker["notes"])]
         files |= worker["configs"]
         files[filled(launcher.file, {**names, **worker})] = "\n".join(["#!/bin/bash", *comments, worker["command"]]) + "\n"
-    return files, launch_notes(launcher, names)
+    return files, notes
 
 
 def launch_names(launcher: Launcher, names: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts with the names of the launcher's table. Raises InputError if the launcher cannot express the plan."""
     label = re.sub(r"[^a-z0-9]+", "-", names["stem"].lower())[:63]
-    facts = {**names, "name": re.sub(r"^[^a-z]+|-+$", "", label) or "plan"}  # an RFC 1035 label
-    for name, expression in launcher.let.items():
-        facts[name] = evaluate(expression, facts)
-    for rule in launcher.cannot:
-        if evaluate(rule.when, facts):
-            raise InputError(f"{launcher.name}: {filled(rule.say, facts)}")
-    return facts
-
-
-def launch_notes(launcher: Launcher, names: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(filled(rule.say, names) for rule in launcher.lossy if evaluate(rule.when, names))
+    label = re.sub(r"^[^a-z]+|-+$", "", label) or "plan"  # an RFC 1035 label
+    return names_of(launcher.name, launcher.let, launcher.cannot, {**names, "name": label})
 
 
 def manifest(launcher: Launcher, names: Mapping[str, Any], *, header: Sequence[str]) -> str:
@@ -231,11 +201,6 @@ def filled_template(node: object, names: Mapping[str, Any]) -> Any:
         case list():
             return [value for entry in node if (value := filled_template(entry, names)) is not None]
     return node
-
-
-def filled(text: str, names: Mapping[str, Any], value: Callable[[str, Mapping[str, Any]], Any] = evaluate) -> str:
-    """Return the text with the values of the expressions in its braces."""
-    return re.sub(r"\{([^{}]+)\}", lambda match: one_line(value(match[1], names), 120), text)
 
 
 def after(comment: str) -> str:

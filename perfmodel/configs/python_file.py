@@ -9,8 +9,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from perfmodel.configs.expressions import Unknown, value_of
-from perfmodel.configs.tables import script_calls
+from perfmodel.configs.expressions import FAULTS, value_of
 from perfmodel.configs.training_script import script_keys
 from perfmodel.foundation.errors import InputError, one_line, suggest
 
@@ -27,25 +26,27 @@ def read_python(text: str, *, where: str, wanted: str = "") -> dict[str, Any]:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"{one_line(where, 200)}: is not Python ({one_line(error, 80)}); correct the file") from None
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef) and _returned(node) is not None}
+    location = one_line(where, 200)
     if wanted and wanted not in functions:
-        raise InputError(f"{one_line(where, 200)}: has no function {wanted} that returns a config{suggest(wanted, functions)}")
+        raise InputError(f"{location}: has no function {wanted} that returns a config{suggest(wanted, functions)}")
     if not functions:
-        keys = script_keys(tree, *script_calls())
+        keys = script_keys(tree)
         if not keys:
             rule = "has no function that returns a config, and no call that sets up a trainer (such as TrainingArguments or SFTConfig)"
-            raise InputError(f"{one_line(where, 200)}: {rule}; give its launch line or its config file")
+            raise InputError(f"{location}: {rule}; give its launch line or its config file")
         return keys
     if not wanted and len(functions) > 1:
-        location = one_line(where, 200)
         example = next((name for name in functions if not name.startswith("_")), next(iter(functions)))
         raise InputError(f"{location}: holds {len(functions)} configs; give one, as {location}:{example}")
     function = functions[wanted or next(iter(functions))]
-    names = _constants(tree.body, {})
-    calls = {}
-    for node in function.body:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            calls[node.targets[0].id] = node.value
-    names = _constants(function.body, names)
+    assigned = list(_assigned(function.body, ast.Name))
+    calls = dict(assigned)
+    constants: dict[str, Any] = {}  # names that are assigned a number, a text or arithmetic of them
+    for name, node in (*_assigned(tree.body, ast.Name), *assigned):
+        try:
+            constants[name] = value_of(node, constants)
+        except FAULTS:
+            constants.pop(name, None)
     result = _returned(function)
     if isinstance(result, ast.Name):
         result = calls.get(result.id, result)
@@ -54,11 +55,11 @@ def read_python(text: str, *, where: str, wanted: str = "") -> dict[str, Any]:
         base = result.func.id if isinstance(result.func, ast.Name) else ""
         if base in functions and not result.keywords:  # a config that modifies another one of the file
             keys = read_python(text, where=where, wanted=base)
-        keys |= dict(_keywords(result, names, calls))
-    for node in function.body:  # config.training.steps = 10
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Attribute):
-            key = ast.unparse(node.targets[0]).partition(".")[2]
-            keys |= dict(_entry(key, node.value, names, calls, 0))
+        for keyword in result.keywords:
+            if keyword.arg is not None:
+                keys |= dict(_entries(keyword.arg, keyword.value, constants, calls))
+    for name, node in _assigned(function.body, ast.Attribute):  # config.training.steps = 10
+        keys |= dict(_entries(name.partition(".")[2], node, constants, calls))
     return {"python.function": function.name, **keys}
 
 
@@ -67,33 +68,27 @@ def _returned(function: ast.FunctionDef) -> ast.expr | None:
     return results[-1] if results and isinstance(results[-1], (ast.Call, ast.Name)) else None
 
 
-def _constants(body: list[ast.stmt], names: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the names that are assigned a number, a text or arithmetic of them."""
-    constants = dict(names)
+def _assigned(body: list[ast.stmt], kind: type[ast.expr]) -> Iterator[tuple[str, ast.expr]]:
+    """Yield target and value of the assignments to one name or attribute."""
     for node in body:
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            try:
-                constants[node.targets[0].id] = value_of(node.value, constants)
-            except (Unknown, ArithmeticError, TypeError, ValueError, LookupError):
-                constants.pop(node.targets[0].id, None)
-    return constants
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], kind):
+            yield ast.unparse(node.targets[0]), node.value
 
 
-def _keywords(call: ast.Call, names: Mapping[str, Any], calls: Mapping[str, ast.expr], prefix: str = "", depth: int = 0) -> Iterator[Any]:
-    for keyword in call.keywords:
-        if keyword.arg is not None:
-            yield from _entry(f"{prefix}{keyword.arg}", keyword.value, names, calls, depth)
-
-
-def _entry(key: str, node: ast.expr, names: Mapping[str, Any], calls: Mapping[str, ast.expr], depth: int) -> Iterator[tuple[str, Any]]:
+def _entries(
+    key: str, node: ast.expr, constants: Mapping[str, Any], calls: Mapping[str, ast.expr], depth: int = 0
+) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys of a value. The value of a call is its only argument or its function; its keywords are below it."""
     if isinstance(node, ast.Name) and isinstance(calls.get(node.id), ast.Call):
         node = calls[node.id]
     if isinstance(node, ast.Call) and depth < _MOST_DEPTH:
         arguments = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
         yield key, arguments[0] if len(arguments) == 1 else ast.unparse(node.func)
-        yield from _keywords(node, names, calls, f"{key}.", depth + 1)
+        for keyword in node.keywords:
+            if keyword.arg is not None:
+                yield from _entries(f"{key}.{keyword.arg}", keyword.value, constants, calls, depth + 1)
         return
     try:
-        yield key, value_of(node, names)
-    except (Unknown, ArithmeticError, TypeError, ValueError, LookupError):
+        yield key, value_of(node, constants)
+    except FAULTS:
         yield key, one_line(ast.unparse(node), 80)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from perfmodel.configs.adapter_targets import adapter_targets, peft_targets
 from perfmodel.configs.expressions import evaluate
-from perfmodel.configs.sources import ARGUMENT, PROGRAM, ConfigKeys, keys_text, read_source
-from perfmodel.configs.tables import FrameworkTable, KeyMeaning, load_tables, plain
+from perfmodel.configs.sources import ARGUMENT, PROGRAM, ConfigKeys, read_source
+from perfmodel.configs.tables import FrameworkTable, KeyMeaning, load_tables, plain, sentences
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.framework_ref import SETTING_NAMES
@@ -22,13 +20,15 @@ from perfmodel.parallel.request import Request
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.layer_specs import Experts
-from perfmodel.workload.models import list_models, load_model
+from perfmodel.workload.models import load_model
 
 _MODEL, _EXPERTS = "model.", "experts."
 #: Placeholder values, which another file or the framework fills in.
 _PLACEHOLDERS = (None, "auto", "none", "null", "")
 _WHOLE = {*(name for name, knob in words_of(Knobs).items() if knob.kind is int), "chips", "nodes", "chips_per_node", "seq_len"}
 _PASSES = 4
+#: Most characters of a fact in a sentence, and most keys in a sentence that is not verbose.
+_WIDTH, _MOST_KEYS = 60, 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,10 +61,6 @@ class ConfigSetup:
     ignored: tuple[str, ...]
     num_unknown: int
 
-    @property
-    def path(self) -> Path:
-        return self.files[0]
-
 
 def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> ConfigSetup:
     """Read the configuration in a file. Raises InputError for an unknown framework.
@@ -72,65 +68,42 @@ def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> Conf
     given   facts for which the file has no key: chips, seq_len, model, ...
     """
     source = read_source(path)
-    table = _recognised(source)
-    return setup_of(source, table, given or {})
-
-
-def _recognised(source: ConfigKeys) -> FrameworkTable:
-    """Return the first table with an alternative that the keys meet. Raises InputError if there is none."""
-    tables = [table for table in load_tables().values() if any(_meets(source, alternative) for alternative in table.recognise)]
-    if not tables:
-        known = ", ".join(dict.fromkeys(table.framework for table in load_tables().values()))
-        rule = "is neither a plan of perfmodel nor a configuration of a framework that is known"
-        raise InputError(f"{one_line(source.path, 200)}: {rule} ({known}); give a plan file, or --model and the other flags")
-    return tables[0]
-
-
-def _meets(source: ConfigKeys, alternative: tuple[str, ...]) -> bool:
-    for condition in alternative:
-        name, equals, pattern = condition.partition("=")
-        if name == "program":
-            if not re.search(pattern, source.program):
-                return False
-        elif equals:
-            if not any(key.endswith(name) and re.search(pattern, str(value)) for key, value in source.keys.items()):
-                return False
-        elif not any(key == name or key.endswith(f".{name}") for key in source.keys):
-            return False
-    return True
-
-
-def setup_of(source: ConfigKeys, table: FrameworkTable, given: Mapping[str, Any]) -> ConfigSetup:
-    """Return the setup of a source's keys, read by a table."""
+    table, given = _recognised(source), given or {}
     facts: dict[str, Any] = {}
     read: dict[str, str] = {}
-    notes: list[str] = []
     unknown: list[str] = []
     harmless: list[str] = []
     by_entry: dict[str, list[str]] = {}
     for key in source.keys:
-        entry = table.entry(key)
-        if entry is not None:
-            by_entry.setdefault(entry[0], []).append(key)
+        if (entry := table.entry(key)) is not None:
+            by_entry.setdefault(entry, []).append(key)
         elif key not in (PROGRAM, ARGUMENT, "python.function") and not key.startswith(("env.", "python.")):
             (harmless if table.is_harmless(key) else unknown).append(key)
     for name, meaning in table.keys.items():  # in the order of the table: later keys are more specific
-        for file_key in reversed(by_entry.get(name, ())):  # the launch line comes first and overrides files
-            _read_key(file_key, source.keys[file_key], meaning, facts, read, notes, unknown)
-    notes += _read_names(source, table, facts, read)
+        for key in reversed(by_entry.get(name, ())):  # the launch line comes first and overrides files
+            value = source.keys[key]
+            key_facts = _facts_of_key(value, meaning, facts)
+            if key_facts is None:
+                unknown.append(f"{key}={one_line(value, 40)}")
+            elif key_facts:
+                facts |= key_facts
+                read[key] = list(key_facts)[-1]
+    names_read = list(_read_names(source, table, facts, read))
     read_facts = set(facts)
     facts = {**given, **facts, **({"model": given["model"]} if given.get("model") is not None else {})}
-    for name, expression in table.defaults:
-        if name not in facts and (value := _value(expression, facts)) is not None:
-            facts[name] = value
-    _derive(facts, table)
-    for rule in table.refused:
-        if _value(rule.when, facts):
-            raise InputError(f"{one_line(source.path, 200)}: {_sentence(rule.say, facts)}")
-    notes += [_sentence(rule.say, facts) for rule in table.notes if _value(rule.when, facts)]
+    _derive(facts, [table.defaults])
+    for _ in range(_PASSES):  # until no more facts follow
+        before = len(facts)
+        _add_model(facts)
+        _derive(facts, table.derive)
+        if len(facts) == before:
+            break
+    for sentence in sentences(table.refused, facts, _WIDTH):
+        raise InputError(f"{one_line(source.path, 200)}: {sentence}")
+    notes = (*names_read, *sentences(table.notes, facts, _WIDTH))
     request, knobs = _words(facts, table)
     shown = {*words_of(ServingRequest)} if table.serves else {*words_of(Request), *words_of(Knobs), *SETTING_NAMES}
-    assumed = {name: value for name, value in facts.items() if name in shown and name not in read_facts and name not in given}
+    shown -= read_facts | given.keys()
     return ConfigSetup(
         framework=table.framework,
         table=table.name,
@@ -141,69 +114,74 @@ def setup_of(source: ConfigKeys, table: FrameworkTable, given: Mapping[str, Any]
         stage_layers=tuple(facts.get("stage_layers") or ()),
         facts=facts,
         read=read,
-        assumed=assumed,
+        assumed={name: value for name, value in facts.items() if name in shown},
         notes=tuple(dict.fromkeys(notes)),
         ignored=(*unknown, *harmless),
         num_unknown=len(unknown),
     )
 
 
-def _read_key(
-    name: str, value: object, key: KeyMeaning, facts: dict[str, Any], read: dict[str, str], notes: list[str], unknown: list[str]
-) -> None:
-    """Add the facts of one key."""
-    if key.values is None and value in _PLACEHOLDERS:
-        return
-    if key.note and value not in (*_PLACEHOLDERS, False):
-        notes.append(_sentence(key.note, {**facts, "value": value, "key": name}))
+def _recognised(source: ConfigKeys) -> FrameworkTable:
+    """Return the first table with an alternative that the keys meet. Raises InputError if there is none."""
+    tables = load_tables().values()
+    for table in tables:
+        if any(all(_meets(source, condition) for condition in alternative.split()) for alternative in table.recognise):
+            return table
+    known = ", ".join(dict.fromkeys(table.framework for table in tables))
+    rule = "is neither a plan of perfmodel nor a configuration of a framework that is known"
+    raise InputError(f"{one_line(source.path, 200)}: {rule} ({known}); give a plan file, or --model and the other flags")
+
+
+def _meets(source: ConfigKeys, condition: str) -> bool:
+    name, equals, pattern = condition.partition("=")
+    if name == "program":
+        return re.search(pattern, str(source.keys.get(PROGRAM, ""))) is not None
+    if equals:
+        return any(key.endswith(name) and re.search(pattern, str(value)) for key, value in source.keys.items())
+    return any(key == name or key.endswith(f".{name}") for key in source.keys)
+
+
+def _facts_of_key(value: object, key: KeyMeaning, facts: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the facts that follow from the value of one key; None if the table lacks the value."""
+    names = {**facts, "value": value}
     if key.values is None:
-        meaning: Any = _value(key.formula, {**facts, "value": value}) if key.formula else value
-    elif plain(value) in key.values:
-        meaning = key.values[plain(value)]
-    elif "*" in key.values:
-        meaning = key.values["*"]
+        meaning = evaluate(key.formula, names) if key.formula else value
+        entries = {key.to: meaning} if key.to and value not in _PLACEHOLDERS else {}
+    elif (text := plain(value)) in key.values or "*" in key.values:
+        entries = dict(key.facts(key.values[text if text in key.values else "*"]))
     else:
-        if value not in _PLACEHOLDERS:
-            unknown.append(f"{name}={one_line(value, 40)}")
-        return
-    meanings = meaning if isinstance(meaning, Mapping) and not (key.to and key.values is None) else {key.to: meaning} if key.to else {}
-    for fact, entry in meanings.items():
+        return {} if value in _PLACEHOLDERS else None
+    for fact, entry in entries.items():
         if isinstance(entry, str) and entry.startswith("="):
-            entry = _value(entry[1:], {**facts, "value": value})
-        if entry is None or (fact in _WHOLE and not _is_whole(entry)):
-            continue
-        facts[fact] = int(entry) if fact in _WHOLE else entry
-        read[name] = fact
+            entry = evaluate(entry[1:], names)
+        entries[fact] = _whole_number(entry) if fact in _WHOLE else entry
+    return {fact: entry for fact, entry in entries.items() if entry is not None}
 
 
 def _read_names(source: ConfigKeys, table: FrameworkTable, facts: dict[str, Any], read: dict[str, str]) -> Iterator[str]:
     """Add the facts of missing files that are known by their names, and yield a note for each. Raises InputError for other files."""
     for key, name in source.missing.items():
-        stem = Path(name).stem
-        known = next((file for file in table.named_files if re.search(file.name, stem, re.IGNORECASE)), None)
         where = f"{key}={one_line(name, 200)}: is not next to {one_line(source.path.name, 80)}"
-        if known is None:
+        sets = next((file["sets"] for file in table.named_files if re.search(file["name"], Path(name).stem, re.IGNORECASE)), None)
+        if sets is None:
             raise InputError(f"{where}, and decides how the job is sharded; copy it there")
-        for fact, value in known.sets.items():
+        for fact, value in sets.items():
             facts.setdefault(fact, value)
             read[key] = fact
-        yield f"{where}; read from its name: {', '.join(f'{fact} {_plain(value)}' for fact, value in known.sets.items())}"
+        yield f"{where}; read from its name: {', '.join(f'{fact} {_plain(value)}' for fact, value in sets.items())}"
 
 
-def _is_whole(value: object) -> bool:
-    return not isinstance(value, bool) and (isinstance(value, int) or (isinstance(value, float) and value.is_integer()))
+def _whole_number(value: object) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return int(value) if isinstance(value, int) or value.is_integer() else None
 
 
-def _derive(facts: dict[str, Any], table: FrameworkTable) -> None:
-    """Add derived facts until no more follow."""
-    for _ in range(_PASSES):
-        before = len(facts)
-        _add_model(facts)
-        for name, expression in table.derive:
-            if name not in facts and (value := _value(expression, facts)) is not None:
-                facts[name] = value
-        if len(facts) == before:
-            break
+def _derive(facts: dict[str, Any], rules: Iterable[Mapping[str, str]]) -> None:
+    """Add each missing fact that the first of its expressions with a value gives."""
+    for name, expression in (item for rule in rules for item in rule.items()):
+        if name not in facts and (value := evaluate(expression, facts)) is not None:
+            facts[name] = value
 
 
 def _add_model(facts: dict[str, Any]) -> None:
@@ -219,152 +197,40 @@ def _add_model(facts: dict[str, Any]) -> None:
         facts.setdefault(f"{_MODEL}{field.name}", getattr(model, field.name))
 
 
-def _value(expression: str, facts: Mapping[str, Any]) -> Any:
-    return evaluate(expression, facts, _FUNCTIONS)
-
-
-def _sentence(text: str, facts: Mapping[str, Any]) -> str:
-    return re.sub(r"\{([^{}]+)\}", lambda match: one_line(_value(match[1], facts), 60), text)
-
-
 def _words(facts: Mapping[str, Any], table: FrameworkTable) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the facts that are words of a request, and those that are knobs."""
+
+    def taken(record: type, *without: str) -> dict[str, Any]:
+        return {name: facts[name] for name in words_of(record) if name in facts and name not in without}
+
     if table.serves:
-        words = {name: facts[name] for name in words_of(ServingRequest) if name in facts}
-        return {**words, "engine": table.profile}, {}
-    request = {name: facts[name] for name in words_of(Request) if name in facts and name != "settings"}
-    request["settings"] = {name: facts[name] for name in SETTING_NAMES if name in facts and facts[name] is not None}
+        return {**taken(ServingRequest), "engine": table.profile}, {}
+    request = taken(Request, "settings", "nodes" if "chips" in facts else "")
+    request["settings"] = {name: facts[name] for name in SETTING_NAMES if facts.get(name) is not None}
     request["profile"] = facts.get("profile", table.profile)
-    if "chips" in request:
-        request.pop("nodes", None)
     if "model" not in request and (model := _model_of(facts, table)) is not None:
         request["model"] = model
-    knobs = {name: facts[name] for name in words_of(Knobs) if name in facts}
-    for name in ("dp", "fsdp"):
-        knobs.pop(name, None)
-    return request, knobs
+    return request, taken(Knobs, "dp", "fsdp")
 
 
 def _model_of(facts: Mapping[str, Any], table: FrameworkTable) -> TransformerConfig | None:
     """Return the model that the file describes by its sizes; None if some are missing."""
-    names = {field.name for field in fields(TransformerConfig)}
-    values = {name.removeprefix(_MODEL): value for name, value in facts.items() if name.startswith(_MODEL)}
-    values = {name: value for name, value in values.items() if name in names}
-    experts = {name.removeprefix(_EXPERTS): value for name, value in facts.items() if name.startswith(_EXPERTS)}
-    if experts:
-        values["experts"] = {name: value for name, value in experts.items() if name in {field.name for field in fields(Experts)}}
+
+    def sizes(record: type, prefix: str) -> dict[str, Any]:
+        return {field.name: facts[f"{prefix}{field.name}"] for field in fields(record) if f"{prefix}{field.name}" in facts}
+
+    values = sizes(TransformerConfig, _MODEL)
+    if not {"num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"} <= values.keys():
+        return None
+    if experts := sizes(Experts, _EXPERTS):
+        values["experts"] = experts
         if dense := facts.get("dense_layers"):
             rest = {"name": "layer", "count": values["num_hidden_layers"] - dense, "feed_forward": "experts"}
             values["kinds"] = [{"name": "dense_layer", "count": dense}, rest]
-    if not {"num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"} <= values.keys():
-        return None
     values = {"name": f"{table.name}-model", "architecture": "megatron", "source": f"sizes of a {table.framework} configuration", **values}
     model = read_model(values, "model")
     assert isinstance(model, TransformerConfig)
     return model
-
-
-# --- functions of expressions ---------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=1)
-def _known_models() -> dict[str, str]:
-    """Return name of a shipped model without punctuation -> its name."""
-    return {re.sub(r"[^a-z0-9]", "", name): name for name in list_models()}
-
-
-def _shipped(*parts: Any) -> str | None:
-    """Return the shipped model with the name of these parts; of a path the last component counts."""
-    text = "".join(str(part).rstrip("/").rpartition("/")[2] for part in parts if part is not None).lower()
-    text = re.sub(r"[^a-z0-9]", "", text)
-    known = _known_models()
-    while text not in known:
-        shorter = re.sub(r"(hf|instruct|base|chat|thinking|fp8|bf16|fp16|25\d\d|v01|it|pt)$", "", text)
-        shorter = re.sub(r"^meta(?=llama)", "", shorter) if shorter == text else shorter
-        if shorter == text:
-            return None
-        text = shorter
-    return known[text]
-
-
-def _found_in(pattern: str, text: object) -> str | None:
-    """Return the first group of a pattern in a text."""
-    match = re.search(pattern, str(text), re.IGNORECASE)
-    return match[1] if match else None
-
-
-def _counted(text: object) -> int:
-    """Return the number of entries of a list with commas: CUDA_VISIBLE_DEVICES=0,1."""
-    return len(str(text).split(","))
-
-
-def _layout(text: object, stages: object = None) -> list[int] | None:
-    """Return the layers of each stage of Megatron's layout: `Et*7|t*9|t*9|t*7L`."""
-    if not isinstance(text, str):
-        return None
-    expanded = re.sub(r"\(([^()]*)\)\*(\d{1,3})", lambda match: match[1] * int(match[2]), text)
-    expanded = re.sub(r"([a-zA-Z])\*(\d{1,4})", lambda match: match[1] * int(match[2]), expanded)
-    return [stage.count("t") for stage in expanded.split("|")]
-
-
-def _module_layers(names: object) -> list[int] | None:
-    """Return the layers of each stage of torchtitan's module_fqns_per_model_part."""
-    if not isinstance(names, list) or not all(isinstance(stage, list) for stage in names):
-        return None
-    return [sum(str(name).startswith("layers.") for name in stage) for stage in names]
-
-
-def _split_with_ends(layers: Any, stages: Any) -> list[int] | None:
-    """Return the layers of each stage with embedding and head counted as a layer each."""
-    from perfmodel.parallel.layout import shorter_ends_stage_layers
-
-    return list(shorter_ends_stage_layers(layers, stages)) if stages > 1 else None
-
-
-def _dense_layers(frequency: object) -> int | None:
-    """Return the number of leading dense layers of Megatron's --moe-layer-freq: `([0]*1+[1]*27)`."""
-    match = re.match(r"\W*\[0\]\*(\d{1,3})", str(frequency))
-    return int(match[1]) if match else None
-
-
-def _hub(name: object) -> str | None:
-    """Return a hub id or path unchanged if its model is known; else the shipped model of this name, if there is one."""
-    text = str(name)
-    try:
-        load_model(text)
-    except InputError:
-        return _shipped(text) or text
-    return text
-
-
-def _fused_loss(target: object) -> str | None:
-    """Return the loss form of NeMo Automodel's loss class."""
-    text = str(target).lower()
-    return "fused" if "linear" in text else "chunked" if "chunk" in text else None
-
-
-def _optimizer_named(target: object) -> str | None:
-    """Return the optimizer of a class: torch.optim.AdamW."""
-    name = str(target).rpartition(".")[2].lower()
-    return next((optimizer for optimizer in ("adamw", "adam", "sgd", "muon", "lion", "adafactor") if optimizer in name), None)
-
-
-_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    "shipped": _shipped,
-    "hub": _hub,
-    "fused_loss": _fused_loss,
-    "optimizer_named": _optimizer_named,
-    "found": _found_in,
-    "counted": _counted,
-    "layout": _layout,
-    "module_layers": _module_layers,
-    "split_with_ends": _split_with_ends,
-    "dense_layers": _dense_layers,
-    "lower": lambda text: str(text).lower(),
-    "adapter_targets": adapter_targets,
-    "peft_targets": peft_targets,
-    "split": lambda text: str(text).strip("[]").replace("+", ",").split(",") if not isinstance(text, list) else text,
-}
 
 
 def described(setup: ConfigSetup, *, verbose: bool) -> Iterator[str]:
@@ -375,9 +241,11 @@ def described(setup: ConfigSetup, *, verbose: bool) -> Iterator[str]:
     yield from setup.notes
     unknown, harmless = setup.ignored[: setup.num_unknown], setup.ignored[setup.num_unknown :]
     if unknown:
-        yield f"keys that are not read: {keys_text(unknown, 10**6 if verbose else 12)}"
+        shown = unknown if verbose else unknown[:_MOST_KEYS]
+        more = f" and {len(unknown) - len(shown)} more" if len(unknown) > len(shown) else ""
+        yield f"keys that are not read: {', '.join(shown)}{more}"
     if harmless and verbose:
-        yield f"keys without effect on time and memory: {keys_text(harmless, 10**6)}"
+        yield f"keys without effect on time and memory: {', '.join(harmless)}"
 
 
 def _plain(value: object) -> str:

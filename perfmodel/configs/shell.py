@@ -7,8 +7,8 @@ loops are read in order, as if each ran once. The output of other commands is un
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from perfmodel.configs.expressions import evaluate
@@ -18,7 +18,8 @@ _PREFIX = re.compile(r"[A-Za-z_]\w*=")
 _NAME = re.compile(r"[A-Za-z_]\w*|[0-9@*#?]")
 _BRACED = re.compile(r"!?([A-Za-z_]\w*|[0-9@*#?])(\[[@*0-9]*\])?(?:(:?[-=+?])(.*))?$", re.DOTALL)
 _KEYWORDS = re.compile(r"(?:if|elif|then|else|fi|for|while|until|do|done|case|esac|function)\b|\{|\}|\[\[?\s")
-_SEPARATORS = ("&&", "||", ";", "|", "&", "\n")
+_SEPARATOR = re.compile(r"&&|\|\||[;|\n]|(?<!>)&")  # of statements; `&` in `2>&1` is none
+_SPACE = re.compile(r"\s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,45 +27,39 @@ class ShellCommand:
     """A command of a script: its words after expansion, and the variables set for it."""
 
     words: tuple[str, ...]
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str]
 
 
-def read_script(text: str) -> tuple[list[ShellCommand], dict[str, str]]:
-    """Return the commands of a script in order, and its variables at the end."""
+def read_script(text: str) -> list[ShellCommand]:
+    """Return the commands of a script in order."""
     variables: dict[str, Any] = {}
     commands = []
-    for statement in _statements(re.sub(r"\\\r?\n", " ", text)):
+    for statement in filter(None, map(str.strip, _scan(re.sub(r"\\\r?\n", " ", text), _SEPARATOR, comments=True))):
         statement = re.sub(r"^(?:then|else|do)\s+", "", statement)
-        for default in re.findall(r"^:\s+\"?\$\{([A-Za-z_]\w*):?=(.*)\}\"?$", statement):
-            variables.setdefault(default[0], default[1])
+        for name, default in re.findall(r"^:\s+\"?\$\{([A-Za-z_]\w*):?=(.*)\}\"?$", statement):
+            variables.setdefault(name, default)
         assigned = _ASSIGNMENT.fullmatch(statement)
         if assigned and (assigned[3].startswith("(") or len(list(_words(statement))) == 1 or statement.startswith(("export", "local"))):
             name, adds, value = assigned.groups()
-            expanded = _array(value[1:-1], variables) if value.startswith("(") else _expand(value, variables)
-            before = variables.get(name, [] if isinstance(expanded, list) else "") if adds else None
-            variables[name] = expanded if before is None else _appended(before, expanded)
+            expanded: Any = _expand(value, variables)
+            if value.startswith("("):
+                expanded = [word for raw in _words(value[1:-1]) for word in _fields(raw, variables)]
+            if adds and name in variables:
+                before = variables[name]
+                are_texts = isinstance(before, str) and isinstance(expanded, str)
+                expanded = before + expanded if are_texts else [*_elements(before), *_elements(expanded)]
+            variables[name] = expanded
         elif not _KEYWORDS.match(statement):
             commands.append(_command(statement, variables))
-    plain = {name: value if isinstance(value, str) else " ".join(value) for name, value in variables.items()}
-    return [command for command in commands if command.words], plain
+    return [command for command in commands if command.words]
 
 
-def _appended(before: Any, value: Any) -> Any:
-    if isinstance(before, list) or isinstance(value, list):
-        return [*(before if isinstance(before, list) else [before]), *(value if isinstance(value, list) else [value])]
-    return before + value
+def _elements(value: Any) -> list[str]:
+    return value if isinstance(value, list) else [value]
 
 
-def _statements(text: str) -> Iterator[str]:
-    """Yield the statements of a script, without comments."""
-    yield from filter(None, map(str.strip, _scan(text, _separator, comments=True)))
-
-
-def _scan(text: str, separator: Callable[[str, int], str], *, comments: bool) -> Iterator[str]:
-    """Yield the pieces between separators; quotes, arrays and substitutions are not split.
-
-    separator   (text, index) -> separator that begins at the index, or ""
-    """
+def _scan(text: str, separator: re.Pattern[str], *, comments: bool) -> Iterator[str]:
+    """Yield the pieces between separators; quotes, arrays and substitutions are not split."""
     current, depth, index, quote = "", 0, 0, ""
     while index < len(text):
         char = text[index]
@@ -84,19 +79,13 @@ def _scan(text: str, separator: Callable[[str, int], str], *, comments: bool) ->
             depth += 1
         elif char in ")}" and depth:
             depth -= 1
-        elif not depth and (mark := separator(text, index)):
+        elif not depth and (mark := separator.match(text, index)):
             yield current
-            current, index = "", index + len(mark)
+            current, index = "", mark.end()
             continue
         current += char
         index += 1
     yield current
-
-
-def _separator(text: str, index: int) -> str:
-    """Return the separator of statements at the index, or ""; `&` in `2>&1` is none."""
-    mark = next((mark for mark in _SEPARATORS if text.startswith(mark, index)), "")
-    return "" if mark == "&" and text[index - 1 : index] == ">" else mark
 
 
 def _command(statement: str, variables: dict[str, Any]) -> ShellCommand:
@@ -113,32 +102,20 @@ def _command(statement: str, variables: dict[str, Any]) -> ShellCommand:
     return ShellCommand(words=tuple(words), environment=environment)
 
 
-def _array(text: str, variables: dict[str, Any]) -> list[str]:
-    return [word for raw in _words(text) for word in _fields(raw, variables)]
-
-
 def _words(text: str) -> Iterator[str]:
     """Yield the words of a statement before expansion, with their quotes."""
-    yield from filter(None, _scan(text, lambda text, index: text[index] if text[index].isspace() else "", comments=False))
+    yield from filter(None, _scan(text, _SPACE, comments=False))
 
 
 def _fields(raw: str, variables: dict[str, Any]) -> list[str]:
     """Return the words to which one word expands: an array to its elements, an unquoted text to its parts."""
-    inner = raw.strip('"')
-    braced = re.fullmatch(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}", inner)
-    if braced:
-        value = variables.get(braced[1], [])
-        elements = list(value) if isinstance(value, list) else [value]
-        return elements if raw.startswith('"') else [word for element in elements for word in _split(element)]
+    array = re.fullmatch(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}", raw.strip('"'))
+    if array:
+        elements = _elements(variables.get(array[1], []))
+        # an unquoted element is split: `--split '99,1,0'` is two words
+        return elements if raw.startswith('"') else [word.strip("'") for element in elements for word in element.split()]
     expanded = _expand(raw, variables)
-    if "'" in raw or '"' in raw:
-        return [expanded]
-    return expanded.split() if "$" in raw else [expanded]
-
-
-def _split(text: str) -> list[str]:
-    """Return the words of an unquoted element: `--split '99,1,0'` is two."""
-    return [word.strip("'") for word in text.split()] if text else []
+    return expanded.split() if "$" in raw and "'" not in raw and '"' not in raw else [expanded]
 
 
 def _expand(text: str, variables: dict[str, Any]) -> str:
@@ -154,17 +131,10 @@ def _expand(text: str, variables: dict[str, Any]) -> str:
             quote, index = "" if quote else '"', index + 1
         elif char == "\\" and index + 1 < len(text):
             expanded, index = expanded + text[index + 1], index + 2
-        elif char == "$" and text.startswith("$((", index):
+        elif char == "$" and text.startswith(("$(", "${"), index):
+            substituted = _parameter if text[index + 1] == "{" else _command_output
             inside, index = _bracketed(text, index + 1)
-            plain = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: str(variables.get(name[1], name[1])), inside[1:-1])
-            value = evaluate(plain.replace(" / ", " // ").replace("/", "//").replace("////", "//"), {})
-            expanded += "" if value is None else str(int(value) if isinstance(value, (bool, float)) else value)
-        elif char == "$" and text.startswith("$(", index):
-            inside, index = _bracketed(text, index + 1)
-            expanded += _command_output(inside, variables)
-        elif char == "$" and text.startswith("${", index):
-            inside, index = _bracketed(text, index + 1)
-            expanded += _parameter(inside, variables)
+            expanded += substituted(inside, variables)
         elif char == "$" and (name := _NAME.match(text, index + 1)):
             expanded += _text(variables.get(name[0], ""))
             index = name.end()
@@ -187,7 +157,11 @@ def _bracketed(text: str, start: int) -> tuple[str, int]:
 
 
 def _command_output(inside: str, variables: dict[str, Any]) -> str:
-    """Return the output of `$(expr ...)` and `$(echo ...)`; "" for other commands."""
+    """Return the value of `$((...))`, and the output of `$(expr ...)` and `$(echo ...)`; "" for other commands."""
+    if inside.startswith("("):
+        plain = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", lambda name: str(variables.get(name[1], name[1])), inside[1:-1])
+        value = evaluate(re.sub("/+", "//", plain), {})
+        return "" if value is None else str(int(value) if isinstance(value, (bool, float)) else value)
     name, _, rest = inside.strip().partition(" ")
     expanded = _expand(rest, variables)
     if name == "expr":

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,20 +18,16 @@ from perfmodel.configs.containers import command_inside
 from perfmodel.configs.launch import script_in
 from perfmodel.configs.python_file import read_python
 from perfmodel.configs.shell import ShellCommand, read_script
+from perfmodel.configs.tables import common_rules
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.files import parse_yaml, read_text
 
 PROGRAM, ARGUMENT = "launch.program", "launch.argument"
 _DATA, _PYTHON = (".yaml", ".yml", ".json", ".toml"), ".py"
+_READERS: Mapping[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": json.loads}
 _WHAT = "config or of a launch script (.yaml, .toml, .json, .py, .sh or .txt)"
-#: Options with a file of another program -> prefix of the file's keys.
-_SECTIONS = {"deepspeed": "deepspeed", "deepspeed_config": "deepspeed", "config_file": "accelerate", "hostfile": "hostfile"}
-#: The sections that decide how the job is sharded.
+#: Options with the file of a sharding.
 _SHARDING = ("deepspeed", "deepspeed_config", "config_file")
-#: Programs that take their own options before the script that they start.
-_LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "launch", "srun", "python", "python3", "mpirun", "torch.distributed.run")
-#: Short options -> names of the long ones.
-_SHORT = {"-N": "nnodes", "-n": "ntasks", "-np": "ntasks", "-m": "m", "-tp": "tensor_parallel_size", "-dp": "data_parallel_size", "-q": "q"}
 _INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
 _ENVIRONMENT = re.compile(r"[A-Z_][A-Z0-9_]*")
 _MOST_FILES = 8
@@ -47,28 +44,18 @@ class ConfigKeys:
     path: Path
     keys: dict[str, Any] = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
-    is_command: bool = False
     embedded: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def program(self) -> str:
-        return str(self.keys.get(PROGRAM, ""))
 
 
 def read_source(path: str | Path) -> ConfigKeys:
     """Return the keys of a config file or launch script. `file.py:name` selects one of several configs of a Python file."""
-    text = str(path)
-    stem, colon, wanted = text.rpartition(":")
-    if colon and stem.endswith(_PYTHON) and wanted.isidentifier():
-        return _read(Path(stem), wanted)
-    return _read(Path(path), "")
-
-
-def _read(path: Path, wanted: str) -> ConfigKeys:
+    stem, colon, wanted = str(path).rpartition(":")
+    is_selected = bool(colon) and stem.endswith(_PYTHON) and wanted.isidentifier()
+    path = Path(stem if is_selected else path)
     source = ConfigKeys(path=path, files=[path])
-    if path.suffix in _DATA or path.suffix == _PYTHON:
-        source.keys = _keys_of_file(path, wanted)
+    if path.suffix in (*_DATA, _PYTHON):
+        source.keys = _keys_of_file(path, wanted if is_selected else "")
         script, source.embedded = script_in(source.keys)
         if script:
             _read_launch(source, script)
@@ -84,17 +71,13 @@ def _keys_of_file(path: Path, wanted: str = "", text: str | None = None) -> dict
     if path.suffix == _PYTHON:
         return read_python(text, where=str(path), wanted=wanted)
     try:
-        if path.suffix == ".toml":
-            import tomllib
-
-            data: Any = tomllib.loads(text)
-        elif path.suffix == ".json":
-            data = json.loads(text)
+        if path.suffix in _READERS:
+            data = _READERS[path.suffix](text)
         else:
             data = parse_yaml(text.replace("!!python/tuple", ""), where=str(path))  # tuples become lists
+    except InputError:
+        raise
     except (ValueError, RecursionError) as error:
-        if isinstance(error, InputError):
-            raise
         raise InputError(f"{one_line(path, 200)}: is not {path.suffix[1:].upper()} ({one_line(error, 120)}); correct the file") from None
     if not isinstance(data, Mapping):
         raise InputError(f"{one_line(path, 200)}: must hold a mapping of fields at the top; give a config of a framework")
@@ -113,20 +96,22 @@ def flattened(data: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 def _read_launch(source: ConfigKeys, text: str) -> None:
     """Read the keys of the command that starts the job: the command of the script with most options."""
-    commands, _ = read_script(text)
+    commands = read_script(text)
     if not commands:
         raise InputError(f"{one_line(source.path, 200)}: has no command; give the path of a {_WHAT}")
-    command = max(
-        commands, key=lambda candidate: sum(word.startswith("-") or "=" in word for word in candidate.words) + len(candidate.environment)
-    )
-    source.is_command = True
+
+    def num_options(command: ShellCommand) -> int:
+        return sum(word.startswith("-") or "=" in word for word in command.words) + len(command.environment)
+
+    command = max(commands, key=num_options)
     source.keys = {f"env.{name}": _value(value) for name, value in command.environment.items() if value}
-    source.keys |= dict(_options(command))
+    source.keys |= dict(_options(command.words))
 
 
-def _options(command: ShellCommand) -> Iterator[tuple[str, Any]]:
+def _options(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yield the options and overrides of a command, then its program and first argument."""
-    words = command_inside(command.words)
+    words = command_inside(words)
+    starters, short_options = common_rules()["starters"], common_rules()["short_options"]
     program: list[str] = []
     arguments: list[str] = []
     index = 0
@@ -137,28 +122,19 @@ def _options(command: ShellCommand) -> Iterator[tuple[str, Any]]:
             continue
         if word.startswith("-") and not re.fullmatch(r"-[\d.]+(e-?\d+)?", word):
             name, equals, value = word.partition("=")
-            name = _SHORT.get(name, name)
-            values = [value] if equals else []
-            while not equals and index < len(words) and not _is_option(words[index]) and not (values and _ends_options(words[index])):
-                if not values or not words[index].endswith((_PYTHON, ".sh")):
-                    values.append(words[index])
-                    index += 1
-                if name.lstrip("-") in ("m", "module") and program[:1] and program[-1] in _LAUNCHERS:
-                    break
-                if _ends_options(values[-1]) or (index < len(words) and _ends_options(words[index])):
-                    break
-            key = name.lstrip("-").replace("-", "_")
+            key = short_options.get(name, name).lstrip("-").replace("-", "_")
+            takes_one = key in ("m", "module") and bool(program) and program[-1] in starters
+            values = [value] if equals else list(_values(words[index:], takes_one=takes_one))
+            index += 0 if equals or key == "u" else len(values)  # python -u takes no value
             if key == "m" and values:
                 program.append(values[0])
                 arguments += values[1:]
-            elif key in ("u",) and values:
-                index -= len(values)
-            else:
+            elif key != "u" or not values:
                 yield key, _value(values[0]) if len(values) == 1 else [_value(value) for value in values] if values else True
         elif re.match(r"\+{0,2}[A-Za-z_][\w.]*=", word):
             name, _, value = word.lstrip("+").partition("=")
             yield name, _value(value)
-        elif not program or program[-1] in _LAUNCHERS or (len(program) == 1 and word.isidentifier()):
+        elif not program or program[-1] in starters or (len(program) == 1 and word.isidentifier()):
             program.append(word)
         else:
             arguments.append(word)
@@ -166,13 +142,13 @@ def _options(command: ShellCommand) -> Iterator[tuple[str, Any]]:
     yield ARGUMENT, arguments[0] if arguments else ""
 
 
-def _is_option(word: str) -> bool:
-    return bool(re.match(r"--?[A-Za-z]", word) or re.match(r"[A-Za-z_][\w.]*=", word))
-
-
-def _ends_options(word: str) -> bool:
-    """Return whether a word is the script that a launcher starts."""
-    return word.endswith(_PYTHON)
+def _values(words: Sequence[str], *, takes_one: bool) -> Iterator[str]:
+    """Yield the values of an option: the words up to the next option, or the script that a launcher starts."""
+    for number, word in enumerate(words):
+        is_option = re.match(r"--?[A-Za-z]|[A-Za-z_][\w.]*=", word)
+        if is_option or (number and (takes_one or word.endswith((_PYTHON, ".sh")) or words[number - 1].endswith(_PYTHON))):
+            return
+        yield word
 
 
 def _value(text: str) -> Any:
@@ -195,19 +171,16 @@ def _value(text: str) -> Any:
 def _read_named_files(source: ConfigKeys) -> None:
     """Add the keys of the files that options name; keys of the launch line are not overwritten."""
     seen = set(source.keys)
-    while True:
-        named = [
-            (key, value)
-            for key, value in source.keys.items()
-            if isinstance(value, str) and key != PROGRAM and (value in source.embedded or _is_file(source.path.parent / value, key))
-        ]
-        new = [(key, source.path.parent / value) for key, value in named if source.path.parent / value not in source.files]
-        if not new or len(source.files) >= _MOST_FILES:
+    folder, sections = source.path.parent, common_rules()["sections"]
+    while len(source.files) < _MOST_FILES:
+        named = [(key, value) for key, value in source.keys.items() if isinstance(value, str) and key != PROGRAM]
+        paths = [(key, folder / value) for key, value in named if value in source.embedded or _is_file(folder / value, key)]
+        new = [(key, path) for key, path in paths if path not in source.files]
+        if not new:
             break
         for key, path in new:
             source.files.append(path)
-            last = key.rpartition(".")[2]
-            section = _SECTIONS.get(last, "")
+            section = sections.get(key.rpartition(".")[2], "")
             keys = _hosts(path) if section == "hostfile" else _keys_of_file(path, text=source.embedded.get(path.name))
             section = "" if section == "accelerate" and not {"compute_environment", "distributed_type"} & set(keys) else section
             for name, value in keys.items():
@@ -218,10 +191,11 @@ def _read_named_files(source: ConfigKeys) -> None:
         for key, value in source.keys.items()
         if key.rpartition(".")[2] in _SHARDING and str(value).endswith(_DATA) and str(source.path.parent / value) not in read
     }
-    source.keys |= {name: value for name, value in _nested(source.keys).items() if name not in seen}
+    for key, entry in list(source.keys.items()):
+        if isinstance(entry, Mapping):  # the value of one word, such as `--speculative-config '{...}'`
+            source.keys |= {name: value for name, value in flattened(entry, f"{key}.") if name not in seen}
     module, config = source.keys.get("module"), source.keys.get("config")
     if isinstance(module, str) and isinstance(config, str) and config.isidentifier():
-        folder = source.path.parent
         for path in (folder / f"{module}.py", folder / module / "config_registry.py", folder / "config_registry.py"):
             if path.name in source.embedded or path.is_file():
                 source.files.append(path)
@@ -230,11 +204,6 @@ def _read_named_files(source: ConfigKeys) -> None:
         raise InputError(
             f"--config {config}: is a function of {module}/config_registry.py, which is not next to {source.path}; copy it there"
         )
-
-
-def _nested(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the dotted keys of mappings that are the value of one word, such as `--speculative-config '{...}'`."""
-    return {f"{key}.{name}": value for key, entry in keys.items() if isinstance(entry, Mapping) for name, value in flattened(entry)}
 
 
 def _is_file(path: Path, key: str) -> bool:
@@ -261,21 +230,16 @@ def _resolved(keys: dict[str, Any], *, where: str) -> dict[str, Any]:
         if match is None:
             return text
         name = match[1].strip()
+        bare, location = name.lstrip("."), f"{one_line(where, 200)}: ${{{one_line(name, 80)}}}"
         if ":" in name:
-            rule = "is filled in by the framework's own resolver when it starts"
-            raise InputError(f"{one_line(where, 200)}: ${{{one_line(name, 80)}}} {rule}; write its value")
-        target = next((keys[candidate] for candidate in (name, name.lstrip(".")) if candidate in keys), None)
-        target = next((entry for key, entry in keys.items() if key.endswith(f".{name.lstrip('.')}")), None) if target is None else target
+            raise InputError(f"{location} is filled in by the framework's own resolver when it starts; write its value")
+        candidates = (name, bare, *(key for key in keys if key.endswith(f".{bare}")))
+        target = next((keys[key] for key in candidates if keys.get(key) is not None), None)
         if target is None or depth > 8:
             if _ENVIRONMENT.fullmatch(name):
                 return text  # a variable of the environment, which is not read: a key that needs it is missing
-            raise InputError(f"{one_line(where, 200)}: ${{{one_line(name, 80)}}} names a key that the file does not have; write its value")
+            raise InputError(f"{location} names a key that the file does not have; write its value")
         resolved = value(target, depth + 1) if isinstance(target, str) else target
         return resolved if match[0] == text.strip() else value(text.replace(match[0], str(resolved)), depth + 1)
 
     return {key: value(entry, 0) if isinstance(entry, str) and "${" in entry else entry for key, entry in keys.items()}
-
-
-def keys_text(keys: Sequence[str], most: int = 12) -> str:
-    """Return the first keys as text, with the number of the others."""
-    return f"{', '.join(keys[:most])}{f' and {len(keys) - most} more' if len(keys) > most else ''}"

@@ -7,57 +7,38 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
-from perfmodel.configs.expressions import Unknown, value_of
-
-CALLS = "python.calls"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScriptCall:
-    """A call whose arguments are keys of the job.
-
-    name      pattern of the called name
-    argument  key of the first argument, if it is given without its name
-    defaults  keys that the call sets by default
-    """
-
-    name: str
-    argument: str = ""
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+from perfmodel.configs.expressions import FAULTS, value_of
+from perfmodel.configs.tables import common_rules
 
 
-def script_keys(tree: ast.Module, known: tuple[ScriptCall, ...], names: Mapping[str, str]) -> dict[str, Any]:
-    """Return the constant arguments of the known calls, and the names of these calls as `python.calls`.
-
-    names  argument -> key, where they differ
-    """
+def script_keys(tree: ast.Module) -> dict[str, Any]:
+    """Return the constant arguments of the known calls, and the names of these calls as `python.calls`."""
+    known, names = common_rules()["script_calls"], common_rules()["script_names"]
     constants: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            constants[node.targets[0].id] = _constant(node.value, constants)
     calls: list[str] = []
     keys: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            constants[node.targets[0].id] = _constant(node.value, constants)
-    for node in ast.walk(tree):
-        name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
-        call = next((call for call in known if name and re.search(call.name, name)), None)
-        if call is not None and isinstance(node, ast.Call):
-            calls.append(name)
-            defaults |= call.defaults
-            keys |= {names.get(key, key): value for key, value in _arguments(node, call, constants) if value is not None}
-    return {CALLS: " ".join(calls), **defaults, **keys} if calls else {}
-
-
-def _arguments(node: ast.Call, call: ScriptCall, constants: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    if call.argument and node.args:
-        yield call.argument, _constant(node.args[0], constants)
-    for keyword in node.keywords:
-        if keyword.arg is not None:
-            yield keyword.arg, _constant(keyword.value, constants)
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        call = next((call for call in known if re.search(call["name"], name)), None)
+        if call is None:
+            continue
+        calls.append(name)
+        defaults |= call.get("defaults", {})
+        arguments = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
+        if "argument" in call and node.args:
+            arguments.setdefault(call["argument"], node.args[0])
+        values = {names.get(argument, argument): _constant(value, constants) for argument, value in arguments.items()}
+        keys |= {key: value for key, value in values.items() if value is not None}
+    return {"python.calls": " ".join(calls), **defaults, **keys} if calls else {}
 
 
 def _constant(node: ast.expr, constants: Mapping[str, Any]) -> Any:
@@ -66,5 +47,5 @@ def _constant(node: ast.expr, constants: Mapping[str, Any]) -> Any:
         return node.attr
     try:
         return value_of(node, constants)
-    except (Unknown, ArithmeticError, TypeError, ValueError, LookupError):
+    except FAULTS:
         return None

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
-from perfmodel.configs.expressions import evaluate
-from perfmodel.configs.facts import DECIDES
-from perfmodel.configs.launch import TORCHRUN, after, filled, launch_file, launcher_named
-from perfmodel.configs.tables import FrameworkTable, WrittenFile
-from perfmodel.foundation.errors import InputError
+from perfmodel.configs.expressions import evaluate, filled
+from perfmodel.configs.launch import TORCHRUN, after, launch_file, launcher_named
+from perfmodel.configs.tables import FrameworkTable, WrittenFile, common_rules, names_of, sentences
 from perfmodel.foundation.units import format_bytes, format_step, format_time
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.parallel.context_forms import ULYSSES, ULYSSES_RULES
+from perfmodel.parallel.framework_ref import SETTING_NAMES
+from perfmodel.parallel.plan import Plan, plan_facts
 from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.recompute_modules import MODULES
+from perfmodel.parallel.stage_cuts import default_stage_layers
+from perfmodel.workload.models import hub_id_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +42,45 @@ class ExportedPlan:
         return list(self.files)[-1]
 
 
+def facts_of_plan(plan: Plan, cluster: Cluster) -> dict[str, Any]:
+    """Return the facts of a plan: the names in a table's expressions for exported keys."""
+    job, layout, model = plan.job, plan.layout, plan.job.transformer
+    per_node = min(cluster.chips_per_node, plan.num_chips)
+    facts: dict[str, Any] = dict.fromkeys((*SETTING_NAMES, "lora_rank", "lora_modules", "base_format", "adapters"))
+    facts |= plan_facts(plan) | dict(plan.framework.settings)
+    facts |= {
+        "chips_per_node": per_node,
+        "nodes": -(-plan.num_chips // per_node),
+        "dp": layout.data_parallel,
+        "ep": plan.ep,
+        "etp": plan.etp,
+        "dispatcher": str(plan.dispatcher),
+        "accumulation": plan.num_microbatches,
+        "stage_layers": list(plan.stage_layers),
+        "even_stages": len(set(plan.stage_layers)) == 1 and plan.stage_layers == default_stage_layers(job, layout.pp, plan.virtual_stages),
+        "recompute_operators": list(plan.recompute_operators),
+        "recompute_modules": [name for name, operators in MODULES.items() if set(operators) <= set(plan.recompute_operators)],
+        "fp8": str(job.precision).startswith(("fp8", "mxfp8")),
+        "capacity_factor": job.routing.capacity_factor or None,
+        "model_id": hub_id_of(model.name),
+        "chip": cluster.chip.name,
+        "vendor": cluster.chip.vendor,
+        "pools": len(cluster.pools),
+        "has_latent": model.latent is not None,
+        "has_states": model.mamba is not None or model.delta is not None,
+        "dense_layers": sum(kind.count for kind in model.kinds if kind.feed_forward == "dense"),
+    }
+    if facts["cp_form"] is None and plan.rule_set in ULYSSES_RULES:
+        facts["cp_form"] = ULYSSES
+    if not job.train.is_full:
+        facts |= {"lora_rank": job.train.rank, "lora_modules": list(job.train.targets) or None, "base_format": job.train.base or None}
+        facts["adapters"] = "dora" if job.train.decomposes else "lora"
+    facts |= {f"model.{field.name}": getattr(model, field.name) for field in fields(model)}
+    if model.experts is not None:
+        facts |= {f"experts.{field.name}": getattr(model.experts, field.name) for field in fields(model.experts)}
+    return facts
+
+
 def write_config(
     facts: Mapping[str, Any], table: FrameworkTable, *, prediction: Prediction | None, stem: str = "plan", launcher: str = TORCHRUN
 ) -> ExportedPlan:
@@ -45,20 +89,19 @@ def write_config(
     prediction   has the numbers in comments; None: no comments
     """
     launched_by = launcher_named(launcher)
-    names = {**facts, "stem": stem, "framework": table.framework, "profile": table.profile}
-    for name, expression in table.let:
-        names[name] = _value(expression, names)
-    for rule in table.cannot:
-        if _value(rule.when, names):
-            raise InputError(f"{table.framework}: {_filled(rule.say, names)}")
-    notes = tuple(_filled(rule.say, names) for rule in table.lossy if _value(rule.when, names))
+    given = {**facts, "stem": stem, "framework": table.framework, "profile": table.profile}
+    names = names_of(table.framework, table.let, table.cannot, given)
+    header = _header(table, prediction)
     files: dict[str, str] = {}
     options: dict[str, Any] = {}
     flags: list[tuple[str, Any, str]] = []
     for output in table.outputs:
-        if not _value(output.when, names):
+        if not evaluate(output.when, names):
             continue
-        lines = list(_lines(output, names, prediction, dict(table.let)))
+        lines: list[tuple[str, Any, str]] = []
+        for key, expression in output.keys.items():
+            if expression is not None and (value := evaluate(expression, names)) is not None:
+                lines.append((key, value, "" if isinstance(value, list) else _comment(table.let.get(expression, expression), prediction)))
         options |= {key: value for key, value, _ in lines}
         if output.form == "flags":
             flags = lines
@@ -67,43 +110,22 @@ def write_config(
         elif output.form == "overrides":
             flags = [(f"{key}=", value, comment) for key, value, comment in lines]
         else:
-            files[_filled(output.name, names)] = _text(output, lines, _header(table, prediction), names)
-    program, header = _filled(table.launch, names), _header(table, prediction)
-    files, more = launch_file(launched_by, program, flags, header=header, configs=files, names=names)
-    return ExportedPlan(framework=table.framework, files=files, options=options, notes=(*notes, *more))
-
-
-def _value(expression: str, names: Mapping[str, Any]) -> Any:
-    return evaluate(expression, names, _FUNCTIONS)
-
-
-def _filled(text: str, names: Mapping[str, Any]) -> str:
-    return filled(text, names, _value)
-
-
-def _lines(
-    output: WrittenFile, names: Mapping[str, Any], prediction: Prediction | None, let: Mapping[str, str]
-) -> Iterator[tuple[str, Any, str]]:
-    """Yield key, value and comment of each option of the plan."""
-    for key, value in output.always.items():
-        yield key, value, ""
-    for key, expression in output.keys.items():
-        value = _value(expression, names) if expression is not None else None
-        if value is not None:
-            yield key, value, "" if isinstance(value, list) else _comment(let.get(expression, expression), prediction)
+            files[filled(output.name, names)] = _text(output, lines, header, names)
+    command = filled(table.launch, names, 1000)
+    files, notes = launch_file(launched_by, command, flags, header=header, configs=files, names=names)
+    return ExportedPlan(framework=table.framework, files=files, options=options, notes=(*sentences(table.lossy, names), *notes))
 
 
 def _comment(expression: str, prediction: Prediction | None) -> str:
     """Return the parts of time and the memory that the first fact of an expression determines."""
-    if prediction is None:
+    determines = common_rules()["determines"]
+    determined = next((determines[name] for name in re.findall(r"[a-z_.]+", expression) if name in determines), None)
+    if prediction is None or determined is None:
         return ""
-    fact = next((name for name in re.findall(r"[a-z_.]+", expression) if name in DECIDES), None)
-    if fact is None:
-        return ""
-    parts, classes = DECIDES[fact]
-    times = [f"{name.replace('_', ' ')} {format_time(prediction.parts[name])}" for name in parts if prediction.parts.get(name)]
-    sizes = [f"{name} {format_bytes(prediction.memory[name])}" for name in classes if prediction.memory.get(name)]
-    return ", ".join([*times, *sizes])
+    parts = [(name, time) for name in determined.get("time", ()) if (time := prediction.parts.get(name))]
+    classes = [(name, size) for name in determined.get("memory", ()) if (size := prediction.memory.get(name))]
+    times = [f"{name.replace('_', ' ')} {format_time(time)}" for name, time in parts]
+    return ", ".join([*times, *(f"{name} {format_bytes(size)}" for name, size in classes)])
 
 
 def _header(table: FrameworkTable, prediction: Prediction | None) -> list[str]:
@@ -134,9 +156,9 @@ def _text(output: WrittenFile, lines: Sequence[tuple[str, Any, str]], header: Se
         return json.dumps(_plain(tree), indent=2) + "\n"
     head = [f"# {line}" for line in header]
     if output.form == "python":
-        body: Iterator[str] = iter([_filled(output.head.rstrip(), names), *_python(tree, output.calls, 2), "    )"])
+        body = [filled(output.head.rstrip(), names), *_python(tree, output.calls, 2), "    )"]
     else:
-        body = _yaml(tree, 0) if output.form == "yaml" else _toml(tree, "")
+        body = list(_yaml(tree, 0) if output.form == "yaml" else _toml(tree, ""))
     return "\n".join([*head, *body]) + "\n"
 
 
@@ -182,28 +204,3 @@ def _python(tree: Mapping[str, Any], calls: Mapping[str, str], depth: int) -> It
 
 def _scalar(value: object) -> str:
     return re.sub(r"^(-?\d+)(e[-+]\d+)$", r"\1.0\2", json.dumps(value, ensure_ascii=False))  # YAML 1.1 reads 1e-08 as text
-
-
-# --- functions of expressions -------------------------------------------------------------------------------------------------
-
-
-def _module_names(stage_layers: Sequence[int], head: str = "output") -> list[list[str]]:
-    """Return torchtitan's modules of each stage: embedding first, norm and head last."""
-    modules: list[list[str]] = []
-    layer = 0
-    for count in stage_layers:
-        modules.append([f"layers.{index}" for index in range(layer, layer + count)])
-        layer += count
-    modules[0].insert(0, "tok_embeddings")
-    modules[-1] += ["norm", head]
-    return modules
-
-
-def _megatron_layout(stage_layers: Sequence[int]) -> str:
-    """Return Megatron's layout of stages: `Et*7|t*9|t*7L`."""
-
-    stages = [f"t*{count}" if count else "" for count in stage_layers]
-    return f"E{'|'.join(stages)}L"
-
-
-_FUNCTIONS: Mapping[str, Callable[..., Any]] = {"module_names": _module_names, "megatron_layout": _megatron_layout}

@@ -214,7 +214,7 @@ def step_columns(estimator: Estimator, plans: Sequence[Plan], columns: PlanColum
     m, v = columns.num_microbatches, _column(plan.virtual_stages for plan in plans)
     regions = once(micro, ("regions", first.recompute), lambda: region_times(micro, profile, first.recompute, tp))
     scattered = columns.is_scattered
-    seq_len = _column(columns.seq_lens)
+    seq_len = _column(plan.job.seq_len for plan in plans)
     hop = once(
         micro,
         ("hop", *once.layout),

@@ -168,15 +168,10 @@ def with_kept_programs(estimator: Estimator) -> Estimator:
 
 
 def with_rates_of(profile: ExecutionProfile, machine: Machine) -> Machine:
-<<<<<<< HEAD
-    """Return the machine with the framework's matmul rates and its generation of fused attention, where the calibration's differ."""
-    attention = profile.rates.attention_rate_fraction * machine.fused_attention.generations.get(profile.kernels.attention_kernel, 1.0)
-=======
     """Return the machine with the framework's matmul rates, attention kernel and algorithms of collectives, where these differ."""
     if profile.communication.flat_rings:
         machine = replace(machine, links=machine.links.flat())
-    attention = profile.rates.attention_rate_fraction * machine.attention_generations.get(profile.kernels.attention_kernel, 1.0)
->>>>>>> mixed
+    attention = profile.rates.attention_rate_fraction * machine.fused_attention.generations.get(profile.kernels.attention_kernel, 1.0)
     matmul = profile.rates.matmul_rate_fraction
     if attention != 1.0:
         rates = {name: replace(kernel, flop_rate=kernel.flop_rate * attention) for name, kernel in machine.attention.items()}
@@ -411,16 +406,9 @@ def _part_times(
     """Return the parts of a step as columns of machines. pass_times: forward and backward of a micro-batch on each rank. [s]"""
     profile = estimator.profile
     stages, regions, micro, outside = columns.plans.stages, columns.regions, columns.plans.micro, columns.outside_pipeline
-<<<<<<< HEAD
     m, p = scalar(columns.plans.num_microbatches), float(plan.layout.pp)
-    weights, rank_time = stages.runs[critical], pass_times[critical]
-    if rank is not None:
-        weights = rank_runs(stages.regions, estimator.programs.stage_layers(plan), plan.layout.pp, rank)
-=======
-    m, p = float(plan.num_microbatches), float(plan.layout.pp)
     weights, rank_time = stages.runs[critical] if runs is None else runs, pass_times[critical]
     if runs is not None:
->>>>>>> mixed
         passes = zip(weights, regions.forward, regions.backward, strict=True)
         rank_time = sum(times * scalar(forward + backward) for times, forward, backward in passes if times)
     detail: dict[str, Any] = dict.fromkeys(PARTS, 0.0)

@@ -518,15 +518,8 @@ def hop_time(
     If tp ranks hold equal copies, the profile may send the tensor in tp parts and gather it (Megatron's scatter-gather). If it sends
     activations and gradients differently, the time is their mean.
     """
-<<<<<<< HEAD
-    ranks = grid.degree["pp"]
-    runtime = np.minimum(ranks - 1.0, 1.0) * machine.host.times.get("pipeline_send", 0.0)
-    if is_scattered or not profile.communication.scatters_pipeline_sends:
-        return send_time(boundary, ranks, grid.hop, machine) + runtime
-    send = send_time(boundary / tp, ranks, grid.hop, machine)
-=======
     ranks, options = grid.degree["pp"], profile.communication
-    runtime = np.minimum(ranks - 1.0, 1.0) * machine.host_times.get("pipeline_send", 0.0)
+    runtime = np.minimum(ranks - 1.0, 1.0) * machine.host.times.get("pipeline_send", 0.0)
     is_split = options.scatters_pipeline_sends and not is_scattered
     part = boundary / tp if is_split else boundary
     forward = backward = send_time(part, ranks, grid.hop, machine)
@@ -534,7 +527,6 @@ def hop_time(
         forward = send_time(part + MASK_BYTES * seq_len**2, ranks, grid.hop, machine)
     if not is_split:
         return (forward + backward) / 2.0 + runtime
->>>>>>> mixed
     members = np.where(ranks > 1, tp, 1.0)
     group_inside = [np.minimum(tier, members) for tier in grid.group_inside(TENSOR_AXES)]
     gather = collective_time(CollectiveKind.ALL_GATHER, boundary, group_size=members, inside=group_inside, machine=machine)

@@ -124,10 +124,6 @@ class _Piece:
 
 def rank_timelines(estimator: Estimator, plan: Plan, ranks: Sequence[int], detail: Detail | None = None) -> list[RankTimeline]:
     """Return the timelines of ranks of a plan. detail None: the finest level with at most `MOST_SPANS` spans."""
-<<<<<<< HEAD
-    step = _Step(estimator, plan, step_columns(estimator, [plan]))
-=======
->>>>>>> mixed
     stages = {rank: place_of(plan, rank)["pp"] if plan.layout.pp > 1 else 0 for rank in ranks}
     pools = {rank: pools_of_pipeline(estimator, plan, rank) if isinstance(estimator, MixedEstimator) else () for rank in ranks}
     steps = _steps(estimator, plan)
@@ -191,9 +187,9 @@ class _Step:
         starts = pass_starts(self.orders, forward, backward, hop=scalar(columns.hop) if p > 1 else 0.0)
         lengths = {FORWARD: forward, BACKWARD: backward}
         ends: list[list[float]] = []
-        for rank, order in enumerate(self.orders):
-            ends.append([start + lengths[kind][chunk * p + rank] for start, (kind, chunk, _) in zip(starts[rank], order, strict=True)])
-        self.counts = [Counter((kind, chunk) for kind, chunk, _ in order) for order in self.orders]
+        for rank, passes in enumerate(self.orders):
+            ends.append([start + lengths[kind][chunk * p + rank] for start, (kind, chunk, _) in zip(starts[rank], passes, strict=True)])
+        self.counts = [Counter((kind, chunk) for kind, chunk, _ in passes) for passes in self.orders]
         last = max(rank[-1] for rank in ends)
         self.idle = [[max(b - a, 0.0) for a, b in zip([0.0, *ends[i]], [*starts[i], last], strict=True)] for i in range(p)]
 
@@ -211,15 +207,8 @@ class _Step:
 
     def timeline(self, stage: int, detail: Detail) -> RankTimeline:
         """Return the timeline of a pipeline stage."""
-<<<<<<< HEAD
-        parts = rank_parts(self.estimator, self.plan, self.columns, stage)
-        templates = {key: self.pieces(stage, *key, detail) for key in self.counts[stage]}
-=======
         parts = rank_parts(self.estimators[stage], self.plan, self.columns, self.runs[stage])
-        passes = self.orders[stage]
-        number = Counter((kind, chunk) for kind, chunk, _ in passes)
-        templates = {key: self.pieces(stage, *key, detail) for key in number}
->>>>>>> mixed
+        templates = {key: self.pieces(stage, *key, detail) for key in self.counts[stage]}
         others, fixed = self.other_pieces(parts)
         natural = defaultdict[str, float](float)
         for key, pieces in templates.items():
@@ -249,12 +238,7 @@ class _Step:
             shown = [*others["before"], *others[kind], *others["after"]]
             drawn.hidden([*scaled, *self.under(stage, chunk, kind, is_last=i + 1 == len(self.orders[stage]), exposed=shown)], length)
             drawn.add(pieces)
-<<<<<<< HEAD
         drawn.add([*self.gap(idle[-1] * stretch, sends), *others["after"]])
-=======
-        drawn.add([*_gap(idle[-1] * stretch, sends), *others["after"]])
-        saved, moment, classes = reserved_on_rank(self.estimators[stage], self.plan, stage)
->>>>>>> mixed
         step_time = float(self.columns.step_time[0])
         moment, memory = self.memory(stage, pass_spans, step_time)
         return RankTimeline(
@@ -272,18 +256,9 @@ class _Step:
 
     def other_pieces(self, parts: Mapping[str, float]) -> tuple[dict[str, list[_Piece]], dict[str, float]]:
         """Return the pieces outside operators (before all passes, in each pass, after all passes), and their times by part. [s]"""
-        columns, plan, plans, profile = self.columns, self.plan, self.columns.plans, self.estimator.profile
+        columns, plan, plans, profile = self.columns, self.plan, self.columns.plans, self.estimators[0].profile
         waits = exposed_each_microbatch(
-<<<<<<< HEAD
             plans.terms, columns.regions, plans.stages, schedule=plan.schedule, num_ranks=plans.grid.degree["pp"], profile=profile
-=======
-            columns.plans.terms,
-            columns.regions,
-            columns.plans.stages,
-            schedule=plan.schedule,
-            num_ranks=columns.plans.grid.degree["pp"],
-            profile=self.estimators[0].profile,
->>>>>>> mixed
         )
         times = {name: parts.get(name, 0.0) for name in ("weight_casts", *_DATA, "gradient_accumulation", "optimizer")}
         times |= {f"{EXCHANGED}_communication": scalar(columns.outside_pipeline.ends), "host": columns.outside_pipeline.constant}
@@ -330,7 +305,7 @@ class _Step:
 
         Temporary buffers and gathered parameters are drawn at the peak only.
         """
-        saved, moment, classes = reserved_on_rank(self.estimator, self.plan, stage)
+        saved, moment, classes = reserved_on_rank(self.estimators[stage], self.plan, stage)
         order, in_flight = self.orders[stage], [0.0]
         for kind, chunk, _ in order:
             in_flight.append(in_flight[-1] + len(self.order[chunk * self.p + stage]) * (1.0 if kind == FORWARD else -1.0))

@@ -138,6 +138,12 @@ def _space_of(plan: Plan, knobs: Mapping[str, int | str | bool], **more: Any) ->
     return Space(fixed=fixed, rules=_rules_to_try(plan, knobs), dispatchers=dispatchers, **more)
 
 
+def space_around(plan: Plan, fixed: Mapping[str, int | str | bool]) -> Space:
+    """Return the plans with these knobs that have the order and the stages of a plan, and its rules if they are the user's own."""
+    rules = default_rule_sets() if plan.rules in default_rule_sets() else (plan.rules,)
+    return Space(fixed=fixed, orders=(plan.order,), stage_layers=plan.stage_layers, rules=rules)
+
+
 def changed_knobs(plan: Plan, other: Plan) -> dict[str, int | str | bool]:
     """Return the knobs in which `other` differs from `plan`, with the values of `other`."""
     before, after = plan_knobs(plan), plan_knobs(other)
@@ -260,8 +266,7 @@ def _turned(against: _Comparison, turned: Mapping[str, int | str | bool], frees:
         fixed.pop("dp_shard" if layout.dp_replicate == 1 else "dp_replicate")
         if layout.dp_replicate > 1 and layout.dp_shard > 1:
             fixed.pop("dp_shard")
-    rules = default_rule_sets() if plan.rules in default_rule_sets() else (plan.rules,)
-    around = Space(fixed=fixed, orders=(plan.order,), stage_layers=plan.stage_layers, rules=rules)
+    around = space_around(plan, fixed)
     state = against.sweep(around)
     for freed in _FREED if frees else ():
         if state.num_evaluated:

@@ -72,7 +72,7 @@ def search_mixed(
             number, interrupted = max(number, state.num_evaluated), interrupted or state.interrupted
             for plan_id in dict.fromkeys(int(i) for kept in (state.best_time, state.front, state.least) for i in kept.ids):
                 # equal plans of two kinds of chips differ in the names of cluster and calibration alone
-                yield replace(state.plan(plan_id), cluster=estimator.cluster.name, calibration=estimator.machine.calibration)
+                yield replace(state.plan(plan_id), cluster=estimator.cluster.name, calibration=estimator.machine.basis.calibration)
 
     # the plans with the least memory may have a cp and tp group on two kinds of chips
     spaces = [space] if "cp" in space.fixed else [space, replace(space, fixed={**space.fixed, "cp": 1})]

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import product
 
 from perfmodel.cost.estimate import Estimator
 from perfmodel.foundation.memory_headroom import MOST_HOST_MEMORY
-from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets
 from perfmodel.parallel.framework_ref import FrameworkRef
 from perfmodel.parallel.layout import AttentionKernel, Recompute
 from perfmodel.parallel.offloads import OFFLOADS
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.stage_cuts import default_stage_layers
-from perfmodel.planner.explain import changed_knobs, plan_knobs
+from perfmodel.planner.explain import changed_knobs, plan_knobs, space_around
 from perfmodel.planner.limits import Prober, chip_counts, fewest_chips
 from perfmodel.planner.result import FittingChange
 from perfmodel.planner.uniform.quickest import best_plan
@@ -55,6 +55,7 @@ class RemedyConditions:
     small_loss      form of the loss that keeps few logits, if the framework has one; empty: none, or one is stated
     any_framework   plans that the framework cannot run are remedies too
     least_zero      least ZeRO stage of a plan
+    changes         settings of the job in addition to its own, as flags
     """
 
     estimator: Estimator
@@ -65,6 +66,7 @@ class RemedyConditions:
     risk: float | None
     any_framework: bool
     least_zero: int = 0
+    changes: Mapping[str, Knob] = field(default_factory=dict)
 
     def space(self, space: Space) -> Space:
         """Return the part of a space that satisfies the conditions."""
@@ -75,13 +77,6 @@ class RemedyConditions:
 
     def best(self, space: Space, attention: AttentionKernel, recompute_operators: tuple[str, ...] | None = None) -> Prediction | None:
         """Return the fastest plan of the space that fits."""
-        best = self._fastest(space, attention, recompute_operators)
-        if best is not None and best.host_memory > MOST_HOST_MEMORY and "recompute" not in space.fixed:
-            fixed = {**space.fixed, "recompute": str(Recompute.FULL)}
-            best = self._fastest(replace(space, fixed=fixed), attention, recompute_operators)
-        return best
-
-    def _fastest(self, space: Space, attention: AttentionKernel, recompute_operators: tuple[str, ...] | None) -> Prediction | None:
         best = best_plan(
             self.estimator,
             self.space(space),
@@ -90,7 +85,11 @@ class RemedyConditions:
             attention=attention,
             recompute_operators=recompute_operators,
         )
-        return None if best is None else self.predict(best[1])
+        prediction = None if best is None else self.predict(best[1])
+        if prediction is not None and prediction.host_memory > MOST_HOST_MEMORY and "recompute" not in space.fixed:
+            fixed = {**space.fixed, "recompute": str(Recompute.FULL)}
+            return self.best(replace(space, fixed=fixed), attention, recompute_operators)
+        return prediction
 
     def predict(self, plan: Plan) -> Prediction:
         return self.estimator.predict(plan, memory_headroom=self.memory_headroom, risk=self.risk)
@@ -102,69 +101,54 @@ class RemedyConditions:
         return prediction.fits and prediction.plan.zero >= self.least_zero and (self.any_framework or not prediction.not_runnable)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Switches:
-    """Settings that a job may have in addition: a loss that keeps few logits, an offload, both, or none.
-
-    conditions   conditions of the job with these settings
-    changes      the settings as flags
-    """
-
-    conditions: RemedyConditions
-    changes: Mapping[str, Knob]
-
-
-def _switches(conditions: RemedyConditions) -> list[_Switches]:
-    """Return the additional settings that the framework offers, the fewest first."""
-    stated = FrameworkRef.parse(conditions.estimator.profile.name).settings
+def _with_settings(conditions: RemedyConditions) -> list[RemedyConditions]:
+    """Return the conditions with each set of settings that the framework offers: none, a loss that keeps few logits, an offload, both."""
+    profile = conditions.estimator.profile
+    stated = FrameworkRef.parse(profile.name).settings
     options = []
-    for loss in ("", conditions.small_loss) if conditions.small_loss else ("",):
-        for offload in ("", *conditions.estimator.profile.runs.offloads):
-            names = offload.split(",") if offload else []
-            settings: dict[str, bool | str] = {OFFLOADS[name]: True for name in names} | ({"loss": loss} if loss else {})
-            switched = conditions.with_settings(settings) if settings else conditions
-            if switched is None:
-                continue
-            stages = [_LEAST_ZERO.get(name, 0) for name in names]
-            if conditions.estimator.cluster.num_chips == 1:
-                stages = [stage for stage in stages if stage > 1]
-            changes: dict[str, Knob] = {"setting": f"loss={loss}"} if loss else {}
-            if names:
-                changes["offload"] = ",".join(name for name, setting in OFFLOADS.items() if name in names or stated.get(setting))
-            options.append(_Switches(conditions=replace(switched, least_zero=max(stages, default=0)), changes=changes))
-    return sorted(options, key=lambda switches: len(switches.changes))
+    for loss, offload in product(dict.fromkeys(("", conditions.small_loss)), ("", *profile.runs.offloads)):
+        names = offload.split(",") if offload else []
+        settings: dict[str, bool | str] = {OFFLOADS[name]: True for name in names} | ({"loss": loss} if loss else {})
+        option = conditions.with_settings(settings) if settings else conditions
+        if option is None:
+            continue
+        stages = [_LEAST_ZERO.get(name, 0) for name in names]
+        if conditions.estimator.cluster.num_chips == 1:
+            stages = [stage for stage in stages if stage > 1]
+        changes: dict[str, Knob] = {"setting": f"loss={loss}"} if loss else {}
+        if names:
+            changes["offload"] = ",".join(name for name, setting in OFFLOADS.items() if name in names or stated.get(setting))
+        options.append(replace(option, least_zero=max(stages, default=0), changes=changes))
+    return sorted(options, key=lambda option: len(option.changes))
 
 
 def remedies_of_plan(conditions: RemedyConditions, plan: Plan) -> tuple[FittingChange, ...]:
     """Return up to `MOST` changes with which the plan fits: the fewest changes first, then the fastest; then more chips."""
     if plan.assignment is not None:
         return ()
-    remedies = _changes_that_fit(_switches(conditions), plan)[:MOST]
+    remedies = _changes_that_fit(_with_settings(conditions), plan)[:MOST]
     if len(remedies) < MOST:
-        fixed = {knob: value for knob, value in plan_knobs(plan).items() if knob not in ("rules", "dp_replicate", "dp_shard")}
-        space = Space(fixed=fixed, orders=(plan.order,), rules=_rules(plan), stage_layers=plan.stage_layers)
-        remedies += more_chips(conditions, space, plan.attention, plan)
+        remedies += more_chips(conditions, _space_around(plan, ("dp_replicate", "dp_shard")), plan.attention, plan)
     return tuple(remedies)
 
 
-def _changes_that_fit(switches: list[_Switches], plan: Plan) -> list[FittingChange]:
+def _changes_that_fit(options: Sequence[RemedyConditions], plan: Plan) -> list[FittingChange]:
     """Return changes of the plan's knobs and settings on the same chips, the fewest first, then the fastest."""
 
     @cache
     def may_fit(index: int) -> bool:
         """Whether any plan on these chips fits with these settings."""
-        return next(_freed(switches[index], plan, _EVERYTHING), None) is not None
+        return _freed(options[index], plan, _EVERYTHING) is not None
 
     remedies: list[FittingChange] = []
-    most_changes = len(_FREED) - 1 + max(len(option.changes) for option in switches)
+    most_changes = len(_FREED) - 1 + max(len(option.changes) for option in options)
     for count in range(1, most_changes + 1):
         better = [
             remedy
-            for index, option in enumerate(switches)
+            for index, option in enumerate(options)
             if 0 <= count - len(option.changes) < len(_FREED)
             for freed in _FREED[count - len(option.changes)]
-            if not freed or may_fit(index)
-            for remedy in _freed(option, plan, freed)
+            if (not freed or may_fit(index)) and (remedy := _freed(option, plan, freed)) is not None
         ]
         for remedy in sorted(better, key=_least_change):
             if not any(_is_needless(remedy, other) for other in remedies):
@@ -185,58 +169,45 @@ def _is_needless(remedy: FittingChange, other: FittingChange) -> bool:
     return other.changes.items() <= remedy.changes.items() and not is_faster
 
 
-def _freed(switches: _Switches, plan: Plan, freed: tuple[str, ...]) -> Iterator[FittingChange]:
-    """Yield the fastest plan that fits with these settings and only the `freed` knobs changed; the plan itself if none is freed."""
-    conditions = switches.conditions
+def _freed(conditions: RemedyConditions, plan: Plan, freed: tuple[str, ...]) -> FittingChange | None:
+    """Return the fastest plan that fits with only the `freed` knobs changed; the plan itself if none is freed. None if none fits."""
     plan = replace(plan, profile=conditions.estimator.profile.name)
     prediction: Prediction | None
     if freed:
-        fixed = {knob: value for knob, value in plan_knobs(plan).items() if knob not in (*freed, "rules")}
-        layers = () if "pp" in freed else plan.stage_layers
-        space = Space(fixed=fixed, orders=(plan.order,), rules=_rules(plan), stage_layers=layers)
-        prediction = conditions.best(space, plan.attention, plan.recompute_operators)
-        if prediction is not None and "pp" in freed:
-            prediction = _with_default_stages(conditions, prediction)
+        prediction = conditions.best(_space_around(plan, freed), plan.attention, plan.recompute_operators)
+        if prediction is not None and "pp" in freed:  # no flag sets other layers of the stages than the default ones
+            best = prediction.plan
+            layers = default_stage_layers(best.job, best.layout.pp, best.virtual_stages)
+            prediction = prediction if best.stage_layers == layers else conditions.predict(replace(best, stage_layers=layers))
     else:
         prediction = conditions.predict(plan)
-    if prediction is not None and conditions.accepts(prediction):
-        yield FittingChange(changes={**switches.changes, **changed_knobs(plan, prediction.plan)}, prediction=prediction)
+    if prediction is None or not conditions.accepts(prediction):
+        return None
+    return FittingChange(changes={**conditions.changes, **changed_knobs(plan, prediction.plan)}, prediction=prediction)
 
 
-def _with_default_stages(conditions: RemedyConditions, prediction: Prediction) -> Prediction | None:
-    """Return the plan with the default layers of each stage, since no flag sets others; None where it does not fit."""
-    plan = prediction.plan
-    layers = default_stage_layers(plan.job, plan.layout.pp, plan.virtual_stages)
-    if plan.stage_layers == layers:
-        return prediction
-    by_default = conditions.predict(replace(plan, stage_layers=layers))
-    return by_default if conditions.accepts(by_default) else None
-
-
-def _rules(plan: Plan) -> tuple[RuleSet, ...]:
-    return default_rule_sets() if plan.rules in default_rule_sets() else (plan.rules,)
+def _space_around(plan: Plan, freed: tuple[str, ...]) -> Space:
+    """Return the space of the plan with some of its knobs free."""
+    space = space_around(plan, {knob: value for knob, value in plan_knobs(plan).items() if knob not in (*freed, "rules")})
+    return replace(space, stage_layers=()) if "pp" in freed else space
 
 
 def remedies_of_search(conditions: RemedyConditions, space: Space, attention: AttentionKernel) -> tuple[FittingChange, ...]:
     """Return up to `MOST` changes with which some plan fits: a knob freed, a loss that keeps few logits, an offload, more chips."""
+    one_order = replace(space, orders=space.orders[:1], lists=())
     fitting: list[FittingChange] = []
     for knob in space.fixed:
-        free = replace(
-            space,
-            fixed={name: value for name, value in space.fixed.items() if name != knob},
-            orders=space.orders[:1],
-            lists=(),
-        )
-        prediction = conditions.best(free, attention)
+        others = {name: value for name, value in space.fixed.items() if name != knob}
+        prediction = conditions.best(replace(one_order, fixed=others), attention)
         if prediction is not None:
             changes = {name: value for name, value in _given(space, prediction.plan).items() if name == knob}
             fitting.append(FittingChange(changes=changes, prediction=prediction))
     fitting.sort(key=_least_change)
-    switched = _switched(_switches(conditions), space, attention)
+    switched = _switched(_with_settings(conditions), space, attention)
     fitting = [*fitting[: MOST - 1 - len(switched)], *switched, *more_chips(conditions, space, attention, None)]
     if fitting or not space.fixed:
         return tuple(fitting)
-    free = replace(space, fixed={}, maximum={}, orders=space.orders[:1], lists=())
+    free = replace(one_order, fixed={}, maximum={})
     prediction = conditions.best(free, attention)
     remedies = (
         [FittingChange(changes={}, prediction=prediction)] if prediction is not None else more_chips(conditions, free, attention, None)
@@ -244,10 +215,10 @@ def remedies_of_search(conditions: RemedyConditions, space: Space, attention: At
     return tuple(replace(remedy, changes={**remedy.changes, **_given(space, remedy.prediction.plan)}) for remedy in remedies)
 
 
-def _switched(switches: list[_Switches], space: Space, attention: AttentionKernel) -> list[FittingChange]:
+def _switched(options: Sequence[RemedyConditions], space: Space, attention: AttentionKernel) -> list[FittingChange]:
     """Return the fewest settings with which some plan of the space fits, then the fastest."""
     for count in (1, 2):
-        predictions = [(option, option.conditions.best(space, attention)) for option in switches if len(option.changes) == count]
+        predictions = [(option, option.best(space, attention)) for option in options if len(option.changes) == count]
         fitting = [FittingChange(changes=option.changes, prediction=fastest) for option, fastest in predictions if fastest is not None]
         if fitting:
             return [min(fitting, key=_least_change)]
@@ -262,31 +233,26 @@ def _given(space: Space, plan: Plan) -> dict[str, Knob]:
 
 def more_chips(conditions: RemedyConditions, space: Space, attention: AttentionKernel, plan: Plan | None) -> list[FittingChange]:
     """Return the fewest chips with which some plan of the space fits, as in `perfmodel limits`; empty where there are none."""
-    estimator, job = conditions.estimator, conditions.estimator.job
+    estimator, job, fixed = conditions.estimator, conditions.estimator.job, space.fixed
     candidates = [count for count in chip_counts(estimator) if count > estimator.cluster.num_chips]
+    if fixed.keys() >= {"pp", "cp", "tp"} and ("dp" in fixed or fixed.keys() >= {"dp_replicate", "dp_shard"}):
+        given = math.prod(int(fixed.get(axis, 1)) for axis in ("pp", "dp", "dp_replicate", "dp_shard", "cp", "tp"))
+        candidates = [count for count in candidates if count == given]  # all degrees are fixed: their product is the number of chips
     if not candidates:
         return []
-    space = conditions.space(space)
     prober = Prober(
         make=conditions.make,
         seq_len=job.seq_len,
         chips=estimator.cluster.num_chips,
         global_batch=job.global_batch,
-        space=replace(space, orders=space.orders[:1], lists=()),
+        space=replace(conditions.space(space), orders=space.orders[:1], lists=()),
         attention=attention,
         headroom=conditions.memory_headroom,
         risk=conditions.risk,
     )
-    given = math.prod(int(space.fixed.get(axis, 1)) for axis in ("pp", "dp", "dp_replicate", "dp_shard", "cp", "tp"))
-    if all(axis in space.fixed for axis in ("pp", "cp", "tp")) and (
-        "dp" in space.fixed or {"dp_replicate", "dp_shard"} <= space.fixed.keys()
-    ):
-        candidates = [count for count in candidates if count == given]  # all degrees are fixed: their product is the number of chips
-        if not candidates:
-            return []
     limit = fewest_chips(prober, candidates)
-    if not limit.prediction:
-        return []
-    prediction = limit.prediction[0]
-    changes: dict[str, Knob] = {"chips": limit.value}
-    return [FittingChange(changes=changes | (changed_knobs(plan, prediction.plan) if plan is not None else {}), prediction=prediction)]
+    chips: dict[str, Knob] = {"chips": limit.value}
+    return [
+        FittingChange(changes=chips | ({} if plan is None else changed_knobs(plan, prediction.plan)), prediction=prediction)
+        for prediction in limit.prediction
+    ]

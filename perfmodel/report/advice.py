@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.parallel.framework_ref import SETTING_NAMES, settings_text
 from perfmodel.parallel.prediction import PROBABILITY, Prediction, probability_cell
 from perfmodel.report.predictions import plan_line, prediction_object
-from perfmodel.report.remedies import flags_text, remedies_objects
+from perfmodel.report.remedies import flags_text, remedies_objects, result_cells, result_object
 from perfmodel.report.table import Table, percent
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from perfmodel.planner.result import FittingChange
 
 #: Parts of a step that are model compute; the others are exposed communication, waiting and bookkeeping.
@@ -22,42 +21,50 @@ _WORK = ("forward", "backward")
 _COMMUNICATION = ("communication", "gather", "reduction")
 
 
-class _Change(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvisedChange:
+    """Changes of a plan that make it faster. changed: other knobs that follow; gain: saved share of the step time."""
+
+    changes: Mapping[str, int | str | bool]
+    changed: Mapping[str, int | str | bool]
+    prediction: Prediction
+    gain: float
+
     @property
-    def changes(self) -> Mapping[str, int | str | bool]: ...
-    @property
-    def changed(self) -> Mapping[str, int | str | bool]: ...
-    @property
-    def prediction(self) -> Prediction: ...
-    @property
-    def gain(self) -> float: ...
+    def is_pair(self) -> bool:
+        return len(self.changes) > 1
 
 
-class _Option(Protocol):
-    @property
-    def option(self) -> str: ...
-    @property
-    def before(self) -> Any: ...
-    @property
-    def after(self) -> Any: ...
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionChange:
+    """One option of the framework: its current and its advised value; None where it is absent."""
+
+    option: str
+    before: Any
+    after: Any
 
 
-class _Advice(Protocol):
-    @property
-    def framework(self) -> str: ...
-    @property
-    def prediction(self) -> Prediction: ...
-    @property
-    def changes(self) -> Sequence[_Change]: ...
-    @property
-    def best(self) -> Sequence[Prediction]: ...
-    @property
-    def diff(self) -> Sequence[_Option]: ...
-    @property
-    def remedies(self) -> Sequence[FittingChange]: ...
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """Result of `advise`.
+
+    prediction   of the current setup
+    changes      the most helpful changes that fit, single ones and pairs, the fastest first
+    best         the best plan of a search; empty if no plan fits
+    diff         the best plan in the framework's options
+    remedies     the smallest changes that fit, if the setup does not
+    """
+
+    framework: str
+    prediction: Prediction
+    changes: tuple[AdvisedChange, ...]
+    best: tuple[Prediction, ...]
+    diff: tuple[OptionChange, ...]
+    remedies: tuple[FittingChange, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
-def advice_object(advice: _Advice) -> dict[str, Any]:
+def advice_object(advice: Advice) -> dict[str, Any]:
     """Return the advice as the `--json` object, in SI units."""
     return {
         "framework": advice.framework,
@@ -68,9 +75,7 @@ def advice_object(advice: _Advice) -> dict[str, Any]:
                 "changes": dict(change.changes),
                 "follows": dict(change.changed),
                 "gain": change.gain,
-                "step_time": change.prediction.step_time,
-                "memory": change.prediction.memory["total"],
-                "fits_probability": change.prediction.fits_probability,
+                **result_object(change.prediction),
             }
             for change in advice.changes
         ],
@@ -80,21 +85,15 @@ def advice_object(advice: _Advice) -> dict[str, Any]:
     }
 
 
-def changes_table(advice: _Advice) -> Table:
+def changes_table(advice: Advice) -> Table:
     """Return the table of the most helpful changes, fastest first."""
+    cells = [(change, result_cells(change.prediction)) for change in advice.changes]
     return Table(
         title="Changes that help most, alone and in pairs" if advice.prediction.fits else "Changes of one knob or setting that fit",
         headers=("change", "step time", "gain", "memory", PROBABILITY, "with"),
         rows=tuple(
-            (
-                _text(change.changes),
-                format_step(change.prediction.step_time),
-                f"{100 * change.gain:+.1f} %",
-                format_bytes(change.prediction.memory["total"]),
-                probability_cell(change.prediction.fits_probability),
-                _text(change.changed) or "-",
-            )
-            for change in advice.changes
+            (_text(change.changes), time, f"{100 * change.gain:+.1f} %", memory, probability, _text(change.changed) or "-")
+            for change, (time, memory, probability) in cells
         ),
         right=("step time", "gain", "memory", PROBABILITY),
         fold=("change", "with"),
@@ -102,13 +101,14 @@ def changes_table(advice: _Advice) -> Table:
 
 
 def _text(changes: Mapping[str, int | str | bool]) -> str:
-    settings = {name: value for name, value in changes.items() if name in SETTING_NAMES}
     knobs = flags_text({name: value for name, value in changes.items() if name not in SETTING_NAMES})
-    named = [f"--setting {name}" if value is True else f"--setting {name}={value}" for name, value in settings.items()]
-    return " ".join([*([knobs] if knobs else []), *named])
+    settings = [
+        f"--setting {name}" if value is True else f"--setting {name}={value}" for name, value in changes.items() if name in SETTING_NAMES
+    ]
+    return " ".join(filter(None, [knobs, *settings]))
 
 
-def gain_line(advice: _Advice) -> str:
+def gain_line(advice: Advice) -> str:
     """Return one sentence that compares the best plan with the current one."""
     if not advice.best:
         return "No plan of this job fits on these chips."
@@ -123,7 +123,7 @@ def gain_line(advice: _Advice) -> str:
     return f"Best plan: {format_step(best.step_time)} a step, {how}, {memory}: {plan_line(best.plan)}{settings}"
 
 
-def diff_lines(advice: _Advice) -> Iterator[str]:
+def diff_lines(advice: Advice) -> Iterator[str]:
     """Yield the changed options as lines of a diff."""
     for option in advice.diff:
         if option.before is not None:

@@ -305,20 +305,6 @@ def sources_table(
     runs           row of the framework or engine: (record, name, source)
     """
     size = f", {format_count(model.num_parameters)} parameters" if hasattr(model, "num_parameters") else ""
-<<<<<<< HEAD
-    tiers = []
-    for tier in cluster.tiers:
-        size_and_link = f"{tier.size:,} chips, {format_bandwidth(tier.link.bandwidth)}, {format_time(tier.link.latency)}"
-        tiers.append((f"network {tier.name}", size_and_link, tier.source))
-    rows = [
-        ("model", f"{model.name}{size}", getattr(model, "source", "")),
-        ("chip", f"{chip.name}: {rate}, {memory}", chip.source),
-        ("cluster", short_name(cluster.name), cluster.source),
-        *tiers,
-        ("kernels", calibration.name or "spec sheet", calibration.source),
-        runs,
-    ]
-=======
     rows = [("model", f"{model.name}{size}", getattr(model, "source", ""))]
     for pool, calibration in zip(cluster.pools or (cluster,), calibrations, strict=True):
         chip = pool.chip
@@ -339,7 +325,6 @@ def sources_table(
             ("kernels", calibration.name or "spec sheet", calibration.source),
         ]
     rows.append(runs)
->>>>>>> mixed
     return Table(title="Sources", headers=("record", "value", "source"), rows=tuple(rows), fold=("value", "source"))
 
 

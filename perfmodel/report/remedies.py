@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.units import format_bytes, format_step
-from perfmodel.parallel.prediction import PROBABILITY, probability_cell
+from perfmodel.parallel.prediction import PROBABILITY, Prediction, probability_cell
 from perfmodel.report.table import Table
 
 if TYPE_CHECKING:
@@ -25,29 +25,35 @@ def nothing_helps(plan: Plan) -> str:
 
 def flags_text(changes: Mapping[str, int | str | bool]) -> str:
     """Return the changes as flags of `perfmodel predict`."""
-    return " ".join(_flag(knob, value) for knob, value in changes.items())
+    return " ".join(_flag(knob.replace("_", "-"), value) for knob, value in changes.items())
 
 
-def _flag(knob: str, value: int | str | bool) -> str:
-    name = knob.replace("_", "-")
+def _flag(name: str, value: int | str | bool) -> str:
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"
     return f"--{name} {value}"
+
+
+def result_cells(prediction: Prediction) -> tuple[str, str, str]:
+    """Return step time, memory and probability of fitting as cells of a table."""
+    time, memory = format_step(prediction.step_time), format_bytes(prediction.memory["total"])
+    return time, memory, probability_cell(prediction.fits_probability)
+
+
+def result_object(prediction: Prediction) -> dict[str, Any]:
+    """Return step time, memory and probability of fitting for a `--json` object."""
+    return {
+        "step_time": prediction.step_time,
+        "memory": prediction.memory["total"],
+        "fits_probability": prediction.fits_probability,
+    }
 
 
 def fitting_changes_table(remedies: Sequence[FittingChange]) -> Table:
     return Table(
         title="Smallest changes that fit: flags to add or to replace",
         headers=("flags", "step time", "memory", PROBABILITY),
-        rows=tuple(
-            (
-                flags_text(change.changes),
-                format_step(change.prediction.step_time),
-                format_bytes(change.prediction.memory["total"]),
-                probability_cell(change.prediction.fits_probability),
-            )
-            for change in remedies
-        ),
+        rows=tuple((flags_text(change.changes), *result_cells(change.prediction)) for change in remedies),
         right=("step time", "memory", PROBABILITY),
         fold=("flags",),
     )
@@ -55,12 +61,5 @@ def fitting_changes_table(remedies: Sequence[FittingChange]) -> Table:
 
 def remedies_objects(remedies: Sequence[FittingChange]) -> list[dict[str, Any]]:
     return [
-        {
-            "flags": flags_text(change.changes),
-            "changes": dict(change.changes),
-            "step_time": change.prediction.step_time,
-            "memory": change.prediction.memory["total"],
-            "fits_probability": change.prediction.fits_probability,
-        }
-        for change in remedies
+        {"flags": flags_text(change.changes), "changes": dict(change.changes), **result_object(change.prediction)} for change in remedies
     ]

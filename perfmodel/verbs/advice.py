@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.configs.tables import FrameworkTable, load_tables, plain
-from perfmodel.configs.write import write_config
+from perfmodel.configs.tables import FrameworkTable, common_rules, load_tables, plain
+from perfmodel.configs.write import facts_of_plan, write_config
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.values import optional_share
 from perfmodel.foundation.words import Words, takes
-from perfmodel.parallel.framework_ref import SETTING_NAMES
+from perfmodel.parallel.framework_ref import SETTING_NAMES, framework_named
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.offloads import OFFLOADS
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.request import Request
+from perfmodel.report.advice import Advice, AdvisedChange, OptionChange
 from perfmodel.verbs.configs import Start, overridden_plan, start_from
-from perfmodel.verbs.exporting import facts_in
 from perfmodel.verbs.requests import read_risk
 from perfmodel.verbs.searching import remedies_in, search_in
 from perfmodel.verbs.settable import faster_attention
@@ -27,66 +26,11 @@ from perfmodel.verbs.setting import Name, Setting, annotated, placed, predict_in
 
 if TYPE_CHECKING:
     from perfmodel.planner.explain import Alternative
-    from perfmodel.planner.result import FittingChange
 
-#: Settings that often reduce the step time, for frameworks with an option for them.
-SETTINGS_TO_TRY: Mapping[str, bool | str] = {
-    "compile": True,
-    "fused_optimizer": True,
-    "loss": "fused",
-    "fused_rmsnorm": True,
-    "fused_cross_entropy": True,
-    "async_tp": True,
-    "tp_async": True,
-    "gradient_bucketing": True,
-}
 #: Limits of shown single changes and pairs, and of single changes that are combined into pairs.
 MOST_SINGLE, MOST_PAIRS, MOST_IN_PAIRS = 5, 4, 4
 #: Smallest gain of a shown change, as a share of the step time.
 LEAST_GAIN = 0.005
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdvisedChange:
-    """Changes of a plan that make it faster. changed: other knobs that follow; gain: saved share of the step time."""
-
-    changes: Mapping[str, int | str | bool]
-    changed: Mapping[str, int | str | bool]
-    prediction: Prediction
-    gain: float
-
-    @property
-    def is_pair(self) -> bool:
-        return len(self.changes) > 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptionChange:
-    """One option of the framework: its current and its advised value; None where it is absent."""
-
-    option: str
-    before: Any
-    after: Any
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
-    """Result of `advise`.
-
-    prediction   of the current setup
-    changes      the most helpful changes that fit, single ones and pairs, the fastest first
-    best         the best plan of a search; empty if no plan fits
-    diff         the best plan in the framework's options
-    remedies     the smallest changes that fit, if the setup does not
-    """
-
-    framework: str
-    prediction: Prediction
-    changes: tuple[AdvisedChange, ...]
-    best: tuple[Prediction, ...]
-    diff: tuple[OptionChange, ...]
-    remedies: tuple[FittingChange, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 @takes(
@@ -146,8 +90,8 @@ def _table_of(start: Start, setting: Setting) -> FrameworkTable | None:
     tables = load_tables()
     if start.setup is not None:
         return tables[start.setup.table]
-    profile = setting.estimator.profile.name.partition("+")[0]
-    return next((table for table in reversed(list(tables.values())) if table.profile == profile and table.outputs), None)
+    profile = framework_named(setting.estimator.profile.name)
+    return next((table for table in reversed([*tables.values()]) if table.profile == profile and table.outputs), None)
 
 
 def _helpful(setting: Setting, current: Prediction, table: FrameworkTable | None, rule: Mapping[str, Any]) -> tuple[AdvisedChange, ...]:
@@ -158,11 +102,8 @@ def _helpful(setting: Setting, current: Prediction, table: FrameworkTable | None
         return ()
     single = list(_faster(setting, current, explain(setting.estimator, current.plan, **rule).neighbours))
     single.sort(key=lambda change: change.prediction.step_time)
-    combined = [
-        {**one.changes, **other.changes}
-        for one, other in combinations(single[:MOST_IN_PAIRS], 2)
-        if not set(one.changes) & set(other.changes)
-    ]
+    candidates = combinations((change.changes for change in single[:MOST_IN_PAIRS]), 2)
+    combined = [{**one, **other} for one, other in candidates if not one.keys() & other.keys()]
     pairs = _faster(setting, current, turned_plans(setting.estimator, current, combined, **rule))
     best_times = {frozenset(change.changes.items()): change.prediction.step_time for change in single}
     better = [
@@ -196,12 +137,11 @@ def _with_helpful_settings(best: Prediction, changes: Sequence[AdvisedChange], m
 
 def _faster(setting: Setting, current: Prediction, alternatives: Sequence[Alternative]) -> Iterator[AdvisedChange]:
     for alternative in alternatives:
-        if not alternative.prediction or not alternative.prediction[0].fits:
-            continue
-        gain = 1 - alternative.prediction[0].step_time / current.step_time
-        if gain > LEAST_GAIN or not current.fits:
-            prediction = annotated(alternative.prediction[0], setting)
-            yield AdvisedChange(changes=dict(alternative.knobs), changed=dict(alternative.changed), prediction=prediction, gain=gain)
+        for prediction in alternative.prediction:
+            gain = 1 - prediction.step_time / current.step_time
+            if prediction.fits and (gain > LEAST_GAIN or not current.fits):
+                prediction = annotated(prediction, setting)
+                yield AdvisedChange(changes=dict(alternative.knobs), changed=dict(alternative.changed), prediction=prediction, gain=gain)
 
 
 def _with_settings(
@@ -211,11 +151,9 @@ def _with_settings(
     memory = {name: value for name, value in rule.items() if name != "any_framework"}
     stated = current.plan.framework.settings
     kernel = faster_attention(setting.estimator.profile, setting.estimator.machine)
-    tried = {
-        name: value
-        for name, value in {**SETTINGS_TO_TRY, **({"attention_kernel": kernel} if kernel else {})}.items()
-        if table is not None and table.can_set(name, value) and (name not in stated or name == "attention_kernel")
-    }
+    settings = {**common_rules()["to_try"], **({"attention_kernel": kernel} if kernel else {})}
+    free = {name: value for name, value in settings.items() if name not in stated or name == "attention_kernel"}
+    tried = {name: value for name, value in free.items() if table is not None and table.can_set(name, value)}
     for name, value in {**tried, **{name: False for name in OFFLOADS.values() if stated.get(name)}}.items():
         try:
             changed = setting_of_plan(current.plan, settings={name: value})
@@ -243,22 +181,17 @@ def _difference(
     """Return the options in which two plans differ, and notes on options that cannot be written."""
     if table is None or before == after:
         return (), ()
-    facts = [facts_in(setting, plan) for plan in (before, after)]
+    facts = [facts_of_plan(plan, setting.cluster) for plan in (before, after)]
     notes: tuple[str, ...] = ()
+    options = [_read_as(plan_facts, start, table) for plan_facts in facts]
     if table.outputs:
         try:
             options = [dict(write_config(plan_facts, table, prediction=None).options) for plan_facts in facts]
-            return _changed(options[0], options[1]), ()
         except InputError as error:
             notes = (f"not all of it can be written: {error}",)
-    return _changed(*(_read_as(plan_facts, start, table) for plan_facts in facts)), notes
-
-
-def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[OptionChange, ...]:
-    names = dict.fromkeys((*before, *after))
-    return tuple(
-        OptionChange(option=name, before=before.get(name), after=after.get(name)) for name in names if before.get(name) != after.get(name)
-    )
+    old, new = options
+    changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return tuple(OptionChange(option=name, before=old.get(name), after=new.get(name)) for name in changed), notes
 
 
 def _read_as(facts: Mapping[str, Any], start: Start, table: FrameworkTable) -> dict[str, Any]:
@@ -270,15 +203,11 @@ def _read_as(facts: Mapping[str, Any], start: Start, table: FrameworkTable) -> d
     for name, key in entries:
         if name.startswith("env.") or key.formula or key.to in written_facts or key.to in ("chips", "nodes", "chips_per_node"):
             continue
-        value = facts.get(key.to)
-        if key.values is None:
-            if key.to in facts and value is not None:
-                options[name] = value
-                written_facts.add(key.to)
-            continue
-        for written, meaning in key.values.items():
-            wanted = meaning if isinstance(meaning, dict) else {key.to: meaning}
-            if written != "*" and all(fact and fact in facts and plain(facts[fact]) == plain(entry) for fact, entry in wanted.items()):
+        meanings = [(written, key.facts(meaning)) for written, meaning in (key.values or {}).items() if written != "*"]
+        if key.values is None and facts.get(key.to) is not None:
+            meanings = [(facts[key.to], {key.to: facts[key.to]})]
+        for written, wanted in meanings:
+            if wanted and all(fact in facts and plain(facts[fact]) == plain(entry) for fact, entry in wanted.items()):
                 options[name] = written
                 written_facts.update(wanted)
                 break

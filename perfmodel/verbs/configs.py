@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import InputError, one_line
-from perfmodel.foundation.values import several
-from perfmodel.foundation.words import words_of
+from perfmodel.foundation.files import read_yaml
+from perfmodel.foundation.values import read_integer, several
+from perfmodel.hardware.cluster import Cluster
+from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.knobs import Knobs
-from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.plan import Plan, plan_facts
 from perfmodel.parallel.request import Request
-from perfmodel.verbs.requests import make_requests, needs_chips
-from perfmodel.verbs.setting import Name, load_plan, make_job, make_setting, placed, plan_in, setting_of_plan
-from perfmodel.workload.job import Optimizer, Precision
-from perfmodel.workload.routing import BALANCED, routing_of
+from perfmodel.verbs.requests import absent_fields, make_requests, needs_chips, predict_requests, setting_of_request
+from perfmodel.verbs.setting import Name, load_plan, placed, plan_in, setting_of_plan
+from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.models import load_model
 
 if TYPE_CHECKING:
     from perfmodel.configs.read import ConfigSetup
-    from perfmodel.hardware.cluster import Cluster
     from perfmodel.parallel.serving.request import ServingRequest
 
 #: Fields that a verb accepts where a configuration lacks them.
 _ASKED = ("model", "chips", "nodes", "global_batch", "batch_tokens", "seq_len")
+_PLAN_KEYS = {"schema_version", "layout", "job", "rule_set"}
 _CONFIGS = (".toml", ".json", ".py", ".sh", ".txt", ".sbatch", ".slurm", ".bash")
 
 
@@ -58,29 +59,19 @@ class Start:
         }
 
 
-_PLAN_KEYS = ("schema_version", "layout", "job", "rule_set")
-_PLAN_KEY = re.compile(rf"^(?:{'|'.join(_PLAN_KEYS)}):", re.MULTILINE)
-
-
 def is_config(path: Plan | Name) -> bool:
     """Return whether a path is a framework's configuration, and not a plan file or the name of a plan."""
     if not isinstance(path, (str, Path)):
         return False
     file = Path(str(path).rpartition(":")[0] if ".py:" in str(path) else path)
     try:
-        if not file.is_file():
-            return file.suffix in _CONFIGS
+        is_file = file.is_file()
     except (OSError, ValueError):
         return False
-    if file.suffix not in (".yaml", ".yml", ".json"):
+    if not is_file or file.suffix not in (".yaml", ".yml", ".json"):
         return file.suffix in _CONFIGS
-    from perfmodel.foundation.files import read_text, read_yaml
-
     try:
-        # a key at the start of a line is a top-level key: most plan files need not be parsed twice
-        if file.suffix != ".json" and _PLAN_KEY.search(read_text(file, "plan")):
-            return False
-        return not set(_PLAN_KEYS) & set(read_yaml(file))
+        return not _PLAN_KEYS & read_yaml(file).keys()
     except InputError:  # the reader of each kind reports the fault
         return file.suffix == ".json"
 
@@ -99,11 +90,11 @@ def start_from(path: Plan | Name, asked: Request, *, spelled: Callable[[str], st
     cluster = _first(asked.cluster)
     facts = {name: _number(value) for name, value in given.items() if value is not None and name != "batch_tokens"}
     if cluster is not None:
-        found_cluster = _cluster_of(cluster)
-        facts["cluster_chips_per_node"] = found_cluster.chips_per_node
-        facts["has_bf16"] = "bf16" in found_cluster.chip.peak_flop_rate
+        loaded = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
+        facts["cluster_chips_per_node"] = loaded.chips_per_node
+        facts["has_bf16"] = "bf16" in loaded.chip.peak_flop_rate
         if not needs_chips(cluster):
-            facts["cluster_chips"] = found_cluster.num_chips
+            facts["cluster_chips"] = loaded.num_chips
     setup = read_setup(str(path), facts)
     if setup.serves:
         raise InputError(f"{one_line(path, 200)}: starts a {setup.framework} server; give it to `perfmodel serve`")
@@ -120,27 +111,15 @@ def overridden_plan(plan: Plan, asked: Request, *, spelled: Callable[[str], str]
         if not (asked.profile or asked.stated() or asked.calibration):
             return plan
         return placed(plan, setting_of_plan(plan, profile=asked.profile, settings=asked.stated(), calibration=asked.calibration))
-    from perfmodel.verbs.requests import predict_requests
-
     answers, _ = predict_requests(make_requests(asked, of_plan=True, spelled=spelled)[:1], (Knobs(),), plan=plan)
     return answers[0].prediction.plan
 
 
 def job_words(plan: Plan, asked: Request) -> Request:
     """Return the request with missing fields taken from the plan."""
-    job = plan.job
-    job_fields = {
-        "model": job.model,
-        "cluster": plan.cluster,
-        "chips": plan.num_chips,
-        "global_batch": job.global_batch,
-        "seq_len": job.seq_len,
-        "precision": job.precision,
-        "optimizer": job.optimizer,
-        "train": job.train,
-        "profile": plan.framework.name,
-    }
-    completed = replace(asked, **{name: value for name, value in job_fields.items() if getattr(asked, name) in (None, [], "")})
+    job_fields = plan_facts(plan) | {"model": plan.job.model}
+    names = ("model", "cluster", "chips", "global_batch", "seq_len", "precision", "optimizer", "train", "profile")
+    completed = replace(asked, **{name: job_fields[name] for name in names if getattr(asked, name) in (None, [], "")})
     return replace(completed, settings={**plan.framework.settings, **asked.stated()})
 
 
@@ -151,14 +130,10 @@ def served_from(path: Name, asked: ServingRequest) -> tuple[ServingRequest, Conf
     setup = read_setup(str(path))
     if not setup.serves:
         raise InputError(f"{one_line(path, 200)}: is a {setup.framework} training configuration; give it to `perfmodel predict`")
-    request_fields = dict(setup.request)
-    if request_fields.get("model") is not None and asked.model is None:
-        from perfmodel.workload.models import load_model
-
-        model = load_model(request_fields["model"])
-        if model.experts is None:
-            request_fields.pop("ep", None)
-    return replace(asked, **{name: value for name, value in request_fields.items() if getattr(asked, name) is None}), setup
+    words = dict(setup.request)
+    if words.get("model") is not None and asked.model is None and load_model(words["model"]).experts is None:
+        words.pop("ep", None)
+    return replace(asked, **{name: value for name, value in words.items() if getattr(asked, name) is None}), setup
 
 
 def _first(value: object) -> Any:
@@ -168,68 +143,36 @@ def _first(value: object) -> Any:
 
 
 def _number(value: object) -> Any:
-    from perfmodel.foundation.values import read_integer
-
     try:
         return read_integer(value, "number")
     except InputError:
         return value
 
 
-def _cluster_of(cluster: Name | Cluster) -> Cluster:
-    from perfmodel.hardware.cluster import Cluster
-    from perfmodel.hardware.reader import load_cluster
-
-    return cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
-
-
 def _plan_of(setup: ConfigSetup, cluster: Any, given: Mapping[str, Any], profile: Any, spelled: Callable[[str], str]) -> Plan:
     """Return the plan that a configuration describes. Raise InputError with the names of missing fields."""
-    request_fields = dict(setup.request)
+    words = {**setup.request, **({} if cluster is None else {"cluster": cluster})}
     for name in _ASKED:
         held = {"nodes": "chips", "batch_tokens": "global_batch"}.get(name, name)
-        if given[name] is not None and held not in request_fields:
-            request_fields[name] = given[name]
-    words = {
-        name: request_fields[name] for name in words_of(Request) if name in request_fields and name not in ("settings", "capacity_factor")
-    }
-    _check_complete(setup, {**words, **({} if cluster is None else {"cluster": cluster})}, spelled)
-    request = make_requests(Request(**words, cluster=cluster), spelled=spelled)[0]
-    settings = dict(request_fields.get("settings", {}))
-    batch = request.global_batch
-    if request.batch_tokens is not None:
-        batch = request.batch_tokens // request.seq_len
-    job = make_job(
-        request.model,
-        global_batch=batch,
-        seq_len=request.seq_len,
-        precision=request.precision or Precision.BF16_MIXED,
-        optimizer=request.optimizer or Optimizer.ADAMW,
-        train=request.train or "full",
-        routing=routing_of("balanced").with_capacity(request_fields["capacity_factor"])
-        if request_fields.get("capacity_factor")
-        else BALANCED,
-    )
-    chips = request.chips if request.nodes is None else request.nodes * _cluster_of(request.cluster).chips_per_node
-    setting = make_setting(job, request.cluster, chips=chips, profile=profile or request.profile, settings=settings)
-    plan = plan_in(setting, Knobs(**_applicable_knobs(setup.knobs, job.model)))
-    changes: dict[str, Any] = {}
+        if given[name] is not None and held not in setup.request:
+            words[name] = given[name]
+    _check_complete(setup, words, spelled)
+    request = make_requests(Request(**words), spelled=spelled)[0]
+    if request.batch_tokens is not None:  # whole sequences: the rest is dropped
+        request = replace(request, global_batch=request.batch_tokens // request.seq_len, batch_tokens=None)
+    setting = setting_of_request(replace(request, profile=profile or request.profile))
+    plan = plan_in(setting, Knobs(**_applicable_knobs(setup.knobs, setting.job.transformer)))
     if setup.stage_layers and plan.layout.pp > 1:
-        changes["stage_layers"] = setup.stage_layers
-    if setup.facts.get("recompute_operators"):
-        changes["recompute_operators"] = tuple(setup.facts["recompute_operators"])
-    return replace(plan, **changes) if changes else plan
+        plan = replace(plan, stage_layers=setup.stage_layers)
+    operators = setup.facts.get("recompute_operators")
+    return replace(plan, recompute_operators=tuple(operators)) if operators else plan
 
 
 def _check_complete(setup: ConfigSetup, words: Mapping[str, Any], spelled: Callable[[str], str]) -> None:
     """Raise InputError with the flags of fields that neither the configuration nor the request has."""
-    either = {"chips": "nodes", "global_batch": "batch_tokens"}
-    needed = [name for name, word in words_of(Request).items() if word.missing]
-    absent = [name for name in needed if name not in words and either.get(name, name) not in words]
-    if "cluster" in words and not needs_chips(words["cluster"]):
-        absent = [name for name in absent if name != "chips"]
-    if "chips" in absent and {"micro_batch", "accumulation"} <= setup.facts.keys():
-        absent = [name for name in absent if name != "global_batch"]  # it follows from the chips
+    absent = absent_fields({name: [value] for name, value in words.items()})
+    if "chips" in absent and setup.facts.keys() >= {"micro_batch", "accumulation"}:
+        absent.pop("global_batch", None)  # it follows from the chips
     if not absent:
         return
     sizes = {name.removeprefix("model.") for name in setup.facts if name.startswith("model.")}
@@ -239,15 +182,9 @@ def _check_complete(setup: ConfigSetup, words: Mapping[str, Any], spelled: Calla
     raise InputError(f"{', '.join(map(spelled, absent))}: missing in the file; {remedy}")
 
 
-def _applicable_knobs(knobs: Mapping[str, Any], model: object) -> dict[str, Any]:
+def _applicable_knobs(knobs: Mapping[str, Any], model: TransformerConfig) -> dict[str, Any]:
     """Return the knobs that apply to a model: expert knobs only with experts, and none of an axis of degree 1."""
-    filtered = dict(knobs)
-    if getattr(model, "experts", None) is None:
-        for name in ("ep", "etp", "dispatcher"):
-            filtered.pop(name, None)
-    if filtered.get("tp", 1) == 1:
-        filtered.pop("sequence_parallel", None)
-    if filtered.get("pp", 1) == 1:
-        for name in ("schedule", "virtual_stages"):
-            filtered.pop(name, None)
-    return filtered
+    idle = [] if model.experts is not None else ["ep", "etp", "dispatcher"]
+    idle += ["sequence_parallel"] if knobs.get("tp", 1) == 1 else []
+    idle += ["schedule", "virtual_stages"] if knobs.get("pp", 1) == 1 else []
+    return {name: value for name, value in knobs.items() if name not in idle}

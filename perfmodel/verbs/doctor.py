@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from perfmodel.cost.resolve import choose_calibration, user_folders
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.calibration import Provenance
+from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.local import gpu_names, local_cluster
 from perfmodel.hardware.reader import chip_called, list_calibrations, list_chips, load_calibration, load_chip, load_prices
 
@@ -73,37 +75,27 @@ def diagnose() -> Diagnosis:
     devices, advice = [], []
     try:
         cluster = local_cluster()
-        calibration = choose_calibration(cluster.chip)
-        is_calibrated = calibration.provenance is Provenance.CALIBRATED
-        devices.append(
-            LocalDevice(name=f"CPU: {cluster.title}", chip="localhost", calibration=calibration.name, is_calibrated=is_calibrated)
-        )
-        if not is_calibrated:
+        devices.append(_device(f"CPU: {cluster.title}", "localhost", cluster.chip))
+        if not devices[0].is_calibrated:
             advice.append("perfmodel calibrate: measures this machine's CPU, for predictions of localhost")
     except InputError as error:
         advice.append(str(error))
-    names = gpu_names()
-    for name in dict.fromkeys(names):
+    for name, count in Counter(gpu_names()).items():
         try:
             chip = chip_called(name)
         except InputError:  # the name is a prefix of several chips
             chip = ""
-        calibration_found = choose_calibration(load_chip(chip)) if chip else None
-        is_calibrated = calibration_found is not None and calibration_found.provenance is Provenance.CALIBRATED
-        label = f"{names.count(name)} x {name}"
-        devices.append(
-            LocalDevice(name=label, chip=chip, calibration=calibration_found.name if calibration_found else "", is_calibrated=is_calibrated)
-        )
+        devices.append(_device(f"{count} x {name}", chip, load_chip(chip) if chip else None))
         if not chip:
             advice.append(f"{name}: is no known chip; describe it (`perfmodel chips --template`), or see `perfmodel chips`")
-        elif not is_calibrated:
+        elif not devices[-1].is_calibrated:
             advice.append(f"{chip}: its kernels are not measured; give --calibration FILE of this chip, or fit a profile to your runs")
     if not _installed("torch"):
         advice.append(f"pip install 'perfmodel[torch]': {OPTIONAL_PARTS['torch']} need torch")
-    advice.append("perfmodel fit RUNS --save mine.yaml: a profile of your own measured runs; --profile mine.yaml then predicts with it")
-    advice.append(
-        "--profile NAME, --setting NAME=VALUE: the framework and its setup; without them the mean of the known frameworks is assumed"
-    )
+    advice += [
+        "perfmodel fit RUNS --save mine.yaml: a profile of your own measured runs; --profile mine.yaml then predicts with it",
+        "--profile NAME, --setting NAME=VALUE: the framework and its setup; without them the mean of the known frameworks is assumed",
+    ]
     folders, prices = user_folders(), load_prices().values()
     dates = sorted(load_calibration(name).date for name in list_calibrations())
     return Diagnosis(
@@ -119,3 +111,10 @@ def diagnose() -> Diagnosis:
         },
         advice=tuple(advice),
     )
+
+
+def _device(name: str, chip_name: str, chip: Chip | None) -> LocalDevice:
+    """Return a device with the state of its calibration. chip: None for an unknown one."""
+    calibration = choose_calibration(chip) if chip is not None else None
+    is_calibrated = calibration is not None and calibration.provenance is Provenance.CALIBRATED
+    return LocalDevice(name=name, chip=chip_name, calibration=calibration.name if calibration else "", is_calibrated=is_calibrated)

@@ -7,18 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from perfmodel.configs.facts import facts_of_plan
 from perfmodel.configs.launch import TORCHRUN
 from perfmodel.configs.tables import FrameworkTable, table_named
-from perfmodel.configs.write import ExportedPlan, write_config
+from perfmodel.configs.write import ExportedPlan, facts_of_plan, write_config
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
 from perfmodel.parallel.plan import Plan, plan_facts
 from perfmodel.parallel.request import Request
 from perfmodel.verbs.configs import start_from
-from perfmodel.verbs.setting import Name, Setting, load_plan, predict_in, setting_of_plan
+from perfmodel.verbs.setting import Name, load_plan, predict_in, setting_of_plan
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.models import hub_id_of
 
 #: Facts that may differ when a plan is read back: names, and facts that belong to the profile.
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
@@ -42,15 +40,10 @@ def export_plan(plan: Plan | Name, *, to: str, stem: str = "plan", launcher: str
         rule = "has a sharding for each operator, which no framework loads"
         raise bad_field("plan", loaded.job.model.name, rule, "export a plan of search")
     setting = setting_of_plan(loaded)
-    exported = write_config(facts_in(setting, loaded), table, prediction=predict_in(setting, loaded), stem=stem, launcher=launcher)
+    exported = write_config(
+        facts_of_plan(loaded, setting.cluster), table, prediction=predict_in(setting, loaded), stem=stem, launcher=launcher
+    )
     return replace(exported, notes=(*exported.notes, *_checked(exported, loaded, table)))
-
-
-def facts_in(setting: Setting, plan: Plan) -> dict[str, Any]:
-    """Return the facts of a plan on the cluster of a setting."""
-    cluster = setting.cluster
-    facts = facts_of_plan(plan, chips_per_node=cluster.chips_per_node, model_id=hub_id_of(plan.job.model.name))
-    return facts | {"chip": cluster.chip.name, "vendor": cluster.chip.vendor, "pools": len(cluster.pools)}
 
 
 def _checked(exported: ExportedPlan, plan: Plan, table: FrameworkTable) -> list[str]:
@@ -65,11 +58,10 @@ def _checked(exported: ExportedPlan, plan: Plan, table: FrameworkTable) -> list[
         except InputError:
             again = start_from(script, replace(asked, model=plan.job.model)).plan
     wanted, read_back = _compared(plan), _compared(again)
-    different = [name for name in wanted if wanted[name] != read_back[name]]
-    if different:
-        name = different[0]
-        rule = f"cannot be written for {table.framework}, whose files would mean {one_line(read_back[name], 60)}"
-        raise bad_field(name, one_line(wanted[name], 60), rule, f"change {name}, or export to another framework")
+    for name in wanted:
+        if wanted[name] != read_back[name]:
+            rule = f"cannot be written for {table.framework}, whose files would mean {one_line(read_back[name], 60)}"
+            raise bad_field(name, one_line(wanted[name], 60), rule, f"change {name}, or export to another framework")
     notes = []
     lost = {name: value for name, value in plan.framework.settings.items() if again.framework.settings.get(name) != value}
     if lost:
@@ -82,18 +74,10 @@ def _checked(exported: ExportedPlan, plan: Plan, table: FrameworkTable) -> list[
 
 def _compared(plan: Plan) -> dict[str, Any]:
     """Return the facts of a plan that its exported files must reproduce."""
-    facts = {name: value for name, value in plan_facts(plan).items() if name not in _NAMES}
-    if plan.layout.pp == 1:
-        facts.pop("schedule")
-    if plan.job.transformer.experts is None or plan.ep == 1:
-        facts.pop("dispatcher", None)
     model = plan.job.transformer
-    return {
-        **facts,
-        **{name: getattr(model, name) for name in _SIZES},
-        "stage_layers": plan.stage_layers,
-        "sequence_parallel": plan.sequence_parallel,
-    }
+    facts = plan_facts(plan) | {name: getattr(model, name) for name in _SIZES} | {"stage_layers": plan.stage_layers}
+    without = [*_NAMES, *(["schedule"] if plan.layout.pp == 1 else []), *(["dispatcher"] if plan.ep == 1 else [])]
+    return {name: value for name, value in facts.items() if name not in without}
 
 
 def write_export(exported: ExportedPlan, folder: Path) -> list[Path]:

@@ -130,13 +130,15 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
         "global_batch": largest_global_batch,
         "seq_len": longest_sequence,
     }
-    loss = small_loss(setting.estimator.profile)
-    small_profile = with_settings(setting.estimator.profile, {"loss": loss}) if loss else setting.estimator.profile
-    smaller = replace(prober, make=partial(make, profile=small_profile), estimators={}, passes={}, tables={})
 
     def with_small_loss(limit: Limit) -> Limit:
         """Return the limit; if its next value peaks in the loss, its reason includes the limit of a loss that keeps few logits."""
-        value = questions[limit.name](smaller).value if loss and limit.memory_moment == LOSS_MOMENT else limit.value
+        loss = small_loss(setting.estimator.profile) if limit.memory_moment == LOSS_MOMENT else ""
+        if not loss:
+            return limit
+        profile = with_settings(setting.estimator.profile, {"loss": loss})
+        smaller = replace(prober, make=partial(make, profile=profile), estimators={}, passes={}, tables={})
+        value = questions[limit.name](smaller).value
         return limit if value == limit.value else replace(limit, reason=f"{limit.reason}; --setting loss={loss} makes it {value:,}")
 
     fewest = with_small_loss(questions["chips"](prober))
@@ -145,7 +147,7 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
         if not fewest.value:
             raise InputError(f"chips: no number that {setting.reference} can have is enough ({fewest.reason}); free a knob")
         setting = make_setting(job, asked.cluster, chips=fewest.value, **assumed)
-        prober.chips = smaller.chips = fewest.value
+        prober.chips = fewest.value
     answers = {"chips": fewest}
     for name in ("micro_batch", "global_batch", "seq_len"):
         answers[name] = with_small_loss(questions[name](prober))

@@ -98,11 +98,7 @@ def write_service_report(
         operators=operators_of(setting, prediction) if prediction.fits else [],
         start=start,
         command=command,
-<<<<<<< HEAD
-        sources=sources_table(setting.job.model, estimator.cluster, estimator.calibration, peak, runs),
-=======
-        sources=sources_table(job.model, estimator.cluster, [estimator.calibration], peak, runs),
->>>>>>> mixed
+        sources=sources_table(setting.job.model, estimator.cluster, [estimator.calibration], peak, runs),
         result=search,
         more_notes=() if search is None else setting.notes,
     )

@@ -131,16 +131,21 @@ def _names(value: object) -> list[Any]:
 
 
 def _check_complete(asked: Mapping[str, list[Any]], spelled: Callable[[str], str]) -> None:
-    needed = {name: word.missing for name, word in words_of(Request).items() if word.missing}
-    absent = {name for name in needed if not asked[name]}
-    if asked["nodes"] or (asked["cluster"] and not any(needs_chips(cluster) for cluster in asked["cluster"])):
-        absent.discard("chips")
-    if asked["batch_tokens"]:
-        absent.discard("global_batch")
+    absent = absent_fields(asked)
     if absent:
         others = {name: spelled(name) for name in ("nodes", "batch_tokens")}
-        meanings = ((spelled(name), meaning.format(**others)) for name, meaning in needed.items() if name in absent)
+        meanings = ((spelled(name), meaning.format(**others)) for name, meaning in absent.items())
         raise InputError("; ".join(f"{name}: is missing; give {meaning}" for name, meaning in meanings))
+
+
+def absent_fields(asked: Mapping[str, list[Any]]) -> dict[str, str]:
+    """Return the required fields of a request that have no value, with their meaning."""
+    absent = {name: word.missing for name, word in words_of(Request).items() if word.missing and not asked.get(name)}
+    if asked.get("nodes") or (asked.get("cluster") and not any(needs_chips(cluster) for cluster in asked["cluster"])):
+        absent.pop("chips", None)
+    if asked.get("batch_tokens"):
+        absent.pop("global_batch", None)
+    return absent
 
 
 def needs_chips(cluster: object) -> bool:

@@ -9,91 +9,29 @@ from typing import Any
 
 from perfmodel.foundation.errors import bad_field, one_line, suggest
 from perfmodel.foundation.schema import FileModel, model_of
-
-
-def _chip() -> type[FileModel]:
-    from perfmodel.hardware.schemas import ChipFile
-
-    return ChipFile
-
-
-def _cluster() -> type[FileModel]:
-    from perfmodel.hardware.schemas import ClusterFile
-
-    return ClusterFile
-
-
-def _mixed_cluster() -> type[FileModel]:
-    from perfmodel.hardware.schemas import MixedClusterFile
-
-    return MixedClusterFile
-
-
-def _calibration() -> type[FileModel]:
-    from perfmodel.hardware.calibration import Calibration
-
-    return model_of(Calibration)
-
-
-def _chip_spec() -> type[FileModel]:
-    from perfmodel.hardware.technology import ChipSpec
-
-    return model_of(ChipSpec)
-
-
-def _technology() -> type[FileModel]:
-    from perfmodel.hardware.technology import Technology
-
-    return model_of(Technology)
-
-
-def _profile() -> type[FileModel]:
-    from perfmodel.frameworks.profile import ExecutionProfile
-    from perfmodel.frameworks.schemas import profile_model
-
-    return profile_model(ExecutionProfile)
-
-
-def _engine() -> type[FileModel]:
-    from perfmodel.frameworks.engine import ENGINE_GROUPS, Engine
-
-    return model_of(Engine, inline=tuple(ENGINE_GROUPS))
-
-
-def _plan() -> type[FileModel]:
-    from perfmodel.parallel.schemas import PlanFile
-
-    return PlanFile
-
-
-def _rule_set() -> type[FileModel]:
-    from perfmodel.parallel.schemas import RuleSetFile
-
-    return RuleSetFile
-
-
-def _study() -> type[FileModel]:
-    from perfmodel.verbs.study import study_model
-
-    return study_model()
-
+from perfmodel.frameworks.engine import ENGINE_GROUPS, Engine
+from perfmodel.frameworks.profile import ExecutionProfile
+from perfmodel.frameworks.schemas import profile_model
+from perfmodel.hardware.calibration import Calibration
+from perfmodel.hardware.schemas import ChipFile, ClusterFile, MixedClusterFile
+from perfmodel.hardware.technology import ChipSpec, Technology
+from perfmodel.parallel.schemas import PlanFile, RuleSetFile
+from perfmodel.verbs.study import study_model
 
 #: Kind of file -> factory of its model.
 KINDS: Mapping[str, Callable[[], type[FileModel]]] = {
-    "chip": _chip,
-    "cluster": _cluster,
-    "mixed-cluster": _mixed_cluster,
-    "chip-spec": _chip_spec,
-    "technology": _technology,
-    "calibration": _calibration,
-    "profile": _profile,
-    "engine": _engine,
-    "plan": _plan,
-    "rule-set": _rule_set,
-    "study": _study,
+    "chip": lambda: ChipFile,
+    "cluster": lambda: ClusterFile,
+    "mixed-cluster": lambda: MixedClusterFile,
+    "chip-spec": lambda: model_of(ChipSpec),
+    "technology": lambda: model_of(Technology),
+    "calibration": lambda: model_of(Calibration),
+    "profile": lambda: profile_model(ExecutionProfile),
+    "engine": lambda: model_of(Engine, inline=tuple(ENGINE_GROUPS)),
+    "plan": lambda: PlanFile,
+    "rule-set": lambda: RuleSetFile,
+    "study": study_model,
 }
-
-
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 #: Verb -> JSON Schema of its `--json` output, inferred from examples by `python -m tests.schemas`.
 OUTPUTS = Path(__file__).with_name("output_schemas.json")
@@ -125,33 +63,25 @@ def schema_of(kind: str) -> dict[str, Any]:
     return {"$schema": DRAFT, **schema}
 
 
-def field_rows(kind: str) -> Iterator[dict[str, Any]]:
-    """Yield field, value, whether it is required, and meaning, of each field of a kind of file; fields of a mapping follow it.
+def schema_rows(record: Mapping[str, Any], prefix: str = "", known: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield field, value, whether it is required, and meaning, of each field of a schema; fields of a mapping follow it.
 
-    Raises InputError.
+    known   records of the schema; None: the record has them
     """
-    yield from schema_rows(schema_of(kind))
-
-
-def schema_rows(schema: Mapping[str, Any], prefix: str = "") -> Iterator[dict[str, Any]]:
-    """Yield the rows of `field_rows` for a schema."""
-    yield from _rows(schema, schema.get("$defs", {}), prefix)
-
-
-def _rows(record: Mapping[str, Any], known: Mapping[str, Any], prefix: str) -> Iterator[dict[str, Any]]:
+    known = record.get("$defs", {}) if known is None else known
     for name, field in record.get("properties", {}).items():
         required = name in record.get("required", ())
-        yield {"field": prefix + name, "value": value_words(field, known), "required": required, "meaning": field.get("description", "")}
+        yield {"field": prefix + name, "value": value_words(field), "required": required, "meaning": field.get("description", "")}
         inner, mark = field, ""
         while "$ref" not in inner and ("items" in inner or isinstance(inner.get("additionalProperties"), dict)):
             mark += "[]" if "items" in inner else ".*"
             inner = inner["items"] if "items" in inner else inner["additionalProperties"]
         fields = known[inner["$ref"].rpartition("/")[2]] if "$ref" in inner else inner
-        yield from _rows(fields, known, f"{prefix}{name}{mark}.")
+        yield from schema_rows(fields, f"{prefix}{name}{mark}.", known)
 
 
-def value_words(field: Mapping[str, Any], known: Mapping[str, Any]) -> str:
-    """Return the type of a field in words. known: the records of its schema."""
+def value_words(field: Mapping[str, Any]) -> str:
+    """Return the type of a field in words."""
     if "$ref" in field:
         return "mapping"
     if "enum" in field:
@@ -160,12 +90,12 @@ def value_words(field: Mapping[str, Any], known: Mapping[str, Any]) -> str:
     if "quantity" in field:
         return f"{field['quantity'].replace('_', ' ')}, such as {field['examples'][0]}"
     if field.get("type") == "array" and "items" in field:
-        items = value_words(field["items"], known)
+        items = value_words(field["items"])
         return f"list of {items}{'s' * (items in ('text', 'whole number', 'number', 'mapping'))}"
     if field.get("type") == "object" and isinstance(field.get("additionalProperties"), dict):
-        return f"{value_words(field['additionalProperties'], known)}, by name"
+        return f"{value_words(field['additionalProperties'])}, by name"
     if "anyOf" in field:
-        return " or ".join(value_words(part, known) for part in field["anyOf"] if part.get("type") != "null")
+        return " or ".join(value_words(part) for part in field["anyOf"] if part.get("type") != "null")
     kinds = [field["type"]] if isinstance(field.get("type"), str) else field.get("type", ["anything"])
     words = " or ".join(_WORDS.get(kind, kind) for kind in kinds)
     least, most = field.get("minimum"), field.get("maximum")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.values import check_name, is_path, read_integer
 from perfmodel.foundation.words import Words, takes, words_of
-from perfmodel.frameworks.engine_formats import format_on, formats_on, require_format
+from perfmodel.frameworks.engine_formats import format_on, require_format
 from perfmodel.hardware.assumptions import load_assumptions, read_assumed
 from perfmodel.hardware.mixed import chips_of, is_mixed, joined_pools
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
@@ -27,13 +27,13 @@ from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.parallel.serving.workers import StatedWorkers, cluster_text
 from perfmodel.verbs.requests import needs_chips
-from perfmodel.verbs.serving_remedies import MOST_REMEDIES, Change, find_remedies
+from perfmodel.verbs.serving_remedies import MOST_REMEDIES, Change, find_remedies, narrower_formats
 from perfmodel.verbs.setting import find_cluster
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.imported.decoder import ARCHITECTURE, decoder_of, description_of
 from perfmodel.workload.imported.graph import ImportedGraph
 from perfmodel.workload.models import hub_id_of
-from perfmodel.workload.quantization import QUANTIZATIONS, Quantization, published_format, quantization_named
+from perfmodel.workload.quantization import Quantization, published_format, quantization_named
 from perfmodel.workload.serving import ServingJob, Speculation
 
 if TYPE_CHECKING:
@@ -590,14 +590,12 @@ def _changes_within_limits(setting: ServingSetting, arguments: Mapping[str, Any]
         return True
 
     chips = setting.num_chips
-    narrower = [QUANTIZATIONS[name] for name in formats_on(of.engine.kernels.formats, of.cluster.chip)]
     least = min(quantization.weight_bytes for quantization, _ in formats)
     allowed = ",".join(quantization.name for quantization, _ in formats)
     kinds: list[Iterator[str]] = [
         (
             f"--allow {allowed},{quantization.name}"
-            for quantization in sorted(narrower, key=lambda quantization: -round(4 * quantization.weight_bytes))
-            if quantization.weight_bytes < 0.75 * least and not quantization.experts_only
+            for quantization in narrower_formats(of.engine, of.cluster.chip, 0.75 * least)
             if is_found(job, chips, replace(space, formats=(*formats, (quantization, job.kv_precision))))
         ),
         (

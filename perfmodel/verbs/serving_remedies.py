@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any, TypeAlias
@@ -10,10 +10,11 @@ from typing import Any, TypeAlias
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import Engine
 from perfmodel.frameworks.engine_formats import formats_on
+from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
-from perfmodel.workload.quantization import QUANTIZATIONS
+from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
 from perfmodel.workload.serving import Lengths
 
 Change: TypeAlias = Mapping[str, Any]
@@ -22,7 +23,7 @@ Change: TypeAlias = Mapping[str, Any]
 MOST_REMEDIES = 3
 _DEGREES = (2, 4, 8, 16, 32, 64)
 _BATCHES = (512, 256, 128, 64, 32, 16, 8, 4)
-_MOST_CHIPS = 4096
+_CHIPS = tuple(2**power for power in range(13))
 _LEAST_LENGTH = 128
 
 
@@ -38,11 +39,19 @@ def find_remedies(
 
     fits   prediction of a changed request; raises InputError for an invalid one
     """
-    free_memory = prediction.memory_usable - (prediction.memory["total"] - prediction.memory["cache"])
-    kinds = [_more_tp(asked, prediction, cluster)]
-    if free_memory > 0.0 or prediction.memory["weights"] < prediction.memory_usable:
-        kinds += [_fewer_sequences(prediction, engine), _narrower_cache(prediction)]
-    kinds += [_narrower_weights(prediction, engine, cluster), _more_chips(asked, cluster)]
+    plan, memory, usable = prediction.plan, prediction.memory, prediction.memory_usable
+    free_memory = usable - (memory["total"] - memory["cache"])
+    kinds: list[Iterable[Change]] = []
+    if asked.tp is not None and asked.workers is None:  # else every tp on these chips was tried
+        kinds.append({"tp": tp} for tp in _DEGREES if plan.tp < tp <= cluster.num_chips)
+    if free_memory > 0.0 or memory["weights"] < usable:
+        most = plan.max_batch or engine.scheduling.max_batch
+        kinds.append({"max_batch": batch} for batch in _BATCHES if batch < most)
+        kinds.append([{"kv_precision": "fp8"}] if str(prediction.job.kv_precision) != "fp8" else [])
+    narrower = narrower_formats(engine, cluster.chip, prediction.job.quantization.weight_bytes)
+    kinds.append({"quantization": quantization.name} for quantization in narrower)
+    if asked.workers is None:  # with the smallest tp that fits
+        kinds.append({"chips": chips, "tp": None} for chips in _CHIPS if cluster.num_chips < chips <= cluster.max_chips)
     remedies: list[Change] = []
     for changes in kinds:
         fitting = (change for change in (_tried(asked, change, fits) for change in changes) if change is not None)
@@ -64,42 +73,14 @@ def _tried(asked: ServingRequest, change: Change, fits: Callable[[ServingRequest
     return {name: prediction.plan.tp if name == "tp" else value for name, value in change.items()}
 
 
-def _more_tp(asked: ServingRequest, prediction: ServingPrediction, cluster: Cluster) -> Iterator[Change]:
-    if asked.tp is None or asked.workers is not None:  # else every tp on these chips was tried
-        return
-    for tp in _DEGREES:
-        if prediction.plan.tp < tp <= cluster.num_chips:
-            yield {"tp": tp}
+def narrower_formats(engine: Engine, chip: Chip, below: float) -> list[Quantization]:
+    """Return formats that the engine runs on the chip, the widest first; formats of equal width in the order of `QUANTIZATIONS`.
 
-
-def _fewer_sequences(prediction: ServingPrediction, engine: Engine) -> Iterator[Change]:
-    most = prediction.plan.max_batch or engine.scheduling.max_batch
-    yield from ({"max_batch": batch} for batch in _BATCHES if batch < most)
-
-
-def _narrower_cache(prediction: ServingPrediction) -> Iterator[Change]:
-    if str(prediction.job.kv_precision) != "fp8":
-        yield {"kv_precision": "fp8"}
-
-
-def _narrower_weights(prediction: ServingPrediction, engine: Engine, cluster: Cluster) -> Iterator[Change]:
-    """Yield formats that the engine runs on the chip, the widest first; formats of equal width in the order of `QUANTIZATIONS`."""
-    least = prediction.job.quantization.weight_bytes
-    narrower = [QUANTIZATIONS[name] for name in formats_on(engine.kernels.formats, cluster.chip)]
-    for quantization in sorted(narrower, key=lambda quantization: -round(4 * quantization.weight_bytes)):
-        if quantization.weight_bytes < least and not quantization.experts_only:
-            yield {"quantization": quantization.name}
-
-
-def _more_chips(asked: ServingRequest, cluster: Cluster) -> Iterator[Change]:
-    """Yield numbers of chips in powers of two, with the smallest tp that fits."""
-    if asked.workers is not None:
-        return
-    chips = 1
-    while chips <= min(cluster.max_chips, _MOST_CHIPS):
-        if chips > cluster.num_chips:
-            yield {"chips": chips, "tp": None}
-        chips *= 2
+    below   bytes of a weight that they need less than
+    """
+    formats = [QUANTIZATIONS[name] for name in formats_on(engine.kernels.formats, chip)]
+    narrower = [quantization for quantization in formats if quantization.weight_bytes < below and not quantization.experts_only]
+    return sorted(narrower, key=lambda quantization: -round(4 * quantization.weight_bytes))
 
 
 def _shorter(asked: ServingRequest, prediction: ServingPrediction, fits: Callable[[ServingRequest], ServingPrediction]) -> Change | None:

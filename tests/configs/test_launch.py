@@ -45,8 +45,7 @@ def script_of(exported):
 
 
 def started(exported):
-    commands, _ = read_script(script_of(exported))
-    return [word for word in commands[-1].words if word != "srun"]
+    return [word for word in read_script(script_of(exported))[-1].words if word != "srun"]
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

@@ -11,14 +11,13 @@ import pytest
 import yaml
 
 import perfmodel
-from perfmodel.configs.facts import facts_of_plan
 from perfmodel.configs.tables import load_tables, table_named
-from perfmodel.configs.write import write_config
+from perfmodel.configs.write import facts_of_plan, write_config
 from perfmodel.foundation.errors import InputError
+from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.request import Request
 from perfmodel.verbs.configs import start_from
 from perfmodel.verbs.exporting import _compared, export_plan, write_export
-from perfmodel.workload.models import hub_id_of
 from tests.configs.drawn_plans import FRAMEWORKS, draw_plan
 from tests.configs.launch_schemas import check
 from tests.marks import mostly_nightly
@@ -26,7 +25,7 @@ from tests.marks import mostly_nightly
 
 def round_trip(plan, framework, folder):
     """The plan that the exported files give; None where the framework refuses the plan."""
-    facts = facts_of_plan(plan, chips_per_node=8, model_id=hub_id_of(plan.job.model.name))
+    facts = facts_of_plan(plan, load_cluster(plan.cluster))
     try:
         exported = write_config(facts, table_named(framework), prediction=None)
     except InputError:
@@ -61,7 +60,7 @@ def test_nanotron_takes_what_is_written_for_it():
     rng, taken = random.Random(7), 0
     for _ in range(60):
         plan = draw_plan("nanotron", rng)
-        facts = facts_of_plan(plan, chips_per_node=8, model_id=hub_id_of(plan.job.model.name))
+        facts = facts_of_plan(plan, load_cluster(plan.cluster))
         with contextlib.suppress(InputError):
             exported = write_config(facts, table_named("nanotron"), prediction=None)
             (config,) = (text for name, text in exported.files.items() if name.endswith((".yaml", ".yml")))

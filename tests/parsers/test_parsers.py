@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from perfmodel.configs.expressions import evaluate
-from perfmodel.configs.facts import facts_of_plan
 from perfmodel.configs.tables import load_tables, table_named
-from perfmodel.configs.write import write_config
+from perfmodel.configs.write import facts_of_plan, write_config
 from perfmodel.foundation.errors import InputError
+from perfmodel.hardware.reader import load_cluster
 from perfmodel.verbs.exporting import write_export
-from perfmodel.workload.models import hub_id_of, list_models
+from perfmodel.workload.models import list_models
 from tests.configs.drawn_plans import draw_plan
 
 Facts = Mapping[str, Any]
@@ -381,7 +381,7 @@ def draw_exports(framework: str, folder: Path, count: int) -> list[tuple[Path, F
     exports: list[tuple[Path, Facts]] = []
     while len(exports) < count:
         plan = draw_plan(framework, rng)
-        facts = facts_of_plan(plan, chips_per_node=8, model_id=hub_id_of(plan.job.model.name))
+        facts = facts_of_plan(plan, load_cluster(plan.cluster))
         try:
             exported = write_config(facts, table_named(framework), prediction=None)
         except InputError:

@@ -3,11 +3,11 @@
 import pytest
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.verbs.schemas import field_rows, schema_of, value_words
+from perfmodel.verbs.schemas import schema_of, schema_rows, value_words
 
 
 def test_fields_of_a_mapping_follow_it():
-    rows = list(field_rows("cluster"))
+    rows = list(schema_rows(schema_of("cluster")))
     names = [row["field"] for row in rows]
     index = names.index("tiers")
     assert names[index + 1] == "tiers[].name"
@@ -30,7 +30,7 @@ def test_fields_of_a_mapping_follow_it():
     ],
 )
 def test_a_value_in_words(schema, words):
-    assert value_words(schema, {}) == words
+    assert value_words(schema) == words
 
 
 def test_a_kind_that_is_not_known_is_refused():
