@@ -73,10 +73,10 @@ def test_lists_are_the_predictions_of_each(seed):
 
 
 def test_points_of_an_exploration_are_predictions():
-    """Of each number of chips, also where some of them have no plan."""
+    """Points of numbers of chips without a plan have the reason."""
     call = {"model": "llama-3-8b", "cluster": "dgx-h100", "global_batch": 96, "seq_len": 4096, "zero": 3}
-    found = perfmodel.explore(**call, chips=8, vary=["job.chips=32,8,40,16", "job.global_batch=96,192"])
-    assert [point.prediction is None for point in found.points] == [False, False, False, False, True, True, False, False]
-    for point in found.points:
+    exploration = perfmodel.explore(**call, chips=8, vary=["job.chips=32,8,40,16", "job.global_batch=96,192"])
+    assert [point.prediction is None for point in exploration.points] == [False, False, False, False, True, True, False, False]
+    for point in exploration.points:
         single = alone(call | {name.removeprefix("job."): value for name, value in point.values.items()})
         assert single == (point.reason or point.prediction)
