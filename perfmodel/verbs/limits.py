@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import InputError, bad_field
@@ -131,14 +131,17 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
         "seq_len": longest_sequence,
     }
 
+    @cache
+    def prober_with(loss: str) -> Prober:
+        profile = with_settings(setting.estimator.profile, {"loss": loss})
+        return replace(prober, make=partial(make, profile=profile), estimators={}, passes={}, tables={})
+
     def with_small_loss(limit: Limit) -> Limit:
         """Return the limit; if its next value peaks in the loss, its reason includes the limit of a loss that keeps few logits."""
         loss = small_loss(setting.estimator.profile) if limit.memory_moment == LOSS_MOMENT else ""
         if not loss:
             return limit
-        profile = with_settings(setting.estimator.profile, {"loss": loss})
-        smaller = replace(prober, make=partial(make, profile=profile), estimators={}, passes={}, tables={})
-        value = questions[limit.name](smaller).value
+        value = questions[limit.name](replace(prober_with(loss), chips=prober.chips)).value
         return limit if value == limit.value else replace(limit, reason=f"{limit.reason}; --setting loss={loss} makes it {value:,}")
 
     fewest = with_small_loss(questions["chips"](prober))
