@@ -297,21 +297,21 @@ def test_a_send_of_a_pipeline_is_the_mean_over_its_boundaries(machine, ranks, st
 
 @pytest.mark.parametrize(("ranks", "stride", "share"), [(16, 1, 4.0), (8, 2, 2.0), (4, 4, 1.0), (2, 8, 1.0), (4, 1, 1.0)])
 def test_a_pipeline_rank_has_the_shared_nic_of_its_node_to_itself(ranks, stride, share):
-    """Of k pipeline ranks in a node one sends to the next node: it has the NIC of all k. Collectives of all ranks share it."""
+    """One of k pipeline ranks in a node sends to the next node: it has the NIC of all k. Collectives of all ranks share it."""
     texts = ("t4-16gb per-node=4 scale-out=12.5 Gbit/s", "t4-16gb per-node=4 scale-out=12.5 Gbit/s nics=1")
-    own, shared = (resolve_machine(load_cluster(text, num_chips=16), SPEC_SHEET, dtype=Dtype.FP16) for text in texts)
+    unshared, shared = (resolve_machine(load_cluster(text, num_chips=16), SPEC_SHEET, dtype=Dtype.FP16) for text in texts)
     number = np.array([float(ranks)])
-    hop = [1.0 + neighbours_together(np.array([float(stride)]), number, size) for size in own.tier_sizes]
+    hop = [1.0 + neighbours_together(np.array([float(stride)]), number, size) for size in unshared.tier_sizes]
     assert lone_rate(number, hop, shared) == share
-    assert lone_rate(number, hop, own) == 1.0
+    assert lone_rate(number, hop, unshared) == 1.0
     node, network = (
-        float(collective_time(SEND, size, group_size=np.array([2.0]), inside=[np.array([count]), np.array([2.0])], machine=own)[0])
+        float(collective_time(SEND, size, group_size=np.array([2.0]), inside=[np.array([count]), np.array([2.0])], machine=unshared)[0])
         for count, size in ((2.0, 1e8), (1.0, 1e8 / share))
     )
     wanted = (hop[0] - 1.0) * node + (2.0 - hop[0]) * network
     assert float(send_time(1e8, number, hop, shared)[0]) == pytest.approx(float(wanted[0]), rel=1e-12)
     everyone = {"group_size": 16, "inside": [4, 16]}
-    assert collective_time(AR, 1e8, **everyone, machine=shared) == collective_time(AR, 1e8, **everyone, machine=own)
+    assert collective_time(AR, 1e8, **everyone, machine=shared) == collective_time(AR, 1e8, **everyone, machine=unshared)
 
 
 def test_two_chips_that_share_two_nics_have_their_own():

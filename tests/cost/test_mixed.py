@@ -129,31 +129,31 @@ def test_plan_files_name_the_pools(tmp_path):
 
 
 def test_pools_of_one_workstation_hold_a_pipeline():
-    found = setting("2@rtx3090+2@rtx4090", "deepspeed")
+    pools = setting("2@rtx3090+2@rtx4090", "deepspeed")
     slower = setting("2@rtx3090+2@rtx3090", "deepspeed")
     plan = {"pp": 2, "tp": 2, "dp_replicate": 1, "recompute": "full"}
-    step = found.estimator.predict(plan_on(found, **plan)).step_time
+    step = pools.estimator.predict(plan_on(pools, **plan)).step_time
     assert step <= slower.estimator.predict(plan_on(slower, **plan)).step_time
 
 
 @pytest.mark.parametrize("name", ["stages", "replicas", "optimizer", "interleaved", "pipelines in pools"])
 def test_spans_of_every_rank_add_up_to_its_pipeline(name):
-    found = setting("16@dgx-h100+16@dgx-a100")
-    plan = balanced_plan(found.estimator, plan_on(found, **PLANS[name]))
-    prediction = found.estimator.predict(plan)
-    timelines = rank_timelines(found.estimator, plan, range(0, 32, 5), Detail.PASSES)
+    pools = setting("16@dgx-h100+16@dgx-a100")
+    plan = balanced_plan(pools.estimator, plan_on(pools, **PLANS[name]))
+    prediction = pools.estimator.predict(plan)
+    timelines = rank_timelines(pools.estimator, plan, range(0, 32, 5), Detail.PASSES)
     assert max(timeline.step_time for timeline in timelines) == prediction.step_time
     for timeline in timelines:
         spans = sum(span.time for span in timeline.spans if not span.hidden)
         assert spans == pytest.approx(timeline.step_time, rel=1e-9)
         assert sum(timeline.parts.values()) == pytest.approx(timeline.step_time, rel=1e-9)
-    assert any(timeline.parts == prediction.parts for timeline in rank_timelines(found.estimator, plan, range(32), Detail.PASSES))
+    assert any(timeline.parts == prediction.parts for timeline in rank_timelines(pools.estimator, plan, range(32), Detail.PASSES))
 
 
 def test_timelines_of_equal_pools_are_those_of_one_cluster():
     one, two = setting("dgx-h100", chips=32), setting("16@dgx-h100+16@dgx-h100")
     alone, mixed = (
-        rank_timelines(found.estimator, plan_on(found, **PLANS["stages"]), (0, 8, 16, 31), Detail.LAYERS) for found in (one, two)
+        rank_timelines(cluster.estimator, plan_on(cluster, **PLANS["stages"]), (0, 8, 16, 31), Detail.LAYERS) for cluster in (one, two)
     )
     for single, pooled in zip(alone, mixed, strict=True):
         assert (single.rank, single.stage, len(single.spans)) == (pooled.rank, pooled.stage, len(pooled.spans))
@@ -162,7 +162,7 @@ def test_timelines_of_equal_pools_are_those_of_one_cluster():
 
 
 def test_a_parameter_of_a_mix_is_that_of_every_kind():
-    found, alone = setting("16@dgx-h100+16@dgx-h100"), setting("dgx-h100", chips=32)
-    mixed, one = (sensitivities(each.estimator, plan_on(each, pp=2, tp=2)) for each in (found, alone))
-    assert [each.parameter for each in mixed] == [each.parameter for each in one]
-    assert [each.change for each in mixed] == pytest.approx([each.change for each in one], rel=1e-6)
+    pooled, alone = setting("16@dgx-h100+16@dgx-h100"), setting("dgx-h100", chips=32)
+    mixed, one = (sensitivities(cluster.estimator, plan_on(cluster, pp=2, tp=2)) for cluster in (pooled, alone))
+    assert [sensitivity.parameter for sensitivity in mixed] == [sensitivity.parameter for sensitivity in one]
+    assert [sensitivity.change for sensitivity in mixed] == pytest.approx([sensitivity.change for sensitivity in one], rel=1e-6)
