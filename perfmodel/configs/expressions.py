@@ -16,7 +16,7 @@ from typing import Any
 from perfmodel.configs.adapter_targets import adapter_targets, peft_targets
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.parallel.layout import shorter_ends_stage_layers
-from perfmodel.workload.models import list_models, load_model
+from perfmodel.workload.models import is_model, list_models
 
 _MOST_DIGITS = 40
 _OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
@@ -146,11 +146,7 @@ def _shipped(*parts: Any) -> str | None:
 def _hub(name: object) -> str | None:
     """Return a hub id or path unchanged if its model is known; else the shipped model of this name, if there is one."""
     text = str(name)
-    try:
-        load_model(text)
-    except InputError:
-        return _shipped(text) or text
-    return text
+    return text if is_model(text) else _shipped(text) or text
 
 
 def _first_group(pattern: str, text: object) -> str | None:

@@ -127,9 +127,10 @@ def _recognised(source: ConfigKeys) -> FrameworkTable:
     for table in tables:
         if any(all(_meets(source, condition) for condition in alternative.split()) for alternative in table.recognise):
             return table
-    known = ", ".join(dict.fromkeys(table.framework for table in tables))
     rule = "is neither a plan of perfmodel nor a configuration of a framework that is known"
-    raise InputError(f"{one_line(source.path, 200)}: {rule} ({known}); give a plan file, or --model and the other flags")
+    raise InputError(
+        f"{one_line(source.path, 200)}: {rule}; give a plan, a file that docs/configs.md lists, or --model and the other flags"
+    )
 
 
 def _meets(source: ConfigKeys, condition: str) -> bool:

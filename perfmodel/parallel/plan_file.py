@@ -24,7 +24,7 @@ from perfmodel.parallel.per_operator.assignment import assignment_from_dict
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, SCHEMA_VERSION, Plan, assigned_plan, make_plan, plan_to_dict
 from perfmodel.parallel.recompute_modules import MODULES, operators_of
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
-from perfmodel.workload.models import load_model
+from perfmodel.workload.models import is_model
 from perfmodel.workload.routing import routing_of
 from perfmodel.workload.training import FULL_TRAINING, training_of
 from perfmodel.workload.transformer import build_graph
@@ -189,18 +189,9 @@ def read_plan(path: str | Path) -> Plan:
         file = None
     if file is None:
         shown = one_line(path, 200)
-        remedy = f"; it is a model: give it as --model {shown}" if _is_model(path) else suggest(shown, list_plans())
+        remedy = f"; it is a model: give it as --model {shown}" if is_model(path) else suggest(shown, list_plans())
         raise InputError(f"plan={shown}: no such file and no expert plan{remedy}")
     return plan_from_dict(read_yaml(file), where=str(file), is_shipped=file == shipped)
-
-
-def _is_model(path: Path) -> bool:
-    """Return whether the path is the name or the hub id of a shipped model."""
-    try:
-        load_model(path)
-    except InputError:
-        return False
-    return True
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:

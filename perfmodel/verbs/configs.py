@@ -18,7 +18,7 @@ from perfmodel.parallel.request import Request
 from perfmodel.verbs.requests import absent_fields, make_requests, needs_chips, predict_requests, setting_of_request
 from perfmodel.verbs.setting import Name, load_plan, placed, plan_in, setting_of_plan
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.models import load_model
+from perfmodel.workload.models import is_model, load_model
 
 if TYPE_CHECKING:
     from perfmodel.configs.read import ConfigSetup
@@ -127,6 +127,8 @@ def served_from(path: Name, asked: ServingRequest) -> tuple[ServingRequest, Conf
     """Return the request with missing fields taken from the launch line of a serving engine, and the parsed launch line."""
     from perfmodel.configs.read import read_setup
 
+    if not Path(path).exists() and is_model(path):
+        raise InputError(f"{one_line(path, 200)}: is a model; give it as --model {one_line(path, 200)}")
     setup = read_setup(str(path))
     if not setup.serves:
         raise InputError(f"{one_line(path, 200)}: is a {setup.framework} training configuration; give it to `perfmodel predict`")

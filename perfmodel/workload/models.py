@@ -78,6 +78,15 @@ def load_model(name_or_path: str | Path) -> TransformerConfig:
     raise InputError(f"model={shown}: no shipped model has this name, and there is no such file{remedy}")
 
 
+def is_model(name_or_path: str | Path) -> bool:
+    """Return whether `load_model` returns a model."""
+    try:
+        load_model(name_or_path)
+    except InputError:
+        return False
+    return True
+
+
 def _copied(hub_id: str, known: Mapping[str, str]) -> str:
     """Return the shipped model that a hub id is a copy of; empty where none or several have its name."""
 
