@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from perfmodel.configs.adapter_targets import adapter_targets, peft_targets
-from perfmodel.foundation.errors import InputError, one_line
+from perfmodel.foundation.errors import one_line
 from perfmodel.parallel.layout import shorter_ends_stage_layers
 from perfmodel.workload.models import is_model, list_models
 

@@ -288,5 +288,5 @@ def test_a_table_lists_what_its_configuration_can_set(name, fact, value, can):
 
 
 def test_a_model_in_place_of_a_launch_line_is_named_as_such():
-    with pytest.raises(InputError, match="^llama-3-70b: is a model; give it as --model llama-3-70b$"):
+    with pytest.raises(InputError, match=r"^llama-3-70b: is a model; give it as --model llama-3-70b$"):
         served_from("llama-3-70b", ServingRequest())
