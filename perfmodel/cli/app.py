@@ -16,17 +16,14 @@ from os import environ
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from perfmodel.cli.exit_codes import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_SIGNAL, EXIT_UNREAD
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     import typer
 
 _COMPLETION = "_PERFMODEL_COMPLETE"  # set by the script that `perfmodel --install-completion` writes
-EXIT_FAILED = 1
-EXIT_BAD_INPUT = 2
-EXIT_SIGNAL = 128  # plus the number of the signal, as in shells
-EXIT_INTERRUPTED = EXIT_SIGNAL + signal.SIGINT
-EXIT_UNREAD = EXIT_SIGNAL + signal.SIGPIPE  # the reader of standard output closed it, so the work is incomplete
 
 #: verb -> (module of perfmodel.cli, what it does)
 VERBS = {

@@ -15,6 +15,7 @@ import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.errors import print_error
+from perfmodel.cli.exit_codes import EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 from perfmodel.cli.output import Form, Output, Progress, first_interrupt, show
 from perfmodel.cli.words import command, flag, largest_of
 from perfmodel.foundation.error_objects import ErrorCode
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from perfmodel.planner.result import SearchResult
     from perfmodel.verbs.setting import Setting
     from perfmodel.verbs.training import AskedRun
-
-EXIT_NOTHING_FITS = 2
-EXIT_INTERRUPTED = 130
 
 
 _COUNTED = {"chips": "chips", "global_batch": "sequences", "seq_len": "tokens"}

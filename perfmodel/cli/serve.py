@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfmodel.cli import options
+from perfmodel.cli.exit_codes import EXIT_NOTHING_FITS
 from perfmodel.cli.output import Output, Progress, show
 from perfmodel.cli.words import command, flag
 from perfmodel.foundation.errors import InputError
@@ -20,8 +21,6 @@ from perfmodel.report.document import Block, Command, Document, Facts, Notes, Te
 
 if TYPE_CHECKING:
     from perfmodel.planner.serving.launch import LaunchLine
-
-EXIT_NOTHING_FITS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)

@@ -12,6 +12,7 @@ import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.errors import print_error
+from perfmodel.cli.exit_codes import EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 from perfmodel.cli.output import Form, Output, Progress, show
 from perfmodel.cli.words import command
 from perfmodel.foundation.error_objects import ErrorCode
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from perfmodel.report.table import Table
     from perfmodel.verbs.sweep import SweepResult
 
-EXIT_NOTHING = 2
-EXIT_INTERRUPTED = 130
 _SHOWN_ROWS, _SHOWN_REASONS = 10, 3
 
 
@@ -60,7 +59,7 @@ def sweep(
     if len(result.failures) < result.study.num_points:
         return 0
     print_error(f"no point has a result: {_reasons(result)[0]}", code=ErrorCode.BAD_INPUT, as_json=output.form is Form.JSON)
-    return EXIT_NOTHING
+    return EXIT_NOTHING_FITS
 
 
 def _object(result: SweepResult, out: Path) -> dict[str, Any]:
