@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from lab.command import command_parser, exits_on_errors
 from lab.splits import k_of_n
 from lab.unseen import GROUPS, UnseenFrameworks, hidden_runs
-from perfmodel.fitting.fit import LogTimes, OwnFit, OwnRun, fit_some, mean_error
+from perfmodel.fitting.fit import LogTimes, UserFit, UserRun, fit_some, mean_error
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.text import columns_text
@@ -70,7 +70,7 @@ class HiddenGroup:
     """Runs of one framework, read without its name. profile: of that framework, which the base of a fit leaves out."""
 
     profile: str
-    runs: list[OwnRun]
+    runs: list[UserRun]
     choices: list[Choice] = field(default_factory=list)
 
     @property
@@ -91,12 +91,12 @@ def groups_of(cases: Sequence[Case]) -> dict[str, HiddenGroup]:
     groups: dict[str, HiddenGroup] = {}
     for case, choice, name, run in hidden_runs(cases):
         group = groups.setdefault(name, HiddenGroup(profile=run.profile, runs=[]))
-        group.runs.append(OwnRun(id=case.id, planned=run.planned, measured=case.measured_time, settings=run.settings))
+        group.runs.append(UserRun(id=case.id, planned=run.planned, measured=case.measured_time, settings=run.settings))
         group.choices.append(choice)
     return groups
 
 
-def expected_log_times(every: LogTimes, fit: OwnFit, chosen: Sequence[int]) -> Array:
+def expected_log_times(every: LogTimes, fit: UserFit, chosen: Sequence[int]) -> Array:
     """Return log(time) of some runs, expected over the posterior of a fit."""
     total = np.zeros(len(chosen))
     for weight, point in points_about(fit.posterior.covariance):

@@ -10,7 +10,7 @@ from typing import Any
 from perfmodel.fitting.base import base_of
 from perfmodel.fitting.columns import Row
 from perfmodel.fitting.faults import check_one_framework, check_times
-from perfmodel.fitting.fit import OwnRun, fit_own
+from perfmodel.fitting.fit import UserRun, fit_own
 from perfmodel.fitting.memory import fit_memory
 from perfmodel.fitting.next_run import next_run
 from perfmodel.fitting.plan import has_memory, has_time, run_of_row
@@ -64,9 +64,9 @@ def fit_rows(
     return fitted if memory is None else with_memory(fitted, memory, filled)
 
 
-def _once(runs: Sequence[OwnRun]) -> list[OwnRun]:
+def _once(runs: Sequence[UserRun]) -> list[UserRun]:
     """Return each run once: a duplicate adds no information, and leave-one-out would predict each from the other."""
-    unique: dict[Any, OwnRun] = {}
+    unique: dict[Any, UserRun] = {}
     for run in runs:
         settings = tuple(sorted(map(str, run.settings.items())))
         unique.setdefault((run.planned.plan, run.profile, settings, str(run.measured), str(run.memory)), run)
@@ -95,7 +95,7 @@ def _with_plans(files: Sequence[RunFile], plans: Sequence[Plan]) -> Sequence[Run
     return [file.planned(plan_of_file[id(file)]) if id(file) in plan_of_file else file for file in files]
 
 
-def _notes(files: Sequence[RunFile], rows: Sequence[Row], measured_rows: Sequence[Row], runs: Sequence[OwnRun]) -> Iterator[str]:
+def _notes(files: Sequence[RunFile], rows: Sequence[Row], measured_rows: Sequence[Row], runs: Sequence[UserRun]) -> Iterator[str]:
     """Yield notes on how the runs were read."""
     unread = list(dict.fromkeys(column for file in files for column in file.unread))
     if unread:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfmodel.cost.resolve import CPU_PROFILE
-from perfmodel.fitting.fit import OwnRun
+from perfmodel.fitting.fit import UserRun
 from perfmodel.frameworks.profile import GENERIC, ExecutionProfile, load_profile
 from perfmodel.validation.run_machine import cluster_of_run
 
 
-def base_of(runs: Sequence[OwnRun], requested: ExecutionProfile | None) -> ExecutionProfile:
+def base_of(runs: Sequence[UserRun], requested: ExecutionProfile | None) -> ExecutionProfile:
     """Return the requested profile, else that of the one known framework that the runs name, else the profile of CPUs or `generic`."""
     if requested is not None:
         return requested

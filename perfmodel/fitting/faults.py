@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.fitting.fit import OwnRun
+from perfmodel.fitting.fit import UserRun
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.units import format_step
 
@@ -31,7 +31,7 @@ _UNITS = (
 )
 
 
-def check_one_framework(runs: Sequence[OwnRun]) -> None:
+def check_one_framework(runs: Sequence[UserRun]) -> None:
     """Raise InputError for runs of two frameworks: a profile describes one."""
     named: dict[str, str] = {}
     for run in runs:
@@ -42,7 +42,7 @@ def check_one_framework(runs: Sequence[OwnRun]) -> None:
         raise InputError(f"framework: {first} is of {one}, {second} of {other}; a profile is of one framework: fit each by itself")
 
 
-def check_times(runs: Sequence[OwnRun], log_errors: Array) -> None:
+def check_times(runs: Sequence[UserRun], log_errors: Array) -> None:
     """Raise InputError for times that are off by a factor that no framework explains. log_errors: log(predicted / measured)."""
     for run, error in zip(runs, log_errors, strict=True):
         if abs(error) < math.log(_FAR):
@@ -57,7 +57,7 @@ def check_times(runs: Sequence[OwnRun], log_errors: Array) -> None:
         )
 
 
-def _rate_faults(run: OwnRun) -> tuple[tuple[float, str, str], ...]:
+def _rate_faults(run: UserRun) -> tuple[tuple[float, str, str], ...]:
     """Return the faults of rates: tokens of all chips read as those of one, and the reverse."""
     chips = float(run.planned.plan.num_chips)
     if chips < _FAR:
@@ -68,7 +68,7 @@ def _rate_faults(run: OwnRun) -> tuple[tuple[float, str, str], ...]:
     )
 
 
-def _is_nearest(log_ratio: float, factor: float, run: OwnRun) -> bool:
+def _is_nearest(log_ratio: float, factor: float, run: UserRun) -> bool:
     factors = [cause[0] for cause in (*_UNITS, *_rate_faults(run))]
     return abs(log_ratio - math.log(factor)) <= min(abs(log_ratio - math.log(cause_factor)) for cause_factor in factors) + 1e-12
 

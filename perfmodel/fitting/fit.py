@@ -19,7 +19,7 @@ from perfmodel.validation.step_times import StepTimes
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-Check = Callable[["Sequence[OwnRun]", Array], None]
+Check = Callable[["Sequence[UserRun]", Array], None]
 
 TOLERANCE = 2.0
 """In standard deviations of the noise: a run that is further off counts less than its square."""
@@ -45,7 +45,7 @@ _STEP = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OwnRun:
+class UserRun:
     """A measured step of the user's.
 
     id           its name in the file, else the file and the line
@@ -102,7 +102,7 @@ class LogTimes:
     Programs are compiled at two values of elementwise traffic only; steps at other values are interpolated.
     """
 
-    runs: Sequence[OwnRun]
+    runs: Sequence[UserRun]
     base: ExecutionProfile
     behaviours: Sequence[Behaviour]
     constants: tuple[Constant, ...] = ()
@@ -194,7 +194,7 @@ class Posterior:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class OwnFit:
+class UserFit:
     """Result of a fit of a profile to runs.
 
     values      fitted parameters, by name
@@ -223,7 +223,7 @@ class OwnFit:
         return np.sqrt(self.posterior.variance(slopes) + self.noise**2)
 
 
-def fit_own(runs: Sequence[OwnRun], base: ExecutionProfile, *, check: Check = lambda runs, errors: None) -> OwnFit:
+def fit_own(runs: Sequence[UserRun], base: ExecutionProfile, *, check: Check = lambda runs, errors: None) -> UserFit:
     """Fit the parameters of one framework to its runs; the base profile sets the priors.
 
     check   called with the errors of the base before the fit
@@ -239,7 +239,7 @@ def mean_error(log_errors: Array) -> float:
     return float(np.abs(np.expm1(log_errors)).mean()) if len(log_errors) else math.nan
 
 
-def fit_some(figures: LogFigures, chosen: Sequence[int], *, noise: float | None = None) -> OwnFit:
+def fit_some(figures: LogFigures, chosen: Sequence[int], *, noise: float | None = None) -> UserFit:
     """Fit the constants to the chosen runs.
 
     noise   |log(predicted / measured)| with the best constants; None: that of step times
@@ -249,7 +249,7 @@ def fit_some(figures: LogFigures, chosen: Sequence[int], *, noise: float | None 
     values, posterior = most_likely(figures, log_measured, chosen, noise=noise)
     after = figures.at(values, chosen) - log_measured
     left_out = _left_out(after, posterior, noise)
-    return OwnFit(
+    return UserFit(
         base=figures.base,
         behaviours=tuple(figures.behaviours),
         constants=figures.constants,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.assemble import PlanColumns, plan_columns
 from perfmodel.cost.estimate import Estimator
-from perfmodel.fitting.fit import Mask, OwnFit, OwnRun, fit_some, moved_constant
+from perfmodel.fitting.fit import Mask, UserFit, UserRun, fit_some, moved_constant
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.uncertainty.priors import RESERVE, Behaviour, Constant
 from perfmodel.validation.framework_patterns import MemoryFigures
@@ -30,7 +30,7 @@ class LogMemories:
     A figure of tensors alone (`allocated`) does not depend on the factor: it is compared, and adds no information about it.
     """
 
-    runs: Sequence[OwnRun]
+    runs: Sequence[UserRun]
     base: ExecutionProfile
     behaviours: Sequence[Behaviour] = (RESERVE,)
     _columns: dict[int, tuple[Estimator, PlanColumns]] = field(default_factory=dict)
@@ -70,6 +70,6 @@ class LogMemories:
         return memory_figure(estimator, planned, columns.of(estimator))
 
 
-def fit_memory(runs: Sequence[OwnRun], base: ExecutionProfile) -> OwnFit | None:
+def fit_memory(runs: Sequence[UserRun], base: ExecutionProfile) -> UserFit | None:
     """Fit the allocator's factor to runs whose peak was measured; None without such a run."""
     return fit_some(LogMemories(runs=runs, base=base), range(len(runs)), noise=NOISE) if runs else None

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.fitting.fit import LogTimes, OwnFit, OwnRun
+from perfmodel.fitting.fit import LogTimes, UserFit, UserRun
 from perfmodel.fitting.result import NextRun
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.plan import Plan, make_plan
@@ -19,7 +19,7 @@ _MOST_STEPS_LONGER = 4.0
 """Upper bound of a suggestion's step time, relative to the longest given step."""
 
 
-def next_run(fit: OwnFit, runs: Sequence[OwnRun]) -> tuple[NextRun, ...]:
+def next_run(fit: UserFit, runs: Sequence[UserRun]) -> tuple[NextRun, ...]:
     """Return the most informative variation, or none where no variation fits the chips.
 
     The gain is the reduction of the mean variance over the runs and all variations.
@@ -50,7 +50,7 @@ def next_run(fit: OwnFit, runs: Sequence[OwnRun]) -> tuple[NextRun, ...]:
     return ()
 
 
-def _variations(runs: Sequence[OwnRun]) -> Iterator[OwnRun]:
+def _variations(runs: Sequence[UserRun]) -> Iterator[UserRun]:
     """Yield variations with one change, described in `id`; none that was measured, none twice."""
     seen = {_key(run.planned.plan) for run in runs}
     for run in runs[:_MOST_RUNS]:

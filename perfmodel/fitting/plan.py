@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any
 
 from perfmodel.fitting.columns import MEASURED, MEMORIES, Row, flag_of, positive, settings_of, size_of, time_of
-from perfmodel.fitting.fit import OwnRun
+from perfmodel.fitting.fit import UserRun
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown
 from perfmodel.foundation.values import choice_of
 from perfmodel.frameworks.profile import list_profiles
@@ -42,7 +42,7 @@ _WARMUP = 3
 """Steps of a long enough list that are skipped as warm-up."""
 
 
-def run_of_row(row: Row, *, profile: str, calibration: str) -> OwnRun:
+def run_of_row(row: Row, *, profile: str, calibration: str) -> UserRun:
     """Return the run that a row describes. profile: the framework's profile where the row names none; empty: `generic`."""
     try:
         return _run(row, profile, calibration)
@@ -64,7 +64,7 @@ def has_memory(row: Row) -> bool:
     return any(row.values.get(name) is not None or inner.get(name) is not None for name in MEMORIES)
 
 
-def _run(row: Row, profile: str, calibration: str) -> OwnRun:
+def _run(row: Row, profile: str, calibration: str) -> UserRun:
     framework = row.text("framework") or profile
     settings = _stated(row.text("framework")) | settings_of(row.values)
     plan = row.values.get("plan")
@@ -80,7 +80,7 @@ def _run(row: Row, profile: str, calibration: str) -> OwnRun:
     _check_logged(row, planned.plan)
     identity = row.values.get("id")
     memory, memory_kind = _memory(row)
-    return OwnRun(
+    return UserRun(
         id=one_line(identity, 80) if isinstance(identity, (str, int)) else row.location,
         planned=planned,
         measured=_step_time(row, planned.plan) if has_time(row) else math.nan,

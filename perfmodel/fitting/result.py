@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from perfmodel.fitting.fit import OwnFit, OwnRun, mean_error
+from perfmodel.fitting.fit import UserFit, UserRun, mean_error
 from perfmodel.frameworks.fitted import FittedConstant, FittedTo
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.plan import Plan
@@ -129,7 +129,7 @@ class FittedProfile:
         return tuple(run for run in self.runs if run.outlier)
 
 
-def result_of(fit: OwnFit, runs: Sequence[OwnRun], *, name: str, next_runs: tuple[NextRun, ...], notes: tuple[str, ...]) -> FittedProfile:
+def result_of(fit: UserFit, runs: Sequence[UserRun], *, name: str, next_runs: tuple[NextRun, ...], notes: tuple[str, ...]) -> FittedProfile:
     """Return the profile, called `name`, with the result of its fit."""
     return FittedProfile(
         profile=_profile(fit, runs, name),
@@ -145,7 +145,7 @@ def result_of(fit: OwnFit, runs: Sequence[OwnRun], *, name: str, next_runs: tupl
     )
 
 
-def with_memory(fitted_profile: FittedProfile, fit: OwnFit, runs: Sequence[OwnRun]) -> FittedProfile:
+def with_memory(fitted_profile: FittedProfile, fit: UserFit, runs: Sequence[UserRun]) -> FittedProfile:
     """Return the profile with the allocator factor fitted to the runs' peaks."""
     (behaviour,) = (_behaviour(fit, index, behaviour) for index, behaviour in enumerate(fit.behaviours))
     share = round(1.0 - float(fit.posterior.covariance[0, 0]), 4)
@@ -176,7 +176,7 @@ def with_memory(fitted_profile: FittedProfile, fit: OwnFit, runs: Sequence[OwnRu
     )
 
 
-def _behaviour(fit: OwnFit, index: int, behaviour: Behaviour) -> FittedBehaviour:
+def _behaviour(fit: UserFit, index: int, behaviour: Behaviour) -> FittedBehaviour:
     constant = fit.constants[index]
     share = 1.0 - float(fit.posterior.covariance[index, index])
     return FittedBehaviour(
@@ -192,7 +192,7 @@ def _behaviour(fit: OwnFit, index: int, behaviour: Behaviour) -> FittedBehaviour
     )
 
 
-def _runs(fit: OwnFit, runs: Sequence[OwnRun]) -> tuple[FittedRun, ...]:
+def _runs(fit: UserFit, runs: Sequence[UserRun]) -> tuple[FittedRun, ...]:
     expected = fit.spread(fit.posterior.slopes)
     return tuple(
         FittedRun(
@@ -209,7 +209,7 @@ def _runs(fit: OwnFit, runs: Sequence[OwnRun]) -> tuple[FittedRun, ...]:
     )
 
 
-def _outlier(run: OwnRun, error: float, expected: float, runs: Sequence[OwnRun]) -> str:
+def _outlier(run: UserRun, error: float, expected: float, runs: Sequence[UserRun]) -> str:
     """Return the reason why a run is an outlier among the others; empty if it is none."""
     if abs(error) < _OUTLIER * expected:
         return ""
@@ -222,7 +222,7 @@ def _outlier(run: OwnRun, error: float, expected: float, runs: Sequence[OwnRun])
     return f"{off:.0%} slower than the other runs let expect: {reach}{inside}warm-up steps among those timed, or other load on its chips"
 
 
-def _profile(fit: OwnFit, runs: Sequence[OwnRun], name: str) -> ExecutionProfile:
+def _profile(fit: UserFit, runs: Sequence[UserRun], name: str) -> ExecutionProfile:
     today = datetime.date.today().isoformat()
     covariance = fit.posterior.covariance
     fitted = FittedTo(

@@ -405,8 +405,8 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
     from perfmodel.cost.calibrated import is_calibrated, uncalibrated
     from perfmodel.cost.resolve import choose_calibration
     from perfmodel.uncertainty.account import open_in
+    from perfmodel.uncertainty.fitted_interval import fitted_interval
     from perfmodel.uncertainty.grade import trust_in
-    from perfmodel.uncertainty.own_runs import own_interval
     from perfmodel.uncertainty.residuals import interval, load_residuals, shape_of, with_experts
     from perfmodel.uncertainty.run_features import features_of
     from perfmodel.uncertainty.sensitivity import fitted_slopes
@@ -416,7 +416,7 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
     calibrated = is_calibrated(estimator.machine)
     if fitted.num_runs:
         slopes, model = fitted_slopes(estimator, plan), shape_of(plan.job.transformer)
-        step_interval = own_interval(fitted, slopes, features_of(plan, chip), residuals=residuals, model=model)
+        step_interval = fitted_interval(fitted, slopes, features_of(plan, chip), residuals=residuals, model=model)
     else:
         is_known = any(model.family == family for model in residuals.models)
         step_interval = interval(

@@ -9,7 +9,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.files import dump_yaml, read_yaml
 from perfmodel.frameworks.fitted import FittedConstant, FittedTo
 from perfmodel.frameworks.profile import list_profiles, load_profile, save_profile
-from perfmodel.uncertainty.own_runs import own_interval
+from perfmodel.uncertainty.fitted_interval import fitted_interval
 from perfmodel.uncertainty.residuals import RunFeatures, load_residuals
 
 RATE = FittedConstant(fields=("matmul_rate_fraction",), prior=0.9, prior_spread=0.1, is_ratio=True, share_known=0.75)
@@ -24,7 +24,7 @@ SPREADS = replace(load_residuals(), features=(("adapters", 0.2), ("8-bit product
 
 def reach(fitted=FITTED, slope=0.1, chip="a chip", model="a model", bits=16, rare=()):
     features = RunFeatures(chip=chip, scale="one node", bits=bits, rare=frozenset(rare))
-    interval = own_interval(fitted, (slope,), features, residuals=SPREADS, model=model)
+    interval = fitted_interval(fitted, (slope,), features, residuals=SPREADS, model=model)
     assert interval.low * interval.high == pytest.approx(1.0)
     return math.log(interval.high)
 

@@ -9,7 +9,9 @@ from perfmodel.parallel.interval import NORMAL, StepInterval
 from perfmodel.uncertainty.residuals import Residuals, RunFeatures
 
 
-def own_interval(fitted: FittedTo, slopes: tuple[float, ...], features: RunFeatures, *, residuals: Residuals, model: str) -> StepInterval:
+def fitted_interval(
+    fitted: FittedTo, slopes: tuple[float, ...], features: RunFeatures, *, residuals: Residuals, model: str
+) -> StepInterval:
     """Return the prediction interval with a profile that was fitted to the user's runs.
 
     slopes   derivative of log(step time) by each fitted constant, per standard deviation of its prior
