@@ -6,11 +6,12 @@ The file is parsed, never executed.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from perfmodel.configs.expressions import FAULTS, value_of
-from perfmodel.configs.training_script import script_keys
+from perfmodel.configs.tables import common_rules
 from perfmodel.foundation.errors import InputError, one_line, suggest
 
 _MOST_DEPTH = 32
@@ -30,7 +31,7 @@ def read_python(text: str, *, where: str, wanted: str = "") -> dict[str, Any]:
     if wanted and wanted not in functions:
         raise InputError(f"{location}: has no function {wanted} that returns a config{suggest(wanted, functions)}")
     if not functions:
-        keys = script_keys(tree)
+        keys = _script_keys(tree)
         if not keys:
             rule = "has no function that returns a config, and no call that sets up a trainer (such as TrainingArguments or SFTConfig)"
             raise InputError(f"{location}: {rule}; give its launch line or its config file")
@@ -68,7 +69,7 @@ def _returned(function: ast.FunctionDef) -> ast.expr | None:
     return results[-1] if results and isinstance(results[-1], (ast.Call, ast.Name)) else None
 
 
-def _assigned(body: list[ast.stmt], kind: type[ast.expr]) -> Iterator[tuple[str, ast.expr]]:
+def _assigned(body: Iterable[ast.AST], kind: type[ast.expr]) -> Iterator[tuple[str, ast.expr]]:
     """Yield target and value of the assignments to one name or attribute."""
     for node in body:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], kind):
@@ -92,3 +93,42 @@ def _entries(
         yield key, value_of(node, constants)
     except FAULTS:
         yield key, one_line(ast.unparse(node), 80)
+
+
+def _script_keys(tree: ast.Module) -> dict[str, Any]:
+    """Return the constant arguments of the calls that set up a trainer, and the names of these calls as `python.calls`.
+
+    The calls and the keys of their arguments are in strategies/configs/common.yaml.
+    """
+    known, names = common_rules()["script_calls"], common_rules()["script_names"]
+    constants: dict[str, Any] = {}
+    for name, value in _assigned(ast.walk(tree), ast.Name):
+        constants[name] = _constant(value, constants)
+    calls: list[str] = []
+    keys: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        name = ast.unparse(node.func)
+        call = next((call for call in known if re.search(call["name"], name)), None)
+        if call is None:
+            continue
+        calls.append(name)
+        defaults |= call.get("defaults", {})
+        arguments = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
+        if "argument" in call and node.args:
+            arguments.setdefault(call["argument"], node.args[0])
+        values = {names.get(argument, argument): _constant(value, constants) for argument, value in arguments.items()}
+        keys |= {key: value for key, value in values.items() if value is not None}
+    return {"python.calls": " ".join(calls), **defaults, **keys} if calls else {}
+
+
+def _constant(node: ast.expr, constants: Mapping[str, Any]) -> Any:
+    """Return the value of an expression of constants, the last component of `torch.bfloat16`, or None."""
+    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "torch":
+        return node.attr
+    try:
+        return value_of(node, constants)
+    except FAULTS:
+        return None

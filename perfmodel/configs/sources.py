@@ -26,8 +26,6 @@ PROGRAM, ARGUMENT = "launch.program", "launch.argument"
 _DATA, _PYTHON = (".yaml", ".yml", ".json", ".toml"), ".py"
 _READERS: Mapping[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": json.loads}
 _WHAT = "config or of a launch script (.yaml, .toml, .json, .py, .sh or .txt)"
-#: Options with the file of a sharding.
-_SHARDING = ("deepspeed", "deepspeed_config", "config_file")
 _INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
 _ENVIRONMENT = re.compile(r"[A-Z_][A-Z0-9_]*")
 _MOST_FILES = 8
@@ -185,11 +183,12 @@ def _read_named_files(source: ConfigKeys) -> None:
             section = "" if section == "accelerate" and not {"compute_environment", "distributed_type"} & set(keys) else section
             for name, value in keys.items():
                 source.keys.setdefault(f"{section}.{name}" if section else name, value)
-    read = {str(path) for path in source.files}
     source.missing = {
         key: value
         for key, value in source.keys.items()
-        if key.rpartition(".")[2] in _SHARDING and str(value).endswith(_DATA) and str(source.path.parent / value) not in read
+        if sections.get(key.rpartition(".")[2], "hostfile") != "hostfile"
+        and str(value).endswith(_DATA)
+        and folder / value not in source.files
     }
     for key, entry in list(source.keys.items()):
         if isinstance(entry, Mapping):  # the value of one word, such as `--speculative-config '{...}'`

@@ -457,14 +457,12 @@ def default_tp(setting: ServingSetting, fixed: Mapping[str, Any]) -> tuple[int, 
     enough = memory.fits & (capacity >= (job.concurrency or _USUAL_REQUESTS * replicas))
     nearest, reason = capacity, "leaves most room of all that can be"
     if job.rate is not None and memory.fits.any():
-        load = estimator.serve(job, plans).load
-        busier = estimator.serve(replace(job, rate=job.rate * (1 + _RATE_HEADROOM)), plans).load
-        keeping, with_headroom = (enough & np.logical_not(at.is_saturated) for at in (load, busier))
-        enough, keeps_up = (
-            (with_headroom, f"leave room for these requests and keep up with {_RATE_HEADROOM:.0%} more")
-            if with_headroom.any()
-            else (keeping, "leave room for these requests and keep up with them")
-        )
+        for headroom in (_RATE_HEADROOM, 0.0):
+            load = estimator.serve(replace(job, rate=job.rate * (1 + headroom)), plans).load
+            keeping = enough & np.logical_not(load.is_saturated)
+            if keeping.any():
+                break
+        enough, keeps_up = keeping, f"leave room for these requests and keep up with {f'{headroom:.0%} more' if headroom else 'them'}"
         nearest, reason = np.where(memory.fits, load.requests_per_second * replicas, 0.0), "answers most of them"
     if enough.any():
         return tried[int(enough.argmax())], f"is the fewest chips of a replica that {keeps_up}"
