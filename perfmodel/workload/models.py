@@ -1,7 +1,7 @@
 """Models by name: configs in the folder `models`, in Hugging Face's form, each with its source.
 
 `_hub_ids` of a config are the Hugging Face hub ids with these sizes: the one that it was read from, then further releases, such as
-instruction-tuned ones. They are resolved offline. A copy under another owner or with quantised weights (`unsloth/Qwen3-8B-bnb-4bit`) has
+instruction-tuned ones. They are resolved offline, with or without their owner (`deepseek-r1`). A copy under another owner or with quantised weights (`unsloth/Qwen3-8B-bnb-4bit`) has
 the sizes of the id with the same name. `_vision_hub_ids` are vision-language models whose language model has these sizes; their vision
 tower is not counted.
 """
@@ -62,15 +62,15 @@ def load_model(name_or_path: str | Path) -> TransformerConfig:
     except (OSError, ValueError) as error:  # a name that is invalid as a path
         if isinstance(error, InputError):
             raise
-    by_id = _hub_ids("_hub_ids") if _HUB_ID.fullmatch(text) else {}
-    for ids, left_out in ((by_id, ""), (_hub_ids("_vision_hub_ids") if by_id else {}, VISION_TOWER)):
-        model_name = ids.get(text.lower()) or _copied(text, ids)
+    has_owner = _HUB_ID.fullmatch(text) is not None
+    for ids, left_out in ((_hub_ids("_hub_ids"), ""), (_hub_ids("_vision_hub_ids"), VISION_TOWER)):
+        model_name = ids.get(text.lower()) or _copied(text if has_owner else f"/{text}", ids)
         if model_name:
             return replace(read_config(_FOLDER / f"{model_name}.json", name=model_name), left_out=left_out)
     shown = text if len(text) <= 80 else text[:77] + "..."
     if text.endswith(".json") or text.startswith((".", "/", "~")):
         raise InputError(f"model={shown}: there is no such file; give a config.json, its folder, or the name of a shipped model")
-    if by_id:
+    if has_owner:
         near = suggest(text.partition("/")[2], list_models())
         raise InputError(f"model={shown}: no shipped model has this hub id; give its config.json{near if 'did you mean' in near else ''}")
     near = suggest(text, list_models())

@@ -120,9 +120,11 @@ def test_a_hub_id_stands_for_one_shipped_model():
         ("NousResearch/Meta-Llama-3.1-8B", "llama-3.1-8b"),
         ("TheBloke/Llama-2-7B-GPTQ", "llama-2-7b"),
         ("models/Qwen2.5-7B", "qwen2.5-7b"),
+        ("deepseek-r1", "deepseek-v3"),
+        ("Qwen2.5-72B-Instruct", "qwen2.5-72b"),
     ],
 )
-def test_a_copy_of_a_hub_model_has_its_sizes(copy, name):
+def test_a_copy_or_a_name_without_owner_has_the_sizes_of_the_hub_model(copy, name):
     assert models.load_model(copy) == models.load_model(name)
 
 
