@@ -181,7 +181,8 @@ def _difference(
     """Return the options in which two plans differ, and notes on options that cannot be written."""
     if table is None or before == after:
         return (), ()
-    facts = [facts_of_plan(plan, setting.cluster) for plan in (before, after)]
+    distributed = start.setup.facts.get("distributed") if start.setup is not None else None
+    facts = [facts_of_plan(plan, setting.cluster) | {"distributed": distributed} for plan in (before, after)]
     notes: tuple[str, ...] = ()
     options = [_read_as(plan_facts, start, table) for plan_facts in facts]
     if table.outputs:

@@ -105,6 +105,17 @@ def test_advice_is_in_the_options_of_the_framework(call, result, config):
     assert "Why it takes" in out
 
 
+def test_advice_keeps_deepspeed_where_the_configuration_has_it(result, tmp_path):
+    config = tmp_path / "lora.yaml"
+    config.write_text(
+        "base_model: meta-llama/Llama-3.1-8B\nsequence_len: 8192\nmicro_batch_size: 2\ngradient_accumulation_steps: 4\nadapter: lora\n"
+        "lora_r: 32\nlora_target_linear: true\ngradient_checkpointing: true\ndeepspeed: deepspeed_configs/zero2.json\n"
+    )
+    options = {change["option"]: change["after"] for change in result("advise", config, "--chip", "a100-sxm-80gb", "--chips", 4)["options"]}
+    assert options["zero_optimization.stage"] == 3
+    assert not any(option.startswith("fsdp") for option in options)
+
+
 def test_advice_on_what_does_not_fit_begins_with_what_does(result):
     advice = result("advise", CASES / "05-torchtitan-toml" / "launch.txt", "--cluster", "dgx-h100")
     assert not advice["current"]["fits"]
