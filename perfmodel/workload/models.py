@@ -1,9 +1,9 @@
 """Models by name: configs in the folder `models`, in Hugging Face's form, each with its source.
 
 `_hub_ids` of a config are the Hugging Face hub ids with these sizes: the one that it was read from, then further releases, such as
-instruction-tuned ones. They are resolved offline, with or without their owner (`deepseek-r1`). A copy under another owner or with quantised weights (`unsloth/Qwen3-8B-bnb-4bit`) has
-the sizes of the id with the same name. `_vision_hub_ids` are vision-language models whose language model has these sizes; their vision
-tower is not counted.
+instruction-tuned ones. They are resolved offline, with or without their owner (`deepseek-r1`). A copy under another owner or with quantised
+weights (`unsloth/Qwen3-8B-bnb-4bit`) has the sizes of the id with the same name. `_vision_hub_ids` are vision-language models whose
+language model has these sizes; their vision tower is not counted.
 """
 
 import json
