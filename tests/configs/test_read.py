@@ -111,6 +111,17 @@ def test_every_key_is_read_or_listed(folder):
     assert all(key in text for key in setup.ignored)
 
 
+def test_a_schedule_that_is_not_modelled_is_read_as_the_nearest_with_a_note(tmp_path):
+    config = tmp_path / "train.toml"
+    config.write_text(
+        'model = { name = "llama3", flavor = "8B" }\ntraining = { local_batch_size = 8, seq_len = 8192 }\n'
+        'parallelism = { pipeline_parallel_degree = 4, pipeline_parallel_schedule = "ZBVZeroBubble" }\n'
+    )
+    setup = read_setup(config, {"chips": 32})
+    assert setup.facts["schedule"] == "interleaved"
+    assert any("ZBVZeroBubble: predicted as interleaved" in note for note in setup.notes)
+
+
 @pytest.mark.parametrize("table", load_tables().values(), ids=lambda table: table.name)
 def test_a_table_speaks_of_settings_that_exist(table):
     """A value that is a mapping names facts; of these the settings take the values that they are given."""
