@@ -19,7 +19,7 @@ from statistics import median
 from lab.ablation import Ablation, ablation_values, ablations
 from lab.accuracy_lines import LINES, SMALL, AccuracyLine, cause_of
 from lab.command import command_parser, exits_on_errors
-from lab.few_runs import DRAWS, GroupFigures, few_runs_figures, regret_rows, regrets_text
+from lab.few_runs import DRAWS, GroupFigures, components_text, few_runs_figures, regret_rows, regrets_text
 from lab.few_runs import rows_of as few_rows
 from lab.kernels.clocks import Rate, clocks_values, fitted_clocks
 from lab.memory_outcomes import MemoryOutcome, reliability, reliability_line, reliability_rows
@@ -241,7 +241,16 @@ def _unseen(report: AccuracyReport) -> Sections:
         yield "paragraph", {"text": choices_text(report.choices)}
     if report.few:
         errors, regrets = ((table(rows[0], rows[1:]) if rows else "") for rows in (few_rows(report.few), regret_rows(report.few)))
-        yield "few_runs", {"draws": DRAWS, "table": errors, "choice": regrets_text(report.few), "choices": regrets}
+        yield (
+            "few_runs",
+            {
+                "draws": DRAWS,
+                "table": errors,
+                "components": components_text(report.few),
+                "choice": regrets_text(report.few),
+                "choices": regrets,
+            },
+        )
     if report.outcomes:
         bins = reliability(report.outcomes)
         first, *others = reliability_rows(bins)

@@ -53,6 +53,10 @@ _SENTENCES = (
         r"(?P<false_positives>\d+) of (?P<out_of_memory_runs>\d+) nanotron runs that ran out of memory .*?, "
         r"and (?P<false_negatives>\d+) of (?P<fitting_runs>\d+) that ran are predicted not to fit"
     ),
+    (
+        r"(?P<few_common>\d+) % is common to the runs of a group, (?P<few_jobs>\d+) % differs between its jobs, "
+        r"(?P<few_layouts>\d+) % between layouts of a job .*? and (?P<few_rest>\d+) % between runs of a layout"
+    ),
     r"plans expected to be fastest, all measured, is (?P<choice_best_of_three>[\d.]+) % slower",
     (
         r"is (?P<unseen_choice_mean>[\d.]+)% slower than the best on average over (?:\d+) groups of at least 4 plans, "
@@ -71,6 +75,7 @@ def training_figures(page: str) -> dict[str, str]:
     left_out = [table for table in tables if {"groups", "rank correlation"} <= set(table[0])][-1:]  # after the table in sample
     figures |= {"choice_groups": _cell(left_out, *_LEFT_OUT_CHOICE, 1), "choice_mean": _cell(left_out, *_LEFT_OUT_CHOICE, 3)}
     few = _table(tables, _FEW_TABLE)
+    figures["few_mean_without_common"] = _plain(few[-1][-1])
     for index, given in enumerate(_GIVEN):
         errors = sorted(float(_plain(row[2 + index])) for row in few[1:-1] if _plain(row[2 + index]))
         figures |= {f"few_mean_{given}": _plain(few[-1][2 + index]), f"few_best_{given}": f"{errors[0]:.1f}"}

@@ -5,8 +5,9 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from lab.few_runs import figures_of, groups_of, main, table_text
+from lab.few_runs import components_of, components_text, figures_of, groups_of, main, table_text
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.validation.cases import parse_case
 from tests.validation.published_cases import sweep
@@ -29,8 +30,33 @@ def test_three_runs_of_another_framework_take_a_third_of_the_error():
     figures = figures_of(name, group, load_profile("torch-fsdp2"), draws=2, seed=1)
     assert figures.errors[3] < 0.67 * figures.errors[0]
     assert 10 not in figures.errors
+    assert figures.common_known < 0.67 * figures.errors[0]
     assert name in table_text([figures])
     assert "no group of runs differs in its plan only" in table_text([figures])
+
+
+def test_squared_errors_are_split_into_what_runs_have_in_common_and_what_differs():
+    errors = np.array([0.1, 0.3, -0.1, -0.1, 0.2, 0.2])
+    jobs, layouts = ("a", "a", "a", "a", "b", "b"), ("x", "x", "y", "y", "x", "x")
+    common, of_jobs, of_layouts, of_runs = components_of(errors, jobs, layouts)
+    assert common + of_jobs + of_layouts + of_runs == pytest.approx(float((errors**2).mean()))
+    assert common == pytest.approx(0.01)
+    assert of_jobs == pytest.approx((4 * 0.05**2 + 2 * 0.1**2) / 6)
+    assert of_layouts == pytest.approx(4 * 0.15**2 / 6)
+    assert of_runs == pytest.approx(2 * 0.1**2 / 6)
+
+
+def test_an_error_that_all_runs_share_is_common():
+    assert components_of(np.full(3, -0.2), "aab", "xyx") == pytest.approx((0.04, 0.0, 0.0, 0.0))
+
+
+def test_choices_are_judged_by_few_draws_however_many_the_errors_have(monkeypatch):
+    monkeypatch.setattr("lab.few_runs.GIVEN", (3,))
+    monkeypatch.setattr("lab.few_runs._CHOICE_DRAWS", 1)
+    ((name, group),) = groups_of([parse_case(json.dumps(case), 1) for case in sweep()]).items()
+    figures = figures_of(name, group, load_profile("megatron"), draws=2, seed=1)
+    assert len(figures.regrets[3]) == len(figures.of_the_job[3]) == 1
+    assert "is common to the runs of a group" in components_text([figures])
 
 
 def test_a_choice_of_plan_is_judged_with_none_and_with_some_runs_given(monkeypatch):
