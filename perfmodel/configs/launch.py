@@ -7,7 +7,6 @@ document around the script as a template: texts with expressions in braces, and 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -60,56 +59,50 @@ def load_launchers() -> Mapping[str, Launcher]:
     return {path.stem: Launcher(name=path.stem, **read_yaml(path)) for path in paths}
 
 
-def launcher_named(name: str) -> Launcher:
-    """Return a launcher of training jobs. Raises InputError."""
-    known = {launcher.name: launcher for launcher in load_launchers().values() if not launcher.engines}
+def launcher_named(name: str, engine: str = "") -> Launcher:
+    """Return a launcher of training jobs, or of the plans of a serving engine. Raises InputError."""
+    known = {launcher.name: launcher for launcher in load_launchers().values() if bool(launcher.engines) is bool(engine)}
+    if name not in known and engine:
+        raise bad_field("to", name, "is nothing that serving plans are written for", f"use one of {', '.join(known)}")
     if name not in known:
         raise bad_field("launcher", name, "is not known", f"use {', '.join(known)}")
+    engines = known[name].engines
+    if engine and engine not in engines:
+        rule = f"starts {' and '.join(engines)}, and the plan is of {engine}"
+        raise bad_field("to", name, rule, f"use --to {engine}, or predict the plan with --engine {engines[0]}")
     return known[name]
 
 
-def server_named(name: str, engine: str) -> Launcher:
-    """Return the launcher of a serving plan. Raises InputError if it does not start the engine."""
-    known = {launcher.name: launcher for launcher in load_launchers().values() if launcher.engines}
-    if name not in known:
-        rule = "is nothing that serving plans are written for"
-        raise bad_field("to", name, rule, f"use one of {', '.join(known)}")
-    if engine not in known[name].engines:
-        rule = f"starts {' and '.join(known[name].engines)}, and the plan is of {engine}"
-        raise bad_field("to", name, rule, f"use --to {engine}, or predict the plan with --engine {known[name].engines[0]}")
-    return known[name]
-
-
-def launch_file(
-    launcher: Launcher,
-    command: str,
-    flags: Sequence[tuple[str, Any, str]],
-    *,
-    header: Sequence[str],
-    configs: Mapping[str, str],
-    names: Mapping[str, Any],
+def launch_files(
+    launcher: Launcher, workers: Sequence[Mapping[str, Any]], *, header: Sequence[str], names: Mapping[str, Any]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the files of a job, with the script that starts it last, and notes. Raises InputError if the launcher cannot express the plan.
+    """Return the files of a job or a service, with the script or document that starts it last, and notes.
 
-    command   command that starts the program on the chips of a node, the same for every launcher
-    flags     name, value and comment of each option of the program
+    Raises InputError if the launcher cannot express the plan.
+
+    workers   facts of each kind, of a job one: role, command, arguments (lines with its options), configs (name -> text), notes, ...
     header    comments
-    configs   name -> text of the files that the program reads
-    names     facts of the plan
+    names     facts of the plan; facts of workers are added as `decode.replicas`, `prefill.replicas`
     """
-    names = launch_names(launcher, {**names, "configs": configs or None})
-    lines = [f"# {line}" for line in header]
-    if flags:
-        lines += ["ARGS=(", *(f"    {_flag(key, value)}{after(comment)}" for key, value, comment in flags), ")"]
-    lines += launcher.setup if names["nodes"] > 1 else []
-    lines += [launcher.copies] if launcher.copies and configs else []
-    lines.append(f'{launcher.prefix}{command} "${{ARGS[@]}}"' if flags else launcher.prefix + command)
-    if launcher.document is None:
-        text = "\n".join(["#!/bin/bash", *(filled(line, names) for line in launcher.header), *lines]) + "\n"
-    else:
-        text = manifest(launcher, {**names, "script": "\n".join(lines) + "\n"}, header=header[:2])
-    files = {} if launcher.embeds else dict(configs)
-    return {**files, filled(launcher.file, names): text}, sentences(launcher.lossy, names)
+    of_role = {f"{worker['role'] or 'decode'}.{name}": value for worker in workers for name, value in worker.items()}
+    names = launch_names(launcher, {**names, **of_role, "workers": workers})
+    files: dict[str, str] = {}
+    script = ""
+    for worker in workers:
+        arguments, configs = worker["arguments"], worker["configs"]
+        lines = [f"# {line}" for line in (*header, *worker["notes"])]
+        lines += ["ARGS=(", *(f"    {argument}" for argument in arguments), ")"] if arguments else []
+        lines += launcher.setup if names.get("nodes", 1) > 1 else []
+        lines += [launcher.copies] if launcher.copies and configs else []
+        lines.append(launcher.prefix + worker["command"] + (' "${ARGS[@]}"' if arguments else ""))
+        script = "\n".join(lines) + "\n"
+        files |= {} if launcher.embeds else configs
+        if launcher.document is None:
+            head = ["#!/bin/bash", *(filled(line, names) for line in launcher.header)]
+            files[filled(launcher.file, {**names, **worker})] = "\n".join([*head, script])
+    if launcher.document is not None:
+        files[filled(launcher.file, names)] = manifest(launcher, {**names, "script": script}, header=header[:2])
+    return files, sentences(launcher.lossy, names)
 
 
 def script_in(keys: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
@@ -130,27 +123,6 @@ def script_in(keys: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
                     case {"kind": "TrainJob", "spec": {"trainer": {"command": [*_, str(last)]}}}:
                         script = last
     return script, files
-
-
-def server_files(
-    launcher: Launcher, workers: Sequence[Mapping[str, Any]], *, header: Sequence[str], names: Mapping[str, Any]
-) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return the files of a service, and notes: a script for each kind of worker, or one document for all.
-
-    workers   facts of each kind: role, replicas, chips, command, options, notes, ...
-    names     facts of the service; facts of workers are added as `decode.replicas`, `prefill.replicas`
-    """
-    of_role = {f"{worker['role'] or 'decode'}.{name}": value for worker in workers for name, value in worker.items()}
-    names = launch_names(launcher, {**names, **of_role, "workers": workers})
-    notes = sentences(launcher.lossy, names)
-    if launcher.document is not None:
-        return {filled(launcher.file, names): manifest(launcher, names, header=header)}, notes
-    files: dict[str, str] = {}
-    for worker in workers:
-        comments = [f"# {line}" for line in (*header, *worker["notes"])]
-        files |= worker["configs"]
-        files[filled(launcher.file, {**names, **worker})] = "\n".join(["#!/bin/bash", *comments, worker["command"]]) + "\n"
-    return files, notes
 
 
 def launch_names(launcher: Launcher, names: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,17 +173,3 @@ def filled_template(node: object, names: Mapping[str, Any]) -> Any:
         case list():
             return [value for entry in node if (value := filled_template(entry, names)) is not None]
     return node
-
-
-def after(comment: str) -> str:
-    return f"  # {comment}" if comment else ""
-
-
-def _flag(key: str, value: object) -> str:
-    if key.endswith("="):
-        return shlex.quote(f"{key}{str(value).lower() if isinstance(value, bool) else value}")
-    name = f"--{key.replace('_', '-')}"
-    if value is True:
-        return name
-    text = str(value)
-    return f"{name} {text}" if re.fullmatch(r"[\w ./:+-]+", text) else f"{name} {shlex.quote(text)}"

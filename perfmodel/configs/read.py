@@ -35,31 +35,25 @@ _WIDTH, _MOST_KEYS = 60, 12
 class ConfigSetup:
     """Job and plan of a configuration, and how it was read.
 
-    framework     name of the framework; table: name of its table
-    files         files that were read
-    request       words of a request (of `ServingRequest` for a serving engine); knobs: of a plan
-    stage_layers  layers of each virtual stage; empty: the framework's default
-    facts         all facts of the keys and of the framework's rules
-    read          key -> fact that it became
-    assumed       facts without a key: defaults of the framework, or derived by its rules
-    notes         sentences about omissions of the prediction
-    ignored       keys that the prediction does not use; keys known to have no effect come last
-    num_unknown   number of unknown keys among these
+    files     files that were read
+    request   words of a request (of `ServingRequest` for a serving engine); knobs: of a plan
+    facts     all facts of the keys and of the framework's rules
+    read      key -> fact that it became
+    assumed   facts without a key: defaults of the framework, or derived by its rules
+    notes     sentences about omissions of the prediction
+    unknown   keys that the prediction does not use; harmless: keys known to have no effect
     """
 
-    framework: str
-    table: str
-    serves: bool
+    table: FrameworkTable
     files: tuple[Path, ...]
     request: Mapping[str, Any]
     knobs: Mapping[str, Any]
-    stage_layers: tuple[int, ...]
     facts: Mapping[str, Any]
     read: Mapping[str, str]
     assumed: Mapping[str, Any]
     notes: tuple[str, ...]
-    ignored: tuple[str, ...]
-    num_unknown: int
+    unknown: tuple[str, ...]
+    harmless: tuple[str, ...]
 
 
 def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> ConfigSetup:
@@ -69,27 +63,20 @@ def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> Conf
     """
     source = read_source(path)
     table, given = _recognised(source), given or {}
+    by_entry, unknown, harmless = _entries(source, table)
     facts: dict[str, Any] = {}
     read: dict[str, str] = {}
-    unknown: list[str] = []
-    harmless: list[str] = []
-    by_entry: dict[str, list[str]] = {}
-    for key in source.keys:
-        if (entry := table.entry(key)) is not None:
-            by_entry.setdefault(entry, []).append(key)
-        elif key not in (PROGRAM, ARGUMENT, "python.function") and not key.startswith(("env.", "python.")):
-            (harmless if table.is_harmless(key) else unknown).append(key)
     for name, meaning in table.keys.items():  # in the order of the table: later keys are more specific
         for key in reversed(by_entry.get(name, ())):  # the launch line comes first and overrides files
-            value = source.keys[key]
-            key_facts = _facts_of_key(value, meaning, facts)
+            key_facts = _facts_of_key(source.keys[key], meaning, facts)
             if key_facts is None:
-                unknown.append(f"{key}={one_line(value, 40)}")
+                unknown.append(f"{key}={one_line(source.keys[key], 40)}")
             elif key_facts:
                 facts |= key_facts
                 read[key] = list(key_facts)[-1]
-    names_read = list(_read_names(source, table, facts, read))
-    read_facts = set(facts)
+    notes = list(_read_names(source, table, facts, read))
+    shown = {*words_of(ServingRequest)} if table.serves else {*words_of(Request), *words_of(Knobs), *SETTING_NAMES}
+    shown -= facts.keys() | given.keys()
     facts = {**given, **facts, **({"model": given["model"]} if given.get("model") is not None else {})}
     _derive(facts, [table.defaults])
     for _ in range(_PASSES):  # until no more facts follow
@@ -100,25 +87,31 @@ def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> Conf
             break
     for sentence in sentences(table.refused, facts, _WIDTH):
         raise InputError(f"{one_line(source.path, 200)}: {sentence}")
-    notes = (*names_read, *sentences(table.notes, facts, _WIDTH))
     request, knobs = _words(facts, table)
-    shown = {*words_of(ServingRequest)} if table.serves else {*words_of(Request), *words_of(Knobs), *SETTING_NAMES}
-    shown -= read_facts | given.keys()
     return ConfigSetup(
-        framework=table.framework,
-        table=table.name,
-        serves=table.serves,
+        table=table,
         files=tuple(source.files),
         request=request,
         knobs=knobs,
-        stage_layers=tuple(facts.get("stage_layers") or ()),
         facts=facts,
         read=read,
         assumed={name: value for name, value in facts.items() if name in shown},
-        notes=tuple(dict.fromkeys(notes)),
-        ignored=(*unknown, *harmless),
-        num_unknown=len(unknown),
+        notes=tuple(dict.fromkeys([*notes, *sentences(table.notes, facts, _WIDTH)])),
+        unknown=tuple(unknown),
+        harmless=tuple(harmless),
     )
+
+
+def _entries(source: ConfigKeys, table: FrameworkTable) -> tuple[dict[str, list[str]], list[str], list[str]]:
+    """Return key of the table -> keys of the file, unknown keys, and harmless ones."""
+    by_entry: dict[str, list[str]] = {}
+    unknown, harmless = [], []
+    for key in source.keys:
+        if (entry := table.entry(key)) is not None:
+            by_entry.setdefault(entry, []).append(key)
+        elif key not in (PROGRAM, ARGUMENT, "python.function") and not key.startswith(("env.", "python.")):
+            (harmless if table.is_harmless(key) else unknown).append(key)
+    return by_entry, unknown, harmless
 
 
 def _recognised(source: ConfigKeys) -> FrameworkTable:
@@ -238,15 +231,14 @@ def described(setup: ConfigSetup, *, verbose: bool) -> Iterator[str]:
     """Yield sentences about the reading of a configuration: assumptions, notes and ignored keys."""
     if setup.assumed:
         named = ", ".join(f"{name} {_plain(value)}" for name, value in setup.assumed.items())
-        yield f"{setup.framework} defaults and what follows from the file: {named}"
+        yield f"{setup.table.framework} defaults and what follows from the file: {named}"
     yield from setup.notes
-    unknown, harmless = setup.ignored[: setup.num_unknown], setup.ignored[setup.num_unknown :]
-    if unknown:
-        shown = unknown if verbose else unknown[:_MOST_KEYS]
-        more = f" and {len(unknown) - len(shown)} more" if len(unknown) > len(shown) else ""
+    if setup.unknown:
+        shown = setup.unknown if verbose else setup.unknown[:_MOST_KEYS]
+        more = f" and {len(setup.unknown) - len(shown)} more" if len(setup.unknown) > len(shown) else ""
         yield f"keys that are not read: {', '.join(shown)}{more}"
-    if harmless and verbose:
-        yield f"keys without effect on time and memory: {', '.join(harmless)}"
+    if setup.harmless and verbose:
+        yield f"keys without effect on time and memory: {', '.join(setup.harmless)}"
 
 
 def _plain(value: object) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from perfmodel.configs.expressions import evaluate, filled
-from perfmodel.configs.launch import TORCHRUN, after, launch_file, launcher_named
+from perfmodel.configs.launch import TORCHRUN, launch_files, launcher_named
 from perfmodel.configs.tables import FrameworkTable, WrittenFile, common_rules, names_of, sentences
 from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.hardware.cluster import Cluster
@@ -94,25 +95,23 @@ def write_config(
     header = _header(table, prediction)
     files: dict[str, str] = {}
     options: dict[str, Any] = {}
-    flags: list[tuple[str, Any, str]] = []
+    arguments: list[str] = []
     for output in table.outputs:
         if not evaluate(output.when, names):
             continue
-        lines: list[tuple[str, Any, str]] = []
+        written: dict[str, tuple[Any, str]] = {}  # key -> value and comment
         for key, expression in output.keys.items():
             if expression is not None and (value := evaluate(expression, names)) is not None:
-                lines.append((key, value, "" if isinstance(value, list) else _comment(table.let.get(expression, expression), prediction)))
-        options |= {key: value for key, value, _ in lines}
-        if output.form == "flags":
-            flags = lines
-        elif output.form == "arguments":
-            flags = [(key, str(value).lower() if isinstance(value, bool) else value, comment) for key, value, comment in lines]
-        elif output.form == "overrides":
-            flags = [(f"{key}=", value, comment) for key, value, comment in lines]
+                comment = "" if isinstance(value, list) else _comment(table.let.get(expression, expression), prediction)
+                written[key] = (value, comment and f"  # {comment}")
+        options |= {key: value for key, (value, _) in written.items()}
+        if output.form in ("flags", "arguments", "overrides"):
+            arguments = [f"{_argument(output.form, key, value)}{comment}" for key, (value, comment) in written.items()]
         else:
-            files[filled(output.name, names)] = _text(output, lines, header, names)
+            files[filled(output.name, names)] = _text(output, written, header, names)
     command = filled(table.launch, names, 1000)
-    files, notes = launch_file(launched_by, command, flags, header=header, configs=files, names=names)
+    job = {"role": "", "command": command, "arguments": arguments, "configs": files, "notes": ()}
+    files, notes = launch_files(launched_by, [job], header=header, names={**names, "configs": files or None})
     return ExportedPlan(framework=table.framework, files=files, options=options, notes=(*sentences(table.lossy, names), *notes))
 
 
@@ -144,45 +143,57 @@ def _header(table: FrameworkTable, prediction: Prediction | None) -> list[str]:
 # --- forms ------------------------------------------------------------------------------------------------------------------
 
 
-def _text(output: WrittenFile, lines: Sequence[tuple[str, Any, str]], header: Sequence[str], names: Mapping[str, Any]) -> str:
+def _argument(form: str, key: str, value: object) -> str:
+    """Return an option of a launch line: `--key value`, without the value of a true flag, or `key=value`."""
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    if form == "overrides":
+        return shlex.quote(f"{key}={text}")
+    quoted = text if re.fullmatch(r"[\w ./:+-]+", text) else shlex.quote(text)
+    name = f"--{key.replace('_', '-')}"
+    return name if value is True and form == "flags" else f"{name} {quoted}"
+
+
+def _text(output: WrittenFile, written: Mapping[str, tuple[Any, str]], header: Sequence[str], names: Mapping[str, Any]) -> str:
+    if output.form == "json":
+        return json.dumps(_tree({key: value for key, (value, _) in written.items()}), indent=2) + "\n"
+    tree = _tree(written)
+    match output.form:
+        case "python":
+            body = [filled(output.head.rstrip(), names), *_python(tree, output.calls, 2), "    )"]
+        case "yaml":
+            body = list(_yaml(tree, ""))
+        case _:
+            body = list(_toml(tree, ""))
+    return "\n".join([*(f"# {line}" for line in header), *body]) + "\n"
+
+
+def _tree(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by dotted keys as nested mappings."""
     tree: dict[str, Any] = {}
-    for key, value, comment in lines:
+    for key, value in values.items():
         *sections, last = key.split(".")
         branch = tree
         for section in sections:
             branch = branch.setdefault(section, {})
-        branch[last] = (value, comment)
-    if output.form == "json":
-        return json.dumps(_plain(tree), indent=2) + "\n"
-    head = [f"# {line}" for line in header]
-    if output.form == "python":
-        body = [filled(output.head.rstrip(), names), *_python(tree, output.calls, 2), "    )"]
-    else:
-        body = list(_yaml(tree, 0) if output.form == "yaml" else _toml(tree, ""))
-    return "\n".join([*head, *body]) + "\n"
+        branch[last] = value
+    return tree
 
 
-def _plain(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: _plain(entry) if isinstance(entry, Mapping) else entry[0] for key, entry in tree.items()}
-
-
-def _yaml(tree: Mapping[str, Any], depth: int) -> Iterator[str]:
-    indent = "  " * depth
+def _yaml(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
     for key, entry in tree.items():
         if isinstance(entry, Mapping):
             yield f"{indent}{key}:"
-            yield from _yaml(entry, depth + 1)
+            yield from _yaml(entry, f"{indent}  ")
         else:
-            yield f"{indent}{key}: {_scalar(entry[0])}{after(entry[1])}"
+            yield f"{indent}{key}: {_scalar(entry[0])}{entry[1]}"
 
 
 def _toml(tree: Mapping[str, Any], section: str) -> Iterator[str]:
     options = {key: entry for key, entry in tree.items() if not isinstance(entry, Mapping)}
     if section and options:
-        yield ""
-        yield f"[{section}]"
+        yield from ("", f"[{section}]")
     for key, (value, comment) in options.items():
-        yield f"{key} = {_scalar(value)}{after(comment)}"
+        yield f"{key} = {_scalar(value)}{comment}"
     for key, entry in tree.items():
         if isinstance(entry, Mapping):
             yield from _toml(entry, f"{section}.{key}" if section else key)
@@ -199,7 +210,7 @@ def _python(tree: Mapping[str, Any], calls: Mapping[str, str], depth: int) -> It
         else:
             value, comment = entry
             text = value[1:] if isinstance(value, str) and value.startswith("=") else repr(value).replace("'", '"')
-            yield f"{indent}{key}={text},{after(comment)}"
+            yield f"{indent}{key}={text},{comment}"
 
 
 def _scalar(value: object) -> str:

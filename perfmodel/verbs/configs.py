@@ -49,12 +49,12 @@ class Start:
             return {}
         return {
             "config": {
-                "framework": setup.framework,
+                "framework": setup.table.framework,
                 "files": [str(path) for path in setup.files],
                 "read": dict(setup.read),
                 "assumed": {name: getattr(value, "name", value) for name, value in setup.assumed.items()},
                 "notes": list(setup.notes),
-                "ignored": list(setup.ignored),
+                "ignored": [*setup.unknown, *setup.harmless],
             }
         }
 
@@ -96,13 +96,13 @@ def start_from(path: Plan | Name, asked: Request, *, spelled: Callable[[str], st
         if not needs_chips(cluster):
             facts["cluster_chips"] = loaded.num_chips
     setup = read_setup(str(path), facts)
-    if setup.serves:
-        raise InputError(f"{one_line(path, 200)}: starts a {setup.framework} server; give it to `perfmodel serve`")
+    if setup.table.serves:
+        raise InputError(f"{one_line(path, 200)}: starts a {setup.table.framework} server; give it to `perfmodel serve`")
     profile = _first(asked.profile)
     try:
         return Start(plan=_plan_of(setup, cluster, given, profile, spelled), setup=setup)
     except InputError as error:
-        raise InputError(f"{one_line(Path(str(path)).name, 60)} ({setup.framework}): {error.full}") from None
+        raise InputError(f"{one_line(Path(str(path)).name, 60)} ({setup.table.framework}): {error.full}") from None
 
 
 def overridden_plan(plan: Plan, asked: Request, *, spelled: Callable[[str], str] = str) -> Plan:
@@ -130,8 +130,8 @@ def served_from(path: Name, asked: ServingRequest) -> tuple[ServingRequest, Conf
     if not Path(path).exists() and is_model(path):
         raise InputError(f"{one_line(path, 200)}: is a model; give it as --model {one_line(path, 200)}")
     setup = read_setup(str(path))
-    if not setup.serves:
-        raise InputError(f"{one_line(path, 200)}: is a {setup.framework} training configuration; give it to `perfmodel predict`")
+    if not setup.table.serves:
+        raise InputError(f"{one_line(path, 200)}: is a {setup.table.framework} training configuration; give it to `perfmodel predict`")
     words = dict(setup.request)
     if words.get("model") is not None and asked.model is None and load_model(words["model"]).experts is None:
         words.pop("ep", None)
@@ -164,8 +164,8 @@ def _plan_of(setup: ConfigSetup, cluster: Any, given: Mapping[str, Any], profile
         request = replace(request, global_batch=request.batch_tokens // request.seq_len, batch_tokens=None)
     setting = setting_of_request(replace(request, profile=profile or request.profile))
     plan = plan_in(setting, Knobs(**_applicable_knobs(setup.knobs, setting.job.transformer)))
-    if setup.stage_layers and plan.layout.pp > 1:
-        plan = replace(plan, stage_layers=setup.stage_layers)
+    if (stage_layers := setup.facts.get("stage_layers")) and plan.layout.pp > 1:
+        plan = replace(plan, stage_layers=tuple(stage_layers))
     operators = setup.facts.get("recompute_operators")
     return replace(plan, recompute_operators=tuple(operators)) if operators else plan
 

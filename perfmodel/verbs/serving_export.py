@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.configs.launch import server_files, server_named
+from perfmodel.configs.launch import launch_files, launcher_named
 from perfmodel.configs.write import ExportedPlan
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.units import format_bytes, format_time
@@ -66,7 +66,7 @@ def export_service(prediction: ServingPrediction | Name, *, to: str, stem: str =
     setting = serving_setting(asked)
     engine, cluster, job = setting.estimator.engine, setting.estimator.cluster, setting.job
     family = family_of(engine)
-    launcher = server_named(to, family)
+    launcher = launcher_named(to, family)
     plan = serving_plan(setting, asked)[0] if asked.workers is None else pools_plan(setting, asked)
     if not saved["fits"]:
         raise InputError(f"plan: {plan.label()} does not fit into the memory of {cluster.chip.name}; `perfmodel serve` lists what would")
@@ -83,7 +83,7 @@ def export_service(prediction: ServingPrediction | Name, *, to: str, stem: str =
     # the exported files contain all copies of a worker: no note on a router
     plan_notes = dict.fromkeys(note for line in lines for note in line.notes if not note.endswith("behind a router"))
     checkpoint = job.model.num_parameters * max(job.quantization.weight_bytes, 1.0)
-    files, notes = server_files(
+    files, notes = launch_files(
         launcher,
         [_worker(line, one, role, model, node) for line, (role, one) in zip(lines, kinds, strict=True)],
         header=header,
@@ -135,6 +135,7 @@ def _worker(line: LaunchLine, plan: ServingPlan, role: str, model: str, chips_pe
         "nodes": -(-chips // chips_per_node),
         "chips_of_node": min(chips, chips_per_node),
         "command": line.command,
+        "arguments": (),
         "options": options,
         "quoted": shlex.join(options),
         "configs": {line.config_name: line.config} if line.config else {},

@@ -41,7 +41,7 @@ def facts_of(tmp_path, text, **given):
     path = tmp_path / "train.py"
     path.write_text(text)
     setup = read_setup(path, {"chips": 1, "nodes": 1, **given})
-    return setup.framework, setup.facts
+    return setup.table.framework, setup.facts
 
 
 def test_a_script_of_unsloth_is_a_job(tmp_path):
