@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from perfmodel.configs.adapter_targets import known_model
 from perfmodel.configs.expressions import evaluate
 from perfmodel.configs.sources import ARGUMENT, PROGRAM, ConfigKeys, read_source
 from perfmodel.configs.tables import FrameworkTable, KeyMeaning, load_tables, plain, sentences
@@ -20,7 +21,6 @@ from perfmodel.parallel.request import Request
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.layer_specs import Experts
-from perfmodel.workload.models import load_model
 
 _MODEL, _EXPERTS = "model.", "experts."
 #: Placeholder values, which another file or the framework fills in.
@@ -180,15 +180,11 @@ def _derive(facts: dict[str, Any], rules: Iterable[Mapping[str, str]]) -> None:
 
 def _add_model(facts: dict[str, Any]) -> None:
     """Add the sizes of a named model, if it is shipped or a file."""
-    name = facts.get("model")
-    if name is None or f"{_MODEL}num_hidden_layers" in facts:
+    if facts.get("model") is None or f"{_MODEL}num_hidden_layers" in facts:
         return
-    try:
-        model = name if isinstance(name, TransformerConfig) else load_model(str(name))
-    except InputError:
-        return
-    for field in fields(model):
-        facts.setdefault(f"{_MODEL}{field.name}", getattr(model, field.name))
+    if (model := known_model(facts["model"])) is not None:
+        for field in fields(model):
+            facts.setdefault(f"{_MODEL}{field.name}", getattr(model, field.name))
 
 
 def _words(facts: Mapping[str, Any], table: FrameworkTable) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from perfmodel.foundation.error_objects import ErrorCode, error_object
 from perfmodel.foundation.errors import InputError, one_line
-from perfmodel.web.page import page
+from perfmodel.web.site import page
 from perfmodel.web.worker import AnswerProcess, Cancelled
 
 HOST: Final = "127.0.0.1"
