@@ -53,6 +53,13 @@ def test_a_script_of_unsloth_is_a_job(tmp_path):
     assert "up_proj" not in facts["train"]
 
 
+def test_full_fine_tuning_undoes_adapters_and_the_quantised_base(tmp_path):
+    script = UNSLOTH.replace("load_in_4bit = True", "full_finetuning = True")
+    assert facts_of(tmp_path, script)[1]["train"] == "full"
+    path = tmp_path / "train.py"
+    assert start_from(path, Request(cluster="rtx4090-24gb", chips=1)).plan.job.train.is_full
+
+
 def test_a_script_of_trl_is_a_job_with_constants_followed(tmp_path):
     framework, facts = facts_of(tmp_path, TRL)
     assert framework == "TRL"

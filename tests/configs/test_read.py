@@ -255,6 +255,15 @@ def test_more_ranks_than_chips_are_refused(tmp_path):
         start_from(write(tmp_path, "go.sh", text), Request(cluster="dgx-h100"))
 
 
+@pytest.mark.parametrize(
+    ("folder", "degrees"), [("05-torchtitan-toml", "pp*dp_replicate*tp=16"), ("29-maxtext-base-sizes", "dp_shard*tp=128")]
+)
+def test_degrees_of_a_file_that_need_more_chips_are_named(folder, degrees):
+    with pytest.raises(InputError) as refused:
+        start_from(launched(CASES / folder), Request(cluster="dgx-h100", chips=8))
+    assert f"): {degrees}: must divide chips=8; use degrees that do, or other --chips" in str(refused.value)
+
+
 def test_plans_and_configurations_are_distinguished(tmp_path):
     assert not is_config("fsdp")
     assert not is_config("no-such-plan.yaml")
