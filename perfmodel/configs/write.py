@@ -51,7 +51,6 @@ def facts_of_plan(plan: Plan, cluster: Cluster) -> dict[str, Any]:
     facts |= plan_facts(plan) | dict(plan.framework.settings)
     facts |= {
         "chips_per_node": per_node,
-        "nodes": -(-plan.num_chips // per_node),
         "dp": layout.data_parallel,
         "ep": plan.ep,
         "etp": plan.etp,
@@ -61,14 +60,11 @@ def facts_of_plan(plan: Plan, cluster: Cluster) -> dict[str, Any]:
         "even_stages": len(set(plan.stage_layers)) == 1 and plan.stage_layers == default_stage_layers(job, layout.pp, plan.virtual_stages),
         "recompute_operators": list(plan.recompute_operators),
         "recompute_modules": [name for name, operators in MODULES.items() if set(operators) <= set(plan.recompute_operators)],
-        "fp8": str(job.precision).startswith(("fp8", "mxfp8")),
         "capacity_factor": job.routing.capacity_factor or None,
         "model_id": hub_id_of(model.name),
         "chip": cluster.chip.name,
         "vendor": cluster.chip.vendor,
         "pools": len(cluster.pools),
-        "has_latent": model.latent is not None,
-        "has_states": model.mamba is not None or model.delta is not None,
         "dense_layers": sum(kind.count for kind in model.kinds if kind.feed_forward == "dense"),
     }
     if facts["cp_form"] is None and plan.rule_set in ULYSSES_RULES:
