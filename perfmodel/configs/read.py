@@ -190,29 +190,27 @@ def _add_model(facts: dict[str, Any]) -> None:
 def _words(facts: Mapping[str, Any], table: FrameworkTable) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the facts that are words of a request, and those that are knobs."""
 
-    def taken(record: type, *without: str) -> dict[str, Any]:
-        return {name: facts[name] for name in words_of(record) if name in facts and name not in without}
-
     if table.serves:
-        return {**taken(ServingRequest), "engine": table.profile}, {}
-    request = taken(Request, "settings", "nodes" if "chips" in facts else "")
-    request["settings"] = {name: facts[name] for name in SETTING_NAMES if facts.get(name) is not None}
+        return {**_given(facts, words_of(ServingRequest)), "engine": table.profile}, {}
+    without = {"settings", *(["nodes"] if "chips" in facts else [])}
+    request = _given(facts, (name for name in words_of(Request) if name not in without))
+    request["settings"] = {name: value for name, value in _given(facts, SETTING_NAMES).items() if value is not None}
     request["profile"] = facts.get("profile", table.profile)
     if "model" not in request and (model := _model_of(facts, table)) is not None:
         request["model"] = model
-    return request, taken(Knobs, "dp", "fsdp")
+    return request, _given(facts, (name for name in words_of(Knobs) if name not in ("dp", "fsdp")))
+
+
+def _given(facts: Mapping[str, Any], names: Iterable[str], prefix: str = "") -> dict[str, Any]:
+    return {name: facts[f"{prefix}{name}"] for name in names if f"{prefix}{name}" in facts}
 
 
 def _model_of(facts: Mapping[str, Any], table: FrameworkTable) -> TransformerConfig | None:
     """Return the model that the file describes by its sizes; None if some are missing."""
-
-    def sizes(record: type, prefix: str) -> dict[str, Any]:
-        return {field.name: facts[f"{prefix}{field.name}"] for field in fields(record) if f"{prefix}{field.name}" in facts}
-
-    values = sizes(TransformerConfig, _MODEL)
+    values = _given(facts, (field.name for field in fields(TransformerConfig)), _MODEL)
     if not {"num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"} <= values.keys():
         return None
-    if experts := sizes(Experts, _EXPERTS):
+    if experts := _given(facts, (field.name for field in fields(Experts)), _EXPERTS):
         values["experts"] = experts
         if dense := facts.get("dense_layers"):
             rest = {"name": "layer", "count": values["num_hidden_layers"] - dense, "feed_forward": "experts"}

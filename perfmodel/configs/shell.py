@@ -47,7 +47,8 @@ def read_script(text: str) -> list[ShellCommand]:
             if not words and (assignment := _ASSIGNMENT.fullmatch(raw)):
                 name, adds, value = assignment.groups()
                 is_array = value.startswith("(")
-                elements = _fields_of_all(value[1:-1], variables) if is_array else [_expand(value, variables)]
+                parts = _split(value[1:-1], str.isspace) if is_array else []
+                elements = [field for part in parts for field in _fields(part, variables)] if is_array else [_expand(value, variables)]
                 before = variables.get(name, []) if adds else []
                 assigned[name] = [before[0] + elements[0]] if len(before) == 1 and not is_array else [*before, *elements]
             elif re.match(r"\d?[<>]", raw):
@@ -85,10 +86,6 @@ def _split(text: str, separates: Callable[[str], bool]) -> list[str]:
         else:
             pieces[-1] += token
     return [piece.strip() for piece in pieces if piece.strip()]
-
-
-def _fields_of_all(text: str, variables: Variables) -> list[str]:
-    return [field for raw in _split(text, str.isspace) for field in _fields(raw, variables)]
 
 
 def _fields(raw: str, variables: Variables) -> list[str]:
