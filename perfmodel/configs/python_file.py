@@ -106,7 +106,7 @@ def _script_keys(tree: ast.Module) -> dict[str, Any]:
     """
     known, names = common_rules()["script_calls"], common_rules()["script_names"]
     constants = _constants(ast.walk(tree))
-    made: list[str] = []
+    calls: list[str] = []
     keys: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
     for node in ast.walk(tree):
@@ -116,12 +116,12 @@ def _script_keys(tree: ast.Module) -> dict[str, Any]:
         call = next((call for call in known if re.search(call["name"], name)), None)
         if call is None:
             continue
-        made.append(name)
+        calls.append(name)
         defaults |= call.get("defaults", {})
         first = [(call["argument"], node.args[0])] if "argument" in call and node.args else []
         values = {names.get(argument, argument): _constant(value, constants) for argument, value in (*first, *_keywords(node))}
         keys |= {key: value for key, value in values.items() if value is not None}
-    return {"python.calls": " ".join(made), **defaults, **keys} if made else {}
+    return {"python.calls": " ".join(calls), **defaults, **keys} if calls else {}
 
 
 def _constant(node: ast.expr, constants: Mapping[str, Any]) -> Any:

@@ -105,7 +105,8 @@ def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> Conf
 def _entries(source: ConfigKeys, table: FrameworkTable) -> tuple[dict[str, list[str]], list[str], list[str]]:
     """Return key of the table -> keys of the file, unknown keys, and harmless ones."""
     by_entry: dict[str, list[str]] = {}
-    unknown, harmless = [], []
+    unknown: list[str] = []
+    harmless: list[str] = []
     for key in source.keys:
         if (entry := table.entry(key)) is not None:
             by_entry.setdefault(entry, []).append(key)

@@ -111,9 +111,9 @@ def _in_container(words: Sequence[str]) -> Sequence[str]:
     """Return the command inside `docker run ... IMAGE ARGUMENTS`, with the entry point of its image; other commands unchanged."""
     if not re.match(r"(sudo )?(docker|podman|nerdctl) run ", " ".join(words)):
         return words
-    images = ((index, image[1]) for index, word in enumerate(words) if (image := _IMAGE.fullmatch(word)))
-    index, image = next(images, (-1, ""))
-    return [*common_rules()["entry_points"].get(image, "").split(), *words[index + 1 :]]
+    images = ((index, match[1]) for index, word in enumerate(words) if (match := _IMAGE.fullmatch(word)))
+    index, name = next(images, (-1, ""))
+    return [*common_rules()["entry_points"].get(name, "").split(), *words[index + 1 :]]
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
