@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfmodel.configs.launch import script_in
 from perfmodel.configs.python_file import read_python
 from perfmodel.configs.shell import ShellCommand, read_script
 from perfmodel.configs.tables import common_rules
@@ -56,7 +55,7 @@ def read_source(path: str | Path) -> ConfigKeys:
     source = ConfigKeys(path=path, files=[path])
     if path.suffix in (*_DATA, _PYTHON):
         source.keys = _keys_of_file(path, function if is_selected else "")
-        script, source.embedded = script_in(source.keys)
+        script, source.embedded = _script_in(source.keys)
     else:
         script = read_text(path, _WHAT)
     if script or not source.keys:
@@ -92,6 +91,26 @@ def flattened(data: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield from flattened(value, f"{key}.")
         else:
             yield key, value
+
+
+def _script_in(keys: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    """Return the script that a SkyPilot task or a Kubernetes list with a TrainJob starts, and the files of its ConfigMaps by name.
+
+    keys   dotted keys of the document
+    """
+    files: dict[str, str] = {}
+    script = ""
+    match keys:
+        case {"run": str(run), "num_nodes": _} | {"run": str(run), "resources.accelerators": _}:
+            script = run
+        case {"kind": "List", "items": [*items]}:
+            for item in items:
+                match item:
+                    case {"kind": "ConfigMap", "data": {**data}}:
+                        files |= {str(name): str(text) for name, text in data.items()}
+                    case {"kind": "TrainJob", "spec": {"trainer": {"command": [*_, str(last)]}}}:
+                        script = last
+    return script, files
 
 
 def _launch_keys(path: Path, script: str) -> dict[str, Any]:

@@ -11,9 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.configs.launch import TORCHRUN, launch_files, launcher_named
 from perfmodel.configs.tables import FrameworkTable, table_named
-from perfmodel.configs.write import ExportedPlan, facts_of_plan, write_config
+from perfmodel.configs.write import TORCHRUN, ExportedPlan, facts_of_plan, launch_files, launcher_named, write_config
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
 from perfmodel.foundation.units import format_bytes, format_time

@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 import perfmodel
-from perfmodel.configs.launch import load_launchers
+from perfmodel.configs.write import load_launchers
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.report.serving import serving_object
