@@ -23,7 +23,8 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _PARAMETER = re.compile(r"!?([A-Za-z_]\w*|[0-9@*#?])(?:\[([@*0-9]*)\])?(?::?([-=+?])(.*))?", re.DOTALL)
 _KEYWORDS = re.compile(r"(?:if|elif|then|else|fi|for|while|until|do|done|case|esac|function)\b|\{|\}|\[\[?\s")
 
-Variables = dict[str, list[str]]  # the elements of an array; other variables have one
+#: Name -> elements of an array; other variables have one.
+_Variables = dict[str, list[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,21 +37,24 @@ class ShellCommand:
 
 def read_script(text: str) -> list[ShellCommand]:
     """Return the commands of a script in order."""
-    variables: Variables = {}
+    variables: _Variables = {}
     commands = []
     for statement in _split(re.sub(r"\\\r?\n", " ", text), lambda token: token in ";|&\n"):
         if _KEYWORDS.match(statement := _BEFORE.sub("", statement, count=1)):
             continue
-        assigned: Variables = {}
+        assigned: _Variables = {}
         words: list[str] = []
         for raw in _split(statement, str.isspace):
             if not words and (assignment := _ASSIGNMENT.fullmatch(raw)):
                 name, adds, value = assignment.groups()
-                is_array = value.startswith("(")
-                parts = _split(value[1:-1], str.isspace) if is_array else []
-                elements = [field for part in parts for field in _fields(part, variables)] if is_array else [_expand(value, variables)]
                 before = variables.get(name, []) if adds else []
-                assigned[name] = [before[0] + elements[0]] if len(before) == 1 and not is_array else [*before, *elements]
+                if value.startswith("("):
+                    elements = [field for part in _split(value[1:-1], str.isspace) for field in _fields(part, variables)]
+                    assigned[name] = [*before, *elements]
+                elif len(before) == 1:
+                    assigned[name] = [before[0] + _expand(value, variables)]
+                else:
+                    assigned[name] = [*before, _expand(value, variables)]
             elif re.match(r"\d?[<>]", raw):
                 break
             else:
@@ -71,24 +75,25 @@ def _tokens(text: str, pattern: str) -> Iterator[str]:
         elif depth and match[0] in ")}":
             depth -= 1
         token += "" if match.lastgroup == "comment" else match[0]
-        if not depth:
+        if token and not depth:
             yield token
             token = ""
-    yield token
+    if token:
+        yield token
 
 
 def _split(text: str, separates: Callable[[str], bool]) -> list[str]:
     """Return the pieces of a script between its separators; quotes, arrays and substitutions are not split."""
     pieces = [""]
     for token in _tokens(text, _SCRIPT):
-        if token and separates(token) and not (token == "&" and pieces[-1].endswith(">")):  # not in `2>&1`
+        if separates(token) and not (token == "&" and pieces[-1].endswith(">")):  # not in `2>&1`
             pieces.append("")
         else:
             pieces[-1] += token
     return [piece.strip() for piece in pieces if piece.strip()]
 
 
-def _fields(raw: str, variables: Variables) -> list[str]:
+def _fields(raw: str, variables: _Variables) -> list[str]:
     """Return the words to which one word expands: an array to its elements, an unquoted text to its parts."""
     if array := re.fullmatch(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}", raw.strip('"')):
         elements = variables.get(array[1], [])
@@ -98,7 +103,7 @@ def _fields(raw: str, variables: Variables) -> list[str]:
     return expanded.split() if "$" in raw and "'" not in raw and '"' not in raw else [expanded]
 
 
-def _expand(text: str, variables: Variables, pattern: str = _WORD) -> str:
+def _expand(text: str, variables: _Variables, pattern: str = _WORD) -> str:
     """Return the text with its variables and arithmetic expanded; an unknown command expands to nothing."""
     expanded = ""
     for token in _tokens(text, pattern):
@@ -118,7 +123,7 @@ def _expand(text: str, variables: Variables, pattern: str = _WORD) -> str:
     return expanded
 
 
-def _command_output(inside: str, variables: Variables) -> str:
+def _command_output(inside: str, variables: _Variables) -> str:
     """Return the value of `$((...))`, and the output of `$(expr ...)` and `$(echo ...)`; "" for other commands."""
     name, _, rest = inside.strip().partition(" ")
     if inside.startswith("("):
@@ -131,7 +136,7 @@ def _command_output(inside: str, variables: Variables) -> str:
     return "" if value is None else str(int(value) if isinstance(value, (bool, float)) else value)
 
 
-def _parameter(inside: str, variables: Variables) -> str:
+def _parameter(inside: str, variables: _Variables) -> str:
     """Return the value of `${NAME}`, `${NAME[0]}` or `${NAME:-default}`; `${NAME:=default}` also sets the variable."""
     match = _PARAMETER.fullmatch(inside)
     if match is None:
