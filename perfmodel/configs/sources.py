@@ -115,7 +115,10 @@ def _script_in(keys: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
 
 def _launch_keys(path: Path, script: str) -> dict[str, Any]:
     """Return the keys of the command that starts the job: the command of a script with most options."""
-    commands = read_script(script)
+    try:
+        commands = read_script(script)
+    except RecursionError:
+        raise InputError(f"{one_line(path, 200)}: has substitutions nested too deep to read; write their values") from None
     if not commands:
         raise InputError(f"{one_line(path, 200)}: has no command; give the path of a {_WHAT}")
 

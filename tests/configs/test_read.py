@@ -138,6 +138,7 @@ def write(folder: Path, name: str, text: str) -> Path:
         ("x.py", "x = 1\n", "no function that returns a config"),
         ("x.py", "def f():\n    return a(b=1)\ndef g():\n    return a(b=2)\n", "holds 2 configs; give one"),
         ("x.sh", "# nothing\n", "has no command"),
+        ("x.sh", "run " + "${A:-" * 1000, "nested too deep"),
         ("x.yaml", "parallelism: {dp: 2, tp: ${oc.env:TP}}\n", "${oc.env:TP} is filled in by the framework's own resolver"),
         ("x.yaml", "parallelism: {dp: 2, tp: '${other.tp}'}\n", "names a key that the file does not have"),
         (
