@@ -63,11 +63,14 @@ def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> Conf
     """
     source = read_source(path)
     table, given = _recognised(source), given or {}
-    by_entry, unknown, harmless = _entries(source, table)
+    entries = {key: table.entry(key) for key in source.keys}
+    others = [key for key, entry in entries.items() if entry is None and not key.startswith((PROGRAM, ARGUMENT, "env.", "python."))]
+    harmless = list(filter(table.is_harmless, others))
+    unknown = [key for key in others if key not in harmless]
     facts: dict[str, Any] = {}
     read: dict[str, str] = {}
     for name, meaning in table.keys.items():  # in the order of the table: later keys are more specific
-        for key in reversed(by_entry.get(name, ())):  # the launch line comes first and overrides files
+        for key in reversed([key for key, entry in entries.items() if entry == name]):  # the launch line comes first and overrides files
             key_facts = _facts_of_key(source.keys[key], meaning, facts)
             if key_facts is None:
                 unknown.append(f"{key}={one_line(source.keys[key], 40)}")
@@ -100,19 +103,6 @@ def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> Conf
         unknown=tuple(unknown),
         harmless=tuple(harmless),
     )
-
-
-def _entries(source: ConfigKeys, table: FrameworkTable) -> tuple[dict[str, list[str]], list[str], list[str]]:
-    """Return key of the table -> keys of the file, unknown keys, and harmless ones."""
-    by_entry: dict[str, list[str]] = {}
-    unknown: list[str] = []
-    harmless: list[str] = []
-    for key in source.keys:
-        if (entry := table.entry(key)) is not None:
-            by_entry.setdefault(entry, []).append(key)
-        elif key not in (PROGRAM, ARGUMENT, "python.function") and not key.startswith(("env.", "python.")):
-            (harmless if table.is_harmless(key) else unknown).append(key)
-    return by_entry, unknown, harmless
 
 
 def _recognised(source: ConfigKeys) -> FrameworkTable:

@@ -30,6 +30,7 @@ _INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
 _ENVIRONMENT = re.compile(r"[A-Z_][A-Z0-9_]*")
 _IMAGE = re.compile(r"\w[\w.-]*(?::\d+)?(?:/[\w.-]+)*/([\w.-]+)(?::[\w.-]+)?(?:@sha256:[0-9a-f]+)?")
 _MOST_FILES = 8
+_OTHER_FILES = re.compile("data|tokenizer|path$|folder|output|assets")  # keys of files without options
 
 
 @dataclass(slots=True, kw_only=True)
@@ -200,7 +201,8 @@ def _read_named_files(source: ConfigKeys) -> None:
         if not isinstance(name, str) or key == PROGRAM or len(source.files) == _MOST_FILES:
             continue
         path, section = folder / name, sections.get(key.rpartition(".")[2], "")
-        if name not in source.embedded and not _is_file(path, key):
+        is_config = (path.suffix in _DATA or section == "hostfile") and not _OTHER_FILES.search(key)
+        if name not in source.embedded and not (is_config and os.path.isfile(path)):
             if section not in ("", "hostfile") and path.suffix in _DATA:
                 source.missing[key] = name
             continue
@@ -230,12 +232,6 @@ def _read_registry(source: ConfigKeys) -> None:
             source.keys = {**_keys_of_file(path, config, text=source.embedded.get(path.name)), **source.keys}
             return
     raise InputError(f"--config {config}: is a function of {module}/config_registry.py, which is not next to {source.path}; copy it there")
-
-
-def _is_file(path: Path, key: str) -> bool:
-    """Return whether a path that an option names is a file with keys, and not data or an output of the job."""
-    is_named = path.suffix in _DATA or key.rpartition(".")[2] == "hostfile"
-    return is_named and not re.search("data|tokenizer|path$|folder|output|assets", key) and os.path.isfile(path)
 
 
 def _hosts(path: Path) -> dict[str, Any]:

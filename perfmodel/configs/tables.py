@@ -39,6 +39,14 @@ class KeyMeaning:
     values: Mapping[str, Any] | None = None
     formula: str = ""
 
+    @classmethod
+    def of(cls, entry: Any) -> KeyMeaning:
+        """Return the meaning in a table: a mapping of these fields, or the fact alone."""
+        if not isinstance(entry, Mapping):
+            return cls(to=entry or "")
+        values = entry.get("values")
+        return cls(**{**entry, "values": values and {plain(value): meaning for value, meaning in values.items()}})
+
     def facts(self, meaning: Any) -> Mapping[str, Any]:
         """Return the facts of an entry of `values`."""
         return meaning if isinstance(meaning, Mapping) else {self.to: meaning} if self.to else {}
@@ -167,7 +175,7 @@ def _table(name: str) -> FrameworkTable:
     files = content.pop("files")
     outputs = (files[output] if isinstance(output, str) else output for output in content.get("outputs", ()))
     converted = {
-        "keys": {key: _key(entry) for key, entry in content["keys"].items()},
+        "keys": {key: KeyMeaning.of(entry) for key, entry in content["keys"].items()},
         "harmless": content["harmless"].split(),
         "outputs": [WrittenFile(**output) for output in outputs],
     }
@@ -187,13 +195,6 @@ def names_of(table: str, let: Mapping[str, str], cannot: Iterable[FactRule], fac
     for sentence in sentences(cannot, names):
         raise InputError(f"{table}: {sentence}")
     return names
-
-
-def _key(entry: Any) -> KeyMeaning:
-    if not isinstance(entry, Mapping):
-        return KeyMeaning(to=entry or "")
-    values = entry.get("values")
-    return KeyMeaning(**{**entry, "values": values and {plain(value): meaning for value, meaning in values.items()}})
 
 
 def plain(value: object) -> str:

@@ -83,7 +83,7 @@ def start_from(path: Plan | Name, asked: Request, *, spelled: Callable[[str], st
         return Start(plan=load_plan(path))
     from perfmodel.configs.read import read_setup
 
-    given = {name: _first(getattr(asked, name)) for name in (*_ASKED, "cluster", "profile")}
+    given = {name: next(iter(names_in(getattr(asked, name))), None) for name in (*_ASKED, "cluster", "profile")}
     facts = {name: _number(given[name]) for name in _ASKED if given[name] is not None and name != "batch_tokens"}
     if (cluster := given["cluster"]) is not None:
         loaded = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
@@ -131,10 +131,6 @@ def served_from(path: Name, asked: ServingRequest) -> tuple[ServingRequest, Conf
     if words.get("model") is not None and asked.model is None and load_model(words["model"]).experts is None:
         words.pop("ep", None)
     return replace(asked, **{name: value for name, value in words.items() if getattr(asked, name) is None}), setup
-
-
-def _first(value: object) -> Any:
-    return next(iter(names_in(value)), None)
 
 
 def _number(value: object) -> Any:
