@@ -37,8 +37,8 @@ VERBS = {
     "advise": ("configs", "Advise what to change in a framework's configuration or a plan."),
     "compare": ("explain", "Compare plans side by side."),
     "export": ("configs", "Write a plan as a framework's configuration and launch script."),
-    "trace": ("trace", "Write the predicted step of a plan as a trace, for Perfetto."),
-    "report": ("report", "Write a prediction as one HTML page."),
+    "trace": ("configs", "Write the predicted step of a plan as a trace, for Perfetto."),
+    "report": ("configs", "Write a prediction as one HTML page."),
     "web": ("web", "Open a local page: predict, search and compare in the browser."),
     "run": ("run", "Run a plan with torch and compare it with its prediction."),
     "audit": ("audit", "Count a plan's FLOPs, traffic and bytes with torch, without a GPU."),
@@ -57,7 +57,7 @@ VERBS = {
     "engines": ("engines", "List serving engines and what each release runs."),
     "assumptions": ("assumptions", "List constants of a whole training run, with sources."),
     "schema": ("schema", "Print the fields of a kind of input file or a command, or their JSON Schema."),
-    "mcp": ("mcp", "Answer the tool calls of an agent (Model Context Protocol)."),
+    "mcp": ("schema", "Answer the tool calls of an agent (Model Context Protocol)."),
     "doctor": ("doctor", "Show the installation, this machine, and what would improve predictions."),
     "calibrations": ("known", "List calibrations: what was measured and how well it fits."),
 }
@@ -206,7 +206,7 @@ def run(arguments: list[str]) -> int:
         import typer
         from typer.exceptions import TyperException
 
-        from perfmodel.cli.errors import print_error
+        from perfmodel.cli.output import print_error
         from perfmodel.cli.streams import OutputError, abandon_output
         from perfmodel.foundation.error_objects import ErrorCode
         from perfmodel.foundation.errors import InputError, PerfModelError, presentable, shortened
@@ -322,7 +322,7 @@ def _interrupted() -> int:
 
 def _report(sentence: str, *, was_stopped: bool = False) -> None:
     """Print an error raised outside a verb."""
-    from perfmodel.cli.errors import print_error
+    from perfmodel.cli.output import print_error
     from perfmodel.foundation.error_objects import ErrorCode
 
     print_error(sentence, code=ErrorCode.INTERRUPTED if was_stopped else ErrorCode.FAILED, as_json=wants_json(sys.argv))

@@ -1,4 +1,4 @@
-"""Output of results on standard output: text with tables, one JSON object, CSV or Markdown; progress on standard error."""
+"""Output of results on standard output: text with tables, one JSON object, CSV or Markdown; errors and progress on standard error."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from itertools import zip_longest
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.foundation.error_objects import ErrorCode, error_object
+from perfmodel.foundation.errors import presentable
 from perfmodel.foundation.plain import SCHEMA_VERSION, to_plain
 from perfmodel.report.document import Command, Facts, Notes, Text
 
@@ -263,6 +265,22 @@ def print_facts(title: str, facts: Iterable[tuple[str, str]]) -> None:
     for name, value in pairs:
         for line, text in enumerate(_broken(value, value_width)):
             print(_aligned(("" if line else name, text), (width, 0), (False, False)))
+
+
+def print_error(sentence: str, *, code: ErrorCode, as_json: bool, full: str = "") -> None:
+    """Print an error on standard error.
+
+    full   unshortened sentence, added to the JSON object
+    """
+    sentence = " ".join(presentable(sentence).split())
+    if not as_json:
+        print(f"perfmodel: {sentence}", file=sys.stderr)
+        return
+    full = " ".join(presentable(full).split()) or sentence
+    content: dict[str, str | list[str] | None] = {**error_object(full, code), "message": sentence}
+    if full != sentence:
+        content["details"] = full
+    print(json.dumps(content, ensure_ascii=False), file=sys.stderr)
 
 
 @contextmanager

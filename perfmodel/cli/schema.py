@@ -1,19 +1,25 @@
-"""`perfmodel schema`: fields of input files, and inputs and outputs of commands."""
+"""`perfmodel schema | mcp`: fields of input files, inputs and outputs of commands, and the commands as tools of an agent."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from typing import Annotated, Any
+import json
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, show
 from perfmodel.cli.words import command
-from perfmodel.foundation.errors import bad_field, one_line, suggest
+from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
 from perfmodel.foundation.plain import to_plain
 from perfmodel.report.document import Block, Document
 from perfmodel.report.table import Table
+
+if TYPE_CHECKING:
+    from mcp.server.lowlevel import Server
 
 _SHOWN_LEVELS = 2
 _TYPES: dict[Any, str] = {int: "integer", float: "number", bool: "boolean"}
@@ -57,6 +63,7 @@ def schema(
     show(Document(content=lambda: content, blocks=blocks, rows=lambda: rows), output)
 
 
+@cache
 def command_schema(verb: str) -> dict[str, Any]:
     """Return the JSON Schemas of a command: `input` (arguments and options; `options` lists the options) and `output`."""
     from perfmodel.cli.app import VERBS, command_of
@@ -96,3 +103,123 @@ def _indented(path: str, options: Collection[str]) -> str:
         return f"--{field}"
     above, _, name = path.replace(".*", "").rpartition(".")
     return "  " * (above.count(".") + bool(above)) + name
+
+
+# --- tools of an agent -------------------------------------------------------------------------------------------------
+
+#: Commands that are tools: those with a single result that execute no user code.
+TOOLS: Final = (
+    "predict", "search", "serve", "limits", "explain", "advise", "compare", "export", "explore", "trace", "report", "validate", "fit",
+    "models", "chips", "clusters", "profiles", "engines", "assumptions", "schema", "doctor",
+)  # fmt: skip
+
+#: Options that are not in tools: `format` selects Markdown or JSON, and figures are not returned.
+_LEFT_OUT: Final = ("json", "wide", "plot", "plots")
+_FORMATS: Final = ("markdown", "json", "csv")
+
+_INSTRUCTIONS: Final = (
+    "Predict step time, memory, cost and latency of training and serving large models on a cluster. "
+    "Call search for the best plan, predict for one plan, limits for the largest batch and the fewest chips. "
+    "Call advise for a framework's configuration and serve for inference. "
+    "Sizes: 8k is 8192. global-batch counts sequences on all chips. Name the framework with profile. Repeat the notes of an answer. "
+    "Diffusion models, vision towers and generation within reinforcement learning are not predicted."
+)
+
+
+@command()
+def mcp() -> int:
+    """Answer the tool calls of an agent over standard input and output (Model Context Protocol).
+
+    An agent starts it; its configuration names the command `perfmodel mcp`. Each command that answers in one result is a tool.
+    """
+    try:
+        import anyio
+        from mcp.server.stdio import stdio_server
+    except ImportError:
+        raise InputError("mcp: needs the package mcp; install perfmodel[mcp]") from None
+
+    async def answer() -> None:
+        server = make_server()
+        async with stdio_server() as (requests, answers):
+            await server.run(requests, answers, server.create_initialization_options())
+
+    anyio.run(answer)
+    return 0
+
+
+def make_server() -> Server[Any]:
+    """Return the server: tools/list returns the schemas of the commands, tools/call runs a command in a separate process.
+
+    A cancelled command is killed. Its output never reaches the stream of the protocol.
+    """
+    import anyio
+    from mcp.server.lowlevel import Server
+    from mcp_types import CallToolRequestParams, CallToolResult, ListToolsResult, PaginatedRequestParams, TextContent, Tool, ToolAnnotations
+
+    from perfmodel import __version__
+
+    async def list_tools(context: object, params: PaginatedRequestParams | None) -> ListToolsResult:
+        schemas = {verb: tool_schema(verb) for verb in TOOLS}
+        closed = ToolAnnotations(open_world_hint=False)
+        return ListToolsResult(
+            tools=[
+                Tool(name=verb, description=content["summary"], input_schema=content["input"], annotations=closed)
+                for verb, content in schemas.items()
+            ]
+        )
+
+    async def call_tool(context: object, params: CallToolRequestParams) -> CallToolResult:
+        given = dict(params.arguments or {})
+        try:
+            arguments = command_line(params.name, given)
+        except InputError as error:
+            return CallToolResult(content=[TextContent(text=str(error))], is_error=True)
+        done = await anyio.run_process([sys.executable, "-P", "-m", "perfmodel", *arguments], check=False)
+        out, err = done.stdout.decode(), done.stderr.decode()
+        content = json.loads(out) if given.get("format") == "json" and out else None
+        text = "\n".join(filter(None, (out.strip(), err.strip())))
+        return CallToolResult(content=[TextContent(text=text)], structured_content=content, is_error=done.returncode != 0 and not out)
+
+    return Server("perfmodel", version=__version__, instructions=_INSTRUCTIONS, on_list_tools=list_tools, on_call_tool=call_tool)
+
+
+def tool_schema(verb: str) -> dict[str, Any]:
+    """Return summary, options and input schema of a tool: those of the command without `_LEFT_OUT`."""
+    content = command_schema(verb)
+    properties = {name: value for name, value in content["input"]["properties"].items() if name not in _LEFT_OUT}
+    if "format" in properties:
+        properties["format"] = {"type": "string", "enum": list(_FORMATS), "description": "Form of the result.", "default": _FORMATS[0]}
+    return {**content, "input": {**content["input"], "properties": properties}}
+
+
+def command_line(tool: str, given: Mapping[str, Any]) -> list[str]:
+    """Return the arguments of `perfmodel` for a call.
+
+    Options are written --name=value, so that no value is read as an option.
+    Raise InputError for a tool or argument that is unknown, missing, or of the wrong type.
+    """
+    if tool not in TOOLS:
+        raise bad_field("tool", tool, f"is not known{suggest(tool, TOOLS)}", f"use {', '.join(TOOLS)}")
+    content = tool_schema(tool)
+    properties, options = content["input"]["properties"], set(content["options"])
+    for name in content["input"]["required"]:
+        if name not in given:
+            raise InputError(f"{name}: {tool} needs it; {properties[name]['description']}")
+    written: list[str] = []
+    positional: list[str] = []
+    for name, value in ({"format": _FORMATS[0]} | dict(given)).items():
+        if name not in properties:
+            raise bad_field("argument", name, f"{tool} has none of this name{suggest(name, properties)}", f"use {', '.join(properties)}")
+        has_negation = properties[name]["type"] == "boolean" and "default" not in properties[name]
+        if value is None or (value is False and not has_negation):
+            continue
+        values = value if isinstance(value, list) else [value]
+        if any(isinstance(entry, (list, dict)) for entry in values):
+            raise bad_field(name, json.dumps(value), "must be text, a number, true or a list of these", "write it as on the command line")
+        if name not in options:
+            positional += [str(entry) for entry in values]
+        elif isinstance(value, bool):
+            written.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            written += [f"--{name}={entry}" for entry in values]
+    return [tool, *written, "--", *positional]

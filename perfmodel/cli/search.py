@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.errors import print_error
 from perfmodel.cli.exit_codes import EXIT_INTERRUPTED, EXIT_NOTHING_FITS
-from perfmodel.cli.output import Form, Output, Progress, first_interrupt, show
+from perfmodel.cli.output import Form, Output, Progress, first_interrupt, print_error, show
 from perfmodel.cli.words import command, flag, largest_of
 from perfmodel.foundation.error_objects import ErrorCode
 from perfmodel.foundation.errors import InputError

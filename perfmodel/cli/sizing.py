@@ -8,8 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from perfmodel.cli import options
-from perfmodel.cli.errors import print_error
-from perfmodel.cli.output import Form, Output, Progress, first_interrupt, show
+from perfmodel.cli.output import Form, Output, Progress, first_interrupt, print_error, show
 from perfmodel.cli.words import flag
 from perfmodel.foundation.error_objects import ErrorCode
 from perfmodel.foundation.errors import InputError

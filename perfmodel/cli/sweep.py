@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.errors import print_error
 from perfmodel.cli.exit_codes import EXIT_INTERRUPTED, EXIT_NOTHING_FITS
-from perfmodel.cli.output import Form, Output, Progress, show
+from perfmodel.cli.output import Form, Output, Progress, print_error, show
 from perfmodel.cli.words import command
 from perfmodel.foundation.error_objects import ErrorCode
 from perfmodel.foundation.errors import one_line

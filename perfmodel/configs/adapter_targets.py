@@ -44,7 +44,7 @@ def adapter_targets(modules: object, model: object = None) -> list[str] | None:
         targets, is_expression = [name for entry in entries if (name := str(entry).strip("'\" "))], False
     if any(target in _ALL for target in targets):
         return None
-    config = _model_config(model)
+    config = known_model(model)
     operators, num_layers = (_USUAL, 1) if config is None else (linear_operators(config), config.num_hidden_layers)
     names = [name for target in targets for name in operators if _matches(target, name, num_layers, is_expression=is_expression)]
     return list(dict.fromkeys(names)) or targets
@@ -52,12 +52,13 @@ def adapter_targets(modules: object, model: object = None) -> list[str] | None:
 
 def peft_targets(model: object) -> list[str] | None:
     """Return the default target modules of PEFT; None for models without a default."""
-    config = _model_config(model)
+    config = known_model(model)
     defaults = _table()["peft_defaults"].items()
     return next((list(names) for architectures, names in defaults if config and config.architecture in architectures.split()), None)
 
 
-def _model_config(model: object) -> TransformerConfig | None:
+def known_model(model: object) -> TransformerConfig | None:
+    """Return a model, or the one of this name or path; None if there is none."""
     try:
         return model if isinstance(model, TransformerConfig) else load_model(str(model))
     except InputError:

@@ -40,25 +40,18 @@ def read_python(text: str, *, where: str, wanted: str = "") -> dict[str, Any]:
         example = next((name for name in functions if not name.startswith("_")), next(iter(functions)))
         raise InputError(f"{location}: holds {len(functions)} configs; give one, as {location}:{example}")
     function = functions[wanted or next(iter(functions))]
-    assigned = list(_assigned(function.body, ast.Name))
-    calls = dict(assigned)
-    constants: dict[str, Any] = {}  # names that are assigned a number, a text or arithmetic of them
-    for name, node in (*_assigned(tree.body, ast.Name), *assigned):
-        try:
-            constants[name] = value_of(node, constants)
-        except FAULTS:
-            constants.pop(name, None)
+    constants = _constants([*tree.body, *function.body])
+    calls = dict(_assigned(function.body, ast.Name))
     result = _returned(function)
     if isinstance(result, ast.Name):
         result = calls.get(result.id, result)
     keys = {}
     if isinstance(result, ast.Call):
-        base = result.func.id if isinstance(result.func, ast.Name) else ""
+        base = ast.unparse(result.func)
         if base in functions and not result.keywords:  # a config that modifies another one of the file
             keys = read_python(text, where=where, wanted=base)
-        for keyword in result.keywords:
-            if keyword.arg is not None:
-                keys |= dict(_entries(keyword.arg, keyword.value, constants, calls))
+        for name, node in _keywords(result):
+            keys |= dict(_entries(name, node, constants, calls))
     for name, node in _assigned(function.body, ast.Attribute):  # config.training.steps = 10
         keys |= dict(_entries(name.partition(".")[2], node, constants, calls))
     return {"python.function": function.name, **keys}
@@ -76,6 +69,18 @@ def _assigned(body: Iterable[ast.AST], kind: type[ast.expr]) -> Iterator[tuple[s
             yield ast.unparse(node.targets[0]), node.value
 
 
+def _constants(nodes: Iterable[ast.AST]) -> dict[str, Any]:
+    """Return the names that are assigned a number, a text or arithmetic of them; others have no value."""
+    constants: dict[str, Any] = {}
+    for name, node in _assigned(nodes, ast.Name):
+        constants[name] = _constant(node, constants)
+    return constants
+
+
+def _keywords(call: ast.Call) -> list[tuple[str, ast.expr]]:
+    return [(keyword.arg, keyword.value) for keyword in call.keywords if keyword.arg is not None]
+
+
 def _entries(
     key: str, node: ast.expr, constants: Mapping[str, Any], calls: Mapping[str, ast.expr], depth: int = 0
 ) -> Iterator[tuple[str, Any]]:
@@ -85,9 +90,8 @@ def _entries(
     if isinstance(node, ast.Call) and depth < _MOST_DEPTH:
         arguments = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
         yield key, arguments[0] if len(arguments) == 1 else ast.unparse(node.func)
-        for keyword in node.keywords:
-            if keyword.arg is not None:
-                yield from _entries(f"{key}.{keyword.arg}", keyword.value, constants, calls, depth + 1)
+        for name, value in _keywords(node):
+            yield from _entries(f"{key}.{name}", value, constants, calls, depth + 1)
         return
     try:
         yield key, value_of(node, constants)
@@ -101,9 +105,7 @@ def _script_keys(tree: ast.Module) -> dict[str, Any]:
     The calls and the keys of their arguments are in strategies/configs/common.yaml.
     """
     known, names = common_rules()["script_calls"], common_rules()["script_names"]
-    constants: dict[str, Any] = {}
-    for name, value in _assigned(ast.walk(tree), ast.Name):
-        constants[name] = _constant(value, constants)
+    constants = _constants(ast.walk(tree))
     calls: list[str] = []
     keys: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
@@ -116,10 +118,8 @@ def _script_keys(tree: ast.Module) -> dict[str, Any]:
             continue
         calls.append(name)
         defaults |= call.get("defaults", {})
-        arguments = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
-        if "argument" in call and node.args:
-            arguments.setdefault(call["argument"], node.args[0])
-        values = {names.get(argument, argument): _constant(value, constants) for argument, value in arguments.items()}
+        first = [(call["argument"], node.args[0])] if "argument" in call and node.args else []
+        values = {names.get(argument, argument): _constant(value, constants) for argument, value in (*first, *_keywords(node))}
         keys |= {key: value for key, value in values.items() if value is not None}
     return {"python.calls": " ".join(calls), **defaults, **keys} if calls else {}
 

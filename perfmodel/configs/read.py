@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from perfmodel.configs.adapter_targets import known_model
 from perfmodel.configs.expressions import evaluate
 from perfmodel.configs.sources import ARGUMENT, PROGRAM, ConfigKeys, read_source
 from perfmodel.configs.tables import FrameworkTable, KeyMeaning, load_tables, plain, sentences
@@ -20,7 +21,6 @@ from perfmodel.parallel.request import Request
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.layer_specs import Experts
-from perfmodel.workload.models import load_model
 
 _MODEL, _EXPERTS = "model.", "experts."
 #: Placeholder values, which another file or the framework fills in.
@@ -35,31 +35,25 @@ _WIDTH, _MOST_KEYS = 60, 12
 class ConfigSetup:
     """Job and plan of a configuration, and how it was read.
 
-    framework     name of the framework; table: name of its table
-    files         files that were read
-    request       words of a request (of `ServingRequest` for a serving engine); knobs: of a plan
-    stage_layers  layers of each virtual stage; empty: the framework's default
-    facts         all facts of the keys and of the framework's rules
-    read          key -> fact that it became
-    assumed       facts without a key: defaults of the framework, or derived by its rules
-    notes         sentences about omissions of the prediction
-    ignored       keys that the prediction does not use; keys known to have no effect come last
-    num_unknown   number of unknown keys among these
+    files     files that were read
+    request   words of a request (of `ServingRequest` for a serving engine); knobs: of a plan
+    facts     all facts of the keys and of the framework's rules
+    read      key -> fact that it became
+    assumed   facts without a key: defaults of the framework, or derived by its rules
+    notes     sentences about omissions of the prediction
+    unknown   keys that the prediction does not use; harmless: keys known to have no effect
     """
 
-    framework: str
-    table: str
-    serves: bool
+    table: FrameworkTable
     files: tuple[Path, ...]
     request: Mapping[str, Any]
     knobs: Mapping[str, Any]
-    stage_layers: tuple[int, ...]
     facts: Mapping[str, Any]
     read: Mapping[str, str]
     assumed: Mapping[str, Any]
     notes: tuple[str, ...]
-    ignored: tuple[str, ...]
-    num_unknown: int
+    unknown: tuple[str, ...]
+    harmless: tuple[str, ...]
 
 
 def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> ConfigSetup:
@@ -69,27 +63,23 @@ def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> Conf
     """
     source = read_source(path)
     table, given = _recognised(source), given or {}
+    entries = {key: table.entry(key) for key in source.keys}
+    others = [key for key, entry in entries.items() if entry is None and not key.startswith((PROGRAM, ARGUMENT, "env.", "python."))]
+    harmless = list(filter(table.is_harmless, others))
+    unknown = [key for key in others if key not in harmless]
     facts: dict[str, Any] = {}
     read: dict[str, str] = {}
-    unknown: list[str] = []
-    harmless: list[str] = []
-    by_entry: dict[str, list[str]] = {}
-    for key in source.keys:
-        if (entry := table.entry(key)) is not None:
-            by_entry.setdefault(entry, []).append(key)
-        elif key not in (PROGRAM, ARGUMENT, "python.function") and not key.startswith(("env.", "python.")):
-            (harmless if table.is_harmless(key) else unknown).append(key)
     for name, meaning in table.keys.items():  # in the order of the table: later keys are more specific
-        for key in reversed(by_entry.get(name, ())):  # the launch line comes first and overrides files
-            value = source.keys[key]
-            key_facts = _facts_of_key(value, meaning, facts)
+        for key in reversed([key for key, entry in entries.items() if entry == name]):  # the launch line comes first and overrides files
+            key_facts = _facts_of_key(source.keys[key], meaning, facts)
             if key_facts is None:
-                unknown.append(f"{key}={one_line(value, 40)}")
+                unknown.append(f"{key}={one_line(source.keys[key], 40)}")
             elif key_facts:
                 facts |= key_facts
                 read[key] = list(key_facts)[-1]
-    names_read = list(_read_names(source, table, facts, read))
-    read_facts = set(facts)
+    notes = list(_read_names(source, table, facts, read))
+    shown = {*words_of(ServingRequest)} if table.serves else {*words_of(Request), *words_of(Knobs), *SETTING_NAMES}
+    shown -= facts.keys() | given.keys()
     facts = {**given, **facts, **({"model": given["model"]} if given.get("model") is not None else {})}
     _derive(facts, [table.defaults])
     for _ in range(_PASSES):  # until no more facts follow
@@ -100,24 +90,18 @@ def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> Conf
             break
     for sentence in sentences(table.refused, facts, _WIDTH):
         raise InputError(f"{one_line(source.path, 200)}: {sentence}")
-    notes = (*names_read, *sentences(table.notes, facts, _WIDTH))
     request, knobs = _words(facts, table)
-    shown = {*words_of(ServingRequest)} if table.serves else {*words_of(Request), *words_of(Knobs), *SETTING_NAMES}
-    shown -= read_facts | given.keys()
     return ConfigSetup(
-        framework=table.framework,
-        table=table.name,
-        serves=table.serves,
+        table=table,
         files=tuple(source.files),
         request=request,
         knobs=knobs,
-        stage_layers=tuple(facts.get("stage_layers") or ()),
         facts=facts,
         read=read,
         assumed={name: value for name, value in facts.items() if name in shown},
-        notes=tuple(dict.fromkeys(notes)),
-        ignored=(*unknown, *harmless),
-        num_unknown=len(unknown),
+        notes=tuple(dict.fromkeys([*notes, *sentences(table.notes, facts, _WIDTH)])),
+        unknown=tuple(unknown),
+        harmless=tuple(harmless),
     )
 
 
@@ -187,43 +171,37 @@ def _derive(facts: dict[str, Any], rules: Iterable[Mapping[str, str]]) -> None:
 
 def _add_model(facts: dict[str, Any]) -> None:
     """Add the sizes of a named model, if it is shipped or a file."""
-    name = facts.get("model")
-    if name is None or f"{_MODEL}num_hidden_layers" in facts:
+    if facts.get("model") is None or f"{_MODEL}num_hidden_layers" in facts:
         return
-    try:
-        model = name if isinstance(name, TransformerConfig) else load_model(str(name))
-    except InputError:
-        return
-    for field in fields(model):
-        facts.setdefault(f"{_MODEL}{field.name}", getattr(model, field.name))
+    if (model := known_model(facts["model"])) is not None:
+        for field in fields(model):
+            facts.setdefault(f"{_MODEL}{field.name}", getattr(model, field.name))
 
 
 def _words(facts: Mapping[str, Any], table: FrameworkTable) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the facts that are words of a request, and those that are knobs."""
 
-    def taken(record: type, *without: str) -> dict[str, Any]:
-        return {name: facts[name] for name in words_of(record) if name in facts and name not in without}
-
     if table.serves:
-        return {**taken(ServingRequest), "engine": table.profile}, {}
-    request = taken(Request, "settings", "nodes" if "chips" in facts else "")
-    request["settings"] = {name: facts[name] for name in SETTING_NAMES if facts.get(name) is not None}
+        return {**_given(facts, words_of(ServingRequest)), "engine": table.profile}, {}
+    without = {"settings", *(["nodes"] if "chips" in facts else [])}
+    request = _given(facts, (name for name in words_of(Request) if name not in without))
+    request["settings"] = {name: value for name, value in _given(facts, SETTING_NAMES).items() if value is not None}
     request["profile"] = facts.get("profile", table.profile)
     if "model" not in request and (model := _model_of(facts, table)) is not None:
         request["model"] = model
-    return request, taken(Knobs, "dp", "fsdp")
+    return request, _given(facts, (name for name in words_of(Knobs) if name not in ("dp", "fsdp")))
+
+
+def _given(facts: Mapping[str, Any], names: Iterable[str], prefix: str = "") -> dict[str, Any]:
+    return {name: facts[f"{prefix}{name}"] for name in names if f"{prefix}{name}" in facts}
 
 
 def _model_of(facts: Mapping[str, Any], table: FrameworkTable) -> TransformerConfig | None:
     """Return the model that the file describes by its sizes; None if some are missing."""
-
-    def sizes(record: type, prefix: str) -> dict[str, Any]:
-        return {field.name: facts[f"{prefix}{field.name}"] for field in fields(record) if f"{prefix}{field.name}" in facts}
-
-    values = sizes(TransformerConfig, _MODEL)
+    values = _given(facts, (field.name for field in fields(TransformerConfig)), _MODEL)
     if not {"num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"} <= values.keys():
         return None
-    if experts := sizes(Experts, _EXPERTS):
+    if experts := _given(facts, (field.name for field in fields(Experts)), _EXPERTS):
         values["experts"] = experts
         if dense := facts.get("dense_layers"):
             rest = {"name": "layer", "count": values["num_hidden_layers"] - dense, "feed_forward": "experts"}
@@ -238,15 +216,14 @@ def described(setup: ConfigSetup, *, verbose: bool) -> Iterator[str]:
     """Yield sentences about the reading of a configuration: assumptions, notes and ignored keys."""
     if setup.assumed:
         named = ", ".join(f"{name} {_plain(value)}" for name, value in setup.assumed.items())
-        yield f"{setup.framework} defaults and what follows from the file: {named}"
+        yield f"{setup.table.framework} defaults and what follows from the file: {named}"
     yield from setup.notes
-    unknown, harmless = setup.ignored[: setup.num_unknown], setup.ignored[setup.num_unknown :]
-    if unknown:
-        shown = unknown if verbose else unknown[:_MOST_KEYS]
-        more = f" and {len(unknown) - len(shown)} more" if len(unknown) > len(shown) else ""
+    if setup.unknown:
+        shown = setup.unknown if verbose else setup.unknown[:_MOST_KEYS]
+        more = f" and {len(setup.unknown) - len(shown)} more" if len(setup.unknown) > len(shown) else ""
         yield f"keys that are not read: {', '.join(shown)}{more}"
-    if harmless and verbose:
-        yield f"keys without effect on time and memory: {', '.join(harmless)}"
+    if setup.harmless and verbose:
+        yield f"keys without effect on time and memory: {', '.join(setup.harmless)}"
 
 
 def _plain(value: object) -> str:

@@ -7,15 +7,15 @@ own options override them. No file is executed: Python is parsed (`python_file.p
 from __future__ import annotations
 
 import json
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfmodel.configs.containers import command_inside
-from perfmodel.configs.launch import script_in
 from perfmodel.configs.python_file import read_python
 from perfmodel.configs.shell import ShellCommand, read_script
 from perfmodel.configs.tables import common_rules
@@ -28,7 +28,9 @@ _READERS: Mapping[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json":
 _WHAT = "config or of a launch script (.yaml, .toml, .json, .py, .sh or .txt)"
 _INTERPOLATION = re.compile(r"\$\{([^{}]*)\}")
 _ENVIRONMENT = re.compile(r"[A-Z_][A-Z0-9_]*")
+_IMAGE = re.compile(r"\w[\w.-]*(?::\d+)?(?:/[\w.-]+)*/([\w.-]+)(?::[\w.-]+)?(?:@sha256:[0-9a-f]+)?")
 _MOST_FILES = 8
+_OTHER_FILES = re.compile("data|tokenizer|path$|folder|output|assets")  # keys of files without options
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,17 +50,17 @@ class ConfigKeys:
 
 def read_source(path: str | Path) -> ConfigKeys:
     """Return the keys of a config file or launch script. `file.py:name` selects one of several configs of a Python file."""
-    stem, colon, wanted = str(path).rpartition(":")
-    is_selected = bool(colon) and stem.endswith(_PYTHON) and wanted.isidentifier()
+    stem, _, function = str(path).rpartition(":")
+    is_selected = stem.endswith(_PYTHON) and function.isidentifier()
     path = Path(stem if is_selected else path)
     source = ConfigKeys(path=path, files=[path])
     if path.suffix in (*_DATA, _PYTHON):
-        source.keys = _keys_of_file(path, wanted if is_selected else "")
-        script, source.embedded = script_in(source.keys)
-        if script:
-            _read_launch(source, script)
+        source.keys = _keys_of_file(path, function if is_selected else "")
+        script, source.embedded = _script_in(source.keys)
     else:
-        _read_launch(source, read_text(path, _WHAT))
+        script = read_text(path, _WHAT)
+    if script or not source.keys:
+        source.keys = _launch_keys(path, script)
     _read_named_files(source)
     source.keys = _resolved(source.keys, where=str(path))
     return source
@@ -92,46 +94,74 @@ def flattened(data: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield key, value
 
 
-def _read_launch(source: ConfigKeys, text: str) -> None:
-    """Read the keys of the command that starts the job: the command of the script with most options."""
-    commands = read_script(text)
+def _script_in(keys: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
+    """Return the script that a SkyPilot task or a Kubernetes list with a TrainJob starts, and the files of its ConfigMaps by name.
+
+    keys   dotted keys of the document
+    """
+    files: dict[str, str] = {}
+    script = ""
+    match keys:
+        case {"run": str(run), "num_nodes": _} | {"run": str(run), "resources.accelerators": _}:
+            script = run
+        case {"kind": "List", "items": [*items]}:
+            for item in items:
+                match item:
+                    case {"kind": "ConfigMap", "data": {**data}}:
+                        files |= {str(name): str(text) for name, text in data.items()}
+                    case {"kind": "TrainJob", "spec": {"trainer": {"command": [*_, str(last)]}}}:
+                        script = last
+    return script, files
+
+
+def _launch_keys(path: Path, script: str) -> dict[str, Any]:
+    """Return the keys of the command that starts the job: the command of a script with most options."""
+    try:
+        commands = read_script(script)
+    except RecursionError:
+        raise InputError(f"{one_line(path, 200)}: has substitutions nested too deep to read; write their values") from None
     if not commands:
-        raise InputError(f"{one_line(source.path, 200)}: has no command; give the path of a {_WHAT}")
+        raise InputError(f"{one_line(path, 200)}: has no command; give the path of a {_WHAT}")
 
     def num_options(command: ShellCommand) -> int:
         return sum(word.startswith("-") or "=" in word for word in command.words) + len(command.environment)
 
     command = max(commands, key=num_options)
-    source.keys = {f"env.{name}": _value(value) for name, value in command.environment.items() if value}
-    source.keys |= dict(_options(command.words))
+    return {f"env.{name}": _value(value) for name, value in command.environment.items() if value} | dict(_options(command.words))
+
+
+def _in_container(words: Sequence[str]) -> Sequence[str]:
+    """Return the command inside `docker run ... IMAGE ARGUMENTS`, with the entry point of its image; other commands unchanged."""
+    if not re.match(r"(sudo )?(docker|podman|nerdctl) run ", " ".join(words)):
+        return words
+    images = ((index, match[1]) for index, word in enumerate(words) if (match := _IMAGE.fullmatch(word)))
+    index, name = next(images, (-1, ""))
+    return [*common_rules()["entry_points"].get(name, "").split(), *words[index + 1 :]]
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yield the options and overrides of a command, then its program and first argument."""
-    words = command_inside(words)
     starters, short_options = common_rules()["starters"], common_rules()["short_options"]
+    rest = list(filter(None, _in_container(words)))
     program: list[str] = []
     arguments: list[str] = []
-    index = 0
-    while index < len(words):
-        word = words[index]
-        index += 1
-        if not word:
-            continue
+    while rest:
+        word = rest.pop(0)
         if word.startswith("-") and not re.fullmatch(r"-[\d.]+(e-?\d+)?", word):
             name, equals, value = word.partition("=")
             key = short_options.get(name, name).lstrip("-").replace("-", "_")
+            if key == "u":  # python -u takes no value
+                continue
             takes_one = key in ("m", "module") and bool(program) and program[-1] in starters
-            values = [value] if equals else list(_values(words[index:], takes_one=takes_one))
-            index += 0 if equals or key == "u" else len(values)  # python -u takes no value
+            values = [value] if equals else list(_values(rest, takes_one=takes_one))
+            rest = rest if equals else rest[len(values) :]
             if key == "m" and values:
                 program.append(values[0])
                 arguments += values[1:]
-            elif key != "u" or not values:
-                yield key, _value(values[0]) if len(values) == 1 else [_value(value) for value in values] if values else True
-        elif re.match(r"\+{0,2}[A-Za-z_][\w.]*=", word):
-            name, _, value = word.lstrip("+").partition("=")
-            yield name, _value(value)
+            else:
+                yield key, _value(values[0]) if len(values) == 1 else list(map(_value, values)) or True
+        elif override := re.fullmatch(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", word, re.DOTALL):
+            yield override[1], _value(override[2])
         elif not program or program[-1] in starters or (len(program) == 1 and word.isidentifier()):
             program.append(word)
         else:
@@ -154,63 +184,54 @@ def _value(text: str) -> Any:
     lowered = text.strip().lower()
     if lowered in ("true", "false"):
         return lowered == "true"
-    if re.fullmatch(r"[-+]?\d{1,18}", lowered):
-        return int(lowered)
-    if re.fullmatch(r"[-+]?\d*\.?\d+(e[-+]?\d{1,3})?", lowered):
-        return float(lowered)
+    for pattern, number in ((r"[-+]?\d{1,18}", int), (r"[-+]?\d*\.?\d+(e[-+]?\d{1,3})?", float)):
+        if re.fullmatch(pattern, lowered):
+            return number(lowered)
     if text.startswith("{"):
-        try:
+        with suppress(ValueError, RecursionError):
             return json.loads(text)
-        except (ValueError, RecursionError):
-            return text
     return text
 
 
 def _read_named_files(source: ConfigKeys) -> None:
     """Add the keys of the files that options name; keys of the launch line are not overwritten."""
-    seen = set(source.keys)
-    folder, sections = source.path.parent, common_rules()["sections"]
-    while len(source.files) < _MOST_FILES:
-        named = [(key, value) for key, value in source.keys.items() if isinstance(value, str) and key != PROGRAM]
-        paths = [(key, folder / value) for key, value in named if value in source.embedded or _is_file(folder / value, key)]
-        new = [(key, path) for key, path in paths if path not in source.files]
-        if not new:
-            break
-        for key, path in new:
-            source.files.append(path)
-            section = sections.get(key.rpartition(".")[2], "")
-            keys = _hosts(path) if section == "hostfile" else _keys_of_file(path, text=source.embedded.get(path.name))
-            section = "" if section == "accelerate" and not {"compute_environment", "distributed_type"} & set(keys) else section
-            for name, value in keys.items():
-                source.keys.setdefault(f"{section}.{name}" if section else name, value)
-    source.missing = {
-        key: value
-        for key, value in source.keys.items()
-        if sections.get(key.rpartition(".")[2], "hostfile") != "hostfile"
-        and str(value).endswith(_DATA)
-        and folder / value not in source.files
-    }
+    of_line, folder, sections = set(source.keys), source.path.parent, common_rules()["sections"]
+    pending = list(source.keys.items())
+    for key, name in pending:
+        if not isinstance(name, str) or key == PROGRAM or len(source.files) == _MOST_FILES:
+            continue
+        path, section = folder / name, sections.get(key.rpartition(".")[2], "")
+        is_config = (path.suffix in _DATA or section == "hostfile") and not _OTHER_FILES.search(key)
+        if name not in source.embedded and not (is_config and os.path.isfile(path)):
+            if section not in ("", "hostfile") and path.suffix in _DATA:
+                source.missing[key] = name
+            continue
+        if path in source.files:
+            continue
+        source.files.append(path)
+        keys = _hosts(path) if section == "hostfile" else _keys_of_file(path, text=source.embedded.get(path.name))
+        if section and not (section == "accelerate" and keys.keys().isdisjoint(("compute_environment", "distributed_type"))):
+            keys = {f"{section}.{name}": value for name, value in keys.items()}
+        new = {name: value for name, value in keys.items() if name not in source.keys}
+        source.keys |= new
+        pending += new.items()
     for key, entry in list(source.keys.items()):
         if isinstance(entry, Mapping):  # the value of one word, such as `--speculative-config '{...}'`
-            source.keys |= {name: value for name, value in flattened(entry, f"{key}.") if name not in seen}
-    module, config = source.keys.get("module"), source.keys.get("config")
-    if isinstance(module, str) and isinstance(config, str) and config.isidentifier():
-        for path in (folder / f"{module}.py", folder / module / "config_registry.py", folder / "config_registry.py"):
-            if path.name in source.embedded or path.is_file():
-                source.files.append(path)
-                source.keys = {**_keys_of_file(path, config, text=source.embedded.get(path.name)), **source.keys}
-                return
-        raise InputError(
-            f"--config {config}: is a function of {module}/config_registry.py, which is not next to {source.path}; copy it there"
-        )
+            source.keys |= {name: value for name, value in flattened(entry, f"{key}.") if name not in of_line}
+    _read_registry(source)
 
 
-def _is_file(path: Path, key: str) -> bool:
-    is_hosts = key.rpartition(".")[2] == "hostfile"
-    try:
-        return (path.suffix in _DATA or is_hosts) and not re.search("data|tokenizer|path$|folder|output|assets", key) and path.is_file()
-    except (OSError, ValueError):
-        return False
+def _read_registry(source: ConfigKeys) -> None:
+    """Add the keys of torchtitan's `--module llama3 --config llama3_8b`: a function of llama3/config_registry.py."""
+    folder, module, config = source.path.parent, source.keys.get("module"), source.keys.get("config")
+    if not (isinstance(module, str) and isinstance(config, str) and config.isidentifier()):
+        return
+    for path in (folder / f"{module}.py", folder / module / "config_registry.py", folder / "config_registry.py"):
+        if path.name in source.embedded or path.is_file():
+            source.files.append(path)
+            source.keys = {**_keys_of_file(path, config, text=source.embedded.get(path.name)), **source.keys}
+            return
+    raise InputError(f"--config {config}: is a function of {module}/config_registry.py, which is not next to {source.path}; copy it there")
 
 
 def _hosts(path: Path) -> dict[str, Any]:

@@ -22,7 +22,8 @@ FactRule: TypeAlias = Mapping[str, str]
 """A condition on facts (`when`), and a sentence with facts in braces (`say`)."""
 
 #: Fields that a table does not inherit from its base.
-_OWN = ("recognise", "outputs", "launch")
+_OWN = ("recognise", "outputs", "launch", "base")
+_COMMON = "common"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,14 @@ class KeyMeaning:
     to: str = ""
     values: Mapping[str, Any] | None = None
     formula: str = ""
+
+    @classmethod
+    def of(cls, entry: Any) -> KeyMeaning:
+        """Return the meaning in a table: a mapping of these fields, or the fact alone."""
+        if not isinstance(entry, Mapping):
+            return cls(to=entry or "")
+        values = entry.get("values")
+        return cls(**{**entry, "values": values and {plain(value): meaning for value, meaning in values.items()}})
 
     def facts(self, meaning: Any) -> Mapping[str, Any]:
         """Return the facts of an entry of `values`."""
@@ -121,18 +130,20 @@ class FrameworkTable:
         return any(re.search(pattern, key) for pattern in self.harmless)
 
 
-@lru_cache(maxsize=1)
 def common_rules() -> Mapping[str, Any]:
     """Return the rules of all frameworks."""
-    return read_yaml(resource_dir("strategies") / "configs" / "common.yaml")
+    return _content(_COMMON)
+
+
+@lru_cache(maxsize=64)
+def _content(name: str) -> dict[str, Any]:
+    return read_yaml(resource_dir("strategies") / "configs" / f"{name}.yaml")
 
 
 @lru_cache(maxsize=1)
 def load_tables() -> Mapping[str, FrameworkTable]:
     """Return every table by name, in the order in which a configuration is matched."""
-    folder = resource_dir("strategies") / "configs"
-    contents = {path.stem: read_yaml(path) for path in sorted(folder.glob("*.yaml"))}
-    return {name: _table(name, _based(name, contents)) for name in contents.pop("common")["order"]}
+    return {name: _table(name) for name in common_rules()["order"]}
 
 
 def table_named(name: str) -> FrameworkTable:
@@ -143,32 +154,32 @@ def table_named(name: str) -> FrameworkTable:
     return known[name]
 
 
-def _based(name: str, contents: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+def _with_base(name: str) -> dict[str, Any]:
     """Return a table merged with its base: keys and rules are joined, other fields override the base."""
-    merged = dict(contents[name])
-    if "base" not in merged:
-        return merged
-    base = _based(merged.pop("base"), contents)
+    content = _content(name)
+    if name == _COMMON:
+        return {part: content[part] for part in ("keys", "let", "derive", "harmless")}
+    base = _with_base(content.get("base", _COMMON))
+    merged = {key: value for key, value in {**base, **content}.items() if key in content or key not in _OWN}
     for part in ("keys", "defaults", "let", "files"):
-        merged[part] = {**base.get(part, {}), **merged.get(part, {})}
+        merged[part] = {**base.get(part, {}), **content.get(part, {})}
     for part in ("derive", "notes", "refused", "cannot", "lossy"):
-        merged[part] = [*merged.get(part, []), *base.get(part, [])]
-    merged["harmless"] = f"{merged.get('harmless', '')} {base.get('harmless', '')}"
-    return {**{key: value for key, value in base.items() if key not in _OWN}, **merged}
+        merged[part] = [*content.get(part, []), *base.get(part, [])]
+    merged["harmless"] = f"{content.get('harmless', '')} {base['harmless']}"
+    return merged
 
 
-def _table(name: str, content: Mapping[str, Any]) -> FrameworkTable:
-    common = common_rules()
-    keys = {**common["launch_keys"], **content.get("keys", {})}
-    outputs = (content["files"][output] if isinstance(output, str) else output for output in content.get("outputs", ()))
+def _table(name: str) -> FrameworkTable:
+    content = _with_base(name)
+    content.pop("base", None)
+    files = content.pop("files")
+    outputs = (files[output] if isinstance(output, str) else output for output in content.get("outputs", ()))
     converted = {
-        "keys": {key: _key(entry) for key, entry in keys.items()},
-        "harmless": (*content.get("harmless", "").split(), *common["harmless"].split()),
-        "derive": (*content.get("derive", ()), *common["derive"]),
-        "let": {**common["let"], **content.get("let", {})},
+        "keys": {key: KeyMeaning.of(entry) for key, entry in content["keys"].items()},
+        "harmless": content["harmless"].split(),
         "outputs": [WrittenFile(**output) for output in outputs],
     }
-    return FrameworkTable(name=name, **{part: value for part, value in content.items() if part != "files"} | converted)
+    return FrameworkTable(name=name, **content | converted)
 
 
 def sentences(rules: Iterable[FactRule], facts: Mapping[str, Any], width: int = 120) -> tuple[str, ...]:
@@ -184,13 +195,6 @@ def names_of(table: str, let: Mapping[str, str], cannot: Iterable[FactRule], fac
     for sentence in sentences(cannot, names):
         raise InputError(f"{table}: {sentence}")
     return names
-
-
-def _key(entry: Any) -> KeyMeaning:
-    if not isinstance(entry, Mapping):
-        return KeyMeaning(to=entry or "")
-    values = entry.get("values")
-    return KeyMeaning(**{**entry, "values": values and {plain(value): meaning for value, meaning in values.items()}})
 
 
 def plain(value: object) -> str:

@@ -89,7 +89,7 @@ def _table_of(start: Start, setting: Setting) -> FrameworkTable | None:
     """Return the table of the configuration, else the last and most general one of the plan's profile."""
     tables = load_tables()
     if start.setup is not None:
-        return tables[start.setup.table]
+        return start.setup.table
     profile = framework_named(setting.estimator.profile.name)
     return next((table for table in reversed([*tables.values()]) if table.profile == profile and table.outputs), None)
 

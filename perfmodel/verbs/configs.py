@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.files import read_yaml
-from perfmodel.foundation.values import read_integer, several
+from perfmodel.foundation.values import read_integer
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan import Plan, plan_facts
 from perfmodel.parallel.request import Request
-from perfmodel.verbs.requests import absent_fields, make_requests, needs_chips, predict_requests, setting_of_request
+from perfmodel.verbs.requests import absent_fields, make_requests, names_in, needs_chips, predict_requests, setting_of_request
 from perfmodel.verbs.setting import Name, load_plan, placed, plan_in, setting_of_plan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.models import is_model, load_model
@@ -49,12 +50,12 @@ class Start:
             return {}
         return {
             "config": {
-                "framework": setup.framework,
+                "framework": setup.table.framework,
                 "files": [str(path) for path in setup.files],
                 "read": dict(setup.read),
                 "assumed": {name: getattr(value, "name", value) for name, value in setup.assumed.items()},
                 "notes": list(setup.notes),
-                "ignored": list(setup.ignored),
+                "ignored": [*setup.unknown, *setup.harmless],
             }
         }
 
@@ -64,11 +65,7 @@ def is_config(path: Plan | Name) -> bool:
     if not isinstance(path, (str, Path)):
         return False
     file = Path(str(path).rpartition(":")[0] if ".py:" in str(path) else path)
-    try:
-        is_file = file.is_file()
-    except (OSError, ValueError):
-        return False
-    if not is_file or file.suffix not in (".yaml", ".yml", ".json"):
+    if not os.path.isfile(file) or file.suffix not in (".yaml", ".yml", ".json"):
         return file.suffix in _CONFIGS
     try:
         return not _PLAN_KEYS & read_yaml(file).keys()
@@ -86,23 +83,21 @@ def start_from(path: Plan | Name, asked: Request, *, spelled: Callable[[str], st
         return Start(plan=load_plan(path))
     from perfmodel.configs.read import read_setup
 
-    given = {name: _first(getattr(asked, name)) for name in _ASKED}
-    cluster = _first(asked.cluster)
-    facts = {name: _number(value) for name, value in given.items() if value is not None and name != "batch_tokens"}
-    if cluster is not None:
+    given = {name: next(iter(names_in(getattr(asked, name))), None) for name in (*_ASKED, "cluster", "profile")}
+    facts = {name: _number(given[name]) for name in _ASKED if given[name] is not None and name != "batch_tokens"}
+    if (cluster := given["cluster"]) is not None:
         loaded = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
         facts["cluster_chips_per_node"] = loaded.chips_per_node
         facts["has_bf16"] = "bf16" in loaded.chip.peak_flop_rate
         if not needs_chips(cluster):
             facts["cluster_chips"] = loaded.num_chips
     setup = read_setup(str(path), facts)
-    if setup.serves:
-        raise InputError(f"{one_line(path, 200)}: starts a {setup.framework} server; give it to `perfmodel serve`")
-    profile = _first(asked.profile)
+    if setup.table.serves:
+        raise InputError(f"{one_line(path, 200)}: starts a {setup.table.framework} server; give it to `perfmodel serve`")
     try:
-        return Start(plan=_plan_of(setup, cluster, given, profile, spelled), setup=setup)
+        return Start(plan=_plan_of(setup, given, spelled), setup=setup)
     except InputError as error:
-        raise InputError(f"{one_line(Path(str(path)).name, 60)} ({setup.framework}): {error.full}") from None
+        raise InputError(f"{one_line(Path(str(path)).name, 60)} ({setup.table.framework}): {error.full}") from None
 
 
 def overridden_plan(plan: Plan, asked: Request, *, spelled: Callable[[str], str] = str) -> Plan:
@@ -130,18 +125,12 @@ def served_from(path: Name, asked: ServingRequest) -> tuple[ServingRequest, Conf
     if not Path(path).exists() and is_model(path):
         raise InputError(f"{one_line(path, 200)}: is a model; give it as --model {one_line(path, 200)}")
     setup = read_setup(str(path))
-    if not setup.serves:
-        raise InputError(f"{one_line(path, 200)}: is a {setup.framework} training configuration; give it to `perfmodel predict`")
+    if not setup.table.serves:
+        raise InputError(f"{one_line(path, 200)}: is a {setup.table.framework} training configuration; give it to `perfmodel predict`")
     words = dict(setup.request)
     if words.get("model") is not None and asked.model is None and load_model(words["model"]).experts is None:
         words.pop("ep", None)
     return replace(asked, **{name: value for name, value in words.items() if getattr(asked, name) is None}), setup
-
-
-def _first(value: object) -> Any:
-    values = value if isinstance(value, (list, tuple)) else [value]
-    values = [one for entry in values for one in (several(entry) if isinstance(entry, str) and not Path(entry).exists() else [entry])]
-    return values[0] if values else None
 
 
 def _number(value: object) -> Any:
@@ -151,21 +140,21 @@ def _number(value: object) -> Any:
         return value
 
 
-def _plan_of(setup: ConfigSetup, cluster: Any, given: Mapping[str, Any], profile: Any, spelled: Callable[[str], str]) -> Plan:
+def _plan_of(setup: ConfigSetup, given: Mapping[str, Any], spelled: Callable[[str], str]) -> Plan:
     """Return the plan that a configuration describes. Raise InputError with the names of missing fields."""
-    words = {**setup.request, **({} if cluster is None else {"cluster": cluster})}
-    for name in _ASKED:
+    words = dict(setup.request)
+    for name, value in given.items():
         held = {"nodes": "chips", "batch_tokens": "global_batch"}.get(name, name)
-        if given[name] is not None and held not in setup.request:
-            words[name] = given[name]
+        if value is not None and (name in ("cluster", "profile") or held not in setup.request):
+            words[name] = value
     _check_complete(setup, words, spelled)
     request = make_requests(Request(**words), spelled=spelled)[0]
     if request.batch_tokens is not None:  # whole sequences: the rest is dropped
         request = replace(request, global_batch=request.batch_tokens // request.seq_len, batch_tokens=None)
-    setting = setting_of_request(replace(request, profile=profile or request.profile))
+    setting = setting_of_request(request)
     plan = plan_in(setting, Knobs(**_applicable_knobs(setup.knobs, setting.job.transformer)))
-    if setup.stage_layers and plan.layout.pp > 1:
-        plan = replace(plan, stage_layers=setup.stage_layers)
+    if (stage_layers := setup.facts.get("stage_layers")) and plan.layout.pp > 1:
+        plan = replace(plan, stage_layers=tuple(stage_layers))
     operators = setup.facts.get("recompute_operators")
     return replace(plan, recompute_operators=tuple(operators)) if operators else plan
 

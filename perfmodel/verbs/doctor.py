@@ -71,7 +71,6 @@ def diagnose() -> Diagnosis:
     """Return the installed packages, the calibration and GPUs of this machine, the date of hardware data, and advice. Changes nothing."""
     from perfmodel import __version__
 
-    parts = [OptionalPart(name=name, version=_installed(name), needed_for=purpose) for name, purpose in OPTIONAL_PARTS.items()]
     devices, advice = [], []
     try:
         cluster = local_cluster()
@@ -101,7 +100,7 @@ def diagnose() -> Diagnosis:
     return Diagnosis(
         version=__version__,
         python=platform.python_version(),
-        parts=tuple(parts),
+        parts=tuple(OptionalPart(name=name, version=_installed(name), needed_for=purpose) for name, purpose in OPTIONAL_PARTS.items()),
         devices=tuple(devices),
         calibrations_folder=str(folders[0]) if folders else "",
         hardware_data={

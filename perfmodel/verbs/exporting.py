@@ -1,22 +1,33 @@
-"""`export`: a plan as the configuration files of a framework, checked by reading them back."""
+"""`export`: a plan as the configuration files of a framework, checked by reading them back; a serving plan as its engine's launch files."""
 
 from __future__ import annotations
 
+import json
+import math
+import shlex
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from perfmodel.configs.launch import TORCHRUN
 from perfmodel.configs.tables import FrameworkTable, table_named
-from perfmodel.configs.write import ExportedPlan, facts_of_plan, write_config
+from perfmodel.configs.write import TORCHRUN, ExportedPlan, facts_of_plan, launch_files, launcher_named, write_config
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
+from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.parallel.plan import Plan, plan_facts
 from perfmodel.parallel.request import Request
+from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.verbs.configs import start_from
 from perfmodel.verbs.setting import Name, load_plan, predict_in, setting_of_plan
 from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.models import hub_id_of
+
+if TYPE_CHECKING:
+    from perfmodel.planner.serving.launch import LaunchLine
 
 #: Facts that may differ when a plan is read back: names, and facts that belong to the profile.
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
@@ -88,3 +99,126 @@ def write_export(exported: ExportedPlan, folder: Path) -> list[Path]:
     for path, text in zip(paths, exported.files.values(), strict=True):
         write_atomically(path, text)
     return paths
+
+
+# --- serving plans -----------------------------------------------------------------------------------------------------
+
+_DEGREES = ("tp", "pp", "attention_dp", "ep", "dcp", "pcp")
+#: Fields of a request that a saved prediction stores under the same name.
+_SAVED = (
+    "model", "cluster", "engine", "concurrency", "rate", "prefix_hit", "quantization", "kv_precision", "draft_tokens", "draft_model",
+    "acceptance", "replicas", "workers", *_DEGREES,
+)  # fmt: skip
+#: Size of the volume, relative to the checkpoint.
+_SPACE_FOR_CHECKPOINT = 1.1
+
+
+def is_service(path: object) -> bool:
+    """Return whether a path is a prediction written by `serve --json`."""
+    return isinstance(path, (str, Path)) and Path(path).suffix == ".json" and "launch" in _content(path)
+
+
+def _content(path: Name) -> Mapping[str, Any]:
+    """Return the mapping of a JSON file; empty if it has none."""
+    from perfmodel.foundation.files import read_text
+
+    try:
+        content = json.loads(read_text(path, "JSON file"))
+    except (ValueError, RecursionError):  # also of a file that cannot be read
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def export_service(prediction: ServingPrediction | Name, *, to: str, stem: str = "serve") -> ExportedPlan:
+    """Export a serving plan as launch scripts or as a manifest, with the predicted numbers in comments.
+
+    Options that the target cannot express raise InputError.
+
+    prediction   of `serve`, or a file that `serve --json` or `serve --search --json` wrote
+    to           vllm, sglang or tensorrt-llm; llm-d, dynamo or kserve
+    stem         name of the files without their endings
+    """
+    from perfmodel.planner.serving.launch import family_of, launch_lines
+    from perfmodel.report.serving import serving_object
+    from perfmodel.verbs.serving import pools_plan, serving_plan, serving_setting
+
+    saved = serving_object(prediction) if isinstance(prediction, ServingPrediction) else _prediction_in(prediction)
+    asked = _asked(saved["plan"])
+    setting = serving_setting(asked)
+    engine, cluster, job = setting.estimator.engine, setting.estimator.cluster, setting.job
+    family = family_of(engine)
+    launcher = launcher_named(to, family)
+    plan = serving_plan(setting, asked)[0] if asked.workers is None else pools_plan(setting, asked)
+    if not saved["fits"]:
+        raise InputError(f"plan: {plan.label()} does not fit into the memory of {cluster.chip.name}; `perfmodel serve` lists what would")
+    model, node = hub_id_of(job.model.name), cluster.chips_per_node
+    lines = launch_lines(plan, job, engine, model=model, chips_per_node=plan.num_chips if launcher.joins_nodes else node)
+    kinds = (("", plan),) if plan.pools is None else (("prefill", plan.pools.prefill), ("decode", plan.pools.decode))
+    ttft, tpot = (format_time(saved[name]["mean"]) for name in ("ttft", "tpot"))
+    header = [
+        f"{to}, written by perfmodel: {job.model.name} on {plan.num_chips} chips of {saved['plan']['cluster']}, {plan.label()}",
+        f"predicted for {engine.name} {engine.version}: TTFT {ttft}, TPOT {tpot}, "
+        f"{saved['tokens_per_second_per_chip']:,.0f} output tokens/s a chip, "
+        f"{format_bytes(saved['memory']['total'])} of {format_bytes(saved['memory_usable'])} on each chip",
+    ]
+    # the exported files contain all copies of a worker: no note on a router
+    plan_notes = dict.fromkeys(note for line in lines for note in line.notes if not note.endswith("behind a router"))
+    checkpoint = job.model.num_parameters * max(job.quantization.weight_bytes, 1.0)
+    files, notes = launch_files(
+        launcher,
+        [_worker(line, one, role, model, node) for line, (role, one) in zip(lines, kinds, strict=True)],
+        header=header,
+        names={
+            "stem": stem,
+            "engine": family,
+            "model_id": model,
+            "vendor": cluster.chip.vendor,
+            "chip": cluster.chip.name,
+            "checkpoint_gib": math.ceil(_SPACE_FOR_CHECKPOINT * checkpoint / 2**30),
+        },
+    )
+    return ExportedPlan(framework=to, files=files, options={}, notes=(*plan_notes, *notes))
+
+
+def _prediction_in(path: Name) -> Mapping[str, Any]:
+    """Return the prediction in a file of `serve`; of a search, the best one."""
+    content = _content(path)
+    saved = content.get("best", content)
+    try:
+        _asked(saved["plan"])
+        return {name: saved[name] for name in ("plan", "fits", "ttft", "tpot", "tokens_per_second_per_chip", "memory", "memory_usable")}
+    except (KeyError, TypeError, AttributeError):
+        raise InputError(f"{one_line(path, 200)}: has no serving plan; write one with `perfmodel serve ... --json`") from None
+
+
+def _asked(plan: Mapping[str, Any]) -> ServingRequest:
+    """Return the request that reproduces a saved plan."""
+    limits = plan["pools"]["decode"] if plan.get("pools") else plan
+    return ServingRequest(
+        **{name: plan.get(name) for name in _SAVED},
+        chips=plan["num_chips"],
+        input_len=":".join(map(str, plan["input_len"])),
+        output_len=":".join(map(str, plan["output_len"])),
+        max_batch=limits["max_batch"] or None,
+        max_tokens=limits["max_tokens"] or None,
+    )
+
+
+def _worker(line: LaunchLine, plan: ServingPlan, role: str, model: str, chips_per_node: int) -> Mapping[str, Any]:
+    """Return the facts of one kind of worker. options: of its command, after the model."""
+    words = shlex.split(line.command)
+    options, chips = words[words.index(model) + 1 :], plan.chips_per_replica
+    return {
+        **{name: getattr(plan, name) for name in _DEGREES},
+        "role": role,
+        "replicas": line.copies,
+        "chips": chips,
+        "nodes": -(-chips // chips_per_node),
+        "chips_of_node": min(chips, chips_per_node),
+        "command": line.command,
+        "arguments": (),
+        "options": options,
+        "quoted": shlex.join(options),
+        "configs": {line.config_name: line.config} if line.config else {},
+        "notes": line.notes,
+    }

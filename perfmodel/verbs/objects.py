@@ -41,12 +41,7 @@ def remedies_of(answer: Answer, request: Request) -> tuple[FittingChange, ...]:
 
 
 def one_object(
-    answer: Answer,
-    *,
-    runs: Sequence[TrainingRun],
-    tokens: float,
-    confidences: Sequence[Confidence],
-    remedies: tuple[FittingChange, ...],
+    answer: Answer, *, runs: Sequence[TrainingRun], tokens: float, confidences: Sequence[Confidence], remedies: tuple[FittingChange, ...]
 ) -> dict[str, Any]:
     """Return the object of one prediction. runs: the training run, none or one; confidences: its interval, none or one."""
     prediction, content = answer.prediction, prediction_object(answer.prediction, tokens=tokens)

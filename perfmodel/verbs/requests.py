@@ -52,7 +52,7 @@ def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[s
     for name, word in words_of(Request).items():
         if word.several:
             value = getattr(given, name)
-            asked[name] = [word.read(one, name) for one in word.values(value, name)] if word.read else _names(value)
+            asked[name] = [word.read(one, name) for one in word.values(value, name)] if word.read else names_in(value)
     for one, other in (("chips", "nodes"), ("global_batch", "batch_tokens")):
         if asked[one] and asked[other]:
             raise InputError(f"{spelled(one)}: cannot be given with {spelled(other)}, which means the same; leave out one of them")
@@ -121,12 +121,12 @@ def _once(values: list[Any]) -> list[Any]:
     return [value for index, value in enumerate(values) if not any(value is other or value == other for other in values[:index])]
 
 
-def _names(value: object) -> list[Any]:
+def names_in(value: object) -> list[Any]:
     """Return names and paths; the path of an existing file is one name, even if it contains commas."""
     if isinstance(value, str) and "," in value and Path(value).exists():
         return [value]
     if isinstance(value, (list, tuple)):
-        return [name for entry in value for name in _names(entry)]
+        return [name for entry in value for name in names_in(entry)]
     return several(value)
 
 

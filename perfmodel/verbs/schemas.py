@@ -102,11 +102,4 @@ def value_words(field: Mapping[str, Any]) -> str:
     return f"{words}, {least:g} to {most:g}" if kinds == ["number"] and most is not None and most < 1e9 else words
 
 
-_WORDS = {
-    "string": "text",
-    "integer": "whole number",
-    "number": "number",
-    "boolean": "true or false",
-    "array": "list",
-    "object": "mapping",
-}
+_WORDS = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false", "array": "list", "object": "mapping"}

@@ -18,7 +18,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import InputError, RunError, bad_field, one_line
 from perfmodel.foundation.frames import data_frame, parquet_of
+from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.resources import check_can_be_written, resource_dir, user_calibrations_dir, write_atomically
 from perfmodel.foundation.values import check_path, is_path, read_integer
 from perfmodel.report.rows import csv_text
@@ -92,7 +93,7 @@ def run_sweep(
         known = {} if folder is None else _read_parts(folder, set(keys))
         missing = {key: point for key, point in zip(keys, points, strict=True) if key not in known}
         start, num_failed = time.monotonic(), 0
-        records = _computed(list(_batches(missing, jobs)), wanted.verb, version, folder, jobs=jobs, engine=engine)
+        records = _computed(_batches(missing, jobs), wanted.verb, version, folder, jobs=jobs, engine=engine)
         for number, record in enumerate(records, 1):
             known[record["key"]] = record
             num_failed += bool(failure_of(record["rows"]))
@@ -124,8 +125,8 @@ def _check_out(out: str | Path | None) -> None:
 
 def _check_engine(engine: str, jobs: int | None) -> int:
     """Return the number of processes. Raises InputError for an engine that is unknown or not installed."""
-    name = str(engine).partition(":")[0]
-    if name not in (LOCAL, DASK) or engine == f"{DASK}:" or (name == LOCAL and engine != LOCAL):
+    name, colon, address = str(engine).partition(":")
+    if name not in (LOCAL, DASK) or (colon and (name == LOCAL or not address)):
         raise bad_field("engine", engine, f"must be {LOCAL}, {DASK} or {DASK}:ADDRESS", f"write {DASK}:tcp://host:8786")
     if name == DASK and not (find_spec("distributed") and find_spec("joblib")):
         raise bad_field("engine", engine, "dask is not installed", "install perfmodel[dask], or leave the engine out")
@@ -193,12 +194,9 @@ def _parts(folder: Path) -> Iterator[Path]:
 def _read_parts(folder: Path, wanted: set[str]) -> dict[str, dict[str, Any]]:
     """Return the records of these keys, without internal errors. An unfinished line of a killed process is skipped."""
     records = {}
-    for path in sorted(folder.glob("*.jsonl")):
-        for line in path.read_bytes().splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
+    for line in (line for path in sorted(folder.glob("*.jsonl")) for line in path.read_bytes().splitlines()):
+        with suppress(ValueError):
+            record = json.loads(line)
             if isinstance(record, dict) and record.get("key") in wanted and not failure_of(record["rows"]).startswith(INTERNAL):
                 records[record["key"]] = record
     return records
@@ -219,15 +217,11 @@ def _append(folder: Path, lines: Iterable[str]) -> None:
 _Batch = list[tuple[str, dict[str, Any]]]
 
 
-def _batches(missing: Mapping[str, dict[str, Any]], jobs: int) -> Iterator[_Batch]:
-    """Yield batches of neighbouring points, which share the compiled programs of a job."""
-    groups: dict[str, _Batch] = {}
-    for key, point in missing.items():
-        job = json.dumps({name: value for name, value in point.items() if name not in _ALIKE}, sort_keys=True)
-        groups.setdefault(job, []).append((key, point))
+def _batches(missing: Mapping[str, dict[str, Any]], jobs: int) -> list[_Batch]:
+    """Return batches of neighbouring points, which share the compiled programs of a job."""
+    groups = grouped(missing.items(), lambda entry: json.dumps({name: entry[1][name] for name in sorted(entry[1].keys() - {*_ALIKE})}))
     size = min(max(len(missing) // (_BATCHES_PER_JOB * jobs), 1), _MOST_TOGETHER)
-    for group in groups.values():
-        yield from (group[first : first + size] for first in range(0, len(group), size))
+    return [group[first : first + size] for group in groups.values() for first in range(0, len(group), size)]
 
 
 def _computed(

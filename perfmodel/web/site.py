@@ -1,12 +1,18 @@
-"""The web page as static files for any web server; perfmodel runs in the browser with Pyodide."""
+"""The web page: as one text, and as static files for any web server.
+
+It sends requests to a local server (`endpoints.py`); the static page to perfmodel in the browser, with Pyodide.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import io
 import json
 import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from string import Template
@@ -15,7 +21,7 @@ from typing import Any
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.files import read_text
 from perfmodel.foundation.resources import resource_dir, write_atomically
-from perfmodel.web.page import page, part_text
+from perfmodel.report.html import SCRIPT, STYLE
 
 _PACKAGE = Path(__file__).parents[1]
 #: Pure-Python dependencies of perfmodel for the page; PyYAML without its compiled part.
@@ -25,6 +31,27 @@ _LEFT_OUT = ("execute", "calibrate", "fitting", "validation")
 #: Compiled dependencies, from Pyodide; pydantic is for pasted plan files.
 _COMPILED = ("numpy", "pydantic")
 _LOCK, _RUNTIME = "pyodide-lock.json", "pyodide"
+
+
+def _part(name: str) -> str:
+    """Return the text of a file of this folder."""
+    return (_PACKAGE / "web" / name).read_text(encoding="utf-8")
+
+
+@cache
+def page(*, is_static: bool = False) -> tuple[str, str]:
+    """Return the page and its content security policy: only its own style and script, and requests to its own origin.
+
+    is_static   page without a server; the policy is part of the page and allows its worker
+    """
+    transport = _part(f"transport_{'static' if is_static else 'server'}.js")
+    parts = {"style": STYLE + _part("page.css"), "script": SCRIPT + transport + _part("page.js")}
+    hashes = {name: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for name, text in parts.items()}
+    hashed = "; ".join(f"{name}-src 'sha256-{value}'" for name, value in hashes.items())
+    source = "worker" if is_static else "connect"
+    policy = f"default-src 'none'; {hashed}; {source}-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">' if is_static else ""
+    return Template(_part("page.html")).substitute(parts, head=head), policy
 
 
 def write_site(folder: str | Path, pyodide: str) -> list[Path]:
@@ -43,7 +70,7 @@ def write_site(folder: str | Path, pyodide: str) -> list[Path]:
             shutil.copyfile(file, target / _RUNTIME / file.name)
     except OSError as error:
         raise bad_field("static", folder, f"cannot be written ({error.strerror})", "choose another folder") from None
-    worker = Template(part_text("static_worker.js")).substitute(runtime=f"{runtime}/", packages=json.dumps(_COMPILED))
+    worker = Template(_part("static_worker.js")).substitute(runtime=f"{runtime}/", packages=json.dumps(_COMPILED))
     files: Mapping[str, str | bytes] = {"perfmodel.zip": _archive(), "worker.js": worker, "index.html": page(is_static=True)[0]}
     for name, content in files.items():
         write_atomically(target / name, content)

@@ -10,7 +10,7 @@ from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
 from perfmodel.cli.app import VERBS
-from perfmodel.cli.mcp import TOOLS, command_line, make_server, tool_schema
+from perfmodel.cli.schema import TOOLS, command_line, make_server, tool_schema
 from perfmodel.foundation.errors import InputError
 
 JOB = {"model": "gpt2", "cluster": "dgx-h100", "chips": 8, "global-batch": 8, "seq-len": "1k"}

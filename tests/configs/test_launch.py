@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from perfmodel.configs.launch import filled_template, load_launchers
 from perfmodel.configs.shell import read_script
+from perfmodel.configs.write import filled_template, load_launchers
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.request import Request
 from perfmodel.verbs.configs import start_from
@@ -98,7 +98,7 @@ def test_a_wrong_key_is_refused_by_the_schema(plan):
 
 
 def test_a_chip_without_a_name_at_skypilot_is_refused():
-    from perfmodel.configs.launch import launch_names, launcher_named
+    from perfmodel.configs.write import launch_names, launcher_named
 
     with pytest.raises(InputError, match="no accelerator that is known for chip mi250x"):
         launch_names(launcher_named("skypilot"), {"stem": "a", "chip": "mi250x", "pools": 0})

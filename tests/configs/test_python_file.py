@@ -41,7 +41,7 @@ def facts_of(tmp_path, text, **given):
     path = tmp_path / "train.py"
     path.write_text(text)
     setup = read_setup(path, {"chips": 1, "nodes": 1, **given})
-    return setup.framework, setup.facts
+    return setup.table.framework, setup.facts
 
 
 def test_a_script_of_unsloth_is_a_job(tmp_path):
@@ -51,6 +51,13 @@ def test_a_script_of_unsloth_is_a_job(tmp_path):
     assert wanted.items() <= facts.items()
     assert "q_proj" in facts["train"]
     assert "up_proj" not in facts["train"]
+
+
+def test_full_fine_tuning_undoes_adapters_and_the_quantised_base(tmp_path):
+    script = UNSLOTH.replace("load_in_4bit = True", "full_finetuning = True")
+    assert facts_of(tmp_path, script)[1]["train"] == "full"
+    path = tmp_path / "train.py"
+    assert start_from(path, Request(cluster="rtx4090-24gb", chips=1)).plan.job.train.is_full
 
 
 def test_a_script_of_trl_is_a_job_with_constants_followed(tmp_path):

@@ -60,7 +60,7 @@ MISSING = {
 @pytest.mark.parametrize("folder", TRAINING, ids=name_of)
 def test_a_configuration_says_what_an_expert_reads_in_it(folder):
     wanted, setup = expected(folder), read_setup(launched(folder))
-    assert setup.framework == FRAMEWORKS.get(wanted["framework"], wanted["framework"])
+    assert setup.table.framework == FRAMEWORKS.get(wanted["framework"], wanted["framework"])
     facts = {name: setup.facts.get(fact) for name, fact in FACTS.items()}
     assert facts == {name: None if wanted[name] == "unknown" else wanted[name] for name in FACTS}
     for name in SIZES:
@@ -106,9 +106,9 @@ def test_a_launch_line_is_a_serving_request(folder):
 def test_every_key_is_read_or_listed(folder):
     """Test data have few keys of which nothing is known; all of them are named."""
     setup = read_setup(launched(folder))
-    assert setup.num_unknown <= 1
+    assert len(setup.unknown) <= 1
     text = " ".join(described(setup, verbose=True))
-    assert all(key in text for key in setup.ignored)
+    assert all(key in text for key in (*setup.unknown, *setup.harmless))
 
 
 def test_a_schedule_that_is_not_modelled_is_read_as_the_nearest_with_a_note(tmp_path):
@@ -149,6 +149,7 @@ def write(folder: Path, name: str, text: str) -> Path:
         ("x.py", "x = 1\n", "no function that returns a config"),
         ("x.py", "def f():\n    return a(b=1)\ndef g():\n    return a(b=2)\n", "holds 2 configs; give one"),
         ("x.sh", "# nothing\n", "has no command"),
+        ("x.sh", "run " + "${A:-" * 1000, "nested too deep"),
         ("x.yaml", "parallelism: {dp: 2, tp: ${oc.env:TP}}\n", "${oc.env:TP} is filled in by the framework's own resolver"),
         ("x.yaml", "parallelism: {dp: 2, tp: '${other.tp}'}\n", "names a key that the file does not have"),
         (
@@ -264,6 +265,15 @@ def test_more_ranks_than_chips_are_refused(tmp_path):
     text = f"torchrun --nproc_per_node 8 pretrain_gpt.py {args} --global-batch-size 8 --tensor-model-parallel-size 16"
     with pytest.raises(InputError, match="tp=16: must divide chips=8"):
         start_from(write(tmp_path, "go.sh", text), Request(cluster="dgx-h100"))
+
+
+@pytest.mark.parametrize(
+    ("folder", "degrees"), [("05-torchtitan-toml", "pp*dp_replicate*tp=16"), ("29-maxtext-base-sizes", "dp_shard*tp=128")]
+)
+def test_degrees_of_a_file_that_need_more_chips_are_named(folder, degrees):
+    with pytest.raises(InputError) as refused:
+        start_from(launched(CASES / folder), Request(cluster="dgx-h100", chips=8))
+    assert f"): {degrees}: must divide chips=8; use degrees that do, or other --chips" in str(refused.value)
 
 
 def test_plans_and_configurations_are_distinguished(tmp_path):

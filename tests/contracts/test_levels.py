@@ -55,7 +55,7 @@ FILE_EDGE = {"yaml", "pydantic", "pydantic_core"}
 LAZY_OF_MODULE = {
     ("foundation", "frames"): {"pandas"},
     ("verbs", "sweep"): {"joblib", "distributed"},
-    ("cli", "mcp"): {"anyio", "mcp", "mcp_types"},
+    ("cli", "schema"): {"anyio", "mcp", "mcp_types"},
 }
 EDGE_LEVELS = {0, 1, 2}
 EDGE_WORDS = {"reader", "writer", "schema", "schemas", "file", "files", "huggingface"}

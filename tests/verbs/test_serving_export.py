@@ -6,13 +6,12 @@ import shlex
 import pytest
 
 import perfmodel
-from perfmodel.configs.launch import load_launchers
+from perfmodel.configs.write import load_launchers
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.report.serving import serving_object
 from perfmodel.verbs.configs import served_from
-from perfmodel.verbs.exporting import write_export
-from perfmodel.verbs.serving_export import export_service, is_service
+from perfmodel.verbs.exporting import export_service, is_service, write_export
 from tests.configs.launch_schemas import check, documents_of
 
 JOB = {"input_len": 1024, "output_len": 512, "concurrency": 32}
