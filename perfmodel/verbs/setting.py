@@ -91,6 +91,7 @@ def make_setting(
     calibration: Name | Calibration | None = None,
     profile: Name | ExecutionProfile | None = None,
     settings: SettingValues = None,
+    of_plan: Collection[str] = (),
     notes: tuple[str, ...] = (),
     network_at: Callable[[int], Graph] | None = None,
 ) -> Setting:
@@ -100,6 +101,7 @@ def make_setting(
     calibration   None: the best available one for the chip (perfmodel/cost/resolve.py)
     profile       None: by the chip's vendor, `generic` on NVIDIA's (perfmodel/cost/resolve.py)
     settings      known settings of the framework (docs/settings.md)
+    of_plan       settings that a plan or configuration has: no note if they change nothing
     network_at    of a job that trains a network: its graph at a micro-batch; None: that of the built-in network
     """
     from perfmodel.cost.resolve import ACCELERATOR_PROFILE, CPU_PROFILE, calibration_reference, default_profile, resolve_estimator
@@ -125,7 +127,7 @@ def make_setting(
     if profile is None and default_profile(found_cluster.chip) not in (ACCELERATOR_PROFILE, CPU_PROFILE):
         notes = (*notes, f"profile={default_profile(found_cluster.chip)}: not given, so assumed for {found_cluster.chip.name}")
     if profile is None or isinstance(profile, Name):
-        notes = (*notes, *_without_effect(_profile_reference(profile, behaviours)))
+        notes = (*notes, *_without_effect(_profile_reference(profile, behaviours), of_plan))
     reference_given = (
         "" if not calibration else file_reference(calibration) if isinstance(calibration, Name) else calibration_reference(chosen)
     )
@@ -146,8 +148,8 @@ def _profile_reference(profile: Name | ExecutionProfile | None, behaviours: Exec
     return stated(file_reference(file), FrameworkRef.parse(behaviours.name).settings) if is_path(file) else behaviours.name
 
 
-def _without_effect(profile: str) -> list[str]:
-    """Return notes on settings that do not change their profile."""
+def _without_effect(profile: str, of_plan: Collection[str]) -> list[str]:
+    """Return notes on settings that do not change their profile, except those of a plan."""
     ref = FrameworkRef.parse(profile)
     if not ref.settings:
         return []
@@ -158,7 +160,7 @@ def _without_effect(profile: str) -> list[str]:
     idle = {}
     for setting, value in ref.settings.items():  # one by one, since one may need another
         changed = with_settings(base, {setting: value})
-        if changed == base:
+        if changed == base and setting not in of_plan:
             idle[setting] = value
         base = changed
     rule = f"changes nothing about {short_name(ref.name)}, which has it so already or does not depend on it"
@@ -511,6 +513,7 @@ def setting_of_plan(
         calibration=measured if calibration is None else calibration,
         profile=behaviours if profile is None else profile,
         settings=given,
+        of_plan=plan.framework.settings.keys() - read_settings(settings).keys(),
         notes=tuple(notes),
         network_at=network_at,
     )

@@ -66,6 +66,7 @@ def test_what_changes_nothing_is_a_note():
     assert prediction.warnings == (
         "setting fused_rmsnorm: changes nothing about megatron, which has it so already or does not depend on it",
     )
+    assert perfmodel.predict(prediction.plan).warnings == ()
 
 
 @pytest.mark.parametrize(
