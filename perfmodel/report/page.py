@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from string import Template
-from typing import Any
+from typing import Any, TypeAlias
 
 from perfmodel.cost.trace import RankTimeline
 from perfmodel.foundation.dtypes import Dtype
@@ -21,7 +21,7 @@ from perfmodel.planner.explain import Explanation
 from perfmodel.planner.result import SearchResult
 from perfmodel.report.document import Block, Command, Facts, Notes, Text
 from perfmodel.report.figures import GIB, MEMORY_COLOURS, PART_COLOURS, time_scale
-from perfmodel.report.html import PAGE, SCRIPT, STYLE, Bar, Markup, PageSection, Part, bars, folded, legend
+from perfmodel.report.html import PAGE, SCRIPT, STYLE, Bar, Markup, Part, anchor, bars, legend, section_html
 from perfmodel.report.predictions import (
     basis_lines,
     comparison_tables,
@@ -33,6 +33,7 @@ from perfmodel.report.predictions import (
     memory_line,
     memory_table,
     parts_table,
+    probability_text,
     schedule_text,
     short_plan_text,
     verdict_line,
@@ -56,7 +57,11 @@ from perfmodel.report.trust import remedies_table, trust_lines, uncertainty_tabl
 
 #: Most passes in a schedule figure; longer schedules are drawn as two windows, at the start and the end.
 _MOST_PASSES = 3_000
-_BEST, _FRONT, _OTHERS, _NO_FIT = "#D55E00", "#0072B2", "#E69F00", "#999999"
+_BEST, _FRONT, _OTHERS, _GREY = "#D55E00", "#0072B2", "#E69F00", "#999999"
+_UNFIT = "does not fit"
+
+#: Parts of each section of a page, by its title, in order.
+Sections: TypeAlias = dict[str, Iterable[Part]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -102,28 +107,30 @@ def plan_report(
     commands      command lines that reproduce the numbers
     """
     prediction = explanation.prediction if result is None else result.plans[0]
-    interval = explanation.trust.interval if explanation.trust is not None else None
-    searched = [] if result is None else [("search", search_line(result))]
-    confidence = confidence_lines(prediction, interval) if interval else []
-    sections = [
-        PageSection("Summary", [Facts("", [*headline(prediction, verbose=True), *confidence, *searched]), Notes(notes(prediction))]),
-        PageSection("Where the time goes", [_time_bars({"": prediction}), parts_table(prediction)]),
-        PageSection("Memory", list(_memory_parts(prediction, timelines))),
-    ]
-    if prediction.plan.layout.pp > 1 and timelines:
-        sections.append(PageSection("Pipeline schedule", list(_schedule_parts(prediction.plan, timelines))))
+    plan, trust, step = prediction.plan, explanation.trust, prediction.step_time
+    summary = headline(prediction, verbose=True)
+    if trust is not None:
+        summary += confidence_lines(prediction, trust.interval)
     if result is not None:
-        sections.append(PageSection("Best plans", list(_search_parts(result))))
-    sections.append(PageSection("Why not another plan", list(_alternative_parts(prediction, explanation))))
-    if explanation.trust is not None:
-        trust, step = explanation.trust, prediction.step_time
+        summary.append(("search", search_line(result)))
+    sections: Sections = {
+        "Summary": [Facts("", summary), Notes(notes(prediction))],
+        "Where the time goes": [_time_bars({"": prediction}), parts_table(prediction)],
+        "Memory": _memory_parts(prediction, timelines),
+    }
+    if plan.layout.pp > 1 and timelines:
+        sections["Pipeline schedule"] = _schedule_parts(plan, timelines)
+    if result is not None:
+        sections["Best plans"] = _search_parts(result)
+    sections["Why not another plan"] = _alternative_parts(prediction, explanation)
+    if trust is not None:
         tables = [uncertainty_table(trust), *([remedies_table(trust, step)] if trust.remedies else [])]
-        sections.append(PageSection("Uncertainty", [Facts("", trust_lines(trust, step)), *tables]))
-    sections.append(PageSection("Assumptions and sources", [basis_table({"": prediction}), sources]))
-    sections.append(_reproduce(commands, {"plan.yaml": plan_text}))
-    plan, kind = prediction.plan, "plan" if result is None else "search"
+        sections["Uncertainty"] = [Facts("", trust_lines(trust, step)), *tables]
+    sections["Assumptions and sources"] = [_basis_table({"": prediction}), sources]
+    sections["Reproduce"] = _reproduce_parts(commands, {"plan.yaml": plan_text})
     title = f"{plan.job.model.name} on {chips_text(plan.num_chips)} of {short_name(plan.cluster)}"
-    return make_report(kind, title, verdict_line(prediction), _cards(prediction, interval), sections)
+    cards = _cards(prediction, None if trust is None else trust.interval)
+    return make_report("plan" if result is None else "search", title, verdict_line(prediction), cards, sections)
 
 
 def comparison_report(predictions: Mapping[str, Prediction], *, texts: Sequence[str], commands: Sequence[str]) -> Report:
@@ -135,25 +142,23 @@ def comparison_report(predictions: Mapping[str, Prediction], *, texts: Sequence[
     names, compared = list(predictions), list(predictions.values())
     results, parts, memory, *knobs = comparison_tables(names, compared)
     unlike = [] if is_one_job(compared) else ["these plans run different jobs: compare tokens/s a chip, not step times"]
-    marks, facts, cards, all_notes = [], [], [], []
-    for name, prediction in predictions.items():
-        marks.append(_mark(prediction, "plan" if prediction.fits else "does not fit", f"{name}: {short_plan_text(prediction.plan)}"))
-        facts.append(Facts(f"{name}: {verdict_line(prediction)}", headline(prediction, verbose=True)))
-        cards.append((name, format_step(prediction.step_time), _memory_verdict(prediction)))
-        all_notes += [f"{name}: {note}" for note in notes(prediction)]
-    sections = [
-        PageSection("Summary", [results, Notes(unlike)]),
-        PageSection("Where the time goes", [_time_bars(predictions), parts]),
-        PageSection("Memory", [_memory_bars(predictions), memory]),
-        PageSection("Time against memory", [_scatter(marks, {"plan": _FRONT, "does not fit": _NO_FIT}, compared[0])]),
-        PageSection("Plans", [*knobs, *facts]),
-        PageSection("Assumptions and sources", [basis_table(predictions), Notes(list(dict.fromkeys(all_notes)))]),
-        _reproduce(commands, {f"{name}.yaml": text for name, text in zip(names, texts, strict=True)}),
-    ]
+    marks = [_mark(prediction, "plan" if prediction.fits else _UNFIT, name) for name, prediction in predictions.items()]
+    facts = [Facts(f"{name}: {verdict_line(plan)}", headline(plan, verbose=True)) for name, plan in predictions.items()]
+    all_notes = dict.fromkeys(f"{name}: {note}" for name, prediction in predictions.items() for note in notes(prediction))
+    sections: Sections = {
+        "Summary": [results, Notes(unlike)],
+        "Where the time goes": [_time_bars(predictions), parts],
+        "Memory": [_memory_bars(predictions), memory],
+        "Time against memory": [_scatter(marks, {"plan": _FRONT, _UNFIT: _GREY}, compared[0])],
+        "Plans": [*knobs, *facts],
+        "Assumptions and sources": [_basis_table(predictions), Notes(list(all_notes))],
+        "Reproduce": _reproduce_parts(commands, {f"{name}.yaml": text for name, text in zip(names, texts, strict=True)}),
+    }
+    cards = [(name, format_step(prediction.step_time), _memory_verdict(prediction)) for name, prediction in predictions.items()]
     return make_report("comparison", f"{len(names)} plans", comparison_verdict(names, compared), cards, sections)
 
 
-def make_report(kind: str, title: str, verdict: str, cards: Sequence[tuple[str, str, str]], sections: Sequence[PageSection]) -> Report:
+def make_report(kind: str, title: str, verdict: str, cards: Iterable[tuple[str, str, str]], sections: Sections) -> Report:
     """Return the page.
 
     cards   (name, number, remark) of each headline figure
@@ -167,31 +172,26 @@ def make_report(kind: str, title: str, verdict: str, cards: Sequence[tuple[str, 
         title=escape(title),
         verdict=escape(verdict),
         cards="\n".join(boxes),
-        links="\n".join(f'<a href="#{section.anchor}">{escape(section.title)}</a>' for section in sections),
-        body="\n".join(section.html() for section in sections),
+        links="\n".join(f'<a href="#{anchor(section)}">{escape(section)}</a>' for section in sections),
+        body="\n".join(section_html(section, parts) for section, parts in sections.items()),
         made_by=f"perfmodel {escape(__version__)}",
     )
-    return Report(kind=kind, title=title, verdict=verdict, sections=tuple(section.title for section in sections), html=html)
+    return Report(kind=kind, title=title, verdict=verdict, sections=tuple(sections), html=html)
 
 
 def _memory_verdict(prediction: Prediction) -> str:
     return memory_line(prediction).partition(": ")[2]
 
 
-def _cards(prediction: Prediction, interval: StepInterval | None) -> list[tuple[str, str, str]]:
-    job = prediction.plan.job
-    bounds = ""
-    if interval is not None:
-        low, high = (format_step(prediction.step_time * factor) for factor in (interval.low, interval.high))
-        bounds = f"{COVERAGE:.0%} interval {low} to {high}"
+def _cards(prediction: Prediction, interval: StepInterval | None) -> Iterator[tuple[str, str, str]]:
+    low, high = ("", "") if interval is None else (format_step(prediction.step_time * factor) for factor in (interval.low, interval.high))
+    bounds = f"{COVERAGE:.0%} interval {low} to {high}" if low else ""
+    yield "step time", format_step(prediction.step_time), bounds
+    yield "throughput", f"{prediction.tokens_per_second_per_chip:,.0f}", f"{prediction.plan.job.unit}/s a chip"
+    yield "MFU", percent(prediction.mfu_palm), f"of {format_flop_rate(prediction.peak_flop_rate)} dense {prediction.peak_dtype}"
     usable = format_bytes(prediction.memory_usable)
-    return [
-        ("step time", format_step(prediction.step_time), bounds),
-        ("throughput", f"{prediction.tokens_per_second_per_chip:,.0f}", f"{job.unit}/s a chip"),
-        ("MFU", percent(prediction.mfu_palm), f"of {format_flop_rate(prediction.peak_flop_rate)} dense {prediction.peak_dtype}"),
-        ("memory", format_bytes(prediction.memory["total"]), f"of {usable} usable: {_memory_verdict(prediction)}"),
-        ("", fits_text(prediction.fits_probability).rpartition(" fitting ")[2], "probability that it fits"),
-    ]
+    yield "memory", format_bytes(prediction.memory["total"]), f"of {usable} usable: {_memory_verdict(prediction)}"
+    yield "", probability_text(prediction.fits_probability), "probability that it fits"
 
 
 # --- time and memory ------------------------------------------------------------------------------------------------
@@ -244,9 +244,11 @@ def _schedule_parts(plan: Plan, timelines: Sequence[RankTimeline]) -> Iterator[P
 # --- other plans ----------------------------------------------------------------------------------------------------
 
 
-def _mark(prediction: Prediction, kind: str, text: str, *, is_front: bool = False) -> Mark:
+def _mark(prediction: Prediction, kind: str, name: str = "", text: str = "", *, is_front: bool = False) -> Mark:
+    """Return the mark of a plan. text: in place of the plan's knobs."""
+    first = f"{name}{': ' if name else ''}{text or short_plan_text(prediction.plan)}"
     facts = f"{format_step(prediction.step_time)}, {format_bytes(prediction.memory['total'])}, {fits_text(prediction.fits_probability)}"
-    return Mark(prediction.memory["total"] / GIB, prediction.step_time, kind, f"{text}\n{facts}", is_front)
+    return Mark(prediction.memory["total"] / GIB, prediction.step_time, kind, f"{first}\n{facts}", is_front)
 
 
 def _scatter(marks: Sequence[Mark], colours: Mapping[str, str], like: Prediction) -> Markup:
@@ -254,16 +256,13 @@ def _scatter(marks: Sequence[Mark], colours: Mapping[str, str], like: Prediction
 
 
 def _search_parts(result: SearchResult) -> Iterator[Part]:
-    best, *others = (kind.prediction for kind in result.kinds)  # numbered as in the table
-    marks = [_mark(best, "plan 1", f"plan 1: {short_plan_text(best.plan)}")]
-    marks += [_mark(prediction, "best plans", f"plan {i}: {short_plan_text(prediction.plan)}") for i, prediction in enumerate(others, 2)]
-    marks += [_mark(prediction, "Pareto front", short_plan_text(prediction.plan), is_front=True) for prediction in result.pareto]
-    for baseline in result.baselines:
-        for prediction in baseline.prediction:
-            kind = "without a search" if prediction.fits else "does not fit"
-            marks.append(_mark(prediction, kind, f"{baseline.name}: {short_plan_text(prediction.plan)}"))
-    colours = {"plan 1": _BEST, "best plans": _OTHERS, "Pareto front": _FRONT, "without a search": "#009E73", "does not fit": _NO_FIT}
-    yield _scatter(marks, colours, best)
+    kinds = [(f"plan {i}", kind.prediction) for i, kind in enumerate(result.kinds, 1)]  # numbered as in the table
+    baselines = [(baseline.name, prediction) for baseline in result.baselines for prediction in baseline.prediction]
+    marks = [_mark(prediction, "plan 1" if name == "plan 1" else "best plans", name) for name, prediction in kinds]
+    marks += [_mark(prediction, "Pareto front", is_front=True) for prediction in result.pareto]
+    marks += [_mark(prediction, "without a search" if prediction.fits else _UNFIT, name) for name, prediction in baselines]
+    colours = {"plan 1": _BEST, "best plans": _OTHERS, "Pareto front": _FRONT, "without a search": "#009E73", _UNFIT: _GREY}
+    yield _scatter(marks, colours, kinds[0][1])
     yield plans_table(result)
     if result.baselines:
         yield baselines_table(result)
@@ -274,12 +273,11 @@ def _search_parts(result: SearchResult) -> Iterator[Part]:
 
 
 def _alternative_parts(prediction: Prediction, explanation: Explanation) -> Iterator[Part]:
-    marks = [_mark(prediction, "this plan", f"this plan: {short_plan_text(prediction.plan)}")]
+    marks = [_mark(prediction, "this plan", "this plan")]
     for neighbour in explanation.neighbours:
-        for alternative in neighbour.prediction:
-            kind = "one knob changed" if alternative.fits else "does not fit"
-            marks.append(_mark(alternative, kind, knobs_text({**neighbour.knobs, **neighbour.changed})))
-    yield _scatter(marks, {"this plan": _BEST, "one knob changed": _FRONT, "does not fit": _NO_FIT}, prediction)
+        knobs = knobs_text({**neighbour.knobs, **neighbour.changed})
+        marks += [_mark(other, "one knob changed" if other.fits else _UNFIT, text=knobs) for other in neighbour.prediction]
+    yield _scatter(marks, {"this plan": _BEST, "one knob changed": _FRONT, _UNFIT: _GREY}, prediction)
     if explanation.neighbours:
         yield neighbours_table(explanation)
     if explanation.remedies:
@@ -289,10 +287,10 @@ def _alternative_parts(prediction: Prediction, explanation: Explanation) -> Iter
 # --- sources --------------------------------------------------------------------------------------------------------
 
 
-def basis_table(predictions: Mapping[str, Prediction]) -> Table:
+def _basis_table(predictions: Mapping[str, Prediction]) -> Table:
     """Return the table of the basis of each part of the step time, per plan."""
-    rows = [(name, line) for name, prediction in predictions.items() for line in basis_lines(prediction)]
-    return Table(title="Basis of the times", headers=("plan", "based on"), rows=tuple(rows), fold=("based on",))
+    rows = tuple((name, line) for name, prediction in predictions.items() for line in basis_lines(prediction))
+    return Table(title="Basis of the times", headers=("plan", "based on"), rows=rows, fold=("based on",))
 
 
 def sources_table(
@@ -307,26 +305,19 @@ def sources_table(
     size = f", {format_count(model.num_parameters)} parameters" if hasattr(model, "num_parameters") else ""
     rows = [("model", f"{model.name}{size}", getattr(model, "source", ""))]
     for pool, calibration in zip(cluster.pools or (cluster,), calibrations, strict=True):
-        chip = pool.chip
+        chip, number = pool.chip, f"{pool.num_chips} of " if cluster.pools else ""
         flop_rate = chip.peak_flop_rate.get(Dtype(peak[1]), 0.0) if cluster.pools else peak[0]
-        rate = f"{format_flop_rate(flop_rate)} dense {peak[1]}"
         memory = f"{format_bytes(chip.memory.capacity)}, {format_bandwidth(chip.memory.bandwidth)}"
-        rows += [
-            ("chip", f"{chip.name}: {rate}, {memory}", chip.source),
-            ("cluster", f"{pool.num_chips} of {short_name(pool.name)}" if cluster.pools else short_name(pool.name), pool.source),
-            *(
-                (
-                    f"network {tier.name}",
-                    f"{tier.size:,} chips, {format_bandwidth(tier.link.bandwidth)}, {format_time(tier.link.latency)}",
-                    tier.source,
-                )
-                for tier in pool.tiers
-            ),
-            ("kernels", calibration.name or "spec sheet", calibration.source),
-        ]
-    rows.append(runs)
-    return Table(title="Sources", headers=("record", "value", "source"), rows=tuple(rows), fold=("value", "source"))
+        rows.append(("chip", f"{chip.name}: {format_flop_rate(flop_rate)} dense {peak[1]}, {memory}", chip.source))
+        rows.append(("cluster", f"{number}{short_name(pool.name)}", pool.source))
+        for tier in pool.tiers:
+            link = f"{format_bandwidth(tier.link.bandwidth)}, {format_time(tier.link.latency)}"
+            rows.append((f"network {tier.name}", f"{tier.size:,} chips, {link}", tier.source))
+        rows.append(("kernels", calibration.name or "spec sheet", calibration.source))
+    return Table(title="Sources", headers=("record", "value", "source"), rows=(*rows, runs), fold=("value", "source"))
 
 
-def _reproduce(commands: Sequence[str], files: Mapping[str, str]) -> PageSection:
-    return PageSection("Reproduce", [*map(Command, commands), *(folded(name, text) for name, text in files.items())])
+def _reproduce_parts(commands: Sequence[str], files: Mapping[str, str]) -> list[Part]:
+    """Return commands to copy, and files that expand on a click on their name."""
+    folded = (f"<details><summary>{escape(name)}</summary><pre>{escape(text)}</pre></details>" for name, text in files.items())
+    return [*map(Command, commands), *map(Markup, folded)]

@@ -12,8 +12,8 @@ from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.planner.serving.result import ServingSearchResult
 from perfmodel.report.document import Block, Command, Facts, Notes, Text
 from perfmodel.report.figures import MEMORY_COLOURS
-from perfmodel.report.html import Bar, PageSection, Part, bars
-from perfmodel.report.page import Report, make_report
+from perfmodel.report.html import Bar, Part, bars
+from perfmodel.report.page import Report, Sections, make_report
 from perfmodel.report.serving import memory_table, operators_table, parts_table, service_facts, short_plan, shown_notes, verdict_line
 from perfmodel.report.serving_searches import best_line, search_details, search_facts, search_notes, search_tables
 from perfmodel.report.svg import Mark, scatter
@@ -50,32 +50,32 @@ def service_report(
     command     command line that reproduces the numbers
     sources     sources of the records behind the numbers
     """
-    summary: list[Part] = [Facts("", service_facts(prediction, limits, verbose=True)), Notes(shown_notes(prediction))]
+    sections: Sections = {"Summary": [Facts("", service_facts(prediction, limits, verbose=True)), Notes(shown_notes(prediction))]}
     if result is not None:
-        summary += [Facts("The search", search_facts(result)), Notes([*search_notes(result), *more_notes])]
-    sections = [PageSection("Summary", summary)]
+        searched = [Facts("The search", search_facts(result)), Notes([*search_notes(result), *more_notes])]
+        sections["Summary"] = [*sections["Summary"], *searched]
     if prediction.fits:
         text = times_like(prediction.decode_step)
         times = bars([Bar("", prediction.parts, text(prediction.decode_step))], _PART_COLOURS, text)
-        sections.append(PageSection("Where a decode step goes", [times, parts_table(prediction)]))
-    usable = prediction.memory_usable
-    total = f"{format_bytes(prediction.memory['total'])} of {format_bytes(usable)} usable"
-    memory = bars([Bar("", prediction.memory, total, usable)], _MEMORY_COLOURS, format_bytes)
-    sections.append(PageSection("Memory", [memory, memory_table(prediction)]))
+        sections["Where a decode step goes"] = [times, parts_table(prediction)]
+    total = f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)} usable"
+    memory = bars([Bar("", prediction.memory, total, prediction.memory_usable)], _MEMORY_COLOURS, format_bytes)
+    sections["Memory"] = [memory, memory_table(prediction)]
     if operators:
-        sections.append(PageSection("Operators", [operators_table(operators, phase) for phase in ("decode", "prefill")]))
+        sections["Operators"] = [operators_table(operators, phase) for phase in ("decode", "prefill")]
     if result is not None:
-        sections.append(PageSection("Best plans", list(_search_parts(result))))
+        sections["Best plans"] = _search_parts(result)
     if start:
-        sections.append(PageSection("Start", list(start)))
-    basis_rows = tuple((words(name), source) for name, source in prediction.rests_on.items())
-    basis = Table(title="Basis of the numbers", headers=("part", "based on"), rows=basis_rows, fold=("based on",))
-    sections.append(PageSection("Assumptions and sources", [basis, sources]))
-    sections.append(PageSection("Reproduce", [Command(command)]))
+        sections["Start"] = start
+    basis = tuple((words(name), source) for name, source in prediction.rests_on.items())
+    sections["Assumptions and sources"] = [
+        Table(title="Basis of the numbers", headers=("part", "based on"), rows=basis, fold=("based on",)),
+        sources,
+    ]
+    sections["Reproduce"] = [Command(command)]
     title = f"{prediction.job.model.name} served on {chips_text(prediction.plan.num_chips)} of {short_name(prediction.cluster)}"
-    verdict = verdict_line(prediction, limits) if result is None else best_line(result)
-    kind = "service" if result is None else "service search"
-    return make_report(kind, title, verdict, list(_cards(prediction)) if prediction.fits else [], sections)
+    kind, verdict = ("service", verdict_line(prediction, limits)) if result is None else ("service search", best_line(result))
+    return make_report(kind, title, verdict, _cards(prediction) if prediction.fits else (), sections)
 
 
 def _cards(prediction: ServingPrediction) -> Iterator[tuple[str, str, str]]:
