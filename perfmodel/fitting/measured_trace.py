@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.measured_trace import COMMUNICATION, COMPUTE, GROUPS, HOST, MeasuredTrace
+from perfmodel.parallel.measured import COMMUNICATION, COMPUTE, GROUPS, HOST, MeasuredTrace
 from perfmodel.parallel.plan import Plan
 
 #: (group, names of its kernels and operators); the first match counts.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from perfmodel.foundation.errors import one_line
-from perfmodel.parallel.measured_memory import BEYOND, MemoryComparison
+from perfmodel.parallel.measured import OUTSIDE_TENSORS, MemoryComparison
 from perfmodel.parallel.plan import Plan
 from perfmodel.report.document import Block, Facts, Notes
 from perfmodel.report.table import Table, bytes_like, percent, words
@@ -52,7 +52,7 @@ def memory_blocks(comparison: MemoryComparison, plan: Plan | None, read: Sequenc
         facts.append(("other devices", others))
     yield Facts(memory_sentence(comparison), facts)
     if comparison.predicted:
-        classes = ((name, size) for name, size in comparison.predicted.items() if size and name not in (*BEYOND, "total"))
+        classes = ((name, size) for name, size in comparison.predicted.items() if size and name not in (*OUTSIDE_TENSORS, "total"))
         rows = [(words(name), text(size), "", "", "") for name, size in classes]
         beyond = comparison.predicted["allocator"]
         pairs = (

@@ -19,7 +19,7 @@ from perfmodel.cost.trace import RankTimeline, Span
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import one_line
 from perfmodel.foundation.units import format_bytes, format_step
-from perfmodel.parallel.measured_trace import NO_DIFFERENCE, TraceComparison
+from perfmodel.parallel.measured import NO_DIFFERENCE, TraceComparison
 from perfmodel.parallel.plan import Plan
 from perfmodel.report.document import Block, Facts, Notes
 from perfmodel.report.predictions import job_line, plan_line

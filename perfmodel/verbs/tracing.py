@@ -13,8 +13,7 @@ from perfmodel.fitting.memory_snapshot import read_snapshot
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
 from perfmodel.foundation.values import choice_of
-from perfmodel.parallel.measured_memory import MemoryComparison
-from perfmodel.parallel.measured_trace import GROUPS, TraceComparison, group_of
+from perfmodel.parallel.measured import GROUPS, MemoryComparison, TraceComparison, group_of
 from perfmodel.parallel.plan import Plan, plan_to_dict, rank_at
 from perfmodel.report.trace import chrome_trace, trace_bytes
 from perfmodel.verbs.setting import Name, load_plan, predict_in, setting_of_plan
