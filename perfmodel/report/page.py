@@ -1,4 +1,4 @@
-"""HTML pages of plans, searches and comparisons, from the blocks of the command line and figures of the same results."""
+"""HTML pages of plans, searches, comparisons and services, from the blocks of the command line and figures of the same results."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from html import escape
 from string import Template
 from typing import Any, TypeAlias
 
+from perfmodel.cost.serving.boundness import OperatorRow
 from perfmodel.cost.trace import RankTimeline
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.units import format_bandwidth, format_bytes, format_count, format_flop_rate, format_step, format_time
@@ -17,41 +18,17 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.interval import COVERAGE, StepInterval
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction, notes
+from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.planner.explain import Explanation
 from perfmodel.planner.result import SearchResult
+from perfmodel.planner.serving.result import ServingSearchResult
+from perfmodel.report import predictions, searches, serving, serving_searches
 from perfmodel.report.document import Block, Command, Facts, Notes, Text
-from perfmodel.report.figures import GIB, MEMORY_COLOURS, PART_COLOURS, time_scale
+from perfmodel.report.figures import GIB, MEMORY_COLOURS, PART_COLOURS, SERVING_COLOURS, time_scale
 from perfmodel.report.html import PAGE, SCRIPT, STYLE, Bar, Markup, Part, anchor, bars, legend, section_html
-from perfmodel.report.predictions import (
-    basis_lines,
-    comparison_tables,
-    comparison_verdict,
-    confidence_lines,
-    fits_text,
-    headline,
-    is_one_job,
-    memory_line,
-    memory_table,
-    parts_table,
-    probability_text,
-    schedule_text,
-    short_plan_text,
-    verdict_line,
-)
 from perfmodel.report.remedies import fitting_changes_table
-from perfmodel.report.searches import (
-    baselines_table,
-    certainty_table,
-    knobs_text,
-    neighbours_table,
-    plans_table,
-    rejected_table,
-    search_details,
-    search_line,
-    search_notes,
-)
 from perfmodel.report.svg import Mark, area, scatter, schedule
-from perfmodel.report.table import Table, bytes_like, percent, times_like
+from perfmodel.report.table import Table, bytes_like, percent, times_like, words
 from perfmodel.report.trace import peak_memory
 from perfmodel.report.trust import remedies_table, trust_lines, uncertainty_table
 
@@ -59,6 +36,7 @@ from perfmodel.report.trust import remedies_table, trust_lines, uncertainty_tabl
 _MOST_PASSES = 3_000
 _BEST, _FRONT, _OTHERS, _GREY = "#D55E00", "#0072B2", "#E69F00", "#999999"
 _UNFIT = "does not fit"
+_FRONT_COLOURS = {"best plan": "#D55E00", "without a search": "#009E73", "keeps the limits": "#0072B2", "breaks a limit": "#999999"}
 
 #: Parts of each section of a page, by its title, in order.
 Sections: TypeAlias = dict[str, Iterable[Part]]
@@ -108,14 +86,14 @@ def plan_report(
     """
     prediction = explanation.prediction if result is None else result.plans[0]
     plan, trust, step = prediction.plan, explanation.trust, prediction.step_time
-    summary = headline(prediction, verbose=True)
+    summary = predictions.headline(prediction, verbose=True)
     if trust is not None:
-        summary += confidence_lines(prediction, trust.interval)
+        summary += predictions.confidence_lines(prediction, trust.interval)
     if result is not None:
-        summary.append(("search", search_line(result)))
+        summary.append(("search", searches.search_line(result)))
     sections: Sections = {
         "Summary": [Facts("", summary), Notes(notes(prediction))],
-        "Where the time goes": [_time_bars({"": prediction}), parts_table(prediction)],
+        "Where the time goes": [_time_bars({"": prediction}), predictions.parts_table(prediction)],
         "Memory": _memory_parts(prediction, timelines),
     }
     if plan.layout.pp > 1 and timelines:
@@ -126,36 +104,36 @@ def plan_report(
     if trust is not None:
         tables = [uncertainty_table(trust), *([remedies_table(trust, step)] if trust.remedies else [])]
         sections["Uncertainty"] = [Facts("", trust_lines(trust, step)), *tables]
-    sections["Assumptions and sources"] = [_basis_table({"": prediction}), sources]
+    sections["Assumptions and sources"] = [_basis({"": prediction}), sources]
     sections["Reproduce"] = _reproduce_parts(commands, {"plan.yaml": plan_text})
     title = f"{plan.job.model.name} on {chips_text(plan.num_chips)} of {short_name(plan.cluster)}"
     cards = _cards(prediction, None if trust is None else trust.interval)
-    return make_report("plan" if result is None else "search", title, verdict_line(prediction), cards, sections)
+    return make_report("plan" if result is None else "search", title, predictions.verdict_line(prediction), cards, sections)
 
 
-def comparison_report(predictions: Mapping[str, Prediction], *, texts: Sequence[str], commands: Sequence[str]) -> Report:
+def comparison_report(plans: Mapping[str, Prediction], *, texts: Sequence[str], commands: Sequence[str]) -> Report:
     """Return the page of plans side by side.
 
-    predictions   by name
+    plans   by name
     texts         plan files
     """
-    names, compared = list(predictions), list(predictions.values())
-    results, parts, memory, *knobs = comparison_tables(names, compared)
-    unlike = [] if is_one_job(compared) else ["these plans run different jobs: compare tokens/s a chip, not step times"]
-    marks = [_mark(prediction, "plan" if prediction.fits else _UNFIT, name) for name, prediction in predictions.items()]
-    facts = [Facts(f"{name}: {verdict_line(plan)}", headline(plan, verbose=True)) for name, plan in predictions.items()]
-    all_notes = dict.fromkeys(f"{name}: {note}" for name, prediction in predictions.items() for note in notes(prediction))
+    names, compared = list(plans), list(plans.values())
+    results, parts, memory, *knobs = predictions.comparison_tables(names, compared)
+    unlike = [] if predictions.is_one_job(compared) else ["these plans run different jobs: compare tokens/s a chip, not step times"]
+    marks = [_mark(prediction, "plan" if prediction.fits else _UNFIT, name) for name, prediction in plans.items()]
+    facts = [Facts(f"{name}: {predictions.verdict_line(plan)}", predictions.headline(plan, verbose=True)) for name, plan in plans.items()]
+    all_notes = dict.fromkeys(f"{name}: {note}" for name, prediction in plans.items() for note in notes(prediction))
     sections: Sections = {
         "Summary": [results, Notes(unlike)],
-        "Where the time goes": [_time_bars(predictions), parts],
-        "Memory": [_memory_bars(predictions), memory],
+        "Where the time goes": [_time_bars(plans), parts],
+        "Memory": [_memory_bars(plans), memory],
         "Time against memory": [_scatter(marks, {"plan": _FRONT, _UNFIT: _GREY}, compared[0])],
         "Plans": [*knobs, *facts],
-        "Assumptions and sources": [_basis_table(predictions), Notes(list(all_notes))],
+        "Assumptions and sources": [_basis(plans), Notes(list(all_notes))],
         "Reproduce": _reproduce_parts(commands, {f"{name}.yaml": text for name, text in zip(names, texts, strict=True)}),
     }
-    cards = [(name, format_step(prediction.step_time), _memory_verdict(prediction)) for name, prediction in predictions.items()]
-    return make_report("comparison", f"{len(names)} plans", comparison_verdict(names, compared), cards, sections)
+    cards = [(name, format_step(prediction.step_time), _memory_verdict(prediction)) for name, prediction in plans.items()]
+    return make_report("comparison", f"{len(names)} plans", predictions.comparison_verdict(names, compared), cards, sections)
 
 
 def make_report(kind: str, title: str, verdict: str, cards: Iterable[tuple[str, str, str]], sections: Sections) -> Report:
@@ -180,7 +158,7 @@ def make_report(kind: str, title: str, verdict: str, cards: Iterable[tuple[str, 
 
 
 def _memory_verdict(prediction: Prediction) -> str:
-    return memory_line(prediction).partition(": ")[2]
+    return predictions.memory_line(prediction).partition(": ")[2]
 
 
 def _cards(prediction: Prediction, interval: StepInterval | None) -> Iterator[tuple[str, str, str]]:
@@ -191,22 +169,22 @@ def _cards(prediction: Prediction, interval: StepInterval | None) -> Iterator[tu
     yield "MFU", percent(prediction.mfu_palm), f"of {format_flop_rate(prediction.peak_flop_rate)} dense {prediction.peak_dtype}"
     usable = format_bytes(prediction.memory_usable)
     yield "memory", format_bytes(prediction.memory["total"]), f"of {usable} usable: {_memory_verdict(prediction)}"
-    yield "", probability_text(prediction.fits_probability), "probability that it fits"
+    yield "", predictions.probability_text(prediction.fits_probability), "probability that it fits"
 
 
 # --- time and memory ------------------------------------------------------------------------------------------------
 
 
-def _time_bars(predictions: Mapping[str, Prediction]) -> Markup:
-    text = times_like(min(prediction.step_time for prediction in predictions.values()))
-    rows = [Bar(name, prediction.parts, text(prediction.step_time)) for name, prediction in predictions.items()]
+def _time_bars(plans: Mapping[str, Prediction]) -> Markup:
+    text = times_like(min(prediction.step_time for prediction in plans.values()))
+    rows = [Bar(name, prediction.parts, text(prediction.step_time)) for name, prediction in plans.items()]
     return bars(rows, PART_COLOURS, text, with_shares=True)
 
 
-def _memory_bars(predictions: Mapping[str, Prediction]) -> Markup:
-    text = bytes_like(next(iter(predictions.values())).memory_usable)
+def _memory_bars(plans: Mapping[str, Prediction]) -> Markup:
+    text = bytes_like(next(iter(plans.values())).memory_usable)
     rows = []
-    for name, prediction in predictions.items():
+    for name, prediction in plans.items():
         total = f"{text(prediction.memory['total'])} of {text(prediction.memory_usable)} usable"
         rows.append(Bar(name, prediction.memory, total, prediction.memory_usable))
     return bars(rows, MEMORY_COLOURS, text)
@@ -214,7 +192,7 @@ def _memory_bars(predictions: Mapping[str, Prediction]) -> Markup:
 
 def _memory_parts(prediction: Prediction, timelines: Sequence[RankTimeline]) -> Iterator[Part]:
     yield _memory_bars({"": prediction})
-    yield memory_table(prediction)
+    yield predictions.memory_table(prediction)
     if timelines:
         fullest = max(timelines, key=peak_memory)
         scale, unit = time_scale(prediction.step_time)
@@ -231,7 +209,7 @@ def _schedule_parts(plan: Plan, timelines: Sequence[RankTimeline]) -> Iterator[P
     width = end * _MOST_PASSES / 2 / number
     windows = [(0.0, end)] if number <= _MOST_PASSES else [(0.0, width), (end - width, end)]
     cut = "; the begin and the end of the step" if len(windows) > 1 else ""
-    yield Text(f"{schedule_text(plan)}, {plan.num_microbatches:,} micro-batches{cut}")
+    yield Text(f"{predictions.schedule_text(plan)}, {plan.num_microbatches:,} micro-batches{cut}")
     for first, last in windows:
         yield schedule(timelines, PART_COLOURS, start=first, end=last, scale=scale, unit=unit)
     yield Markup(legend(("forward", "backward"), PART_COLOURS))
@@ -246,8 +224,9 @@ def _schedule_parts(plan: Plan, timelines: Sequence[RankTimeline]) -> Iterator[P
 
 def _mark(prediction: Prediction, kind: str, name: str = "", text: str = "", *, is_front: bool = False) -> Mark:
     """Return the mark of a plan. text: in place of the plan's knobs."""
-    first = f"{name}{': ' if name else ''}{text or short_plan_text(prediction.plan)}"
-    facts = f"{format_step(prediction.step_time)}, {format_bytes(prediction.memory['total'])}, {fits_text(prediction.fits_probability)}"
+    first = f"{name}{': ' if name else ''}{text or predictions.short_plan_text(prediction.plan)}"
+    time, memory = format_step(prediction.step_time), format_bytes(prediction.memory["total"])
+    facts = f"{time}, {memory}, {predictions.fits_text(prediction.fits_probability)}"
     return Mark(prediction.memory["total"] / GIB, prediction.step_time, kind, f"{first}\n{facts}", is_front)
 
 
@@ -263,23 +242,23 @@ def _search_parts(result: SearchResult) -> Iterator[Part]:
     marks += [_mark(prediction, "without a search" if prediction.fits else _UNFIT, name) for name, prediction in baselines]
     colours = {"plan 1": _BEST, "best plans": _OTHERS, "Pareto front": _FRONT, "without a search": "#009E73", _UNFIT: _GREY}
     yield _scatter(marks, colours, kinds[0][1])
-    yield plans_table(result)
+    yield searches.plans_table(result)
     if result.baselines:
-        yield baselines_table(result)
+        yield searches.baselines_table(result)
     if any(certainty.prediction for certainty in result.certainty):
-        yield certainty_table(result)
-    yield Notes([*search_notes(result), *search_details(result)])
-    yield rejected_table(result)
+        yield searches.certainty_table(result)
+    yield Notes([*searches.search_notes(result), *searches.search_details(result)])
+    yield searches.rejected_table(result)
 
 
 def _alternative_parts(prediction: Prediction, explanation: Explanation) -> Iterator[Part]:
     marks = [_mark(prediction, "this plan", "this plan")]
     for neighbour in explanation.neighbours:
-        knobs = knobs_text({**neighbour.knobs, **neighbour.changed})
+        knobs = searches.knobs_text({**neighbour.knobs, **neighbour.changed})
         marks += [_mark(other, "one knob changed" if other.fits else _UNFIT, text=knobs) for other in neighbour.prediction]
     yield _scatter(marks, {"this plan": _BEST, "one knob changed": _FRONT, _UNFIT: _GREY}, prediction)
     if explanation.neighbours:
-        yield neighbours_table(explanation)
+        yield searches.neighbours_table(explanation)
     if explanation.remedies:
         yield fitting_changes_table(explanation.remedies)
 
@@ -287,10 +266,13 @@ def _alternative_parts(prediction: Prediction, explanation: Explanation) -> Iter
 # --- sources --------------------------------------------------------------------------------------------------------
 
 
-def _basis_table(predictions: Mapping[str, Prediction]) -> Table:
+def _basis_table(what: str, of: str, rows: Iterable[tuple[str, str]]) -> Table:
+    return Table(title=f"Basis of the {what}", headers=(of, "based on"), rows=tuple(rows), fold=("based on",))
+
+
+def _basis(plans: Mapping[str, Prediction]) -> Table:
     """Return the table of the basis of each part of the step time, per plan."""
-    rows = tuple((name, line) for name, prediction in predictions.items() for line in basis_lines(prediction))
-    return Table(title="Basis of the times", headers=("plan", "based on"), rows=rows, fold=("based on",))
+    return _basis_table("times", "plan", ((name, line) for name, plan in plans.items() for line in predictions.basis_lines(plan)))
 
 
 def sources_table(
@@ -321,3 +303,87 @@ def _reproduce_parts(commands: Sequence[str], files: Mapping[str, str]) -> list[
     """Return commands to copy, and files that expand on a click on their name."""
     folded = (f"<details><summary>{escape(name)}</summary><pre>{escape(text)}</pre></details>" for name, text in files.items())
     return [*map(Command, commands), *map(Markup, folded)]
+
+
+# --- services --------------------------------------------------------------------------------------------------------
+
+
+def service_report(
+    prediction: ServingPrediction,
+    *,
+    limits: Mapping[str, float],
+    operators: Sequence[OperatorRow],
+    start: Sequence[Block],
+    command: str,
+    sources: Table,
+    result: ServingSearchResult | None = None,
+    more_notes: Sequence[str] = (),
+) -> Report:
+    """Return the page of a service, or of a search and its best plan.
+
+    operators   operators of a decode step and of a prefill; empty for separate prefill and decode workers
+    start       launch commands of the plan
+    command     command line that reproduces the numbers
+    sources     sources of the records behind the numbers
+    """
+    summary: list[Part] = [Facts("", serving.service_facts(prediction, limits, verbose=True)), Notes(serving.shown_notes(prediction))]
+    if result is not None:
+        summary.append(Facts("The search", serving_searches.search_facts(result)))
+        summary.append(Notes([*serving_searches.search_notes(result), *more_notes]))
+    sections: Sections = {"Summary": summary}
+    if prediction.fits:
+        text = times_like(prediction.decode_step)
+        times = bars([Bar("", prediction.parts, text(prediction.decode_step))], SERVING_COLOURS, text)
+        sections["Where a decode step goes"] = [times, serving.parts_table(prediction)]
+    total = f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)} usable"
+    memory = bars([Bar("", prediction.memory, total, prediction.memory_usable)], SERVING_COLOURS, format_bytes)
+    sections["Memory"] = [memory, serving.memory_table(prediction)]
+    if operators:
+        sections["Operators"] = [serving.operators_table(operators, phase) for phase in ("decode", "prefill")]
+    if result is not None:
+        sections["Best plans"] = _service_search_parts(result)
+    if start:
+        sections["Start"] = start
+    basis = ((words(name), source) for name, source in prediction.rests_on.items())
+    sections["Assumptions and sources"] = [_basis_table("numbers", "part", basis), sources]
+    sections["Reproduce"] = [Command(command)]
+    title = f"{prediction.job.model.name} served on {chips_text(prediction.plan.num_chips)} of {short_name(prediction.cluster)}"
+    verdict = serving.verdict_line(prediction, limits) if result is None else serving_searches.best_line(result)
+    cards = _service_cards(prediction) if prediction.fits else ()
+    return make_report("service" if result is None else "service search", title, verdict, cards, sections)
+
+
+def _service_cards(prediction: ServingPrediction) -> Iterator[tuple[str, str, str]]:
+    for label, name in (("TTFT", "ttft"), ("TPOT", "tpot"), ("latency", "request_latency")):
+        low, high = prediction.intervals.get(name, (0.0, 0.0))
+        bounds = f"{COVERAGE:.0%} interval {format_time(low)} to {format_time(high)}" if high else ""
+        yield label, format_time(getattr(prediction, name).mean), bounds
+    yield "throughput", f"{prediction.tokens_per_second_per_chip:,.0f}", "output tokens/s a chip"
+    yield "for a user", f"{prediction.tokens_per_second_per_user:,.1f}", "tokens/s"
+    yield "memory", format_bytes(prediction.memory["total"]), f"of {format_bytes(prediction.memory_usable)} usable"
+    if prediction.cost_per_million is not None:
+        yield "cost", f"{prediction.cost_per_million:,.2f} USD", "a million output tokens"
+
+
+def _service_search_parts(result: ServingSearchResult) -> Iterator[Part]:
+    marks = []
+    for point in result.pareto:
+        kind = "keeps the limits" if point.meets else "breaks a limit"
+        text = f"{serving.short_plan(point.plan)}, {point.quantization}, {point.concurrency:,} in flight\n{_times(point.ttft, point.tpot)}"
+        marks.append(Mark(point.tokens_per_second_per_user, point.tokens_per_second_per_chip, kind, text, is_front=True))
+    ranked = [("best plan", "best plan", result.best)]
+    ranked += [("without a search", baseline.name, plan) for baseline in result.baselines for plan in baseline.plans]
+    for kind, name, plan in ranked:
+        prediction = plan.prediction
+        text = f"{name}: {serving.short_plan(plan.plan)}\n{_times(prediction.ttft.mean, prediction.tpot.mean)}"
+        marks.append(Mark(prediction.tokens_per_second_per_user, plan.tokens_per_second_per_chip, kind, text))
+    limit = 1.0 / result.limits.tpot if result.limits.tpot else 0.0
+    yield Text("Tokens that a user sees against tokens of a chip; the line joins the plans and loads that no other beats in both.")
+    labels = {"x_label": "output tokens/s for a user", "y_label": "output tokens/s a chip"}
+    yield scatter(marks, _FRONT_COLOURS, limit=limit, limit_text="TPOT limit", is_whole=True, **labels)
+    yield from serving_searches.search_tables(result, with_pools=bool(result.disaggregated))
+    yield Notes(serving_searches.search_details(result))
+
+
+def _times(ttft: float, tpot: float) -> str:
+    return f"TTFT {format_time(ttft)}, TPOT {format_time(tpot)}"

@@ -22,7 +22,7 @@ from perfmodel.planner.result import AlikePlans, Expectation, Objective, SearchR
 from perfmodel.planner.search import alike_kinds
 from perfmodel.planner.serving.result import ServingSearchResult
 from perfmodel.report.document import Block
-from perfmodel.report.page import Report, comparison_report, plan_report, sources_table
+from perfmodel.report.page import Report, comparison_report, plan_report, service_report, sources_table
 from perfmodel.report.predictions import short_names
 from perfmodel.verbs.api import compare_plans, explain_plan, predict_plan
 from perfmodel.verbs.serving import ServingSetting, operators_of
@@ -86,9 +86,7 @@ def write_service_report(
     command: str,
     search: ServingSearchResult | None = None,
 ) -> None:
-    """Write the page of a service; see `perfmodel.report.serving_page.service_report`."""
-    from perfmodel.report.serving_page import service_report
-
+    """Write the page of a service; see `perfmodel.report.page.service_report`."""
     estimator = setting.estimator
     runs = ("engine", f"{estimator.engine.name} {estimator.engine.version}", estimator.engine.source)
     peak = (estimator.machine.peak_flop_rate, str(estimator.machine.dtype))
