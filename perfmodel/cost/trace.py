@@ -29,6 +29,8 @@ from perfmodel.cost.schedule_orders import BACKWARD, FORWARD, order_of, pass_sta
 from perfmodel.cost.stages import order_on_pools
 from perfmodel.cost.step import communication_time, exposed_fraction, recomputed_phases
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.files import read_yaml
+from perfmodel.foundation.resources import resource_dir
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.traffic_classes import COMM, EXCHANGED
 from perfmodel.parallel.layout import Recompute
@@ -47,19 +49,10 @@ class Detail(StrEnum):
 
 
 _COMPUTE, _IDLE = "compute", "idle"
-#: Stream of each class of collectives, and of parts that are communication or idle time; the other parts are compute.
-_STREAMS: Mapping[str, str] = {
-    "tensor_parallel": "tp",
-    "regather": "tp",
-    "input_gradient": "tp",
-    "context_parallel": "cp",
-    "expert_parallel": "ep",
-    "parameter_gather": "dp",
-    "gradient_reduction": "dp",
-    "pipeline": "pp",
-    "pipeline_bubble": _IDLE,
-    "host": _IDLE,
-}
+_NAMES = read_yaml(resource_dir("strategies") / "traces.yaml")
+_STREAMS, _KINDS = _NAMES["streams"], _NAMES["kinds"]
+_DATA = ("parameter_gather", "gradient_reduction")
+_BETWEEN = ("pipeline_bubble", "pipeline_communication")
 _KIND_OF_CODE = {code: kind for kind, code in COLLECTIVE_CODE.items()}
 
 
@@ -311,20 +304,8 @@ class _Step:
         return moment, (*points, (step_time, holding(0.0)))
 
 
-_DATA = ("parameter_gather", "gradient_reduction")
-_BETWEEN = ("pipeline_bubble", "pipeline_communication")
-_KINDS = {
-    "parameter_gather": CollectiveKind.ALL_GATHER.value,
-    "gradient_reduction": CollectiveKind.REDUCE_SCATTER.value,
-    "pipeline_communication": CollectiveKind.SEND_RECV.value,
-    f"{EXCHANGED}_communication": CollectiveKind.ALL_TO_ALL.value,
-    "host": "",
-    "pipeline_bubble": "",
-}
-
-
 def _stream_of(part: str) -> str:
-    return _STREAMS.get(part.removesuffix("_communication"), _COMPUTE)
+    return str(_STREAMS.get(part.removesuffix("_communication"), _COMPUTE))
 
 
 class _Drawing:
