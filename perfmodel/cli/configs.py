@@ -125,9 +125,8 @@ def advise(
 
 def _advice_blocks(advice: Advice, read: list[str]) -> Iterator[Block]:
     from perfmodel.parallel.prediction import notes
-    from perfmodel.report.advice import changes_table, diff_lines, gain_line, why_slow
+    from perfmodel.report.advice import changes_table, diff_lines, fitting_changes_table, gain_line, nothing_helps, why_slow
     from perfmodel.report.predictions import job_line, memory_line, plan_line, verdict_line
-    from perfmodel.report.remedies import fitting_changes_table, nothing_helps
 
     current = advice.prediction
     facts = [("job", job_line(current.plan)), ("plan", plan_line(current.plan)), ("memory", memory_line(current))]

@@ -58,8 +58,14 @@ def trace(
     their plan, by part, or memory snapshots of torch with its memory.
     """
     from perfmodel.fitting.memory_snapshot import is_snapshot
-    from perfmodel.report.memory_snapshot import memory_blocks, memory_object
-    from perfmodel.report.trace import comparison_blocks, comparison_object, timelines_blocks, timelines_object
+    from perfmodel.report.trace import (
+        comparison_blocks,
+        comparison_object,
+        memory_blocks,
+        memory_object,
+        timelines_blocks,
+        timelines_object,
+    )
     from perfmodel.verbs.configs import overridden_plan, start_from
     from perfmodel.verbs.tracing import compare_memory, compare_trace, trace_paths, trace_plan
 

@@ -23,10 +23,10 @@ from perfmodel.planner.explain import Explanation
 from perfmodel.planner.result import SearchResult
 from perfmodel.planner.serving.result import ServingSearchResult
 from perfmodel.report import predictions, searches, serving, serving_searches
+from perfmodel.report.advice import fitting_changes_table
 from perfmodel.report.document import Block, Command, Facts, Notes, Text
 from perfmodel.report.figures import GIB, MEMORY_COLOURS, PART_COLOURS, SERVING_COLOURS, time_scale
 from perfmodel.report.html import PAGE, SCRIPT, STYLE, Bar, Markup, Part, anchor, bars, legend, section_html
-from perfmodel.report.remedies import fitting_changes_table
 from perfmodel.report.svg import Mark, area, scatter, schedule
 from perfmodel.report.table import Table, bytes_like, percent, times_like, words
 from perfmodel.report.trace import peak_memory
