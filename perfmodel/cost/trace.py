@@ -79,20 +79,12 @@ class Span:
 RegionSpans = list[tuple[list[Span], list[Span]]]
 
 
-@dataclass(frozen=True, slots=True)
-class PassSpan:
-    """Forward or backward pass of a micro-batch through a virtual stage."""
-
-    name: str
-    start: float
-    time: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankTimeline:
     """Timeline of one rank's step.
 
     parts    exposed seconds by part; they sum to the step time
+    passes   forward and backward passes of micro-batches through virtual stages
     memory   (time, bytes by class), in order of time
     stretch  idle time of the prediction over that of its simulated schedule
     """
@@ -102,7 +94,7 @@ class RankTimeline:
     step_time: float
     parts: Mapping[str, float]
     spans: tuple[Span, ...]
-    passes: tuple[PassSpan, ...]
+    passes: tuple[Span, ...]
     memory: tuple[tuple[float, Mapping[str, float]], ...]
     memory_moment: str
     stretch: float
@@ -174,7 +166,7 @@ class _Step:
         parts = rank_parts(self.estimators[stage], self.plan, self.columns, [float(runs[i]) for i in range(len(self.spans))])
         of_pass, outside = self.scaled(stage, detail, parts)
         gaps, stretch = self.gaps(stage, parts)
-        drawing, passes = _Drawing(), list[PassSpan]()
+        drawing, passes = _Drawing(), list[Span]()
         drawing.add(outside["before"])
         for i, (kind, chunk, microbatch) in enumerate(self.passes[stage]):
             drawing.add(gaps[i])
@@ -182,8 +174,9 @@ class _Step:
             gathers = [span for span in outside[kind] if span.part == _DATA[0]]
             exposed = [*gathers, *(span for span in spans if not span.hidden), *(span for span in outside[kind] if span.part != _DATA[0])]
             length = sum(span.time for span in exposed)
-            name = f"{'forward' if kind == FORWARD else 'backward'} {microbatch}" + (f" chunk {chunk}" if len(self.order) > self.p else "")
-            passes.append(PassSpan(name, drawing.now, length))
+            part = "forward" if kind == FORWARD else "backward"
+            name = f"{part} {microbatch}" + (f" chunk {chunk}" if len(self.order) > self.p else "")
+            passes.append(Span(name, part, _COMPUTE, "", length, start=drawing.now))
             shown = [*outside["before"], *outside[kind], *outside["after"]]
             is_last = i + 1 == len(self.passes[stage])
             drawing.add_hidden([*spans, *self.under(stage, chunk, kind, is_last=is_last, exposed=shown)], length)
@@ -277,7 +270,7 @@ class _Step:
             *self.span(_DATA[1], reductions - shown[_DATA[1]], hidden=True),
         ]
 
-    def memory(self, stage: int, passes: Sequence[PassSpan], step_time: float) -> tuple[str, tuple[tuple[float, dict[str, float]], ...]]:
+    def memory(self, stage: int, passes: Sequence[Span], step_time: float) -> tuple[str, tuple[tuple[float, dict[str, float]], ...]]:
         """Return the moment of the peak, and memory by class over the step: activations of the passes in flight, and the peak. [byte]
 
         Temporary buffers and gathered parameters are drawn at the peak only.

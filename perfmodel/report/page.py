@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from string import Template
@@ -104,7 +104,7 @@ def plan_report(
     if trust is not None:
         tables = [uncertainty_table(trust), *([remedies_table(trust, step)] if trust.remedies else [])]
         sections["Uncertainty"] = [Facts("", trust_lines(trust, step)), *tables]
-    sections["Assumptions and sources"] = [_basis({"": prediction}), sources]
+    sections["Assumptions and sources"] = [_basis_table({"": prediction}), sources]
     sections["Reproduce"] = _reproduce_parts(commands, {"plan.yaml": plan_text})
     title = f"{plan.job.model.name} on {chips_text(plan.num_chips)} of {short_name(plan.cluster)}"
     cards = _cards(prediction, None if trust is None else trust.interval)
@@ -129,10 +129,10 @@ def comparison_report(plans: Mapping[str, Prediction], *, texts: Sequence[str], 
         "Memory": [_memory_bars(plans), memory],
         "Time against memory": [_scatter(marks, {"plan": _FRONT, _UNFIT: _GREY}, compared[0])],
         "Plans": [*knobs, *facts],
-        "Assumptions and sources": [_basis(plans), Notes(list(all_notes))],
+        "Assumptions and sources": [_basis_table(plans), Notes(list(all_notes))],
         "Reproduce": _reproduce_parts(commands, {f"{name}.yaml": text for name, text in zip(names, texts, strict=True)}),
     }
-    cards = [(name, format_step(prediction.step_time), _memory_verdict(prediction)) for name, prediction in plans.items()]
+    cards = [(name, format_step(plan.step_time), predictions.memory_line(plan).partition(": ")[2]) for name, plan in plans.items()]
     return make_report("comparison", f"{len(names)} plans", predictions.comparison_verdict(names, compared), cards, sections)
 
 
@@ -157,10 +157,6 @@ def make_report(kind: str, title: str, verdict: str, cards: Iterable[tuple[str, 
     return Report(kind=kind, title=title, verdict=verdict, sections=tuple(sections), html=html)
 
 
-def _memory_verdict(prediction: Prediction) -> str:
-    return predictions.memory_line(prediction).partition(": ")[2]
-
-
 def _cards(prediction: Prediction, interval: StepInterval | None) -> Iterator[tuple[str, str, str]]:
     low, high = ("", "") if interval is None else (format_step(prediction.step_time * factor) for factor in (interval.low, interval.high))
     bounds = f"{COVERAGE:.0%} interval {low} to {high}" if low else ""
@@ -168,7 +164,11 @@ def _cards(prediction: Prediction, interval: StepInterval | None) -> Iterator[tu
     yield "throughput", f"{prediction.tokens_per_second_per_chip:,.0f}", f"{prediction.plan.job.unit}/s a chip"
     yield "MFU", percent(prediction.mfu_palm), f"of {format_flop_rate(prediction.peak_flop_rate)} dense {prediction.peak_dtype}"
     usable = format_bytes(prediction.memory_usable)
-    yield "memory", format_bytes(prediction.memory["total"]), f"of {usable} usable: {_memory_verdict(prediction)}"
+    yield (
+        "memory",
+        format_bytes(prediction.memory["total"]),
+        f"of {usable} usable: {predictions.memory_line(prediction).partition(': ')[2]}",
+    )
     yield "", predictions.probability_text(prediction.fits_probability), "probability that it fits"
 
 
@@ -181,13 +181,14 @@ def _time_bars(plans: Mapping[str, Prediction]) -> Markup:
     return bars(rows, PART_COLOURS, text, with_shares=True)
 
 
-def _memory_bars(plans: Mapping[str, Prediction]) -> Markup:
-    text = bytes_like(next(iter(plans.values())).memory_usable)
-    rows = []
-    for name, prediction in plans.items():
-        total = f"{text(prediction.memory['total'])} of {text(prediction.memory_usable)} usable"
-        rows.append(Bar(name, prediction.memory, total, prediction.memory_usable))
-    return bars(rows, MEMORY_COLOURS, text)
+def _memory_bars(
+    plans: Mapping[str, Prediction | ServingPrediction],
+    colours: Mapping[str, str] = MEMORY_COLOURS,
+    text: Callable[[float], str] | None = None,
+) -> Markup:
+    text = text or bytes_like(next(iter(plans.values())).memory_usable)
+    totals = {name: f"{text(plan.memory['total'])} of {text(plan.memory_usable)} usable" for name, plan in plans.items()}
+    return bars([Bar(name, plan.memory, totals[name], plan.memory_usable) for name, plan in plans.items()], colours, text)
 
 
 def _memory_parts(prediction: Prediction, timelines: Sequence[RankTimeline]) -> Iterator[Part]:
@@ -213,9 +214,8 @@ def _schedule_parts(plan: Plan, timelines: Sequence[RankTimeline]) -> Iterator[P
     for first, last in windows:
         yield schedule(timelines, PART_COLOURS, start=first, end=last, scale=scale, unit=unit)
     yield Markup(legend(("forward", "backward"), PART_COLOURS))
-    idle = [(timeline.stage, timeline.parts.get("pipeline_bubble", 0.0)) for timeline in timelines]
-    text = times_like(step_time)
-    rows = tuple((str(stage), text(bubble), percent(bubble / step_time)) for stage, bubble in idle)
+    text, idle = times_like(step_time), {timeline.stage: timeline.parts.get("pipeline_bubble", 0.0) for timeline in timelines}
+    rows = tuple((str(stage), text(bubble), percent(bubble / step_time)) for stage, bubble in idle.items())
     yield Table(title="Idle time", headers=("stage", "bubble", "share"), rows=rows, right=("bubble", "share"))
 
 
@@ -231,7 +231,7 @@ def _mark(prediction: Prediction, kind: str, name: str = "", text: str = "", *, 
 
 
 def _scatter(marks: Sequence[Mark], colours: Mapping[str, str], like: Prediction) -> Markup:
-    return scatter(marks, colours, limit=like.memory_usable / GIB, x_label="peak memory of a chip [GiB]", y_label="step time [s]")
+    return scatter(marks, colours, ("peak memory of a chip [GiB]", "step time [s]"), limit=like.memory_usable / GIB)
 
 
 def _search_parts(result: SearchResult) -> Iterator[Part]:
@@ -266,13 +266,10 @@ def _alternative_parts(prediction: Prediction, explanation: Explanation) -> Iter
 # --- sources --------------------------------------------------------------------------------------------------------
 
 
-def _basis_table(what: str, of: str, rows: Iterable[tuple[str, str]]) -> Table:
-    return Table(title=f"Basis of the {what}", headers=(of, "based on"), rows=tuple(rows), fold=("based on",))
-
-
-def _basis(plans: Mapping[str, Prediction]) -> Table:
+def _basis_table(plans: Mapping[str, Prediction]) -> Table:
     """Return the table of the basis of each part of the step time, per plan."""
-    return _basis_table("times", "plan", ((name, line) for name, plan in plans.items() for line in predictions.basis_lines(plan)))
+    rows = tuple((name, line) for name, plan in plans.items() for line in predictions.basis_lines(plan))
+    return Table(title="Basis of the times", headers=("plan", "based on"), rows=rows, fold=("based on",))
 
 
 def sources_table(
@@ -335,17 +332,16 @@ def service_report(
         text = times_like(prediction.decode_step)
         times = bars([Bar("", prediction.parts, text(prediction.decode_step))], SERVING_COLOURS, text)
         sections["Where a decode step goes"] = [times, serving.parts_table(prediction)]
-    total = f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)} usable"
-    memory = bars([Bar("", prediction.memory, total, prediction.memory_usable)], SERVING_COLOURS, format_bytes)
-    sections["Memory"] = [memory, serving.memory_table(prediction)]
+    sections["Memory"] = [_memory_bars({"": prediction}, SERVING_COLOURS, format_bytes), serving.memory_table(prediction)]
     if operators:
         sections["Operators"] = [serving.operators_table(operators, phase) for phase in ("decode", "prefill")]
     if result is not None:
         sections["Best plans"] = _service_search_parts(result)
     if start:
         sections["Start"] = start
-    basis = ((words(name), source) for name, source in prediction.rests_on.items())
-    sections["Assumptions and sources"] = [_basis_table("numbers", "part", basis), sources]
+    rows = tuple((words(name), source) for name, source in prediction.rests_on.items())
+    basis = Table(title="Basis of the numbers", headers=("part", "based on"), rows=rows, fold=("based on",))
+    sections["Assumptions and sources"] = [basis, sources]
     sections["Reproduce"] = [Command(command)]
     title = f"{prediction.job.model.name} served on {chips_text(prediction.plan.num_chips)} of {short_name(prediction.cluster)}"
     verdict = serving.verdict_line(prediction, limits) if result is None else serving_searches.best_line(result)
@@ -379,8 +375,8 @@ def _service_search_parts(result: ServingSearchResult) -> Iterator[Part]:
         marks.append(Mark(prediction.tokens_per_second_per_user, plan.tokens_per_second_per_chip, kind, text))
     limit = 1.0 / result.limits.tpot if result.limits.tpot else 0.0
     yield Text("Tokens that a user sees against tokens of a chip; the line joins the plans and loads that no other beats in both.")
-    labels = {"x_label": "output tokens/s for a user", "y_label": "output tokens/s a chip"}
-    yield scatter(marks, _FRONT_COLOURS, limit=limit, limit_text="TPOT limit", is_whole=True, **labels)
+    labels = ("output tokens/s for a user", "output tokens/s a chip")
+    yield scatter(marks, _FRONT_COLOURS, labels, limit=limit, limit_text="TPOT limit", is_whole=True)
     yield from serving_searches.search_tables(result, with_pools=bool(result.disaggregated))
     yield Notes(serving_searches.search_details(result))
 
