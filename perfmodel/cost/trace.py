@@ -105,11 +105,10 @@ def rank_timelines(estimator: Estimator, plan: Plan, ranks: Sequence[int], detai
     """Return the timelines of ranks of a plan. detail None: the finest level with at most `MOST_SPANS` spans."""
     steps = _steps(estimator, plan)
     kinds = {rank: (steps[pools_of_pipeline(estimator, plan, rank)], place_of(plan, rank)["pp"]) for rank in ranks}
-    if detail is None:
-        numbers = {level: sum(step.num_spans(stage, level) for step, stage in kinds.values()) for level in Detail}
-        detail = next((level for level in Detail if numbers[level] <= MOST_SPANS), Detail.PASSES)
+    numbers = ((level, sum(step.num_spans(stage, level) for step, stage in kinds.values())) for level in Detail)
+    detail = detail or next((level for level, number in numbers if number <= MOST_SPANS), Detail.PASSES)
     timelines = {(step, stage): step.timeline(stage, detail) for step, stage in set(kinds.values())}
-    return [replace(timelines[kind], rank=rank) for rank, kind in kinds.items()]
+    return [replace(timelines[kinds[rank]], rank=rank) for rank in ranks]
 
 
 def _steps(estimator: Estimator, plan: Plan) -> dict[tuple[int, ...], _Step]:

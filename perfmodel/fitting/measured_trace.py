@@ -14,7 +14,7 @@ import re
 import zlib
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -37,12 +37,7 @@ def _compiled(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, re.Pattern[st
 _GROUPS, _AXES, _HOST_EVENTS = (_compiled(_NAMES[table]) for table in ("groups", "process_groups", "host_events"))
 _PATTERN = dict(_compiled(_NAMES["patterns"].items()))
 _AFTER_WAIT = 20e-6  # [s] from the end of a wait to the idle time that it caused
-#: Categories of torch 1.8 to 1.10 -> those of later versions.
-_OLD_CATEGORIES = {"Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime", "Operator": "cpu_op"}
-_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-_LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "privateuse1_runtime")
-_COPIES = ("aten::copy_", "aten::_to_copy", "aten::to", "aten::clone", "aten::contiguous")
-_ON_HOST = ("cpu_op", "user_annotation", "python_function")
+_ON_DEVICE, _LAUNCHES, _ON_HOST = (_NAMES["categories"][place] for place in ("device", "launch", "host"))
 _MICROSECOND = 1e-6
 _MOST_NAMES = 3
 
@@ -58,6 +53,10 @@ class _Event:
     thread: tuple[Any, Any]
     known: Mapping[str, Any]
 
+    @property
+    def interval(self) -> Interval:
+        return self.start, self.end
+
 
 def read_trace(path: str | Path, plan: Plan | None = None, *, steps: int | None = None) -> MeasuredTrace:
     """Return the mean step of a trace. Raises InputError.
@@ -66,9 +65,7 @@ def read_trace(path: str | Path, plan: Plan | None = None, *, steps: int | None 
     steps   number of steps in a trace without marks (ProfilerStep#N); None: the number of optimizer steps
     """
     events, rank = _events(Path(path))
-    marks = sorted(
-        {(event.start, event.end) for event in events if _PATTERN["step"].search(event.name) and not event.category.startswith("gpu")}
-    )
+    marks = sorted({event.interval for event in events if _PATTERN["step"].search(event.name) and not event.category.startswith("gpu")})
     if marks and steps is not None:
         raise InputError(f"{path}: marks its steps (ProfilerStep#N), so their number is known; leave out steps={steps}")
     steps_found, note = (marks, "") if marks else _unmarked_steps(path, events, steps)
@@ -79,14 +76,13 @@ def read_trace(path: str | Path, plan: Plan | None = None, *, steps: int | None 
         del windows[min(windows)]  # warm-up step
     number = steps if steps is not None else len(windows)
     names, seconds, overlapped = defaultdict[str, float](float), dict.fromkeys((*GROUPS, *HOST), 0.0), 0.0
-    on_host = [event for event in events if event.category in _ON_HOST]
-    host_work = {group: [(event.start, event.end) for event in on_host if pattern.search(event.name)] for group, pattern in _HOST_EVENTS}
-    waits = sorted((event.start, event.end) for event in events if event.category in _LAUNCHES and _PATTERN["wait"].search(event.name))
+    host_work = {group: [event.interval for event in _named(events, _ON_HOST, pattern)] for group, pattern in _HOST_EVENTS}
+    waits = sorted(event.interval for event in _named(events, _LAUNCHES, _PATTERN["wait"]))
     for step, window in windows.items():
         groups = defaultdict[str, list[Interval]](list, host_work)
         for of_step, group, event in busy:
             if of_step == step:
-                groups[group].append((event.start, event.end))
+                groups[group].append(event.interval)
                 if group == "other_kernels":
                     names[event.name] += event.end - event.start
         covered: list[Interval] = []
@@ -120,13 +116,17 @@ def read_trace(path: str | Path, plan: Plan | None = None, *, steps: int | None 
     )
 
 
+def _named(events: Iterable[_Event], categories: Collection[str], pattern: re.Pattern[str]) -> list[_Event]:
+    return [event for event in events if event.category in categories and pattern.search(event.name)]
+
+
 def _unmarked_steps(path: str | Path, events: list[_Event], steps: int | None) -> tuple[list[Interval], str]:
     """Return the steps of a trace without marks, and a note on it: each ends with the optimizer's step, else the trace is one step."""
     work = [event for event in events if event.category in (*_ON_DEVICE, "cpu_op", *_LAUNCHES)]
     if not work:
         raise InputError(f"{path}: a trace without steps (ProfilerStep#N); call prof.step() after each step, and profile with a schedule")
     first, last = min(event.start for event in work), max(event.end for event in work)
-    updates = [event for event in events if _PATTERN["update"].search(event.name) and event.category in _ON_HOST]
+    updates = _named(events, _ON_HOST, _PATTERN["update"])
     ends = sorted(event.end for event in updates if event.name == updates[0].name) or _last_updates(events)
     if steps is None and len(ends) > 1:
         return list(pairwise([first, *ends])), f"no step is marked: read as {len(ends)} steps, each of which ends with the optimizer's"
@@ -171,7 +171,7 @@ def _events(path: Path) -> tuple[list[_Event], int]:
             if not isinstance(arguments, dict) or not isinstance(arguments.get("correlation", 0), int | str):
                 arguments = {}
             category, thread = str(entry.get("cat", "")), (entry.get("pid"), entry.get("tid"))
-            category = _OLD_CATEGORIES.get(category, category)
+            category = _NAMES["old_categories"].get(category, category)
             events.append(_Event(category, str(entry.get("name", "")), *times, thread, arguments))
     info = content.get("distributedInfo")
     rank = info.get("rank") if isinstance(info, dict) else 0
@@ -186,7 +186,7 @@ def _step_of(time: float, steps: list[Interval]) -> int | None:
 def _by_kernel(kernels: list[_Event], events: list[_Event], steps: list[Interval], plan: Plan | None) -> Iterator[tuple[int, str, _Event]]:
     """Yield kernels with their step and group; a kernel launched in the optimizer's step belongs to the optimizer."""
     launched = _launches(events)
-    updates = _union((event.start, event.end) for event in events if event.category in _ON_HOST and _PATTERN["update"].search(event.name))
+    updates = _union(event.interval for event in _named(events, _ON_HOST, _PATTERN["update"]))
     for kernel in kernels:
         launch = launched.get(kernel.known.get("correlation"), -math.inf)
         step = _step_of(kernel.start if launch == -math.inf else launch, steps)
@@ -219,7 +219,7 @@ def _by_operator(events: list[_Event], steps: list[Interval], plan: Plan | None)
             group = group or ("elementwise" if operator.name.startswith("aten::") else above)
             if above in ("optimizer", "attention"):
                 group = above
-            elif operator.name in _COPIES:
+            elif operator.name in _NAMES["copies"]:
                 group = "copies"
             stack.append((operator, group))
         for group, event in pieces:

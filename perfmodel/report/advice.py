@@ -80,32 +80,24 @@ def advice_object(advice: Advice) -> dict[str, Any]:
             for change in advice.changes
         ],
         "best": prediction_object(advice.best[0]) if advice.best else None,
-        "options": [{"option": option.option, "before": option.before, "after": option.after} for option in advice.diff],
+        "options": list(advice.diff),
         "remedies": remedies_objects(advice.remedies),
     }
 
 
 def changes_table(advice: Advice) -> Table:
     """Return the table of the most helpful changes, fastest first."""
-    cells = [(change, result_cells(change.prediction)) for change in advice.changes]
+    rows = []
+    for change in advice.changes:
+        time, *others = result_cells(change.prediction)
+        rows.append((flags_text(change.changes), time, f"{100 * change.gain:+.1f} %", *others, flags_text(change.changed) or "-"))
     return Table(
         title="Changes that help most, alone and in pairs" if advice.prediction.fits else "Changes of one knob or setting that fit",
         headers=("change", "step time", "gain", "memory", PROBABILITY, "with"),
-        rows=tuple(
-            (_text(change.changes), time, f"{100 * change.gain:+.1f} %", memory, probability, _text(change.changed) or "-")
-            for change, (time, memory, probability) in cells
-        ),
+        rows=tuple(rows),
         right=("step time", "gain", "memory", PROBABILITY),
         fold=("change", "with"),
     )
-
-
-def _text(changes: Mapping[str, int | str | bool]) -> str:
-    knobs = flags_text({name: value for name, value in changes.items() if name not in SETTING_NAMES})
-    settings = [
-        f"--setting {name}" if value is True else f"--setting {name}={value}" for name, value in changes.items() if name in SETTING_NAMES
-    ]
-    return " ".join(filter(None, [knobs, *settings]))
 
 
 def gain_line(advice: Advice) -> str:
@@ -126,15 +118,10 @@ def gain_line(advice: Advice) -> str:
 def diff_lines(advice: Advice) -> Iterator[str]:
     """Yield the changed options as lines of a diff."""
     for option in advice.diff:
-        if option.before is not None:
-            yield f"- {option.option}: {_short(option.before)}"
-        if option.after is not None:
-            yield f"+ {option.option}: {_short(option.after)}"
-
-
-def _short(value: object) -> str:
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+        for sign, value in (("-", option.before), ("+", option.after)):
+            if value is not None:
+                text = str(value).lower() if isinstance(value, bool) else str(value)
+                yield f"{sign} {option.option}: {text if len(text) <= 80 else f'{text[:77]}...'}"
 
 
 def why_slow(prediction: Prediction) -> str:
@@ -176,13 +163,14 @@ def nothing_helps(plan: Plan) -> str:
 
 def flags_text(changes: Mapping[str, int | str | bool]) -> str:
     """Return the changes as flags of `perfmodel predict`."""
-    return " ".join(_flag(knob.replace("_", "-"), value) for knob, value in changes.items())
+    return " ".join(_flag(name, value) for name, value in changes.items())
 
 
 def _flag(name: str, value: int | str | bool) -> str:
-    if isinstance(value, bool):
-        return f"--{name}" if value else f"--no-{name}"
-    return f"--{name} {value}"
+    if name in SETTING_NAMES:
+        return f"--setting {name}" if value is True else f"--setting {name}={value}"
+    knob = name.replace("_", "-")
+    return f"--{knob} {value}" if not isinstance(value, bool) else f"--{knob}" if value else f"--no-{knob}"
 
 
 def result_cells(prediction: Prediction) -> tuple[str, str, str]:
