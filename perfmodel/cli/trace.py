@@ -58,14 +58,7 @@ def trace(
     their plan, by part, or memory snapshots of torch with its memory.
     """
     from perfmodel.fitting.memory_snapshot import is_snapshot
-    from perfmodel.report.trace import (
-        comparison_blocks,
-        comparison_object,
-        memory_blocks,
-        memory_object,
-        timelines_blocks,
-        timelines_object,
-    )
+    from perfmodel.report import trace as report
     from perfmodel.verbs.configs import overridden_plan, start_from
     from perfmodel.verbs.tracing import compare_memory, compare_trace, trace_paths, trace_plan
 
@@ -90,11 +83,11 @@ def trace(
             read.append(f"{out}: the measured {'peak' if snapshots else 'step'} as a run; `perfmodel fit {out}` fits a profile to it")
         if snapshots:
             peaks = compare_memory(snapshots, resolved, out=out)
-            document = Document(content=lambda: memory_object(peaks), blocks=lambda: memory_blocks(peaks, resolved, read))
+            document = Document(content=lambda: report.memory_object(peaks), blocks=lambda: report.memory_blocks(peaks, resolved, read))
         else:
             comparison = compare_trace(measured, resolved, out=out, steps=steps)
-            blocks = partial(comparison_blocks, comparison, resolved, read)
-            document = Document(content=lambda: comparison_object(comparison), blocks=blocks)
+            blocks = partial(report.comparison_blocks, comparison, resolved, read)
+            document = Document(content=lambda: report.comparison_object(comparison), blocks=blocks)
         show(document, output)
         return
     if steps is not None:
@@ -104,5 +97,5 @@ def trace(
     out = out or Path("trace.json.gz")
     timelines = trace_plan(resolved, out=out, ranks=numbers, detail=detail or None)
     files = [str(path) for path in trace_paths(out, [timeline.rank for timeline in timelines])]
-    blocks = partial(timelines_blocks, timelines, resolved, files, read)
-    show(Document(content=lambda: timelines_object(timelines, files), blocks=blocks), output)
+    blocks = partial(report.timelines_blocks, timelines, resolved, files, read)
+    show(Document(content=lambda: report.timelines_object(timelines, files), blocks=blocks), output)

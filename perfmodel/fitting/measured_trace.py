@@ -37,7 +37,7 @@ def _compiled(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, re.Pattern[st
 _GROUPS, _AXES, _HOST_EVENTS = (_compiled(_NAMES[table]) for table in ("groups", "process_groups", "host_events"))
 _PATTERN = dict(_compiled(_NAMES["patterns"].items()))
 _AFTER_WAIT = 20e-6  # [s] from the end of a wait to the idle time that it caused
-_ON_DEVICE, _LAUNCHES, _ON_HOST = (_NAMES["categories"][place] for place in ("device", "launch", "host"))
+_ON_DEVICE, _LAUNCHES, _ON_HOST = (_NAMES["categories"][kind] for kind in ("device", "launch", "host"))
 _MICROSECOND = 1e-6
 _MOST_NAMES = 3
 
