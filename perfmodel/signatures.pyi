@@ -25,8 +25,7 @@ from perfmodel.hardware.fabric import Link as Link, NetworkTier as NetworkTier, 
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.framework_ref import SettingValues
 from perfmodel.parallel.layout import AttentionKernel as AttentionKernel, ParallelLayout as ParallelLayout, PipelineSchedule as PipelineSchedule, Recompute as Recompute, ZeroStage as ZeroStage
-from perfmodel.parallel.measured_memory import AllocationSite as AllocationSite, MeasuredMemory as MeasuredMemory, MemoryComparison as MemoryComparison
-from perfmodel.parallel.measured_trace import MeasuredTrace as MeasuredTrace, TraceComparison as TraceComparison
+from perfmodel.parallel.measured import AllocationSite as AllocationSite, MeasuredMemory as MeasuredMemory, MeasuredTrace as MeasuredTrace, MemoryComparison as MemoryComparison, TraceComparison as TraceComparison
 from perfmodel.parallel.plan import Plan as Plan
 from perfmodel.parallel.prediction import Prediction as Prediction, Predictions as Predictions
 from perfmodel.parallel.results import Comparison as Comparison, Measurement as Measurement

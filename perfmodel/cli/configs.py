@@ -126,9 +126,8 @@ def advise(
 
 def _advice_blocks(advice: Advice, read: list[str]) -> Iterator[Block]:
     from perfmodel.parallel.prediction import notes
-    from perfmodel.report.advice import changes_table, diff_lines, gain_line, why_slow
+    from perfmodel.report.advice import changes_table, diff_lines, fitting_changes_table, gain_line, nothing_helps, why_slow
     from perfmodel.report.predictions import job_line, memory_line, plan_line, verdict_line
-    from perfmodel.report.remedies import fitting_changes_table, nothing_helps
 
     current = advice.prediction
     facts = [("job", job_line(current.plan)), ("plan", plan_line(current.plan)), ("memory", memory_line(current))]
@@ -190,8 +189,7 @@ def trace(
     their plan, by part, or memory snapshots of torch with its memory.
     """
     from perfmodel.fitting.memory_snapshot import is_snapshot
-    from perfmodel.report.memory_snapshot import memory_blocks, memory_object
-    from perfmodel.report.trace import comparison_blocks, comparison_object, timelines_blocks, timelines_object
+    from perfmodel.report import trace as shown
     from perfmodel.verbs.configs import overridden_plan, start_from
     from perfmodel.verbs.tracing import compare_memory, compare_trace, trace_paths, trace_plan
 
@@ -216,11 +214,11 @@ def trace(
             read.append(f"{out}: the measured {'peak' if snapshots else 'step'} as a run; `perfmodel fit {out}` fits a profile to it")
         if snapshots:
             peaks = compare_memory(snapshots, resolved, out=out)
-            document = Document(content=lambda: memory_object(peaks), blocks=lambda: memory_blocks(peaks, resolved, read))
+            document = Document(content=lambda: shown.memory_object(peaks), blocks=lambda: shown.memory_blocks(peaks, resolved, read))
         else:
             comparison = compare_trace(measured, resolved, out=out, steps=steps)
-            blocks = partial(comparison_blocks, comparison, resolved, read)
-            document = Document(content=lambda: comparison_object(comparison), blocks=blocks)
+            blocks = partial(shown.comparison_blocks, comparison, resolved, read)
+            document = Document(content=lambda: shown.comparison_object(comparison), blocks=blocks)
         show(document, output)
         return
     if steps is not None:
@@ -230,8 +228,8 @@ def trace(
     out = out or Path("trace.json.gz")
     timelines = trace_plan(resolved, out=out, ranks=numbers, detail=detail or None)
     files = [str(path) for path in trace_paths(out, [timeline.rank for timeline in timelines])]
-    blocks = partial(timelines_blocks, timelines, resolved, files, read)
-    show(Document(content=lambda: timelines_object(timelines, files), blocks=blocks), output)
+    blocks = partial(shown.timelines_blocks, timelines, resolved, files, read)
+    show(Document(content=lambda: shown.timelines_object(timelines, files), blocks=blocks), output)
 
 
 @command(assumed=options.STARTED, output=options.PLAIN_OUTPUT)

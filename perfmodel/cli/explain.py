@@ -69,8 +69,8 @@ def _object(first: Explanation, others: Sequence[Explanation]) -> dict[str, Any]
 
 def _blocks(first: Explanation, others: Sequence[Explanation], output: Output) -> Iterator[Block]:
     from perfmodel.parallel.prediction import notes
+    from perfmodel.report.advice import fitting_changes_table
     from perfmodel.report.predictions import headline, job_line, memory_table, parts_table, plan_line, verdict_line
-    from perfmodel.report.remedies import fitting_changes_table
     from perfmodel.report.searches import neighbours_table
 
     for answer in (answer for explanation in (first, *others) for answer in explanation.why_not):

@@ -151,8 +151,8 @@ def _one_blocks(
     output: Output,
 ) -> Iterator[Block]:
     from perfmodel.parallel.prediction import notes
+    from perfmodel.report.advice import fitting_changes_table, nothing_helps
     from perfmodel.report.predictions import confidence_lines, headline, memory_table, parts_table, sensitivity_table, verdict_line
-    from perfmodel.report.remedies import fitting_changes_table, nothing_helps
     from perfmodel.report.training_run import run_facts
 
     prediction = answer.prediction

@@ -287,8 +287,8 @@ def steps_of_pipelines(estimator: MixedEstimator, plan: Plan) -> dict[tuple[int,
     return {pipelines.pools: mixed.step(pipelines) for pipelines in mixed.pipelines}
 
 
-def pools_of_pipeline(estimator: MixedEstimator, plan: Plan, rank: int) -> tuple[int, ...]:
-    """Return the pools of the ranks in the pipeline of a rank."""
+def pools_of_pipeline(estimator: Estimator, plan: Plan, rank: int) -> tuple[int, ...]:
+    """Return the pools of the ranks in the pipeline of a rank; chips of one kind are one pool."""
     ends, indices = np.cumsum([pool.num_chips for pool in estimator.cluster.pools]), place_of(plan, rank)
     ranks = [rank_at(plan, {**indices, "pp": stage}) for stage in range(plan.layout.pp)]
     return tuple(np.searchsorted(ends, ranks, side="right").tolist())

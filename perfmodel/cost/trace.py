@@ -8,10 +8,11 @@ is the predicted bubble. The spans of a rank therefore sum to the parts, and the
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,11 @@ from perfmodel.cost.overlap import exposed_each_microbatch
 from perfmodel.cost.program import PHASES
 from perfmodel.cost.rows import Rows
 from perfmodel.cost.schedule_orders import BACKWARD, FORWARD, order_of, pass_starts
-from perfmodel.cost.stages import order_on_pools, runs_of_ranks, runs_on_pools, stage_order
+from perfmodel.cost.stages import order_on_pools
 from perfmodel.cost.step import communication_time, exposed_fraction, recomputed_phases
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.files import read_yaml
+from perfmodel.foundation.resources import resource_dir
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.traffic_classes import COMM, EXCHANGED
 from perfmodel.parallel.layout import Recompute
@@ -46,19 +49,10 @@ class Detail(StrEnum):
 
 
 _COMPUTE, _IDLE = "compute", "idle"
-#: Stream of each class of collectives, and of parts that are communication or idle time; the other parts are compute.
-_STREAMS: Mapping[str, str] = {
-    "tensor_parallel": "tp",
-    "regather": "tp",
-    "input_gradient": "tp",
-    "context_parallel": "cp",
-    "expert_parallel": "ep",
-    "parameter_gather": "dp",
-    "gradient_reduction": "dp",
-    "pipeline": "pp",
-    "pipeline_bubble": _IDLE,
-    "host": _IDLE,
-}
+_NAMES = read_yaml(resource_dir("strategies") / "traces.yaml")
+_STREAMS, _KINDS = _NAMES["streams"], _NAMES["kinds"]
+_DATA = ("parameter_gather", "gradient_reduction")
+_BETWEEN = ("pipeline_bubble", "pipeline_communication")
 _KIND_OF_CODE = {code: kind for kind, code in COLLECTIVE_CODE.items()}
 
 
@@ -69,24 +63,20 @@ class Span:
     stream   compute, idle, or the axis of a communicator
     kind     matmul, attention, streaming, or a collective
     hidden   communication that overlaps with compute: not in the step time
+    start    0 until the span is drawn
     """
 
     name: str
     part: str
     stream: str
     kind: str
-    start: float
     time: float
     hidden: bool = False
+    start: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class PassSpan:
-    """Forward or backward pass of a micro-batch through a virtual stage."""
-
-    name: str
-    start: float
-    time: float
+#: Spans of the forward and the backward pass of each region, without start times.
+RegionSpans = list[tuple[list[Span], list[Span]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -94,6 +84,7 @@ class RankTimeline:
     """Timeline of one rank's step.
 
     parts    exposed seconds by part; they sum to the step time
+    passes   forward and backward passes of micro-batches through virtual stages
     memory   (time, bytes by class), in order of time
     stretch  idle time of the prediction over that of its simulated schedule
     """
@@ -103,60 +94,34 @@ class RankTimeline:
     step_time: float
     parts: Mapping[str, float]
     spans: tuple[Span, ...]
-    passes: tuple[PassSpan, ...]
+    passes: tuple[Span, ...]
     memory: tuple[tuple[float, Mapping[str, float]], ...]
     memory_moment: str
     stretch: float
     detail: Detail
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Work of a pass that has no start time yet. hidden: time that overlaps with compute. [s]"""
-
-    name: str
-    part: str
-    stream: str
-    kind: str
-    time: float
-    hidden: float = 0.0
-
-
 def rank_timelines(estimator: Estimator, plan: Plan, ranks: Sequence[int], detail: Detail | None = None) -> list[RankTimeline]:
     """Return the timelines of ranks of a plan. detail None: the finest level with at most `MOST_SPANS` spans."""
-    stages = {rank: place_of(plan, rank)["pp"] if plan.layout.pp > 1 else 0 for rank in ranks}
-    pools = {rank: pools_of_pipeline(estimator, plan, rank) if isinstance(estimator, MixedEstimator) else () for rank in ranks}
     steps = _steps(estimator, plan)
-    kinds = {rank: (pools[rank], stage) for rank, stage in stages.items()}
-    if detail is None:
-        numbers = {level: sum(steps[pipeline].num_spans(stage, level) for pipeline, stage in kinds.values()) for level in Detail}
-        detail = next((level for level in Detail if numbers[level] <= MOST_SPANS), Detail.PASSES)
-    timelines = {(pipeline, stage): steps[pipeline].timeline(stage, detail) for pipeline, stage in set(kinds.values())}
-    return [replace(timelines[kind], rank=rank) for rank, kind in kinds.items()]
+    kinds = {rank: (steps[pools_of_pipeline(estimator, plan, rank)], place_of(plan, rank)["pp"]) for rank in ranks}
+    numbers = ((level, sum(step.num_spans(stage, level) for step, stage in kinds.values())) for level in Detail)
+    detail = detail or next((level for level, number in numbers if number <= MOST_SPANS), Detail.PASSES)
+    timelines = {(step, stage): step.timeline(stage, detail) for step, stage in set(kinds.values())}
+    return [replace(timelines[kinds[rank]], rank=rank) for rank in ranks]
 
 
 def _steps(estimator: Estimator, plan: Plan) -> dict[tuple[int, ...], _Step]:
-    """Return the step of each kind of pipeline by the pools of its ranks; of chips of one kind there is one, by `()`."""
-    layers, p = estimator.programs.stage_layers(plan), plan.layout.pp
-    if not isinstance(estimator, MixedEstimator):
-        columns = step_columns(estimator, [plan])
-        regions = columns.plans.stages.regions
-        pieces = region_pieces(estimator, plan, columns)
-        order, runs = stage_order(regions, layers), runs_of_ranks(regions, layers, p)
-        return {(): _Step(plan, columns, [estimator] * p, order=order, runs=runs, pieces=pieces)}
-    alone = [step_columns(pool, [plan]) for pool in estimator.pools]
-    by_pool = [region_pieces(pool, plan, columns) for pool, columns in zip(estimator.pools, alone, strict=True)]
-    regions, steps = alone[0].plans.stages.regions, {}
-    for pools, columns in steps_of_pipelines(estimator, plan).items():
-        copies = [pool for rank, pool in enumerate(pools) if rank == 0 or pool != pools[rank - 1]]
-        steps[pools] = _Step(
-            plan,
-            columns,
-            [estimator.pools[pool] for pool in pools],
-            order=order_on_pools(regions, layers, pools),
-            runs=runs_on_pools(regions, layers, pools),
-            pieces=list(chain(*(by_pool[pool] for pool in copies))),
-        )
+    """Return the step of each kind of pipeline by the pools of its ranks; chips of one kind are one pool."""
+    pools = estimator.pools if isinstance(estimator, MixedEstimator) else (estimator,)
+    alone = [step_columns(pool, [plan]) for pool in pools]
+    regions, layers = alone[0].plans.stages.regions, estimator.programs.stage_layers(plan)
+    spans = [region_spans(pool, plan, columns) for pool, columns in zip(pools, alone, strict=True)]
+    pipelines = steps_of_pipelines(estimator, plan) if isinstance(estimator, MixedEstimator) else {(0,) * plan.layout.pp: alone[0]}
+    steps = {}
+    for on, columns in pipelines.items():
+        of_regions = list(chain(*(spans[pool] for pool, _ in groupby(on))))
+        steps[on] = _Step(plan, columns, [pools[pool] for pool in on], order_on_pools(regions, layers, on), of_regions)
     return steps
 
 
@@ -165,97 +130,95 @@ class _Step:
 
     estimators   of each pipeline rank
     order        regions of each virtual stage, in forward order
-    runs         number of times that each pipeline rank runs each region
-    pieces       of each region (`region_pieces`)
     """
 
     def __init__(
-        self,
-        plan: Plan,
-        columns: StepColumns,
-        estimators: Sequence[Estimator],
-        *,
-        order: list[list[int]],
-        runs: Sequence[tuple[float, ...]],
-        pieces: list[tuple[list[_Piece], list[_Piece]]],
+        self, plan: Plan, columns: StepColumns, estimators: Sequence[Estimator], order: list[list[int]], spans: RegionSpans
     ) -> None:
-        self.estimators, self.plan, self.columns, self.p = estimators, plan, columns, plan.layout.pp
-        self.order, self.runs, self.regions = order, runs, pieces
-        regions, p = columns.regions, self.p
-        self.orders = [order_of(plan.schedule, rank, p, plan.num_microbatches, len(self.order) // p) for rank in range(p)]
-        forward, backward = ([sum(scalar(times[i]) for i in run) for run in self.order] for times in (regions.forward, regions.backward))
-        starts = pass_starts(self.orders, forward, backward, hop=scalar(columns.hop) if p > 1 else 0.0)
-        lengths = {FORWARD: forward, BACKWARD: backward}
-        ends: list[list[float]] = []
-        for rank, passes in enumerate(self.orders):
-            ends.append([start + lengths[kind][chunk * p + rank] for start, (kind, chunk, _) in zip(starts[rank], passes, strict=True)])
-        self.counts = [Counter((kind, chunk) for kind, chunk, _ in passes) for passes in self.orders]
+        self.plan, self.columns, self.estimators, self.order, self.spans = plan, columns, estimators, order, spans
+        self.p = p = plan.layout.pp
+        self.passes = [order_of(plan.schedule, rank, p, plan.num_microbatches, len(order) // p) for rank in range(p)]
+        self.counts = [Counter((kind, chunk) for kind, chunk, _ in passes) for passes in self.passes]
+        times = {FORWARD: columns.regions.forward, BACKWARD: columns.regions.backward}
+        lengths = {kind: [sum(scalar(by_region[i]) for i in run) for run in order] for kind, by_region in times.items()}
+        starts = pass_starts(self.passes, lengths[FORWARD], lengths[BACKWARD], hop=scalar(columns.hop) if p > 1 else 0.0)
+        ends = [
+            [start + lengths[kind][chunk * p + rank] for start, (kind, chunk, _) in zip(starts[rank], self.passes[rank], strict=True)]
+            for rank in range(p)
+        ]
         last = max(rank[-1] for rank in ends)
         self.idle = [[max(b - a, 0.0) for a, b in zip([0.0, *ends[i]], [*starts[i], last], strict=True)] for i in range(p)]
 
     def num_spans(self, stage: int, detail: Detail) -> int:
-        return sum(times * len(self.pieces(stage, *key, detail)) for key, times in self.counts[stage].items())
+        return sum(n * sum(not span.hidden for span in self.of_pass(stage, *key, detail)) for key, n in self.counts[stage].items())
 
-    def pieces(self, stage: int, kind: str, chunk: int, detail: Detail) -> list[_Piece]:
-        """Return the pieces of a pass of a virtual stage."""
+    def of_pass(self, stage: int, kind: str, chunk: int, detail: Detail) -> list[Span]:
+        """Return the spans of a pass of a virtual stage, without start times."""
         run = self.order[chunk * self.p + stage]
-        layers = [self.regions[i][0] for i in run] if kind == FORWARD else [self.regions[i][1] for i in reversed(run)]
-        if detail is Detail.LAYERS:
-            layers = list(map(_by_part, layers))
-        pieces = list(chain(*layers))
-        return _by_part(pieces) if detail is Detail.PASSES else pieces
+        layers = [self.spans[i][0] for i in run] if kind == FORWARD else [self.spans[i][1] for i in reversed(run)]
+        spans = list(chain(*(map(_by_part, layers) if detail is Detail.LAYERS else layers)))
+        return _by_part(spans) if detail is Detail.PASSES else spans
 
     def timeline(self, stage: int, detail: Detail) -> RankTimeline:
         """Return the timeline of a pipeline stage."""
-        parts = rank_parts(self.estimators[stage], self.plan, self.columns, self.runs[stage])
-        templates = {key: self.pieces(stage, *key, detail) for key in self.counts[stage]}
-        others, fixed = self.other_pieces(parts)
-        natural = defaultdict[str, float](float)
-        for key, pieces in templates.items():
-            for piece in pieces:
-                natural[piece.part] += self.counts[stage][key] * piece.time
-        factor = {part: (parts[part] - fixed.get(part, 0.0)) / time for part, time in natural.items() if time > 0}
-        others["after"] += [
-            _Piece(part, part, _stream_of(part), "", left)
-            for part, time in parts.items()
-            if (left := time - fixed.get(part, 0.0)) > 0 and not natural.get(part) and part not in _BETWEEN
-        ]
-        idle, target = list(self.idle[stage]), sum(parts.get(part, 0.0) for part in _BETWEEN)
-        if sum(idle) <= 0 < target:
-            idle[-1] = target
-        stretch = target / sum(idle) if sum(idle) > 0 else 1.0
-        sends = parts.get("pipeline_communication", 0.0) / target if target else 0.0
-        drawn, pass_spans = _Drawing(), list[PassSpan]()
-        drawn.add(others["before"])
-        for i, (kind, chunk, microbatch) in enumerate(self.orders[stage]):
-            drawn.add(self.gap(idle[i] * stretch, sends))
-            scaled = [replace(piece, time=piece.time * factor.get(piece.part, 1.0)) for piece in templates[kind, chunk]]
-            gathers = [piece for piece in others[kind] if piece.part == "parameter_gather"]
-            pieces = [*gathers, *scaled, *(piece for piece in others[kind] if piece not in gathers)]
-            length = sum(piece.time for piece in pieces)
-            name = f"{'forward' if kind == FORWARD else 'backward'} {microbatch}" + (f" chunk {chunk}" if len(self.order) > self.p else "")
-            pass_spans.append(PassSpan(name, drawn.now, length))
-            shown = [*others["before"], *others[kind], *others["after"]]
-            drawn.hidden([*scaled, *self.under(stage, chunk, kind, is_last=i + 1 == len(self.orders[stage]), exposed=shown)], length)
-            drawn.add(pieces)
-        drawn.add([*self.gap(idle[-1] * stretch, sends), *others["after"]])
+        runs = Counter(chain(*self.order[stage :: self.p]))
+        parts = rank_parts(self.estimators[stage], self.plan, self.columns, [float(runs[i]) for i in range(len(self.spans))])
+        of_pass, outside = self.scaled(stage, detail, parts)
+        gaps, stretch = self.gaps(stage, parts)
+        drawing, passes = _Drawing(), list[Span]()
+        drawing.add(outside["before"])
+        for i, (kind, chunk, microbatch) in enumerate(self.passes[stage]):
+            drawing.add(gaps[i])
+            spans = of_pass[kind, chunk]
+            gathers = [span for span in outside[kind] if span.part == _DATA[0]]
+            exposed = [*gathers, *(span for span in spans if not span.hidden), *(span for span in outside[kind] if span.part != _DATA[0])]
+            length = sum(span.time for span in exposed)
+            part = "forward" if kind == FORWARD else "backward"
+            name = f"{part} {microbatch}" + (f" chunk {chunk}" if len(self.order) > self.p else "")
+            passes.append(Span(name, part, _COMPUTE, "", length, start=drawing.now))
+            shown = [*outside["before"], *outside[kind], *outside["after"]]
+            is_last = i + 1 == len(self.passes[stage])
+            drawing.add_hidden([*spans, *self.under(stage, chunk, kind, is_last=is_last, exposed=shown)], length)
+            drawing.add(exposed)
+        drawing.add([*gaps[-1], *outside["after"]])
         step_time = float(self.columns.step_time[0])
-        moment, memory = self.memory(stage, pass_spans, step_time)
+        moment, memory = self.memory(stage, passes, step_time)
         return RankTimeline(
             rank=stage,
             stage=stage,
             step_time=step_time,
             parts=parts,
-            spans=tuple(drawn.spans),
-            passes=tuple(pass_spans),
+            spans=tuple(drawing.spans),
+            passes=tuple(passes),
             memory=memory,
             memory_moment=moment,
             stretch=stretch,
             detail=detail,
         )
 
-    def other_pieces(self, parts: Mapping[str, float]) -> tuple[dict[str, list[_Piece]], dict[str, float]]:
-        """Return the pieces outside operators (before all passes, in each pass, after all passes), and their times by part. [s]"""
+    def scaled(
+        self, stage: int, detail: Detail, parts: Mapping[str, float]
+    ) -> tuple[dict[tuple[str, int], list[Span]], dict[str, list[Span]]]:
+        """Return the spans of each pass, scaled to the times of their parts, and the spans outside operators (`outside`)."""
+        of_pass = {key: self.of_pass(stage, *key, detail) for key in self.counts[stage]}
+        outside, fixed = self.outside(parts)
+        natural = defaultdict[str, float](float)
+        for key, spans in of_pass.items():
+            for span in spans:
+                natural[span.part] += 0.0 if span.hidden else self.counts[stage][key] * span.time
+        lefts = {part: time - fixed.get(part, 0.0) for part, time in parts.items()}
+        factor = {part: lefts[part] / time for part, time in natural.items() if time > 0}
+        outside["after"] += [
+            Span(part, part, _stream_of(part), "", left)
+            for part, left in lefts.items()
+            if left > 0 and not natural.get(part) and part not in _BETWEEN
+        ]
+        for key, spans in of_pass.items():
+            of_pass[key] = [span if span.hidden else replace(span, time=span.time * factor.get(span.part, 1.0)) for span in spans]
+        return of_pass, outside
+
+    def outside(self, parts: Mapping[str, float]) -> tuple[dict[str, list[Span]], dict[str, float]]:
+        """Return the spans outside operators (before all passes, in each pass, after all passes), and their times by part. [s]"""
         columns, plan, plans, profile = self.columns, self.plan, self.columns.plans, self.estimators[0].profile
         waits = exposed_each_microbatch(
             plans.terms, columns.regions, plans.stages, schedule=plan.schedule, num_ranks=plans.grid.degree["pp"], profile=profile
@@ -264,29 +227,33 @@ class _Step:
         times |= {f"{EXCHANGED}_communication": scalar(columns.outside_pipeline.ends), "host": columns.outside_pipeline.constant}
         repeated = {name: plan.num_microbatches * scalar(wait) for name, wait in zip(_DATA, (waits.gather, waits.reduction), strict=True)}
         repeated["gradient_accumulation"] = times["gradient_accumulation"]
-        pieces: dict[str, list[_Piece]] = {"before": [], FORWARD: [], BACKWARD: [], "after": []}
+        spans: dict[str, list[Span]] = {"before": [], FORWARD: [], BACKWARD: [], "after": []}
         for part, time in times.items():
             per_pass = min(repeated.get(part, 0.0), time)
             kinds = (FORWARD, BACKWARD) if part == _DATA[0] else (BACKWARD,)
             once = "before" if part in (_DATA[0], "weight_casts", f"{EXCHANGED}_communication") else "after"
-            lengths = {once: time - per_pass} | dict.fromkeys(kinds, per_pass / (len(self.orders[0]) / 2 * len(kinds)))
+            lengths = {once: time - per_pass} | dict.fromkeys(kinds, per_pass / (len(self.passes[0]) / 2 * len(kinds)))
             for where, length in lengths.items():
-                if length > 0:
-                    pieces[where].append(self.outside(part, length))
-        return pieces, times
+                spans[where] += self.span(part, length)
+        return spans, times
 
-    def outside(self, part: str, time: float, hidden: float = 0.0) -> _Piece:
-        """Return the piece of a part outside operators. [s]"""
+    def span(self, part: str, time: float, *, hidden: bool = False) -> list[Span]:
+        """Return the span of a part outside operators; none without a time. [s]"""
         is_whole = part == "gradient_reduction" and not int(self.plan.zero)
         kind = CollectiveKind.ALL_REDUCE.value if is_whole else _KINDS.get(part, "streaming")
-        return _Piece(part, part, _stream_of(part), kind, time, hidden)
+        return [Span(part, part, _stream_of(part), kind, time, hidden)] if time > 0 else []
 
-    def gap(self, time: float, sends: float) -> list[_Piece]:
-        """Return the time between two passes: the bubble, then a send. sends: share of sends. [s]"""
-        both = zip(_BETWEEN, (time * (1.0 - sends), time * sends), strict=True)
-        return [self.outside(part, length) for part, length in both if length > 0]
+    def gaps(self, stage: int, parts: Mapping[str, float]) -> tuple[list[list[Span]], float]:
+        """Return the spans before each pass and after the last one (the bubble, then a send), and the stretch of idle time."""
+        idle, target = list(self.idle[stage]), sum(parts.get(part, 0.0) for part in _BETWEEN)
+        if sum(idle) <= 0 < target:
+            idle[-1] = target
+        stretch = target / sum(idle) if sum(idle) > 0 else 1.0
+        sends = parts.get("pipeline_communication", 0.0) / target if target else 0.0
+        shares = dict(zip(_BETWEEN, (1.0 - sends, sends), strict=True))
+        return [list(chain(*(self.span(part, time * stretch * share) for part, share in shares.items()))) for time in idle], stretch
 
-    def under(self, stage: int, chunk: int, kind: str, *, is_last: bool, exposed: Sequence[_Piece]) -> list[_Piece]:
+    def under(self, stage: int, chunk: int, kind: str, *, is_last: bool, exposed: Sequence[Span]) -> list[Span]:
         """Return the parameter collectives that overlap with the compute of a pass: their full time less the exposed part. [s]"""
         terms, run = self.columns.plans.terms, self.order[chunk * self.p + stage]
 
@@ -296,17 +263,19 @@ class _Step:
         is_forward = kind == FORWARD
         gathers = of_run(terms.gather_forward if is_forward else terms.gather_backward, "microbatch")
         reductions = 0.0 if is_forward else of_run(terms.reduce, "microbatch") + (of_run(terms.reduce, "step") if is_last else 0.0)
-        shown = [sum(piece.time for piece in exposed if piece.part == part) for part in _DATA]
-        hidden = dict(zip(_DATA, (gathers - shown[0], reductions - shown[1]), strict=True))
-        return [self.outside(part, 0.0, time) for part, time in hidden.items() if time > 0]
+        shown = {part: sum(span.time for span in exposed if span.part == part) for part in _DATA}
+        return [
+            *self.span(_DATA[0], gathers - shown[_DATA[0]], hidden=True),
+            *self.span(_DATA[1], reductions - shown[_DATA[1]], hidden=True),
+        ]
 
-    def memory(self, stage: int, passes: Sequence[PassSpan], step_time: float) -> tuple[str, tuple[tuple[float, dict[str, float]], ...]]:
+    def memory(self, stage: int, passes: Sequence[Span], step_time: float) -> tuple[str, tuple[tuple[float, dict[str, float]], ...]]:
         """Return the moment of the peak, and memory by class over the step: activations of the passes in flight, and the peak. [byte]
 
         Temporary buffers and gathered parameters are drawn at the peak only.
         """
         saved, moment, classes = reserved_on_rank(self.estimators[stage], self.plan, stage)
-        order, in_flight = self.orders[stage], [0.0]
+        order, in_flight = self.passes[stage], [0.0]
         for kind, chunk, _ in order:
             in_flight.append(in_flight[-1] + len(self.order[chunk * self.p + stage]) * (1.0 if kind == FORWARD else -1.0))
         backward = [i for i, (kind, _, _) in enumerate(order) if kind == BACKWARD]
@@ -327,108 +296,99 @@ class _Step:
         return moment, (*points, (step_time, holding(0.0)))
 
 
-_DATA = ("parameter_gather", "gradient_reduction")
-_BETWEEN = ("pipeline_bubble", "pipeline_communication")
-_KINDS = {
-    "parameter_gather": CollectiveKind.ALL_GATHER.value,
-    "gradient_reduction": CollectiveKind.REDUCE_SCATTER.value,
-    "pipeline_communication": CollectiveKind.SEND_RECV.value,
-    f"{EXCHANGED}_communication": CollectiveKind.ALL_TO_ALL.value,
-    "host": "",
-    "pipeline_bubble": "",
-}
-
-
 def _stream_of(part: str) -> str:
-    return _STREAMS.get(part.removesuffix("_communication"), _COMPUTE)
+    return str(_STREAMS.get(part.removesuffix("_communication"), _COMPUTE))
 
 
 class _Drawing:
-    """Spans of a rank, in order."""
+    """Spans of a rank, in order. now: end of the last one that is not hidden. [s]"""
 
     def __init__(self) -> None:
         self.now, self.spans = 0.0, list[Span]()
 
-    def add(self, pieces: Iterable[_Piece]) -> None:
-        for piece in pieces:
-            if piece.time > 0:
-                self.spans.append(Span(piece.name, piece.part, piece.stream, piece.kind, self.now, piece.time))
-                self.now += piece.time
+    def add(self, spans: Iterable[Span]) -> None:
+        for span in spans:
+            if span.time > 0:
+                self.spans.append(replace(span, start=self.now))
+                self.now += span.time
 
-    def hidden(self, pieces: Iterable[_Piece], available: float) -> None:
+    def add_hidden(self, spans: Iterable[Span], available: float) -> None:
         """Add communication that overlaps with the pass that begins now: one span for each stream and part."""
         at: defaultdict[str, float] = defaultdict(float)
-        for piece in _by_part(pieces):
-            time = min(piece.hidden, available - at[piece.stream])
+        for span in _by_part(span for span in spans if span.hidden):
+            time = min(span.time, available - at[span.stream])
             if time > 0:
-                self.spans.append(Span(piece.name, piece.part, piece.stream, piece.kind, self.now + at[piece.stream], time, hidden=True))
-                at[piece.stream] += time
+                self.spans.append(replace(span, time=time, start=self.now + at[span.stream]))
+                at[span.stream] += time
 
 
-def _by_part(pieces: Iterable[_Piece]) -> list[_Piece]:
-    """Return one piece for each part and kind."""
-    times, hidden = defaultdict[tuple[str, str, str], float](float), defaultdict[tuple[str, str, str], float](float)
-    for piece in pieces:
-        key = piece.part, piece.stream, piece.kind
-        times[key] += piece.time
-        hidden[key] += piece.hidden
-    return [_Piece(key[2] or key[0], *key, time, hidden[key]) for key, time in times.items()]
+def _by_part(spans: Iterable[Span]) -> list[Span]:
+    """Return one span for each part and kind, hidden or not."""
+    times = defaultdict[tuple[str, str, str, bool], float](float)
+    for span in spans:
+        times[span.part, span.stream, span.kind, span.hidden] += span.time
+    return [Span(kind or part, part, stream, kind, time, hidden) for (part, stream, kind, hidden), time in times.items()]
 
 
-def region_pieces(estimator: Estimator, plan: Plan, columns: StepColumns) -> list[tuple[list[_Piece], list[_Piece]]]:
-    """Return the pieces of each region's forward and backward pass (with recomputation), in order, host time last. [s]"""
-    program, profile, micro = columns.plans.program, estimator.profile, columns.plans.micro
-    graph, rows, machine, grid = program.derivation.graph, program.rows, estimator.machine, columns.plans.grid
-    operator_index = {op.name: i for i, op in enumerate(graph.operators)}
-    producers = {op.output.tensor: i for i, op in enumerate(graph.operators)}
-    amount, sizes = amount_values(rows.amounts, grid, np.array([float(plan.micro_batch)]), float(plan.job.seq_len))
-    by_region: list[dict[str, list[tuple[float, _Piece]]]] = [{phase: [] for phase in PHASES} for _ in program.regions]
-    named_axes = plan.assignment is None or plan.assignment.has_named_axes
-    for kind, work_rows, times in work_times(rows, machine, amount, sizes):
-        for name, segment, time in zip(work_rows.names, work_rows.segments.tolist(), _repeated(times, work_rows), strict=True):
-            region, phase = divmod(segment, len(PHASES))
-            first = name.partition(" + ")[0].rpartition(".grad")[0] or name
-            part = "backward" if PHASES[phase] == "backward" else "forward"
-            by_region[region][PHASES[phase]].append((float(operator_index.get(first, 0)), _Piece(name, part, _COMPUTE, kind, time)))
-    if rows.traffic.names:
-        times, _, _ = traffic_times(rows, machine, members_inside(rows, grid), amount, sizes)
-        traffic, codes = rows.traffic, rows.traffic.columns["kind"].tolist()
-        for name, cell, code, time in zip(traffic.names, traffic.segments.tolist(), codes, _repeated(times, traffic), strict=True):
-            segment, j = divmod(cell, len(COMM))
-            region, phase = divmod(segment, len(PHASES))
-            total = scalar(micro.communication[cell])
-            share = scalar(communication_time(micro, profile, segment, j)) / total if total else 0.0
-            share *= exposed_fraction(profile, COMM[j])
-            if COMM[j] == EXCHANGED and profile.communication.hides_exchanges:
-                share = 1.0  # `rank_parts` contains the exposed part
-            if COMM[j] == "regather" and program.regions[region].is_block and plan.recompute is Recompute.FULL:
-                continue
-            shown = "tensor_parallel" if COMM[j] in ("regather", "input_gradient") else COMM[j]
-            part = f"{shown}_communication" if named_axes or shown == EXCHANGED else "redistributions"
-            piece = _Piece(name, part, _STREAMS[COMM[j]], _KIND_OF_CODE[code].value, time * share, time * (1.0 - share))
-            by_region[region][PHASES[phase]].append((producers.get(name, -1) + 0.5, piece))
-    both = []
-    for region, phases in enumerate(by_region):
-        forward = _ordered(entry for phase in PHASES if phase != "backward" for entry in phases[phase])
-        again = recomputed_phases(plan.recompute, profile) if program.regions[region].is_block else ()
-        repeated = [
-            replace(piece, part="recompute") if piece.part == "forward" else piece
-            for piece in _ordered(entry for phase in again for entry in phases[phase])
-        ]
-        backward = repeated + _ordered(phases["backward"])[::-1]
-        for pieces, total in ((forward, scalar(columns.regions.forward[region])), (backward, scalar(columns.regions.backward[region]))):
-            host = total - sum(piece.time for piece in pieces)
+def region_spans(estimator: Estimator, plan: Plan, columns: StepColumns) -> RegionSpans:
+    """Return the spans of each region's forward and backward pass (with recomputation), in order, host time last. [s]"""
+    by_segment = defaultdict[int, list[tuple[float, Span]]](list)
+    for segment, position, span in _operator_spans(estimator, plan, columns):
+        by_segment[segment].append((position, span))
+
+    def ordered(region: int, phases: Iterable[str]) -> list[Span]:
+        entries = [entry for phase in phases for entry in by_segment[region * len(PHASES) + PHASES.index(phase)]]
+        return [span for _, span in sorted(entries, key=itemgetter(0))]
+
+    both: RegionSpans = []
+    for i, region in enumerate(columns.plans.program.regions):
+        again = recomputed_phases(plan.recompute, estimator.profile) if region.is_block else ()
+        repeated = [replace(span, part="recompute") if span.part == "forward" else span for span in ordered(i, again)]
+        forward = ordered(i, (phase for phase in PHASES if phase != "backward"))
+        backward = repeated + ordered(i, ("backward",))[::-1]
+        for spans, total in ((forward, scalar(columns.regions.forward[i])), (backward, scalar(columns.regions.backward[i]))):
+            host = total - sum(span.time for span in spans if not span.hidden)
             if host > 1e-12 * total:
-                pieces.append(_Piece("host", "host", _IDLE, "", host))
+                spans.append(Span("host", "host", _IDLE, "", host))
         both.append((forward, backward))
     return both
+
+
+def _operator_spans(estimator: Estimator, plan: Plan, columns: StepColumns) -> Iterator[tuple[int, float, Span]]:
+    """Yield each operator and collective with its segment of the program and its position in it; a collective also has a hidden span."""
+    program, profile, micro, grid = columns.plans.program, estimator.profile, columns.plans.micro, columns.plans.grid
+    operators, rows, machine = program.derivation.graph.operators, program.rows, estimator.machine
+    operator_index = {op.name: i for i, op in enumerate(operators)}
+    producers = {op.output.tensor: i for i, op in enumerate(operators)}
+    amount, sizes = amount_values(rows.amounts, grid, np.array([float(plan.micro_batch)]), float(plan.job.seq_len))
+    for kind, work_rows, times in work_times(rows, machine, amount, sizes):
+        for name, segment, time in zip(work_rows.names, work_rows.segments.tolist(), _repeated(times, work_rows), strict=True):
+            first = name.partition(" + ")[0].rpartition(".grad")[0] or name
+            part = "backward" if PHASES[segment % len(PHASES)] == "backward" else "forward"
+            yield segment, operator_index.get(first, 0), Span(name, part, _COMPUTE, kind, time)
+    if not rows.traffic.names:
+        return
+    named_axes = plan.assignment is None or plan.assignment.has_named_axes
+    times, _, _ = traffic_times(rows, machine, members_inside(rows, grid), amount, sizes)
+    traffic, codes = rows.traffic, rows.traffic.columns["kind"].tolist()
+    for name, cell, code, time in zip(traffic.names, traffic.segments.tolist(), codes, _repeated(times, traffic), strict=True):
+        segment, j = divmod(cell, len(COMM))
+        if COMM[j] == "regather" and program.regions[segment // len(PHASES)].is_block and plan.recompute is Recompute.FULL:
+            continue
+        total = scalar(micro.communication[cell])
+        share = scalar(communication_time(micro, profile, segment, j)) / total if total else 0.0
+        share *= exposed_fraction(profile, COMM[j])
+        if COMM[j] == EXCHANGED and profile.communication.hides_exchanges:
+            share = 1.0  # `rank_parts` contains the exposed part
+        shown = "tensor_parallel" if COMM[j] in ("regather", "input_gradient") else COMM[j]
+        part = f"{shown}_communication" if named_axes or shown == EXCHANGED else "redistributions"
+        exposed = Span(name, part, _STREAMS[COMM[j]], _KIND_OF_CODE[code].value, time * share)
+        yield from (
+            (segment, producers.get(name, -1) + 0.5, span) for span in (exposed, replace(exposed, time=time * (1.0 - share), hidden=True))
+        )
 
 
 def _repeated(times: Any, rows: Rows) -> list[float]:
     """Return the time of each row, times its repeats. [s]"""
     column: list[float] = (times if rows.repeats is None else times * rows.repeats)[:, 0].tolist()
     return column
-
-
-def _ordered(pieces: Iterable[tuple[float, _Piece]]) -> list[_Piece]:
-    return [piece for _, piece in sorted(pieces, key=lambda entry: entry[0])]

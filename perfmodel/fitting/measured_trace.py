@@ -14,51 +14,30 @@ import re
 import zlib
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.measured_trace import COMMUNICATION, COMPUTE, GROUPS, HOST, MeasuredTrace
+from perfmodel.foundation.files import read_yaml
+from perfmodel.foundation.resources import resource_dir
+from perfmodel.parallel.measured import COMMUNICATION, COMPUTE, GROUPS, HOST, MeasuredTrace
 from perfmodel.parallel.plan import Plan
 
-#: (group, names of its kernels and operators); the first match counts.
-_KERNELS = (
-    ("optimizer", r"multi_tensor(?!.*copy)|adam|_foreach|sgd|lion\b|optimizer"),
-    ("elementwise", r"^elementwise"),
-    ("attention", r"flash|fmha|attn|attention|scaled_dot_product"),
-    ("matmul", r"gemm|gemv|cutlass|nvjet|cublas|Cijk|xmma|::(add|b|badd)?b?mm\b|_mm\b|::(matmul|linear|conv)|convol|[dw]grad|scudnn"),
-    ("matmul", r"winograd|mkldnn|dot\b"),
-    ("elementwise", r"norm|elementwise|vectorized|triton|softmax|reduce|cat|index|embed|gelu|silu|rope|rotary|dropout|fill|scatter"),
-    ("elementwise", r"sort|::bn_|pool|nchw|cub::|copy"),
-)
-_PATTERNS = tuple((group, re.compile(pattern, re.IGNORECASE)) for group, pattern in _KERNELS)
-_COLLECTIVE = re.compile(r"^(nccl|gloo:|mpi:|rccl)", re.IGNORECASE)
-#: Class of communication -> words in the description of its process group, of torch's meshes and of Megatron's groups. The class of data
-#: axes follows from the collective.
-_AXES = (
-    ("", re.compile(r"(^|_)data|dp(_|\b)", re.IGNORECASE)),
-    (COMMUNICATION[0], re.compile(r"tp\b|tensor", re.IGNORECASE)),
-    (COMMUNICATION[1], re.compile(r"cp\b|context", re.IGNORECASE)),
-    (COMMUNICATION[2], re.compile(r"ep\b|expert", re.IGNORECASE)),
-    (COMMUNICATION[3], re.compile(r"pp\b|pipeline", re.IGNORECASE)),
-)
-_UPDATE = re.compile(r"^Optimizer\.step")
-_LOADING = r"DataLoader.*__next__|dataloader\.py.*__next__|^(data_?load(er|ing)?|(next|get|load)_batch|batch-generator)$"
-#: Host activity -> names of its events; the first match counts.
-_HOST_EVENTS = ((HOST[0], re.compile(_LOADING, re.IGNORECASE)), (HOST[1], _UPDATE))
-_FUSED_UPDATE = re.compile(r"adam|lamb|lion\b|sgd|adafactor|muon", re.IGNORECASE)
-_WAITS = re.compile(r"^(cuda|hip)(Stream|Device|Event)Synchronize$")
+_NAMES = read_yaml(resource_dir("strategies") / "traces.yaml")
+
+
+def _compiled(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, re.Pattern[str]]]:
+    return [(name, re.compile(pattern, re.IGNORECASE)) for name, pattern in pairs]
+
+
+#: (group, names of its kernels and operators), (class of communication, words of its process group), (activity, events of the host).
+_GROUPS, _AXES, _HOST_EVENTS = (_compiled(_NAMES[table]) for table in ("groups", "process_groups", "host_events"))
+_PATTERN = dict(_compiled(_NAMES["patterns"].items()))
 _AFTER_WAIT = 20e-6  # [s] from the end of a wait to the idle time that it caused
-#: Categories of torch 1.8 to 1.10 -> those of later versions.
-_OLD_CATEGORIES = {"Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "Runtime": "cuda_runtime", "Operator": "cpu_op"}
-_STEP = re.compile(r"ProfilerStep\*?#(\d{1,9})$")
-_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-_LAUNCHES = ("cuda_runtime", "cuda_driver", "hip_runtime", "privateuse1_runtime")
-_COPIES = ("aten::copy_", "aten::_to_copy", "aten::to", "aten::clone", "aten::contiguous")
-_ON_HOST = ("cpu_op", "user_annotation", "python_function")
+_ON_DEVICE, _LAUNCHES, _ON_HOST = (_NAMES["categories"][kind] for kind in ("device", "launch", "host"))
 _MICROSECOND = 1e-6
 _MOST_NAMES = 3
 
@@ -74,6 +53,10 @@ class _Event:
     thread: tuple[Any, Any]
     known: Mapping[str, Any]
 
+    @property
+    def interval(self) -> Interval:
+        return self.start, self.end
+
 
 def read_trace(path: str | Path, plan: Plan | None = None, *, steps: int | None = None) -> MeasuredTrace:
     """Return the mean step of a trace. Raises InputError.
@@ -82,7 +65,7 @@ def read_trace(path: str | Path, plan: Plan | None = None, *, steps: int | None 
     steps   number of steps in a trace without marks (ProfilerStep#N); None: the number of optimizer steps
     """
     events, rank = _events(Path(path))
-    marks = sorted({(event.start, event.end) for event in events if _STEP.search(event.name) and not event.category.startswith("gpu")})
+    marks = sorted({event.interval for event in events if _PATTERN["step"].search(event.name) and not event.category.startswith("gpu")})
     if marks and steps is not None:
         raise InputError(f"{path}: marks its steps (ProfilerStep#N), so their number is known; leave out steps={steps}")
     steps_found, note = (marks, "") if marks else _unmarked_steps(path, events, steps)
@@ -93,14 +76,13 @@ def read_trace(path: str | Path, plan: Plan | None = None, *, steps: int | None 
         del windows[min(windows)]  # warm-up step
     number = steps if steps is not None else len(windows)
     names, seconds, overlapped = defaultdict[str, float](float), dict.fromkeys((*GROUPS, *HOST), 0.0), 0.0
-    on_host = [event for event in events if event.category in _ON_HOST]
-    host_work = {group: [(event.start, event.end) for event in on_host if pattern.search(event.name)] for group, pattern in _HOST_EVENTS}
-    waits = sorted((event.start, event.end) for event in events if event.category in _LAUNCHES and _WAITS.search(event.name))
+    host_work = {group: [event.interval for event in _named(events, _ON_HOST, pattern)] for group, pattern in _HOST_EVENTS}
+    waits = sorted(event.interval for event in _named(events, _LAUNCHES, _PATTERN["wait"]))
     for step, window in windows.items():
         groups = defaultdict[str, list[Interval]](list, host_work)
         for of_step, group, event in busy:
             if of_step == step:
-                groups[group].append((event.start, event.end))
+                groups[group].append(event.interval)
                 if group == "other_kernels":
                     names[event.name] += event.end - event.start
         covered: list[Interval] = []
@@ -134,13 +116,17 @@ def read_trace(path: str | Path, plan: Plan | None = None, *, steps: int | None 
     )
 
 
+def _named(events: Iterable[_Event], categories: Collection[str], pattern: re.Pattern[str]) -> list[_Event]:
+    return [event for event in events if event.category in categories and pattern.search(event.name)]
+
+
 def _unmarked_steps(path: str | Path, events: list[_Event], steps: int | None) -> tuple[list[Interval], str]:
     """Return the steps of a trace without marks, and a note on it: each ends with the optimizer's step, else the trace is one step."""
     work = [event for event in events if event.category in (*_ON_DEVICE, "cpu_op", *_LAUNCHES)]
     if not work:
         raise InputError(f"{path}: a trace without steps (ProfilerStep#N); call prof.step() after each step, and profile with a schedule")
     first, last = min(event.start for event in work), max(event.end for event in work)
-    updates = [event for event in events if _UPDATE.search(event.name) and event.category in _ON_HOST]
+    updates = _named(events, _ON_HOST, _PATTERN["update"])
     ends = sorted(event.end for event in updates if event.name == updates[0].name) or _last_updates(events)
     if steps is None and len(ends) > 1:
         return list(pairwise([first, *ends])), f"no step is marked: read as {len(ends)} steps, each of which ends with the optimizer's"
@@ -152,7 +138,7 @@ def _last_updates(events: list[_Event]) -> list[float]:
     """Return the launch times of the optimizer's last fused kernels before each matmul, and of the very last one."""
     launched, work = _launches(events), []
     for event in events:
-        is_update = _FUSED_UPDATE.search(event.name) is not None
+        is_update = _PATTERN["fused_update"].search(event.name) is not None
         if event.category == "kernel" and (is_update or _group(event.name) == "matmul"):
             work.append((launched.get(event.known.get("correlation"), event.start), is_update))
     pairs = pairwise([*sorted(work), (math.inf, False)])
@@ -185,7 +171,7 @@ def _events(path: Path) -> tuple[list[_Event], int]:
             if not isinstance(arguments, dict) or not isinstance(arguments.get("correlation", 0), int | str):
                 arguments = {}
             category, thread = str(entry.get("cat", "")), (entry.get("pid"), entry.get("tid"))
-            category = _OLD_CATEGORIES.get(category, category)
+            category = _NAMES["old_categories"].get(category, category)
             events.append(_Event(category, str(entry.get("name", "")), *times, thread, arguments))
     info = content.get("distributedInfo")
     rank = info.get("rank") if isinstance(info, dict) else 0
@@ -200,7 +186,7 @@ def _step_of(time: float, steps: list[Interval]) -> int | None:
 def _by_kernel(kernels: list[_Event], events: list[_Event], steps: list[Interval], plan: Plan | None) -> Iterator[tuple[int, str, _Event]]:
     """Yield kernels with their step and group; a kernel launched in the optimizer's step belongs to the optimizer."""
     launched = _launches(events)
-    updates = _union((event.start, event.end) for event in events if event.category in _ON_HOST and _UPDATE.search(event.name))
+    updates = _union(event.interval for event in _named(events, _ON_HOST, _PATTERN["update"]))
     for kernel in kernels:
         launch = launched.get(kernel.known.get("correlation"), -math.inf)
         step = _step_of(kernel.start if launch == -math.inf else launch, steps)
@@ -213,7 +199,7 @@ def _by_operator(events: list[_Event], steps: list[Interval], plan: Plan | None)
     """Yield operators of a CPU, without those that they call, with step and group; those of the optimizer's step belong to it."""
     threads = defaultdict[tuple[Any, Any], list[_Event]](list)
     for operator in events:
-        if operator.category == "cpu_op" or _UPDATE.search(operator.name) or _COLLECTIVE.match(operator.name):
+        if operator.category == "cpu_op" or _PATTERN["update"].search(operator.name) or _PATTERN["collective"].match(operator.name):
             threads[operator.thread].append(operator)
     for thread in threads.values():
         stack: list[tuple[_Event, str]] = []
@@ -233,7 +219,7 @@ def _by_operator(events: list[_Event], steps: list[Interval], plan: Plan | None)
             group = group or ("elementwise" if operator.name.startswith("aten::") else above)
             if above in ("optimizer", "attention"):
                 group = above
-            elif operator.name in _COPIES:
+            elif operator.name in _NAMES["copies"]:
                 group = "copies"
             stack.append((operator, group))
         for group, event in pieces:
@@ -243,12 +229,12 @@ def _by_operator(events: list[_Event], steps: list[Interval], plan: Plan | None)
 
 
 def _group(name: str) -> str:
-    return next((group for group, pattern in _PATTERNS if pattern.search(name)), "")
+    return next((group for group, pattern in _GROUPS if pattern.search(name)), "")
 
 
 def _collective_group(event: _Event, plan: Plan | None) -> str:
     """Return the class of a collective, by its process group, else by its kind and the plan's axes; empty for other kernels."""
-    if not _COLLECTIVE.match(event.name):
+    if not _PATTERN["collective"].match(event.name):
         return ""
     described = str(event.known.get("Process Group Description", ""))
     axis = next((group for group, pattern in _AXES if pattern.search(described)), "")

@@ -48,8 +48,7 @@ class LogMemories:
         return np.log([run.memory for run in self.runs])
 
     def at(self, values: Mapping[str, float], chosen: Sequence[int] | None = None) -> Array:
-        chosen = range(len(self.runs)) if chosen is None else chosen
-        return np.log([self._figure(index, values[RESERVE.name]) for index in chosen])
+        return np.log([self._figure(i, values[RESERVE.name]) for i in (range(len(self.runs)) if chosen is None else chosen)])
 
     def slopes(self, values: Mapping[str, float], chosen: Sequence[int] | None = None, wanted: Mask | None = None) -> Array:
         moved, spreads = moved_constant(self.constants[0], values[RESERVE.name])
@@ -57,13 +56,12 @@ class LogMemories:
 
     def _figure(self, index: int, factor: float) -> float:
         """Return the peak that the framework would report. [byte]"""
-        run = self.runs[index]
+        run, planned = self.runs[index], self.runs[index].planned
         if index not in self._columns:
             estimator = estimator_of(run, self.base)
-            self._columns[index] = estimator, plan_columns(estimator, [run.planned.plan])
+            self._columns[index] = estimator, plan_columns(estimator, [planned.plan])
         estimator, columns = self._columns[index]
         estimator = replace(estimator, profile=estimator.profile.having(reserve_factor=factor))
-        planned = run.planned
         if run.memory_kind:
             figures = MemoryFigures(memory_kind=run.memory_kind, memory_rank="fullest")
             planned = replace(planned, framework=replace(planned.framework, figures=figures))

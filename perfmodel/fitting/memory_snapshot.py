@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.units import format_bytes
-from perfmodel.parallel.measured_memory import AllocationSite, MeasuredMemory
+from perfmodel.parallel.measured import AllocationSite, MeasuredMemory
 
 MOST_FILE_BYTES = 1 << 30
 _MOST_BYTES = 1 << 53  # upper bound of a valid block

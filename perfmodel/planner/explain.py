@@ -201,7 +201,7 @@ def explain(
         raise bad_field("why_not", ",".join(why_not), rule, "leave it out, or use a plan of `perfmodel search`")
     check_expert_knobs(why_not or {}, plan.job)
     against = _Comparison(estimator=estimator, base=base, memory_headroom=memory_headroom, risk=risk, any_framework=any_framework)
-    turns = _turns(plan) if plan.assignment is None else []
+    turns = single_turns(plan) if plan.assignment is None else []
     neighbours = turned_plans(estimator, base, turns, memory_headroom=memory_headroom, risk=risk, any_framework=any_framework)
     asked = (_answer(against, dict(why_not)),) if why_not else ()
     return Explanation(prediction=base, bottleneck=max(base.parts, key=lambda part: base.parts[part]), neighbours=neighbours, why_not=asked)
@@ -221,7 +221,7 @@ def turned_plans(
     return tuple(alternative for turned in turns for alternative in _turned(against, turned))
 
 
-def _turns(plan: Plan) -> list[dict[str, int | str | bool]]:
+def single_turns(plan: Plan) -> list[dict[str, int | str | bool]]:
     """Return single changes of knobs: degrees doubled and halved (the data axes absorb the rest), other choices one by one."""
     turns: list[dict[str, int | str | bool]] = []
     layout = plan.layout

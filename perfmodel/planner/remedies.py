@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import product
+from itertools import chain, groupby, product
+from typing import Any
 
 from perfmodel.cost.estimate import Estimator
 from perfmodel.foundation.memory_headroom import MOST_HOST_MEMORY
@@ -77,14 +78,8 @@ class RemedyConditions:
 
     def best(self, space: Space, attention: AttentionKernel, recompute_operators: tuple[str, ...] | None = None) -> Prediction | None:
         """Return the fastest plan of the space that fits."""
-        best = best_plan(
-            self.estimator,
-            self.space(space),
-            memory_headroom=self.memory_headroom,
-            risk=self.risk,
-            attention=attention,
-            recompute_operators=recompute_operators,
-        )
+        rule: dict[str, Any] = {"memory_headroom": self.memory_headroom, "risk": self.risk}
+        best = best_plan(self.estimator, self.space(space), **rule, attention=attention, recompute_operators=recompute_operators)
         prediction = None if best is None else self.predict(best[1])
         if prediction is not None and prediction.host_memory > MOST_HOST_MEMORY and "recompute" not in space.fixed:
             fixed = {**space.fixed, "recompute": str(Recompute.FULL)}
@@ -128,7 +123,8 @@ def remedies_of_plan(conditions: RemedyConditions, plan: Plan) -> tuple[FittingC
         return ()
     remedies = _changes_that_fit(_with_settings(conditions), plan)[:MOST]
     if len(remedies) < MOST:
-        remedies += more_chips(conditions, _space_around(plan, ("dp_replicate", "dp_shard")), plan.attention, plan)
+        space = _space_around(plan, ("dp_replicate", "dp_shard"))
+        remedies += more_chips(conditions, space, plan.attention, lambda other: changed_knobs(plan, other))
     return tuple(remedies)
 
 
@@ -172,16 +168,16 @@ def _is_needless(remedy: FittingChange, other: FittingChange) -> bool:
 def _freed(conditions: RemedyConditions, plan: Plan, freed: tuple[str, ...]) -> FittingChange | None:
     """Return the fastest plan that fits with only the `freed` knobs changed; the plan itself if none is freed. None if none fits."""
     plan = replace(plan, profile=conditions.estimator.profile.name)
-    prediction: Prediction | None
-    if freed:
-        prediction = conditions.best(_space_around(plan, freed), plan.attention, plan.recompute_operators)
-        if prediction is not None and "pp" in freed:  # no flag sets other layers of the stages than the default ones
-            best = prediction.plan
-            layers = default_stage_layers(best.job, best.layout.pp, best.virtual_stages)
-            prediction = prediction if best.stage_layers == layers else conditions.predict(replace(best, stage_layers=layers))
-    else:
+    if not freed:
         prediction = conditions.predict(plan)
-    if prediction is None or not conditions.accepts(prediction):
+    elif (best := conditions.best(_space_around(plan, freed), plan.attention, plan.recompute_operators)) is None:
+        return None
+    else:
+        # no flag sets other layers of the stages than the default ones
+        layers = default_stage_layers(best.plan.job, best.plan.layout.pp, best.plan.virtual_stages)
+        is_free = "pp" in freed and best.plan.stage_layers != layers
+        prediction = conditions.predict(replace(best.plan, stage_layers=layers)) if is_free else best
+    if not conditions.accepts(prediction):
         return None
     return FittingChange(changes={**conditions.changes, **changed_knobs(plan, prediction.plan)}, prediction=prediction)
 
@@ -194,46 +190,42 @@ def _space_around(plan: Plan, freed: tuple[str, ...]) -> Space:
 
 def remedies_of_search(conditions: RemedyConditions, space: Space, attention: AttentionKernel) -> tuple[FittingChange, ...]:
     """Return up to `MOST` changes with which some plan fits: a knob freed, a loss that keeps few logits, an offload, more chips."""
-    one_order = replace(space, orders=space.orders[:1], lists=())
-    fitting: list[FittingChange] = []
-    for knob in space.fixed:
-        others = {name: value for name, value in space.fixed.items() if name != knob}
-        prediction = conditions.best(replace(one_order, fixed=others), attention)
-        if prediction is not None:
-            changes = {name: value for name, value in _given(space, prediction.plan).items() if name == knob}
-            fitting.append(FittingChange(changes=changes, prediction=prediction))
-    fitting.sort(key=_least_change)
-    switched = _switched(_with_settings(conditions), space, attention)
-    fitting = [*fitting[: MOST - 1 - len(switched)], *switched, *more_chips(conditions, space, attention, None)]
-    if fitting or not space.fixed:
+
+    def best(space: Space, named: Collection[str] = (), conditions: RemedyConditions = conditions) -> list[FittingChange]:
+        prediction = conditions.best(space, attention)
+        changes = {} if prediction is None else {**conditions.changes, **_values(prediction.plan, named)}
+        return [] if prediction is None else [FittingChange(changes=changes, prediction=prediction)]
+
+    one_order, given = replace(space, orders=space.orders[:1], lists=()), space.fixed
+    others = {knob: {name: value for name, value in given.items() if name != knob} for knob in given}
+    freed = sorted(chain(*(best(replace(one_order, fixed=fixed), (knob,)) for knob, fixed in others.items())), key=_least_change)
+    switched: list[FittingChange] = []
+    for _, options in groupby(_with_settings(conditions)[1:], key=lambda option: len(option.changes)):
+        switched = switched or sorted(chain(*(best(space, (), option) for option in options)), key=_least_change)[:1]
+    fitting = [*freed[: MOST - 1 - len(switched)], *switched, *more_chips(conditions, space, attention)]
+    if fitting or not given:
         return tuple(fitting)
     free = replace(one_order, fixed={}, maximum={})
-    prediction = conditions.best(free, attention)
-    remedies = (
-        [FittingChange(changes={}, prediction=prediction)] if prediction is not None else more_chips(conditions, free, attention, None)
-    )
-    return tuple(replace(remedy, changes={**remedy.changes, **_given(space, remedy.prediction.plan)}) for remedy in remedies)
+    return tuple(best(free, given) or more_chips(conditions, free, attention, lambda plan: _values(plan, given)))
 
 
-def _switched(options: Sequence[RemedyConditions], space: Space, attention: AttentionKernel) -> list[FittingChange]:
-    """Return the fewest settings with which some plan of the space fits, then the fastest."""
-    for count in (1, 2):
-        predictions = [(option, option.best(space, attention)) for option in options if len(option.changes) == count]
-        fitting = [FittingChange(changes=option.changes, prediction=fastest) for option, fastest in predictions if fastest is not None]
-        if fitting:
-            return [min(fitting, key=_least_change)]
-    return []
-
-
-def _given(space: Space, plan: Plan) -> dict[str, Knob]:
-    """Return the given knobs with the values of this plan."""
+def _values(plan: Plan, named: Collection[str]) -> dict[str, Knob]:
+    """Return the values of the named knobs in a plan."""
     knobs = plan_knobs(plan) | {"dp": plan.layout.data_parallel}
-    return {knob: knobs[knob] for knob in space.fixed if knob in knobs}
+    return {knob: knobs[knob] for knob in named if knob in knobs}
 
 
-def more_chips(conditions: RemedyConditions, space: Space, attention: AttentionKernel, plan: Plan | None) -> list[FittingChange]:
-    """Return the fewest chips with which some plan of the space fits, as in `perfmodel limits`; empty where there are none."""
-    estimator, job, fixed = conditions.estimator, conditions.estimator.job, space.fixed
+def more_chips(
+    conditions: RemedyConditions,
+    space: Space,
+    attention: AttentionKernel,
+    changes: Callable[[Plan], Mapping[str, Knob]] = lambda plan: {},
+) -> list[FittingChange]:
+    """Return the fewest chips with which some plan of the space fits, as in `perfmodel limits`; empty where there are none.
+
+    changes   changes of a plan in addition to the chips
+    """
+    estimator, fixed = conditions.estimator, space.fixed
     candidates = [count for count in chip_counts(estimator) if count > estimator.cluster.num_chips]
     if fixed.keys() >= {"pp", "cp", "tp"} and ("dp" in fixed or fixed.keys() >= {"dp_replicate", "dp_shard"}):
         given = math.prod(int(fixed.get(axis, 1)) for axis in ("pp", "dp", "dp_replicate", "dp_shard", "cp", "tp"))
@@ -242,17 +234,13 @@ def more_chips(conditions: RemedyConditions, space: Space, attention: AttentionK
         return []
     prober = Prober(
         make=conditions.make,
-        seq_len=job.seq_len,
+        seq_len=estimator.job.seq_len,
         chips=estimator.cluster.num_chips,
-        global_batch=job.global_batch,
+        global_batch=estimator.job.global_batch,
         space=replace(conditions.space(space), orders=space.orders[:1], lists=()),
         attention=attention,
         headroom=conditions.memory_headroom,
         risk=conditions.risk,
     )
     limit = fewest_chips(prober, candidates)
-    chips: dict[str, Knob] = {"chips": limit.value}
-    return [
-        FittingChange(changes=chips | ({} if plan is None else changed_knobs(plan, prediction.plan)), prediction=prediction)
-        for prediction in limit.prediction
-    ]
+    return [FittingChange(changes={"chips": limit.value, **changes(plan.plan)}, prediction=plan) for plan in limit.prediction]

@@ -1,8 +1,8 @@
-"""Advice as text, tables and the `--json` object."""
+"""Advice, and the smallest changes that make a plan fit, as text, tables and `--json` objects."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +10,10 @@ from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.parallel.framework_ref import SETTING_NAMES, settings_text
 from perfmodel.parallel.prediction import PROBABILITY, Prediction, probability_cell
 from perfmodel.report.predictions import plan_line, prediction_object
-from perfmodel.report.remedies import flags_text, remedies_objects, result_cells, result_object
 from perfmodel.report.table import Table, percent
 
 if TYPE_CHECKING:
+    from perfmodel.parallel.plan import Plan
     from perfmodel.planner.result import FittingChange
 
 #: Parts of a step that are model compute; the others are exposed communication, waiting and bookkeeping.
@@ -80,32 +80,24 @@ def advice_object(advice: Advice) -> dict[str, Any]:
             for change in advice.changes
         ],
         "best": prediction_object(advice.best[0]) if advice.best else None,
-        "options": [{"option": option.option, "before": option.before, "after": option.after} for option in advice.diff],
+        "options": list(advice.diff),
         "remedies": remedies_objects(advice.remedies),
     }
 
 
 def changes_table(advice: Advice) -> Table:
     """Return the table of the most helpful changes, fastest first."""
-    cells = [(change, result_cells(change.prediction)) for change in advice.changes]
+    rows = []
+    for change in advice.changes:
+        time, *others = result_cells(change.prediction)
+        rows.append((flags_text(change.changes), time, f"{100 * change.gain:+.1f} %", *others, flags_text(change.changed) or "-"))
     return Table(
         title="Changes that help most, alone and in pairs" if advice.prediction.fits else "Changes of one knob or setting that fit",
         headers=("change", "step time", "gain", "memory", PROBABILITY, "with"),
-        rows=tuple(
-            (_text(change.changes), time, f"{100 * change.gain:+.1f} %", memory, probability, _text(change.changed) or "-")
-            for change, (time, memory, probability) in cells
-        ),
+        rows=tuple(rows),
         right=("step time", "gain", "memory", PROBABILITY),
         fold=("change", "with"),
     )
-
-
-def _text(changes: Mapping[str, int | str | bool]) -> str:
-    knobs = flags_text({name: value for name, value in changes.items() if name not in SETTING_NAMES})
-    settings = [
-        f"--setting {name}" if value is True else f"--setting {name}={value}" for name, value in changes.items() if name in SETTING_NAMES
-    ]
-    return " ".join(filter(None, [knobs, *settings]))
 
 
 def gain_line(advice: Advice) -> str:
@@ -126,15 +118,10 @@ def gain_line(advice: Advice) -> str:
 def diff_lines(advice: Advice) -> Iterator[str]:
     """Yield the changed options as lines of a diff."""
     for option in advice.diff:
-        if option.before is not None:
-            yield f"- {option.option}: {_short(option.before)}"
-        if option.after is not None:
-            yield f"+ {option.option}: {_short(option.after)}"
-
-
-def _short(value: object) -> str:
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+        for sign, value in (("-", option.before), ("+", option.after)):
+            if value is not None:
+                text = str(value).lower() if isinstance(value, bool) else str(value)
+                yield f"{sign} {option.option}: {text if len(text) <= 80 else f'{text[:77]}...'}"
 
 
 def why_slow(prediction: Prediction) -> str:
@@ -160,3 +147,58 @@ def why_slow(prediction: Prediction) -> str:
     memory = f"memory is {percent(share)} full, mostly {prediction.largest_memory_class.replace('_', ' ')}"
     limit = f"the nearest limit is memory: {memory}" if share > 0.8 else f"{memory}, so there is room to spend on speed"
     return f"Why it takes {format_step(step)}: {shares}; {bound}, at {percent(prediction.mfu_palm)} MFU; {limit}."
+
+
+# --- changes that fit -------------------------------------------------------------------------------------------------
+
+
+def nothing_helps(plan: Plan) -> str:
+    """Return the remedies for a job that fits neither with other plans on these chips nor with this plan on more chips."""
+    train = plan.job.train
+    lighter = "--train lora:16" if train.is_full else "" if train.quantizes_base else f"--train q{train}"
+    others = ["chips with more memory", "a smaller model", "shorter sequences", *filter(None, [lighter])]
+    chips = "No other plan of this job fits on these chips, nor this plan on more of them (`perfmodel limits` finds the fewest)"
+    return f"{chips}: use {', '.join(others[:-1])} or {others[-1]}."
+
+
+def flags_text(changes: Mapping[str, int | str | bool]) -> str:
+    """Return the changes as flags of `perfmodel predict`."""
+    return " ".join(_flag(name, value) for name, value in changes.items())
+
+
+def _flag(name: str, value: int | str | bool) -> str:
+    if name in SETTING_NAMES:
+        return f"--setting {name}" if value is True else f"--setting {name}={value}"
+    knob = name.replace("_", "-")
+    return f"--{knob} {value}" if not isinstance(value, bool) else f"--{knob}" if value else f"--no-{knob}"
+
+
+def result_cells(prediction: Prediction) -> tuple[str, str, str]:
+    """Return step time, memory and probability of fitting as cells of a table."""
+    time, memory = format_step(prediction.step_time), format_bytes(prediction.memory["total"])
+    return time, memory, probability_cell(prediction.fits_probability)
+
+
+def result_object(prediction: Prediction) -> dict[str, Any]:
+    """Return step time, memory and probability of fitting for a `--json` object."""
+    return {
+        "step_time": prediction.step_time,
+        "memory": prediction.memory["total"],
+        "fits_probability": prediction.fits_probability,
+    }
+
+
+def fitting_changes_table(remedies: Sequence[FittingChange]) -> Table:
+    return Table(
+        title="Smallest changes that fit: flags to add or to replace",
+        headers=("flags", "step time", "memory", PROBABILITY),
+        rows=tuple((flags_text(change.changes), *result_cells(change.prediction)) for change in remedies),
+        right=("step time", "memory", PROBABILITY),
+        fold=("flags",),
+    )
+
+
+def remedies_objects(remedies: Sequence[FittingChange]) -> list[dict[str, Any]]:
+    return [
+        {"flags": flags_text(change.changes), "changes": dict(change.changes), **result_object(change.prediction)} for change in remedies
+    ]

@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.parallel.plan import plan_facts
@@ -28,35 +29,11 @@ if TYPE_CHECKING:
 
 GIB = 2.0**30
 
-#: Colour-blind-safe colours (Okabe & Ito) of parts and memory classes, the same in every figure.
-PART_COLOURS = {
-    "forward": "#0072B2",
-    "backward": "#56B4E9",
-    "recompute": "#B3DDF2",
-    "tensor_parallel_communication": "#D55E00",
-    "context_parallel_communication": "#E69F00",
-    "expert_parallel_communication": "#B07AA1",
-    "pipeline_communication": "#F0B27A",
-    "parameter_gather": "#F5CBA7",
-    "gradient_reduction": "#CC79A7",
-    "pipeline_bubble": "#BBBBBB",
-    "gradient_accumulation": "#009E73",
-    "optimizer": "#7DCEA0",
-    "weight_casts": "#F0E442",
-    "host": "#555555",
-}
-MEMORY_COLOURS = {
-    "weights": "#0072B2",
-    "gathered_parameters": "#56B4E9",
-    "gradients": "#CC79A7",
-    "optimizer": "#009E73",
-    "activations": "#E69F00",
-    "temporary": "#F5CBA7",
-    "communication_buffers": "#D55E00",
-    "allocator": "#555555",
-    "framework": "#BBBBBB",
-}
-LINE_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#555555")
+_COLOURS = read_yaml(Path(__file__).with_name("colours.yaml"))
+PART_COLOURS: dict[str, str] = _COLOURS["parts"]
+MEMORY_COLOURS: dict[str, str] = _COLOURS["memory"]
+SERVING_COLOURS: dict[str, str] = {**MEMORY_COLOURS, **_COLOURS["serving"]}
+LINE_COLOURS: list[str] = _COLOURS["lines"]
 _OTHER = "#999999"
 _DARK = {"#0072B2", "#D55E00", "#009E73", "#555555"}
 _THINNEST = 0.005  # share of the tallest bar below which a segment is not visible

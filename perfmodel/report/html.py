@@ -30,22 +30,6 @@ Part: TypeAlias = Block | Markup
 
 
 @dataclass(frozen=True, slots=True)
-class PageSection:
-    """A section of a page: heading and content."""
-
-    title: str
-    parts: Sequence[Part]
-
-    @property
-    def anchor(self) -> str:
-        return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
-
-    def html(self) -> str:
-        parts = filter(None, map(part_html, self.parts))
-        return "\n".join([f'<section id="{self.anchor}"><h2>{escape(self.title)}</h2>', *parts, "</section>"])
-
-
-@dataclass(frozen=True, slots=True)
 class Bar:
     """A row of stacked bars.
 
@@ -61,6 +45,16 @@ class Bar:
     @property
     def drawn(self) -> dict[str, float]:
         return {name: size for name, size in self.sizes.items() if size > 0 and name != "total"}
+
+
+def section_html(title: str, parts: Iterable[Part]) -> str:
+    """Return a section of a page: heading and content."""
+    body = filter(None, map(part_html, parts))
+    return "\n".join([f'<section id="{anchor(title)}"><h2>{escape(title)}</h2>', *body, "</section>"])
+
+
+def anchor(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
 
 
 def part_html(part: Part) -> str:
@@ -79,11 +73,6 @@ def part_html(part: Part) -> str:
             return f"<pre>{escape(part.command)}</pre>"
         case Text():
             return f"<p>{linked(part.text)}</p>"
-
-
-def folded(title: str, text: str) -> Markup:
-    """Return a long text that expands on a click on its title."""
-    return Markup(f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>")
 
 
 def linked(text: str) -> str:

@@ -1,13 +1,14 @@
-"""HTML pages of plans, searches and comparisons, from the blocks of the command line and figures of the same results."""
+"""HTML pages of plans, searches, comparisons and services, from the blocks of the command line and figures of the same results."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from string import Template
-from typing import Any
+from typing import Any, TypeAlias
 
+from perfmodel.cost.serving.boundness import OperatorRow
 from perfmodel.cost.trace import RankTimeline
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.units import format_bandwidth, format_bytes, format_count, format_flop_rate, format_step, format_time
@@ -17,46 +18,28 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.interval import COVERAGE, StepInterval
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction, notes
+from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.planner.explain import Explanation
 from perfmodel.planner.result import SearchResult
+from perfmodel.planner.serving.result import ServingSearchResult
+from perfmodel.report import predictions, searches, serving, serving_searches
+from perfmodel.report.advice import fitting_changes_table
 from perfmodel.report.document import Block, Command, Facts, Notes, Text
-from perfmodel.report.figures import GIB, MEMORY_COLOURS, PART_COLOURS, time_scale
-from perfmodel.report.html import PAGE, SCRIPT, STYLE, Bar, Markup, PageSection, Part, bars, folded, legend
-from perfmodel.report.predictions import (
-    basis_lines,
-    comparison_tables,
-    comparison_verdict,
-    confidence_lines,
-    fits_text,
-    headline,
-    is_one_job,
-    memory_line,
-    memory_table,
-    parts_table,
-    schedule_text,
-    short_plan_text,
-    verdict_line,
-)
-from perfmodel.report.remedies import fitting_changes_table
-from perfmodel.report.searches import (
-    baselines_table,
-    certainty_table,
-    knobs_text,
-    neighbours_table,
-    plans_table,
-    rejected_table,
-    search_details,
-    search_line,
-    search_notes,
-)
+from perfmodel.report.figures import GIB, MEMORY_COLOURS, PART_COLOURS, SERVING_COLOURS, time_scale
+from perfmodel.report.html import PAGE, SCRIPT, STYLE, Bar, Markup, Part, anchor, bars, legend, section_html
 from perfmodel.report.svg import Mark, area, scatter, schedule
-from perfmodel.report.table import Table, bytes_like, percent, times_like
+from perfmodel.report.table import Table, bytes_like, percent, times_like, words
 from perfmodel.report.trace import peak_memory
 from perfmodel.report.trust import remedies_table, trust_lines, uncertainty_table
 
 #: Most passes in a schedule figure; longer schedules are drawn as two windows, at the start and the end.
 _MOST_PASSES = 3_000
-_BEST, _FRONT, _OTHERS, _NO_FIT = "#D55E00", "#0072B2", "#E69F00", "#999999"
+_BEST, _FRONT, _OTHERS, _GREY = "#D55E00", "#0072B2", "#E69F00", "#999999"
+_UNFIT = "does not fit"
+_FRONT_COLOURS = {"best plan": "#D55E00", "without a search": "#009E73", "keeps the limits": "#0072B2", "breaks a limit": "#999999"}
+
+#: Parts of each section of a page, by its title, in order.
+Sections: TypeAlias = dict[str, Iterable[Part]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -102,58 +85,58 @@ def plan_report(
     commands      command lines that reproduce the numbers
     """
     prediction = explanation.prediction if result is None else result.plans[0]
-    interval = explanation.trust.interval if explanation.trust is not None else None
-    searched = [] if result is None else [("search", search_line(result))]
-    confidence = confidence_lines(prediction, interval) if interval else []
-    sections = [
-        PageSection("Summary", [Facts("", [*headline(prediction, verbose=True), *confidence, *searched]), Notes(notes(prediction))]),
-        PageSection("Where the time goes", [_time_bars({"": prediction}), parts_table(prediction)]),
-        PageSection("Memory", list(_memory_parts(prediction, timelines))),
-    ]
-    if prediction.plan.layout.pp > 1 and timelines:
-        sections.append(PageSection("Pipeline schedule", list(_schedule_parts(prediction.plan, timelines))))
+    plan, trust, step = prediction.plan, explanation.trust, prediction.step_time
+    summary = predictions.headline(prediction, verbose=True)
+    if trust is not None:
+        summary += predictions.confidence_lines(prediction, trust.interval)
     if result is not None:
-        sections.append(PageSection("Best plans", list(_search_parts(result))))
-    sections.append(PageSection("Why not another plan", list(_alternative_parts(prediction, explanation))))
-    if explanation.trust is not None:
-        trust, step = explanation.trust, prediction.step_time
+        summary.append(("search", searches.search_line(result)))
+    sections: Sections = {
+        "Summary": [Facts("", summary), Notes(notes(prediction))],
+        "Where the time goes": [_time_bars({"": prediction}), predictions.parts_table(prediction)],
+        "Memory": _memory_parts(prediction, timelines),
+    }
+    if plan.layout.pp > 1 and timelines:
+        sections["Pipeline schedule"] = _schedule_parts(plan, timelines)
+    if result is not None:
+        sections["Best plans"] = _search_parts(result)
+    sections["Why not another plan"] = _alternative_parts(prediction, explanation)
+    if trust is not None:
         tables = [uncertainty_table(trust), *([remedies_table(trust, step)] if trust.remedies else [])]
-        sections.append(PageSection("Uncertainty", [Facts("", trust_lines(trust, step)), *tables]))
-    sections.append(PageSection("Assumptions and sources", [basis_table({"": prediction}), sources]))
-    sections.append(_reproduce(commands, {"plan.yaml": plan_text}))
-    plan, kind = prediction.plan, "plan" if result is None else "search"
+        sections["Uncertainty"] = [Facts("", trust_lines(trust, step)), *tables]
+    sections["Assumptions and sources"] = [_basis_table({"": prediction}), sources]
+    sections["Reproduce"] = _reproduce_parts(commands, {"plan.yaml": plan_text})
     title = f"{plan.job.model.name} on {chips_text(plan.num_chips)} of {short_name(plan.cluster)}"
-    return make_report(kind, title, verdict_line(prediction), _cards(prediction, interval), sections)
+    cards = _cards(prediction, None if trust is None else trust.interval)
+    return make_report("plan" if result is None else "search", title, predictions.verdict_line(prediction), cards, sections)
 
 
-def comparison_report(predictions: Mapping[str, Prediction], *, texts: Sequence[str], commands: Sequence[str]) -> Report:
+def comparison_report(plans: Mapping[str, Prediction], *, texts: Sequence[str], commands: Sequence[str]) -> Report:
     """Return the page of plans side by side.
 
-    predictions   by name
+    plans   by name
     texts         plan files
     """
-    names, compared = list(predictions), list(predictions.values())
-    results, parts, memory, *knobs = comparison_tables(names, compared)
-    unlike = [] if is_one_job(compared) else ["these plans run different jobs: compare tokens/s a chip, not step times"]
-    marks, facts, cards, all_notes = [], [], [], []
-    for name, prediction in predictions.items():
-        marks.append(_mark(prediction, "plan" if prediction.fits else "does not fit", f"{name}: {short_plan_text(prediction.plan)}"))
-        facts.append(Facts(f"{name}: {verdict_line(prediction)}", headline(prediction, verbose=True)))
-        cards.append((name, format_step(prediction.step_time), _memory_verdict(prediction)))
-        all_notes += [f"{name}: {note}" for note in notes(prediction)]
-    sections = [
-        PageSection("Summary", [results, Notes(unlike)]),
-        PageSection("Where the time goes", [_time_bars(predictions), parts]),
-        PageSection("Memory", [_memory_bars(predictions), memory]),
-        PageSection("Time against memory", [_scatter(marks, {"plan": _FRONT, "does not fit": _NO_FIT}, compared[0])]),
-        PageSection("Plans", [*knobs, *facts]),
-        PageSection("Assumptions and sources", [basis_table(predictions), Notes(list(dict.fromkeys(all_notes)))]),
-        _reproduce(commands, {f"{name}.yaml": text for name, text in zip(names, texts, strict=True)}),
-    ]
-    return make_report("comparison", f"{len(names)} plans", comparison_verdict(names, compared), cards, sections)
+    names, compared = list(plans), list(plans.values())
+    results, parts, memory, *knobs = predictions.comparison_tables(names, compared)
+    unlike = [] if predictions.is_one_job(compared) else ["these plans run different jobs: compare tokens/s a chip, not step times"]
+    marks = [_mark(prediction, "plan" if prediction.fits else _UNFIT, name) for name, prediction in plans.items()]
+    facts = [Facts(f"{name}: {predictions.verdict_line(plan)}", predictions.headline(plan, verbose=True)) for name, plan in plans.items()]
+    all_notes = dict.fromkeys(f"{name}: {note}" for name, prediction in plans.items() for note in notes(prediction))
+    sections: Sections = {
+        "Summary": [results, Notes(unlike)],
+        "Where the time goes": [_time_bars(plans), parts],
+        "Memory": [_memory_bars(plans), memory],
+        "Time against memory": [_scatter(marks, {"plan": _FRONT, _UNFIT: _GREY}, compared[0])],
+        "Plans": [*knobs, *facts],
+        "Assumptions and sources": [_basis_table(plans), Notes(list(all_notes))],
+        "Reproduce": _reproduce_parts(commands, {f"{name}.yaml": text for name, text in zip(names, texts, strict=True)}),
+    }
+    cards = [(name, format_step(plan.step_time), predictions.memory_line(plan).partition(": ")[2]) for name, plan in plans.items()]
+    return make_report("comparison", f"{len(names)} plans", predictions.comparison_verdict(names, compared), cards, sections)
 
 
-def make_report(kind: str, title: str, verdict: str, cards: Sequence[tuple[str, str, str]], sections: Sequence[PageSection]) -> Report:
+def make_report(kind: str, title: str, verdict: str, cards: Iterable[tuple[str, str, str]], sections: Sections) -> Report:
     """Return the page.
 
     cards   (name, number, remark) of each headline figure
@@ -167,54 +150,50 @@ def make_report(kind: str, title: str, verdict: str, cards: Sequence[tuple[str, 
         title=escape(title),
         verdict=escape(verdict),
         cards="\n".join(boxes),
-        links="\n".join(f'<a href="#{section.anchor}">{escape(section.title)}</a>' for section in sections),
-        body="\n".join(section.html() for section in sections),
+        links="\n".join(f'<a href="#{anchor(section)}">{escape(section)}</a>' for section in sections),
+        body="\n".join(section_html(section, parts) for section, parts in sections.items()),
         made_by=f"perfmodel {escape(__version__)}",
     )
-    return Report(kind=kind, title=title, verdict=verdict, sections=tuple(section.title for section in sections), html=html)
+    return Report(kind=kind, title=title, verdict=verdict, sections=tuple(sections), html=html)
 
 
-def _memory_verdict(prediction: Prediction) -> str:
-    return memory_line(prediction).partition(": ")[2]
-
-
-def _cards(prediction: Prediction, interval: StepInterval | None) -> list[tuple[str, str, str]]:
-    job = prediction.plan.job
-    bounds = ""
-    if interval is not None:
-        low, high = (format_step(prediction.step_time * factor) for factor in (interval.low, interval.high))
-        bounds = f"{COVERAGE:.0%} interval {low} to {high}"
+def _cards(prediction: Prediction, interval: StepInterval | None) -> Iterator[tuple[str, str, str]]:
+    low, high = ("", "") if interval is None else (format_step(prediction.step_time * factor) for factor in (interval.low, interval.high))
+    bounds = f"{COVERAGE:.0%} interval {low} to {high}" if low else ""
+    yield "step time", format_step(prediction.step_time), bounds
+    yield "throughput", f"{prediction.tokens_per_second_per_chip:,.0f}", f"{prediction.plan.job.unit}/s a chip"
+    yield "MFU", percent(prediction.mfu_palm), f"of {format_flop_rate(prediction.peak_flop_rate)} dense {prediction.peak_dtype}"
     usable = format_bytes(prediction.memory_usable)
-    return [
-        ("step time", format_step(prediction.step_time), bounds),
-        ("throughput", f"{prediction.tokens_per_second_per_chip:,.0f}", f"{job.unit}/s a chip"),
-        ("MFU", percent(prediction.mfu_palm), f"of {format_flop_rate(prediction.peak_flop_rate)} dense {prediction.peak_dtype}"),
-        ("memory", format_bytes(prediction.memory["total"]), f"of {usable} usable: {_memory_verdict(prediction)}"),
-        ("", fits_text(prediction.fits_probability).rpartition(" fitting ")[2], "probability that it fits"),
-    ]
+    yield (
+        "memory",
+        format_bytes(prediction.memory["total"]),
+        f"of {usable} usable: {predictions.memory_line(prediction).partition(': ')[2]}",
+    )
+    yield "", predictions.probability_text(prediction.fits_probability), "probability that it fits"
 
 
 # --- time and memory ------------------------------------------------------------------------------------------------
 
 
-def _time_bars(predictions: Mapping[str, Prediction]) -> Markup:
-    text = times_like(min(prediction.step_time for prediction in predictions.values()))
-    rows = [Bar(name, prediction.parts, text(prediction.step_time)) for name, prediction in predictions.items()]
+def _time_bars(plans: Mapping[str, Prediction]) -> Markup:
+    text = times_like(min(prediction.step_time for prediction in plans.values()))
+    rows = [Bar(name, prediction.parts, text(prediction.step_time)) for name, prediction in plans.items()]
     return bars(rows, PART_COLOURS, text, with_shares=True)
 
 
-def _memory_bars(predictions: Mapping[str, Prediction]) -> Markup:
-    text = bytes_like(next(iter(predictions.values())).memory_usable)
-    rows = []
-    for name, prediction in predictions.items():
-        total = f"{text(prediction.memory['total'])} of {text(prediction.memory_usable)} usable"
-        rows.append(Bar(name, prediction.memory, total, prediction.memory_usable))
-    return bars(rows, MEMORY_COLOURS, text)
+def _memory_bars(
+    plans: Mapping[str, Prediction | ServingPrediction],
+    colours: Mapping[str, str] = MEMORY_COLOURS,
+    text: Callable[[float], str] | None = None,
+) -> Markup:
+    text = text or bytes_like(next(iter(plans.values())).memory_usable)
+    totals = {name: f"{text(plan.memory['total'])} of {text(plan.memory_usable)} usable" for name, plan in plans.items()}
+    return bars([Bar(name, plan.memory, totals[name], plan.memory_usable) for name, plan in plans.items()], colours, text)
 
 
 def _memory_parts(prediction: Prediction, timelines: Sequence[RankTimeline]) -> Iterator[Part]:
     yield _memory_bars({"": prediction})
-    yield memory_table(prediction)
+    yield predictions.memory_table(prediction)
     if timelines:
         fullest = max(timelines, key=peak_memory)
         scale, unit = time_scale(prediction.step_time)
@@ -231,57 +210,55 @@ def _schedule_parts(plan: Plan, timelines: Sequence[RankTimeline]) -> Iterator[P
     width = end * _MOST_PASSES / 2 / number
     windows = [(0.0, end)] if number <= _MOST_PASSES else [(0.0, width), (end - width, end)]
     cut = "; the begin and the end of the step" if len(windows) > 1 else ""
-    yield Text(f"{schedule_text(plan)}, {plan.num_microbatches:,} micro-batches{cut}")
+    yield Text(f"{predictions.schedule_text(plan)}, {plan.num_microbatches:,} micro-batches{cut}")
     for first, last in windows:
         yield schedule(timelines, PART_COLOURS, start=first, end=last, scale=scale, unit=unit)
     yield Markup(legend(("forward", "backward"), PART_COLOURS))
-    idle = [(timeline.stage, timeline.parts.get("pipeline_bubble", 0.0)) for timeline in timelines]
-    text = times_like(step_time)
-    rows = tuple((str(stage), text(bubble), percent(bubble / step_time)) for stage, bubble in idle)
+    text, idle = times_like(step_time), {timeline.stage: timeline.parts.get("pipeline_bubble", 0.0) for timeline in timelines}
+    rows = tuple((str(stage), text(bubble), percent(bubble / step_time)) for stage, bubble in idle.items())
     yield Table(title="Idle time", headers=("stage", "bubble", "share"), rows=rows, right=("bubble", "share"))
 
 
 # --- other plans ----------------------------------------------------------------------------------------------------
 
 
-def _mark(prediction: Prediction, kind: str, text: str, *, is_front: bool = False) -> Mark:
-    facts = f"{format_step(prediction.step_time)}, {format_bytes(prediction.memory['total'])}, {fits_text(prediction.fits_probability)}"
-    return Mark(prediction.memory["total"] / GIB, prediction.step_time, kind, f"{text}\n{facts}", is_front)
+def _mark(prediction: Prediction, kind: str, name: str = "", text: str = "", *, is_front: bool = False) -> Mark:
+    """Return the mark of a plan. text: in place of the plan's knobs."""
+    first = f"{name}{': ' if name else ''}{text or predictions.short_plan_text(prediction.plan)}"
+    time, memory = format_step(prediction.step_time), format_bytes(prediction.memory["total"])
+    facts = f"{time}, {memory}, {predictions.fits_text(prediction.fits_probability)}"
+    return Mark(prediction.memory["total"] / GIB, prediction.step_time, kind, f"{first}\n{facts}", is_front)
 
 
 def _scatter(marks: Sequence[Mark], colours: Mapping[str, str], like: Prediction) -> Markup:
-    return scatter(marks, colours, limit=like.memory_usable / GIB, x_label="peak memory of a chip [GiB]", y_label="step time [s]")
+    return scatter(marks, colours, ("peak memory of a chip [GiB]", "step time [s]"), limit=like.memory_usable / GIB)
 
 
 def _search_parts(result: SearchResult) -> Iterator[Part]:
-    best, *others = (kind.prediction for kind in result.kinds)  # numbered as in the table
-    marks = [_mark(best, "plan 1", f"plan 1: {short_plan_text(best.plan)}")]
-    marks += [_mark(prediction, "best plans", f"plan {i}: {short_plan_text(prediction.plan)}") for i, prediction in enumerate(others, 2)]
-    marks += [_mark(prediction, "Pareto front", short_plan_text(prediction.plan), is_front=True) for prediction in result.pareto]
-    for baseline in result.baselines:
-        for prediction in baseline.prediction:
-            kind = "without a search" if prediction.fits else "does not fit"
-            marks.append(_mark(prediction, kind, f"{baseline.name}: {short_plan_text(prediction.plan)}"))
-    colours = {"plan 1": _BEST, "best plans": _OTHERS, "Pareto front": _FRONT, "without a search": "#009E73", "does not fit": _NO_FIT}
-    yield _scatter(marks, colours, best)
-    yield plans_table(result)
+    kinds = [(f"plan {i}", kind.prediction) for i, kind in enumerate(result.kinds, 1)]  # numbered as in the table
+    baselines = [(baseline.name, prediction) for baseline in result.baselines for prediction in baseline.prediction]
+    marks = [_mark(prediction, "plan 1" if name == "plan 1" else "best plans", name) for name, prediction in kinds]
+    marks += [_mark(prediction, "Pareto front", is_front=True) for prediction in result.pareto]
+    marks += [_mark(prediction, "without a search" if prediction.fits else _UNFIT, name) for name, prediction in baselines]
+    colours = {"plan 1": _BEST, "best plans": _OTHERS, "Pareto front": _FRONT, "without a search": "#009E73", _UNFIT: _GREY}
+    yield _scatter(marks, colours, kinds[0][1])
+    yield searches.plans_table(result)
     if result.baselines:
-        yield baselines_table(result)
+        yield searches.baselines_table(result)
     if any(certainty.prediction for certainty in result.certainty):
-        yield certainty_table(result)
-    yield Notes([*search_notes(result), *search_details(result)])
-    yield rejected_table(result)
+        yield searches.certainty_table(result)
+    yield Notes([*searches.search_notes(result), *searches.search_details(result)])
+    yield searches.rejected_table(result)
 
 
 def _alternative_parts(prediction: Prediction, explanation: Explanation) -> Iterator[Part]:
-    marks = [_mark(prediction, "this plan", f"this plan: {short_plan_text(prediction.plan)}")]
+    marks = [_mark(prediction, "this plan", "this plan")]
     for neighbour in explanation.neighbours:
-        for alternative in neighbour.prediction:
-            kind = "one knob changed" if alternative.fits else "does not fit"
-            marks.append(_mark(alternative, kind, knobs_text({**neighbour.knobs, **neighbour.changed})))
-    yield _scatter(marks, {"this plan": _BEST, "one knob changed": _FRONT, "does not fit": _NO_FIT}, prediction)
+        knobs = searches.knobs_text({**neighbour.knobs, **neighbour.changed})
+        marks += [_mark(other, "one knob changed" if other.fits else _UNFIT, text=knobs) for other in neighbour.prediction]
+    yield _scatter(marks, {"this plan": _BEST, "one knob changed": _FRONT, _UNFIT: _GREY}, prediction)
     if explanation.neighbours:
-        yield neighbours_table(explanation)
+        yield searches.neighbours_table(explanation)
     if explanation.remedies:
         yield fitting_changes_table(explanation.remedies)
 
@@ -289,10 +266,10 @@ def _alternative_parts(prediction: Prediction, explanation: Explanation) -> Iter
 # --- sources --------------------------------------------------------------------------------------------------------
 
 
-def basis_table(predictions: Mapping[str, Prediction]) -> Table:
+def _basis_table(plans: Mapping[str, Prediction]) -> Table:
     """Return the table of the basis of each part of the step time, per plan."""
-    rows = [(name, line) for name, prediction in predictions.items() for line in basis_lines(prediction)]
-    return Table(title="Basis of the times", headers=("plan", "based on"), rows=tuple(rows), fold=("based on",))
+    rows = tuple((name, line) for name, plan in plans.items() for line in predictions.basis_lines(plan))
+    return Table(title="Basis of the times", headers=("plan", "based on"), rows=rows, fold=("based on",))
 
 
 def sources_table(
@@ -307,26 +284,102 @@ def sources_table(
     size = f", {format_count(model.num_parameters)} parameters" if hasattr(model, "num_parameters") else ""
     rows = [("model", f"{model.name}{size}", getattr(model, "source", ""))]
     for pool, calibration in zip(cluster.pools or (cluster,), calibrations, strict=True):
-        chip = pool.chip
+        chip, number = pool.chip, f"{pool.num_chips} of " if cluster.pools else ""
         flop_rate = chip.peak_flop_rate.get(Dtype(peak[1]), 0.0) if cluster.pools else peak[0]
-        rate = f"{format_flop_rate(flop_rate)} dense {peak[1]}"
         memory = f"{format_bytes(chip.memory.capacity)}, {format_bandwidth(chip.memory.bandwidth)}"
-        rows += [
-            ("chip", f"{chip.name}: {rate}, {memory}", chip.source),
-            ("cluster", f"{pool.num_chips} of {short_name(pool.name)}" if cluster.pools else short_name(pool.name), pool.source),
-            *(
-                (
-                    f"network {tier.name}",
-                    f"{tier.size:,} chips, {format_bandwidth(tier.link.bandwidth)}, {format_time(tier.link.latency)}",
-                    tier.source,
-                )
-                for tier in pool.tiers
-            ),
-            ("kernels", calibration.name or "spec sheet", calibration.source),
-        ]
-    rows.append(runs)
-    return Table(title="Sources", headers=("record", "value", "source"), rows=tuple(rows), fold=("value", "source"))
+        rows.append(("chip", f"{chip.name}: {format_flop_rate(flop_rate)} dense {peak[1]}, {memory}", chip.source))
+        rows.append(("cluster", f"{number}{short_name(pool.name)}", pool.source))
+        for tier in pool.tiers:
+            link = f"{format_bandwidth(tier.link.bandwidth)}, {format_time(tier.link.latency)}"
+            rows.append((f"network {tier.name}", f"{tier.size:,} chips, {link}", tier.source))
+        rows.append(("kernels", calibration.name or "spec sheet", calibration.source))
+    return Table(title="Sources", headers=("record", "value", "source"), rows=(*rows, runs), fold=("value", "source"))
 
 
-def _reproduce(commands: Sequence[str], files: Mapping[str, str]) -> PageSection:
-    return PageSection("Reproduce", [*map(Command, commands), *(folded(name, text) for name, text in files.items())])
+def _reproduce_parts(commands: Sequence[str], files: Mapping[str, str]) -> list[Part]:
+    """Return commands to copy, and files that expand on a click on their name."""
+    folded = (f"<details><summary>{escape(name)}</summary><pre>{escape(text)}</pre></details>" for name, text in files.items())
+    return [*map(Command, commands), *map(Markup, folded)]
+
+
+# --- services --------------------------------------------------------------------------------------------------------
+
+
+def service_report(
+    prediction: ServingPrediction,
+    *,
+    limits: Mapping[str, float],
+    operators: Sequence[OperatorRow],
+    start: Sequence[Block],
+    command: str,
+    sources: Table,
+    result: ServingSearchResult | None = None,
+    more_notes: Sequence[str] = (),
+) -> Report:
+    """Return the page of a service, or of a search and its best plan.
+
+    operators   operators of a decode step and of a prefill; empty for separate prefill and decode workers
+    start       launch commands of the plan
+    command     command line that reproduces the numbers
+    sources     sources of the records behind the numbers
+    """
+    summary: list[Part] = [Facts("", serving.service_facts(prediction, limits, verbose=True)), Notes(serving.shown_notes(prediction))]
+    if result is not None:
+        summary.append(Facts("The search", serving_searches.search_facts(result)))
+        summary.append(Notes([*serving_searches.search_notes(result), *more_notes]))
+    sections: Sections = {"Summary": summary}
+    if prediction.fits:
+        text = times_like(prediction.decode_step)
+        times = bars([Bar("", prediction.parts, text(prediction.decode_step))], SERVING_COLOURS, text)
+        sections["Where a decode step goes"] = [times, serving.parts_table(prediction)]
+    sections["Memory"] = [_memory_bars({"": prediction}, SERVING_COLOURS, format_bytes), serving.memory_table(prediction)]
+    if operators:
+        sections["Operators"] = [serving.operators_table(operators, phase) for phase in ("decode", "prefill")]
+    if result is not None:
+        sections["Best plans"] = _service_search_parts(result)
+    if start:
+        sections["Start"] = start
+    rows = tuple((words(name), source) for name, source in prediction.rests_on.items())
+    basis = Table(title="Basis of the numbers", headers=("part", "based on"), rows=rows, fold=("based on",))
+    sections["Assumptions and sources"] = [basis, sources]
+    sections["Reproduce"] = [Command(command)]
+    title = f"{prediction.job.model.name} served on {chips_text(prediction.plan.num_chips)} of {short_name(prediction.cluster)}"
+    verdict = serving.verdict_line(prediction, limits) if result is None else serving_searches.best_line(result)
+    cards = _service_cards(prediction) if prediction.fits else ()
+    return make_report("service" if result is None else "service search", title, verdict, cards, sections)
+
+
+def _service_cards(prediction: ServingPrediction) -> Iterator[tuple[str, str, str]]:
+    for label, name in (("TTFT", "ttft"), ("TPOT", "tpot"), ("latency", "request_latency")):
+        low, high = prediction.intervals.get(name, (0.0, 0.0))
+        bounds = f"{COVERAGE:.0%} interval {format_time(low)} to {format_time(high)}" if high else ""
+        yield label, format_time(getattr(prediction, name).mean), bounds
+    yield "throughput", f"{prediction.tokens_per_second_per_chip:,.0f}", "output tokens/s a chip"
+    yield "for a user", f"{prediction.tokens_per_second_per_user:,.1f}", "tokens/s"
+    yield "memory", format_bytes(prediction.memory["total"]), f"of {format_bytes(prediction.memory_usable)} usable"
+    if prediction.cost_per_million is not None:
+        yield "cost", f"{prediction.cost_per_million:,.2f} USD", "a million output tokens"
+
+
+def _service_search_parts(result: ServingSearchResult) -> Iterator[Part]:
+    marks = []
+    for point in result.pareto:
+        kind = "keeps the limits" if point.meets else "breaks a limit"
+        text = f"{serving.short_plan(point.plan)}, {point.quantization}, {point.concurrency:,} in flight\n{_times(point.ttft, point.tpot)}"
+        marks.append(Mark(point.tokens_per_second_per_user, point.tokens_per_second_per_chip, kind, text, is_front=True))
+    ranked = [("best plan", "best plan", result.best)]
+    ranked += [("without a search", baseline.name, plan) for baseline in result.baselines for plan in baseline.plans]
+    for kind, name, plan in ranked:
+        prediction = plan.prediction
+        text = f"{name}: {serving.short_plan(plan.plan)}\n{_times(prediction.ttft.mean, prediction.tpot.mean)}"
+        marks.append(Mark(prediction.tokens_per_second_per_user, plan.tokens_per_second_per_chip, kind, text))
+    limit = 1.0 / result.limits.tpot if result.limits.tpot else 0.0
+    yield Text("Tokens that a user sees against tokens of a chip; the line joins the plans and loads that no other beats in both.")
+    labels = ("output tokens/s for a user", "output tokens/s a chip")
+    yield scatter(marks, _FRONT_COLOURS, labels, limit=limit, limit_text="TPOT limit", is_whole=True)
+    yield from serving_searches.search_tables(result, with_pools=bool(result.disaggregated))
+    yield Notes(serving_searches.search_details(result))
+
+
+def _times(ttft: float, tpot: float) -> str:
+    return f"TTFT {format_time(ttft)}, TPOT {format_time(tpot)}"

@@ -15,6 +15,7 @@ from perfmodel.parallel.prediction import PROBABILITY, Prediction, probability_c
 from perfmodel.planner.baselines import MEANINGS
 from perfmodel.planner.explain import Alternative, Explanation
 from perfmodel.planner.result import AlikePlans, Baseline, Certainty, FittingChange, Objective, SearchResult
+from perfmodel.report.advice import flags_text, remedies_objects
 from perfmodel.report.predictions import (
     PLAN_HEADERS,
     PLAN_LEGEND,
@@ -25,7 +26,6 @@ from perfmodel.report.predictions import (
     prediction_object,
     short_plan_text,
 )
-from perfmodel.report.remedies import flags_text, remedies_objects
 from perfmodel.report.table import Table, bytes_like, percent, times_like
 from perfmodel.report.training_run import JOULES_OF_A_MEGAWATT_HOUR
 from perfmodel.report.trust import trust_object

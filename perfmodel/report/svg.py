@@ -13,6 +13,7 @@ from perfmodel.report.html import OTHER_COLOUR, Markup, legend
 from perfmodel.report.table import times_like, words
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 720.0, 62.0, 12.0, 10.0, 40.0
+_TO_RIGHT = f"H{_WIDTH - _RIGHT:g}"
 _ROW, _GAP = 20.0, 4.0
 _RADIUS = 5.5
 _WIDEST = 3.0  # range of an axis, as a multiple of the limit or of the least value; points beyond are not drawn
@@ -58,6 +59,12 @@ def _text(x: float, y: float, text: str, anchor: str = "middle", more: str = "")
     return f'<text x="{_number(x)}" y="{_number(y)}" text-anchor="{anchor}"{more}>{escape(text)}</text>'
 
 
+def _line(kind: str, x: float, y: float, path: str, title: str = "") -> str:
+    """Return a path of the page's style `kind` from a point. title: its tooltip."""
+    end = f"><title>{escape(title)}</title></path>" if title else "/>"
+    return f'<path class="{kind}" d="M{_number(x)} {_number(y)}{path}"{end}'
+
+
 def _scale(low: float, high: float, start: float, end: float) -> Scale:
     scale = (end - start) / ((high - low) or 1.0)
     return lambda value: start + (value - low) * scale
@@ -65,21 +72,17 @@ def _scale(low: float, high: float, start: float, end: float) -> Scale:
 
 def _across(low: float, high: float, height: float, label: str) -> tuple[Scale, list[str]]:
     """Return the horizontal scale of a figure, and its axis below."""
-    x = _scale(low, high, _LEFT, _WIDTH - _RIGHT)
-    lines = []
+    x, lines = _scale(low, high, _LEFT, _WIDTH - _RIGHT), []
     for value in ticks(low, high, 8):
-        lines.append(f'<path class="grid" d="M{_number(x(value))} {_number(_TOP)}V{_number(height - _BOTTOM)}"/>')
-        lines.append(_text(x(value), height - _BOTTOM + 15, f"{value:.6g}"))
+        lines += [_line("grid", x(value), _TOP, f"V{_number(height - _BOTTOM)}"), _text(x(value), height - _BOTTOM + 15, f"{value:.6g}")]
     return x, [*lines, _text((_LEFT + _WIDTH - _RIGHT) / 2, height - 6, label)]
 
 
 def _upright(low: float, high: float, height: float, label: str) -> tuple[Scale, list[str]]:
     """Return the vertical scale of a figure, and its axis on the left."""
-    y = _scale(low, high, height - _BOTTOM, _TOP)
-    lines = []
+    y, lines = _scale(low, high, height - _BOTTOM, _TOP), []
     for value in ticks(low, high):
-        lines.append(f'<path class="grid" d="M{_number(_LEFT)} {_number(y(value))}H{_number(_WIDTH - _RIGHT)}"/>')
-        lines.append(_text(_LEFT - 6, y(value) + 4, f"{value:.6g}", "end"))
+        lines += [_line("grid", _LEFT, y(value), _TO_RIGHT), _text(_LEFT - 6, y(value) + 4, f"{value:.6g}", "end")]
     middle = (y(low) + y(high)) / 2
     return y, [*lines, _text(14, middle, label, more=f' transform="rotate(-90 14 {_number(middle)})"')]
 
@@ -111,10 +114,10 @@ def area(
                 path.append(f"H{pixel}V{up}")
             last = up
         most = max(sizes.get(name, 0.0) for _, sizes in points)
-        path.append(f"H{_number(_WIDTH - _RIGHT)}V{_number(y(0.0))}Z")
+        path.append(f"{_TO_RIGHT}V{_number(y(0.0))}Z")
         title = f"<title>{escape(words(name))}: at most {most:.4g} {unit}</title>"
         body.append(f'<path fill="{colours.get(name, OTHER_COLOUR)}" d="{"".join(path)}">{title}</path>')
-    body.append(f'<path class="limit" d="M{_number(_LEFT)} {_number(y(limit))}H{_number(_WIDTH - _RIGHT)}"><title>usable</title></path>')
+    body.append(_line("limit", _LEFT, y(limit), _TO_RIGHT, "usable"))
     return Markup(_svg(height, "memory over the step", body) + legend(reversed(names), colours))
 
 
@@ -134,22 +137,22 @@ def schedule(timelines: Sequence[RankTimeline], colours: Mapping[str, str], *, s
             if right > left:
                 size = f'x="{x(left):.2f}" y="{_number(top)}" width="{max(x(right) - x(left) - 0.3, 0.1):.2f}" height="{_number(_ROW)}"'
                 title = f"{span.name}, stage {timeline.stage}: {text(span.start)} to {text(span.start + span.time)}"
-                body.append(f'<rect {size} fill="{colours[span.name.partition(" ")[0]]}"><title>{escape(title)}</title></rect>')
+                body.append(f'<rect {size} fill="{colours[span.part]}"><title>{escape(title)}</title></rect>')
     return Markup(_svg(height, "pipeline schedule", body))
 
 
 def scatter(
     marks: Sequence[Mark],
     colours: Mapping[str, str],
+    labels: tuple[str, str],
     *,
     limit: float,
-    x_label: str,
-    y_label: str,
     limit_text: str = "usable",
     is_whole: bool = False,
 ) -> Markup:
     """Return a scatter plot with lines through the Pareto front and at the limit of x.
 
+    labels     of the axes
     limit      0: no line
     is_whole   draw all points; False: only count points far above the limit or the least y
     """
@@ -158,18 +161,17 @@ def scatter(
     drawn = [mark for mark in marks if is_whole or (mark.x <= _WIDEST * limit and mark.y <= _WIDEST * least)]
     wide, tall = max([limit, *(mark.x for mark in drawn)]) * 1.06, max((mark.y for mark in drawn), default=least) * 1.04
     low = max(min(least, *(mark.y for mark in drawn)) - 0.1 * (tall - least), 0.0)
-    (x, across), (y, upright) = _across(0.0, wide, height, x_label), _upright(low, tall, height, y_label)
+    (x, across), (y, upright) = _across(0.0, wide, height, labels[0]), _upright(low, tall, height, labels[1])
     body = [*across, *upright]
     if limit:
-        line = f"M{_number(x(limit))} {_number(_TOP)}V{_number(height - _BOTTOM)}"
-        body.append(f'<path class="limit" d="{line}"><title>{escape(limit_text)}</title></path>')
+        body.append(_line("limit", x(limit), _TOP, f"V{_number(height - _BOTTOM)}", limit_text))
     front = sorted((mark for mark in drawn if mark.is_front), key=lambda mark: mark.x)
     if front:
         path = "".join(f"H{_number(x(mark.x))}V{_number(y(mark.y))}" for mark in front[1:])
-        body.append(f'<path class="front" d="M{_number(x(front[0].x))} {_number(y(front[0].y))}{path}"/>')
+        body.append(_line("front", x(front[0].x), y(front[0].y), path))
     for mark in sorted(drawn, key=lambda mark: -list(colours).index(mark.kind)):
         position = f'cx="{_number(x(mark.x))}" cy="{_number(y(mark.y))}" r="{_RADIUS:g}"'
         body.append(f'<circle class="dot" {position} fill="{colours[mark.kind]}"><title>{escape(mark.text)}</title></circle>')
     left_out = f"<p>{len(marks) - len(drawn)} slower or larger ones are in the table only.</p>" if len(drawn) < len(marks) else ""
     kinds = [kind for kind in colours if any(mark.kind == kind for mark in drawn)]
-    return Markup(_svg(height, f"{y_label} against {x_label}", body) + legend(kinds, colours) + left_out)
+    return Markup(_svg(height, f"{labels[1]} against {labels[0]}", body) + legend(kinds, colours) + left_out)

@@ -1,4 +1,4 @@
-"""Timelines of ranks as Chrome traces, and trace comparisons as text.
+"""Timelines of ranks as Chrome traces; measured traces and memory next to the prediction as text.
 
 Perfetto and chrome://tracing open the traces; Holistic Trace Analysis reads them. A rank is a process with one thread per stream. A second
 process is its host, with the profiled step, the passes and the kernel launches. Times are rounded to nanoseconds at the boundary of two
@@ -18,32 +18,21 @@ from typing import Any
 from perfmodel.cost.trace import RankTimeline, Span
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import one_line
+from perfmodel.foundation.files import read_yaml
+from perfmodel.foundation.resources import resource_dir
 from perfmodel.foundation.units import format_bytes, format_step
-from perfmodel.parallel.measured_trace import NO_DIFFERENCE, TraceComparison
+from perfmodel.parallel.measured import NO_DIFFERENCE, OUTSIDE_TENSORS, MemoryComparison, TraceComparison
 from perfmodel.parallel.plan import Plan
 from perfmodel.report.document import Block, Facts, Notes
 from perfmodel.report.predictions import job_line, plan_line
-from perfmodel.report.table import Table, percent, times_like, words
+from perfmodel.report.table import Table, bytes_like, percent, times_like, words
 
-_STREAM_IDS = {"compute": 7, "tp": 16, "cp": 18, "ep": 20, "dp": 22, "pp": 24}
+_NAMES = read_yaml(resource_dir("strategies") / "traces.yaml")
 _IDLE_THREAD = 1
 _HOST = 1_000_000  # added to the id of a rank for the process of its host
 _LAUNCH = 1_000  # longest kernel launch [ns]
-_NCCL = {
-    CollectiveKind.ALL_REDUCE: "AllReduce",
-    CollectiveKind.ALL_GATHER: "AllGather",
-    CollectiveKind.REDUCE_SCATTER: "ReduceScatter",
-    CollectiveKind.ALL_TO_ALL: "SendRecv",
-    CollectiveKind.SEND_RECV: "SendRecv",
-}
+_MOST_SITES = 10  # lines of code in a table
 _STRAGGLING = 0.05  # least waiting time for a straggler that is noted, as a share of the step
-_CAUSES = {
-    "data_loading": "while the host loads data",
-    "optimizer_step": "while the host runs the optimizer's step",
-    "after_synchronization": "after the host waited for the device",
-    "launches_or_bubble": "while the host launches kernels or does other work",
-}
-_PREFIX = {"matmul": "gemm", "attention": "flash_attention", "streaming": "elementwise"}
 
 
 def chrome_trace(timelines: Sequence[RankTimeline], plan: Plan) -> dict[str, Any]:
@@ -96,12 +85,13 @@ def trace_events(timeline: RankTimeline) -> Iterator[dict[str, Any]]:
         if span.stream == "idle":
             yield _slice("gpu_user_annotation", span.name, gpu, _IDLE_THREAD, start, end, part=span.part)
             continue
-        prefix = "multi_tensor_apply" if span.part == "optimizer" else _PREFIX.get(span.kind, "")
-        name = f"{prefix}: {span.name}" if prefix and span.name != span.kind else prefix or span.name
+        kernel = "multi_tensor_apply" if span.part == "optimizer" else _NAMES["kernel_names"].get(span.kind, "")
         known: dict[str, Any] = {"stream": _thread(span), "correlation": number, "part": span.part}
         if span.kind in set(CollectiveKind):
-            name = f"ncclDevKernel_{_NCCL[CollectiveKind(span.kind)]}"
+            name = kernel
             known |= {"Collective name": span.kind, "Process Group Description": f"mesh_{span.stream}", "tensor": span.name}
+        else:
+            name = f"{kernel}: {span.name}" if kernel and span.name != span.kind else kernel or span.name
         if span.hidden:
             known["hidden"] = True
         yield _slice("kernel", name, gpu, _thread(span), start, end, **known)
@@ -114,7 +104,7 @@ def trace_events(timeline: RankTimeline) -> Iterator[dict[str, Any]]:
 
 def _thread(span: Span) -> int:
     """Return the thread of a span: its stream, or a second one for overlapped communication."""
-    return _STREAM_IDS[span.stream] + span.hidden
+    return int(_NAMES["stream_ids"][span.stream]) + span.hidden
 
 
 def _ns(time: float) -> int:
@@ -163,7 +153,7 @@ def timelines_object(timelines: Sequence[RankTimeline], files: Iterable[str]) ->
 def timelines_blocks(timelines: Sequence[RankTimeline], plan: Plan, files: Sequence[str], read: Sequence[str]) -> Iterator[Block]:
     first = timelines[0]
     text = times_like(first.step_time)
-    facts = [*plan_facts(plan), ("detail", _DETAILS[first.detail]), ("written", ", ".join(files))]
+    facts = [*plan_facts(plan), ("detail", _NAMES["details"][first.detail]), ("written", ", ".join(files))]
     yield Facts(f"predicted step of {format_step(first.step_time)}", facts)
     rows = []
     for timeline in timelines:
@@ -182,13 +172,6 @@ def timelines_blocks(timelines: Sequence[RankTimeline], plan: Plan, files: Seque
         stretched = f"idle time between passes is stretched by up to {percent(off)}"
         notes.append(f"{stretched}: the simulated schedule is that much shorter or longer")
     yield Notes([*notes, "open it in ui.perfetto.dev; a folder as --out has one file for each rank, for Holistic Trace Analysis", *read])
-
-
-_DETAILS = {
-    "operators": "a span for each operator",
-    "layers": "a span for each part of a layer (--detail operators: each operator)",
-    "passes": "a span for each part of a pass (--detail operators: each operator)",
-}
 
 
 def peak_memory(timeline: RankTimeline) -> float:
@@ -262,8 +245,72 @@ def difference_sentence(comparison: TraceComparison) -> str:
         return f"{step}; no part differs by more than {percent(NO_DIFFERENCE)} of the step"
     cause, time = max(comparison.idle.items(), key=lambda item: item[1])
     is_caused = name == "idle" and time > 0.5 * measured > 0.5 * predicted
-    during = f", {text(time)} of it {_CAUSES[cause]}" if is_caused else ""
+    during = f", {text(time)} of it {_NAMES['host_activities'][cause]}" if is_caused else ""
     unknown = next((kernel for trace in comparison.traces for kernel in trace.unknown), "")
     which = f" ({one_line(unknown, 40)})" if name == "other_kernels" and unknown else ""
     kind = "largest unexplained part" if measured > predicted else "largest difference"
     return f"{step}; the {kind} is {words(name)}{which}: measured {text(measured)}, predicted {text(predicted)}{during}"
+
+
+def memory_object(comparison: MemoryComparison) -> dict[str, Any]:
+    fullest, content = comparison.memories[0], dict[str, Any]()
+    content["measured"] = {name: getattr(fullest, name) for name in ("allocated", "reserved", "fragmentation", "most_reserved")}
+    if comparison.predicted:
+        content["predicted"] = {"allocated": comparison.predicted_allocated, **comparison.predicted}
+        content["summary"] = memory_sentence(comparison)
+    return {**content, "snapshots": list(comparison.memories)}
+
+
+def memory_sentence(comparison: MemoryComparison) -> str:
+    """Return one sentence with the measured and the predicted peak memory."""
+    measured = comparison.memories[0].allocated
+    text = bytes_like(max(measured, comparison.predicted_allocated))
+    if not comparison.predicted:
+        return f"measured peak of {text(measured)} in tensors"
+    ratio = comparison.predicted_allocated / measured - 1.0
+    return f"peak in tensors {text(measured)}, predicted {text(comparison.predicted_allocated)} ({round(ratio, 2) + 0.0:+.0%})"
+
+
+def memory_blocks(comparison: MemoryComparison, plan: Plan | None, read: Sequence[str]) -> Iterator[Block]:
+    fullest = comparison.memories[0]
+    text = bytes_like(max(fullest.most_reserved, comparison.predicted.get("total", 0.0)))
+    fragmentation = percent(fullest.fragmentation / max(fullest.reserved, 1))
+    facts = [
+        *plan_facts(plan),
+        ("snapshot", f"{fullest.name}, device {fullest.device}"),
+        ("history", f"{fullest.num_events:,} events" if fullest.num_events else "none: the state at the snapshot"),
+        ("fragmentation", f"{text(fullest.fragmentation)}, {fragmentation} of what is reserved"),
+        ("largest reserve", text(fullest.most_reserved)),
+    ]
+    if fullest.refused:
+        facts.append(("out of memory", f"an allocation of {text(fullest.refused)} failed"))
+    if len(comparison.memories) > 1:
+        others = ", ".join(f"{text(memory.allocated)} ({memory.name}, device {memory.device})" for memory in comparison.memories[1:])
+        facts.append(("other devices", others))
+    yield Facts(memory_sentence(comparison), facts)
+    if comparison.predicted:
+        classes = ((name, size) for name, size in comparison.predicted.items() if size and name not in (*OUTSIDE_TENSORS, "total"))
+        rows = [(words(name), text(size), "", "", "") for name, size in classes]
+        beyond = comparison.predicted["allocator"]
+        pairs = (
+            ("in tensors", comparison.predicted_allocated, fullest.allocated),
+            ("held by the allocator", beyond, fullest.fragmentation),
+            ("reserved", comparison.predicted_allocated + beyond, fullest.reserved),
+        )
+        for name, predicted, measured in pairs:
+            more = measured - predicted
+            difference = f"{'+' if more > 0 else '-'}{text(abs(more))}"
+            rows.append((name, text(predicted), text(measured), difference, f"{more / predicted:+.1%}" if predicted else "-"))
+        rows.append(("outside the allocator", text(comparison.predicted["framework"]), "", "", ""))
+        headers = ("memory at the peak", "predicted", "measured", "difference", "of the prediction")
+        yield Table(title="Memory of the fullest device", headers=headers, rows=tuple(rows), right=headers[1:])
+    sites = [(one_line(site.where, 70), site.num_blocks, site.num_bytes) for site in fullest.sites[:_MOST_SITES]]
+    rest = fullest.sites[_MOST_SITES:]
+    if rest:
+        name = f"{len(rest)} more line{'s' * (len(rest) > 1)}"
+        sites.append((name, sum(site.num_blocks for site in rest), sum(site.num_bytes for site in rest)))
+    cells = tuple((name, f"{blocks:,}", text(size), percent(size / fullest.allocated)) for name, blocks, size in sites)
+    lines = ("allocated by", "blocks", "size", "share")
+    yield Table(title="Live allocations at the peak", headers=lines, rows=cells, right=lines[1:])
+    notes = [] if fullest.num_events else ["for the peak of a step, call torch.cuda.memory._record_memory_history() before it"]
+    yield Notes([*notes, "a snapshot has what torch's allocator holds; the CUDA context and NCCL's buffers lie outside it", *read])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import Any
 
 from perfmodel.configs.tables import FrameworkTable, common_rules, load_tables, plain
 from perfmodel.configs.write import facts_of_plan, write_config
@@ -23,9 +24,6 @@ from perfmodel.verbs.requests import read_risk
 from perfmodel.verbs.searching import remedies_in, search_in
 from perfmodel.verbs.settable import faster_attention
 from perfmodel.verbs.setting import Name, Setting, annotated, placed, predict_in, setting_of_plan
-
-if TYPE_CHECKING:
-    from perfmodel.planner.explain import Alternative
 
 #: Limits of shown single changes and pairs, and of single changes that are combined into pairs.
 MOST_SINGLE, MOST_PAIRS, MOST_IN_PAIRS = 5, 4, 4
@@ -96,30 +94,43 @@ def _table_of(start: Start, setting: Setting) -> FrameworkTable | None:
 
 def _helpful(setting: Setting, current: Prediction, table: FrameworkTable | None, rule: Mapping[str, Any]) -> tuple[AdvisedChange, ...]:
     """Return single changes, and pairs of the best ones, that fit and are faster; for a setup that does not fit, all that fit."""
-    from perfmodel.planner.explain import explain, turned_plans
+    from perfmodel.planner.explain import single_turns, turned_plans
 
     if current.plan.assignment is not None:
         return ()
-    single = list(_faster(setting, current, explain(setting.estimator, current.plan, **rule).neighbours))
-    single.sort(key=lambda change: change.prediction.step_time)
+
+    def turned(turns: Sequence[Mapping[str, Any]]) -> list[AdvisedChange]:
+        alternatives = turned_plans(setting.estimator, current, turns, **rule)
+        pairs = [(alternative, annotated(plan, setting)) for alternative in alternatives for plan in alternative.prediction if plan.fits]
+        advised = [_advised(current, alternative.knobs, plan, alternative.changed) for alternative, plan in pairs]
+        return [change for change in advised if change.gain > LEAST_GAIN or not current.fits]
+
+    single = sorted(turned(single_turns(current.plan)), key=_step_time)
     candidates = combinations((change.changes for change in single[:MOST_IN_PAIRS]), 2)
-    combined = [{**one, **other} for one, other in candidates if not one.keys() & other.keys()]
-    pairs = _faster(setting, current, turned_plans(setting.estimator, current, combined, **rule))
-    best_times = {frozenset(change.changes.items()): change.prediction.step_time for change in single}
+    pairs = turned([{**one, **other} for one, other in candidates if not one.keys() & other.keys()])
     better = [
         pair
         for pair in pairs
-        if all(pair.prediction.step_time < time * (1 - LEAST_GAIN) for knobs, time in best_times.items() if knobs <= pair.changes.items())
+        if all(_step_time(pair) < _step_time(one) * (1 - LEAST_GAIN) for one in single if one.changes.items() <= pair.changes.items())
     ]
-    changes = [*single, *better, *_with_settings(setting, current, single[:MOST_IN_PAIRS], table, rule)]
-    return tuple(sorted(changes, key=lambda change: change.prediction.step_time))
+    return tuple(sorted([*single, *better, *_with_settings(setting, current, single[:MOST_IN_PAIRS], table, rule)], key=_step_time))
+
+
+def _advised(
+    current: Prediction, changes: Mapping[str, Any], prediction: Prediction, changed: Mapping[str, Any] = MappingProxyType({})
+) -> AdvisedChange:
+    gain = 1 - prediction.step_time / current.step_time
+    return AdvisedChange(changes=dict(changes), changed=dict(changed), prediction=prediction, gain=gain)
+
+
+def _step_time(change: AdvisedChange) -> float:
+    return change.prediction.step_time
 
 
 def _shown(changes: Sequence[AdvisedChange]) -> tuple[AdvisedChange, ...]:
     """Return the best single changes and the best pairs, the fastest first."""
-    single = [change for change in changes if not change.is_pair][:MOST_SINGLE]
-    pairs = [change for change in changes if change.is_pair][:MOST_PAIRS]
-    return tuple(sorted((*single, *pairs), key=lambda change: change.prediction.step_time))
+    single, pairs = ([change for change in changes if change.is_pair is is_pair] for is_pair in (False, True))
+    return tuple(sorted((*single[:MOST_SINGLE], *pairs[:MOST_PAIRS]), key=_step_time))
 
 
 def _with_helpful_settings(best: Prediction, changes: Sequence[AdvisedChange], memory: Mapping[str, Any]) -> Prediction:
@@ -133,15 +144,6 @@ def _with_helpful_settings(best: Prediction, changes: Sequence[AdvisedChange], m
         return best
     prediction = predict_in(setting, placed(best.plan, setting), **memory)
     return prediction if prediction.fits and prediction.step_time < best.step_time else best
-
-
-def _faster(setting: Setting, current: Prediction, alternatives: Sequence[Alternative]) -> Iterator[AdvisedChange]:
-    for alternative in alternatives:
-        for prediction in alternative.prediction:
-            gain = 1 - prediction.step_time / current.step_time
-            if prediction.fits and (gain > LEAST_GAIN or not current.fits):
-                prediction = annotated(prediction, setting)
-                yield AdvisedChange(changes=dict(alternative.knobs), changed=dict(alternative.changed), prediction=prediction, gain=gain)
 
 
 def _with_settings(
@@ -159,17 +161,15 @@ def _with_settings(
             changed = setting_of_plan(current.plan, settings={name: value})
         except InputError:  # the setting is incompatible with the profile
             continue
-        alone = predict_in(changed, placed(current.plan, changed), **memory)
-        gain = 1 - alone.step_time / current.step_time
-        if gain <= LEAST_GAIN and current.fits:
+        alone = _advised(current, {name: value}, predict_in(changed, placed(current.plan, changed), **memory))
+        if alone.gain <= LEAST_GAIN and current.fits:
             continue
-        if alone.fits:
-            yield AdvisedChange(changes={name: value}, changed={}, prediction=alone, gain=gain)
+        if alone.prediction.fits:
+            yield alone
         for change in single:
             both = predict_in(changed, placed(change.prediction.plan, changed), **memory)
-            if both.fits and both.step_time < min(alone.step_time, change.prediction.step_time) * (1 - LEAST_GAIN):
-                pair = {**change.changes, name: value}
-                yield AdvisedChange(changes=pair, changed=change.changed, prediction=both, gain=1 - both.step_time / current.step_time)
+            if both.fits and both.step_time < min(_step_time(alone), _step_time(change)) * (1 - LEAST_GAIN):
+                yield _advised(current, {**change.changes, name: value}, both, change.changed)
 
 
 # --- in the framework's options ----------------------------------------------------------------------------------------------------

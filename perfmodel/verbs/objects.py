@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.parallel.request import Request
+from perfmodel.report.advice import remedies_objects
 from perfmodel.report.predictions import confidence_object, prediction_object
-from perfmodel.report.remedies import remedies_objects
 from perfmodel.verbs.setting import confidence_in, interval_in, need_intervals
 from perfmodel.workload.config import TransformerConfig
 

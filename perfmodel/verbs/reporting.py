@@ -22,7 +22,7 @@ from perfmodel.planner.result import AlikePlans, Expectation, Objective, SearchR
 from perfmodel.planner.search import alike_kinds
 from perfmodel.planner.serving.result import ServingSearchResult
 from perfmodel.report.document import Block
-from perfmodel.report.page import Report, comparison_report, plan_report, sources_table
+from perfmodel.report.page import Report, comparison_report, plan_report, service_report, sources_table
 from perfmodel.report.predictions import short_names
 from perfmodel.verbs.api import compare_plans, explain_plan, predict_plan
 from perfmodel.verbs.serving import ServingSetting, operators_of
@@ -38,10 +38,10 @@ def write_report(plans: Plan | Name | SearchResult | Sequence[Plan | Name], *, o
             other plans in it
     out     file to write: .html
     """
-    search = str(plans) if isinstance(plans, (str, Path)) and str(plans).endswith(".json") else ""
+    search, result = str(plans) if isinstance(plans, (str, Path)) and str(plans).endswith(".json") else "", None
     plans = read_search(search) if search else plans
-    result = plans if isinstance(plans, SearchResult) else None
     if isinstance(plans, SearchResult):
+        result = plans
         if not plans.plans:
             raise InputError("plans: the search found no plan that fits; allow more chips or a smaller batch")
         plans = plans.plans[0].plan
@@ -62,14 +62,12 @@ def write_report(plans: Plan | Name | SearchResult | Sequence[Plan | Name], *, o
         explanation = explain_plan(plan, trust=isinstance(plan.job.model, TransformerConfig))
         setting = setting_of_plan(plan)
         timelines = rank_timelines(setting.estimator, plan, checked_ranks(plan, ()), Detail.PASSES)
-        profile, prediction = setting.estimator.profile, explanation.prediction
-        cluster = setting.cluster
+        profile, cluster = setting.estimator.profile, setting.cluster
         # the calibration of a plan is that of its first kind of chips
         others = [choose_calibration(pool.chip) for pool in cluster.pools[1:]]
         calibrations = [choose_calibration(cluster.chip, setting.calibration), *others]
-        runs = ("framework", short_name(profile.name), profile.source)
-        peak = (prediction.peak_flop_rate, prediction.peak_dtype)
-        sources = sources_table(plan.job.model, cluster, calibrations, peak, runs)
+        peak = (explanation.prediction.peak_flop_rate, explanation.prediction.peak_dtype)
+        sources = sources_table(plan.job.model, cluster, calibrations, peak, ("framework", short_name(profile.name), profile.source))
         commands = [command, f"perfmodel explain {shlex.quote(names[0])} --trust"]
         page = plan_report(explanation, timelines, sources=sources, plan_text=texts[0], commands=commands, result=result)
     write_atomically(out, page.html)
@@ -86,9 +84,7 @@ def write_service_report(
     command: str,
     search: ServingSearchResult | None = None,
 ) -> None:
-    """Write the page of a service; see `perfmodel.report.serving_page.service_report`."""
-    from perfmodel.report.serving_page import service_report
-
+    """Write the page of a service; see `perfmodel.report.page.service_report`."""
     estimator = setting.estimator
     runs = ("engine", f"{estimator.engine.name} {estimator.engine.version}", estimator.engine.source)
     peak = (estimator.machine.peak_flop_rate, str(estimator.machine.dtype))
@@ -122,23 +118,20 @@ def read_search(path: str | Path) -> SearchResult:
         remedy = "write one with `perfmodel search ... --json > search.json`; a service has `perfmodel serve ... --report report.html`"
         raise bad_field("plans", path, "is no result of a training search", remedy) from None
 
-    rule = {"memory_headroom": data["memory_headroom"] or None, "risk": data["risk"]}
-
     def predicted(name: str) -> tuple[Prediction, ...]:
         """Return the predictions of the plans of a field."""
+        rule = {"memory_headroom": data["memory_headroom"] or None, "risk": data["risk"]}
         entries = data[name] if isinstance(data[name], list) else [data[name]]
         return tuple(predict_plan(plan_from_dict(entry["plan"], where=str(path)), **rule) for entry in entries if entry)
 
-    objective = Objective(data["objective"])
-    plans = predicted("plans")
-    places = tuple(entry["place"] for entry in data["plans"])
-    costs = [prediction.memory["total"] if objective is Objective.MEMORY else prediction.step_time for prediction in plans]
-    by_plan = {prediction.plan: prediction for prediction in plans}
+    objective, places = Objective(data["objective"]), tuple(entry["place"] for entry in data["plans"])
+    by_plan = {prediction.plan: prediction for prediction in predicted("plans")}
+    costs = [plan.memory["total"] if objective is Objective.MEMORY else plan.step_time for plan in by_plan.values()]
     kinds = alike_kinds(list(zip(costs, by_plan, strict=True)), places, data["ties"])
     return SearchResult(
         **{name: data[name] for name in _AS_SAVED},
         objective=objective,
-        plans=plans,
+        plans=tuple(by_plan.values()),
         places=places,
         least_time=data["least_time"] or math.inf,
         kinds=tuple(AlikePlans(position=rank, prediction=by_plan[plan], alike=alike) for rank, plan, alike in kinds),

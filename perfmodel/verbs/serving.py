@@ -102,8 +102,8 @@ def serve_asked(asked: ServingRequest) -> tuple[ServingSetting, ServingPredictio
 
 
 def _remedies(setting: ServingSetting, prediction: ServingPrediction, asked: ServingRequest) -> tuple[Change, ...]:
-    of = setting.estimator
-    return find_remedies(asked, prediction, engine=of.engine, cluster=of.cluster, fits=lambda changed: _served(changed, simulates=False)[1])
+    of, predict = setting.estimator, lambda changed: _served(changed, simulates=False)[1]
+    return find_remedies(asked, prediction, engine=of.engine, cluster=of.cluster, predict=predict)
 
 
 def _served(asked: ServingRequest, *, simulates: bool = True) -> tuple[ServingSetting, ServingPrediction]:

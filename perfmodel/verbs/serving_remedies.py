@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeAlias
 
 from perfmodel.foundation.errors import InputError
@@ -15,7 +16,7 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
-from perfmodel.workload.serving import Lengths
+from perfmodel.workload.serving import Lengths, ServingJob
 
 Change: TypeAlias = Mapping[str, Any]
 """Fields of a request and their new values."""
@@ -33,13 +34,24 @@ def find_remedies(
     *,
     engine: Engine,
     cluster: Cluster,
-    fits: Callable[[ServingRequest], ServingPrediction],
+    predict: Callable[[ServingRequest], ServingPrediction],
 ) -> tuple[Change, ...]:
     """Return up to three single changes that fit, of different kinds, those on the same chips first.
 
-    fits   prediction of a changed request; raises InputError for an invalid one
+    predict   prediction of a changed request; raises InputError for an invalid one
     """
     plan, memory, usable = prediction.plan, prediction.memory, prediction.memory_usable
+
+    def fitting(changes: Iterable[Change]) -> Iterator[Change]:
+        """Yield the changes that fit, with the tp that follows from more chips."""
+        for change in changes:
+            try:
+                changed = predict(replace(asked, **change))
+            except InputError:
+                continue
+            if changed.fits:
+                yield {name: changed.plan.tp if name == "tp" else value for name, value in change.items()}
+
     free_memory = usable - (memory["total"] - memory["cache"])
     kinds: list[Iterable[Change]] = []
     if asked.tp is not None and asked.workers is None:  # else every tp on these chips was tried
@@ -52,25 +64,18 @@ def find_remedies(
     kinds.append({"quantization": quantization.name} for quantization in narrower)
     if asked.workers is None:  # with the smallest tp that fits
         kinds.append({"chips": chips, "tp": None} for chips in _CHIPS if cluster.num_chips < chips <= cluster.max_chips)
-    remedies: list[Change] = []
-    for changes in kinds:
-        fitting = (change for change in (_tried(asked, change, fits) for change in changes) if change is not None)
-        remedies += islice(fitting, 1)
+    remedies = list(chain(*(islice(fitting(changes), 1) for changes in kinds)))
     if len(remedies) < MOST_REMEDIES and free_memory > 0.0:
-        shorter = _shorter(asked, prediction, fits)
-        remedies += [shorter] if shorter is not None else []
+        steps = shortened(prediction.job)
+        fits = bisect_left(steps, True, key=lambda change: not any(fitting([change])))
+        remedies += steps[max(fits - 1, 0) : fits]
     return tuple(remedies[:MOST_REMEDIES])
 
 
-def _tried(asked: ServingRequest, change: Change, fits: Callable[[ServingRequest], ServingPrediction]) -> Change | None:
-    """Return the change if it fits, with the tp that follows from more chips; else None."""
-    try:
-        prediction = fits(replace(asked, **change))
-    except InputError:
-        return None
-    if not prediction.fits:
-        return None
-    return {name: prediction.plan.tp if name == "tp" else value for name, value in change.items()}
+def shortened(job: ServingJob) -> list[Change]:
+    """Return shorter lengths of the longer of prompt and answer, in steps of 128 tokens, the shortest first."""
+    name, lengths = ("input_len", job.input_len) if job.input_len.most >= job.output_len.most else ("output_len", job.output_len)
+    return [{name: Lengths(least=min(lengths.least, most), most=most)} for most in range(_LEAST_LENGTH, lengths.most, _LEAST_LENGTH)]
 
 
 def narrower_formats(engine: Engine, chip: Chip, below: float) -> list[Quantization]:
@@ -81,18 +86,3 @@ def narrower_formats(engine: Engine, chip: Chip, below: float) -> list[Quantizat
     formats = [QUANTIZATIONS[name] for name in formats_on(engine.kernels.formats, chip)]
     narrower = [quantization for quantization in formats if quantization.weight_bytes < below and not quantization.experts_only]
     return sorted(narrower, key=lambda quantization: -round(4 * quantization.weight_bytes))
-
-
-def _shorter(asked: ServingRequest, prediction: ServingPrediction, fits: Callable[[ServingRequest], ServingPrediction]) -> Change | None:
-    """Return the longer of prompt and answer, shortened in steps of 128 tokens until it fits."""
-    job = prediction.job
-    name, lengths = ("input_len", job.input_len) if job.input_len.most >= job.output_len.most else ("output_len", job.output_len)
-
-    def change(most: int) -> Change:
-        return {name: Lengths(least=min(lengths.least, most), most=most)}
-
-    low, high = 0, -(-lengths.most // _LEAST_LENGTH)  # in steps: fits (or nothing), does not
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _tried(asked, change(middle * _LEAST_LENGTH), fits) else (low, middle)
-    return change(low * _LEAST_LENGTH) if low else None

@@ -13,8 +13,7 @@ from perfmodel.fitting.memory_snapshot import read_snapshot
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
 from perfmodel.foundation.values import choice_of
-from perfmodel.parallel.measured_memory import MemoryComparison
-from perfmodel.parallel.measured_trace import GROUPS, TraceComparison, group_of
+from perfmodel.parallel.measured import GROUPS, MemoryComparison, TraceComparison, group_of
 from perfmodel.parallel.plan import Plan, plan_to_dict, rank_at
 from perfmodel.report.trace import chrome_trace, trace_bytes
 from perfmodel.verbs.setting import Name, load_plan, predict_in, setting_of_plan
@@ -36,10 +35,9 @@ def trace_plan(
     """
     loaded = load_plan(plan)
     chosen = checked_ranks(loaded, ranks)
-    target = None if out is None else Path(out)
-    paths = [] if target is None else trace_paths(target, chosen)
-    is_folder = target is not None and target not in paths
-    for path in [target] if target is not None and is_folder and not target.exists() else paths:
+    paths = [] if out is None else trace_paths(Path(out), chosen)
+    is_folder = out is not None and Path(out) not in paths
+    for path in [Path(out)] if out is not None and is_folder and not Path(out).exists() else paths:
         check_can_be_written(path, "out")
     level = None if detail is None else choice_of(Detail, detail, "detail")
     timelines = tuple(rank_timelines(setting_of_plan(loaded).estimator, loaded, chosen, level))
@@ -70,15 +68,13 @@ def compare_trace(
     measured = tuple(read_trace(file, loaded, steps=steps) for file in files)
     predicted = dict.fromkeys(GROUPS, 0.0)
     if loaded is not None:
-        ranks = [trace.rank for trace in measured]
         last = max(measured, key=lambda trace: trace.rank)
         if last.rank >= loaded.num_chips:
             rule = f"is of rank {last.rank}, and the plan has {loaded.num_chips} ranks"
             raise bad_field("traces", last.name, rule, "give the plan that ran")
-        timelines = rank_timelines(setting_of_plan(loaded).estimator, loaded, list(set(ranks)), Detail.PASSES)
-        spans = {timeline.rank: timeline.spans for timeline in timelines}
-        for span in chain.from_iterable(spans[rank] for rank in ranks):
-            predicted[group_of(span.part, span.kind)] += 0.0 if span.hidden else span.time / len(ranks)
+        timelines = rank_timelines(setting_of_plan(loaded).estimator, loaded, [trace.rank for trace in measured], Detail.PASSES)
+        for span in chain.from_iterable(timeline.spans for timeline in timelines):
+            predicted[group_of(span.part, span.kind)] += 0.0 if span.hidden else span.time / len(measured)
     groups = {name: (predicted[name], sum(trace.groups[name] for trace in measured) / len(measured)) for name in GROUPS}
     comparison = TraceComparison(traces=measured, groups=groups, has_plan=loaded is not None)
     _write_run(out, [Path(trace.name).name for trace in measured], loaded, step_time=comparison.measured)

@@ -8,7 +8,7 @@ import pytest
 import perfmodel
 from perfmodel.fitting.measured_trace import read_trace
 from perfmodel.foundation.errors import InputError
-from perfmodel.parallel.measured_trace import GROUPS
+from perfmodel.parallel.measured import GROUPS
 from perfmodel.report.document import Notes
 from perfmodel.report.trace import comparison_blocks
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import perfmodel
-from perfmodel.parallel.measured_trace import COMPUTE, HOST, group_of
+from perfmodel.parallel.measured import COMPUTE, HOST, group_of
 
 FOLDER = Path(__file__).parent
 CASES = yaml.safe_load((FOLDER / "slow_runs.yaml").read_text())

@@ -1,4 +1,4 @@
-"""Measured traces by group of kernels, and their comparison with a prediction."""
+"""Measured traces by group of kernels, measured peaks of memory, and their comparison with a prediction."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ GROUPS = (*COMPUTE, *COMMUNICATION, "copies", "idle")
 NO_DIFFERENCE = 0.005  # of a step
 #: Activities of the host while the device is idle; each instant belongs to the first that applies.
 HOST = ("data_loading", "optimizer_step", "after_synchronization", "launches_or_bubble")
+#: Predicted classes of memory outside tensors: the allocator's reserve, and memory outside the allocator.
+OUTSIDE_TENSORS = ("allocator", "framework")
 
 
 def group_of(part: str, kind: str) -> str:
@@ -93,3 +95,51 @@ class TraceComparison:
         more = {name: measured - predicted for name, (predicted, measured) in self.groups.items()}
         largest = max(more, key=lambda name: more[name])
         return largest if more[largest] >= NO_DIFFERENCE * self.measured else max(more, key=lambda name: abs(more[name]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationSite:
+    """Live blocks at the peak that one line of code allocated. where: its file, line and function."""
+
+    where: str
+    num_blocks: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredMemory:
+    """The allocator of one device at the peak of a memory snapshot. [byte]
+
+    num_events     events of the history that were replayed; 0: the state at the snapshot
+    allocated      requested by live blocks, at its peak
+    reserved       held from the driver at that moment
+    most_reserved  the peak of `reserved`
+    sites          live blocks by the line that allocated them, the largest first; they add up to allocated
+    refused        size of the last allocation that failed for lack of memory; 0: none failed
+    """
+
+    name: str
+    device: int
+    num_events: int
+    allocated: int
+    reserved: int
+    most_reserved: int
+    sites: tuple[AllocationSite, ...]
+    refused: int
+
+    @property
+    def fragmentation(self) -> int:
+        """Reserved and not allocated at the peak: gaps, cached blocks and rounding. [byte]"""
+        return max(self.reserved - self.allocated, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryComparison:
+    """Measured peaks, the fullest device first, next to the predicted memory of their plan by class (empty without a plan). [byte]"""
+
+    memories: tuple[MeasuredMemory, ...]
+    predicted: Mapping[str, float]
+
+    @property
+    def predicted_allocated(self) -> float:
+        return sum(size for name, size in self.predicted.items() if name not in (*OUTSIDE_TENSORS, "total"))
