@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.releases import ReleaseRecipe, as_recipe_runs, load_releases, recipe_of, without_depth
 from perfmodel.parallel.layout import Dispatcher
@@ -87,8 +87,9 @@ def shipped_model(model: Mapping[str, Any]) -> TransformerConfig | None:
         return None
     if any(model.get(field) not in (None, getattr(config, field)) for field in _SHARED_SIZES):
         return None
-    depth = layers if isinstance(layers, int) and not isinstance(layers, bool) and layers > 0 else config.num_hidden_layers
-    return truncated(config, depth, num_dense_layers=stated_layers(model, DENSE), num_mtp_layers=stated_layers(model, MTP))
+    return truncated(
+        config, layers or config.num_hidden_layers, num_dense_layers=stated_layers(model, DENSE), num_mtp_layers=stated_layers(model, MTP)
+    )
 
 
 #: Fields for dense layers before the others, and for multi-token-prediction modules.
@@ -96,14 +97,11 @@ DENSE, MTP = ("num_dense_layers", "first_dense_layers"), ("num_mtp_layers",)
 
 
 def stated_layers(model: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    """Return the number that the run states in one of these fields; None: it states none. Raises InputError."""
+    """Return the number that the run states in one of these fields; None: it states none."""
     for name in names:
         value = model.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**20:
-            raise bad_field(f"model.{name}", one_line(value, 40), "must be a whole number from 0", "correct it in the case")
-        return value
+        if value is not None:
+            return int(value)
     return None
 
 
@@ -145,7 +143,7 @@ def _plain(name: object) -> str:
 def with_experts(base: TransformerConfig, model: Mapping[str, Any], flags: Mapping[str, str]) -> TransformerConfig:
     """Return a dense model with experts instead of its MLP, of the sizes in the run or in Megatron-LM's flags."""
     count, top_k, name = model.get("num_experts"), model.get("num_experts_per_tok"), base.name
-    if not isinstance(top_k, int):
+    if top_k is None:
         raise InputError(f"model.num_experts_per_tok: the run does not state it; {name} cannot be predicted without it")
     if str(model.get("kind")) == "moe-mla" and not flags:
         rule = "no shipped model has its name and sizes, and such runs state neither its latents nor its shared experts"
@@ -251,14 +249,13 @@ def recipe_of_case(inputs: Mapping[str, Any], framework: Framework, model: Trans
     stated = _RELEASE.search(str(inputs.get("framework"))[:200])
     if releases is None or stated is None:
         return None
-    batch = inputs.get("global_batch")
     return recipe_of(
         releases,
         stated[0],
         model=without_depth(model.name),
         chip=str(inputs.get("chip")),
         precision=str(inputs.get("precision") or "bf16"),
-        global_batch=batch if isinstance(batch, int) else 0,
+        global_batch=optional_count(inputs, "global_batch") or 0,
     )
 
 
@@ -267,12 +264,8 @@ def expert_knobs(
 ) -> ExpertKnobs:
     """Return expert parallelism and dispatcher as the run states them, else by the recipe or the framework's defaults."""
     flags = megatron_flags(inputs.get("settings"))
-    stated = inputs.get("etp")
-    if isinstance(stated, int) and not isinstance(stated, bool):
-        etp = stated
-    else:
-        usual = 1 if framework.experts.folds_experts else tp
-        etp = _flag(flags, "expert-tensor-parallel-size", usual if recipe is None or not recipe.etp else recipe.etp)
+    usual = 1 if framework.experts.folds_experts else tp
+    etp = optional_count(inputs, "etp") or _flag(flags, "expert-tensor-parallel-size", (recipe and recipe.etp) or usual)
     dispatcher_stated = inputs.get("dispatcher") or flags.get("moe-token-dispatcher-type") or ("allgather" if flags else None)
     dispatcher_stated = dispatcher_stated or (str(Dispatcher.FLEX) if "deepep" in stated_kernels(inputs.get("settings")) else None)
     if dispatcher_stated is None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.validation.fields import optional_count, stated_count
 from perfmodel.workload.base_formats import BASE_FORMATS
 from perfmodel.workload.job import Optimizer
 from perfmodel.workload.training import DEFAULT_BASE, FULL_TRAINING, Method, Training
@@ -62,7 +63,7 @@ def _method(inputs: Mapping[str, Any]) -> str:
     value = inputs.get("method")
     if isinstance(value, str):
         return value.lower()
-    return str(Method.LORA) if isinstance(inputs.get("lora"), Mapping) else ""
+    return str(Method.LORA) if inputs.get("lora") is not None else ""
 
 
 def trains_adapters(inputs: Mapping[str, Any]) -> bool:
@@ -91,24 +92,16 @@ def stated_training(inputs: Mapping[str, Any], default_targets: tuple[str, ...] 
             raise bad_field("method", one_line(method, 40), "adapters of this form are not modelled", "give lora or qlora")
     if not words & {*Method} - {Method.FULL}:
         return FULL_TRAINING
-    lora = inputs.get("lora")
-    fields = lora if isinstance(lora, Mapping) else {}
-    base = _base(inputs.get("settings"), fields, is_quantized=bool(words & {Method.QLORA, Method.QDORA}))
+    fields = inputs.get("lora") or {}
+    base = _base(inputs.get("settings") or {}, fields, is_quantized=bool(words & {Method.QLORA, Method.QDORA}))
     plain, quantized = (Method.DORA, Method.QDORA) if words & {Method.DORA, Method.QDORA} else (Method.LORA, Method.QLORA)
     return Training(
         method=quantized if base else plain,
-        rank=_count(fields, ("r", "rank"), 16),
+        rank=optional_count(fields, "r") or stated_count(fields, "rank", default=16),
         targets=_targets(fields.get("targets"), default_targets),
-        num_adapters=_count(fields, ("adapters",), 1),
+        num_adapters=stated_count(fields, "adapters", default=1),
         base=base,
     )
-
-
-def _count(fields: Mapping[str, Any], names: tuple[str, ...], default: int) -> int:
-    value = next((fields[name] for name in names if fields.get(name) is not None), default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise bad_field(f"lora.{names[0]}", one_line(value, 40), "must be a positive whole number", "correct it in the case")
-    return value
 
 
 def _targets(value: object, default: tuple[str, ...]) -> tuple[str, ...]:
@@ -129,10 +122,9 @@ def _targets(value: object, default: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(named))
 
 
-def _base(settings: object, lora: Mapping[str, Any], *, is_quantized: bool) -> str:
+def _base(settings: Mapping[str, Any], lora: Mapping[str, Any], *, is_quantized: bool) -> str:
     """Return the format of the frozen weights; empty: that of the computation."""
-    stated = settings if isinstance(settings, Mapping) else {}
-    text = str(stated.get("base_weights") or stated.get("base_format") or "").lower()
+    text = str(settings.get("base_weights") or settings.get("base_format") or "").lower()
     if text and text not in ("bf16", "fp16", "16-bit"):
         base_format = next((base for word, base in _BASES if word in text), "")
         if not base_format:
@@ -156,6 +148,3 @@ def stated_optimizer(inputs: Mapping[str, Any]) -> Optimizer | None:
     if optimizer is None:
         raise InputError(f"optimizer={one_line(text, 40)}: is not modelled; give one of {', '.join(Optimizer)}")
     return optimizer
-
-
-__all__ = ["stated_optimizer", "stated_training", "states_training", "trains_adapters"]

@@ -18,6 +18,13 @@ from perfmodel.hardware.technology import ChipSpec, Technology
 from perfmodel.parallel.schemas import PlanFile, RuleSetFile
 from perfmodel.verbs.study import study_model
 
+
+def _case_models() -> Any:
+    from perfmodel.validation import schemas
+
+    return schemas
+
+
 #: Kind of file -> factory of its model.
 KINDS: Mapping[str, Callable[[], type[FileModel]]] = {
     "chip": lambda: ChipFile,
@@ -31,6 +38,8 @@ KINDS: Mapping[str, Callable[[], type[FileModel]]] = {
     "plan": lambda: PlanFile,
     "rule-set": lambda: RuleSetFile,
     "study": study_model,
+    "case": lambda: _case_models().TrainingCaseFile,
+    "serving-case": lambda: _case_models().ServingCaseFile,
 }
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 #: Verb -> JSON Schema of its `--json` output, inferred from examples by `python -m tests.schemas`.

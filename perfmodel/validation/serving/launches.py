@@ -62,9 +62,8 @@ _SCRIPTS = (
 
 def launch_of(inputs: Mapping[str, Any], engine: str, chip: str, version: tuple[int, ...]) -> Launch:
     """Return the launch options of the run that `inputs` describe."""
-    model = inputs.get("model")
-    name = model.get("name") if isinstance(model, Mapping) else None
-    if inputs.get("input_len_mean") is None or not isinstance(name, str):
+    name = (inputs.get("model") or {}).get("name")
+    if inputs.get("input_len_mean") is None or not name:
         return Launch()
     script = next((script for script in _SCRIPTS if script.is_of(engine, name, chip, version)), None)
     if script is None:
