@@ -44,6 +44,11 @@ def _known(names: Iterable[str], rule: str = "is not known") -> ReadBy:
     return ReadBy(read, {"enum": list(choices)})
 
 
+def _read_targets(value: object, field: str) -> None:
+    if not isinstance(value, str | list):
+        raise bad_field(field, one_line(value, 40), "must be a text or a list of texts", _CORRECT)
+
+
 def _read_rate(value: object, field: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
         raise bad_field(field, one_line(value), "must be a positive number", _CORRECT)
@@ -56,6 +61,7 @@ def _read_stage(value: object, field: str) -> None:
 
 _Count = Annotated[int, _whole(1)]
 _CountOrZero = Annotated[int, _whole(0)]
+_Targets = Annotated[Any, ReadBy(_read_targets, {"type": ["string", "array"]})]
 _Mean = Annotated[float, Field(ge=1, le=MAX_COUNT)]
 _Rate = Annotated[float, ReadBy(_read_rate, {"type": "number", "exclusiveMinimum": 0})]
 
@@ -142,7 +148,7 @@ class AdaptersFile(FileModel):
 
     r: _Count | None = _text("rank; default: 16")
     rank: _Count | None = _text("other name of `r`")
-    targets: str | list[str] | None = _text("linear operators with adapters, such as `query, value` or `all linears`")
+    targets: _Targets | None = _text("linear operators with adapters, such as `query, value` or `all linears`")
     adapters: _Count | None = _text("adapters that are trained together; default: 1")
     base_bits: _Count | None = _text("bits of a frozen weight: 4, 8 or 16")
 
@@ -171,15 +177,15 @@ class TrainingCaseFile(CaseFile):
     measured: MeasuredTraining | None = _text("measurements; no prediction depends on them")
     framework: str | None = _text("framework with its release; default: an unknown one")
     model: TrainingModelFile | None = _text("model, by its sizes")
-    sequence_length: _Count | None = _text("tokens of a sequence; required")
-    global_batch: _Count | None = _text("sequences of a step over all replicas; required")
+    sequence_length: _Count | None = _text("tokens of a sequence; no default")
+    global_batch: _Count | None = _text("sequences of a step over all replicas; no default")
     micro_batch: _Count | None = _text("sequences of a pass; default: that of the framework")
     gradient_accumulation: _CountOrZero | None = _text("passes of a step; not read, it follows from the batches")
     chip: str | None = _text("name of a known chip")
     chips: list[ChipKindFile] | None = Field(
         OMITTED, min_length=1, description="kinds of chips in the order of the ranks, in place of `chip`"
     )
-    num_chips: _Count | None = _text("number of chips; required unless `dp` is given")
+    num_chips: _Count | None = _text("number of chips; no default unless `dp` is given")
     chips_per_node: _Count | None = _text("chips of a node; default: 8, or those of the chip")
     inter_node_gbit_per_s_per_node: _Rate | None = _in("Gbit/s", "network of a node; default: that of the chip's usual node")
     precision: Annotated[str, _known(PRECISIONS, "not known")] | None = _text("number format of the step; default: bf16")
@@ -250,13 +256,13 @@ class ServedModelFile(FileModel):
     """Sizes of the model of a serving run; a shipped model of these sizes has what a run leaves out."""
 
     name: str | None = _text("name in tables")
-    layers: _Count | None = _text("layers; required")
-    hidden: _Count | None = _text("width of the residual stream; required")
-    heads: _Count | None = _text("query heads; required")
+    layers: _Count | None = _text("layers; no default")
+    hidden: _Count | None = _text("width of the residual stream; no default")
+    heads: _Count | None = _text("query heads; no default")
     kv_heads: _Count | None = _text("key-value heads; default: as many as query heads")
     head_dim: _Count | None = _text("width of a head; default: hidden / heads")
-    ffn: _Count | None = _text("width of the MLP; required without experts")
-    vocab: _Count | None = _text("rows of the embedding; required")
+    ffn: _Count | None = _text("width of the MLP; no default without experts")
+    vocab: _Count | None = _text("rows of the embedding; no default")
     gated_mlp: bool | None = _text("Llama's block; default: true")
     attention: Annotated[str, _known(("gqa", "mla", "mla+dsa", "hybrid"))] | None = _text("kind of attention; default: gqa")
     sliding_window: _CountOrZero | None = _text("positions that a layer attends to; default: all")
@@ -267,10 +273,10 @@ class ServedModelFile(FileModel):
     linear_attention: ServedDeltaFile | None = _text("linear-attention layers")
     layer_pattern: str | None = _text("a letter for each layer: M mamba, * attention, E experts, - MLP")
     q_lora_rank: _CountOrZero | None = _text("rank of latent queries")
-    kv_lora_rank: _Count | None = _text("rank of latent keys and values; required with mla")
-    qk_nope_head_dim: _Count | None = _text("width of a key without positions; required with mla")
-    qk_rope_head_dim: _Count | None = _text("width of a key with positions; required with mla")
-    v_head_dim: _Count | None = _text("width of a value; required with mla")
+    kv_lora_rank: _Count | None = _text("rank of latent keys and values; no default with mla")
+    qk_nope_head_dim: _Count | None = _text("width of a key without positions; no default with mla")
+    qk_rope_head_dim: _Count | None = _text("width of a key with positions; no default with mla")
+    v_head_dim: _Count | None = _text("width of a value; no default with mla")
     index_heads: _CountOrZero | None = _text("heads of the indexer of sparse attention")
     index_head_dim: _CountOrZero | None = _text("width of a head of the indexer")
     index_topk: _CountOrZero | None = _text("positions that the indexer selects")
@@ -287,10 +293,10 @@ class ServedDegreesFile(FileModel):
 class WorkersFile(FileModel):
     """Prefill and decode workers of disaggregated serving."""
 
-    prefill_workers: _Count | None = _text("number of prefill workers; required")
-    chips_per_prefill_worker: _Count | None = _text("chips of a prefill worker; required")
-    decode_workers: _Count | None = _text("number of decode workers; required")
-    chips_per_decode_worker: _Count | None = _text("chips of a decode worker; required")
+    prefill_workers: _Count | None = _text("number of prefill workers; no default")
+    chips_per_prefill_worker: _Count | None = _text("chips of a prefill worker; no default")
+    decode_workers: _Count | None = _text("number of decode workers; no default")
+    chips_per_decode_worker: _Count | None = _text("chips of a decode worker; no default")
     decode_attention_dp: bool | None = _text("attention of decode workers is data-parallel; default: false")
 
 
@@ -299,7 +305,7 @@ class ServingCaseFile(CaseFile):
 
     measured: MeasuredServing | None = _text("measurements; no prediction depends on them")
     framework: str | None = _text("engine with its version; default: an unknown one")
-    model: ServedModelFile | None = _text("model, by its sizes; required")
+    model: ServedModelFile | None = _text("model, by its sizes; no default")
     chip: str | None = _text("chip in the words of the source")
     chip_id: str | None = _text("name of a known chip")
     chips: _Count | None = _text("number of chips; default: those of one replica")
@@ -313,10 +319,10 @@ class ServingCaseFile(CaseFile):
     precision: Annotated[str, _known(SERVED_PRECISIONS)] | None = _text("format of the weights; default: bf16")
     kv_precision: Annotated[str, _known(CACHES)] | None = _text("format of the KV cache; default: by the weights and the engine")
     kind: Annotated[str, _known(KINDS)] | None = _text("what was measured; default: serving with a `batch`, else max_throughput")
-    batch: _Count | None = _text("concurrent requests; required, except for max_throughput")
-    input_len: _Count | None = _text("longest prompt [tokens]; required unless its mean is given")
+    batch: _Count | None = _text("concurrent requests; no default, except for max_throughput")
+    input_len: _Count | None = _text("longest prompt [tokens]; no default unless its mean is given")
     input_len_mean: _Mean | None = _in("tokens", "mean prompt")
-    output_len: _Count | None = _text("longest answer [tokens]; required unless its mean is given")
+    output_len: _Count | None = _text("longest answer [tokens]; no default unless its mean is given")
     output_len_mean: _Mean | None = _in("tokens", "mean answer")
     repeated_prompts: bool | None = _text("all requests have the same prompt; default: false")
     speculative: bool | None = _text("speculative decoding; default: false")
