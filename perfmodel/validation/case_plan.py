@@ -12,6 +12,7 @@ from typing import Any
 
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.foundation.schema import check
 from perfmodel.foundation.values import is_path
 from perfmodel.frameworks.layer_placement import stage_layers_by_cost
 from perfmodel.frameworks.profile import ExecutionProfile, load_profile
@@ -30,27 +31,16 @@ from perfmodel.validation.expert_cases import (
     with_framework_defaults,
     with_recipe,
 )
-from perfmodel.validation.fields import optional_count, stated_count
+from perfmodel.validation.fields import PRECISIONS, optional_count, stated_count
 from perfmodel.validation.fine_tuning import stated_optimizer, stated_training
 from perfmodel.validation.framework_patterns import Framework, assumed_virtual_stages, framework_of, stage_layers_with_ends
 from perfmodel.validation.published_models import config_from_case
+from perfmodel.validation.schemas import TrainingCaseFile
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.training import Method, Training, training_of
 
 _GBIT = 1e9 / 8
-
-#: Precision of a run -> (policy of the job, dtype of the matrix multiplies).
-PRECISIONS: Mapping[str, tuple[Precision, Dtype]] = {
-    "bf16": (Precision.BF16_MIXED, Dtype.BF16),
-    "fp16": (Precision.FP16_MIXED, Dtype.FP16),
-    "fp32": (Precision.FP32, Dtype.FP32),
-    "tf32": (Precision.FP32, Dtype.TF32),
-    "fp8": (Precision.FP8_DELAYED, Dtype.FP8),
-    "mxfp8": (Precision.MXFP8, Dtype.FP8),
-    "nvfp4": (Precision.NVFP4, Dtype.FP4),
-    "mxfp4": (Precision.NVFP4, Dtype.FP4),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +82,6 @@ def plan_of_case(
 
     hardware, optimizer, dp_shard   of a user's run, which is described in more detail than published ones; None: by the inputs
     """
-    from perfmodel.foundation.schema import check
-    from perfmodel.validation.schemas import TrainingCaseFile
-
     is_loaded = isinstance(inputs.get("model"), TransformerConfig)
     check(TrainingCaseFile, {**inputs, "model": None} if is_loaded else inputs)
     _check_model(inputs)

@@ -6,7 +6,28 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, one_line
+from perfmodel.workload.job import Precision
+
+#: Precision of a training run -> (policy of the job, dtype of the matrix multiplies).
+PRECISIONS: Mapping[str, tuple[Precision, Dtype]] = {
+    "bf16": (Precision.BF16_MIXED, Dtype.BF16),
+    "fp16": (Precision.FP16_MIXED, Dtype.FP16),
+    "fp32": (Precision.FP32, Dtype.FP32),
+    "tf32": (Precision.FP32, Dtype.TF32),
+    "fp8": (Precision.FP8_DELAYED, Dtype.FP8),
+    "mxfp8": (Precision.MXFP8, Dtype.FP8),
+    "nvfp4": (Precision.NVFP4, Dtype.FP4),
+    "mxfp4": (Precision.NVFP4, Dtype.FP4),
+}
+#: Precision of a serving run -> format of its weights.
+SERVED_PRECISIONS: Mapping[str, str] = {
+    "bf16": "bf16", "fp16": "fp16", "fp32": "bf16", "fp8": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "mxfp4": "mxfp4", "int4": "w4a16",
+    "w4a16": "w4a16", "awq": "w4a16", "gptq": "w4a16", "int8-wo": "int8-weights", "int8": "int8", "w4a8": "w4a8",
+}  # fmt: skip
+#: Format of a KV cache -> its dtype; None: the engine's default.
+CACHES: Mapping[str, Dtype | None] = {"bf16": Dtype.BF16, "fp16": Dtype.FP16, "fp8": Dtype.FP8, "auto": None}
 
 UNKNOWN = "?"
 """Label of a run that does not state the field."""

@@ -13,9 +13,7 @@ from pydantic import Field
 from perfmodel.foundation.errors import bad_field, one_line
 from perfmodel.foundation.schema import MAX_COUNT, OMITTED, FileModel, Number, OneOf, ReadBy
 from perfmodel.parallel.layout import ZERO_STAGES
-from perfmodel.validation.case_plan import PRECISIONS
-from perfmodel.validation.serving.cases import CACHES
-from perfmodel.validation.serving.cases import PRECISIONS as SERVED_PRECISIONS
+from perfmodel.validation.fields import CACHES, PRECISIONS, SERVED_PRECISIONS
 from perfmodel.validation.serving.measured import KINDS
 
 RECOMPUTATIONS = ("none", "selective", "full", "minimal_offloaded")

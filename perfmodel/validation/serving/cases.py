@@ -12,11 +12,13 @@ from typing import Any
 
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.foundation.schema import check
 from perfmodel.frameworks.engine import version_of
 from perfmodel.hardware.reader import chip_called, list_chips
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
 from perfmodel.validation.case_plan import HardwareOfCase
-from perfmodel.validation.fields import optional_count, stated_count
+from perfmodel.validation.fields import CACHES, SERVED_PRECISIONS, optional_count, stated_count
+from perfmodel.validation.schemas import ServingCaseFile
 from perfmodel.validation.serving.launches import launch_of
 from perfmodel.validation.serving.models import model_of_case
 from perfmodel.validation.serving.software import engine_of
@@ -33,12 +35,6 @@ DeepSeek-V3 states 85 to 90 % for its second token (arXiv 2412.19437, section 5.
 
 #: Families whose fp8 checkpoints have scales of 128-blocks (`weight_block_size` of their configs); others have a scale per tensor.
 _BLOCK_FAMILIES = ("deepseek", "kimi", "glm", "minimax", "qwen3")
-#: Precision of a run -> format of its weights.
-PRECISIONS: Mapping[str, str] = {
-    "bf16": "bf16", "fp16": "fp16", "fp32": "bf16", "fp8": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "mxfp4": "mxfp4", "int4": "w4a16",
-    "w4a16": "w4a16", "awq": "w4a16", "gptq": "w4a16", "int8-wo": "int8-weights", "int8": "int8", "w4a8": "w4a8",
-}  # fmt: skip
-CACHES = {"bf16": Dtype.BF16, "fp16": Dtype.FP16, "fp8": Dtype.FP8, "auto": None}
 #: Engines whose quantized checkpoints (of TensorRT Model Optimizer) state an fp8 cache.
 _FP8CACHES = ("tensorrt-llm", "tensorrt-llm-2024", "nim")
 
@@ -65,9 +61,6 @@ class PlannedServing:
 
 def plan_of_serving(inputs: Mapping[str, Any]) -> PlannedServing:
     """Return the job and the plan of the run that `inputs` describe. Reads nothing but its arguments."""
-    from perfmodel.foundation.schema import check
-    from perfmodel.validation.schemas import ServingCaseFile
-
     check(ServingCaseFile, inputs)
     assumed: list[str] = []
     kind = inputs.get("kind")
@@ -221,7 +214,7 @@ def _quantization(inputs: Mapping[str, Any], in_blocks: bool, assumed: list[str]
     if value is None:
         assumed.append("precision")
         value = "bf16"
-    name = PRECISIONS[value]
+    name = SERVED_PRECISIONS[value]
     return QUANTIZATIONS["fp8-block" if name == "fp8" and in_blocks else name]
 
 
