@@ -28,8 +28,9 @@ from perfmodel.foundation.resources import write_atomically
 from perfmodel.frameworks.engine import fitted_numbers
 from perfmodel.frameworks.serving_intervals import METRICS, interval_factors
 from perfmodel.planner.serving.result import LIMIT_HEADROOM
+from perfmodel.validation.run_labels import by_label
 from perfmodel.validation.serving.estimators import Estimators
-from perfmodel.validation.serving.rows import ServingRow, label_order
+from perfmodel.validation.serving.rows import ServingRow
 from perfmodel.validation.serving.tables import WORDS
 from perfmodel.validation.statistics import ErrorStatistics, error_statistics
 
@@ -125,10 +126,10 @@ def _main_table(accuracy: ServingAccuracy) -> Sections:
         kind: [row for row in accuracy.scored if row.kind == kind] for kind in ("serving", "static_batch", "max_throughput", "ttft_only")
     }
     serving = kinds["serving"]
-    dense = [row for row in serving if row.labels["experts"] == "dense"]
+    dense = [row for row in serving if row.labels.experts == "dense"]
     lines = (
-        ("TPOT, dense models on H100, H200, B200", [row for row in dense if row.labels["chip"] in _DENSE_CHIPS], "tpot"),
-        ("TPOT, mixture-of-experts models", [row for row in serving if row.labels["experts"] != "dense"], "tpot"),
+        ("TPOT, dense models on H100, H200, B200", [row for row in dense if row.labels.chip in _DENSE_CHIPS], "tpot"),
+        ("TPOT, mixture-of-experts models", [row for row in serving if row.labels.experts != "dense"], "tpot"),
         ("TPOT, all", serving, "tpot"),
         ("TTFT, dense models", dense, "ttft"),
         ("TTFT, all", serving, "ttft"),
@@ -160,7 +161,7 @@ def _static(accuracy: ServingAccuracy) -> Sections:
         ("max_throughput", "tokens_per_second", " (tokens/s at maximum load)"),
     ):
         scored = [row for row in accuracy.scored if row.kind == kind]
-        groups = grouped(scored, lambda row: (row.labels["source"], row.labels["engine"], row.labels["chip"]))
+        groups = grouped(scored, lambda row: (row.labels.source, row.labels.engine, row.labels.chip))
         lines += [_line(accuracy, ", ".join(key) + suffix, groups[key], metric) for key in sorted(groups)]
     yield "static", {"table": _table(("source, engine, chip", *_LEFT_OUT), lines)}
 
@@ -170,8 +171,8 @@ def _second_hand(accuracy: ServingAccuracy) -> Sections:
     rows = [row for row in accuracy.rows if row.is_second_hand and row.is_predicted]
     lines = [
         (
-            row.labels["model"],
-            row.labels["chip"],
+            row.labels.model,
+            row.labels.chip,
             str(row.planned.plan.tp if row.planned else ""),
             f"{row.served.request_latency:.3f}",
             f"{row.predicted['request_latency']:.3f}",
@@ -191,7 +192,7 @@ def _saturation(accuracy: ServingAccuracy) -> Sections:
     errors = [run.predicted / run.running - 1.0 for run in full]
     lines = [
         (
-            *(run.row.labels[name] for name in ("engine", "model", "chip")),
+            *(getattr(run.row.labels, name) for name in ("engine", "model", "chip")),
             f"{run.clients:.0f}",
             f"{run.running:.1f}",
             f"{run.predicted:.1f}",
@@ -240,8 +241,7 @@ def _by_label(accuracy: ServingAccuracy) -> Sections:
     serving = [row for row in accuracy.scored if row.kind == "serving"]
     for field in ("engine", "framework", "chip", "model", "precision", "concurrency"):
         lines = []
-        for label in sorted({row.labels[field] for row in serving}, key=label_order):
-            rows = [row for row in serving if row.labels[field] == label]
+        for label, rows in by_label(serving, field).items():
             lines.append((label, f"{len(rows):,}", *(cell for metric in METRICS[:3] for cell in _pair(accuracy, rows, metric))))
         head = (field, "runs", *(f"{WORDS[metric]} {word}" for metric in METRICS[:3] for word in ("median", "p90", "bias")))
         tables.append(_table(head, lines))
@@ -271,11 +271,11 @@ def _coverage(residuals: Sequence[ServingResidual], of: Sequence[ServingResidual
 
     def held(split: Split) -> list[bool]:
         first = of[split.held_out[0]]
-        bounds = factors([residual for residual in residuals if residual.row.labels["model"] != split.label], first.basis, first.metric)
+        bounds = factors([residual for residual in residuals if residual.row.labels.model != split.label], first.basis, first.metric)
         values = [of[index].value for index in split.held_out]
         return [bounds is not None and math.log(bounds[0]) <= value <= math.log(bounds[1]) for value in values]
 
-    return float(cross_validated([residual.row.labels["model"] for residual in of], held).mean())
+    return float(cross_validated([residual.row.labels.model for residual in of], held).mean())
 
 
 def _engines(accuracy: ServingAccuracy) -> Sections:

@@ -20,10 +20,9 @@ from perfmodel.hardware.reader import LOCALHOST, load_cluster
 from perfmodel.parallel.framework_ref import FrameworkRef, framework_named
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.plan_file import plan_from_dict, read_plan
-from perfmodel.validation.case_plan import HardwareOfCase, PlannedCase, plan_of_case
+from perfmodel.validation.case_plan import HardwareOfCase, PlannedCase, load_profile_once, plan_of_case
 from perfmodel.validation.fields import PRECISIONS
 from perfmodel.validation.framework_patterns import framework_of
-from perfmodel.validation.step_times import load_profile_once
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer
 from perfmodel.workload.models import load_model

@@ -95,7 +95,7 @@ def plan_of_case(
         pp = stated_count(inputs, "num_chips")
     num_chips, dp = _chips(inputs, tp * pp * cp, assumed)
     _check_optimizer(settings)
-    profile = with_settings(_profile(framework.profile), settings)
+    profile = with_settings(load_profile_once(framework.profile), settings)
     policy, dtype = _precision(inputs, settings, assumed)
     model = with_framework_defaults(_model(inputs, settings, seq_len=seq_len, tp=tp), inputs["model"], framework, settings)
     profile, rules = context_of_case(profile, cp=cp, tp=tp, num_key_value_heads=model.num_key_value_heads, assumed=assumed)
@@ -117,7 +117,7 @@ def plan_of_case(
     else:
         virtual_stages = _virtual_stages(inputs, framework, layers=layers, pp=pp, num_microbatches=num_microbatches, assumed=assumed)
     if experts is not None:
-        eager = _profile("megatron")
+        eager = load_profile_once("megatron")
         profile = with_recipe(profile, framework, recipe, inputs.get("chip"), pp=pp, virtual_stages=virtual_stages, eager=eager)
     zero = _zero(inputs, framework, settings, ways=dp * cp, assumed=assumed)
     shard = dp_shard or _shard_ways(settings, dp=dp, zero=zero, chips_per_node=optional_count(inputs, "chips_per_node") or 8)
@@ -167,7 +167,7 @@ def _check_optimizer(settings: Mapping[str, Any]) -> None:
 
 
 @lru_cache(maxsize=64)
-def _profile(name: str) -> ExecutionProfile:
+def load_profile_once(name: str) -> ExecutionProfile:
     return load_profile(name)
 
 

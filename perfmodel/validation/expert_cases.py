@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, one_line
@@ -18,13 +17,10 @@ from perfmodel.frameworks.releases import ReleaseRecipe, as_recipe_runs, load_re
 from perfmodel.parallel.layout import Dispatcher
 from perfmodel.validation.fields import optional_count
 from perfmodel.validation.framework_patterns import Framework
+from perfmodel.validation.shipped_models import DENSE, MTP, stated_layers
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.layer_specs import Experts, FeedForward, LatentAttention, kinds_of_layers
-from perfmodel.workload.models import list_models, load_model
-from perfmodel.workload.truncation import layers_text, truncated
-
-#: Sizes that must be equal in a run and in the shipped model of its name: fields of both.
-_SHARED_SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads")
+from perfmodel.workload.truncation import layers_text
 
 #: Pipelines of Megatron-LM's tests whose flags are truncated in published rows. Source: `model_config.yaml` of
 #: tests/functional_tests/test_cases/moe. End of the model's name -> `pipeline-model-parallel-layout`.
@@ -64,47 +60,6 @@ def stated_kernels(settings: object) -> set[str]:
     return {str(name).lower() for name in names} if isinstance(names, list) else set()
 
 
-def named_model(model: Mapping[str, Any]) -> TransformerConfig | None:
-    """Return the shipped mixture-of-experts model that the run's name begins with (`shipped_model`)."""
-    config = shipped_model(model)
-    return config if config is not None and config.experts is not None else None
-
-
-def shipped_model(model: Mapping[str, Any]) -> TransformerConfig | None:
-    """Return the shipped model that the run's name begins with, with the depth, the dense layers and the multi-token-prediction layers that
-    the run states; None where there is none, or where the run states other sizes.
-    """
-    name = _plain(model.get("name"))
-    shipped = max((shipped_name for shipped_name in list_models() if name.startswith(_plain(shipped_name))), key=len, default="")
-    if not shipped:
-        return None
-    config = _load(shipped)
-    experts, layers = config.experts, model.get("num_hidden_layers")
-    stated = (model.get("num_experts"), model.get("num_experts_per_tok"))
-    if stated != (None, None) and stated != ((None, None) if experts is None else (experts.num_experts, experts.top_k)):
-        return None
-    if experts is not None and stated == (None, None) and layers is not None:
-        return None
-    if any(model.get(field) not in (None, getattr(config, field)) for field in _SHARED_SIZES):
-        return None
-    return truncated(
-        config, layers or config.num_hidden_layers, num_dense_layers=stated_layers(model, DENSE), num_mtp_layers=stated_layers(model, MTP)
-    )
-
-
-#: Fields for dense layers before the others, and for multi-token-prediction modules.
-DENSE, MTP = ("num_dense_layers", "first_dense_layers"), ("num_mtp_layers",)
-
-
-def stated_layers(model: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    """Return the number that the run states in one of these fields; None: it states none."""
-    for name in names:
-        value = model.get(name)
-        if value is not None:
-            return int(value)
-    return None
-
-
 def assumed_layers(model: object, config: TransformerConfig) -> list[str]:
     """Return the fields of a truncated model that its run does not state."""
     if not isinstance(model, Mapping) or not layers_text(config) or not config.name.endswith("-layers"):
@@ -128,16 +83,6 @@ def with_framework_defaults(
     if experts.num_experts % experts.top_k:
         return config
     return replace(config, experts=replace(experts, num_groups=experts.num_experts // experts.top_k, top_groups=1))
-
-
-@lru_cache(maxsize=64)
-def _load(name: str) -> TransformerConfig:
-    return load_model(name)
-
-
-def _plain(name: object) -> str:
-    """Return letters and digits only, in lower case."""
-    return re.sub(r"[^a-z0-9]", "", name.lower()[:80]) if isinstance(name, str) else ""
 
 
 def with_experts(base: TransformerConfig, model: Mapping[str, Any], flags: Mapping[str, str]) -> TransformerConfig:

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.validation.expert_cases import has_experts, megatron_flags, named_model, shipped_model, with_experts
+from perfmodel.validation.expert_cases import has_experts, megatron_flags, with_experts
 from perfmodel.validation.fields import stated_count
+from perfmodel.validation.shipped_models import shipped_model
 from perfmodel.workload.config import TransformerConfig, printable
 
 #: GPT-2's vocabulary, which Megatron-LM pads to a multiple of 128 times the tensor-parallel degree.
@@ -47,8 +48,8 @@ def config_from_case(
     if reason is not None:
         raise InputError(f"model.kind={kind}: {reason}; {name} cannot be predicted")
     if has_experts(model) and not megatron_flags(settings):
-        known = named_model(model)
-        if known is not None:
+        known = shipped_model(model)
+        if known is not None and known.experts is not None:
             return known
 
     if not any(model.get(size) is not None for size in _SIZES) and (known := shipped_model(model)) is not None:

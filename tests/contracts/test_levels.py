@@ -49,7 +49,8 @@ THIRD_PARTY_OF_PACKAGE = {
     "execute": {"torch"},
 }
 
-#: Packages of the file edge: below the costs, inside a function anywhere, at the head of a module only where files are read or written, and in `schemas.py` of any level.
+#: Packages of the file edge: below the costs, inside a function anywhere, at the head of a module only where files are read or written;
+#: at any level in `schemas.py`.
 FILE_EDGE = {"yaml", "pydantic", "pydantic_core"}
 #: Packages that one module below their level imports, and only inside a function: results of every level return data frames.
 LAZY_OF_MODULE = {

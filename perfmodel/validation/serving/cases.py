@@ -19,9 +19,8 @@ from perfmodel.parallel.serving.plan import Pools, ServingPlan
 from perfmodel.validation.case_plan import HardwareOfCase
 from perfmodel.validation.fields import CACHES, SERVED_PRECISIONS, optional_count, stated_count
 from perfmodel.validation.schemas import ServingCaseFile
-from perfmodel.validation.serving.launches import launch_of
 from perfmodel.validation.serving.models import model_of_case
-from perfmodel.validation.serving.software import engine_of
+from perfmodel.validation.serving.software import engine_of, launch_of
 from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
 from perfmodel.workload.serving import Lengths, ServingJob, Speculation, constant
 

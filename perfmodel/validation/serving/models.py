@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.validation.fields import stated_count
 from perfmodel.validation.published_models import block_fields
+from perfmodel.validation.shipped_models import shipped_equivalent
 from perfmodel.workload.config import MAX_LAYERS, TransformerConfig
 from perfmodel.workload.layer_specs import (
     DeltaNet,
@@ -25,11 +25,9 @@ from perfmodel.workload.layer_specs import (
     Mixer,
     kinds_of_layers,
 )
-from perfmodel.workload.models import list_models, load_model
 
 #: Positions of a model with rotary embeddings: published runs do not state the limit, and one value serves models of all lengths.
 _POSITIONS = 2**20
-_SHARED_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size", "gated_mlp")
 #: Letter of a layer pattern (Nemotron-H) -> token mixer and feed-forward of the layer.
 _PATTERN: Mapping[str, tuple[Mixer, FeedForward]] = {
     "M": ("mamba", "none"), "*": ("attention", "none"), "E": ("none", "experts"), "-": ("none", "dense"),
@@ -41,7 +39,7 @@ def model_of_case(model: Mapping[str, Any] | None, *, longest: int, drafts: bool
     """Return the model of a run. longest: tokens of the longest sequence; drafts: multi-token-prediction modules are loaded."""
     if not model:
         raise InputError("model: the run does not state it; it cannot be predicted without its sizes")
-    config = _shipped_equivalent(_stated_config(model))
+    config = shipped_equivalent(_stated_config(model))
     positions = longest if config.position == "learned" else max(longest, _POSITIONS)
     return replace(
         config,
@@ -88,32 +86,6 @@ def _stated_config(model: Mapping[str, Any]) -> TransformerConfig:
         kinds=_kinds(model, layers, latent is not None, experts is not None),
         source="sizes of a published run",
     )
-
-
-def _shipped_equivalent(config: TransformerConfig) -> TransformerConfig:
-    """Return the shipped model of the same sizes, under the run's name; `config` if there is none."""
-    for shipped in _shipped():
-        if all(getattr(shipped, field) == getattr(config, field) for field in _SHARED_SIZES) and _same_parts(shipped, config):
-            return replace(shipped, name=config.name)
-    return config
-
-
-def _same_parts(one: TransformerConfig, other: TransformerConfig) -> bool:
-    if one.latent != other.latent or (one.experts is None) != (other.experts is None):
-        return False
-    if one.experts is not None and other.experts is not None:
-        sizes = ("num_experts", "top_k", "width", "shared_width")
-        if any(getattr(one.experts, field) != getattr(other.experts, field) for field in sizes):
-            return False
-    elif one.intermediate_size != other.intermediate_size:
-        return False
-    mixed = [sorted((kind.mixer, kind.feed_forward, kind.count) for kind in model.layer_kinds) for model in (one, other)]
-    return mixed[0] == mixed[1] and (one.latent is not None or one.head_dim == other.head_dim)
-
-
-@lru_cache(maxsize=1)
-def _shipped() -> tuple[TransformerConfig, ...]:
-    return tuple(load_model(name) for name in list_models())
 
 
 def _latent(model: Mapping[str, Any], name: str) -> LatentAttention:
