@@ -20,14 +20,12 @@ from perfmodel.foundation.files import open_input
 from perfmodel.validation.expert_cases import has_experts
 from perfmodel.validation.fields import positive
 from perfmodel.validation.fine_tuning import states_training, trains_adapters
+from perfmodel.validation.schemas import CaseFile
 from perfmodel.validation.serving.measured import Served, is_serving, served_of
 from perfmodel.workload.training import Method
 
 #: Fields that describe or judge a run: they never reach a prediction. Everything else in a case is an input.
-NOT_INPUTS = (
-    "id", "source", "source_ref", "notes", "inferred", "measured", "tier", "outcome", "suspect", "metric_note", "repeat_group",
-    "tokens_per_s_counts",
-)  # fmt: skip
+NOT_INPUTS = (*CaseFile.model_fields, "measured")
 
 _MAX_ID = 200
 MAX_LINE_BYTES = 2**20

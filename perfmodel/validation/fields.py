@@ -29,6 +29,9 @@ SERVED_PRECISIONS: Mapping[str, str] = {
 #: Format of a KV cache -> its dtype; None: the engine's default.
 CACHES: Mapping[str, Dtype | None] = {"bf16": Dtype.BF16, "fp16": Dtype.FP16, "fp8": Dtype.FP8, "auto": None}
 
+#: Kinds of serving runs, by what was measured.
+SERVING_KINDS = ("static_batch", "serving", "max_throughput", "decode_step", "ttft_only")
+
 UNKNOWN = "?"
 """Label of a run that does not state the field."""
 

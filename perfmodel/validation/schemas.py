@@ -13,8 +13,7 @@ from pydantic import Field
 from perfmodel.foundation.errors import bad_field, one_line
 from perfmodel.foundation.schema import MAX_COUNT, OMITTED, FileModel, Number, OneOf, ReadBy
 from perfmodel.parallel.layout import ZERO_STAGES
-from perfmodel.validation.fields import CACHES, PRECISIONS, SERVED_PRECISIONS
-from perfmodel.validation.serving.measured import KINDS
+from perfmodel.validation.fields import CACHES, PRECISIONS, SERVED_PRECISIONS, SERVING_KINDS
 
 RECOMPUTATIONS = ("none", "selective", "full", "minimal_offloaded")
 _CORRECT = "correct it in the case"
@@ -316,7 +315,7 @@ class ServingCaseFile(CaseFile):
     decode_chips: _Count | None = _text("chips of all decode workers; not read")
     precision: Annotated[str, _known(SERVED_PRECISIONS)] | None = _text("format of the weights; default: bf16")
     kv_precision: Annotated[str, _known(CACHES)] | None = _text("format of the KV cache; default: by the weights and the engine")
-    kind: Annotated[str, _known(KINDS)] | None = _text("what was measured; default: serving with a `batch`, else max_throughput")
+    kind: Annotated[str, _known(SERVING_KINDS)] | None = _text("what was measured; default: serving with a `batch`, else max_throughput")
     batch: _Count | None = _text("concurrent requests; no default, except for max_throughput")
     input_len: _Count | None = _text("longest prompt [tokens]; no default unless its mean is given")
     input_len_mean: _Mean | None = _in("tokens", "mean prompt")

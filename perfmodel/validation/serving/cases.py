@@ -42,7 +42,7 @@ _FP8CACHES = ("tensorrt-llm", "tensorrt-llm-2024", "nim")
 class PlannedServing:
     """A run ready to be predicted.
 
-    kind      determines the compared metrics (`measured.KINDS`)
+    kind      determines the compared metrics (`fields.SERVING_KINDS`)
     engine    name of a profile; version: of the engine, () if not stated
     distinct_experts   active experts of a layer if all sequences are the same prompt; 0: by routing
     assumed   inputs that the run does not state
