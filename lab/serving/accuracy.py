@@ -254,7 +254,7 @@ def _by_label(accuracy: ServingAccuracy) -> Sections:
 def _pair(accuracy: ServingAccuracy, rows: Sequence[ServingRow], metric: str) -> tuple[str, str, str]:
     shipped, left_out, _ = _errors(accuracy, rows, metric)
     return (
-        f"{percent_number(shipped.median, '')} ({percent_number(left_out.median, '')})",
+        f"{percent_number(shipped.median)} ({percent_number(left_out.median)})",
         percent_number(shipped.p90),
         percent_number(shipped.bias),
     )

@@ -6,8 +6,8 @@ Names are compared in lower case, with `_` for every other character. Unknown na
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, cast
 
 from pydantic import Field
 
@@ -20,25 +20,33 @@ from perfmodel.workload.config import TransformerConfig
 
 
 def _read_text(value: object, field: str) -> None:
-    if not isinstance(value, str | dict | Plan | TransformerConfig):
+    if not isinstance(value, str):
         raise bad_field(field, shown(value), "must be a text", "correct it")
 
 
+def _read_object(value: object, field: str) -> None:
+    if not isinstance(value, str | Mapping | Plan | TransformerConfig):
+        raise bad_field(field, shown(value), "must be a text or a mapping", "correct it")
+
+
 _Text = Annotated[Any, ReadBy(_read_text, {"type": "string"})]
-_Object = Annotated[Any, ReadBy(_read_text, {"type": ["string", "object"]})]
+_Object = Annotated[Any, ReadBy(_read_object, {"type": ["string", "object"]})]
 _Any = Annotated[Any, ReadBy(lambda value, field: value, {"type": ["string", "number", "boolean"]})]
 _Count = Annotated[Any, ReadBy(lambda value, field: integer_of(value, field), {"type": ["integer", "string"], "minimum": 1})]
 _Stage = Annotated[Any, ReadBy(lambda value, field: integer_of(value, field, least=0), {"type": ["integer", "string"], "minimum": 0})]
 _Flag = Annotated[Any, ReadBy(flag_of, {"type": ["boolean", "string"]})]
 
 
-def _measured(read: Callable[[Any, str], Any], unit: str) -> Any:
-    return Annotated[Any, ReadBy(read, {"type": ["number", "string"], "unit": unit})]
+def _measured(read: Callable[[Any, str], Any], unit: str) -> ReadBy:
+    return ReadBy(read, {"type": ["number", "string"], "unit": unit})
 
 
-_Seconds, _Rate = _measured(time_of, "s"), _measured(positive, "1/s")
-_Milliseconds, _Link = _measured(positive, "ms"), _measured(positive, "Gbit/s")
-_Size, _Gib = _measured(size_of, "byte"), _measured(positive, "GiB")
+_Seconds = Annotated[Any, _measured(time_of, "s")]
+_Milliseconds = Annotated[Any, _measured(positive, "ms")]
+_Rate = Annotated[Any, _measured(positive, "1/s")]
+_Link = Annotated[Any, _measured(positive, "Gbit/s")]
+_Size = Annotated[Any, _measured(size_of, "byte")]
+_Gib = Annotated[Any, _measured(positive, "GiB")]
 
 
 def _column(description: str, aliases: str = "") -> Any:
@@ -138,7 +146,11 @@ _EXTRA_COLUMNS = frozenset(
         *("memory", "loss", "mfu", "hfu", "tflops", "kind", "ep"),
     )
 )
-_NAMES = {alias: name for name, field in MeasuredRunFile.model_fields.items() for alias in (name, *field.json_schema_extra["aliases"])}
+_NAMES = {
+    alias: name
+    for name, field in MeasuredRunFile.model_fields.items()
+    for alias in (name, *cast(dict[str, Any], field.json_schema_extra)["aliases"])
+}
 
 
 def name_of(column: str) -> str:

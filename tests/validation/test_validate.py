@@ -483,7 +483,7 @@ def test_embedding_and_head_count_as_layers_where_that_makes_stages_even():
         (dict(tp=3, num_chips=48), "tp=3: must divide"),
         (dict(inter_node_gbit_per_s_per_node=-1), "inter_node_gbit"),
         (dict(zero_stage=9), "zero_stage=9"),
-        (dict(glob_batch=9), "glob_batch: unknown field; did you mean global_batch"),
+        (dict(glob_batch=9), "glob_batch: unknown field; did you mean 'global_batch'"),
         (dict(flash_attention="no"), "flash_attention='no': must be true or false"),
         (dict(model={**MODEL, "num_layers": 3}), "model.num_layers: unknown field"),
         (dict(model=None), "model: the run does not state it"),
