@@ -107,17 +107,21 @@ def flag_of(value: object, name: str) -> bool | None:
 
 def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a run: its `settings` object, and columns with the names of settings, which defaults may supply."""
-    given = values.get("settings")
-    if isinstance(given, str):
-        try:
-            given = json.loads(given)
-        except ValueError:
-            raise bad_field("settings", given, "must be a JSON object", 'write {"compile": true}') from None
-    if given is not None and not isinstance(given, Mapping):
-        raise bad_field("settings", shown(given), "must be a mapping of names to values", 'write {"compile": true}')
-    given = settings_of_case(given)
+    given = {} if values.get("settings") is None else mapping_of(values["settings"], "settings")
     columns = {name.partition(".")[2]: _typed(value) for name, value in values.items() if name.startswith("settings.")}
-    return {**columns, **(given or {})}
+    return {**columns, **settings_of_case(given)}
+
+
+def mapping_of(value: object, name: str) -> Mapping[str, Any]:
+    """Return a mapping of settings, also from JSON."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise bad_field(name, value, "must be a JSON object", 'write {"compile": true}') from None
+    if not isinstance(value, Mapping):
+        raise bad_field(name, shown(value), "must be a mapping of names to values", 'write {"compile": true}')
+    return value
 
 
 def _typed(value: object) -> Any:

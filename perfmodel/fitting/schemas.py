@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast
 
 from pydantic import Field
 
-from perfmodel.fitting.columns import flag_of, integer_of, positive, size_of, time_of, times_of
+from perfmodel.fitting.columns import flag_of, integer_of, mapping_of, positive, size_of, time_of, times_of
 from perfmodel.foundation.errors import bad_field, shown
 from perfmodel.foundation.schema import OMITTED, FileModel, ReadBy
 from perfmodel.parallel.framework_ref import SETTINGS
@@ -34,6 +34,7 @@ _Object = Annotated[Any, ReadBy(_read_object, {"type": ["string", "object"]})]
 _Any = Annotated[Any, ReadBy(lambda value, field: value, {"type": ["string", "number", "boolean"]})]
 _Count = Annotated[Any, ReadBy(lambda value, field: integer_of(value, field), {"type": ["integer", "string"], "minimum": 1})]
 _Stage = Annotated[Any, ReadBy(lambda value, field: integer_of(value, field, least=0), {"type": ["integer", "string"], "minimum": 0})]
+_Settings = Annotated[Any, ReadBy(mapping_of, {"type": ["string", "object"]})]
 _Flag = Annotated[Any, ReadBy(flag_of, {"type": ["boolean", "string"]})]
 
 
@@ -105,7 +106,7 @@ class MeasuredRunFile(FileModel):
     attention: _Any = _column("kernel of attention, or whether it is fused", "flash_attention attn attn_implementation")
     optimizer: _Text = _column("optimizer; default: adamw")
     train: _Text = _column("training method, such as `lora:16`; default: full")
-    settings: _Object = _column("settings of the framework; each may also be a column")
+    settings: _Settings = _column("settings of the framework; each may also be a column")
     plan: _Object = _column("plan of the run: a file, or its fields; in place of the columns above", "plan_file")
     step_time: _Seconds = _column(
         "time of a step: seconds, or with a unit",
