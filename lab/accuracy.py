@@ -23,7 +23,7 @@ from lab.few_runs import DRAWS, GroupFigures, components_text, few_runs_figures,
 from lab.few_runs import rows_of as few_rows
 from lab.kernels.clocks import Rate, clocks_values, fitted_clocks
 from lab.memory_outcomes import MemoryOutcome, reliability, reliability_line, reliability_rows
-from lab.pages import Section, page, table
+from lab.pages import Section, page, percent, percent_number, table
 from lab.unseen import UnseenFigures, UnseenFrameworks, choices_of, choices_text, figures_of, fits_of, fits_text, over_groups
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.resources import write_atomically
@@ -124,7 +124,7 @@ def document(report: AccuracyReport, *, figures: str = "figures") -> str:
 def _introduction(report: AccuracyReport) -> Sections:
     scored = report.scored
     overall = error_summary("all", scored)
-    errors = {"median": _pct(overall.median), "mean": _pct(overall.mean), "p90": _pct(overall.p90)}
+    errors = {"median": percent(overall.median), "mean": percent(overall.mean), "p90": percent(overall.p90)}
     yield "introduction", {"runs": f"{len(scored):,}", "sources": len({row.group for row in scored}), **errors}
 
 
@@ -141,7 +141,7 @@ def _main_table(report: AccuracyReport) -> Sections:
     yield "step_time", {"table": table(headers, filter(None, rows), headers[1:-1]), "medians": " ".join(medians)}
     if others:
         overall = error_summary("all", [row for row in others if every.holds(row.labels)])
-        errors = {name: _pct(getattr(overall, name)) for name in ("median", "mean", "p90", "bias")}
+        errors = {name: percent(getattr(overall, name)) for name in ("median", "mean", "p90", "bias")}
         yield "left_out", {"title": every.title, **errors}
     else:
         yield "not_left_out", {}
@@ -154,12 +154,12 @@ def _line(title: str, line: AccuracyLine, scored: Sequence[ValidationRow], other
     of, left = error_statistics(errors), error_statistics(left_out)
     numbers = [of.mean, of.median, of.p90, _largest(errors), of.bias]
     numbers += [left.mean, left.p90, _largest(left_out)] if others else []
-    return (title, f"{of.count:,}", *map(_number, numbers), line.others)
+    return (title, f"{of.count:,}", *map(percent_number, numbers), line.others)
 
 
 def _source_median(rows: Sequence[ValidationRow], lines: Sequence[AccuracyLine], name: str) -> str:
     means = [error_summary("", part).mean for line in lines if (part := [row for row in rows if line.holds(row.labels)])]
-    return f"{name}: the median of the mean errors of these rows is {_pct(median(means) if means else math.nan)}."
+    return f"{name}: the median of the mean errors of these rows is {percent(median(means) if means else math.nan)}."
 
 
 def _largest(errors: Sequence[float]) -> float:
@@ -193,8 +193,8 @@ def _worst_groups(groups: Sequence[PlanGroup]) -> str:
     if not worst:
         return "No group has a regret over 3 %."
     lines = [
-        f"- {group.source} {group.model} on {group.num_chips:,.0f} chips ({group.num_plans} plans): {_pct(group.regret)}, best of the "
-        f"first three {_pct(group.best_of_three)}"
+        f"- {group.source} {group.model} on {group.num_chips:,.0f} chips ({group.num_plans} plans): {percent(group.regret)}, best of the "
+        f"first three {percent(group.best_of_three)}"
         for group in worst
     ]
     return "\n".join(["Largest regrets:", "", *lines, "- every other group: at most 3 %"])
@@ -228,13 +228,13 @@ def _unseen(report: AccuracyReport) -> Sections:
     rows = []
     for name, figures in known.items():
         further = kin.get(name)
-        more = (f"{100 * further.bias:+.1f}", _number(further.mean)) if further else ("", "")
+        more = (f"{100 * further.bias:+.1f}", percent_number(further.mean)) if further else ("", "")
         interval = f"{figures.low:.2f} to {figures.high:.2f}"
-        numbers = (str(figures.num_runs), f"{100 * figures.bias:+.1f}", _number(figures.mean), f"{figures.coverage:.0%}", interval)
+        numbers = (str(figures.num_runs), f"{100 * figures.bias:+.1f}", percent_number(figures.mean), f"{figures.coverage:.0%}", interval)
         rows.append((name, *numbers, *more))
     every, family = over_groups(known), over_groups(kin) if kin else None
-    last = (f"scatter {100 * family.scatter:.1f}", _number(family.mean)) if family else ("", "")
-    mean = ("", f"scatter {100 * every.scatter:.1f}", _number(every.mean), f"{every.coverage:.0%}", "")
+    last = (f"scatter {100 * family.scatter:.1f}", percent_number(family.mean)) if family else ("", "")
+    mean = ("", f"scatter {100 * every.scatter:.1f}", percent_number(every.mean), f"{every.coverage:.0%}", "")
     rows.append(("**mean over groups**", *mean, *last))
     yield "unseen", {"table": table(headers, rows)}
     if report.choices is not None and report.choices.groups:
@@ -275,11 +275,11 @@ def _small(report: AccuracyReport) -> Sections:
             hidden = [abs(report.small[row.id]) for row in runs if row.id in report.small]
             row_means.append(sum(hidden) / len(hidden) if hidden else math.nan)
         means.append(row_means)
-        rows.append((title, str(len(runs)), _number(row_means[0]), f"{100 * of.bias:+.1f}", *map(_number, row_means[1:])))
+        rows.append((title, str(len(runs)), percent_number(row_means[0]), f"{100 * of.bias:+.1f}", *map(percent_number, row_means[1:])))
     if not rows:
         return
     total = [sum(column) / len(column) for column in zip(*means, strict=True)]
-    rows.append(("**mean over rows**", "", _number(total[0]), "", *map(_number, total[1:])))
+    rows.append(("**mean over rows**", "", percent_number(total[0]), "", *map(percent_number, total[1:])))
     faster = [row.id for row in report.scored if row.labels.peak_share > 1.0]
     impossible = f" Left out: {', '.join(faster)}, which is faster in its source than its chips can multiply." if faster else ""
     yield "small", {"impossible": impossible, "table": table(headers, rows)}
@@ -372,14 +372,6 @@ def _rebuild(report: AccuracyReport) -> Sections:
     lines.append(f"python -m lab.residuals $CASES{left_out}")
     lines.append(f"python -m lab.accuracy $CASES{' $OTHERS' if others else ''}{left_out} --out docs/accuracy.md")
     yield "rebuild", {"commands": "\n".join(lines)}
-
-
-def _pct(share: float) -> str:
-    return "-" if math.isnan(share) else f"{100 * share:.1f} %"
-
-
-def _number(share: float) -> str:
-    return "-" if math.isnan(share) else f"{100 * share:.1f}"
 
 
 def write_report(cases: Sequence[Path], out: Path, *, left_out: Path | None = None) -> AccuracyReport:

@@ -30,8 +30,8 @@ from perfmodel.frameworks.ensemble import family_weights
 from perfmodel.uncertainty.open_defaults import open_variance
 from perfmodel.uncertainty.priors import BEHAVIOURS
 from perfmodel.uncertainty.residuals import UnseenResiduals, unseen_interval
+from perfmodel.validation.assumed_framework import HiddenFrameworks, HiddenRun, hidden
 from perfmodel.validation.cases import Case, read_cases
-from perfmodel.validation.hidden_framework import HiddenFrameworks, HiddenRun, hidden
 from perfmodel.validation.judgement import FitCounts
 from perfmodel.validation.plan_choice import LEAST_PLANS, Choice, PlanChoices, choice_of, plan_choices
 from perfmodel.validation.statistics import error_statistics

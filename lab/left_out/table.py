@@ -26,6 +26,7 @@ from lab.command import command_parser, exits_on_errors
 from lab.kernels.cross_validate import cross_validate, summary
 from lab.left_out.fits import LeftOut, PredictedRun
 from lab.left_out.runs import read_runs
+from lab.pages import percent
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.foundation.text import columns_text
@@ -88,12 +89,12 @@ def table_text(table: LeftOutTable) -> str:
         if line.title in table.lines:
             rows.append((line.title, *_cells(table.lines[line.title]), line.others))
     rows.append(("all but those in brackets", *_cells(table.counted), ""))
-    rows.append(("median over sources of their means", "", _percent(table.source_median), *[""] * 5))
+    rows.append(("median over sources of their means", "", percent(table.source_median), *[""] * 5))
     overall = table.choices.overall
     choice = (
         f"plan choice, nanotron: {overall.num_groups} groups of at least four plans, without {table.choices.num_broken_nvlink} runs on "
-        f"broken NVLink: mean regret {_percent(overall.mean_regret)}, largest {_percent(overall.largest_regret)}; best of the first three "
-        f"within 3 % of the best in {_percent(overall.near_best_fraction)} of groups; rank correlation {overall.rank_correlation:.2f}"
+        f"broken NVLink: mean regret {percent(overall.mean_regret)}, largest {percent(overall.largest_regret)}; best of the first three "
+        f"within 3 % of the best in {percent(overall.near_best_fraction)} of groups; rank correlation {overall.rank_correlation:.2f}"
     )
     return f"{columns_text(rows)}\n{choice}"
 
@@ -108,7 +109,7 @@ def intervals_text(cases: Path, predictions: Sequence[PredictedRun]) -> str:
     }
     report = AccuracyReport(result=result, left_out=left_out, names=(cases.name,))
     found_in = error_summary("all", report.scored_left_out)
-    return f"80 % intervals hold {_percent(found_in.coverage)} of {found_in.num_intervals} runs"
+    return f"80 % intervals hold {percent(found_in.coverage)} of {found_in.num_intervals} runs"
 
 
 def kernels_text(folder: Path) -> str:
@@ -116,17 +117,13 @@ def kernels_text(folder: Path) -> str:
     rows = list(cross_validate(folder))
     lines = ["kernels, median error over chips (largest), by fits that did not see a group of shapes or the chip:"]
     for part, middle, largest in summary(rows):
-        lines.append(f"  {part:44} {_percent(middle):>7} ({_percent(largest)})")
+        lines.append(f"  {part:44} {percent(middle):>7} ({percent(largest)})")
     return "\n".join(lines)
 
 
 def _cells(errors: Sequence[float]) -> tuple[str, ...]:
     of = error_statistics(errors)
-    return (str(of.count), *map(_percent, (of.mean, of.median, of.p90, max(map(abs, errors)), of.bias)))
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+    return (str(of.count), *map(percent, (of.mean, of.median, of.p90, max(map(abs, errors)), of.bias)))
 
 
 def rows_text(predictions: Sequence[PredictedRun], *, as_json: bool) -> str:
@@ -160,7 +157,7 @@ def constants_text(fits: LeftOut) -> str:
             continue
         models = dict.fromkeys(fits.runs[index].model for index in fits.rows_of(name))
         others = [fits.fitted(name, without=model).values for model in models]
-        lines.append(f"{name}: {fit.num_runs} runs of {len(models)} models, mean error of the fit itself {_percent(fit.mean_error)}")
+        lines.append(f"{name}: {fit.num_runs} runs of {len(models)} models, mean error of the fit itself {percent(fit.mean_error)}")
         for constant, value in fit.values.items():
             low, high = min(values[constant] for values in others), max(values[constant] for values in others)
             lines.append(f"  {constant:40} {value:<10.4g} {low:.4g} to {high:.4g} with one model left out")

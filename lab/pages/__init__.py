@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,6 +30,24 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence
     """Return a Markdown table. right: columns of numbers; all but the first if left out."""
     right = headers[1:] if right is None else right
     return markdown_table(Table(title="", headers=tuple(headers), rows=tuple(map(tuple, rows)), right=tuple(right)))
+
+
+_NUMBER = re.compile(r"[-+]?[\d.,]*( \([\d.]*\))?")
+
+
+def table_of_figures(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table whose columns of numbers are right-aligned."""
+    return table(headers, rows, [header for i, header in enumerate(headers) if all(_NUMBER.fullmatch(row[i]) for row in rows)])
+
+
+def percent(share: float) -> str:
+    """Return a percentage with one decimal: 4.1 %; - for nan."""
+    return "-" if math.isnan(share) else f"{100 * share:.1f} %"
+
+
+def percent_number(share: float) -> str:
+    """Return a percentage without its sign: 4.1; - for nan."""
+    return "-" if math.isnan(share) else f"{100 * share:.1f}"
 
 
 def _wrapped(block: str) -> str:

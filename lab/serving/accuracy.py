@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.command import command_parser, exits_on_errors
-from lab.pages import Section, page
+from lab.pages import Section, page, percent_number, table_of_figures
 from lab.serving.choices import ChoiceFigures, Point, choice_figures, points_of
 from lab.serving.engines import elsewhere, read_rows, shipped_fits
 from lab.serving.fitting import EngineFit, left_out_residuals
@@ -28,8 +28,9 @@ from perfmodel.foundation.resources import write_atomically
 from perfmodel.frameworks.engine import fitted_numbers
 from perfmodel.frameworks.serving_intervals import METRICS, interval_factors
 from perfmodel.planner.serving.result import LIMIT_HEADROOM
+from perfmodel.validation.run_labels import by_label
 from perfmodel.validation.serving.estimators import Estimators
-from perfmodel.validation.serving.rows import ServingRow, label_order
+from perfmodel.validation.serving.rows import ServingRow
 from perfmodel.validation.serving.tables import WORDS
 from perfmodel.validation.statistics import ErrorStatistics, error_statistics
 
@@ -125,10 +126,10 @@ def _main_table(accuracy: ServingAccuracy) -> Sections:
         kind: [row for row in accuracy.scored if row.kind == kind] for kind in ("serving", "static_batch", "max_throughput", "ttft_only")
     }
     serving = kinds["serving"]
-    dense = [row for row in serving if row.labels["experts"] == "dense"]
+    dense = [row for row in serving if row.labels.experts == "dense"]
     lines = (
-        ("TPOT, dense models on H100, H200, B200", [row for row in dense if row.labels["chip"] in _DENSE_CHIPS], "tpot"),
-        ("TPOT, mixture-of-experts models", [row for row in serving if row.labels["experts"] != "dense"], "tpot"),
+        ("TPOT, dense models on H100, H200, B200", [row for row in dense if row.labels.chip in _DENSE_CHIPS], "tpot"),
+        ("TPOT, mixture-of-experts models", [row for row in serving if row.labels.experts != "dense"], "tpot"),
         ("TPOT, all", serving, "tpot"),
         ("TTFT, dense models", dense, "ttft"),
         ("TTFT, all", serving, "ttft"),
@@ -137,13 +138,13 @@ def _main_table(accuracy: ServingAccuracy) -> Sections:
         ("maximum load (tokens/s)", kinds["max_throughput"], "tokens_per_second"),
         ("TTFT of a static batch", kinds["ttft_only"], "ttft"),
     )
-    yield "main", {"table": _table(("what", *_LEFT_OUT), [_line(accuracy, *line) for line in lines])}
+    yield "main", {"table": table_of_figures(("what", *_LEFT_OUT), [_line(accuracy, *line) for line in lines])}
 
 
 def _line(accuracy: ServingAccuracy, name: str, rows: Sequence[ServingRow], metric: str) -> tuple[str, ...]:
     shipped, model, chip = _errors(accuracy, rows, metric)
     numbers = (shipped.median, shipped.p90, shipped.bias, model.median, model.p90, chip.median, chip.p90)
-    return (name, f"{shipped.count:,}", *map(_percent, numbers))
+    return (name, f"{shipped.count:,}", *map(percent_number, numbers))
 
 
 def _errors(accuracy: ServingAccuracy, rows: Sequence[ServingRow], metric: str) -> Iterator[ErrorStatistics]:
@@ -160,9 +161,9 @@ def _static(accuracy: ServingAccuracy) -> Sections:
         ("max_throughput", "tokens_per_second", " (tokens/s at maximum load)"),
     ):
         scored = [row for row in accuracy.scored if row.kind == kind]
-        groups = grouped(scored, lambda row: (row.labels["source"], row.labels["engine"], row.labels["chip"]))
+        groups = grouped(scored, lambda row: (row.labels.source, row.labels.engine, row.labels.chip))
         lines += [_line(accuracy, ", ".join(key) + suffix, groups[key], metric) for key in sorted(groups)]
-    yield "static", {"table": _table(("source, engine, chip", *_LEFT_OUT), lines)}
+    yield "static", {"table": table_of_figures(("source, engine, chip", *_LEFT_OUT), lines)}
 
 
 def _second_hand(accuracy: ServingAccuracy) -> Sections:
@@ -170,8 +171,8 @@ def _second_hand(accuracy: ServingAccuracy) -> Sections:
     rows = [row for row in accuracy.rows if row.is_second_hand and row.is_predicted]
     lines = [
         (
-            row.labels["model"],
-            row.labels["chip"],
+            row.labels.model,
+            row.labels.chip,
             str(row.planned.plan.tp if row.planned else ""),
             f"{row.served.request_latency:.3f}",
             f"{row.predicted['request_latency']:.3f}",
@@ -181,8 +182,11 @@ def _second_hand(accuracy: ServingAccuracy) -> Sections:
     ]
     if lines:
         of = error_statistics([row.error("request_latency") for row in rows])
-        numbers = {"mean": _percent(of.mean), "median": _percent(of.median), "bias": _percent(of.bias)}
-        yield "second_hand_table", {"table": _table(("model", "chip", "tp", "measured", "predicted", "error %"), lines), **numbers}
+        numbers = {"mean": percent_number(of.mean), "median": percent_number(of.median), "bias": percent_number(of.bias)}
+        yield (
+            "second_hand_table",
+            {"table": table_of_figures(("model", "chip", "tp", "measured", "predicted", "error %"), lines), **numbers},
+        )
 
 
 def _saturation(accuracy: ServingAccuracy) -> Sections:
@@ -191,7 +195,7 @@ def _saturation(accuracy: ServingAccuracy) -> Sections:
     errors = [run.predicted / run.running - 1.0 for run in full]
     lines = [
         (
-            *(run.row.labels[name] for name in ("engine", "model", "chip")),
+            *(getattr(run.row.labels, name) for name in ("engine", "model", "chip")),
             f"{run.clients:.0f}",
             f"{run.running:.1f}",
             f"{run.predicted:.1f}",
@@ -205,10 +209,10 @@ def _saturation(accuracy: ServingAccuracy) -> Sections:
         yield (
             "saturation_table",
             {
-                "table": _table(("engine", "model", "chip", "clients", "measured", "predicted", "error %"), lines),
-                "median": _percent(of.median),
+                "table": table_of_figures(("engine", "model", "chip", "clients", "measured", "predicted", "error %"), lines),
+                "median": percent_number(of.median),
                 "count": f"{of.count:,}",
-                "queue_median": _percent(queues.median),
+                "queue_median": percent_number(queues.median),
                 "queues": f"{queues.count:,}",
                 "others": f"{accuracy.saturation.num_others:,}",
                 "limited": f"{accuracy.saturation.num_limited:,}",
@@ -217,7 +221,7 @@ def _saturation(accuracy: ServingAccuracy) -> Sections:
     static = [row for row in accuracy.scored if row.kind == "static_batch" and row.planned is not None]
     waves = [row for row in static if row.planned and (row.planned.job.concurrency or 0) > row.max_sequences]
     of = error_statistics([row.error("request_latency") for row in waves])
-    numbers = {"median": _percent(of.median), "p90": _percent(of.p90), "bias": _percent(of.bias)}
+    numbers = {"median": percent_number(of.median), "p90": percent_number(of.p90), "bias": percent_number(of.bias)}
     out = sum(row.predicted_fits is False for row in accuracy.scored)
     yield "waves", {"count": f"{of.count:,}", **numbers, "out": f"{out:,}"}
 
@@ -228,11 +232,11 @@ def _plan_choice(accuracy: ServingAccuracy) -> Sections:
         (
             name,
             f"{figures.num_cases:,}",
-            *map(_percent, (figures.mean_regret, figures.median_regret, figures.broken, figures.same_chips, figures.median_point)),
+            *map(percent_number, (figures.mean_regret, figures.median_regret, figures.broken, figures.same_chips, figures.median_point)),
         )
         for name, figures in accuracy.choices.items()
     ]
-    yield "choice", {"headroom": f"{100 * LIMIT_HEADROOM:g}", "table": _table(head, lines)}
+    yield "choice", {"headroom": f"{100 * LIMIT_HEADROOM:g}", "table": table_of_figures(head, lines)}
 
 
 def _by_label(accuracy: ServingAccuracy) -> Sections:
@@ -240,17 +244,20 @@ def _by_label(accuracy: ServingAccuracy) -> Sections:
     serving = [row for row in accuracy.scored if row.kind == "serving"]
     for field in ("engine", "framework", "chip", "model", "precision", "concurrency"):
         lines = []
-        for label in sorted({row.labels[field] for row in serving}, key=label_order):
-            rows = [row for row in serving if row.labels[field] == label]
+        for label, rows in by_label(serving, field).items():
             lines.append((label, f"{len(rows):,}", *(cell for metric in METRICS[:3] for cell in _pair(accuracy, rows, metric))))
         head = (field, "runs", *(f"{WORDS[metric]} {word}" for metric in METRICS[:3] for word in ("median", "p90", "bias")))
-        tables.append(_table(head, lines))
+        tables.append(table_of_figures(head, lines))
     yield "labels", {"tables": "\n\n".join(tables)}
 
 
 def _pair(accuracy: ServingAccuracy, rows: Sequence[ServingRow], metric: str) -> tuple[str, str, str]:
     shipped, left_out, _ = _errors(accuracy, rows, metric)
-    return f"{_percent(shipped.median)} ({_percent(left_out.median)})", _percent(shipped.p90), _percent(shipped.bias)
+    return (
+        f"{percent_number(shipped.median)} ({percent_number(left_out.median)})",
+        percent_number(shipped.p90),
+        percent_number(shipped.bias),
+    )
 
 
 def _intervals(accuracy: ServingAccuracy) -> Sections:
@@ -262,8 +269,8 @@ def _intervals(accuracy: ServingAccuracy) -> Sections:
             if shipped is None or not of:
                 continue
             held = _coverage(accuracy.residuals, of)
-            lines.append((basis.key, WORDS[metric], f"{shipped[0]:.2f} to {shipped[1]:.2f}", f"{len(of):,}", _percent(held)))
-    yield "intervals", {"table": _table(("basis", "metric", "interval", "residuals", "coverage"), lines)}
+            lines.append((basis.key, WORDS[metric], f"{shipped[0]:.2f} to {shipped[1]:.2f}", f"{len(of):,}", percent_number(held)))
+    yield "intervals", {"table": table_of_figures(("basis", "metric", "interval", "residuals", "coverage"), lines)}
 
 
 def _coverage(residuals: Sequence[ServingResidual], of: Sequence[ServingResidual]) -> float:
@@ -271,11 +278,11 @@ def _coverage(residuals: Sequence[ServingResidual], of: Sequence[ServingResidual
 
     def held(split: Split) -> list[bool]:
         first = of[split.held_out[0]]
-        bounds = factors([residual for residual in residuals if residual.row.labels["model"] != split.label], first.basis, first.metric)
+        bounds = factors([residual for residual in residuals if residual.row.labels.model != split.label], first.basis, first.metric)
         values = [of[index].value for index in split.held_out]
         return [bounds is not None and math.log(bounds[0]) <= value <= math.log(bounds[1]) for value in values]
 
-    return float(cross_validated([residual.row.labels["model"] for residual in of], held).mean())
+    return float(cross_validated([residual.row.labels.model for residual in of], held).mean())
 
 
 def _engines(accuracy: ServingAccuracy) -> Sections:
@@ -290,7 +297,7 @@ def _engines(accuracy: ServingAccuracy) -> Sections:
         for engine, numbers in sorted(fitted_numbers().items())
         for number, fit in numbers.items()
     ]
-    yield "engines", {"table": _table(("engine", "number", "value", "range", "runs", "models", "chips"), lines)}
+    yield "engines", {"table": table_of_figures(("engine", "number", "value", "range", "runs", "models", "chips"), lines)}
 
 
 def _not_scored(accuracy: ServingAccuracy) -> Sections:
@@ -298,15 +305,15 @@ def _not_scored(accuracy: ServingAccuracy) -> Sections:
     missing = Counter(row.reason for row in accuracy.rows if not row.is_predicted)
     secondary = [row for row in accuracy.rows if row.tier != "primary" and not row.served.suspect and row.is_predicted]
     errors = {metric: error_statistics([row.error(metric) for row in secondary if row.counts(metric)]) for metric in METRICS}
-    lines = [(WORDS[metric], f"{of.count:,}", *map(_percent, (of.median, of.p90, of.bias))) for metric, of in errors.items()]
+    lines = [(WORDS[metric], f"{of.count:,}", *map(percent_number, (of.median, of.p90, of.bias))) for metric, of in errors.items()]
     yield (
         "not_scored",
         {
             "secondary": f"{len(secondary):,}",
-            "metrics": _table(("metric", "runs", "median", "p90", "bias"), lines),
+            "metrics": table_of_figures(("metric", "runs", "median", "p90", "bias"), lines),
             "noted": f"{sum(bool(row.served.ttft_note) for row in accuracy.rows):,}",
-            "suspect": _table(("runs", "reason"), [(f"{count:,}", reason) for reason, count in suspect.most_common(12)]),
-            "missing": _table(("runs", "reason"), [(f"{count:,}", reason) for reason, count in missing.most_common()]),
+            "suspect": table_of_figures(("runs", "reason"), [(f"{count:,}", reason) for reason, count in suspect.most_common(12)]),
+            "missing": table_of_figures(("runs", "reason"), [(f"{count:,}", reason) for reason, count in missing.most_common()]),
         },
     )
 
@@ -314,16 +321,6 @@ def _not_scored(accuracy: ServingAccuracy) -> Sections:
 def _reason(text: str) -> str:
     """Return a reason without the numbers of one run."""
     return re.sub(r"\d+(\.\d+)?", "N", text)[:110]
-
-
-def _percent(share: float) -> str:
-    return "" if math.isnan(share) else f"{100 * share:.1f}"
-
-
-def _table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    numeric = [all(re.fullmatch(r"[-+]?[\d.,]*( \([\d.]*\))?", line[i]) for line in lines) for i in range(len(head))]
-    rule = ["---:" if is_numeric else "---" for is_numeric in numeric]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *lines))
 
 
 @exits_on_errors

@@ -54,7 +54,7 @@ def points_of(rows: Sequence[ServingRow], predicted: Mapping[str, Mapping[str, f
         job, chips = row.planned.job, row.planned.plan.num_chips
         tokens = (job.concurrency or 1) * job.output_len.mean
         metrics = predicted[row.id]
-        key = [row.labels[name] for name in ("source", "framework", "model", "chip", "precision")]
+        key = [getattr(row.labels, name) for name in ("source", "framework", "model", "chip", "precision")]
         key += [str(job.kv_precision), str(job.input_len), str(job.output_len)]
         points.append(
             Point(

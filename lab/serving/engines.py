@@ -57,8 +57,8 @@ def predict_as(estimators: Estimators) -> Callable[[ServingRow, Engine], Serving
 def fit_engines(rows: Sequence[ServingRow], estimators: Estimators, *, names: Sequence[str] = ()) -> dict[str, EngineFit]:
     """Return engine -> fit, for engines with enough runs."""
     fits = {}
-    for name in names or sorted({row.labels["engine"] for row in rows if row.is_scored} - {GENERIC_ENGINE, *RELATIVES}):
-        fit = fit_engine(load_engine(name), [row for row in rows if row.labels.get("engine") == name], predict_as(estimators))
+    for name in names or sorted({row.labels.engine for row in rows if row.is_scored} - {GENERIC_ENGINE, *RELATIVES}):
+        fit = fit_engine(load_engine(name), [row for row in rows if row.labels.engine == name], predict_as(estimators))
         if fit is not None:
             fits[name] = fit
     return fits
@@ -68,7 +68,7 @@ def shipped_fits(rows: Sequence[ServingRow], estimators: Estimators) -> dict[str
     """Return the shipped fits, linearised at their numbers without a refit."""
     fits = {}
     for name, numbers in fitted_numbers().items():
-        scored = [row for row in rows if row.labels.get("engine") == name and row.is_scored]
+        scored = [row for row in rows if row.labels.engine == name and row.is_scored]
         if scored:
             engine = load_engine(name)
             logs = np.log([engine.option(number) for number in numbers])
@@ -104,7 +104,7 @@ def _number_lines(fits: Mapping[str, EngineFit], name: str) -> dict[str, str]:
     """Return the line of each number of an engine: value, range and the runs that it is based on."""
     fit = fits[name]
     _, others = left_out_residuals(fit, "model", elsewhere(fits, name))
-    counts = {label: len({row.labels.get(label) for row in fit.rows}) for label in ("model", "chip")}
+    counts = {label: len({getattr(row.labels, label) for row in fit.rows}) for label in ("model", "chip")}
     basis = f"runs: {len(fit.rows)}, models: {counts['model']}, chips: {counts['chip']}"
     lines = {}
     for number in with_ranges(fit, others):

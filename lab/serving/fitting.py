@@ -121,7 +121,7 @@ def with_numbers(engine: Engine, names: Sequence[str], logs: Array | Sequence[fl
 
 def targets_of(rows: Sequence[ServingRow]) -> tuple[Target, ...]:
     """Return every scored figure; runs of one model on one chip together weigh the square root of their number."""
-    keys = [(row.labels.get("model", ""), row.labels.get("chip", "")) for row in rows]
+    keys = [(row.labels.model, row.labels.chip) for row in rows]
     counts, targets = Counter(keys), []
     for index, (row, key) in enumerate(zip(rows, keys, strict=True)):
         weight = counts[key] ** -0.25
@@ -218,7 +218,7 @@ def left_out_residuals(fit: EngineFit, by: str, elsewhere: Mapping[str, float]) 
     if fit.is_borrowed:
         return fit.residuals, []
     residuals, fits = fit.residuals.copy(), []
-    for split in leave_one_out([fit.rows[target.row].labels.get(by, "") for target in fit.targets]):
+    for split in leave_one_out([str(getattr(fit.rows[target.row].labels, by)) for target in fit.targets]):
         logs = left_out_logs(fit, split.seen, elsewhere)
         fits.append(logs)
         residuals[split.held_out] += (fit.slopes @ (logs - fit.logs))[split.held_out]

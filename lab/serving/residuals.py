@@ -91,7 +91,7 @@ def factors(residuals: Sequence[ServingResidual], basis: ServingBasis, metric: s
 
 def _weights(residuals: Sequence[ServingResidual]) -> NDArray[np.float64]:
     """Return the weights: runs of one model under one engine together weigh the square root of their number."""
-    keys = [(residual.row.labels["model"], residual.row.labels["engine"]) for residual in residuals]
+    keys = [(residual.row.labels.model, residual.row.labels.engine) for residual in residuals]
     counts = Counter(keys)
     return np.array([counts[key] ** -0.5 for key in keys])
 

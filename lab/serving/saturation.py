@@ -37,7 +37,7 @@ class Saturated:
 
     @property
     def key(self) -> tuple[str, ...]:
-        return (*(self.row.labels[name] for name in ("source", "engine", "model", "chip")), f"{self.clients:g}")
+        return (*(getattr(self.row.labels, name) for name in ("source", "engine", "model", "chip")), f"{self.clients:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

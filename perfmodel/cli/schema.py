@@ -31,7 +31,8 @@ def schema(
         str,
         typer.Argument(
             metavar="KIND|COMMAND",
-            help="chip, cluster, calibration, profile, engine, plan, rule-set or study; or a command, such as predict.",
+            help="chip, cluster, calibration, profile, engine, plan, rule-set, study, case, serving-case, measured-run or request; "
+            "or a command, such as predict.",
         ),
     ],
     *,

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from perfmodel.fitting.columns import MEASURED, MEMORIES, Row, flag_of, positive, settings_of, size_of, time_of
+from perfmodel.fitting.columns import MEASURED, MEMORIES, Row, flag_of, positive, settings_of, size_of, time_of, times_of
 from perfmodel.fitting.fit import UserRun
-from perfmodel.foundation.errors import InputError, bad_field, one_line, shown
+from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.values import choice_of
 from perfmodel.frameworks.profile import list_profiles
 from perfmodel.hardware.chip_cluster import chip_cluster, state_chip_cluster
@@ -20,9 +20,9 @@ from perfmodel.hardware.reader import LOCALHOST, load_cluster
 from perfmodel.parallel.framework_ref import FrameworkRef, framework_named
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.plan_file import plan_from_dict, read_plan
-from perfmodel.validation.case_plan import PRECISIONS, HardwareOfCase, PlannedCase, plan_of_case
+from perfmodel.validation.case_plan import HardwareOfCase, PlannedCase, load_profile_once, plan_of_case
+from perfmodel.validation.fields import PRECISIONS
 from perfmodel.validation.framework_patterns import framework_of
-from perfmodel.validation.step_times import load_profile_once
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer
 from perfmodel.workload.models import load_model
@@ -334,7 +334,7 @@ def _step_time(row: Row, plan: Plan) -> float:
         amount = {"tokens": job.tokens_per_step / plan.num_chips, "samples": job.global_batch}.get(values["logged_unit"])
         return steady([rate if amount is None else amount / rate for rate in values["logged_steps"]])
     if values.get("step_times") is not None:
-        return steady(_times(values["step_times"]), warmup=0 if "warmup" in values else None)
+        return steady(times_of(values["step_times"], "step_times"), warmup=0 if "warmup" in values else None)
     if values.get("step_time") is not None:
         return time_of(values["step_time"], "step_time")
     if values.get("step_time_ms") is not None:
@@ -363,14 +363,6 @@ def _memory(row: Row) -> tuple[float, str]:
         if inner.get(name) is not None:
             return size_of(inner[name], name), ""
     return math.nan, ""
-
-
-def _times(value: object) -> list[float]:
-    if isinstance(value, str):
-        value = [part for part in value.replace(";", " ").replace("[", " ").replace("]", " ").replace(",", " ").split() if part]
-    if not isinstance(value, (list, tuple)) or not value:
-        raise bad_field("step_times", shown(value), "must be a list of times", "write [4.2, 4.3]")
-    return [positive(time, "step_times") for time in value]
 
 
 def steady(times: list[float], *, warmup: int | None = None) -> float:

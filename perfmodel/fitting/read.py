@@ -17,12 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from perfmodel.fitting.columns import Row, is_extra, name_of
+from perfmodel.fitting.columns import Row
 from perfmodel.fitting.logs import row_of_log
 from perfmodel.fitting.memory_snapshot import is_snapshot, read_snapshot
+from perfmodel.fitting.schemas import MeasuredRunFile, is_extra, name_of
 from perfmodel.fitting.trace import is_trace, row_of_trace
 from perfmodel.foundation.errors import InputError, one_line, shown
 from perfmodel.foundation.files import open_input
+from perfmodel.foundation.schema import check
 from perfmodel.foundation.values import check_path
 from perfmodel.parallel.plan import Plan
 
@@ -245,7 +247,7 @@ def _check_headings(columns: Sequence[str], location: str) -> None:
 
 
 def _named(data: Mapping[str, Any], unread: dict[str, None], location: str) -> dict[str, Any]:
-    """Return the values by their standard names."""
+    """Return the checked values by their standard names."""
     values: dict[str, Any] = {}
     for column, value in data.items():
         if value is None or value == "":
@@ -257,5 +259,6 @@ def _named(data: Mapping[str, Any], unread: dict[str, None], location: str) -> d
             continue
         if name in values and values[name] != value:
             raise InputError(f"{location}: {one_line(column, 40)}={shown(value)}: says {name}, which another column says too; keep one")
-        values[name] = cast(Any, value)
+        values[name] = value
+    check(MeasuredRunFile, {name: value for name, value in values.items() if not name.startswith("settings.")}, where=location)
     return values

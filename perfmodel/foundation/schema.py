@@ -34,7 +34,7 @@ class FileModel(BaseModel):
     ADD: ClassVar[str] = "add it"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class ReadBy:
     """Annotation of a value that a function validates.
 

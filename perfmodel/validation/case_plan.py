@@ -12,11 +12,12 @@ from typing import Any
 
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.foundation.schema import check
 from perfmodel.foundation.values import is_path
 from perfmodel.frameworks.layer_placement import stage_layers_by_cost
 from perfmodel.frameworks.profile import ExecutionProfile, load_profile
 from perfmodel.frameworks.settings import with_settings
-from perfmodel.parallel.layout import ZERO_STAGES, ZeroStage, even_stage_layers
+from perfmodel.parallel.layout import ZeroStage, even_stage_layers
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.parallel.recompute_modules import operators_of, read_modules
 from perfmodel.validation.case_settings import context_of_case, settings_of_case
@@ -30,27 +31,16 @@ from perfmodel.validation.expert_cases import (
     with_framework_defaults,
     with_recipe,
 )
-from perfmodel.validation.fields import optional_count, stated_count
+from perfmodel.validation.fields import PRECISIONS, optional_count, stated_count
 from perfmodel.validation.fine_tuning import stated_optimizer, stated_training
 from perfmodel.validation.framework_patterns import Framework, assumed_virtual_stages, framework_of, stage_layers_with_ends
 from perfmodel.validation.published_models import config_from_case
+from perfmodel.validation.schemas import TrainingCaseFile
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.training import Method, Training, training_of
 
 _GBIT = 1e9 / 8
-
-#: Precision of a run -> (policy of the job, dtype of the matrix multiplies).
-PRECISIONS: Mapping[str, tuple[Precision, Dtype]] = {
-    "bf16": (Precision.BF16_MIXED, Dtype.BF16),
-    "fp16": (Precision.FP16_MIXED, Dtype.FP16),
-    "fp32": (Precision.FP32, Dtype.FP32),
-    "tf32": (Precision.FP32, Dtype.TF32),
-    "fp8": (Precision.FP8_DELAYED, Dtype.FP8),
-    "mxfp8": (Precision.MXFP8, Dtype.FP8),
-    "nvfp4": (Precision.NVFP4, Dtype.FP4),
-    "mxfp4": (Precision.NVFP4, Dtype.FP4),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +82,8 @@ def plan_of_case(
 
     hardware, optimizer, dp_shard   of a user's run, which is described in more detail than published ones; None: by the inputs
     """
+    is_loaded = isinstance(inputs.get("model"), TransformerConfig)
+    check(TrainingCaseFile, {**inputs, "model": None} if is_loaded else inputs)
     _check_model(inputs)
     assumed: list[str] = []
     framework = framework_of(inputs.get("framework")).when_sharded(inputs.get("zero_stage"))
@@ -103,7 +95,7 @@ def plan_of_case(
         pp = stated_count(inputs, "num_chips")
     num_chips, dp = _chips(inputs, tp * pp * cp, assumed)
     _check_optimizer(settings)
-    profile = with_settings(_profile(framework.profile), settings)
+    profile = with_settings(load_profile_once(framework.profile), settings)
     policy, dtype = _precision(inputs, settings, assumed)
     model = with_framework_defaults(_model(inputs, settings, seq_len=seq_len, tp=tp), inputs["model"], framework, settings)
     profile, rules = context_of_case(profile, cp=cp, tp=tp, num_key_value_heads=model.num_key_value_heads, assumed=assumed)
@@ -125,12 +117,13 @@ def plan_of_case(
     else:
         virtual_stages = _virtual_stages(inputs, framework, layers=layers, pp=pp, num_microbatches=num_microbatches, assumed=assumed)
     if experts is not None:
-        eager = _profile("megatron")
+        eager = load_profile_once("megatron")
         profile = with_recipe(profile, framework, recipe, inputs.get("chip"), pp=pp, virtual_stages=virtual_stages, eager=eager)
     zero = _zero(inputs, framework, settings, ways=dp * cp, assumed=assumed)
     shard = dp_shard or _shard_ways(settings, dp=dp, zero=zero, chips_per_node=optional_count(inputs, "chips_per_node") or 8)
     recompute, operators = _recompute(inputs, framework, settings, zero, assumed, () if recipe is None else recipe.recompute)
     hardware = hardware or _hardware(inputs, num_chips)
+    sequence_parallel = inputs.get("sequence_parallel")
     plan = make_plan(
         job,
         cluster=hardware.cluster or hardware.chip,
@@ -141,7 +134,7 @@ def plan_of_case(
         dp_shard=shard,
         dp_replicate=dp // shard,
         zero=zero,
-        sequence_parallel=tp > 1 and _sequence_parallel(inputs, framework),
+        sequence_parallel=tp > 1 and (framework.sequence_parallel if sequence_parallel is None else sequence_parallel),
         micro_batch=micro_batch,
         recompute=recompute,
         recompute_operators=operators,
@@ -162,7 +155,7 @@ def _check_model(inputs: Mapping[str, Any]) -> None:
     model = inputs.get("model")
     if isinstance(model, Mapping) and str(model.get("name")).endswith("offloading"):
         raise InputError("model.name: says that the run moves activations to the host, which is not modelled; leave it out")
-    if not isinstance(model, (Mapping, TransformerConfig)):
+    if model is None:
         raise InputError("model: the run does not state it; it cannot be predicted without its sizes")
 
 
@@ -174,7 +167,7 @@ def _check_optimizer(settings: Mapping[str, Any]) -> None:
 
 
 @lru_cache(maxsize=64)
-def _profile(name: str) -> ExecutionProfile:
+def load_profile_once(name: str) -> ExecutionProfile:
     return load_profile(name)
 
 
@@ -201,14 +194,11 @@ def _precision(inputs: Mapping[str, Any], settings: Mapping[str, Any], assumed: 
     if value is None:
         assumed.append("precision")
         value = "bf16"
-    policy_and_dtype = PRECISIONS.get(value) if isinstance(value, str) else None
     if value == "bf16" and settings.get("pure_bf16") is True:
-        policy_and_dtype = Precision.BF16, Dtype.BF16
+        return Precision.BF16, Dtype.BF16
     if value == "fp8" and settings.get("fp8_recipe") in _CURRENT_SCALING:
-        policy_and_dtype = Precision.FP8_CURRENT, Dtype.FP8
-    if policy_and_dtype is None:
-        raise bad_field("precision", one_line(value), "not known", f"use one of {', '.join(PRECISIONS)}")
-    return policy_and_dtype
+        return Precision.FP8_CURRENT, Dtype.FP8
+    return PRECISIONS[value]
 
 
 def _train(inputs: Mapping[str, Any], framework: Framework, assumed: list[str]) -> Training:
@@ -236,11 +226,6 @@ def _micro_batch(inputs: Mapping[str, Any], framework: Framework, *, global_batc
         assumed.append("micro_batch")
         value = max(global_batch // dp, 1) if framework.fills_memory and pp == 1 else 1
     return value
-
-
-def _sequence_parallel(inputs: Mapping[str, Any], framework: Framework) -> bool:
-    stated = inputs.get("sequence_parallel")
-    return stated if isinstance(stated, bool) else framework.sequence_parallel
 
 
 def _virtual_stages(
@@ -274,10 +259,10 @@ def _stages_of_units(inputs: Mapping[str, Any], layers: int) -> tuple[int, ...] 
     Two modules precede the layers (embedding, transposition), the others follow them.
     """
     stages = inputs.get("stages")
-    if not isinstance(stages, list) or not stages:
+    if not stages:
         return None
-    units = [stated_count(stage, "units") if isinstance(stage, Mapping) else 0 for stage in stages]
-    if not all(units) or sum(units) < layers:
+    units = [stated_count(stage, "units") for stage in stages]
+    if sum(units) < layers:
         raise bad_field("stages", one_line(stages), f"must state units of each stage, {layers} or more in all", "correct it in the case")
     first = min(2, sum(units) - layers)
     ends = [sum(units[: i + 1]) for i in range(len(units))]
@@ -286,11 +271,9 @@ def _stages_of_units(inputs: Mapping[str, Any], layers: int) -> tuple[int, ...] 
 
 def _zero(inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str, Any], *, ways: int, assumed: list[str]) -> int:
     stage = inputs.get("zero_stage")
-    if stage is not None and (isinstance(stage, bool) or stage not in ZERO_STAGES):
-        raise bad_field("zero_stage", one_line(stage), "must be 0, 1, 2 or 3", "correct it in the case")
     if stage is None:
         distributed = inputs.get("distributed_optimizer")
-        if isinstance(distributed, bool):
+        if distributed is not None:
             stage = 1 if distributed else 0
         elif "use-distributed-optimizer=True" in _flags(settings):
             stage = 1
@@ -339,8 +322,6 @@ def _recompute(
         value = framework.recomputation.recompute
     if value == "minimal_offloaded":
         value = "selective"
-    if value not in ("none", "selective", "full"):
-        raise bad_field("recompute", one_line(value), "not known", "use none, selective or full")
     modules = megatron_flags(settings).get("recompute-modules", "").strip("[]").split()
     if value == "selective" and modules:
         return value, operators_of(read_modules(modules, "recompute-modules"))
@@ -349,20 +330,20 @@ def _recompute(
 
 def _attention(inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str, Any], assumed: list[str]) -> str:
     value = inputs.get("flash_attention")
-    if isinstance(value, bool):
+    if value is not None:
         return "flash" if value else "unfused"
     assumed.append("flash_attention")
     return framework.attention if "transformer-impl=local" not in _flags(settings) else "unfused"
 
 
 def _hardware(inputs: Mapping[str, Any], num_chips: int) -> HardwareOfCase:
-    if isinstance(inputs.get("chips"), list):
+    if inputs.get("chips"):
         return _mixed_hardware(inputs["chips"], num_chips)
     chip = inputs.get("chip")
-    if not isinstance(chip, str) or not chip.strip() or is_path(chip):
+    if not chip or not chip.strip() or is_path(chip):
         raise bad_field("chip", one_line(chip), "must be the name of a known chip", "see `perfmodel chips`")
     per_node = optional_count(inputs, "chips_per_node")
-    rate = _rate(inputs, "inter_node_gbit_per_s_per_node")
+    rate = inputs.get("inter_node_gbit_per_s_per_node")
     bandwidth = None if rate is None else rate * _GBIT / (per_node or 8)
     return HardwareOfCase(
         chip=chip,
@@ -372,24 +353,15 @@ def _hardware(inputs: Mapping[str, Any], num_chips: int) -> HardwareOfCase:
     )
 
 
-def _rate(inputs: Mapping[str, Any], name: str) -> float | None:
-    rate = inputs.get(name)
-    if rate is None:
-        return None
-    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < 1e9:
-        raise bad_field(name, one_line(rate), "must be a positive number", "correct it in the case")
-    return float(rate)
-
-
 def _mixed_hardware(kinds: list[Any], num_chips: int) -> HardwareOfCase:
     """Return the hardware of several kinds of chips, each with its nodes, its links and the share of its rates that it reaches."""
     pools = []
     for kind in kinds:
-        if not isinstance(kind, Mapping) or not isinstance(kind.get("chip"), str) or is_path(kind["chip"]):
+        if is_path(kind["chip"]):
             raise bad_field("chips", one_line(kind), "must name a known chip for each kind", "see `perfmodel chips`")
         count, nodes = stated_count(kind, "count"), optional_count(kind, "nodes")
         per_node = count // (nodes or 1)
-        inside, rate, nics = _rate(kind, "scale_up_gbit_s"), _rate(kind, "network_gbit_s"), optional_count(kind, "nics")
+        inside, rate, nics = kind.get("scale_up_gbit_s"), kind.get("network_gbit_s"), optional_count(kind, "nics")
         links = {
             "per-node": per_node if nodes else None,
             "scale-up": f"{inside:.6g} Gbit/s" if inside else None,
@@ -397,7 +369,7 @@ def _mixed_hardware(kinds: list[Any], num_chips: int) -> HardwareOfCase:
             "nics": nics,
         }
         stated = "".join(f" {name}={value}" for name, value in links.items() if value is not None)
-        speed = _rate(kind, "speed")
+        speed = kind.get("speed")
         pools.append(f"{count}@{kind['chip']}{stated}" + (f"*{speed:g}" if speed else ""))
     text = "+".join(pools) if len(pools) > 1 else pools[0].partition("@")[2]
     first = kinds[0]["chip"]

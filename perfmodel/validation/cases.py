@@ -20,14 +20,12 @@ from perfmodel.foundation.files import open_input
 from perfmodel.validation.expert_cases import has_experts
 from perfmodel.validation.fields import positive
 from perfmodel.validation.fine_tuning import states_training, trains_adapters
+from perfmodel.validation.schemas import CaseFile
 from perfmodel.validation.serving.measured import Served, is_serving, served_of
 from perfmodel.workload.training import Method
 
 #: Fields that describe or judge a run: they never reach a prediction. Everything else in a case is an input.
-NOT_INPUTS = (
-    "id", "source", "source_ref", "notes", "inferred", "measured", "tier", "outcome", "suspect", "metric_note", "repeat_group",
-    "tokens_per_s_counts",
-)  # fmt: skip
+NOT_INPUTS = (*CaseFile.model_fields, "measured")
 
 _MAX_ID = 200
 MAX_LINE_BYTES = 2**20
@@ -200,3 +198,15 @@ def _group(data: Mapping[str, Any], identity: str) -> str:
     if data.get("id") is None:
         prefix = one_line(data.get("framework") or "").split(" ")[0].lower()
     return one_line(prefix, 24) or "?"
+
+
+FAILURES = (ArithmeticError, ValueError, TypeError, LookupError, AttributeError, AssertionError, MemoryError, RecursionError)
+"""Errors of a prediction. One that is no `InputError` is a bug of perfmodel: it is reported, and the other cases still count."""
+
+NOT_FINITE = "the prediction is not a finite number; please report this case"
+
+
+def reason_of(error: Exception) -> str:
+    if isinstance(error, InputError):
+        return one_line(error, 400)
+    return f"the prediction failed ({type(error).__name__}: {one_line(error, 200)}); please report this case"

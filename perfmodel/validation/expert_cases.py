@@ -9,22 +9,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
-from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.releases import ReleaseRecipe, as_recipe_runs, load_releases, recipe_of, without_depth
 from perfmodel.parallel.layout import Dispatcher
 from perfmodel.validation.fields import optional_count
 from perfmodel.validation.framework_patterns import Framework
+from perfmodel.validation.shipped_models import DENSE, MTP, stated_layers
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.layer_specs import Experts, FeedForward, LatentAttention, kinds_of_layers
-from perfmodel.workload.models import list_models, load_model
-from perfmodel.workload.truncation import layers_text, truncated
-
-#: Sizes that must be equal in a run and in the shipped model of its name: fields of both.
-_SHARED_SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads")
+from perfmodel.workload.truncation import layers_text
 
 #: Pipelines of Megatron-LM's tests whose flags are truncated in published rows. Source: `model_config.yaml` of
 #: tests/functional_tests/test_cases/moe. End of the model's name -> `pipeline-model-parallel-layout`.
@@ -64,49 +60,6 @@ def stated_kernels(settings: object) -> set[str]:
     return {str(name).lower() for name in names} if isinstance(names, list) else set()
 
 
-def named_model(model: Mapping[str, Any]) -> TransformerConfig | None:
-    """Return the shipped mixture-of-experts model that the run's name begins with (`shipped_model`)."""
-    config = shipped_model(model)
-    return config if config is not None and config.experts is not None else None
-
-
-def shipped_model(model: Mapping[str, Any]) -> TransformerConfig | None:
-    """Return the shipped model that the run's name begins with, with the depth, the dense layers and the multi-token-prediction layers that
-    the run states; None where there is none, or where the run states other sizes.
-    """
-    name = _plain(model.get("name"))
-    shipped = max((shipped_name for shipped_name in list_models() if name.startswith(_plain(shipped_name))), key=len, default="")
-    if not shipped:
-        return None
-    config = _load(shipped)
-    experts, layers = config.experts, model.get("num_hidden_layers")
-    stated = (model.get("num_experts"), model.get("num_experts_per_tok"))
-    if stated != (None, None) and stated != ((None, None) if experts is None else (experts.num_experts, experts.top_k)):
-        return None
-    if experts is not None and stated == (None, None) and layers is not None:
-        return None
-    if any(model.get(field) not in (None, getattr(config, field)) for field in _SHARED_SIZES):
-        return None
-    depth = layers if isinstance(layers, int) and not isinstance(layers, bool) and layers > 0 else config.num_hidden_layers
-    return truncated(config, depth, num_dense_layers=stated_layers(model, DENSE), num_mtp_layers=stated_layers(model, MTP))
-
-
-#: Fields for dense layers before the others, and for multi-token-prediction modules.
-DENSE, MTP = ("num_dense_layers", "first_dense_layers"), ("num_mtp_layers",)
-
-
-def stated_layers(model: Mapping[str, Any], names: Sequence[str]) -> int | None:
-    """Return the number that the run states in one of these fields; None: it states none. Raises InputError."""
-    for name in names:
-        value = model.get(name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**20:
-            raise bad_field(f"model.{name}", one_line(value, 40), "must be a whole number from 0", "correct it in the case")
-        return value
-    return None
-
-
 def assumed_layers(model: object, config: TransformerConfig) -> list[str]:
     """Return the fields of a truncated model that its run does not state."""
     if not isinstance(model, Mapping) or not layers_text(config) or not config.name.endswith("-layers"):
@@ -132,20 +85,10 @@ def with_framework_defaults(
     return replace(config, experts=replace(experts, num_groups=experts.num_experts // experts.top_k, top_groups=1))
 
 
-@lru_cache(maxsize=64)
-def _load(name: str) -> TransformerConfig:
-    return load_model(name)
-
-
-def _plain(name: object) -> str:
-    """Return letters and digits only, in lower case."""
-    return re.sub(r"[^a-z0-9]", "", name.lower()[:80]) if isinstance(name, str) else ""
-
-
 def with_experts(base: TransformerConfig, model: Mapping[str, Any], flags: Mapping[str, str]) -> TransformerConfig:
     """Return a dense model with experts instead of its MLP, of the sizes in the run or in Megatron-LM's flags."""
     count, top_k, name = model.get("num_experts"), model.get("num_experts_per_tok"), base.name
-    if not isinstance(top_k, int):
+    if top_k is None:
         raise InputError(f"model.num_experts_per_tok: the run does not state it; {name} cannot be predicted without it")
     if str(model.get("kind")) == "moe-mla" and not flags:
         rule = "no shipped model has its name and sizes, and such runs state neither its latents nor its shared experts"
@@ -251,14 +194,13 @@ def recipe_of_case(inputs: Mapping[str, Any], framework: Framework, model: Trans
     stated = _RELEASE.search(str(inputs.get("framework"))[:200])
     if releases is None or stated is None:
         return None
-    batch = inputs.get("global_batch")
     return recipe_of(
         releases,
         stated[0],
         model=without_depth(model.name),
         chip=str(inputs.get("chip")),
         precision=str(inputs.get("precision") or "bf16"),
-        global_batch=batch if isinstance(batch, int) else 0,
+        global_batch=optional_count(inputs, "global_batch") or 0,
     )
 
 
@@ -267,12 +209,8 @@ def expert_knobs(
 ) -> ExpertKnobs:
     """Return expert parallelism and dispatcher as the run states them, else by the recipe or the framework's defaults."""
     flags = megatron_flags(inputs.get("settings"))
-    stated = inputs.get("etp")
-    if isinstance(stated, int) and not isinstance(stated, bool):
-        etp = stated
-    else:
-        usual = 1 if framework.experts.folds_experts else tp
-        etp = _flag(flags, "expert-tensor-parallel-size", usual if recipe is None or not recipe.etp else recipe.etp)
+    usual = 1 if framework.experts.folds_experts else tp
+    etp = optional_count(inputs, "etp") or _flag(flags, "expert-tensor-parallel-size", (recipe and recipe.etp) or usual)
     dispatcher_stated = inputs.get("dispatcher") or flags.get("moe-token-dispatcher-type") or ("allgather" if flags else None)
     dispatcher_stated = dispatcher_stated or (str(Dispatcher.FLEX) if "deepep" in stated_kernels(inputs.get("settings")) else None)
     if dispatcher_stated is None:

@@ -1,4 +1,4 @@
-"""Validated values of a published run's fields."""
+"""Values of a published run's fields, which `schemas.py` checks."""
 
 from __future__ import annotations
 
@@ -6,59 +6,52 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from perfmodel.foundation.errors import InputError, bad_field, one_line
-from perfmodel.workload.config import printable
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.errors import InputError, one_line
+from perfmodel.workload.job import Precision
 
-MAX_COUNT = 2**31 - 1
+#: Precision of a training run -> (policy of the job, dtype of the matrix multiplies).
+PRECISIONS: Mapping[str, tuple[Precision, Dtype]] = {
+    "bf16": (Precision.BF16_MIXED, Dtype.BF16),
+    "fp16": (Precision.FP16_MIXED, Dtype.FP16),
+    "fp32": (Precision.FP32, Dtype.FP32),
+    "tf32": (Precision.FP32, Dtype.TF32),
+    "fp8": (Precision.FP8_DELAYED, Dtype.FP8),
+    "mxfp8": (Precision.MXFP8, Dtype.FP8),
+    "nvfp4": (Precision.NVFP4, Dtype.FP4),
+    "mxfp4": (Precision.NVFP4, Dtype.FP4),
+}
+#: Precision of a serving run -> format of its weights.
+SERVED_PRECISIONS: Mapping[str, str] = {
+    "bf16": "bf16", "fp16": "fp16", "fp32": "bf16", "fp8": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "mxfp4": "mxfp4", "int4": "w4a16",
+    "w4a16": "w4a16", "awq": "w4a16", "gptq": "w4a16", "int8-wo": "int8-weights", "int8": "int8", "w4a8": "w4a8",
+}  # fmt: skip
+#: Format of a KV cache -> its dtype; None: the engine's default.
+CACHES: Mapping[str, Dtype | None] = {"bf16": Dtype.BF16, "fp16": Dtype.FP16, "fp8": Dtype.FP8, "auto": None}
+
+#: Kinds of serving runs, by what was measured.
+SERVING_KINDS = ("static_batch", "serving", "max_throughput", "decode_step", "ttft_only")
 
 UNKNOWN = "?"
 """Label of a run that does not state the field."""
 
 
 def optional_count(inputs: Mapping[str, Any], field: str) -> int | None:
-    """Return an integer from 1, or None where the run does not state it. 8.0 is 8. Raises InputError."""
+    """Return a checked integer, or None where the run does not state it. 8.0 is 8."""
     value = inputs.get(field)
-    if value is None:
-        return None
-    number = _integer(value)
-    if not 1 <= number <= MAX_COUNT:
-        raise bad_field(field, one_line(value), f"must be a whole number from 1 to {MAX_COUNT}", "correct it in the case")
-    return number
+    return None if value is None else int(value)
 
 
-def stated_count(inputs: Mapping[str, Any], field: str, default: int | None = None) -> int:
-    """Return an integer from 1, or the default; without one the run must state it. Raises InputError."""
-    value = optional_count(inputs, field)
-    if value is None:
-        if default is None:
-            raise not_stated(field)
-        return default
-    return value
+def stated_count(inputs: Mapping[str, Any], field: str, default: int | None = None, *, within: str = "", name: str = "it") -> int:
+    """Return a checked integer, or the default; without one the run must state it. Raises InputError.
 
-
-def stated_size(model: Mapping[str, Any], field: str, name: str, *, inside: str = "") -> int:
-    """Return an integer from 1 in the `model` object of a run, called `name`. 8.0 is 8. Raises InputError.
-
-    inside   prefix of the nested object that has the field, such as `moe.`; "" for the model itself
+    within   prefix of the field, such as `model.`; name: of what cannot be predicted without it
     """
-    value = model.get(field)
+    value = inputs.get(field, default)
+    value = default if value is None else value
     if value is None:
-        raise InputError(f"model.{inside}{field}: the run does not state it; {name} cannot be predicted without it")
-    number = _integer(value)
-    if number < 1:
-        raise bad_field(f"model.{inside}{field}", printable(value), "must be a whole number from 1", "correct it in the case")
-    return number
-
-
-def _integer(value: object) -> int:
-    """Return an integer, also from 8.0; 0, which is no valid count, for anything else."""
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
-
-
-def not_stated(field: str) -> InputError:
-    return InputError(f"{field}: the run does not state it; it cannot be predicted without it")
+        raise InputError(f"{within}{field}: the run does not state it; {name} cannot be predicted without it")
+    return int(value)
 
 
 def positive(value: object) -> float:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.grouping import grouped
+from perfmodel.foundation.resources import resource_dir
 from perfmodel.report.figures import new_figure, plain_numbers, write_figure
 from perfmodel.validation.judgement import ValidationResult, ValidationRow
-from perfmodel.validation.source_names import source_name
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -152,7 +153,7 @@ def _by_source(rows: Sequence[ValidationRow]) -> list[tuple[str, list[Validation
     shown, others = ordered[: len(_COLOURS)], ordered[len(_COLOURS) :]
     drawn = [
         (
-            f"{source_name(name)} ({len(groups[name]):,})",
+            f"{_source_name(name)} ({len(groups[name]):,})",
             groups[name],
             dict(color=colour, marker=marker, markersize=4.5, linestyle="none", alpha=0.65, markeredgewidth=0),
         )
@@ -163,6 +164,11 @@ def _by_source(rows: Sequence[ValidationRow]) -> list[tuple[str, list[Validation
         style = dict(color=_GREY, marker=".", markersize=6, linestyle="none", zorder=1.5)
         drawn.append((f"{len(others)} other source{'s' * (len(others) > 1)} ({len(rest):,})", rest, style))
     return drawn
+
+
+def _source_name(source: str) -> str:
+    """Return the name of a source as figures print it; a source of the user's own keeps its prefix."""
+    return str(read_yaml(resource_dir("strategies") / "source_names.yaml").get(source, source))
 
 
 def _shown(error: float) -> float:

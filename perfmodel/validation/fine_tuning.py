@@ -4,52 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.foundation.files import read_yaml
+from perfmodel.foundation.resources import resource_dir
+from perfmodel.validation.fields import optional_count, stated_count
 from perfmodel.workload.base_formats import BASE_FORMATS
 from perfmodel.workload.job import Optimizer
 from perfmodel.workload.training import DEFAULT_BASE, FULL_TRAINING, Method, Training
 
-#: Methods whose step is not one forward and backward pass over the stated sequences -> the reason.
-_NOT_PREDICTED: Mapping[str, str] = {
-    "dpo": "trains on pairs of answers next to a frozen reference model",
-    "simpo": "trains on pairs of answers",
-    "kto": "runs a frozen reference model next to the trained one",
-    "grpo": "generates answers and scores them before it trains",
-    "ppo": "generates answers and scores them before it trains",
-}
 
-#: Unsupported forms of adapters.
-_OTHER_ADAPTERS = ("boft", "oft", "ia3", "loha", "lokr", "vera", "ln_tuning", "prompt", "prefix")
-
-#: Word in a list of targets -> linear operators. In a mixture-of-experts model "mlp" means the dense and shared ones.
-_TARGETS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("q", "query", "q_proj"), ("q_proj",)),
-    **dict.fromkeys(("k", "key", "k_proj"), ("k_proj",)),
-    **dict.fromkeys(("v", "value", "v_proj"), ("v_proj",)),
-    **dict.fromkeys(("o", "output", "o_proj"), ("o_proj",)),
-    **{name: (name,) for name in ("gate_proj", "up_proj", "down_proj", "experts")},
-    "mlp": ("gate_proj", "up_proj", "down_proj"),
-}
-
-#: Word in `settings.base_weights` -> stored format; the first match counts.
-_BASES = (("nf4-dq", "nf4-dq"), ("nf4", "nf4"), ("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("int4", "int4"), ("int8", "int8"), ("fp8", "fp8"))
-
-#: Name of an optimizer in sources, longest first -> optimizer.
-_OPTIMIZERS = (
-    ("paged 8-bit adam", Optimizer.PAGED_ADAMW_8BIT),
-    ("paged adam", Optimizer.PAGED_ADAMW),
-    ("8-bit adam", Optimizer.ADAMW_8BIT),
-    ("4-bit adam", Optimizer.ADAMW_4BIT),
-    ("8-bit lion", Optimizer.LION_8BIT),
-    ("adafactor", Optimizer.ADAFACTOR),
-    ("lion", Optimizer.LION),
-    ("muon", Optimizer.MUON),
-    ("momentum", Optimizer.MOMENTUM),
-    ("sgd", Optimizer.SGD),
-    ("adam", Optimizer.ADAMW),
-)
+@cache
+def _words() -> Mapping[str, Any]:
+    return read_yaml(resource_dir("strategies") / "fine_tuning_words.yaml")
 
 
 def states_training(inputs: Mapping[str, Any]) -> bool:
@@ -62,7 +31,7 @@ def _method(inputs: Mapping[str, Any]) -> str:
     value = inputs.get("method")
     if isinstance(value, str):
         return value.lower()
-    return str(Method.LORA) if isinstance(inputs.get("lora"), Mapping) else ""
+    return str(Method.LORA) if inputs.get("lora") is not None else ""
 
 
 def trains_adapters(inputs: Mapping[str, Any]) -> bool:
@@ -83,32 +52,24 @@ def stated_training(inputs: Mapping[str, Any], default_targets: tuple[str, ...] 
         raise bad_field("modality", one_line(modality, 40), "is not modelled", "give runs over text")
     method = _method(inputs) or str(Method.FULL)
     words = set(re.findall(r"[a-z0-9_]+", method))
-    for name, reason in _NOT_PREDICTED.items():
+    for name, reason in _words()["not_predicted"].items():
         if name in words:
             raise bad_field("method", one_line(method, 40), f"{reason}, which is not predicted", "give full, lora or qlora")
-    for name in _OTHER_ADAPTERS:
+    for name in _words()["other_adapters"]:
         if name in words:
             raise bad_field("method", one_line(method, 40), "adapters of this form are not modelled", "give lora or qlora")
     if not words & {*Method} - {Method.FULL}:
         return FULL_TRAINING
-    lora = inputs.get("lora")
-    fields = lora if isinstance(lora, Mapping) else {}
-    base = _base(inputs.get("settings"), fields, is_quantized=bool(words & {Method.QLORA, Method.QDORA}))
+    fields = inputs.get("lora") or {}
+    base = _base(inputs.get("settings") or {}, fields, is_quantized=bool(words & {Method.QLORA, Method.QDORA}))
     plain, quantized = (Method.DORA, Method.QDORA) if words & {Method.DORA, Method.QDORA} else (Method.LORA, Method.QLORA)
     return Training(
         method=quantized if base else plain,
-        rank=_count(fields, ("r", "rank"), 16),
+        rank=optional_count(fields, "r") or stated_count(fields, "rank", default=16),
         targets=_targets(fields.get("targets"), default_targets),
-        num_adapters=_count(fields, ("adapters",), 1),
+        num_adapters=stated_count(fields, "adapters", default=1),
         base=base,
     )
-
-
-def _count(fields: Mapping[str, Any], names: tuple[str, ...], default: int) -> int:
-    value = next((fields[name] for name in names if fields.get(name) is not None), default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise bad_field(f"lora.{names[0]}", one_line(value, 40), "must be a positive whole number", "correct it in the case")
-    return value
 
 
 def _targets(value: object, default: tuple[str, ...]) -> tuple[str, ...]:
@@ -119,7 +80,7 @@ def _targets(value: object, default: tuple[str, ...]) -> tuple[str, ...]:
         return default
     if "all" in words:
         return ()
-    named = [name for word in words for name in _TARGETS.get(word, ())]
+    named = [name for word in words for name in _words()["targets"].get(word, ())]
     # "attention q, v" names operators of attention, "attention" alone is all of them
     if "attention" in words and not any(name in ("q_proj", "k_proj", "v_proj", "o_proj") for name in named):
         named.append("attention")
@@ -129,12 +90,11 @@ def _targets(value: object, default: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(named))
 
 
-def _base(settings: object, lora: Mapping[str, Any], *, is_quantized: bool) -> str:
+def _base(settings: Mapping[str, Any], lora: Mapping[str, Any], *, is_quantized: bool) -> str:
     """Return the format of the frozen weights; empty: that of the computation."""
-    stated = settings if isinstance(settings, Mapping) else {}
-    text = str(stated.get("base_weights") or stated.get("base_format") or "").lower()
+    text = str(settings.get("base_weights") or settings.get("base_format") or "").lower()
     if text and text not in ("bf16", "fp16", "16-bit"):
-        base_format = next((base for word, base in _BASES if word in text), "")
+        base_format = next((base for base in _words()["bases"] if base in text), "")
         if not base_format:
             raise bad_field("settings.base_weights", one_line(text, 40), "is not known", f"use {', '.join(BASE_FORMATS)}")
         return base_format
@@ -152,10 +112,7 @@ def stated_optimizer(inputs: Mapping[str, Any]) -> Optimizer | None:
     text = str(value).lower()
     if "host" in text or "offload" in text:
         raise bad_field("optimizer", one_line(text, 40), "is not modelled on the host", "give runs with the optimizer on the chip")
-    optimizer = next((candidate for name, candidate in _OPTIMIZERS if name in text), None)
+    optimizer = next((candidate for name, candidate in _words()["optimizers"].items() if name in text), None)
     if optimizer is None:
         raise InputError(f"optimizer={one_line(text, 40)}: is not modelled; give one of {', '.join(Optimizer)}")
-    return optimizer
-
-
-__all__ = ["stated_optimizer", "stated_training", "states_training", "trains_adapters"]
+    return Optimizer(optimizer)

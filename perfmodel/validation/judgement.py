@@ -14,7 +14,7 @@ from perfmodel.uncertainty.residuals import RunFeatures
 from perfmodel.validation.fields import UNKNOWN
 from perfmodel.validation.plan_choice import Choice, PlanChoices, plan_choices
 from perfmodel.validation.rows import case_columns, case_rows
-from perfmodel.validation.run_labels import RunLabels, order_of_labels
+from perfmodel.validation.run_labels import RunLabels, by_label
 from perfmodel.validation.serving.judgement import ServingResult
 from perfmodel.validation.statistics import error_statistics, share_of
 
@@ -324,10 +324,7 @@ def best_releases(rows: Sequence[ValidationRow]) -> list[ValidationRow]:
 
 def errors_by(rows: Sequence[ValidationRow], field: str) -> tuple[ErrorSummary, ...]:
     """Return errors by one field of `RunLabels`, in the order of its labels."""
-    groups: dict[str, list[ValidationRow]] = grouped(rows, lambda row: getattr(row.labels, field))
-    order = order_of_labels(field)
-    names = sorted(groups, key=lambda name: (order.index(name) if name in order else len(order), name))
-    return tuple(error_summary(name, groups[name]) for name in names)
+    return tuple(error_summary(*group) for group in by_label(rows, field).items())
 
 
 def _choices(rows: Iterable[ValidationRow]) -> list[Choice]:

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.validation.expert_cases import has_experts, megatron_flags, named_model, shipped_model, with_experts
-from perfmodel.validation.fields import stated_size
+from perfmodel.validation.expert_cases import has_experts, megatron_flags, with_experts
+from perfmodel.validation.fields import stated_count
+from perfmodel.validation.shipped_models import shipped_model
 from perfmodel.workload.config import TransformerConfig, printable
 
 #: GPT-2's vocabulary, which Megatron-LM pads to a multiple of 128 times the tensor-parallel degree.
@@ -47,20 +48,20 @@ def config_from_case(
     if reason is not None:
         raise InputError(f"model.kind={kind}: {reason}; {name} cannot be predicted")
     if has_experts(model) and not megatron_flags(settings):
-        known = named_model(model)
-        if known is not None:
+        known = shipped_model(model)
+        if known is not None and known.experts is not None:
             return known
 
     if not any(model.get(size) is not None for size in _SIZES) and (known := shipped_model(model)) is not None:
         return known
-    hidden, heads = stated_size(model, "hidden_size", name), stated_size(model, "num_attention_heads", name)
-    head_dim = stated_size(model, "head_dim", name) if model.get("head_dim") is not None else 0
+    hidden, heads = (stated_count(model, size, within="model.", name=name) for size in ("hidden_size", "num_attention_heads"))
+    head_dim = stated_count(model, "head_dim", default=0)
     if head_dim and (known := shipped_model(model)) is not None:
         return known
     if hidden % heads and not head_dim:
         raise bad_field("model.num_attention_heads", heads, f"must divide hidden_size={hidden}", "the run does not state a head_dim")
     gated = model.get("gated_mlp")
-    if not isinstance(gated, bool):
+    if gated is None:
         raise bad_field("model.gated_mlp", printable(gated), "must be true or false", f"{name} cannot be predicted without it")
     assumed = []
     vocabulary = model.get("vocab_size")
@@ -74,12 +75,12 @@ def config_from_case(
         assumed.append("tie_word_embeddings")
     config = TransformerConfig(
         name=name,
-        num_hidden_layers=stated_size(model, "num_hidden_layers", name),
+        num_hidden_layers=stated_count(model, "num_hidden_layers", within="model.", name=name),
         hidden_size=hidden,
         num_attention_heads=heads,
         num_key_value_heads=heads if model.get("num_key_value_heads") is None else model["num_key_value_heads"],
         head_dim=head_dim or hidden // heads,
-        intermediate_size=stated_size(model, "intermediate_size", name),
+        intermediate_size=stated_count(model, "intermediate_size", within="model.", name=name),
         vocab_size=vocabulary,
         max_position_embeddings=seq_len,
         position="rotary" if gated else "learned",
@@ -104,7 +105,7 @@ def _windows(model: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of sliding windows: in all layers, or in those of `sliding_layers` (`3 of 4`)."""
     if model.get("sliding_window") is None:
         return {}
-    window = stated_size(model, "sliding_window", str(model.get("name")))
+    window = stated_count(model, "sliding_window")
     share = model.get("sliding_layers")
     if share is None:
         return {"sliding_window": window}

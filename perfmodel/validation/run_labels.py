@@ -6,14 +6,17 @@ import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
+from perfmodel.foundation.grouping import grouped
 from perfmodel.report.predictions import degrees_line
 from perfmodel.validation.case_plan import PlannedCase
 from perfmodel.validation.cases import Case
 from perfmodel.validation.expert_cases import has_experts
 from perfmodel.validation.fields import UNKNOWN, label
 from perfmodel.validation.run_machine import cluster_of_run
+from perfmodel.validation.serving.cases import PlannedServing
 
 #: Classes by size: (upper bound, inclusive; name), smallest first.
 _SIZES = ((1e9, "up to 1 B"), (1e10, "1-10 B"), (1e11, "10-100 B"), (math.inf, "over 100 B"))
@@ -51,6 +54,7 @@ class RunLabels:
     experts      "8, 2 chosen", or "dense"
     dispatcher   dispatcher of tokens to experts
     degrees      parallel degrees of the plan, such as "pp 2, tp 4"
+    engine, concurrency, kind   of a serving run
     peak_share   MFU of the linear layers at the measured time; above one the run cannot have been on these chips
     """
 
@@ -67,15 +71,29 @@ class RunLabels:
     experts: str = UNKNOWN
     dispatcher: str = UNKNOWN
     degrees: str = UNKNOWN
+    engine: str = UNKNOWN
+    concurrency: str = UNKNOWN
+    kind: str = UNKNOWN
     parameters: float = math.nan
     num_chips: float = math.nan
     peak_share: float = math.nan
 
 
+class Labelled(Protocol):
+    """Row with labels."""
+
+    @property
+    def labels(self) -> RunLabels: ...
+
+
+_Row = TypeVar("_Row", bound=Labelled)
+
 #: Source label of all runs that train adapters only: no other line of a table contains them.
 ADAPTERS = "adapters only (LoRA)"
 #: Fields of `--by`.
 FIELDS = ("source", "chip", "framework", "model", "size", "chips", "form", "tier", "precision", "profile", "experts", "dispatcher")
+#: The same for serving runs.
+SERVING_FIELDS = ("source", "engine", "chip", "model", "precision", "concurrency", "framework", "kind", "tier", "experts")
 
 
 def check_fields(names: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
@@ -91,9 +109,15 @@ def check_fields(names: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
     return fields
 
 
-def order_of_labels(field: str) -> Sequence[str]:
-    """Return the labels of a field with a natural order, smallest first; others are sorted by name."""
-    return [name for _, name in {"size": _SIZES, "chips": _CHIPS}.get(field, ())]
+def by_label(rows: Iterable[_Row], field: str) -> dict[str, list[_Row]]:
+    """Return the rows of each label of a field: classes and numbers in order of size, then names."""
+    classes = [name for _, name in {"size": _SIZES, "chips": _CHIPS}.get(field, ())]
+    groups = grouped(rows, lambda row: str(getattr(row.labels, field)))
+
+    def order(label: str) -> tuple[int, float, str]:
+        return classes.index(label) if label in classes else len(classes), float(label) if label.isdigit() else math.inf, label
+
+    return {label: groups[label] for label in sorted(groups, key=order)}
 
 
 def labels_of(case: Case, planned: PlannedCase | None) -> RunLabels:
@@ -120,6 +144,26 @@ def labels_of(case: Case, planned: PlannedCase | None) -> RunLabels:
         parameters=parameters,
         num_chips=chips,
         peak_share=math.nan if planned is None else _peak_share(planned, case.measured_time),
+    )
+
+
+def labels_of_serving(case: Case, planned: PlannedServing | None) -> RunLabels:
+    """Return the labels of a serving run; those that follow from a plan are unknown without one."""
+    inputs = case.inputs
+    model, batch = inputs.get("model"), inputs.get("batch")
+    sizes = model if isinstance(model, Mapping) else {}
+    moe = sizes.get("moe")
+    return RunLabels(
+        source=case.group or UNKNOWN,
+        engine=UNKNOWN if planned is None else planned.engine,
+        chip=UNKNOWN if planned is None else planned.hardware.chip,
+        model=label(sizes.get("name")),
+        precision=label(inputs.get("precision")),
+        concurrency=str(batch) if isinstance(batch, int) and not isinstance(batch, bool) else UNKNOWN,
+        framework=label(inputs.get("framework")),
+        kind=label(inputs.get("kind")),
+        tier=case.tier or UNKNOWN,
+        experts="experts" if isinstance(moe, Mapping) and moe.get("experts") else "dense",
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,9 +14,9 @@ from perfmodel.cost.estimate import Estimator, make_estimator, with_kept_program
 from perfmodel.cost.programs import Compiled
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.options import GROUP_OF
-from perfmodel.frameworks.profile import ExecutionProfile, load_profile
+from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.settings import with_settings
-from perfmodel.validation.case_plan import PlannedCase
+from perfmodel.validation.case_plan import PlannedCase, load_profile_once
 from perfmodel.validation.run_machine import cluster_of_run, machine_of_run
 
 Array = NDArray[np.float64]
@@ -34,11 +33,6 @@ class PlannedRun(Protocol):
 
     @property
     def profile(self) -> str: ...
-
-
-@lru_cache(maxsize=64)
-def load_profile_once(name: str) -> ExecutionProfile:
-    return load_profile(name)
 
 
 def estimator_of(run: PlannedRun, profile: ExecutionProfile) -> Estimator:

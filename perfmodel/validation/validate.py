@@ -32,18 +32,17 @@ from perfmodel.uncertainty.run_features import features_of
 from perfmodel.validation.assumed_framework import PlanCase, plan_as_stated
 from perfmodel.validation.case_plan import PlannedCase
 from perfmodel.validation.case_settings import READ_APART, settings_of_case
-from perfmodel.validation.cases import Case, read_cases
-from perfmodel.validation.failures import FAILURES, NOT_FINITE, reason_of
+from perfmodel.validation.cases import FAILURES, NOT_FINITE, Case, read_cases, reason_of
 from perfmodel.validation.judgement import ValidationResult, ValidationRow, summarise
 from perfmodel.validation.plan_choice import choice_of
 from perfmodel.validation.rows import case_columns, case_rows
-from perfmodel.validation.run_labels import FIELDS, check_fields, labels_of, setting_of
+from perfmodel.validation.run_labels import FIELDS, SERVING_FIELDS, check_fields, labels_of, setting_of
 from perfmodel.validation.run_machine import calibration_of_run, cluster_of_run, machine_of_run
 from perfmodel.validation.serving.judgement import summarise_serving
 from perfmodel.validation.serving.predict import ServingCasePredictor
-from perfmodel.validation.serving.rows import SERVING_BY, ServingRow
+from perfmodel.validation.serving.rows import ServingRow
 
-SUMMED_BY = tuple(dict.fromkeys((*FIELDS, *SERVING_BY)))
+SUMMED_BY = tuple(dict.fromkeys((*FIELDS, *SERVING_FIELDS)))
 """Fields that errors can be grouped by, for training and serving runs."""
 
 
@@ -118,7 +117,7 @@ def _summarised(rows: Sequence[ValidationRow | ServingRow], fields: Sequence[str
     result = summarise(training, by=[field for field in fields if field in FIELDS], skip_broken_nvlink=skip_broken_nvlink)
     if not served:
         return result
-    return replace(result, serving=summarise_serving(served, by=[field for field in fields if field in SERVING_BY]))
+    return replace(result, serving=summarise_serving(served, by=[field for field in fields if field in SERVING_FIELDS]))
 
 
 def _check_folder(folder: Path) -> None:

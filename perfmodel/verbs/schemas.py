@@ -4,19 +4,63 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from perfmodel.foundation.errors import bad_field, one_line, suggest
-from perfmodel.foundation.schema import FileModel, model_of
+from pydantic import Field, create_model
+
+from perfmodel.foundation.errors import bad_field, one_line, shown, suggest
+from perfmodel.foundation.schema import OMITTED, FileModel, ReadBy, Text, model_of
+from perfmodel.foundation.words import words_of
 from perfmodel.frameworks.engine import ENGINE_GROUPS, Engine
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.schemas import profile_model
 from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.schemas import ChipFile, ClusterFile, MixedClusterFile
 from perfmodel.hardware.technology import ChipSpec, Technology
+from perfmodel.parallel.knobs import Knobs
+from perfmodel.parallel.request import Request
 from perfmodel.parallel.schemas import PlanFile, RuleSetFile
 from perfmodel.verbs.study import study_model
+
+
+def _models(package: str) -> Any:
+    """Return the schemas of a package that the web page leaves out."""
+    return import_module(f"perfmodel.{package}.schemas")
+
+
+_LONGEST_VALUE = 200
+
+
+def _read_value(value: object, field: str) -> None:
+    if not isinstance(value, str | int | float):
+        raise bad_field(field, shown(value), "must be a text, a number or true or false", "give one value")
+    if isinstance(value, str) and len(value) > _LONGEST_VALUE:
+        raise bad_field(field, shown(value), f"is longer than {_LONGEST_VALUE} characters", "give a name")
+
+
+_Value = Annotated[Any, ReadBy(_read_value, {"type": ["string", "number", "boolean"]})]
+
+#: Fields of a request of the web page that are no words of a verb -> type and meaning.
+_PAGE_FIELDS: Mapping[str, tuple[Any, str]] = {
+    "config": (Text, "text of a config.json, a framework's configuration or a plan"),
+    "remedies": (bool, "with `predict`: also the smallest changes that fit"),
+    "objective": (Text, "with `search`: what is best"),
+    "top": (_Value, "with `search`: number of plans"),
+    "any_framework": (bool, "with `search`: also plans that the framework cannot run"),
+}
+
+
+@cache
+def request_model() -> type[FileModel]:
+    """Return the model of a request of the web page: the words of `predict` and `search` with one value each, and `_PAGE_FIELDS`."""
+    words = {**words_of(Request), **words_of(Knobs)}
+    fields: dict[str, Any] = {name: (_Value, Field(OMITTED, description=word.help)) for name, word in words.items()}
+    fields |= {name: (kind, Field(OMITTED, description=about)) for name, (kind, about) in _PAGE_FIELDS.items()}
+    return create_model("RequestFile", __base__=FileModel, __doc__="A request of the web page.", **fields)
+
 
 #: Kind of file -> factory of its model.
 KINDS: Mapping[str, Callable[[], type[FileModel]]] = {
@@ -31,6 +75,10 @@ KINDS: Mapping[str, Callable[[], type[FileModel]]] = {
     "plan": lambda: PlanFile,
     "rule-set": lambda: RuleSetFile,
     "study": study_model,
+    "case": lambda: _models("validation").TrainingCaseFile,
+    "serving-case": lambda: _models("validation").ServingCaseFile,
+    "request": request_model,
+    "measured-run": lambda: _models("fitting").MeasuredRunFile,
 }
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 #: Verb -> JSON Schema of its `--json` output, inferred from examples by `python -m tests.schemas`.

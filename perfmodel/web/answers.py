@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.foundation.error_objects import ErrorCode, error_object
-from perfmodel.foundation.errors import InputError, PerfModelError, bad_field, one_line, presentable, shown, suggest
+from perfmodel.foundation.errors import InputError, PerfModelError, bad_field, one_line, presentable, shown
 from perfmodel.foundation.files import parse_yaml
 from perfmodel.foundation.plain import SCHEMA_VERSION, to_plain
+from perfmodel.foundation.schema import check
 from perfmodel.foundation.values import is_path, parsed_bool, read_integer
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.knobs import Knobs, choices_of
@@ -29,6 +30,7 @@ from perfmodel.verbs.api import explain_plan
 from perfmodel.verbs.configs import Start, start_from
 from perfmodel.verbs.objects import one_object, remedies_of, searches_object, shown_intervals
 from perfmodel.verbs.requests import Answer, make_requests, predict_requests, setting_of_request
+from perfmodel.verbs.schemas import request_model
 from perfmodel.verbs.searching import search_in
 from perfmodel.workload.huggingface import read_config
 from perfmodel.workload.imported.decoder import is_saved_graph
@@ -38,7 +40,6 @@ from perfmodel.workload.models import list_models
 #: Callback with the finished share; the search ends if it returns True.
 OnProgress = Callable[[float], "bool | None"]
 
-_LONGEST_VALUE = 200
 _OPTIONS = ("config", "remedies", "objective", "top", "any_framework")
 #: Start of a line that occurs in Python files only.
 _PYTHON = re.compile(r"^(?:from|import|def|class|@)\b", re.MULTILINE)
@@ -164,14 +165,9 @@ VERBS: Mapping[str, Callable[[PageRequest, OnProgress], dict[str, Any]]] = {"pre
 def _read(data: object) -> PageRequest:
     if not isinstance(data, Mapping):
         raise InputError('request: must be a JSON object of fields; write {"model": "llama-3-8b", ...}')
-    given = {name: value for name, value in data.items() if value not in (None, "")}
+    given = check(request_model(), {name: value for name, value in data.items() if value not in (None, "")})
     requests, knobs = words_of(Request), words_of(Knobs)
-    for name in given:
-        if name not in requests and name not in knobs and name not in _OPTIONS:
-            raise InputError(f"{one_line(name)}: is not known as a field{suggest(name, [*requests, *knobs, *_OPTIONS])}")
     pasted = given.get("config")
-    if pasted is not None and not isinstance(pasted, str):
-        raise bad_field("config", shown(pasted), "must be the text of a configuration", "paste the file")
     options = {name: given.pop(name) for name in _OPTIONS if name in given}
     words = {name: _value(name, value) for name, value in given.items()}
     asked: dict[str, Any] = {name: value for name, value in words.items() if name in requests}
@@ -193,13 +189,9 @@ def _read(data: object) -> PageRequest:
     return PageRequest(request=resolved[0], knobs=Knobs(**chosen), start=start, options=options)
 
 
-def _value(name: str, value: object) -> str | int | float | bool:
-    """Return the value of a field. Raise InputError for lists, mappings and local files."""
-    if not isinstance(value, (str, int, float, bool)):
-        raise bad_field(name, shown(value), "must be a text, a number or true or false", "give one value")
+def _value(name: str, value: str | int | float | bool) -> str | int | float | bool:
+    """Return the value of a field. Raise InputError for local files."""
     if isinstance(value, str):
-        if len(value) > _LONGEST_VALUE:
-            raise bad_field(name, shown(value), f"is longer than {_LONGEST_VALUE} characters", "give a name")
         for part in (value, *re.split(r"[\s,+]+", value)):
             is_file = is_path(part) or (name == "model" and part not in list_models())
             if is_file and "\0" not in part and os.path.exists(part):

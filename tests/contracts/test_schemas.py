@@ -1,5 +1,7 @@
 """Shipped files have the schemas of user files; the JSON Schemas and the tables of docs/files.md are current; every field is described."""
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -8,9 +10,11 @@ from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.foundation.schema import check
 from perfmodel.frameworks.shipped import flattened, framework_names, shipped_fields
+from perfmodel.validation.serving.measured import is_serving
 from perfmodel.verbs.schemas import KINDS, model_of_kind, schema_of
 from tests.schemas import PAGE, SCHEMAS, fields_of, page_text, schema_text
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 FOLDERS = {
     "chip": resource_dir("hardware_specs") / "chips",
     "cluster": resource_dir("hardware_specs") / "clusters",
@@ -37,6 +41,13 @@ def test_a_shipped_file_has_the_schema_of_its_kind(kind: str, path: Path) -> Non
 def test_a_shipped_framework_has_the_schema_of_a_profile(name: str) -> None:
     fields = flattened(shipped_fields(name) or {}, where=name)
     check(model_of_kind("profile"), fields, where=name)
+
+
+@pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.jsonl.gz")), ids=lambda path: path.name)
+def test_the_lines_of_published_runs_have_the_schema_of_a_case(path: Path) -> None:
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        for case in map(json.loads, filter(str.strip, lines)):
+            check(model_of_kind("serving-case" if is_serving(case) else "case"), case, where=str(case["id"]))
 
 
 @pytest.mark.parametrize("kind", KINDS)

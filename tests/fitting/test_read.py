@@ -8,6 +8,7 @@ import pytest
 
 import perfmodel
 from perfmodel.fitting.read import read_rows
+from perfmodel.fitting.schemas import MeasuredRunFile
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.plan import plan_to_dict
 from perfmodel.parallel.plan_file import write_plan
@@ -252,3 +253,19 @@ def test_a_model_file_that_was_edited_is_read_again(tmp_path):
         (run,) = perfmodel.fit_runs(path, profile=BASE).runs
         layers.append(run.plan.job.transformer.num_hidden_layers)
     assert layers == [32, 16]
+
+
+def test_every_fault_of_a_row_is_named_at_once(tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text("model,chip,chips,tp,settings,step_time\nllama-3-8b,h100-sxm-80gb,16,two,compile,4.2\n")
+    with pytest.raises(InputError) as caught:
+        read_rows(path)
+    assert "runs.csv line 2: 2 faults" in str(caught.value)
+    assert "tp=two: must be a whole number" in str(caught.value)
+    assert "settings=compile: must be a JSON object" in str(caught.value)
+
+
+def test_no_two_columns_share_a_name():
+    fields = MeasuredRunFile.model_fields
+    names = [alias for name, field in fields.items() for alias in (name, *field.json_schema_extra["aliases"])]
+    assert sorted(names) == sorted(set(names))

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.files import read_yaml
+from perfmodel.foundation.resources import resource_dir
 from perfmodel.validation.cases import read_cases
 from perfmodel.validation.figures import FIGURES, error_by_chips, error_distribution, judged_rows, predicted_against_measured
-from perfmodel.validation.source_names import SOURCE_NAMES, source_name
 from perfmodel.validation.validate import validate_cases
 from tests.validation.published_cases import CASE, changed, sweep, write
 
@@ -40,10 +41,10 @@ def test_sources_have_names_and_no_prefixes_of_case_ids(rows):
     published = {
         case.id.partition("-")[0] for name in ("training", "out_of_memory") for case in read_cases(GOLDEN / f"published_{name}.jsonl.gz")
     }
-    assert published <= set(SOURCE_NAMES)
-    assert source_name("titan2506") == "torchtitan, June 2025"
-    assert len(set(SOURCE_NAMES.values())) == len(SOURCE_NAMES)
-    assert source_name("my-runs") == "my-runs"
+    names = read_yaml(resource_dir("strategies") / "source_names.yaml")
+    assert published <= set(names)
+    assert names["titan2506"] == "torchtitan, June 2025"
+    assert len(set(names.values())) == len(names)
 
 
 @pytest.mark.parametrize("name", FIGURES)

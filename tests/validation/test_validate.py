@@ -483,6 +483,9 @@ def test_embedding_and_head_count_as_layers_where_that_makes_stages_even():
         (dict(tp=3, num_chips=48), "tp=3: must divide"),
         (dict(inter_node_gbit_per_s_per_node=-1), "inter_node_gbit"),
         (dict(zero_stage=9), "zero_stage=9"),
+        (dict(glob_batch=9), "glob_batch: unknown field; did you mean 'global_batch'"),
+        (dict(flash_attention="no"), "flash_attention='no': must be true or false"),
+        (dict(model={**MODEL, "num_layers": 3}), "model.num_layers: unknown field"),
         (dict(model=None), "model: the run does not state it"),
         (dict(pp=64, tp=1, dp=1), "must not exceed num_hidden_layers"),
     ],
@@ -605,13 +608,13 @@ def test_a_run_on_several_kinds_of_chips():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"chips": [{"count": 8}]}, "must name a known chip for each kind"),
-        ({"chips": [3]}, "must name a known chip for each kind"),
+        ({"chips": [{"count": 8}]}, "chips.0.chip: required field is missing"),
+        ({"chips": [3]}, "chips.0=3: must be a mapping"),
         ({"chips": [{**KINDS[0], "count": 0}, KINDS[1]]}, "count"),
         ({"chips": [{**KINDS[0], "network_gbit_s": "fast"}, KINDS[1]]}, "network_gbit_s"),
         ({"chips": [{**KINDS[0], "chip": "nothing"}, KINDS[1]]}, "nothing"),
         ({"stages": [{"units": 3}, {"units": 4}]}, "32 or more in all"),
-        ({"stages": ["a"]}, "must state units"),
+        ({"stages": ["a"]}, "stages.0='a': must be a mapping"),
     ],
 )
 def test_impossible_kinds_and_stages_are_reported(fields, message):

@@ -6,10 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfmodel.foundation.grouping import grouped
 from perfmodel.frameworks.serving_intervals import METRICS
-from perfmodel.validation.fields import UNKNOWN
-from perfmodel.validation.serving.rows import ServingRow, label_order
+from perfmodel.validation.run_labels import by_label
+from perfmodel.validation.serving.rows import ServingRow
 from perfmodel.validation.statistics import ErrorStatistics, error_statistics
 
 
@@ -57,17 +56,12 @@ def summarise_serving(rows: Iterable[ServingRow], *, by: Sequence[str] = ()) -> 
     return ServingResult(
         rows=rows,
         overall=serving_errors("all", scored),
-        by={field: serving_errors_by(scored, field) for field in by},
+        by={field: tuple(serving_errors(*group) for group in by_label(scored, field).items()) for field in by},
         secondary=serving_errors("secondary", others),
         second_hand=serving_errors("second-hand", [row for row in rows if row.is_second_hand]),
         num_suspect=sum(bool(row.served.suspect) and not row.is_second_hand for row in rows),
         reasons=dict(Counter(row.reason for row in rows if not row.is_predicted).most_common()),
     )
-
-
-def serving_errors_by(rows: Iterable[ServingRow], field: str) -> tuple[ServingErrors, ...]:
-    groups = grouped(rows, lambda row: row.labels.get(field, UNKNOWN))
-    return tuple(serving_errors(name, groups[name]) for name in sorted(groups, key=label_order))
 
 
 def serving_errors(name: str, rows: Iterable[ServingRow]) -> ServingErrors:

@@ -9,14 +9,14 @@ from typing import Any
 
 from perfmodel.foundation.errors import one_line
 from perfmodel.validation.fields import positive
+from perfmodel.validation.schemas import MeasuredServing
 
-#: Fields that identify a case as a serving run, and the kinds of such cases.
+#: Fields that identify a case as a serving run.
 SERVING_FIELDS = (
     "input_len", "output_len", "input_len_mean", "output_len_mean", "chip_id", "chips", "kv_precision", "disaggregated", "disagg", "kind",
     "repeated_prompts", "speculative", "draft_tokens", "batch", "parallel",
 )  # fmt: skip
-KINDS = ("static_batch", "serving", "max_throughput", "decode_step", "ttft_only")
-MEASURED_FIELDS = ("ttft_ms", "tpot_ms", "e2e_ms", "tokens_per_s")
+MEASURED_FIELDS = (*MeasuredServing.model_fields,)
 KUNDU = "nemo"
 """Source (first word of an id) with second-hand figures: scored in a separate table."""
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line
-from perfmodel.validation.fields import stated_size
+from perfmodel.validation.fields import stated_count
 from perfmodel.validation.published_models import block_fields
+from perfmodel.validation.shipped_models import shipped_equivalent
 from perfmodel.workload.config import MAX_LAYERS, TransformerConfig
 from perfmodel.workload.layer_specs import (
     DeltaNet,
@@ -25,12 +25,9 @@ from perfmodel.workload.layer_specs import (
     Mixer,
     kinds_of_layers,
 )
-from perfmodel.workload.models import list_models, load_model
 
 #: Positions of a model with rotary embeddings: published runs do not state the limit, and one value serves models of all lengths.
 _POSITIONS = 2**20
-_SHARED_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size", "gated_mlp")
-_ATTENTIONS = ("gqa", "mla", "mla+dsa", "hybrid")
 #: Letter of a layer pattern (Nemotron-H) -> token mixer and feed-forward of the layer.
 _PATTERN: Mapping[str, tuple[Mixer, FeedForward]] = {
     "M": ("mamba", "none"), "*": ("attention", "none"), "E": ("none", "experts"), "-": ("none", "dense"),
@@ -38,11 +35,11 @@ _PATTERN: Mapping[str, tuple[Mixer, FeedForward]] = {
 _CHUNK = 128  # default chunk of a state-space scan
 
 
-def model_of_case(model: object, *, longest: int, drafts: bool = False) -> TransformerConfig:
+def model_of_case(model: Mapping[str, Any] | None, *, longest: int, drafts: bool = False) -> TransformerConfig:
     """Return the model of a run. longest: tokens of the longest sequence; drafts: multi-token-prediction modules are loaded."""
-    if not isinstance(model, Mapping):
+    if not model:
         raise InputError("model: the run does not state it; it cannot be predicted without its sizes")
-    config = _shipped_equivalent(_stated_config(model))
+    config = shipped_equivalent(_stated_config(model))
     positions = longest if config.position == "learned" else max(longest, _POSITIONS)
     return replace(
         config,
@@ -53,24 +50,18 @@ def model_of_case(model: object, *, longest: int, drafts: bool = False) -> Trans
 
 def _stated_config(model: Mapping[str, Any]) -> TransformerConfig:
     name = one_line(model.get("name") or "model", 80)
-    attention = model.get("attention") or "gqa"
-    if attention not in _ATTENTIONS:
-        raise bad_field("model.attention", one_line(attention, 40), "is not known", f"use one of {', '.join(_ATTENTIONS)}")
-    layers, hidden, heads = (stated_size(model, field, name) for field in ("layers", "hidden", "heads"))
+    layers, hidden, heads = (stated_count(model, field, within="model.", name=name) for field in ("layers", "hidden", "heads"))
     if layers > MAX_LAYERS:
         raise bad_field("model.layers", layers, f"must be {MAX_LAYERS:,} at most", "correct it in the case")
-    gated = model.get("gated_mlp")
-    gated = gated if isinstance(gated, bool) else True
-    latent = _latent(model, name) if "mla" in attention else None
+    gated = model.get("gated_mlp") is not False
+    latent = _latent(model, name) if "mla" in (model.get("attention") or "gqa") else None
     experts = _experts(model.get("moe"), gated, name)
     head_dim = model.get("head_dim") or (latent.score_head_dim if latent is not None else None)
     if head_dim is None:
         if hidden % heads:
             raise bad_field("model.heads", heads, f"must divide hidden={hidden}", "state head_dim")
         head_dim = hidden // heads
-    ffn = model.get("ffn")
-    if ffn is None and experts is not None:
-        ffn = experts.width
+    width = None if experts is None else experts.width
     window = model.get("sliding_window") or 0
     return TransformerConfig(
         name=name,
@@ -79,8 +70,8 @@ def _stated_config(model: Mapping[str, Any]) -> TransformerConfig:
         num_attention_heads=heads,
         num_key_value_heads=heads if latent is not None else model.get("kv_heads") or heads,
         head_dim=head_dim,
-        intermediate_size=stated_size({"ffn": ffn}, "ffn", name),
-        vocab_size=stated_size(model, "vocab", name),
+        intermediate_size=stated_count(model, "ffn", width, within="model.", name=name),
+        vocab_size=stated_count(model, "vocab", within="model.", name=name),
         max_position_embeddings=1,
         position="rotary",
         **block_fields(gated=gated),
@@ -90,109 +81,72 @@ def _stated_config(model: Mapping[str, Any]) -> TransformerConfig:
         attention_gate=bool(model.get("attention_output_gate")),
         experts=experts,
         latent=latent,
-        mamba=_mamba(model.get("mamba"), name),
-        delta=_delta(model.get("linear_attention"), name),
+        mamba=_mamba(model.get("mamba")),
+        delta=_delta(model.get("linear_attention")),
         kinds=_kinds(model, layers, latent is not None, experts is not None),
         source="sizes of a published run",
     )
 
 
-def _shipped_equivalent(config: TransformerConfig) -> TransformerConfig:
-    """Return the shipped model of the same sizes, under the run's name; `config` if there is none."""
-    for shipped in _shipped():
-        if all(getattr(shipped, field) == getattr(config, field) for field in _SHARED_SIZES) and _same_parts(shipped, config):
-            return replace(shipped, name=config.name)
-    return config
-
-
-def _same_parts(one: TransformerConfig, other: TransformerConfig) -> bool:
-    if one.latent != other.latent or (one.experts is None) != (other.experts is None):
-        return False
-    if one.experts is not None and other.experts is not None:
-        sizes = ("num_experts", "top_k", "width", "shared_width")
-        if any(getattr(one.experts, field) != getattr(other.experts, field) for field in sizes):
-            return False
-    elif one.intermediate_size != other.intermediate_size:
-        return False
-    mixed = [sorted((kind.mixer, kind.feed_forward, kind.count) for kind in model.layer_kinds) for model in (one, other)]
-    return mixed[0] == mixed[1] and (one.latent is not None or one.head_dim == other.head_dim)
-
-
-@lru_cache(maxsize=1)
-def _shipped() -> tuple[TransformerConfig, ...]:
-    return tuple(load_model(name) for name in list_models())
-
-
 def _latent(model: Mapping[str, Any], name: str) -> LatentAttention:
+    sizes = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    rank, nope, rope, value = (stated_count(model, size, within="model.", name=name) for size in sizes)
     return LatentAttention(
-        query_rank=model.get("q_lora_rank") or 0,
-        key_value_rank=stated_size(model, "kv_lora_rank", name),
-        nope_head_dim=stated_size(model, "qk_nope_head_dim", name),
-        rope_head_dim=stated_size(model, "qk_rope_head_dim", name),
-        value_head_dim=stated_size(model, "v_head_dim", name),
-        index_heads=model.get("index_heads") or 0,
-        index_head_dim=model.get("index_head_dim") or 0,
-        index_top=model.get("index_topk") or 0,
+        query_rank=stated_count(model, "q_lora_rank", default=0),
+        key_value_rank=rank,
+        nope_head_dim=nope,
+        rope_head_dim=rope,
+        value_head_dim=value,
+        index_heads=stated_count(model, "index_heads", default=0),
+        index_head_dim=stated_count(model, "index_head_dim", default=0),
+        index_top=stated_count(model, "index_topk", default=0),
     )
 
 
-def _experts(moe: object, gated: bool, name: str) -> Experts | None:
-    if not isinstance(moe, Mapping) or not moe.get("experts"):
+def _experts(moe: Mapping[str, Any] | None, gated: bool, name: str) -> Experts | None:
+    if not moe or not moe.get("experts"):
         return None
-    shared = moe.get("shared_ffn") or 0
-    return Experts(
-        num_experts=stated_size(moe, "experts", name, inside="moe."),
-        top_k=stated_size(moe, "top_k", name, inside="moe."),
-        width=stated_size(moe, "expert_ffn", name, inside="moe."),
-        gated=gated,
-        shared_width=shared * max(moe.get("shared") or 0, 0),
-    )
+    count, top_k, width = (stated_count(moe, size, within="model.moe.", name=name) for size in ("experts", "top_k", "expert_ffn"))
+    shared_width = stated_count(moe, "shared_ffn", default=0) * stated_count(moe, "shared", default=0)
+    return Experts(num_experts=count, top_k=top_k, width=width, gated=gated, shared_width=shared_width)
 
 
-def _mamba(mamba: object, name: str) -> Mamba | None:
-    if not isinstance(mamba, Mapping):
+def _mamba(mamba: Mapping[str, Any] | None) -> Mamba | None:
+    if not mamba:
         return None
-    sizes = {field: stated_size(mamba, field, name, inside="mamba.") for field in ("heads", "head_dim", "groups", "state")}
     return Mamba(
-        num_heads=sizes["heads"],
-        head_dim=sizes["head_dim"],
-        num_groups=sizes["groups"],
-        state_size=sizes["state"],
-        conv_kernel=mamba.get("conv_kernel") or 4,
+        num_heads=stated_count(mamba, "heads"),
+        head_dim=stated_count(mamba, "head_dim"),
+        num_groups=stated_count(mamba, "groups"),
+        state_size=stated_count(mamba, "state"),
+        conv_kernel=stated_count(mamba, "conv_kernel", default=4),
         chunk_size=_CHUNK,
     )
 
 
-def _delta(delta: object, name: str) -> DeltaNet | None:
-    if not isinstance(delta, Mapping):
+def _delta(delta: Mapping[str, Any] | None) -> DeltaNet | None:
+    if not delta:
         return None
-    fields = ("key_heads", "value_heads", "key_head_dim", "value_head_dim")
-    sizes = {field: stated_size(delta, field, name, inside="linear_attention.") for field in fields}
-    return DeltaNet(
-        num_key_heads=sizes["key_heads"],
-        num_value_heads=sizes["value_heads"],
-        key_head_dim=sizes["key_head_dim"],
-        value_head_dim=sizes["value_head_dim"],
-        conv_kernel=delta.get("conv_kernel") or 4,
-    )
+    sizes = {f"num_{field}": stated_count(delta, field) for field in ("key_heads", "value_heads")}
+    sizes |= {field: stated_count(delta, field) for field in ("key_head_dim", "value_head_dim")}
+    return DeltaNet(**sizes, conv_kernel=stated_count(delta, "conv_kernel", default=4))
 
 
 def _kinds(model: Mapping[str, Any], layers: int, is_latent: bool, has_experts: bool) -> tuple[LayerSpec, ...]:
     """Return the kinds of the layers, empty if all layers are equal."""
     feeds: Sequence[FeedForward] = ["experts" if has_experts else "dense"] * layers
     pattern, every = model.get("layer_pattern"), model.get("full_attention_interval")
-    if isinstance(pattern, str):
+    if pattern is not None:
         unknown = sorted(set(pattern) - set(_PATTERN))
         if unknown or len(pattern) != layers:
             raise bad_field(
                 "model.layer_pattern", one_line(pattern, 60), f"must be {layers} of {' '.join(_PATTERN)}", "correct it in the case"
             )
         return kinds_of_layers([_PATTERN[letter] for letter in pattern])
-    if isinstance(model.get("linear_attention"), Mapping) and isinstance(every, int) and every > 0:
+    if model.get("linear_attention") and every:
         mixers: list[Mixer] = ["attention" if (layer + 1) % every == 0 else "delta" for layer in range(layers)]
         return kinds_of_layers(list(zip(mixers, feeds, strict=True)))
-    moe = model.get("moe")
-    first = (moe.get("first_dense_layers") or 0) if isinstance(moe, Mapping) and has_experts else 0
+    first = stated_count(model.get("moe") or {}, "first_dense_layers", default=0) if has_experts else 0
     if first:
         mixer: Mixer = "latent" if is_latent else "attention"
         return kinds_of_layers([(mixer, "dense" if layer < first else "experts") for layer in range(layers)])

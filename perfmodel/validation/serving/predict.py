@@ -12,10 +12,10 @@ from typing import Any
 
 from perfmodel.foundation.errors import one_line
 from perfmodel.parallel.serving.prediction import ServingPrediction
-from perfmodel.validation.cases import Case
-from perfmodel.validation.failures import FAILURES, NOT_FINITE, reason_of
+from perfmodel.validation.cases import FAILURES, NOT_FINITE, Case, reason_of
+from perfmodel.validation.run_labels import labels_of_serving
 from perfmodel.validation.serving.cases import PlannedServing, plan_of_serving
-from perfmodel.validation.serving.rows import ServingRow, labels_of_serving
+from perfmodel.validation.serving.rows import ServingRow
 
 Predict = Callable[[PlannedServing], ServingPrediction]
 
@@ -36,19 +36,14 @@ class ServingCasePredictor:
             tier=case.tier,
             kind=one_line(case.inputs.get("kind") or "", 40),
             served=case.served,
-            labels=labels_of_serving(case.inputs, group=case.group, tier=case.tier, planned=None),
+            labels=labels_of_serving(case, None),
             reason=case.reason,
         )
         if case.reason:
             return row
         try:
             planned = self.plan(case.inputs)
-            row = replace(
-                row,
-                kind=planned.kind,
-                planned=planned,
-                labels=labels_of_serving(case.inputs, group=case.group, tier=case.tier, planned=planned),
-            )
+            row = replace(row, kind=planned.kind, planned=planned, labels=labels_of_serving(case, planned))
             return with_prediction(row, self._predict(planned))
         except FAILURES as error:
             return replace(row, reason=reason_of(error))

@@ -6,14 +6,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
-from perfmodel.validation.fields import UNKNOWN, label
+from perfmodel.validation.fields import UNKNOWN
+from perfmodel.validation.run_labels import RunLabels
 from perfmodel.validation.serving.cases import PlannedServing
 from perfmodel.validation.serving.measured import KUNDU, Served
-
-SERVING_BY = ("source", "engine", "chip", "model", "precision", "concurrency", "framework", "kind", "tier", "experts")
-"""Fields of `--by` for serving runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +19,7 @@ class ServingRow:
 
     predicted     metric -> seconds (tokens_per_second: output tokens of all chips); empty without a prediction, with the reason
     intervals     metric -> its 80 % interval
-    labels        a label for each of `SERVING_BY`
+    labels        labels that errors are grouped by
     max_sequences   predicted, of a replica
     """
 
@@ -30,7 +27,7 @@ class ServingRow:
     group: str
     tier: str
     kind: str = ""
-    labels: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    labels: RunLabels = field(default_factory=lambda: RunLabels(source=UNKNOWN))
     served: Served = field(default_factory=Served)
     predicted: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=lambda: MappingProxyType({}))
@@ -62,27 +59,3 @@ class ServingRow:
     def counts(self, metric: str) -> bool:
         """Return whether the error of a metric counts: it does not include queueing or start-up that the source mentions."""
         return not math.isnan(self.error(metric)) and not (metric == "ttft" and self.served.ttft_note)
-
-
-def labels_of_serving(inputs: Mapping[str, Any], *, group: str, tier: str, planned: PlannedServing | None) -> dict[str, str]:
-    model = inputs.get("model")
-    name = model.get("name") if isinstance(model, Mapping) else None
-    moe = model.get("moe") if isinstance(model, Mapping) else None
-    batch = inputs.get("batch")
-    return {
-        "source": group or UNKNOWN,
-        "engine": UNKNOWN if planned is None else planned.engine,
-        "chip": UNKNOWN if planned is None else planned.hardware.chip,
-        "model": label(name),
-        "precision": label(inputs.get("precision")),
-        "concurrency": str(batch) if isinstance(batch, int) and not isinstance(batch, bool) else UNKNOWN,
-        "framework": label(inputs.get("framework")),
-        "kind": label(inputs.get("kind")),
-        "tier": tier or UNKNOWN,
-        "experts": "experts" if isinstance(moe, Mapping) and moe.get("experts") else "dense",
-    }
-
-
-def label_order(label: str) -> tuple[float, str]:
-    """Return a sort key: numbers by size, before names."""
-    return (float(label), "") if label.isdigit() else (math.inf, label)

@@ -1,45 +1,64 @@
-"""Engine of a published run: a profile in `strategies/engines/`, by the words of its `framework` and by its version."""
+"""Engine and launch options of a published serving run, by `strategies/serving_patterns.yaml`."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
+from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.files import read_yaml
+from perfmodel.foundation.resources import resource_dir
 from perfmodel.frameworks.engine import GENERIC_ENGINE, version_of
+from perfmodel.validation.fields import optional_count
 
-#: Chips on which vLLM of 2024 launched every kernel (Argonne's scripts: --enforce-eager on ROCm).
-_EAGER_CHIPS = ("mi210", "mi250")
-#: Chips that were too new for tuned libraries: they had no kernels for few rows either.
-_UNTUNED_CHIPS = ("mi300",)
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Launch options of an engine.
+
+    max_batch, max_tokens   of an attention rank; 0: the engine's defaults
+    cache                   replaces the cache's stated dtype; None: as stated
+    """
+
+    max_batch: int = 0
+    max_tokens: int = 0
+    cache: Dtype | None = None
+
+
+@cache
+def _patterns() -> Mapping[str, Any]:
+    return read_yaml(resource_dir("strategies") / "serving_patterns.yaml")
+
+
+def _applies(entry: Mapping[str, Any], chip: str, version: tuple[int, ...]) -> bool:
+    """Return whether an entry is of this chip and of this version of the engine; () for an unknown version."""
+    since, before = (version_of(entry[name]) if name in entry else limit for name, limit in (("since", ()), ("before", (99,))))
+    return chip.startswith(tuple(entry.get("chips", ("",)))) and since <= version < before
 
 
 def engine_of(framework: object, *, chip: str = "") -> str:
-    """Return the name of a profile; `generic` if no engine is named.
+    """Return the name of a profile in `strategies/engines/`; `generic` if no engine is named.
 
-    framework   "vllm 0.10.2", "TensorRT-LLM v0.17 (in-flight batching)", ...; vLLM and TensorRT-LLM without a version are those of 2024,
-                because later runs state their version
+    framework   "vllm 0.10.2", "TensorRT-LLM v0.17 (in-flight batching)", ...
     """
     text = framework.lower()[:200] if isinstance(framework, str) else ""
-    if "nim" in re.findall(r"[a-z]+", text):
-        return "nim"
-    if "vllm" in text:
-        if version_of(text) >= (0, 9) or "nan" in text or "nightly" in text:
-            return "vllm"
-        if chip.startswith(_UNTUNED_CHIPS):
-            return "vllm-2024-mi300x"
-        return "vllm-2024-eager" if chip.startswith(_EAGER_CHIPS) else "vllm-2024"
-    if "trtllm" in text or "tensorrt-llm" in text or "tensorrt llm" in text:
-        modern = version_of(text) >= (1, 0) or "dynamo" in text or "pytorch" in text or "nan" in text
-        if modern:
-            return "tensorrt-llm"
-        return "tensorrt-llm-2023" if "nemo" in text or () < version_of(text) < (0, 9) else "tensorrt-llm-2024"
-    for name, engine in (
-        ("sglang", "sglang"),
-        ("fastertransformer", "fastertransformer"),
-        ("gpt-fast", "gpt-fast"),
-        ("mii", "deepspeed-mii"),
-    ):
-        if name in text:
-            return engine
-    if chip.startswith("gaudi") and ("deepspeed" in text or "optimum" in text):
-        return "optimum-habana"
-    return "deepspeed-mii" if "deepspeed" in text else GENERIC_ENGINE
+    for entry in _patterns()["engines"]:
+        if re.search(entry["pattern"], text) and _applies(entry, chip, version_of(text)):
+            return str(entry["engine"])
+    return GENERIC_ENGINE
+
+
+def launch_of(inputs: Mapping[str, Any], engine: str, chip: str, version: tuple[int, ...]) -> Launch:
+    """Return the launch options of the run that `inputs` describe."""
+    name = (inputs.get("model") or {}).get("name")
+    if inputs.get("input_len_mean") is None or not name:
+        return Launch()
+    for entry in _patterns()["launches"]:
+        if engine == entry["engine"] and name.startswith(entry["model"]) and _applies(entry, chip, version):
+            clients = optional_count(inputs, "batch") if entry.get("of_clients") else None
+            cache = Dtype(entry["cache"]) if "cache" in entry else None
+            return Launch(max_batch=clients or entry.get("max_batch", 0), max_tokens=entry.get("max_tokens", 0), cache=cache)
+    return Launch()

@@ -17,6 +17,7 @@ from perfmodel.frameworks.engine import _load, fitted_numbers, list_engines, loa
 from perfmodel.frameworks.serving_intervals import ServingBasis, interval_factors, intervals_of
 from perfmodel.parallel.serving.prediction import Spread
 from perfmodel.validation.cases import parse_case
+from perfmodel.validation.run_labels import RunLabels
 from perfmodel.validation.serving.measured import Served
 from perfmodel.validation.serving.predict import ServingCasePredictor, metrics_of
 from tests.validation.serving.serving_cases import LLAMA, changed, stand_in
@@ -74,7 +75,7 @@ def test_a_choice_is_judged_by_what_was_measured():
 
 def test_intervals_are_quantiles_of_the_narrowest_set_with_enough_figures():
     basis = ServingBasis(engine_known=True, chip_measured=True, has_experts=False)
-    labels = type("Row", (), {"labels": {"model": "m", "engine": "e"}})()
+    labels = type("Row", (), {"labels": RunLabels(source="s", model="m", engine="e")})()
     values = np.linspace(-0.5, 0.5, 101)
     some = [ServingResidual(basis=basis, metric="tpot", row=labels, value=float(value)) for value in values]
     low, high, number = factors(some, basis, "tpot")

@@ -8,6 +8,7 @@ import pytest
 
 from lab.serving.saturation import Saturated, admission_limited, running_in_benchmark, saturated_runs, saturation_of
 from perfmodel.validation.cases import parse_case
+from perfmodel.validation.run_labels import RunLabels
 from perfmodel.validation.serving.estimators import Estimators
 from perfmodel.validation.serving.measured import Served
 from perfmodel.validation.serving.predict import ServingCasePredictor
@@ -25,7 +26,7 @@ def row_of(**values: object) -> ServingRow:
 
 
 def test_equal_concurrency_at_any_cache_size_is_no_limit_of_caches() -> None:
-    labels = {"source": "s", "engine": "vllm", "model": "m", "chip": "c"}
+    labels = RunLabels(source="s", engine="vllm", model="m", chip="c")
 
     def runs(running: Sequence[float], clients: float = 512) -> list[Saturated]:
         return [
