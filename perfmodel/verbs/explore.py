@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -30,6 +30,7 @@ from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.planner.exploration import Axis, Elasticity, Exploration, Point, Rung, Sensitivities, Waterfall
+from perfmodel.planner.uniform.kept import KeptSpaces
 from perfmodel.uncertainty.sensitivity import STEP
 from perfmodel.verbs.axes import AxisField, System, axes_of, changed, hardware_axes, read_axis, spec_of
 from perfmodel.verbs.setting import Name, find_cluster
@@ -202,10 +203,14 @@ def explore_waterfall(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SystemPredictor:
-    """Predictor of systems: the metric, and whether the best plan is searched."""
+    """Predictor of systems: the metric, and whether the best plan is searched.
+
+    kept_spaces   shared by the searches
+    """
 
     metric: str
     is_searched: bool
+    kept_spaces: KeptSpaces = field(default_factory=KeptSpaces)
 
     def predict(self, system: System, *, held: Plan | ServingPlan | None = None) -> Prediction | ServingPrediction:
         """Predict a system with its plan, the best one, or the fixed one in `held`. Raises InputError."""
@@ -223,7 +228,7 @@ class SystemPredictor:
             return predict_in(setting, overridden(held, setting, Knobs()), **rule)
         if not self.is_searched:
             return predict_in(setting, plan_in(setting, system.knobs), **rule)
-        result = search_in(setting, system.knobs, {}, top=1, ties=0.0, also=(), **rule)
+        result = search_in(setting, system.knobs, {}, top=1, ties=0.0, also=(), kept_spaces=self.kept_spaces, **rule)
         if not result.plans:
             raise InputError(f"chips={system.cluster.num_chips}: no plan fits on {system.cluster.name}; use more chips or larger memory")
         return result.plans[0]
