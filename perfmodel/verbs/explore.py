@@ -12,10 +12,14 @@ system to another; for training and for serving.
 from __future__ import annotations
 
 import math
+import time as clock
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from importlib.util import find_spec
 from itertools import product
 from typing import Any
+from uuid import uuid4
 
 from perfmodel.foundation.columns import as_columns
 from perfmodel.foundation.errors import InputError, bad_field, shown
@@ -33,6 +37,7 @@ from perfmodel.planner.exploration import Axis, Elasticity, Exploration, Point, 
 from perfmodel.planner.uniform.kept import KeptSpaces
 from perfmodel.uncertainty.sensitivity import STEP
 from perfmodel.verbs.axes import AxisField, System, axes_of, changed, hardware_axes, read_axis, spec_of
+from perfmodel.verbs.processes import run_batches, stop_without
 from perfmodel.verbs.setting import Name, find_cluster
 
 MOST_POINTS = 100_000
@@ -102,8 +107,8 @@ def explore(
     # axes that may be columns of one evaluation of a fixed training plan: quantities of hardware, else sizes of the job
     is_single = search or system.is_service
     columns = set() if is_single else {axis.name for axis in axes if (field := hardware_axes(system).get(axis.name)) and field.kind}
-    for numbers in _blocks(combinations, columns if columns or is_single else _SIZES):
-        block = _points(case, system, known, [combinations[number] for number in numbers], shares=shares)
+    blocks = list(_blocks(combinations, columns if columns or is_single else _SIZES))
+    for numbers, block in _computed(case, system, known, combinations, blocks, shares=shares):
         points_found |= dict(zip(numbers, block, strict=True))
         if progress is not None:
             progress(len(points_found) / len(combinations))
@@ -342,6 +347,71 @@ def _blocks(combinations: Sequence[Mapping[str, Any]], columns: Collection[str])
         groups.setdefault(key, []).append(number)
     for numbers in groups.values():
         yield from (numbers[first : first + _MOST_COLUMNS] for first in range(0, len(numbers), _MOST_COLUMNS))
+
+
+_ALONE = 4.0
+"""Time of searches after which further processes compute the rest. [s]"""
+_BATCHES_PER_JOB = 8
+
+_Computed = tuple[list[int], list[Point]]
+
+
+def _computed(
+    case: SystemPredictor,
+    system: System,
+    known: Mapping[str, AxisField],
+    combinations: Sequence[Mapping[str, Any]],
+    blocks: Sequence[list[int]],
+    *,
+    shares: bool,
+) -> Iterator[_Computed]:
+    """Yield the indices and points of each block. Long searches continue on all cores."""
+    start = clock.monotonic()
+    for done, numbers in enumerate(blocks):
+        spent = clock.monotonic() - start
+        if case.is_searched and spent > _ALONE and spent / done * (len(blocks) - done) > _ALONE and find_spec("joblib"):
+            yield from _by_processes(case, system, combinations, blocks[done:], shares=shares)
+            return
+        yield numbers, _points(case, system, known, [combinations[number] for number in numbers], shares=shares)
+
+
+def _by_processes(
+    case: SystemPredictor, system: System, combinations: Sequence[Mapping[str, Any]], blocks: Sequence[list[int]], *, shares: bool
+) -> Iterator[_Computed]:
+    """Yield the same as `_computed`, from a process for each core, in the order of completion."""
+    from joblib import cpu_count
+
+    jobs = min(cpu_count(), len(blocks))
+    size = max(len(blocks) // (_BATCHES_PER_JOB * jobs), 1)
+    batches = [
+        [(numbers, [combinations[number] for number in numbers]) for numbers in blocks[i : i + size]] for i in range(0, len(blocks), size)
+    ]
+    compute = partial(_batch_of_points, replace(case, kept_spaces=KeptSpaces()), system, uuid4().hex, shares)
+    for computed in run_batches(compute, batches, jobs=jobs, when_killed="give fewer values"):
+        yield from computed
+
+
+def _batch_of_points(
+    case: SystemPredictor,
+    system: System,
+    exploration: str,
+    shares: bool,
+    batch: Sequence[tuple[list[int], Sequence[Mapping[str, Any]]]],
+    *,
+    parent: int,
+) -> list[_Computed]:
+    """Return the points of some blocks. The batches of an exploration that a process computes share its spaces."""
+    case, known, computed = replace(case, kept_spaces=_spaces_of(exploration)), axes_of(system), []
+    for numbers, block in batch:
+        stop_without(parent)
+        computed.append((numbers, _points(case, system, known, block, shares=shares)))
+    return computed
+
+
+@lru_cache(maxsize=1)
+def _spaces_of(exploration: str) -> KeptSpaces:
+    """Return the spaces that a process keeps for the exploration with this identifier."""
+    return KeptSpaces()
 
 
 def _points(

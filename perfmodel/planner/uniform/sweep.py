@@ -70,7 +70,7 @@ class Sweep:
     kept         layouts and memory of the space
     ranges       evaluated plans; `starts` are their first ids
     pending      memory and first ids of plans that are not timed yet
-    blocks       costs of chunks on this machine
+    latest       costs of the latest chunk on this machine
     also         criteria in addition to time: memory fills `best_memory`, front fills `front`
     recomputes, recompute_operators   of the current pass
     slowest      plans that surely take longer may be skipped, and are not counted   [s]
@@ -99,7 +99,7 @@ class Sweep:
     starts: list[int] = field(default_factory=list)
     next_id: int = 0
     pending: list[tuple[PlanMemory, int]] = field(default_factory=list)
-    blocks: dict[Chunk, _Block] = field(default_factory=dict)
+    latest: dict[Chunk, _Block] = field(default_factory=dict)
     interrupted: bool = False
     needless: float | None = None
     slowest: float = inf
@@ -262,7 +262,7 @@ def _memory_depends_on(estimator: Estimator) -> tuple[Any, ...]:
     """Return the quantities, in addition to the space and the limit, that the layouts and the memory of its plans depend on."""
     memory = estimator.machine.memory
     of_machine = memory.usable, memory.context_bytes, memory.communicator_bytes, memory.allocator_factor, estimator.machine.tier_sizes
-    return estimator.job, estimator.cluster.num_chips, estimator.profile, id(estimator.programs.compiled), *of_machine
+    return estimator.job, estimator.cluster.num_chips, estimator.profile, estimator.programs.compiled, *of_machine
 
 
 def _find_least_memory(state: Sweep, tables: Tables, blocks: list[LayoutRows], least: Mapping[int, Array]) -> None:
@@ -321,7 +321,7 @@ def _tables(state: Sweep, blocks: list[LayoutRows], kept: KeptTables) -> Tables:
             state.estimator,
             state.space,
             blocks,
-            kept,
+            KeptTables(),
             attention=state.attention,
             recomputes=state.recomputes,
             recompute_operators=state.recompute_operators,
@@ -361,23 +361,32 @@ def _evaluate_rows(state: Sweep, tables: Tables, block: int, rows: LayoutRows, l
         state.num_evaluated, state.num_static = state.num_evaluated + too_large, state.num_static + too_large
     for part in state.kept.parts(key, lambda: _memory_of_rows(state, tables, block, rows, of_block)):
         first_id = _count_part(state, part)
-        if state.kept.most:
+        if key in state.kept.values:
             state.pending.append((part, first_id))
         else:
             _time_part(state, tables, part, first_id)
 
 
 def _time_pending(state: Sweep, tables: Tables) -> None:
-    """Time the pending parts. If only the fastest plans are kept, those with the least lower bound come first."""
-    bounds = []
-    for part, _ in state.pending:
-        least_times = _least_times_of(state, tables, part)
-        bounds.append(float(least_times.min(where=np.isfinite(part.memory).any(axis=-1), initial=inf)) if part.num_feasible else inf)
-    order = range(len(bounds)) if state.also else sorted(range(len(bounds)), key=bounds.__getitem__)
+    """Time the pending parts. If only the fastest plans are kept, chunks with the least lower bound come first."""
+    bounds = [_least_time(state, tables, part) for part, _ in state.pending]
+    order = list(range(len(bounds)))
+    if not state.also:
+        of_chunk: dict[Chunk, float] = {}
+        for (part, _), bound in zip(state.pending, bounds, strict=True):
+            of_chunk[part.plans.chunk] = min(bound, of_chunk.get(part.plans.chunk, inf))
+        order.sort(key=lambda number: of_chunk[state.pending[number][0].plans.chunk])
     for number in order:
         if state.also or bounds[number] <= state.best_time.bound:
             _time_part(state, tables, *state.pending[number])
     state.pending.clear()
+
+
+def _least_time(state: Sweep, tables: Tables, part: PlanMemory) -> float:
+    """Return a lower bound of the step times of the plans that fit; infinite if none fits. [s]"""
+    if not part.num_feasible:
+        return inf
+    return float(_least_times_of(state, tables, part).min(where=np.isfinite(part.memory).any(axis=-1), initial=inf))
 
 
 def _num_microbatches(state: Sweep, rows: LayoutRows, micro: Sequence[int]) -> Array:
@@ -440,11 +449,10 @@ def _least_times(tables: Tables, chunk: Chunk) -> Array:
 
 
 def _block_of(state: Sweep, tables: Tables, chunk: Chunk) -> _Block:
-    """Return the costs of a chunk, on demand. Unless memory is kept, chunks come one after the other."""
-    if chunk in state.blocks:
-        return state.blocks[chunk]
-    if not state.kept.most:
-        state.blocks.clear()
+    """Return the costs of a chunk, on demand. Those of the latest chunk are kept."""
+    if chunk in state.latest:
+        return state.latest[chunk]
+    state.latest.clear()
     table = tables.micro[chunk.rule]
 
     @cache
@@ -465,7 +473,7 @@ def _block_of(state: Sweep, tables: Tables, chunk: Chunk) -> _Block:
             is_scattered=chunk.rules.scatters_residual,
         )
 
-    state.blocks[chunk] = block = _Block(
+    state.latest[chunk] = block = _Block(
         columns=columns,
         hop=cache(lambda: columns().hop()),
         least_times=cache(lambda: _least_times(tables, chunk)),
