@@ -369,7 +369,7 @@ def _computed(
     start = clock.monotonic()
     for done, numbers in enumerate(blocks):
         spent = clock.monotonic() - start
-        if case.is_searched and spent > _ALONE and spent / done * (len(blocks) - done) > _ALONE and find_spec("joblib"):
+        if case.is_searched and done and spent > _ALONE and spent / done * (len(blocks) - done) > _ALONE and find_spec("joblib"):
             yield from _by_processes(case, system, combinations, blocks[done:], shares=shares)
             return
         yield numbers, _points(case, system, known, [combinations[number] for number in numbers], shares=shares)

@@ -18,12 +18,15 @@ LOCAL, DASK = "local", "dask"
 def run_batches(
     compute: Callable[..., _Result], batches: Iterable[Any], *, jobs: int, engine: str = LOCAL, when_killed: str
 ) -> Iterator[_Result]:
-    """Yield the result of `compute` for each batch, in the order of completion.
+    """Yield the result of `compute` for each batch, in the order of completion. One local job is this process.
 
     jobs          processes
     engine        local; dask: a dask cluster of this machine; dask:ADDRESS: the cluster of the scheduler at this address
     when_killed   rest of the message for a process that was killed, with the remedy
     """
+    if engine == LOCAL and jobs == 1:
+        yield from (compute(batch, parent=0) for batch in batches)
+        return
     from joblib import Parallel, delayed, parallel_config
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 

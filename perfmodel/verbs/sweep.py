@@ -234,9 +234,7 @@ def _computed(
 ) -> Iterator[dict[str, Any]]:
     """Yield the record of each point, in the order of completion. On one machine the process that computes a point stores it."""
     if engine == LOCAL and jobs == 1:
-        for point in chain.from_iterable(batches):
-            yield from _compute([point], verb, version, folder)
-        return
+        batches = [[point] for point in chain.from_iterable(batches)]
     kept_in = folder if engine == LOCAL else None
     compute = partial(_compute, verb=verb, version=version, folder=kept_in)
     when_killed = "computed points are kept; run the sweep again with fewer"
