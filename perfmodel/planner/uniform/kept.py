@@ -20,7 +20,7 @@ MOST_KEPT = 1 << 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Chunk:
+class LayoutChunk:
     """Layouts of one (pipeline, data-parallel) degree and rule set, with their micro-batches and recomputation, evaluated at once.
 
     layouts            their indices among those of the space
@@ -43,7 +43,7 @@ class Chunk:
 class PlanRange:
     """Plans [layouts, micro-batches, recompute, schedules] of a range of a chunk's layouts, with one ZeRO stage."""
 
-    chunk: Chunk
+    chunk: LayoutChunk
     pipelines: PipelineGroup
     zero: int
     layouts: slice

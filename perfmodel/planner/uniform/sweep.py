@@ -27,7 +27,7 @@ from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher, Recompute
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.planner.uniform.blocks import Columns, Flight, MemoryLimit, memory_lower_bound, plan_memory
-from perfmodel.planner.uniform.kept import Chunk, KeptSpace, PlanMemory, PlanRange
+from perfmodel.planner.uniform.kept import KeptSpace, LayoutChunk, PlanMemory, PlanRange
 from perfmodel.planner.uniform.schedules import least_rounds, legal_choices, pipeline_times
 from perfmodel.planner.uniform.space import (
     LayoutRows,
@@ -99,7 +99,7 @@ class Sweep:
     starts: list[int] = field(default_factory=list)
     next_id: int = 0
     pending: list[tuple[PlanMemory, int]] = field(default_factory=list)
-    latest: dict[Chunk, _Block] = field(default_factory=dict)
+    latest: dict[LayoutChunk, _Block] = field(default_factory=dict)
     interrupted: bool = False
     needless: float | None = None
     slowest: float = inf
@@ -372,7 +372,7 @@ def _time_pending(state: Sweep, tables: Tables) -> None:
     bounds = [_least_time(state, tables, part) for part, _ in state.pending]
     order = list(range(len(bounds)))
     if not state.also:
-        of_chunk: dict[Chunk, float] = {}
+        of_chunk: dict[LayoutChunk, float] = {}
         for (part, _), bound in zip(state.pending, bounds, strict=True):
             of_chunk[part.plans.chunk] = min(bound, of_chunk.get(part.plans.chunk, inf))
         order.sort(key=lambda number: of_chunk[state.pending[number][0].plans.chunk])
@@ -425,9 +425,9 @@ def _memory_of_rows(state: Sweep, tables: Tables, block: int, rows: LayoutRows, 
                     yield from _memory_of_chunk(state, tables, chunk, pipelines)
 
 
-def _chunk(state: Sweep, tables: Tables, block: int, rows: LayoutRows, index: Index, rule: int, micro: Sequence[int]) -> Chunk:
+def _chunk(state: Sweep, tables: Tables, block: int, rows: LayoutRows, index: Index, rule: int, micro: Sequence[int]) -> LayoutChunk:
     rules, dispatcher = tables.cuts[rule]
-    return Chunk(
+    return LayoutChunk(
         rows=rows.select(index),
         layouts=tables.rows[block].start + index,
         rule=rule,
@@ -440,7 +440,7 @@ def _chunk(state: Sweep, tables: Tables, block: int, rows: LayoutRows, index: In
     )
 
 
-def _least_times(tables: Tables, chunk: Chunk) -> Array:
+def _least_times(tables: Tables, chunk: LayoutChunk) -> Array:
     """Return a lower bound of step times: passes of a mean rank with the least bubble. [layouts, micro-batches, recompute]"""
     at = np.ix_(tables.micro_keys[chunk.rule][chunk.layouts], np.searchsorted(tables.sizes, chunk.micro))
     most_virtual = max(choice.virtual_stages for group in chunk.rows.pipelines for choice in group.choices)
@@ -448,7 +448,7 @@ def _least_times(tables: Tables, chunk: Chunk) -> Array:
     return np.moveaxis(tables.passes[chunk.rule][:, at[0], at[1]] * (rounds * LESS), 0, -1)
 
 
-def _block_of(state: Sweep, tables: Tables, chunk: Chunk) -> _Block:
+def _block_of(state: Sweep, tables: Tables, chunk: LayoutChunk) -> _Block:
     """Return the costs of a chunk, on demand. Those of the latest chunk are kept."""
     if chunk in state.latest:
         return state.latest[chunk]
@@ -481,7 +481,7 @@ def _block_of(state: Sweep, tables: Tables, chunk: Chunk) -> _Block:
     return block
 
 
-def _memory_of_chunk(state: Sweep, tables: Tables, chunk: Chunk, pipelines: PipelineGroup) -> Iterator[PlanMemory]:
+def _memory_of_chunk(state: Sweep, tables: Tables, chunk: LayoutChunk, pipelines: PipelineGroup) -> Iterator[PlanMemory]:
     """Yield the memory of a chunk's plans on some schedules, side by side, with each ZeRO stage."""
     estimator, columns, pp = state.estimator, _block_of(state, tables, chunk).columns(), chunk.rows.pp
     flight = Flight.of(columns, pipelines, state.space.least_microbatches(pp))
