@@ -11,7 +11,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from math import inf
 from operator import itemgetter
 from typing import Any
@@ -238,8 +238,8 @@ def sweep(
         needless=needless,
         also=also,
     )
-    make = partial(layout_blocks, estimator.job, estimator.cluster.num_chips, space, attention)
-    blocks = kept.once("blocks", lambda: list(make())) if recomputes else []
+    num_chips = estimator.cluster.num_chips
+    blocks = kept.once("blocks", lambda: list(layout_blocks(estimator.job, num_chips, space, attention))) if recomputes else []
     if blocks:
         tables = _tables(state, blocks, kept_tables)
         least = kept.once("least state memory", lambda: least_state_memory(estimator, space, tables, blocks))
@@ -310,7 +310,8 @@ def _quick_layouts(state: Sweep, blocks: list[LayoutRows], small: Mapping[int, C
         for rule, of_rule in quick.items():
             layouts = np.flatnonzero(small[rule][tables.rows[i]])
             if layouts.size:
-                times = _least_times(tables, _chunk(state, tables, i, rows, layouts, rule, micro))
+                chunk = _chunk(state, tables, i, rows, layouts, rule, micro)
+                times = _least_times(tables, chunk, _mean_rounds(chunk))
                 of_rule[tables.rows[i].start + layouts] = (times <= state.best_time.bound).any(axis=(1, 2))
     return quick
 
@@ -419,7 +420,7 @@ def _memory_of_rows(state: Sweep, tables: Tables, block: int, rows: LayoutRows, 
             for begin in range(0, len(chosen), step):
                 chunk = _chunk(state, tables, block, rows, chosen[begin : begin + step], rule, micro)
                 if state.slowest < inf:
-                    quick = (_least_times(tables, chunk) <= state.slowest).any(axis=(1, 2))
+                    quick = (_least_times(tables, chunk, _mean_rounds(chunk)) <= state.slowest).any(axis=(1, 2))
                     chunk = replace(chunk, rows=chunk.rows.select(quick), layouts=chunk.layouts[quick])
                 for pipelines in rows.pipelines if len(chunk.rows) else ():
                     yield from _memory_of_chunk(state, tables, chunk, pipelines)
@@ -440,12 +441,18 @@ def _chunk(state: Sweep, tables: Tables, block: int, rows: LayoutRows, index: In
     )
 
 
-def _least_times(tables: Tables, chunk: LayoutChunk) -> Array:
-    """Return a lower bound of step times: passes of a mean rank with the least bubble. [layouts, micro-batches, recompute]"""
+def _least_times(tables: Tables, chunk: LayoutChunk, rounds: Array) -> Array:
+    """Return a lower bound of step times, less rounding. [layouts, micro-batches, recompute]
+
+    rounds   lower bound of the passes of a micro-batch over all layers   [micro-batches]
+    """
     at = np.ix_(tables.micro_keys[chunk.rule][chunk.layouts], np.searchsorted(tables.sizes, chunk.micro))
-    most_virtual = max(choice.virtual_stages for group in chunk.rows.pipelines for choice in group.choices)
-    rounds = least_rounds(chunk.num_microbatches[0, :, 0, 0], chunk.rows.pp, most_virtual)
-    return np.moveaxis(tables.passes[chunk.rule][:, at[0], at[1]] * (rounds * LESS), 0, -1)
+    return np.moveaxis(tables.passes[chunk.rule][:, at[0], at[1]] * rounds * LESS, 0, -1)
+
+
+def _mean_rounds(chunk: LayoutChunk) -> Array:
+    """Return the passes of a mean rank of the pipeline. [micro-batches]"""
+    return np.asarray(chunk.num_microbatches[0, :, 0, 0] / chunk.rows.pp)
 
 
 def _block_of(state: Sweep, tables: Tables, chunk: LayoutChunk) -> _Block:
@@ -473,10 +480,12 @@ def _block_of(state: Sweep, tables: Tables, chunk: LayoutChunk) -> _Block:
             is_scattered=chunk.rules.scatters_residual,
         )
 
+    most_virtual = max(choice.virtual_stages for group in chunk.rows.pipelines for choice in group.choices)
+    rounds = least_rounds(chunk.num_microbatches[0, :, 0, 0], chunk.rows.pp, most_virtual)
     state.latest[chunk] = block = _Block(
         columns=columns,
         hop=cache(lambda: columns().hop()),
-        least_times=cache(lambda: _least_times(tables, chunk)),
+        least_times=cache(lambda: _least_times(tables, chunk, rounds)),
     )
     return block
 
