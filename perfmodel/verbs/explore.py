@@ -15,7 +15,7 @@ import math
 import time as clock
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from importlib.util import find_spec
 from itertools import product
 from typing import Any
@@ -34,10 +34,10 @@ from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.planner.exploration import Axis, Elasticity, Exploration, Point, Rung, Sensitivities, Waterfall
-from perfmodel.planner.uniform.kept import KeptSpaces
+from perfmodel.planner.uniform.kept import KeptSpaces, spaces_of
 from perfmodel.uncertainty.sensitivity import STEP
 from perfmodel.verbs.axes import AxisField, System, axes_of, changed, hardware_axes, read_axis, spec_of
-from perfmodel.verbs.processes import run_batches, stop_without
+from perfmodel.verbs.processes import follow, number_of_cores, run_batches
 from perfmodel.verbs.setting import Name, find_cluster
 
 MOST_POINTS = 100_000
@@ -233,7 +233,7 @@ class SystemPredictor:
             return predict_in(setting, overridden(held, setting, Knobs()), **rule)
         if not self.is_searched:
             return predict_in(setting, plan_in(setting, system.knobs), **rule)
-        result = search_in(setting, system.knobs, {}, top=1, ties=0.0, also=(), kept_spaces=self.kept_spaces, **rule)
+        result = search_in(replace(setting, kept_spaces=self.kept_spaces), system.knobs, {}, top=1, ties=0.0, also=(), **rule)
         if not result.plans:
             raise InputError(f"chips={system.cluster.num_chips}: no plan fits on {system.cluster.name}; use more chips or larger memory")
         return result.plans[0]
@@ -365,30 +365,22 @@ def _computed(
     *,
     shares: bool,
 ) -> Iterator[_Computed]:
-    """Yield the indices and points of each block. Long searches continue on all cores."""
-    start = clock.monotonic()
-    for done, numbers in enumerate(blocks):
+    """Yield the indices and points of each block. Long searches continue on all cores, in the order of completion."""
+    start, done = clock.monotonic(), 0
+    while done < len(blocks):
         spent = clock.monotonic() - start
         if case.is_searched and done and spent > _ALONE and spent / done * (len(blocks) - done) > _ALONE and find_spec("joblib"):
-            yield from _by_processes(case, system, combinations, blocks[done:], shares=shares)
-            return
-        yield numbers, _points(case, system, known, [combinations[number] for number in numbers], shares=shares)
-
-
-def _by_processes(
-    case: SystemPredictor, system: System, combinations: Sequence[Mapping[str, Any]], blocks: Sequence[list[int]], *, shares: bool
-) -> Iterator[_Computed]:
-    """Yield the same as `_computed`, from a process for each core, in the order of completion."""
-    from joblib import cpu_count
-
-    jobs = min(cpu_count(), len(blocks))
-    size = max(len(blocks) // (_BATCHES_PER_JOB * jobs), 1)
-    batches = [
-        [(numbers, [combinations[number] for number in numbers]) for numbers in blocks[i : i + size]] for i in range(0, len(blocks), size)
-    ]
-    compute = partial(_batch_of_points, replace(case, kept_spaces=KeptSpaces()), system, uuid4().hex, shares)
-    for computed in run_batches(compute, batches, jobs=jobs, when_killed="give fewer values"):
-        yield from computed
+            break
+        yield blocks[done], _points(case, system, known, [combinations[number] for number in blocks[done]], shares=shares)
+        done += 1
+    left = [(numbers, [combinations[number] for number in numbers]) for numbers in blocks[done:]]
+    if left:
+        jobs = min(number_of_cores(), len(left))
+        size = max(len(left) // (_BATCHES_PER_JOB * jobs), 1)
+        batches = (left[first : first + size] for first in range(0, len(left), size))
+        compute = partial(_batch_of_points, replace(case, kept_spaces=KeptSpaces()), system, uuid4().hex, shares)
+        for computed in run_batches(compute, batches, jobs=jobs, when_killed="give fewer values"):
+            yield from computed
 
 
 def _batch_of_points(
@@ -401,17 +393,11 @@ def _batch_of_points(
     parent: int,
 ) -> list[_Computed]:
     """Return the points of some blocks. The batches of an exploration that a process computes share its spaces."""
-    case, known, computed = replace(case, kept_spaces=_spaces_of(exploration)), axes_of(system), []
+    case, known, computed = replace(case, kept_spaces=spaces_of(exploration)), axes_of(system), []
     for numbers, block in batch:
-        stop_without(parent)
+        follow(parent)
         computed.append((numbers, _points(case, system, known, block, shares=shares)))
     return computed
-
-
-@lru_cache(maxsize=1)
-def _spaces_of(exploration: str) -> KeptSpaces:
-    """Return the spaces that a process keeps for the exploration with this identifier."""
-    return KeptSpaces()
 
 
 def _points(

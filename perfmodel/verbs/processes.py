@@ -18,7 +18,7 @@ LOCAL, DASK = "local", "dask"
 def run_batches(
     compute: Callable[..., _Result], batches: Iterable[Any], *, jobs: int, engine: str = LOCAL, when_killed: str
 ) -> Iterator[_Result]:
-    """Yield the result of `compute` for each batch, in the order of completion. One local job is this process.
+    """Yield `compute(batch, parent=...)` for each batch, in the order of completion; it calls `follow`. One local job is this process.
 
     jobs          processes
     engine        local; dask: a dask cluster of this machine; dask:ADDRESS: the cluster of the scheduler at this address
@@ -44,19 +44,21 @@ def run_batches(
     with client, parallel_config(backend=backend):
         run = Parallel(n_jobs=num_processes, return_as="generator_unordered", batch_size=1)
         try:
-            yield from run(delayed(_in_process)(compute, batch, parent) for batch in batches)
+            yield from run(delayed(compute)(batch, parent=parent) for batch in batches)
         except TerminatedWorkerError as error:
             raise RunError(f"jobs={jobs}: a process was killed, perhaps for want of memory; {when_killed}") from error
 
 
-def _in_process(compute: Callable[..., _Result], batch: Any, parent: int) -> _Result:
-    """Compute a batch. parent: the process that started this one, which handles Ctrl-C; 0: none."""
+def follow(parent: int) -> None:
+    """Leave Ctrl-C to the process that started this one, and end this one if it was killed. parent: 0 for none."""
     if parent:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return compute(batch, parent=parent)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
-def stop_without(parent: int) -> None:
-    """End this process if the one that started it was killed. parent: 0 for none."""
-    if parent and os.getppid() != parent:
-        os._exit(1)
+def number_of_cores() -> int:
+    """Return the number of cores that this process may use."""
+    from joblib import cpu_count
+
+    return int(cpu_count())

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from perfmodel.parallel.prediction import Prediction
     from perfmodel.planner.remedies import RemedyConditions
     from perfmodel.planner.result import FittingChange, SearchResult
-    from perfmodel.planner.uniform.kept import KeptSpaces
     from perfmodel.planner.uniform.space import Space
     from perfmodel.verbs.training import AskedRun
 
@@ -58,14 +57,12 @@ def search_in(
     any_framework: bool = False,
     also: tuple[Also, ...] = ALSO,
     progress: Callable[[float], bool | None] | None = None,
-    kept_spaces: KeptSpaces | None = None,
 ) -> SearchResult:
     """Search a setting; see `find_plans`.
 
     run    the training run, which some objectives are of
     also   remedies: the smallest changes that fit, if no plan does; beyond: the best plan that the framework cannot run; baselines and
            front of `search_plans`
-    kept_spaces   shared by searches of one job on systems that differ in rates
     """
     from perfmodel.frameworks.ensemble import framework_ensemble
     from perfmodel.planner.beyond import beyond_framework
@@ -87,7 +84,7 @@ def search_in(
         "attention": attention,
         "progress": progress,
     }
-    kept_tables = KeptTables(keeps_microbatches=True, spaces=kept_spaces)
+    kept_tables = KeptTables(keeps_microbatches=True, spaces=setting.kept_spaces)
     if setting.cluster.pools:
         from perfmodel.cost.mixed import mixed_estimator
         from perfmodel.planner.mixed import search_mixed

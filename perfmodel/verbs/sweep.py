@@ -30,7 +30,7 @@ from perfmodel.foundation.frames import data_frame, parquet_of
 from perfmodel.foundation.resources import check_can_be_written, resource_dir, user_calibrations_dir, write_atomically
 from perfmodel.foundation.values import check_path, is_path, read_integer
 from perfmodel.report.rows import csv_text
-from perfmodel.verbs.processes import DASK, LOCAL, run_batches, stop_without
+from perfmodel.verbs.processes import DASK, LOCAL, follow, number_of_cores, run_batches
 from perfmodel.verbs.study import INTERNAL, Study, SweptVerb, cell, column_of, failure_of, read_study, rows_of, words_of_verb
 
 if TYPE_CHECKING:
@@ -130,11 +130,7 @@ def _check_engine(engine: str, jobs: int | None) -> int:
         raise bad_field("engine", engine, "dask is not installed", "install perfmodel[dask], or leave the engine out")
     if name == LOCAL and jobs != 1 and not find_spec("joblib"):
         raise InputError("jobs: several processes need joblib; install perfmodel[sweep], or give jobs 1")
-    if jobs is None:
-        from joblib import cpu_count
-
-        jobs = cpu_count()
-    return jobs
+    return number_of_cores() if jobs is None else jobs
 
 
 def _rows(study: Study, points: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -251,7 +247,7 @@ def _compute(batch: _Batch, verb: SweptVerb, version: str, folder: Path | None, 
         raise RunError(f"{socket.gethostname()}: {rule}; install the same on all machines")
     lines = []
     for key, point in batch:
-        stop_without(parent)
+        follow(parent)
         start = time.perf_counter()
         rows = rows_of(verb, point)
         record = {"key": key, "seconds": time.perf_counter() - start, "rows": rows}

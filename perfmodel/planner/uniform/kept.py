@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfmodel.cost.estimate import Estimator
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.layout import Dispatcher, Recompute
 from perfmodel.planner.uniform.space import LayoutRows, PipelineGroup
@@ -109,8 +111,11 @@ class KeptSpaces:
 
     spaces: list[tuple[tuple[Any, ...], KeptSpace]] = field(default_factory=list)
 
-    def of(self, depends_on: tuple[Any, ...]) -> KeptSpace:
-        """Return the values of a space. The other spaces are dropped if they take half of the limit."""
+    def of(self, estimator: Estimator, *limits: object) -> KeptSpace:
+        """Return the values of the space within these limits. The other spaces are dropped if they take half of `MOST_KEPT`."""
+        machine, memory = estimator.machine, estimator.machine.memory
+        of_memory = memory.usable, memory.context_bytes, memory.communicator_bytes, memory.allocator_factor, machine.tier_sizes
+        depends_on = *limits, estimator.job, estimator.cluster.num_chips, estimator.profile, estimator.programs.compiled, *of_memory
         for known, space in self.spaces:
             if known == depends_on:
                 return space
@@ -118,3 +123,9 @@ class KeptSpaces:
             self.spaces.clear()
         self.spaces.append((depends_on, space := KeptSpace(most=MOST_KEPT // 2)))
         return space
+
+
+@lru_cache(maxsize=1)
+def spaces_of(exploration: str) -> KeptSpaces:
+    """Return the spaces that a process keeps for the exploration with this identifier."""
+    return KeptSpaces()

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from math import inf
 from operator import itemgetter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -222,7 +221,7 @@ def sweep(
     kept_tables = kept_tables or KeptTables()
     kept = KeptSpace()
     if kept_tables.spaces is not None and needless is None:
-        kept = kept_tables.spaces.of((space, attention, recompute_operators, memory_limit, *_memory_depends_on(estimator)))
+        kept = kept_tables.spaces.of(estimator, space, attention, recompute_operators, memory_limit)
     state = Sweep(
         estimator=estimator,
         space=space,
@@ -256,13 +255,6 @@ def sweep(
                 _try_lists(state, blocks, kept_tables, small, tables)
             _find_least_memory(state, tables, blocks, least)
     return state
-
-
-def _memory_depends_on(estimator: Estimator) -> tuple[Any, ...]:
-    """Return the quantities, in addition to the space and the limit, that the layouts and the memory of its plans depend on."""
-    memory = estimator.machine.memory
-    of_machine = memory.usable, memory.context_bytes, memory.communicator_bytes, memory.allocator_factor, estimator.machine.tier_sizes
-    return estimator.job, estimator.cluster.num_chips, estimator.profile, estimator.programs.compiled, *of_machine
 
 
 def _find_least_memory(state: Sweep, tables: Tables, blocks: list[LayoutRows], least: Mapping[int, Array]) -> None:
@@ -370,24 +362,18 @@ def _evaluate_rows(state: Sweep, tables: Tables, block: int, rows: LayoutRows, l
 
 def _time_pending(state: Sweep, tables: Tables) -> None:
     """Time the pending parts. If only the fastest plans are kept, chunks with the least lower bound come first."""
-    bounds = [_least_time(state, tables, part) for part, _ in state.pending]
+    bounds, of_chunk = [], dict[LayoutChunk, float]()
+    for part, _ in state.pending:
+        has_fitting = np.isfinite(part.memory).any(axis=-1)
+        bounds.append(float(_least_times_of(state, tables, part).min(where=has_fitting, initial=inf)) if part.num_feasible else inf)
+        of_chunk[part.plans.chunk] = min(bounds[-1], of_chunk.get(part.plans.chunk, inf))
     order = list(range(len(bounds)))
     if not state.also:
-        of_chunk: dict[LayoutChunk, float] = {}
-        for (part, _), bound in zip(state.pending, bounds, strict=True):
-            of_chunk[part.plans.chunk] = min(bound, of_chunk.get(part.plans.chunk, inf))
         order.sort(key=lambda number: of_chunk[state.pending[number][0].plans.chunk])
     for number in order:
         if state.also or bounds[number] <= state.best_time.bound:
             _time_part(state, tables, *state.pending[number])
     state.pending.clear()
-
-
-def _least_time(state: Sweep, tables: Tables, part: PlanMemory) -> float:
-    """Return a lower bound of the step times of the plans that fit; infinite if none fits. [s]"""
-    if not part.num_feasible:
-        return inf
-    return float(_least_times_of(state, tables, part).min(where=np.isfinite(part.memory).any(axis=-1), initial=inf))
 
 
 def _num_microbatches(state: Sweep, rows: LayoutRows, micro: Sequence[int]) -> Array:
@@ -420,7 +406,7 @@ def _memory_of_rows(state: Sweep, tables: Tables, block: int, rows: LayoutRows, 
             for begin in range(0, len(chosen), step):
                 chunk = _chunk(state, tables, block, rows, chosen[begin : begin + step], rule, micro)
                 if state.slowest < inf:
-                    quick = (_least_times(tables, chunk, _mean_rounds(chunk)) <= state.slowest).any(axis=(1, 2))
+                    quick = np.flatnonzero((_least_times(tables, chunk, _mean_rounds(chunk)) <= state.slowest).any(axis=(1, 2)))
                     chunk = replace(chunk, rows=chunk.rows.select(quick), layouts=chunk.layouts[quick])
                 for pipelines in rows.pipelines if len(chunk.rows) else ():
                     yield from _memory_of_chunk(state, tables, chunk, pipelines)
