@@ -88,7 +88,7 @@ class _Within:
 
     def _sweep(self, fixed: Fixed) -> Sweep:
         space = replace(self.space, fixed={**self.space.fixed, **fixed}, orders=self.space.orders[:1])
-        return sweep(self.estimator, space, top=1, memory_headroom=self.headroom, risk=self.risk, attention=self.attention)
+        return sweep(self.estimator, space, top=1, memory_headroom=self.headroom, risk=self.risk, attention=self.attention, also=())
 
     def _baseline(self, name: str, state: Sweep) -> Baseline:
         ids = state.best_time.ids if state.num_feasible else state.least.ids

@@ -179,6 +179,7 @@ class _Comparison:
             risk=self.risk,
             attention=plan.attention,
             recompute_operators=plan.recompute_operators,
+            also=(),
         )
 
     def predict(self, plan: Plan) -> Prediction:

@@ -124,6 +124,7 @@ class Prober:
                     attention=self.attention,
                     needless=needless,
                     kept_tables=self.tables.setdefault(chips, KeptTables()),
+                    also=(),
                 )
                 if len(state.least.ids) and state.least.values[0] <= needless:
                     break  # otherwise the guide was not among these plans

@@ -88,6 +88,7 @@ def search_plans(
         attention=attention,
         progress=progress,
         kept_tables=tables,
+        also=[*(["memory"] if objective is Objective.MEMORY else []), *(["front"] if ties or "front" in also else [])],
     )
     elapsed = clock.process_time() - begin
     known: tuple[Baseline, ...] = ()
@@ -120,7 +121,7 @@ def search_plans(
         num_evaluated=state.num_evaluated,
         num_feasible=state.num_feasible,
         rejected={reason: count for reason, count in rejected.items() if count},
-        left_out=layouts_left_out(estimator.job, estimator.cluster.num_chips, space),
+        left_out=state.kept.once("layouts left out", lambda: layouts_left_out(estimator.job, estimator.cluster.num_chips, space)),
         search_time=elapsed,
         plans=predict(plan for _, plan in best),
         places=places[:top],
@@ -148,7 +149,7 @@ def _certainty(estimator: Estimator, space: Space, *, attention: AttentionKernel
     """Return the fastest plan at each of the risks `CERTAINTY`; the smaller ones may have none."""
     certainties = []
     for risk in CERTAINTY:
-        state = sweep(estimator, space, top=1, risk=risk, attention=attention, kept_tables=kept_tables)
+        state = sweep(estimator, space, top=1, risk=risk, attention=attention, kept_tables=kept_tables, also=())
         plans = [state.plan(int(i)) for i in state.best_time.ids[:1]] if state.num_feasible else []
         certainties.append(Certainty(risk=risk, prediction=tuple(estimator.predict(plan, risk=risk) for plan in plans)))
     return tuple(certainties)

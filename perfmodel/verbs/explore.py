@@ -12,10 +12,14 @@ system to another; for training and for serving.
 from __future__ import annotations
 
 import math
+import time as clock
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from importlib.util import find_spec
 from itertools import product
 from typing import Any
+from uuid import uuid4
 
 from perfmodel.foundation.columns import as_columns
 from perfmodel.foundation.errors import InputError, bad_field, shown
@@ -30,8 +34,10 @@ from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.planner.exploration import Axis, Elasticity, Exploration, Point, Rung, Sensitivities, Waterfall
+from perfmodel.planner.uniform.kept import KeptSpaces, spaces_of
 from perfmodel.uncertainty.sensitivity import STEP
 from perfmodel.verbs.axes import AxisField, System, axes_of, changed, hardware_axes, read_axis, spec_of
+from perfmodel.verbs.processes import follow, number_of_cores, run_batches
 from perfmodel.verbs.setting import Name, find_cluster
 
 MOST_POINTS = 100_000
@@ -101,8 +107,8 @@ def explore(
     # axes that may be columns of one evaluation of a fixed training plan: quantities of hardware, else sizes of the job
     is_single = search or system.is_service
     columns = set() if is_single else {axis.name for axis in axes if (field := hardware_axes(system).get(axis.name)) and field.kind}
-    for numbers in _blocks(combinations, columns if columns or is_single else _SIZES):
-        block = _points(case, system, known, [combinations[number] for number in numbers], shares=shares)
+    blocks = list(_blocks(combinations, columns if columns or is_single else _SIZES))
+    for numbers, block in _computed(case, system, known, combinations, blocks, shares=shares):
         points_found |= dict(zip(numbers, block, strict=True))
         if progress is not None:
             progress(len(points_found) / len(combinations))
@@ -202,10 +208,14 @@ def explore_waterfall(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SystemPredictor:
-    """Predictor of systems: the metric, and whether the best plan is searched."""
+    """Predictor of systems: the metric, and whether the best plan is searched.
+
+    kept_spaces   shared by the searches
+    """
 
     metric: str
     is_searched: bool
+    kept_spaces: KeptSpaces = field(default_factory=KeptSpaces)
 
     def predict(self, system: System, *, held: Plan | ServingPlan | None = None) -> Prediction | ServingPrediction:
         """Predict a system with its plan, the best one, or the fixed one in `held`. Raises InputError."""
@@ -223,7 +233,7 @@ class SystemPredictor:
             return predict_in(setting, overridden(held, setting, Knobs()), **rule)
         if not self.is_searched:
             return predict_in(setting, plan_in(setting, system.knobs), **rule)
-        result = search_in(setting, system.knobs, {}, top=1, ties=0.0, also=(), **rule)
+        result = search_in(replace(setting, kept_spaces=self.kept_spaces), system.knobs, {}, top=1, ties=0.0, also=(), **rule)
         if not result.plans:
             raise InputError(f"chips={system.cluster.num_chips}: no plan fits on {system.cluster.name}; use more chips or larger memory")
         return result.plans[0]
@@ -337,6 +347,57 @@ def _blocks(combinations: Sequence[Mapping[str, Any]], columns: Collection[str])
         groups.setdefault(key, []).append(number)
     for numbers in groups.values():
         yield from (numbers[first : first + _MOST_COLUMNS] for first in range(0, len(numbers), _MOST_COLUMNS))
+
+
+_ALONE = 4.0
+"""Time of searches after which further processes compute the rest. [s]"""
+_BATCHES_PER_JOB = 8
+
+_Computed = tuple[list[int], list[Point]]
+
+
+def _computed(
+    case: SystemPredictor,
+    system: System,
+    known: Mapping[str, AxisField],
+    combinations: Sequence[Mapping[str, Any]],
+    blocks: Sequence[list[int]],
+    *,
+    shares: bool,
+) -> Iterator[_Computed]:
+    """Yield the indices and points of each block. Long searches continue on all cores, in the order of completion."""
+    start, done = clock.monotonic(), 0
+    while done < len(blocks):
+        spent = clock.monotonic() - start
+        if case.is_searched and done and spent > _ALONE and spent / done * (len(blocks) - done) > _ALONE and find_spec("joblib"):
+            break
+        yield blocks[done], _points(case, system, known, [combinations[number] for number in blocks[done]], shares=shares)
+        done += 1
+    left = [(numbers, [combinations[number] for number in numbers]) for numbers in blocks[done:]]
+    if left:
+        jobs = min(number_of_cores(), len(left))
+        size = max(len(left) // (_BATCHES_PER_JOB * jobs), 1)
+        batches = (left[first : first + size] for first in range(0, len(left), size))
+        compute = partial(_batch_of_points, replace(case, kept_spaces=KeptSpaces()), system, uuid4().hex, shares)
+        for computed in run_batches(compute, batches, jobs=jobs, when_killed="give fewer values"):
+            yield from computed
+
+
+def _batch_of_points(
+    case: SystemPredictor,
+    system: System,
+    exploration: str,
+    shares: bool,
+    batch: Sequence[tuple[list[int], Sequence[Mapping[str, Any]]]],
+    *,
+    parent: int,
+) -> list[_Computed]:
+    """Return the points of some blocks. The batches of an exploration that a process computes share its spaces."""
+    case, known, computed = replace(case, kept_spaces=spaces_of(exploration)), axes_of(system), []
+    for numbers, block in batch:
+        follow(parent)
+        computed.append((numbers, _points(case, system, known, block, shares=shares)))
+    return computed
 
 
 def _points(

@@ -84,7 +84,7 @@ def search_in(
         "attention": attention,
         "progress": progress,
     }
-    kept_tables = KeptTables(keeps_microbatches=True)
+    kept_tables = KeptTables(keeps_microbatches=True, spaces=setting.kept_spaces)
     if setting.cluster.pools:
         from perfmodel.cost.mixed import mixed_estimator
         from perfmodel.planner.mixed import search_mixed

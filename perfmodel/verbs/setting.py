@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from perfmodel.hardware.chip import Chip
     from perfmodel.parallel.interval import StepInterval
     from perfmodel.parallel.prediction import Prediction
+    from perfmodel.planner.uniform.kept import KeptSpaces
     from perfmodel.uncertainty.sensitivity import Sensitivity
     from perfmodel.uncertainty.sources import TrustAccount
     from perfmodel.workload.graph import Graph
@@ -53,6 +54,7 @@ class Setting:
     profile       the execution profile's name in a plan, or the path of its file, with its stated settings
     rests_on      the calibration in use; `prior` if it is that of other chips, `spec-sheet` if there is none
     notes         notes for the user on how it was assembled, as sentences
+    kept_spaces   shared by searches of settings that differ in rates; None: nothing is shared
     """
 
     reference: str
@@ -62,6 +64,7 @@ class Setting:
     rests_on: str
     estimator: Estimator
     notes: tuple[str, ...] = ()
+    kept_spaces: KeptSpaces | None = None
 
     @property
     def job(self) -> TrainingJob:

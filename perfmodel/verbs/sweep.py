@@ -14,30 +14,29 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.foundation.errors import InputError, RunError, bad_field, one_line
+from perfmodel.foundation.errors import InputError, RunError, bad_field
 from perfmodel.foundation.frames import data_frame, parquet_of
 from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.resources import check_can_be_written, resource_dir, user_calibrations_dir, write_atomically
 from perfmodel.foundation.values import check_path, is_path, read_integer
 from perfmodel.report.rows import csv_text
+from perfmodel.verbs.processes import DASK, LOCAL, follow, number_of_cores, run_batches
 from perfmodel.verbs.study import INTERNAL, Study, SweptVerb, cell, column_of, failure_of, read_study, rows_of, words_of_verb
 
 if TYPE_CHECKING:
     from perfmodel.foundation.frames import DataFrame
 
-LOCAL, DASK = "local", "dask"
 #: Fields that do not change the compiled programs of a job: points that differ only in these are computed by one process.
 _ALIKE = (
     *("cluster", "chips", "nodes", "global_batch", "batch_tokens", "concurrency", "rate", "calibration"),
@@ -132,11 +131,7 @@ def _check_engine(engine: str, jobs: int | None) -> int:
         raise bad_field("engine", engine, "dask is not installed", "install perfmodel[dask], or leave the engine out")
     if name == LOCAL and jobs != 1 and not find_spec("joblib"):
         raise InputError("jobs: several processes need joblib; install perfmodel[sweep], or give jobs 1")
-    if jobs is None:
-        from joblib import cpu_count
-
-        jobs = cpu_count()
-    return jobs
+    return number_of_cores() if jobs is None else jobs
 
 
 def _rows(study: Study, points: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -229,46 +224,24 @@ def _computed(
 ) -> Iterator[dict[str, Any]]:
     """Yield the record of each point, in the order of completion. On one machine the process that computes a point stores it."""
     if engine == LOCAL and jobs == 1:
-        for point in chain.from_iterable(batches):
-            yield from _compute([point], verb, version, folder)
-        return
-    from joblib import Parallel, delayed, parallel_config
-    from joblib.externals.loky.process_executor import TerminatedWorkerError
-
-    client: Any = nullcontext()
-    if engine != LOCAL:
-        from distributed import Client
-
-        address = engine.partition(":")[2]
-        try:
-            client = Client(address, timeout=10) if address else Client(n_workers=jobs, threads_per_worker=1, dashboard_address=None)
-        except (OSError, ValueError) as error:
-            rule = f"no dask scheduler answers ({one_line(error)})"
-            raise bad_field("engine", engine, rule, "start it with `dask scheduler`, or correct the address") from error
-    backend, num_processes, kept_in, parent = ("loky", jobs, folder, os.getpid()) if engine == LOCAL else ("dask", -1, None, 0)
-    with client, parallel_config(backend=backend):
-        run = Parallel(n_jobs=num_processes, return_as="generator_unordered", batch_size=1)
-        try:
-            for records in run(delayed(_compute)(batch, verb, version, kept_in, parent=parent) for batch in batches):
-                if folder is not None and kept_in is None:
-                    _append(folder, map(json.dumps, records))
-                yield from records
-        except TerminatedWorkerError as error:
-            rule = "a process was killed, perhaps for want of memory; computed points are kept"
-            raise RunError(f"jobs={jobs}: {rule}; run the sweep again with fewer") from error
+        batches = [[point] for point in chain.from_iterable(batches)]
+    kept_in = folder if engine == LOCAL else None
+    compute = partial(_compute, verb=verb, version=version, folder=kept_in)
+    when_killed = "computed points are kept; run the sweep again with fewer"
+    for records in run_batches(compute, batches, jobs=jobs, engine=engine, when_killed=when_killed):
+        if folder is not None and kept_in is None:
+            _append(folder, map(json.dumps, records))
+        yield from records
 
 
 def _compute(batch: _Batch, verb: SweptVerb, version: str, folder: Path | None, *, parent: int = 0) -> list[dict[str, Any]]:
-    """Return the records of points. parent: the process that started this one, which handles Ctrl-C and may be killed; 0: none."""
-    if parent:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Return the records of points. parent: the process that started this one, which may be killed; 0: none."""
     if data_version() != version:
         rule = "has another version of perfmodel, its data or calibrations"
         raise RunError(f"{socket.gethostname()}: {rule}; install the same on all machines")
     lines = []
     for key, point in batch:
-        if parent and os.getppid() != parent:
-            os._exit(1)
+        follow(parent)
         start = time.perf_counter()
         rows = rows_of(verb, point)
         record = {"key": key, "seconds": time.perf_counter() - start, "rows": rows}

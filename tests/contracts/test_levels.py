@@ -55,7 +55,7 @@ FILE_EDGE = {"yaml", "pydantic", "pydantic_core"}
 #: Packages that one module below their level imports, and only inside a function: results of every level return data frames.
 LAZY_OF_MODULE = {
     ("foundation", "frames"): {"pandas"},
-    ("verbs", "sweep"): {"joblib", "distributed"},
+    ("verbs", "processes"): {"joblib", "distributed"},
     ("cli", "schema"): {"anyio", "mcp", "mcp_types"},
 }
 EDGE_LEVELS = {0, 1, 2}

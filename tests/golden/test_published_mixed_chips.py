@@ -6,7 +6,9 @@ blocking sends with the attention mask, whole gradients of each tensor-parallel 
 of these nodes sustains 900 of its 1,590 MHz (mlcommons/inference_results_v0.5, issue 20). No measured step is an input.
 
 The tolerances are of means. Eight plans with tensor parallelism, a pipeline and micro-batches of one or two sequences took up to 2.4 times
-the predicted time on mixed nodes, not on T4 alone; the source does not state why. Without them the error is 6 %.
+the predicted time on mixed nodes, not on T4 alone; the source does not state why. Without them the error is 6 %. Each took 40 to 120 ms a
+micro-batch longer, with 3 to 12 layers a stage and 2 or 4 tensor-parallel ranks alike: neither layers nor tensor-parallel sums explain it.
+Only with tensor parallelism and a pipeline, DeepSpeed gathers the parts of an activation on each stage (PartitionedTensor.full).
 """
 
 import csv
@@ -72,10 +74,15 @@ def mean_error(pairs):
     return sum(abs(predicted / measured - 1.0) for predicted, measured in pairs) / len(pairs)
 
 
-def in_order(pairs):
-    """Share of the pairs of plans whose order is predicted."""
-    ordered = [(a[0] < b[0]) == (a[1] < b[1]) for a, b in combinations(pairs, 2) if a[1] != b[1]]
-    return sum(ordered) / len(ordered)
+def in_order(pairs, apart=0.0):
+    """Share of the pairs of plans whose order is predicted, of those whose measured times differ by more than this share."""
+    differing = [(a, b) for a, b in combinations(pairs, 2) if abs(a[1] - b[1]) > apart * min(a[1], b[1])]
+    return sum((a[0] < b[0]) == (a[1] < b[1]) for a, b in differing) / len(differing)
+
+
+def is_unexplained(row):
+    """Whether a plan is one of the eight of which each micro-batch took longer on mixed nodes."""
+    return row["cluster"] == "mixed" and int(row["tp"]) > 1 and int(row["pp"]) > 1 and int(row["micro_batch"]) <= 2
 
 
 @pytest.mark.parametrize(
@@ -87,6 +94,18 @@ def test_published_steps(cluster, number, most, least_in_order):
     assert len(pairs) == number
     assert mean_error(pairs) < most
     assert in_order(pairs) > least_in_order
+
+
+def test_pairs_out_of_order_are_close_or_have_an_unexplained_plan():
+    rows, pairs = [row for row in ROWS if row["cluster"] == "mixed"], errors("mixed")
+    known = [pair for row, pair in zip(rows, pairs, strict=True) if not is_unexplained(row)]
+    assert len(known) == 35
+    assert mean_error(known) < 0.065
+    assert [round(in_order(known, apart), 2) for apart in (0.0, 0.05, 0.1, 0.2)] == [0.91, 0.94, 0.96, 1.0]
+    for row, (predicted, measured) in zip(rows, pairs, strict=True):
+        if is_unexplained(row):
+            num_microbatches = 32 / (int(row["dp"]) * int(row["micro_batch"]))
+            assert 0.04 < (measured - predicted) / num_microbatches < 0.12
 
 
 def test_what_the_source_states_counts():

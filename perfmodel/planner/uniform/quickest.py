@@ -23,15 +23,12 @@ from perfmodel.parallel.layout import ZERO_STAGES, AttentionKernel, Recompute
 from perfmodel.parallel.plan import Plan
 from perfmodel.planner.uniform.blocks import Array, Cells, Columns, Flight, Index, MemoryLimit, column_grid, memory_lower_bound, plan_memory
 from perfmodel.planner.uniform.runnable import admitted_zero, runnable_layouts, runnable_ways
-from perfmodel.planner.uniform.schedules import legal_choices, pipeline_times
+from perfmodel.planner.uniform.schedules import least_rounds, legal_choices, pipeline_times
 from perfmodel.planner.uniform.space import LayoutRows, PipelineChoice, PipelineGroup, Space, layout_blocks, recompute_choices
 from perfmodel.planner.uniform.state_memory import sharding_of
 from perfmodel.planner.uniform.step_times import step_times
-from perfmodel.planner.uniform.sweep import BLOCK_CELLS, check_searchable, memory_limit_of, plan_of
+from perfmodel.planner.uniform.sweep import BLOCK_CELLS, LESS, check_searchable, memory_limit_of, plan_of
 from perfmodel.planner.uniform.tables import KeptTables, Tables, take_grid
-
-#: Factor of lower bounds that allows for rounding.
-_LESS = 1.0 - 1e-9
 
 
 def best_plan(
@@ -187,16 +184,16 @@ class _Search:
         kept = np.minimum.reduce([table.kept[i][:, keys] for i in np.flatnonzero(is_block)])
         blocks = np.array([min(float(np.min(group.stages.blocks(0))) for group in self.pipelines[degree]) for degree in pp.tolist()])
         alive = blocks[:, None] * np.minimum(self._num_microbatches(rows), pp[:, None])
-        return np.moveaxis(kept * (alive * (reserve_factor(self.estimator.profile, self.estimator.machine) * _LESS)), 0, -1)
+        return np.moveaxis(kept * (alive * (reserve_factor(self.estimator.profile, self.estimator.machine) * LESS)), 0, -1)
 
     def _least_times(self, rule: int, rows: Index) -> Array:
         """Return a lower bound of step times: passes of a mean rank with the least pipeline bubble. [rows, micro-batches, recompute]"""
         tables, pp, m = self.tables, self.pp[rows][:, None], self._num_microbatches(rows)
         keys = tables.micro_keys[rule][rows]
         most = {pp: max(choice.virtual_stages for group in groups for choice in group.choices) for pp, groups in self.pipelines.items()}
-        virtual = np.where(m % pp == 0, np.array([most[degree] for degree in self.pp[rows].tolist()])[:, None], 1)
-        weights = np.where(m % 1.0 == 0.0, (m + (pp - 1.0) / virtual) / pp, inf)
-        return np.moveaxis(tables.passes[rule][:, keys] * weights * _LESS, 0, -1)
+        most_virtual = np.array([most[degree] for degree in self.pp[rows].tolist()])[:, None]
+        weights = np.where(m % 1.0 == 0.0, least_rounds(m, pp, most_virtual), inf)
+        return np.moveaxis(tables.passes[rule][:, keys] * weights * LESS, 0, -1)
 
     def _least_memory(self, rule: int, rows: Index) -> Array:
         """Return lower bounds of fixed memory, of a mean rank and of the first; infinite without the stage. [2, ZeRO stages, rows]"""
@@ -227,7 +224,7 @@ class _Search:
                 terms, _ = table().block(tables.parameter_keys[rows[at]])
                 static = static_memory(terms, stages, estimator.programs.sizes, num_replicas=replicas(grid))
                 for rank in range(2):
-                    memory[rank, zero, at] = np.where(legal, (fixed_memory(static[rank]) + outside)[:, 0, 0, 0] * _LESS, inf)
+                    memory[rank, zero, at] = np.where(legal, (fixed_memory(static[rank]) + outside)[:, 0, 0, 0] * LESS, inf)
         return memory
 
     def evaluate(self, group: _Group) -> None:
@@ -253,7 +250,7 @@ class _Search:
         if not self.by_memory and self.limit < inf:
             # waits for parameters can overlap sends, but nothing else of the pipeline
             shape = possible.shape
-            possible = possible & (pipeline_times(estimator, regions, pipelines, pp, m, 0.0, shape) * _LESS <= self.limit)
+            possible = possible & (pipeline_times(estimator, regions, pipelines, pp, m, 0.0, shape) * LESS <= self.limit)
         if not possible.any():
             return
         ways = None

@@ -55,6 +55,16 @@ def pipeline_times(
     return pipeline
 
 
+def least_rounds(m: Any, pp: Any, most_virtual: Any) -> Any:
+    """Return a lower bound of a pipeline's time, in passes of one micro-batch over all layers: (m + (p - 1) / v) / p.
+
+    m              micro-batches of a step
+    most_virtual   largest number of virtual stages; interleaving needs a multiple of the ranks as micro-batches
+    """
+    virtual = np.where(m % pp == 0, most_virtual, 1)
+    return (m + (pp - 1.0) / virtual) / pp
+
+
 def schedule_columns(
     estimator: Estimator,
     activations: ActivationTerms,

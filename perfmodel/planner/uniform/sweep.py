@@ -7,9 +7,10 @@ additions. Everything else is computed once per distinct input, by the functions
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import inf
 from operator import itemgetter
@@ -18,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.step import ParameterTerms
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.memory_headroom import memory_rule
 from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
@@ -26,7 +26,8 @@ from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher, Recompute
 from perfmodel.parallel.plan import Plan, make_plan
 from perfmodel.planner.uniform.blocks import Columns, Flight, MemoryLimit, memory_lower_bound, plan_memory
-from perfmodel.planner.uniform.schedules import legal_choices, pipeline_times
+from perfmodel.planner.uniform.kept import KeptSpace, LayoutChunk, PlanMemory, PlanRange
+from perfmodel.planner.uniform.schedules import least_rounds, legal_choices, pipeline_times
 from perfmodel.planner.uniform.space import (
     LayoutRows,
     PipelineChoice,
@@ -51,25 +52,12 @@ BLOCK_CELLS = 1 << 17
 #: Largest space, in plans, in which lists of recomputed modules are tried: each list adds as much work before slow layouts are dropped.
 LISTS_UP_TO = 1 << 25
 
+#: Factor of lower bounds that allows for rounding.
+LESS = 1.0 - 1e-9
+
 OUT_OF_MEMORY_STATIC = "does not fit: weights, gradients and optimizer state alone exceed the memory"
 OUT_OF_MEMORY = "does not fit: activations, temporaries and what the framework needs exceed what is left of the memory"
 TIGHT = "tight: within the memory, but with less than the headroom left, or too likely not to fit"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Segment:
-    """First id of a block of cells, and the choices that its ids stand for."""
-
-    first_id: int
-    shape: tuple[int, int, int, int]
-    rows: LayoutRows
-    zero: int
-    rules: RuleSet
-    dispatcher: Dispatcher
-    micro: tuple[int, ...]
-    choices: tuple[PipelineChoice, ...]
-    recomputes: tuple[Recompute, ...]
-    recompute_operators: tuple[str, ...]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -78,6 +66,11 @@ class Sweep:
 
     num_static   plans whose weights, gradients and optimizer state alone exceed the usable memory
     num_tight    plans within the usable memory that do not leave the headroom
+    kept         layouts and memory of the space
+    ranges       evaluated plans; `starts` are their first ids
+    pending      memory and first ids of plans that are not timed yet
+    latest       costs of the latest chunk on this machine
+    also         criteria in addition to time: memory fills `best_memory`, front fills `front`
     recomputes, recompute_operators   of the current pass
     slowest      plans that surely take longer may be skipped, and are not counted   [s]
     counts       whether evaluated plans are counted: not if they were counted before, by their state alone
@@ -95,13 +88,17 @@ class Sweep:
     best_memory: Smallest
     least: Smallest
     front: Front
+    kept: KeptSpace
+    also: Collection[str] = ("memory", "front")
     num_evaluated: int = 0
     num_feasible: int = 0
     num_static: int = 0
     num_tight: int = 0
-    segments: list[_Segment] = field(default_factory=list)
+    ranges: list[PlanRange] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     next_id: int = 0
+    pending: list[tuple[PlanMemory, int]] = field(default_factory=list)
+    latest: dict[LayoutChunk, _Block] = field(default_factory=dict)
     interrupted: bool = False
     needless: float | None = None
     slowest: float = inf
@@ -118,20 +115,21 @@ class Sweep:
         return self.least.bound if self.needless is None else min(self.needless, self.least.bound)
 
     def plan(self, plan_id: int) -> Plan:
-        segment = self.segments[bisect_right(self.starts, plan_id) - 1]
-        row, m, r, v = np.unravel_index(plan_id - segment.first_id, segment.shape)
+        number = bisect_right(self.starts, plan_id) - 1
+        plans, chunk = self.ranges[number], self.ranges[number].chunk
+        row, m, r, v = map(int, np.unravel_index(plan_id - self.starts[number], plans.shape))
         return plan_of(
             self.estimator,
             self.space,
-            segment.rows,
-            int(row),
-            zero=segment.zero,
-            rules=segment.rules,
-            dispatcher=segment.dispatcher,
-            micro_batch=segment.micro[int(m)],
-            recompute=segment.recomputes[int(r)],
-            recompute_operators=segment.recompute_operators,
-            choice=segment.choices[int(v)],
+            chunk.rows,
+            plans.layouts.start + row,
+            zero=plans.zero,
+            rules=chunk.rules,
+            dispatcher=chunk.dispatcher,
+            micro_batch=chunk.micro[m],
+            recompute=chunk.recomputes[r],
+            recompute_operators=chunk.recompute_operators,
+            choice=plans.pipelines.choices[v],
             attention=self.attention,
         )
 
@@ -206,35 +204,44 @@ def sweep(
     progress: Callable[[float], bool | None] | None = None,
     needless: float | None = None,
     kept_tables: KeptTables | None = None,
+    also: Collection[str] = ("memory", "front"),
 ) -> Sweep:
     """Evaluate every plan of the space; end early with the results so far if `progress` returns True.
 
     risk          largest probability that a plan does not fit, in place of the headroom
     needless      see `Sweep`
     kept_tables   tables shared with further passes
+    also          see `Sweep`
     """
     check_searchable(estimator)
     memory_limit = memory_limit_of(estimator, memory_headroom=memory_headroom, risk=risk)
     attention = attention or AttentionKernel(estimator.profile.kernels.default_attention)
     recompute_operators = recompute_operators or space.recompute_operators
+    recomputes = recompute_choices(space, attention, recompute_operators)
+    kept_tables = kept_tables or KeptTables()
+    kept = KeptSpace()
+    if kept_tables.spaces is not None and needless is None:
+        kept = kept_tables.spaces.of(estimator, space, attention, recompute_operators, memory_limit)
     state = Sweep(
         estimator=estimator,
         space=space,
         memory_limit=memory_limit,
         attention=attention,
         recompute_operators=recompute_operators,
-        recomputes=recompute_choices(space, attention, recompute_operators),
+        recomputes=recomputes,
         best_time=Smallest(count=top),
         best_memory=Smallest(count=top),
         least=Smallest(count=1),
         front=Front(low=0.0, high=max(memory_limit.capacity, 1.0)),
+        kept=kept,
         needless=needless,
+        also=also,
     )
-    blocks = list(layout_blocks(estimator.job, estimator.cluster.num_chips, space, attention)) if state.recomputes else []
+    num_chips = estimator.cluster.num_chips
+    blocks = kept.once("blocks", lambda: list(layout_blocks(estimator.job, num_chips, space, attention))) if recomputes else []
     if blocks:
-        kept_tables = kept_tables or KeptTables()
         tables = _tables(state, blocks, kept_tables)
-        least = least_state_memory(estimator, space, tables, blocks)
+        least = kept.once("least state memory", lambda: least_state_memory(estimator, space, tables, blocks))
         small = {rule: of_rule <= state.largest_state for rule, of_rule in least.items()}
         _add_microbatches(tables, small)
         for i, rows in enumerate(blocks):
@@ -242,6 +249,7 @@ def sweep(
             if progress is not None and progress((i + 1) / len(blocks)):
                 state.interrupted = i + 1 < len(blocks)
                 break
+        _time_pending(state, tables)
         if not state.interrupted:
             if needless is None and state.num_evaluated <= LISTS_UP_TO:
                 _try_lists(state, blocks, kept_tables, small, tables)
@@ -263,6 +271,7 @@ def _find_least_memory(state: Sweep, tables: Tables, blocks: list[LayoutRows], l
             _add_microbatches(tables, larger)
             for i, rows in enumerate(blocks):
                 _evaluate_rows(state, tables, i, rows, larger)
+            _time_pending(state, tables)
         known = largest
     state.counts = True
 
@@ -293,21 +302,25 @@ def _quick_layouts(state: Sweep, blocks: list[LayoutRows], small: Mapping[int, C
         for rule, of_rule in quick.items():
             layouts = np.flatnonzero(small[rule][tables.rows[i]])
             if layouts.size:
-                times = _least_times(state, tables, i, rows, layouts, rule, micro)
+                chunk = _chunk(state, tables, i, rows, layouts, rule, micro)
+                times = _least_times(tables, chunk, _mean_rounds(chunk))
                 of_rule[tables.rows[i].start + layouts] = (times <= state.best_time.bound).any(axis=(1, 2))
     return quick
 
 
 def _tables(state: Sweep, blocks: list[LayoutRows], kept: KeptTables) -> Tables:
-    return Tables(
-        state.estimator,
-        state.space,
-        blocks,
-        kept,
-        attention=state.attention,
-        recomputes=state.recomputes,
-        recompute_operators=state.recompute_operators,
-    )
+    def make() -> Tables:
+        return Tables(
+            state.estimator,
+            state.space,
+            blocks,
+            KeptTables(),
+            attention=state.attention,
+            recomputes=state.recomputes,
+            recompute_operators=state.recompute_operators,
+        )
+
+    return state.kept.once(("tables", state.recompute_operators), make).on(state.estimator, kept)
 
 
 def _add_microbatches(tables: Tables, layouts: Mapping[int, Cells]) -> None:
@@ -318,36 +331,49 @@ def _add_microbatches(tables: Tables, layouts: Mapping[int, Cells]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Block:
-    """Layouts with micro-batches and kinds of recomputation.
+    """Costs of a chunk on one machine."""
 
-    keys       row of each layout in the parameter tables
-    rule       index of rules and dispatcher in `Space.cuts`
-    """
-
-    rows: LayoutRows
-    keys: Index
-    rule: int
-    rules: RuleSet
-    dispatcher: Dispatcher
-    micro: tuple[int, ...]
-    columns: Columns
+    columns: Callable[[], Columns]
     hop: Callable[[], Array]
     least_times: Callable[[], Array]
 
 
 def _evaluate_rows(state: Sweep, tables: Tables, block: int, rows: LayoutRows, layouts: Mapping[int, Cells]) -> None:
-    """Evaluate these layouts, by rule set, of one (pipeline, data-parallel) degree, in pieces that fit the caches."""
-    micro = micro_batches(state.estimator.job, rows.data_parallel, state.space)
-    cells = len(micro) * len(state.recomputes) * max(len(group.choices) for group in rows.pipelines)
-    step = max(1, BLOCK_CELLS // max(cells, 1))
-    for rule, of_rule in layouts.items():
-        for group in layouts_of(state.space, rows, rule):
-            evaluated = of_rule[tables.rows[block]][group]
-            part = group[evaluated]
-            if state.counts and state.slowest == inf and len(part) < len(group):
-                _count_too_large(state, tables, rows.select(group[~evaluated]), rule, micro)
-            for begin in range(0, len(part), step):
-                _evaluate_block(state, tables, block, rows, part[begin : begin + step], rule, micro)
+    """Evaluate these layouts, by rule set, of one (pipeline, data-parallel) degree.
+
+    The memory of all of them is evaluated. Only plans that may be kept are timed: later by `_time_pending` if the memory is kept.
+    """
+    of_block = {rule: of_rule[tables.rows[block]] for rule, of_rule in layouts.items()}
+    if state.slowest < inf:
+        for part in _memory_of_rows(state, tables, block, rows, of_block):
+            _time_part(state, tables, part, _count_part(state, part))
+        return
+    key = block, state.counts, *((rule, chosen.tobytes()) for rule, chosen in of_block.items())
+    if state.counts:
+        too_large = state.kept.once(("too large", *key), lambda: _num_too_large(state, tables, rows, of_block))
+        state.num_evaluated, state.num_static = state.num_evaluated + too_large, state.num_static + too_large
+    for part in state.kept.parts(key, lambda: _memory_of_rows(state, tables, block, rows, of_block)):
+        first_id = _count_part(state, part)
+        if key in state.kept.values:
+            state.pending.append((part, first_id))
+        else:
+            _time_part(state, tables, part, first_id)
+
+
+def _time_pending(state: Sweep, tables: Tables) -> None:
+    """Time the pending parts. If only the fastest plans are kept, chunks with the least lower bound come first."""
+    bounds, of_chunk = [], dict[LayoutChunk, float]()
+    for part, _ in state.pending:
+        has_fitting = np.isfinite(part.memory).any(axis=-1)
+        bounds.append(float(_least_times_of(state, tables, part).min(where=has_fitting, initial=inf)) if part.num_feasible else inf)
+        of_chunk[part.plans.chunk] = min(bounds[-1], of_chunk.get(part.plans.chunk, inf))
+    order = list(range(len(bounds)))
+    if not state.also:
+        order.sort(key=lambda number: of_chunk[state.pending[number][0].plans.chunk])
+    for number in order:
+        if state.also or bounds[number] <= state.best_time.bound:
+            _time_part(state, tables, *state.pending[number])
+    state.pending.clear()
 
 
 def _num_microbatches(state: Sweep, rows: LayoutRows, micro: Sequence[int]) -> Array:
@@ -355,75 +381,112 @@ def _num_microbatches(state: Sweep, rows: LayoutRows, micro: Sequence[int]) -> A
     return (state.estimator.job.global_batch / (rows.data_parallel * np.array(micro, dtype=np.float64)))[None, :, None, None]
 
 
-def _count_too_large(state: Sweep, tables: Tables, rows: LayoutRows, rule: int, micro: Sequence[int]) -> None:
-    """Count the plans of layouts whose state alone exceeds the memory with every ZeRO stage and schedule."""
-    m, least_microbatches = _num_microbatches(state, rows, micro), state.space.least_microbatches(rows.pp)
-    num_layouts = sum(part.stop - part.start for _, part in zero_parts(state.space.runs, tables, rows, rule))
-    legal = sum(int(legal_choices(group.choices, m, rows.pp, least_microbatches).sum()) for group in rows.pipelines)
-    legal *= len(state.recomputes) * num_layouts
-    state.num_evaluated, state.num_static = state.num_evaluated + legal, state.num_static + legal
+def _num_too_large(state: Sweep, tables: Tables, rows: LayoutRows, layouts: Mapping[int, Cells]) -> int:
+    """Return the number of plans of the other layouts: their state alone exceeds the memory with every ZeRO stage and schedule."""
+    m = _num_microbatches(state, rows, micro_batches(state.estimator.job, rows.data_parallel, state.space))
+    least_microbatches, number = state.space.least_microbatches(rows.pp), 0
+    for rule, of_rule in layouts.items():
+        for group in layouts_of(state.space, rows, rule):
+            if not (others := group[~of_rule[group]]).size:
+                continue
+            num_layouts = sum(part.stop - part.start for _, part in zero_parts(state.space.runs, tables, rows.select(others), rule))
+            legal = sum(int(legal_choices(choices.choices, m, rows.pp, least_microbatches).sum()) for choices in rows.pipelines)
+            number += legal * len(state.recomputes) * num_layouts
+    return number
 
 
-def _evaluate_block(state: Sweep, tables: Tables, block: int, rows: LayoutRows, index: Index, rule: int, micro: list[int]) -> None:
-    if state.slowest < inf:
-        index = index[(_least_times(state, tables, block, rows, index, rule, micro) <= state.slowest).any(axis=(1, 2))]
-        if not len(index):
-            return
-    columns = _block_of(state, tables, block, rows, index, rule, micro)
-    for pipelines in rows.pipelines:
-        _evaluate_group(state, tables, columns, pipelines)
+def _memory_of_rows(state: Sweep, tables: Tables, block: int, rows: LayoutRows, layouts: Mapping[int, Cells]) -> Iterator[PlanMemory]:
+    """Yield the memory of the plans of these layouts of a block, in chunks that fit the caches."""
+    micro = micro_batches(state.estimator.job, rows.data_parallel, state.space)
+    cells = len(micro) * len(state.recomputes) * max(len(group.choices) for group in rows.pipelines)
+    step = max(1, BLOCK_CELLS // max(cells, 1))
+    for rule, of_rule in layouts.items():
+        for group in layouts_of(state.space, rows, rule):
+            chosen = group[of_rule[group]]
+            for begin in range(0, len(chosen), step):
+                chunk = _chunk(state, tables, block, rows, chosen[begin : begin + step], rule, micro)
+                if state.slowest < inf:
+                    quick = np.flatnonzero((_least_times(tables, chunk, _mean_rounds(chunk)) <= state.slowest).any(axis=(1, 2)))
+                    chunk = replace(chunk, rows=chunk.rows.select(quick), layouts=chunk.layouts[quick])
+                for pipelines in rows.pipelines if len(chunk.rows) else ():
+                    yield from _memory_of_chunk(state, tables, chunk, pipelines)
 
 
-def _least_times(state: Sweep, tables: Tables, block: int, rows: LayoutRows, index: Index, rule: int, micro: list[int]) -> Array:
-    """Return a lower bound of step times: all passes of a mean rank, less rounding. [layouts, micro-batches, recompute]"""
-    at = np.ix_(tables.micro_keys[rule][tables.rows[block]][index], np.searchsorted(tables.sizes, micro))
-    num_microbatches = _num_microbatches(state, rows, micro)[0, :, 0, 0]
-    return np.moveaxis(tables.passes[rule][:, at[0], at[1]] * num_microbatches / rows.pp * (1.0 - 1e-9), 0, -1)
-
-
-def _block_of(state: Sweep, tables: Tables, block: int, rows: LayoutRows, index: Index, rule: int, micro: list[int]) -> _Block:
-    estimator, table, chosen = state.estimator, tables.micro[rule], rows.select(index)
+def _chunk(state: Sweep, tables: Tables, block: int, rows: LayoutRows, index: Index, rule: int, micro: Sequence[int]) -> LayoutChunk:
     rules, dispatcher = tables.cuts[rule]
-    regions, activations = table.block(
-        tables.micro_keys[rule][tables.rows[block]][index][:, None, None],
-        np.searchsorted(tables.sizes, micro)[None, :, None],
-        np.arange(len(state.recomputes))[None, None, :],
-    )
-    columns = Columns.at(
-        estimator,
-        take_grid(tables.grid, tables.rows[block].start + index),
-        pp=rows.pp,
-        regions=regions,
-        activations=activations,
-        activation_bytes=table.program.rows.activation_bytes,
-        num_microbatches=_num_microbatches(state, rows, micro),
-        is_scattered=rules.scatters_residual,
-    )
-    return _Block(
-        rows=chosen,
-        keys=tables.parameter_keys[tables.rows[block]][index],
+    return LayoutChunk(
+        rows=rows.select(index),
+        layouts=tables.rows[block].start + index,
         rule=rule,
         rules=rules,
         dispatcher=dispatcher,
         micro=tuple(micro),
-        columns=columns,
-        hop=cache(columns.hop),
-        least_times=cache(lambda: _least_times(state, tables, block, rows, index, rule, micro)),
+        num_microbatches=_num_microbatches(state, rows, micro),
+        recomputes=tuple(state.recomputes),
+        recompute_operators=state.recompute_operators,
     )
 
 
-def _evaluate_group(state: Sweep, tables: Tables, block: _Block, pipelines: PipelineGroup) -> None:
-    """Evaluate some schedules of a block, side by side, with each ZeRO stage."""
-    estimator, columns, pp = state.estimator, block.columns, block.rows.pp
+def _least_times(tables: Tables, chunk: LayoutChunk, rounds: Array) -> Array:
+    """Return a lower bound of step times, less rounding. [layouts, micro-batches, recompute]
+
+    rounds   lower bound of the passes of a micro-batch over all layers   [micro-batches]
+    """
+    at = np.ix_(tables.micro_keys[chunk.rule][chunk.layouts], np.searchsorted(tables.sizes, chunk.micro))
+    return np.moveaxis(tables.passes[chunk.rule][:, at[0], at[1]] * rounds * LESS, 0, -1)
+
+
+def _mean_rounds(chunk: LayoutChunk) -> Array:
+    """Return the passes of a mean rank of the pipeline. [micro-batches]"""
+    return np.asarray(chunk.num_microbatches[0, :, 0, 0] / chunk.rows.pp)
+
+
+def _block_of(state: Sweep, tables: Tables, chunk: LayoutChunk) -> _Block:
+    """Return the costs of a chunk, on demand. Those of the latest chunk are kept."""
+    if chunk in state.latest:
+        return state.latest[chunk]
+    state.latest.clear()
+    table = tables.micro[chunk.rule]
+
+    @cache
+    def columns() -> Columns:
+        regions, activations = table.block(
+            tables.micro_keys[chunk.rule][chunk.layouts][:, None, None],
+            np.searchsorted(tables.sizes, chunk.micro)[None, :, None],
+            np.arange(len(chunk.recomputes))[None, None, :],
+        )
+        return Columns.at(
+            state.estimator,
+            take_grid(tables.grid, chunk.layouts),
+            pp=chunk.rows.pp,
+            regions=regions,
+            activations=activations,
+            activation_bytes=table.program.rows.activation_bytes,
+            num_microbatches=chunk.num_microbatches,
+            is_scattered=chunk.rules.scatters_residual,
+        )
+
+    most_virtual = max(choice.virtual_stages for group in chunk.rows.pipelines for choice in group.choices)
+    rounds = least_rounds(chunk.num_microbatches[0, :, 0, 0], chunk.rows.pp, most_virtual)
+    state.latest[chunk] = block = _Block(
+        columns=columns,
+        hop=cache(lambda: columns().hop()),
+        least_times=cache(lambda: _least_times(tables, chunk, rounds)),
+    )
+    return block
+
+
+def _memory_of_chunk(state: Sweep, tables: Tables, chunk: LayoutChunk, pipelines: PipelineGroup) -> Iterator[PlanMemory]:
+    """Yield the memory of a chunk's plans on some schedules, side by side, with each ZeRO stage."""
+    estimator, columns, pp = state.estimator, _block_of(state, tables, chunk).columns(), chunk.rows.pp
     flight = Flight.of(columns, pipelines, state.space.least_microbatches(pp))
     num_recompute = len(state.recomputes)
     legal_cells = int(flight.legal.sum()) * num_recompute
     if not legal_cells:
         return
-    keys, usable = block.keys, estimator.machine.memory.usable
-    for zero, part in zero_parts(state.space.runs, tables, block.rows, block.rule):
-        begin, end = part.start, part.stop
-        terms, tied = tables.parameters[block.rule, zero, pp > 1]().block(keys[part])
+    keys, usable = tables.parameter_keys[chunk.layouts], estimator.machine.memory.usable
+    for zero, part in zero_parts(state.space.runs, tables, chunk.rows, chunk.rule):
+        terms, _ = tables.parameters[chunk.rule, zero, pp > 1]().block(keys[part])
         some, in_flight = columns.take(part), flight.take(part)
         static, alone = state_memory(estimator, pipelines, terms, pp=pp, num_replicas=some.num_replicas)
         if state.needless is not None:
@@ -431,39 +494,64 @@ def _evaluate_group(state: Sweep, tables: Tables, block: _Block, pipelines: Pipe
             if least_need > max(state.memory_limit.capacity, state.largest_need):
                 continue
         memory, fits = plan_memory(some, in_flight, pipelines, terms, static, state.memory_limit)
-        feasible = int(np.count_nonzero(fits))
-        state.segments.append(
-            _Segment(
-                first_id=state.next_id,
-                shape=memory.shape,
-                rows=block.rows.select(part),
-                zero=zero,
-                rules=block.rules,
-                dispatcher=block.dispatcher,
-                micro=block.micro,
-                choices=pipelines.choices,
-                recomputes=tuple(state.recomputes),
-                recompute_operators=state.recompute_operators,
-            )
+        feasible, least = int(np.count_nonzero(fits)), int(memory.argmin())
+        fitting = np.flatnonzero(fits.any(axis=(1, 2, 3)))
+        yield PlanMemory(
+            plans=PlanRange(chunk=chunk, pipelines=pipelines, zero=zero, layouts=part, shape=memory.shape),
+            num_evaluated=legal_cells * (part.stop - part.start),
+            num_feasible=feasible,
+            num_static=int(np.count_nonzero((alone > usable) & flight.legal)) * num_recompute,
+            num_tight=int(np.count_nonzero(memory <= usable)) - feasible if feasible < memory.size else 0,
+            least=float(memory.reshape(-1)[least]),
+            least_index=least,
+            fitting=fitting,
+            memory=memory if feasible == memory.size else np.where(fits[fitting], memory[fitting], inf),
         )
-        state.starts.append(state.next_id)
-        if state.counts:
-            state.num_evaluated += legal_cells * (end - begin)
-            state.num_feasible += feasible
-            state.num_static += int(np.count_nonzero((alone > usable) & flight.legal)) * num_recompute
-            if feasible < memory.size:
-                state.num_tight += int(np.count_nonzero(memory <= usable)) - feasible
-        flat_memory = memory.reshape(-1)
-        state.least.offer(np.minimum(flat_memory.min(), np.inf).reshape(1), state.next_id + int(flat_memory.argmin()))
-        if feasible:
-            if feasible < memory.size:
-                memory = np.where(fits, memory, np.inf)
-            worth = _worth_timing(state, block.least_times()[part], memory)
-            if len(worth):
-                if len(worth) < end - begin:
-                    terms, tied = tables.parameters[block.rule, zero, pp > 1]().block(keys[part][worth])
-                _offer_times(state, block, pipelines, terms, tied, worth, begin, memory[worth])
-        state.next_id += memory.size
+
+
+def _count_part(state: Sweep, part: PlanMemory) -> int:
+    """Count the plans of a part and return the first of their ids."""
+    first_id = state.next_id
+    state.ranges.append(part.plans)
+    state.starts.append(first_id)
+    if state.counts:
+        state.num_evaluated += part.num_evaluated
+        state.num_feasible += part.num_feasible
+        state.num_static += part.num_static
+        state.num_tight += part.num_tight
+    state.least.offer(np.array([part.least]), first_id + part.least_index)
+    state.next_id += math.prod(part.plans.shape)
+    return first_id
+
+
+def _time_part(state: Sweep, tables: Tables, part: PlanMemory, first_id: int) -> None:
+    """Time the layouts of a part of which a plan may be kept, and offer their plans."""
+    if not part.num_feasible:
+        return
+    worth = _worth_timing(state, _least_times_of(state, tables, part), part.memory)
+    if not len(worth):
+        return
+    offsets, memory = part.fitting[worth], part.memory[worth]
+    plans, pipelines, chunk = part.plans, part.plans.pipelines, part.plans.chunk
+    index = plans.layouts.start + offsets
+    estimator, pp, m, block = state.estimator, chunk.rows.pp, chunk.num_microbatches, _block_of(state, tables, chunk)
+    terms, tied = tables.parameters[chunk.rule, plans.zero, pp > 1]().block(tables.parameter_keys[chunk.layouts[index]])
+    regions, hop = block.columns().regions.map_columns(itemgetter(index)), block.hop()[index]
+    pipeline = pipeline_times(estimator, regions, pipelines, pp, m, hop, memory.shape)
+    step = step_times(estimator, pipeline, terms, tied, regions, pipelines, pp=pp, num_microbatches=m, hop=hop)
+    flat, flat_memory = np.where(memory < inf, step, inf).reshape(-1), memory.reshape(-1)
+    per_layout = flat.size // len(offsets)
+    ids = (first_id + offsets[:, None] * per_layout + np.arange(per_layout)).reshape(-1)
+    state.best_time.offer(flat, ids, flat_memory)
+    if "memory" in state.also:
+        state.best_memory.offer(flat_memory, ids, flat)
+    if "front" in state.also:
+        state.front.offer(flat, np.minimum(flat_memory, state.memory_limit.capacity), ids)
+
+
+def _least_times_of(state: Sweep, tables: Tables, part: PlanMemory) -> Array:
+    """Return lower bounds of the step times of the fitting layouts. [layouts, micro-batches, recompute]"""
+    return _block_of(state, tables, part.plans.chunk).least_times()[part.plans.layouts][part.fitting]
 
 
 def _worth_timing(state: Sweep, least_times: Array, memory: Array) -> Index:
@@ -473,22 +561,9 @@ def _worth_timing(state: Sweep, least_times: Array, memory: Array) -> Index:
     memory        infinite where a plan does not fit  [layouts, micro-batches, recompute, schedules]
     """
     smallest = memory.min(axis=-1)
-    may_lead = (least_times <= state.best_time.bound) | (smallest <= state.best_memory.bound) | state.front.may_take(least_times, smallest)
+    may_lead = least_times <= state.best_time.bound
+    if "memory" in state.also:
+        may_lead |= smallest <= state.best_memory.bound
+    if "front" in state.also:
+        may_lead |= state.front.may_take(least_times, smallest)
     return np.flatnonzero((may_lead & (smallest < inf)).any(axis=(1, 2)))
-
-
-def _offer_times(
-    state: Sweep, block: _Block, pipelines: PipelineGroup, terms: ParameterTerms, tied: Array, offsets: Index, begin: int, memory: Array
-) -> None:
-    """Offer the step times of some layouts of a block, at these offsets from `begin`, to the best plans and the front."""
-    index = begin + offsets
-    estimator, pp, m = state.estimator, block.rows.pp, block.columns.num_microbatches
-    regions, hop = block.columns.regions.map_columns(itemgetter(index)), block.hop()[index]
-    pipeline = pipeline_times(estimator, regions, pipelines, pp, m, hop, memory.shape)
-    step = step_times(estimator, pipeline, terms, tied, regions, pipelines, pp=pp, num_microbatches=m, hop=hop)
-    flat, flat_memory = np.where(memory < inf, step, inf).reshape(-1), memory.reshape(-1)
-    per_layout = flat.size // len(offsets)
-    ids = (state.next_id + offsets[:, None] * per_layout + np.arange(per_layout)).reshape(-1)
-    state.best_time.offer(flat, ids, flat_memory)
-    state.best_memory.offer(flat_memory, ids, flat)
-    state.front.offer(flat, np.minimum(flat_memory, state.memory_limit.capacity), ids)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, partial
 from typing import Any
@@ -25,6 +26,7 @@ from perfmodel.cost.step import ParameterTerms, RegionTimes, parameter_terms, re
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.grid import LayoutGrid, make_grid
 from perfmodel.parallel.layout import AttentionKernel, Recompute
+from perfmodel.planner.uniform.kept import KeptSpaces
 from perfmodel.planner.uniform.space import LayoutRows, Space, micro_batches
 
 Array = NDArray[np.float64]
@@ -233,11 +235,13 @@ class KeptTables:
     parameters           also valid for other batches of a space
     microbatches         by program, micro-batches and kinds of recomputation; each with the row of every combination of its inputs
     keeps_microbatches   whether microbatch tables are cached, for other spaces of the same job
+    spaces               layouts and memory of spaces, shared with searches on machines with other rates; None: they are not kept
     """
 
     parameters: dict[tuple[object, ...], ParameterTable] = field(default_factory=dict)
     microbatches: dict[tuple[object, ...], tuple[MicrobatchTable, dict[bytes, int]]] = field(default_factory=dict)
     keeps_microbatches: bool = False
+    spaces: KeptSpaces | None = None
 
 
 def parameter_table(
@@ -270,7 +274,7 @@ class Tables:
         recomputes: list[Recompute],
         recompute_operators: tuple[str, ...],
     ) -> None:
-        self.estimator, self.kept, self.recomputes = estimator, kept, recomputes
+        self.recomputes = recomputes
         self.cuts = space.cuts(estimator.job)
         self.grid = join_grids([layout_grid(estimator, rows, space.orders) for rows in blocks])
         bounds = np.cumsum([0, *(len(rows) for rows in blocks)])
@@ -285,11 +289,9 @@ class Tables:
             for index, (rules, dispatcher) in enumerate(self.cuts)
             if used >> index & 1
         }
-        self.micro: dict[int, MicrobatchTable] = {}
-        self.micro_keys: dict[int, Index] = {}
-        self.passes: dict[int, Array] = {}
         self.parameter_keys = np.empty(len(self.keys), dtype=np.int64)
-        self.parameters: dict[tuple[int, int, bool], Callable[[], ParameterTable]] = {}
+        self.parameter_layouts: dict[bool, tuple[LayoutGrid, tuple[bytes, ...]]] = {}
+        self.zeros: dict[bool, list[int]] = {}
         for in_pipeline in (False, True):
             rows = np.flatnonzero((self.grid.degree["pp"] > 1) == in_pipeline)
             if not len(rows):
@@ -297,14 +299,30 @@ class Tables:
             some = take_grid(self.grid, rows)
             first, self.parameter_keys[rows] = distinct(parameters_depend_on(some))
             layouts = take_grid(some, first)
-            columns = [column.tobytes() for by_axis in (layouts.degree, *layouts.inside) for column in by_axis.values()]
-            columns += [column.tobytes() for column in layouts.hop]
+            columns = [column for by_axis in (layouts.degree, *layouts.inside) for column in by_axis.values()]
+            self.parameter_layouts[in_pipeline] = layouts, tuple(column.tobytes() for column in (*columns, *layouts.hop))
+            admitted = partial(space.runs.admits_zero, pipelined=in_pipeline, replicated=False)
+            self.zeros[in_pipeline] = [zero for zero in range(4) if space.admits("zero", zero) and admitted(zero)]
+        self._start(estimator, kept)
+
+    def _start(self, estimator: Estimator, kept: KeptTables) -> None:
+        self.estimator, self.kept = estimator, kept
+        self.micro: dict[int, MicrobatchTable] = {}
+        self.micro_keys: dict[int, Index] = {}
+        self.passes: dict[int, Array] = {}
+        self.parameters: dict[tuple[int, int, bool], Callable[[], ParameterTable]] = {}
+        for in_pipeline, (layouts, columns) in self.parameter_layouts.items():
             for index, program in self.programs.items():
-                for zero in range(4):
-                    if space.admits("zero", zero) and space.runs.admits_zero(zero, pipelined=in_pipeline, replicated=False):
-                        key = (program.parameters, program.regions, zero, in_pipeline, *columns)  # the same for every dispatcher
-                        make = partial(parameter_table, estimator, program, self.cuts[index][0], zero, layouts, pipelined=in_pipeline)
-                        self.parameters[index, zero, in_pipeline] = cache(partial(_kept_or_made, kept.parameters, key, make))
+                for zero in self.zeros[in_pipeline]:
+                    key = (program.parameters, program.regions, zero, in_pipeline, *columns)  # the same for every dispatcher
+                    make = partial(parameter_table, estimator, program, self.cuts[index][0], zero, layouts, pipelined=in_pipeline)
+                    self.parameters[index, zero, in_pipeline] = cache(partial(_kept_or_made, kept.parameters, key, make))
+
+    def on(self, estimator: Estimator, kept: KeptTables) -> Tables:
+        """Return empty tables of the same layouts for a machine that differs only in rates."""
+        other = copy(self)
+        other._start(estimator, kept)
+        return other
 
     def add_microbatches(self, rule: int, rows: Index) -> None:
         """Evaluate the microbatches of these layouts under a rule set, except those in the cache."""
