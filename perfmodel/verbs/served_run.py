@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfmodel.execute.runner import pick_device
-from perfmodel.execute.serving.refuse import not_served_reason
-from perfmodel.execute.serving.run import REPEATS, ROUNDS, run_serving
+from perfmodel.execute.serving.run import REPEATS, ROUNDS, not_served_reason, run_serving
 from perfmodel.execute.shrink import runnable_model
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field

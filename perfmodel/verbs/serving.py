@@ -22,10 +22,9 @@ from perfmodel.foundation.words import Words, takes, words_of
 from perfmodel.frameworks.engine_formats import format_on, require_format
 from perfmodel.hardware.assumptions import load_assumptions, read_assumed
 from perfmodel.hardware.mixed import chips_of, is_mixed, joined_pools
-from perfmodel.parallel.serving.plan import Pools, ServingPlan
+from perfmodel.parallel.serving.plan import Pools, ServingPlan, StatedWorkers, cluster_text
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
-from perfmodel.parallel.serving.workers import StatedWorkers, cluster_text
 from perfmodel.verbs.requests import needs_chips
 from perfmodel.verbs.serving_remedies import MOST_REMEDIES, Change, find_remedies, narrower_formats
 from perfmodel.verbs.setting import find_cluster
@@ -519,8 +518,7 @@ def search_asked(
     """Return the result of `find_serving` with its setting."""
     from perfmodel.foundation.values import choice_of, several, share
     from perfmodel.planner.serving.result import LIMIT_HEADROOM, ServingLimits, ServingObjective
-    from perfmodel.planner.serving.search import NothingFoundError, find_serving_plans
-    from perfmodel.planner.serving.sizing import find_fewest_chips
+    from perfmodel.planner.serving.search import NothingFoundError, find_fewest_chips, find_serving_plans
     from perfmodel.planner.serving.space import KNOBS, ServingSpace
 
     if asked.workers is not None:

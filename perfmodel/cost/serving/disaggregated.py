@@ -12,11 +12,17 @@ from functools import partial
 
 import numpy as np
 
-from perfmodel.cost.serving.filling import decode_steps, fill_steps
 from perfmodel.cost.serving.load import ServedLoad, load_of
-from perfmodel.cost.serving.percentiles import NORMAL_99, relative_excess_99, wait_tail_99
-from perfmodel.cost.serving.requests import Requests, Scheduling, squared_variation
-from perfmodel.cost.serving.stationary import piecewise_linear, stationary_running
+from perfmodel.cost.serving.queueing import (
+    NORMAL_99,
+    busy_probability,
+    piecewise_linear,
+    queue_wait,
+    relative_excess_99,
+    stationary_running,
+    wait_tail_99,
+)
+from perfmodel.cost.serving.requests import Requests, Scheduling, decode_steps, fill_steps, squared_variation
 from perfmodel.cost.serving.times import Array, ServingTimes
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.errors import bad_field
@@ -86,28 +92,6 @@ def exposed_transfer_time(num_bytes: Column, prefill_time: Column, *, bandwidth:
     """
     V, B, L = np.asarray(num_bytes, dtype=float), np.asarray(bandwidth), np.asarray(layers)
     return np.asarray(latency + np.maximum(V / (L * B), V / B - (L - 1) / L * prefill_time))
-
-
-def queue_wait(rate: Column, service_time: Column, servers: Column, *, squared_variation: Column = 0.0) -> Array:
-    """Return the wait for one of x servers with service time t and Poisson arrivals (M/G/x; M/D/x if all services are equal). [s]
-
-    W = (1 + cv^2) / 2  rho^(sqrt(2 (x + 1)) - 1) / (x (1 - rho)) t,   rho = r t / x;   infinite from rho = 1 on
-
-    Source: Sakasegawa, Ann. Inst. Stat. Math. 29, 1977; for x = 1 it is the Pollaczek-Khinchine formula.
-    """
-    t, x = np.asarray(service_time, dtype=float), np.asarray(servers, dtype=float)
-    rho = np.asarray(rate) * t / x
-    with np.errstate(divide="ignore", invalid="ignore"):
-        wait = (1 + np.asarray(squared_variation)) / 2 * rho ** (np.sqrt(2 * (x + 1)) - 1) / (x * (1 - rho)) * t
-    return np.where(rho < 1, wait, np.inf)
-
-
-def busy_probability(used: Column, servers: Column) -> Array:
-    """Return the share of Poisson arrivals that find x servers busy. [-]
-
-    rho^(sqrt(2 (x + 1)) - 1), rho for x = 1.   Source: as `queue_wait`.
-    """
-    return np.asarray(np.clip(used, 0.0, 1.0) ** (np.sqrt(2 * (np.asarray(servers, dtype=float) + 1)) - 1))
 
 
 def prefill_rate(times: ServingTimes, requests: Requests, scheduling: Scheduling, handover: Handover) -> tuple[Array, Array]:

@@ -27,8 +27,7 @@ from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP, Calibration
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.parallel.serving.columns import ServingColumns
-from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving.plan import ServingColumns, ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction, Spread
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import Quantization

@@ -16,8 +16,8 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.serving.measurement import ANCHOR, StepShape
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.kinds.cache import UPDATE_KERNELS
 from perfmodel.workload.quantization import QUANTIZATIONS
-from perfmodel.workload.states import UPDATE_KERNELS
 
 #: No graphs, no fused kernels, no host time but kernel launches.
 EXECUTOR = Engine(

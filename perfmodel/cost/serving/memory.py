@@ -11,10 +11,10 @@ from perfmodel.cost.serving.program import ServingProgram
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.frameworks.engine import Engine
-from perfmodel.parallel.serving.columns import ServingColumns
+from perfmodel.parallel.serving.plan import ServingColumns
 from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.kinds.cache import state_bytes
 from perfmodel.workload.quantization import Quantization
-from perfmodel.workload.states import state_bytes
 
 _PLAIN_BYTES = 2.0
 

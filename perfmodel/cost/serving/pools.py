@@ -17,8 +17,7 @@ from perfmodel.cost.serving.requests import Requests, Scheduling
 from perfmodel.cost.serving.step import StepCosts
 from perfmodel.cost.serving.times import Array, ServingTimes
 from perfmodel.foundation.dtypes import itemsize
-from perfmodel.parallel.serving.columns import ServingColumns
-from perfmodel.parallel.serving.plan import Pools, ServingPlan
+from perfmodel.parallel.serving.plan import Pools, ServingColumns, ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.workload.serving import ServingJob
 

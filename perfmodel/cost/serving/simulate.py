@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.serving.requests import Requests, Scheduling
-from perfmodel.cost.serving.table import StepTable, tabulate
-from perfmodel.cost.serving.times import Array, ServingTimes
+from perfmodel.cost.serving.times import Array, ServingTimes, StepTable, tabulate
 from perfmodel.foundation.errors import bad_field
 from perfmodel.parallel.serving.prediction import Spread
 

@@ -28,8 +28,7 @@ from perfmodel.cost.serving.simulate import (
     draws,
     summarize_runs,
 )
-from perfmodel.cost.serving.table import tabulate
-from perfmodel.cost.serving.times import ServingTimes
+from perfmodel.cost.serving.times import ServingTimes, tabulate
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.errors import bad_field
 

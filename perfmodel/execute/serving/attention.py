@@ -1,16 +1,20 @@
-"""Attention with a KV cache: the projections of training, cache writes of new tokens, and attention by groups of chunks."""
+"""Mixers with a cache: the projections of training, cache writes of new tokens, and attention or recurrence by groups of chunks."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
 from perfmodel.execute.layers.attention import alibi_bias, attention, latent_attention
 from perfmodel.execute.layers.indexer import cached_index
 from perfmodel.execute.layers.masks import additive, seen
+from perfmodel.execute.layers.scans import causal_conv_on
 from perfmodel.execute.local import local_tensor
 from perfmodel.execute.serving.step import ChunkGroup, ServedSharding
 from perfmodel.execute.uniform.latent import LatentMixer
 from perfmodel.execute.uniform.model import Attention, CoreAttention
+from perfmodel.execute.uniform.recurrent import DeltaMixer, MambaMixer, RecurrentMixer
 from perfmodel.workload.config import TransformerConfig
 
 
@@ -148,3 +152,38 @@ class CachedLatent(LatentMixer):
         compressed, shared = kept.split((latent.key_value_rank, latent.rope_head_dim), dim=-1)
         k, v = self.expand(compressed, shared.unsqueeze(2))
         return self.attend(q, k, v, chosen)
+
+
+class CachedStates(RecurrentMixer):
+    """Recurrent mixer that continues sequences: several positions by chunks, a single position as a decode step.
+
+    index   index of the layer
+    """
+
+    index: int
+
+    def _run(self, mixed: torch.Tensor, steps: torch.Tensor, conv: Sequence[torch.Tensor], scan: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Compute [1, t, m, c], [1, t, m, ...] -> [1, t, m, o]."""
+        cache, step = self.sharding.now()  # type: ignore[attr-defined]
+        pools = cache.states.pools[self.index]
+        rows = []
+        for group in step.groups:
+            x, given = (tensor[0, group.rows : group.stop].unflatten(0, (-1, group.queries)) for tensor in (mixed, steps))
+            last, state = (group.slots.of(pool) for pool in pools)
+            y = self.scan.onward(causal_conv_on(x, conv, last), given, scan, state, self.chunk_of(x))
+            for pool, values in zip(pools, (last, state), strict=True):
+                group.slots.put(pool, values)
+            rows.append(y.flatten(0, 1))
+        return torch.cat(rows).unsqueeze(0)
+
+
+class CachedMamba(CachedStates, MambaMixer):
+    pass
+
+
+class CachedDelta(CachedStates, DeltaMixer):
+    pass
+
+
+#: By the mixer of a layer.
+CACHED_STATES: dict[str, type[CachedMamba] | type[CachedDelta]] = {"mamba": CachedMamba, "delta": CachedDelta}

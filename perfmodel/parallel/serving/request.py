@@ -67,7 +67,7 @@ def _cache(value: object, name: str) -> Any:
 
 
 def _workers(value: object, name: str) -> Any:
-    from perfmodel.parallel.serving.workers import parse_workers
+    from perfmodel.parallel.serving.plan import parse_workers
 
     return parse_workers(value, name)
 

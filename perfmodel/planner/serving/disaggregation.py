@@ -17,8 +17,7 @@ from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.cost.serving.pools import ServedPools, handover, predict_pools, serve_pools
 from perfmodel.cost.serving.requests import Requests, Scheduling
 from perfmodel.cost.serving.times import ServingTimes
-from perfmodel.parallel.serving.columns import ServingColumns
-from perfmodel.parallel.serving.plan import Pools, ServingPlan
+from perfmodel.parallel.serving.plan import Pools, ServingColumns, ServingPlan
 from perfmodel.planner.serving.result import FrontPoint, RankedPlan, ServingLimits, ServingObjective, ranked_plan
 from perfmodel.workload.serving import ServingJob
 

@@ -15,17 +15,15 @@ from typing import ClassVar
 import numpy as np
 
 from perfmodel.cost.serving.estimate import ServingEstimator
-from perfmodel.foundation.errors import LONGEST_SENTENCE, InputError
+from perfmodel.foundation.errors import LONGEST_SENTENCE, InputError, bad_field
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.frameworks.engine import Engine
 from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.chip_cluster import chips_text
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.parallel.serving.columns import ServingColumns
-from perfmodel.planner.serving.baselines import baseline_layouts
+from perfmodel.parallel.serving.plan import ServingColumns
 from perfmodel.planner.serving.disaggregation import against, find_pools, pools_front
-from perfmodel.planner.serving.evaluate import FEASIBLE, NO_MEMORY, REASONS, SATURATED, Evaluator, LoadTable, joined
-from perfmodel.planner.serving.reasons import why_worse
+from perfmodel.planner.serving.evaluate import FEASIBLE, NO_MEMORY, REASONS, SATURATED, Chosen, Evaluator, LoadTable, joined
 from perfmodel.planner.serving.result import (
     FrontPoint,
     RankedPlan,
@@ -33,9 +31,9 @@ from perfmodel.planner.serving.result import (
     ServingLimits,
     ServingObjective,
     ServingSearchResult,
+    why_worse,
 )
-from perfmodel.planner.serving.simulated import Chosen
-from perfmodel.planner.serving.space import Format, Layouts, ServingSpace, layouts
+from perfmodel.planner.serving.space import BASELINES, Format, Layouts, ServingSpace, baseline_layouts, layouts
 from perfmodel.workload.serving import ServingJob
 
 #: Largest number of points of the front.
@@ -335,9 +333,13 @@ class _Search:
         evaluator = replace(self.evaluator, estimators=self.evaluator.estimators[:1])
         alone = replace(self, evaluator=evaluator, space=replace(self.space, fixed={}, maximum={}), top=1)
         baselines = []
-        for name, meaning, columns, reason in baseline_layouts(evaluator, cluster, self.engine):
+
+        def fits(layout: ServingColumns) -> bool:
+            return bool(evaluator.capacity(0, layout)[1][0])
+
+        for name, columns, reason in baseline_layouts(evaluator.job.model, cluster, self.engine, fits):
             plans: tuple[RankedPlan, ...] = ()
-            if len(columns):
+            if columns is not None:
                 search = replace(alone, chosen=replace(self.chosen, evaluator=evaluator, broken={}))
                 table = search.table(columns, (0,))
                 order = search.ranked(table)
@@ -348,7 +350,7 @@ class _Search:
                 worse = REASONS[int(now.verdict[row])] if not plan.meets else ""
                 plans = (replace(plan, reason=worse or why_worse(plan, best, self.objective)),)
                 reason = reason or worse
-            baselines.append(ServingBaseline(name=name, meaning=meaning, plans=plans, reason=reason))
+            baselines.append(ServingBaseline(name=name, meaning=BASELINES[name], plans=plans, reason=reason))
         return tuple(baselines)
 
     def pools(self, columns: ServingColumns, best: RankedPlan | None = None) -> tuple[RankedPlan, ...]:
@@ -440,3 +442,65 @@ class _Search:
 def _no_layout(job: ServingJob, cluster: Cluster, admitted: Layouts) -> str:
     reasons = "; ".join(f"{count} of them: {reason}" for reason, count in sorted(admitted.left_out.items(), key=lambda item: -item[1])[:3])
     return f"plan: no layout of {job.model.name} on {chips_text(cluster.num_chips)} is left ({reasons}); give fewer knobs"
+
+
+def find_fewest_chips(
+    job: ServingJob,
+    cluster: Cluster,
+    calibration: Calibration,
+    engine: Engine,
+    *,
+    most_chips: int = 0,
+    space: ServingSpace | None = None,
+    limits: ServingLimits | None = None,
+    objective: ServingObjective = ServingObjective.THROUGHPUT,
+    top: int = 10,
+    price_per_hour: float | None = None,
+) -> ServingSearchResult:
+    """Search, without baselines, on the fewest chips of the cluster that hold the job's load: parts of a node, then whole nodes.
+
+    Parts are powers of two. More chips never hold less (added replicas take requests from the others), so the numbers are bisected.
+    Raises InputError if the job has no load, or if not even `most_chips` (0: all that are possible on the cluster) hold it.
+    """
+    if job.concurrency is None and job.rate is None:
+        raise bad_field("concurrency", None, "the number of chips follows from the load", "give a concurrency or a rate")
+    counts = _counts(cluster, most_chips or cluster.max_chips)
+
+    def on(chips: int, shown: int = 1) -> ServingSearchResult:
+        return find_serving_plans(
+            job,
+            cluster.with_chips(chips),
+            calibration,
+            engine,
+            space=space,
+            limits=limits,
+            objective=objective,
+            top=shown,
+            price_per_hour=price_per_hour,
+            names_pools=False,
+            with_baselines=False,
+        )
+
+    low, high, step = 0, 0, 1
+    result: ServingSearchResult | None = None
+    while result is None:  # in growing steps, as most services are small
+        try:
+            result = on(counts[high])
+        except InputError:
+            if high == len(counts) - 1:
+                raise
+            low, high, step = high + 1, min(high + step, len(counts) - 1), 2 * step
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            result, high = on(counts[middle]), middle
+        except InputError:
+            low = middle + 1
+    return result if top == 1 else on(counts[high], top)
+
+
+def _counts(cluster: Cluster, most: int) -> list[int]:
+    """Return the numbers of chips that are tried, in increasing order."""
+    node = cluster.chips_per_node
+    parts = [2**power for power in range(node.bit_length()) if 2**power < node]
+    return [count for count in (*parts, *range(node, most + 1, node)) if count <= most] or [1]

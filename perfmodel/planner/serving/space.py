@@ -10,7 +10,7 @@ given, or the engine's version has it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from perfmodel.foundation.errors import InputError, bad_field, suggest
 from perfmodel.frameworks.engine import Engine
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.plan import divisors
-from perfmodel.parallel.serving.columns import ServingColumns
+from perfmodel.parallel.serving.plan import COLUMNS, ServingColumns
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import Quantization
 
@@ -222,3 +222,46 @@ def cross(columns: ServingColumns, max_tokens: Sequence[int], batches: Sequence[
         max_batch=np.tile(sequences, len(columns) * len(tokens)),
         max_tokens=np.tile(np.repeat(tokens, len(sequences)), len(columns)),
     )
+
+
+NODE = "tp over a node"
+SMALLEST = "smallest tp that fits"
+DEFAULT = "engine's default"
+EXPERTS = "attention dp with ep"
+
+BASELINES = {
+    NODE: "tp over all chips of a node, replicas on all nodes",
+    SMALLEST: "the smallest tp that the model fits into, replicas on all chips",
+    DEFAULT: "as the engine starts by itself: one chip a replica",
+    EXPERTS: "the vendors' recipe: attention dp and ep over all chips of a node, tp 1",
+}
+
+
+def baseline_layouts(
+    model: TransformerConfig, cluster: Cluster, engine: Engine, fits: Callable[[ServingColumns], bool]
+) -> Iterator[tuple[str, ServingColumns | None, str]]:
+    """Yield the name of each usual layout, its one layout with the engine's own limits or None, and why there is none.
+
+    fits   whether a layout fits into memory
+    """
+
+    def layout(**sizes: int) -> ServingColumns:
+        degree_of: dict[str, int] = dict.fromkeys(COLUMNS, 1) | {"max_batch": 0, "max_tokens": 0} | sizes
+        degree_of["replicas"] = replicas_that_fit(degree_of["tp"] * degree_of["attention_dp"], cluster)
+        columns: dict[str, Any] = {name: np.array([degree], dtype=np.int64) for name, degree in degree_of.items()}
+        return ServingColumns(engine=engine.name, **columns)
+
+    sizes = degrees(scale_up_size(cluster))
+    admitted = [tp for tp in sizes if not why_not(model, engine, tp=tp, pp=1, attention_dp=1, ep=1)]
+    yield (NODE, layout(tp=admitted[-1]), "") if admitted else (NODE, None, "no tp divides the model")
+    fitting = [tp for tp in admitted if fits(layout(tp=tp))]
+    yield (SMALLEST, layout(tp=fitting[0]), "") if fitting else (SMALLEST, None, "no tp of a node fits")
+    yield (DEFAULT, layout(tp=1), "") if fitting and fitting[0] == 1 else (DEFAULT, None, "does not fit on one chip")
+    if model.experts is None:
+        return
+    for size in reversed(sizes):
+        if size > 1 and not why_not(model, engine, tp=1, pp=1, attention_dp=size, ep=size):
+            experts = layout(attention_dp=size, ep=size)
+            yield (EXPERTS, experts, "") if fits(experts) else (EXPERTS, None, "does not fit")
+            return
+    yield EXPERTS, None, f"{engine.name} does not run it"
