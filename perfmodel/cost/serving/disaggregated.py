@@ -58,6 +58,24 @@ class Workers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TwoPools:
+    """Columns of two pools, with workers of one plan each.
+
+    prefill, decode      steps of a worker of each kind
+    scheduling           of decode workers; prefill_scheduling: of prefill workers (tokens and prompts of a step)
+    capacity        K    sequences that one decode worker runs at once
+    """
+
+    prefill: ServingTimes
+    decode: ServingTimes
+    scheduling: Scheduling
+    prefill_scheduling: Scheduling
+    workers: Workers
+    capacity: Column
+    handover: Handover
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DisaggregatedLoad:
     """Load on all workers, arrays over plans.
 
@@ -141,17 +159,7 @@ def largest_batch(times: ServingTimes, requests: Requests, scheduling: Schedulin
 
 
 def disaggregated(
-    prefill: ServingTimes,
-    decode: ServingTimes,
-    requests: Requests,
-    scheduling: Scheduling,
-    workers: Workers,
-    *,
-    prefill_scheduling: Scheduling | None = None,
-    capacity: Column,
-    handover: Handover,
-    concurrency: Column | None = None,
-    rate: Column | None = None,
+    pools: TwoPools, requests: Requests, *, concurrency: Column | None = None, rate: Column | None = None
 ) -> DisaggregatedLoad:
     """Return the load of clients or arrivals on x prefill and y decode workers; with neither, the maximum throughput of the slower kind.
 
@@ -167,15 +175,13 @@ def disaggregated(
     99th percentiles: of waits by an exponential tail of the requests that wait. With c clients, at most the others can wait. If each is in
     the queue for a share p = W_P / E2E of its time, their number is binomial, and 2.3 sqrt(c p (1 - p)) / r bounds the tail.
 
-    capacity         K  sequences of one decode worker
-    prefill_scheduling  of prefill workers, if it differs (tokens and prompts of a step)
-
     Source of the form: DistServe, Zhong et al., OSDI 2024, section 3 (M/D/1 for prefill instances).
     """
     if concurrency is not None and rate is not None:
         raise bad_field("rate", rate, "only one of concurrency and rate can be given", "leave one of them out")
-    x, y, K = (np.asarray(column, dtype=float) for column in (workers.prefill, workers.decode, np.maximum(capacity, 1.0)))
-    mu_p, prompt = prefill_rate(prefill, requests, prefill_scheduling or scheduling, handover)
+    decode, scheduling, workers, handover = pools.decode, pools.scheduling, pools.workers, pools.handover
+    x, y, K = (np.asarray(column, dtype=float) for column in (workers.prefill, workers.decode, np.maximum(pools.capacity, 1.0)))
+    mu_p, prompt = prefill_rate(pools.prefill, requests, pools.prefill_scheduling, handover)
     mu_d, full_step = decode_rate(decode, requests, scheduling, batch=K)
     D, after = decode_steps(requests, scheduling), max(requests.output.mean - 1, 1.0)
     num_bytes = requests.prompt.mean * np.asarray(handover.token_bytes, dtype=float)
@@ -183,7 +189,7 @@ def disaggregated(
     sent = transfer_time(num_bytes, **links)
     shown = exposed_transfer_time(num_bytes, prompt, layers=handover.layers, **links)
     most_p, most_d = x * mu_p, y * mu_d
-    highest = np.where(np.greater_equal(capacity, 1.0), np.minimum(most_p, most_d), 0.0)
+    highest = np.where(np.greater_equal(pools.capacity, 1.0), np.minimum(most_p, most_d), 0.0)
     fixed = scheduling.first_token_time + prompt + shown
     varied = squared_variation(requests.prompt)
 
@@ -213,7 +219,7 @@ def disaggregated(
     elif concurrency is not None:
         c = np.asarray(concurrency, dtype=float)
 
-        at_once = (prefill_scheduling or scheduling).prompts_together
+        at_once = pools.prefill_scheduling.prompts_together
         wave = np.asarray(scheduling.lockstep) * np.maximum(c - x * at_once, 0.0) / (2 * most_p)
 
         def with_decode(r: Array) -> Array:

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.serving.disaggregated import decode_rate, decode_tpot, largest_batch, prefill_rate
 from perfmodel.cost.serving.estimate import ServingEstimator
-from perfmodel.cost.serving.pools import ServedPools, handover, predict_pools, serve_pools
+from perfmodel.cost.serving.load import ServedLoad
+from perfmodel.cost.serving.pools import handover, predict_pools, serve_pools
 from perfmodel.cost.serving.requests import Requests, Scheduling
 from perfmodel.cost.serving.times import ServingTimes
 from perfmodel.parallel.serving.plan import Pools, ServingColumns, ServingPlan
-from perfmodel.planner.serving.result import FrontPoint, RankedPlan, ServingLimits, ServingObjective, ranked_plan
+from perfmodel.planner.serving.result import FrontPoint, RankedPlan, ServingLimits, ServingObjective, against, ranked_plan
 from perfmodel.workload.serving import ServingJob
 
 Array = NDArray[np.float64]
@@ -81,7 +82,11 @@ def find_pools(
         if (pools.prefill, pools.decode) in kinds:
             continue
         plan = ServingPlan(engine=estimator.engine.name, pools=pools)
-        one = kept(plan, clients) if kept else _ranked(estimator, _at_load(job, clients), plan, num_chips, price_per_hour)
+        if kept:
+            one = kept(plan, clients)
+        else:
+            prediction = predict_pools(estimator, replace(job, concurrency=clients) if clients else job, plan)
+            one = ranked_plan(prediction, num_chips=num_chips, price=price_per_hour)
         tried += 1
         if one is not None:
             kinds.add((pools.prefill, pools.decode))
@@ -115,10 +120,10 @@ def pools_front(
     chosen = list(splits.values())
     clients = _first_loads(chosen)
     pools = [split.pools for split in chosen for _ in range(clients.shape[1])]
-    served = serve_pools(estimator, free, pools, concurrency=clients.ravel())
-    load = served.disaggregated.load
-    timed = served.prefill_fits & np.asarray(served.decode_memory.sequences >= 1.0) & np.logical_not(load.is_saturated) & (load.tpot > 0)
-    holds = timed & _keeps(served, limits)
+    served, inputs = serve_pools(estimator, free, pools, concurrency=clients.ravel())
+    load = served.load
+    timed = inputs.fits & np.logical_not(load.is_saturated) & (load.tpot > 0)
+    holds = timed & _keeps(load, limits)
     return tuple(
         FrontPoint(
             plan=ServingPlan(engine=estimator.engine.name, pools=pools[at]),
@@ -301,9 +306,8 @@ def _first_loads(splits: list[_Split]) -> NDArray[np.int64]:
     return np.maximum(np.round(most ** np.linspace(0, 1, _LOADS)[None, :]), 1).astype(np.int64)
 
 
-def _keeps(served: ServedPools, limits: ServingLimits) -> NDArray[np.bool_]:
+def _keeps(load: ServedLoad, limits: ServingLimits) -> NDArray[np.bool_]:
     """Return whether all limits are kept."""
-    load = served.disaggregated.load
     limited, holds = limits.times_of(load), np.ones(load.ttft.shape, dtype=bool)
     for name, aim in limits.aims().items():
         holds = holds & (limited[name] <= aim)
@@ -321,27 +325,10 @@ def _badness(
     """Return the objective [splits, loads]; infinite where the limits are not met."""
     loads = 1 if clients is None else clients.shape[1]
     pools = [split.pools for split in splits for _ in range(loads)]
-    served = serve_pools(estimator, job, pools, concurrency=None if clients is None else clients.ravel())
-    load = served.disaggregated.load
-    holds = np.asarray(served.prefill_fits & np.asarray(served.decode_memory.sequences >= 1.0), dtype=bool) & _keeps(served, limits)
+    served, inputs = serve_pools(estimator, job, pools, concurrency=None if clients is None else clients.ravel())
+    load = served.load
+    holds = inputs.fits & _keeps(load, limits)
     if job.rate is not None:
         holds = holds & np.logical_not(load.is_saturated)
     value = load.request_latency if objective is ServingObjective.LATENCY else -load.tokens_per_second
     return np.where(holds, value, np.inf).reshape(len(splits), loads)
-
-
-def _at_load(job: ServingJob, clients: int) -> ServingJob:
-    return replace(job, concurrency=clients) if clients else job
-
-
-def _ranked(estimator: ServingEstimator, job: ServingJob, plan: ServingPlan, num_chips: int, price: float) -> RankedPlan:
-    return ranked_plan(predict_pools(estimator, job, plan), num_chips=num_chips, price=price)
-
-
-def against(plan: RankedPlan, best: RankedPlan, objective: ServingObjective) -> str:
-    """Describe in a sentence by how much a plan is better or worse than another."""
-    if objective is ServingObjective.LATENCY:
-        ratio = plan.prediction.request_latency.mean / best.prediction.request_latency.mean - 1
-        return f"{abs(ratio):.1%} {'slower' if ratio > 0 else 'quicker'}"
-    ratio = plan.tokens_per_second_per_chip / best.tokens_per_second_per_chip - 1
-    return f"{abs(ratio):.1%} {'fewer' if ratio < 0 else 'more'} tokens"

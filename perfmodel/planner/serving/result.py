@@ -259,3 +259,12 @@ def why_worse(plan: RankedPlan, best: RankedPlan, objective: ServingObjective) -
     if plan.idle_chips > best.idle_chips:
         details.append(f"{plan.idle_chips} chips stay idle")
     return "; ".join((main, *details))
+
+
+def against(plan: RankedPlan, best: RankedPlan, objective: ServingObjective) -> str:
+    """Describe in a sentence by how much a plan is better or worse than another."""
+    if objective is ServingObjective.LATENCY:
+        ratio = plan.prediction.request_latency.mean / best.prediction.request_latency.mean - 1
+        return f"{abs(ratio):.1%} {'slower' if ratio > 0 else 'quicker'}"
+    ratio = plan.tokens_per_second_per_chip / best.tokens_per_second_per_chip - 1
+    return f"{abs(ratio):.1%} {'fewer' if ratio < 0 else 'more'} tokens"

@@ -22,7 +22,7 @@ from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.chip_cluster import chips_text
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.serving.plan import ServingColumns
-from perfmodel.planner.serving.disaggregation import against, find_pools, pools_front
+from perfmodel.planner.serving.disaggregation import find_pools, pools_front
 from perfmodel.planner.serving.evaluate import FEASIBLE, NO_MEMORY, REASONS, SATURATED, Chosen, Evaluator, LoadTable, joined
 from perfmodel.planner.serving.result import (
     FrontPoint,
@@ -31,6 +31,7 @@ from perfmodel.planner.serving.result import (
     ServingLimits,
     ServingObjective,
     ServingSearchResult,
+    against,
     why_worse,
 )
 from perfmodel.planner.serving.space import BASELINES, Format, Layouts, ServingSpace, baseline_layouts, layouts
@@ -84,7 +85,6 @@ def find_serving_plans(
     """
     started = time.process_time()
     space, limits = space or ServingSpace(), limits or ServingLimits()
-    engine = engine.on(cluster.chip.name, cluster.chip.memory.capacity)
     price = cluster.chip.price_per_hour if price_per_hour is None else price_per_hour
     if objective is ServingObjective.COST and price <= 0:
         raise InputError(f"objective=cost: no price of {cluster.chip.name} is known; give price_per_hour")
@@ -92,6 +92,7 @@ def find_serving_plans(
     if not len(admitted.columns):
         raise InputError(_no_layout(job, cluster, admitted))
     estimators, left_out = _estimators(job, cluster, calibration, engine, space)
+    engine = estimators[0].engine  # with its defaults on the chip
     evaluator = Evaluator(job=job, estimators=estimators, limits=limits, num_chips=cluster.num_chips)
     alone = admitted if "pcp" not in space.fixed else layouts(job.model, cluster, engine, space.without("pcp"))
     chosen = Chosen(evaluator=evaluator, objective=objective, price=price)
