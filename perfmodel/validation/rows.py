@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.validation.fields import known_label
-from perfmodel.validation.serving.columns import SERVING_COLUMNS, serving_row_values
-from perfmodel.validation.serving.rows import ServingRow
+from perfmodel.validation.serving.rows import SERVING_COLUMNS, ServingRow, serving_row_values
 
 if TYPE_CHECKING:
     from perfmodel.validation.judgement import ValidationRow

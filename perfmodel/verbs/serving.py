@@ -26,7 +26,7 @@ from perfmodel.parallel.serving.plan import Pools, ServingPlan, StatedWorkers, c
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.verbs.requests import needs_chips
-from perfmodel.verbs.serving_remedies import MOST_REMEDIES, Change, find_remedies, narrower_formats
+from perfmodel.verbs.serving_remedies import MOST_REMEDIES, find_remedies, narrower_formats
 from perfmodel.verbs.setting import find_cluster
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.imported.decoder import ARCHITECTURE, decoder_of, description_of
@@ -97,12 +97,13 @@ def serve(*, asked: ServingRequest) -> ServingPrediction:
 def serve_asked(asked: ServingRequest) -> tuple[ServingSetting, ServingPrediction]:
     """Return the result of `serve` with its setting; for a plan that does not fit also the smallest changes that fit."""
     setting, prediction = _served(asked)
-    return setting, prediction if prediction.fits else replace(prediction, remedies=_remedies(setting, prediction, asked))
-
-
-def _remedies(setting: ServingSetting, prediction: ServingPrediction, asked: ServingRequest) -> tuple[Change, ...]:
+    if prediction.fits:
+        return setting, prediction
     of = setting.estimator
-    return find_remedies(asked, prediction, engine=of.engine, cluster=of.cluster, fits=lambda changed: _served(changed, simulates=False)[1])
+    remedies = find_remedies(
+        asked, prediction, engine=of.engine, cluster=of.cluster, fits=lambda changed: _served(changed, simulates=False)[1]
+    )
+    return setting, replace(prediction, remedies=remedies)
 
 
 def _served(asked: ServingRequest, *, simulates: bool = True) -> tuple[ServingSetting, ServingPrediction]:

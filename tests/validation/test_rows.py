@@ -4,7 +4,7 @@ import pytest
 
 from perfmodel.validation.judgement import summarise
 from perfmodel.validation.rows import COLUMNS
-from perfmodel.validation.serving.columns import SERVING_COLUMNS
+from perfmodel.validation.serving.rows import SERVING_COLUMNS
 from perfmodel.validation.validate import validate_cases
 from tests.parallel.test_rows import assert_agrees
 from tests.validation.published_cases import changed, sweep, write

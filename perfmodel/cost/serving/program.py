@@ -17,8 +17,8 @@ from perfmodel.cost.evaluate import values_of_sizes
 from perfmodel.cost.rows import RowCompiler, TimedRows
 from perfmodel.cost.serving.context import CONTEXT_AXIS
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.frameworks.engine_rewrites import with_engine
 from perfmodel.frameworks.profile import load_profile
+from perfmodel.frameworks.rewrites import with_engine
 from perfmodel.parallel.algebra.derive import ShardedGraph, derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
 from perfmodel.workload.config import TransformerConfig

@@ -111,18 +111,16 @@ class CachedLatent(LatentMixer):
         rows = []
         for group in step.groups:
             mine, *index_inputs = (tensor[group.rows : group.stop].unflatten(0, (-1, group.queries)) for tensor in (q, *asked))
-            chosen = self._chosen(index_inputs[0], group.reads.of(index[0]), index_inputs[1], group) if index else None
+            chosen = None
+            if index:
+                kept_keys, visible = group.reads.of(index[0]), self._seen(group, q)
+                visible, top = None if visible is None else visible.squeeze(1), min(self.latent.index_top, kept_keys.shape[1])
+                chosen = cached_index(index_inputs[0], kept_keys, index_inputs[1], visible, top)
             kept = group.reads.of(pool)
             context = self._absorbed(mine, kept, group, chosen) if group.queries == 1 else self._expanded(mine, kept, chosen)
             rows.append(context.flatten(0, 1))
         output: torch.Tensor = self.o_proj(torch.cat(rows).unsqueeze(0))
         return output
-
-    def _chosen(self, q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, group: ChunkGroup) -> torch.Tensor:
-        """Return the chosen keys [b, q, top]."""
-        seen = self._seen(group, q)
-        top = min(self.latent.index_top, keys.shape[1])
-        return cached_index(q, keys, weights, None if seen is None else seen.squeeze(1), top)  # type: ignore[no-any-return]
 
     def _seen(self, group: ChunkGroup, like: torch.Tensor) -> torch.Tensor | None:
         if self.sharding.is_abstract or (group.queries == 1 and group.lengths is None):

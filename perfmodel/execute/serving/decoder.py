@@ -44,19 +44,15 @@ class ServedMixture(ExpertMixture):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Compute [1, t, h] -> [1, t, h]."""
-        output = self._routed(x.flatten(0, 1)).view(x.shape)
+        rows, is_abstract = x.flatten(0, 1), self.sharding.is_abstract
+        weights, chosen = choose(self.router(rows), self.config, round_robin(len(rows), self.config, x.device) if is_abstract else None)
+        output = (self._evenly if is_abstract else self._by_expert)(rows, weights, chosen).view(x.shape)
         if hasattr(self, "shared"):
             shared = self.shared(x)
             output = output + (shared * torch.sigmoid(self.shared_gate(x)) if hasattr(self, "shared_gate") else shared)
         if self.sharding.tp_group is not None:
             dist.all_reduce(output, group=self.sharding.tp_group)
         return output
-
-    def _routed(self, x: torch.Tensor) -> torch.Tensor:
-        """Compute [t, h] -> [t, h], this rank's partial sum."""
-        is_abstract = self.sharding.is_abstract
-        weights, chosen = choose(self.router(x), self.config, round_robin(len(x), self.config, x.device) if is_abstract else None)
-        return (self._evenly if is_abstract else self._by_expert)(x, weights, chosen)
 
     def _expert(self, experts: slice, rows: torch.Tensor) -> torch.Tensor:
         """Compute [e, m, h] -> [e, m, h] for experts of this rank."""

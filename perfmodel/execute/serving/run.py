@@ -72,7 +72,14 @@ def run_serving(
     scope = nullcontext(group) if group is not None else WorkerGroup(tp, device=device, hang_timeout=hang_timeout, on_progress=on_progress)
     with scope as ranks:
         errors = ranks.call(check_serving, config) if checks and config.num_parameters <= CHECKED_PARAMETERS else []
-        error = worst_error(errors, LOGIT_TOLERANCE, _wrong_logits)
+        error = worst_error(
+            errors,
+            LOGIT_TOLERANCE,
+            lambda name, error, _: (
+                f"cache check: {name} differ from the uncached forward pass by {error:.1e} of the largest (allowed {LOGIT_TOLERANCE:.0e}); "
+                "the steps' times would mean nothing"
+            ),
+        )
         use = processor_use(ranks.pids)
         results = ranks.call(time_serving, config, tuple(shapes), dtype, rounds, repeats)
         busy = processor_use(ranks.pids).others_since(use)
@@ -119,13 +126,6 @@ def _check(
         raise InputError(reason)
     if group is not None and group.num_ranks != tp:
         raise InputError(f"tp={tp}: the worker group has {group.num_ranks} ranks; use one of {tp}")
-
-
-def _wrong_logits(name: str, error: float, others: int) -> str:
-    return (
-        f"cache check: {name} differ from the uncached forward pass by {error:.1e} of the largest (allowed {LOGIT_TOLERANCE:.0e}); "
-        "the steps' times would mean nothing"
-    )
 
 
 _COUNTS = ("perfmodel.execute.serving.worker", "serving_counts")

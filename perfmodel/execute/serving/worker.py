@@ -115,7 +115,10 @@ def measure_on_rank(
     processor: list[list[float]] = [[] for _ in shapes]
     counts: list[StepCounts] = []
     anchors: list[float] = []
-    anchor = _anchor(dtype) if worker.device == "cpu" and worker.world_size == 1 else None
+    anchor: Kernel | None = None
+    if worker.device == "cpu" and worker.world_size == 1:
+        rows, outputs, inputs = ANCHOR
+        anchor = dict(zip(FEW_ROWS, weight_kernels((outputs, inputs), dtype, "cpu"), strict=True))[rows]
     for index in range(rounds):
         if anchor is not None:
             anchors.append(Stopwatch(worker.device).time(anchor.call, budget=ANCHOR_BUDGET))
@@ -140,11 +143,6 @@ def measure_on_rank(
         counts.append(count_step(decoder, prepared_step(decoder, shape)))
         cache.release_all()
     return list(zip(times, processor, counts, strict=True)), statistics.median(anchors) if anchors else 0.0
-
-
-def _anchor(dtype: Dtype) -> Kernel:
-    rows, outputs, inputs = ANCHOR
-    return dict(zip(FEW_ROWS, weight_kernels((outputs, inputs), dtype, "cpu"), strict=True))[rows]
 
 
 def serving_counts(config: TransformerConfig, shapes: Sequence[StepShape], tp: int, ep: int, dtype: Dtype) -> list[StepCounts]:

@@ -19,6 +19,7 @@ from perfmodel.cost.serving.pools import handover, predict_pools, serve_pools
 from perfmodel.cost.serving.requests import Requests, Scheduling
 from perfmodel.cost.serving.times import ServingTimes
 from perfmodel.parallel.serving.plan import Pools, ServingColumns, ServingPlan
+from perfmodel.planner.serving.evaluate import first_of_each
 from perfmodel.planner.serving.result import FrontPoint, RankedPlan, ServingLimits, ServingObjective, against, ranked_plan
 from perfmodel.workload.serving import ServingJob
 
@@ -166,7 +167,9 @@ class _Workers:
 
     def _best(self, ttft: float, answers: Array, batch: Array, *, most: int) -> list[_Split]:
         """Return the splits with the highest rates for this limit of TTFT, request rates and batches of decode workers."""
-        prompts, best = np.where(self.prompt_time <= ttft, self.prompts, 0.0), _best_shares(self.decode, answers)
+        prompts, layouts = np.where(self.prompt_time <= ttft, self.prompts, 0.0), self.decode
+        kinds = np.stack([layouts.tp, layouts.pp, layouts.attention_dp, layouts.ep])
+        best = first_of_each(kinds, layouts.dcp, -answers)
         chips_p = np.array([float(worker.chips_per_replica) for worker in self.prefill])
         chips_d = self.decode.chips_per_replica[best].astype(float)
         allowed = ttft if np.isfinite(ttft) else 0.0
@@ -205,7 +208,8 @@ def _workers(
     estimator: ServingEstimator, job: ServingJob, columns: ServingColumns, decode: ServingColumns | None, num_chips: int
 ) -> _Workers | None:
     """Return the workers that leave chips for the other pool; None if there are none."""
-    columns, decode = (_of_one_worker(layouts, num_chips) for layouts in (columns, columns if decode is None else decode))
+    both = [layouts.take(layouts.chips_per_replica < num_chips) for layouts in (columns, columns if decode is None else decode)]
+    columns, decode = (replace(layouts, replicas=np.ones_like(layouts.replicas)) for layouts in both)
     decode = decode.take(decode.pcp == 1)  # decode workers have no prompts to share
     memory = estimator.memory(decode, job.input_len.mean + job.output_len.mean, job.speculation)
     fits = np.flatnonzero(memory.fits)
@@ -253,20 +257,6 @@ def _highest_rates(
     for at in np.lexsort((used, -rate))[:most]:
         if rate[at] > 0:
             yield int(x[pair[at]]), int(p[pair[at]]), int(y[at]), int(d[at]), float(rate[at])
-
-
-def _of_one_worker(columns: ServingColumns, num_chips: int) -> ServingColumns:
-    """Return the layouts that leave chips for another worker."""
-    columns = columns.take(columns.chips_per_replica < num_chips)
-    return replace(columns, replicas=np.ones_like(columns.replicas))
-
-
-def _best_shares(columns: ServingColumns, most: Array) -> NDArray[np.int64]:
-    """Return the layout with the highest rate among those that differ only in dcp; the smaller of equal ones."""
-    kinds = np.stack([columns.tp, columns.pp, columns.attention_dp, columns.ep])
-    order = np.lexsort((columns.dcp, -most, *kinds))
-    is_first = np.any(np.diff(kinds[:, order], axis=1, prepend=-1) != 0, axis=0)
-    return np.sort(order[is_first])
 
 
 def _prompts(estimator: ServingEstimator, job: ServingJob, workers: list[ServingPlan]) -> tuple[Array, Array]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.serving.estimate import ServedPlans, ServingEstimator
+from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.cost.serving.pools import predict_plan
 from perfmodel.cost.serving.simulated import predict_served
 from perfmodel.parallel.serving.plan import COLUMNS, ServingColumns, ServingPlan
@@ -166,12 +166,13 @@ class Evaluator:
         for start in range(0, len(timed), _BLOCK):
             block = timed[start : start + _BLOCK]
             served = of.serve(job, rows.take(block), concurrency=None if self.job.rate is not None else concurrency[block])
-            for name, column in self._figures(served).items():
-                values[name][block] = column
-            for name, column in self.limits.times_of(served.load).items():
+            load = served.load
+            values["ttft"][block], values["tpot"][block], values["latency"][block] = load.ttft, load.tpot, load.request_latency
+            values["per_chip"][block] = load.tokens_per_second * served.replicas / self.num_chips
+            for name, column in self.limits.times_of(load).items():
                 limited[name][block] = column
             if self.job.rate is not None:
-                verdict[block[np.logical_or(served.load.is_saturated, served.load.ttft > _ENDLESS)]] = SATURATED
+                verdict[block[np.logical_or(load.is_saturated, load.ttft > _ENDLESS)]] = SATURATED
         for code, name in ((TTFT, "ttft"), (TPOT, "tpot"), (LATENCY, "request_latency")):
             aim = self.limits.aims().get(name)
             if aim is not None:
@@ -189,14 +190,12 @@ class Evaluator:
             verdict=verdict,
         )
 
-    def _figures(self, served: ServedPlans) -> dict[str, Array]:
-        load = served.load
-        return {
-            "ttft": load.ttft,
-            "tpot": load.tpot,
-            "latency": load.request_latency,
-            "per_chip": load.tokens_per_second * served.replicas / self.num_chips,
-        }
+
+def first_of_each(kinds: Array | Whole, *keys: Array | Whole) -> Whole:
+    """Return the index of the first of equal columns of `kinds`, in order; of equal columns the least by `keys`, the last key first."""
+    order = np.lexsort((*keys, *kinds))  # equal columns are adjacent
+    is_first = np.any(np.diff(kinds[:, order], axis=1, prepend=-1) != 0, axis=0)
+    return np.sort(order[is_first])
 
 
 _CODES = {"ttft": TTFT, "tpot": TPOT, "request_latency": LATENCY}
@@ -259,7 +258,8 @@ class Chosen:
         first: RankedPlan | None = None
         for step in range(_MOST_STEPS):
             ranked = self.ranked(which, plan, clients)
-            worst = self._worst(ranked)
+            seen, aims = self.evaluator.limits.seen(ranked.prediction), self.evaluator.limits.aims()
+            worst = max((seen[name] / aim for name, aim in aims.items()), default=0.0)
             if worst <= 1.0:
                 return ranked, first
             if not step:
@@ -279,11 +279,6 @@ class Chosen:
             prediction = (predict_served if self.simulates else predict_plan)(estimator, job, plan)
             self.known[key] = ranked_plan(prediction, num_chips=self.evaluator.num_chips, price=self.price)
         return self.known[key]
-
-    def _worst(self, ranked: RankedPlan) -> float:
-        """Return the largest ratio of a time to its limit."""
-        seen = self.evaluator.limits.seen(ranked.prediction)
-        return max((seen[name] / aim for name, aim in self.evaluator.limits.aims().items()), default=0.0)
 
     def as_simulated(self, table: LoadTable) -> LoadTable:
         """Return the table with the simulated times of the rows that break a limit in simulation."""

@@ -23,7 +23,7 @@ from perfmodel.hardware.chip_cluster import chips_text
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.serving.plan import ServingColumns
 from perfmodel.planner.serving.disaggregation import find_pools, pools_front
-from perfmodel.planner.serving.evaluate import FEASIBLE, NO_MEMORY, REASONS, SATURATED, Chosen, Evaluator, LoadTable, joined
+from perfmodel.planner.serving.evaluate import FEASIBLE, NO_MEMORY, REASONS, SATURATED, Chosen, Evaluator, LoadTable, first_of_each, joined
 from perfmodel.planner.serving.result import (
     FrontPoint,
     RankedPlan,
@@ -34,7 +34,7 @@ from perfmodel.planner.serving.result import (
     against,
     why_worse,
 )
-from perfmodel.planner.serving.space import BASELINES, Format, Layouts, ServingSpace, baseline_layouts, layouts
+from perfmodel.planner.serving.space import BASELINES, Format, ServingSpace, baseline_layouts, layouts
 from perfmodel.workload.serving import ServingJob
 
 #: Largest number of points of the front.
@@ -90,7 +90,10 @@ def find_serving_plans(
         raise InputError(f"objective=cost: no price of {cluster.chip.name} is known; give price_per_hour")
     admitted = layouts(job.model, cluster, engine, space)
     if not len(admitted.columns):
-        raise InputError(_no_layout(job, cluster, admitted))
+        most = sorted(admitted.left_out.items(), key=lambda item: -item[1])[:3]
+        reasons = "; ".join(f"{count} of them: {reason}" for reason, count in most)
+        where = f"{job.model.name} on {chips_text(cluster.num_chips)}"
+        raise InputError(f"plan: no layout of {where} is left ({reasons}); give fewer knobs")
     estimators, left_out = _estimators(job, cluster, calibration, engine, space)
     engine = estimators[0].engine  # with its defaults on the chip
     evaluator = Evaluator(job=job, estimators=estimators, limits=limits, num_chips=cluster.num_chips)
@@ -239,7 +242,9 @@ class _Search:
     def ranked(self, table: LoadTable) -> np.ndarray:
         """Return the best feasible row of each layout and format, best first. Ties are ordered by times, then by the smaller plan."""
         rows = np.flatnonzero(table.verdict == FEASIBLE)
-        return self._first_of_each(table, rows[self._order(table.take(rows), table.badness(self.objective)[rows])])
+        rows, columns = rows[self._order(table.take(rows), table.badness(self.objective)[rows])], table.columns
+        kinds = (table.formats, columns.tp, columns.pp, columns.attention_dp, columns.ep, columns.dcp, columns.pcp, columns.replicas)
+        return np.asarray(rows[first_of_each(np.stack(kinds)[:, rows])])
 
     def _order(self, table: LoadTable, badness: np.ndarray) -> np.ndarray:
         columns = table.columns
@@ -257,16 +262,6 @@ class _Search:
         with np.errstate(divide="ignore"):
             about = np.floor(np.log(table.latency) / _ALIKE)  # defaults of the engine come first where other settings hardly matter
         return np.lexsort((*keys, table.latency, columns.max_batch > 0, columns.max_tokens > 0, columns.dcp > 1, about, badness))
-
-    @staticmethod
-    def _first_of_each(table: LoadTable, rows: np.ndarray) -> np.ndarray:
-        columns = table.columns
-        kinds = np.stack(
-            [table.formats, columns.tp, columns.pp, columns.attention_dp, columns.ep, columns.dcp, columns.pcp, columns.replicas]
-        )[:, rows]
-        order = np.lexsort(kinds)  # rows of a kind are adjacent, in their given order
-        is_first = np.any(np.diff(kinds[:, order], axis=1, prepend=-1) != 0, axis=0)
-        return np.asarray(rows[np.sort(order[is_first])])
 
     # --- what is shown ----------------------------------------------------------------------------------------------------------------
 
@@ -440,11 +435,6 @@ class _Search:
         return f"rate={job.rate:g}: no plan on {where} answers this rate; {best_of}"
 
 
-def _no_layout(job: ServingJob, cluster: Cluster, admitted: Layouts) -> str:
-    reasons = "; ".join(f"{count} of them: {reason}" for reason, count in sorted(admitted.left_out.items(), key=lambda item: -item[1])[:3])
-    return f"plan: no layout of {job.model.name} on {chips_text(cluster.num_chips)} is left ({reasons}); give fewer knobs"
-
-
 def find_fewest_chips(
     job: ServingJob,
     cluster: Cluster,
@@ -465,7 +455,9 @@ def find_fewest_chips(
     """
     if job.concurrency is None and job.rate is None:
         raise bad_field("concurrency", None, "the number of chips follows from the load", "give a concurrency or a rate")
-    counts = _counts(cluster, most_chips or cluster.max_chips)
+    most, node = most_chips or cluster.max_chips, cluster.chips_per_node
+    parts = [2**power for power in range(node.bit_length()) if 2**power < node]
+    counts = [count for count in (*parts, *range(node, most + 1, node)) if count <= most] or [1]
 
     def on(chips: int, shown: int = 1) -> ServingSearchResult:
         return find_serving_plans(
@@ -498,10 +490,3 @@ def find_fewest_chips(
         except InputError:
             low = middle + 1
     return result if top == 1 else on(counts[high], top)
-
-
-def _counts(cluster: Cluster, most: int) -> list[int]:
-    """Return the numbers of chips that are tried, in increasing order."""
-    node = cluster.chips_per_node
-    parts = [2**power for power in range(node.bit_length()) if 2**power < node]
-    return [count for count in (*parts, *range(node, most + 1, node)) if count <= most] or [1]

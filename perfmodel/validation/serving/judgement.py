@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfmodel.foundation.grouping import grouped
-from perfmodel.frameworks.serving_intervals import METRICS
+from perfmodel.parallel.interval import METRICS
 from perfmodel.validation.fields import UNKNOWN
 from perfmodel.validation.serving.rows import ServingRow, label_order
 from perfmodel.validation.statistics import ErrorStatistics, error_statistics

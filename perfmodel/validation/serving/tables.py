@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfmodel.frameworks.serving_intervals import METRICS
+from perfmodel.parallel.interval import METRICS
 from perfmodel.report.table import Table
 from perfmodel.validation.serving.judgement import ServingErrors, ServingResult
 from perfmodel.validation.statistics import ErrorStatistics
