@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -233,33 +233,29 @@ def _spread(spread: Spread, prediction: ServingPrediction, name: str) -> str:
 
 
 def parts_table(prediction: ServingPrediction) -> Table:
-    step, text = prediction.decode_step, times_like(prediction.decode_step)
-    shown = sorted(((name, time) for name, time in prediction.parts.items() if time > 0), key=lambda item: -item[1])
-    return Table(
-        title=f"Where a decode step of {_sequences(prediction.running)} goes",
-        headers=("part", "time", "share", ""),
-        rows=(
-            *((words(name), text(time), percent(time / step), bar(time / step)) for name, time in shown),
-            ("step", text(step), "100 %", ""),
-        ),
-        right=("time", "share"),
-    )
+    """Return the times of the parts of a decode step, longest first."""
+    title = f"Where a decode step of {_sequences(prediction.running)} goes"
+    text = times_like(prediction.decode_step)
+    last = ("step", text(prediction.decode_step), "100 %", "")
+    return _shares_table(title, ("part", "time"), prediction.parts, prediction.decode_step, text, last)
 
 
 def memory_table(prediction: ServingPrediction) -> Table:
-    usable = prediction.memory_usable
-    text = bytes_like(usable)
-    shown = sorted(((name, size) for name, size in prediction.memory.items() if size > 0 and name != "total"), key=lambda item: -item[1])
-    total = prediction.memory["total"]
-    return Table(
-        title=f"Memory of a chip, of {format_bytes(usable)} that the engine may use",
-        headers=("class", "size", "share", ""),
-        rows=(
-            *((words(name), text(size), percent(size / usable), bar(size / usable)) for name, size in shown),
-            ("total", text(total), percent(total / usable), bar(total / usable)),
-        ),
-        right=("size", "share"),
-    )
+    """Return the memory of each class, largest first."""
+    usable, total = prediction.memory_usable, prediction.memory["total"]
+    title, text = f"Memory of a chip, of {format_bytes(usable)} that the engine may use", bytes_like(usable)
+    classes = {name: size for name, size in prediction.memory.items() if name != "total"}
+    last = ("total", text(total), percent(total / usable), bar(total / usable))
+    return _shares_table(title, ("class", "size"), classes, usable, text, last)
+
+
+def _shares_table(
+    title: str, headers: tuple[str, str], values: Mapping[str, float], of: float, text: Callable[[float], str], last: tuple[str, ...]
+) -> Table:
+    """Return positive values and their shares of a whole, largest first."""
+    shown = sorted(((name, value) for name, value in values.items() if value > 0), key=lambda item: -item[1])
+    rows = [(words(name), text(value), percent(value / of), bar(value / of)) for name, value in shown]
+    return Table(title=title, headers=(*headers, "share", ""), rows=(*rows, last), right=(headers[1], "share"))
 
 
 def operators_table(rows: Sequence[OperatorRow], phase: str) -> Table:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.calibrated import is_calibrated
 from perfmodel.cost.machine import Machine, resolve_machine
-from perfmodel.cost.serving.context import CONTEXT_AXIS, cache_copies, cache_cuts, why_no_context, why_not_shared
+from perfmodel.cost.serving.context import CONTEXT_AXIS, cache_copies, cache_cuts, check_context, check_plan, why_no_context
 from perfmodel.cost.serving.load import ServedLoad, closed_loop, maximum_load, open_loop, static_batch
 from perfmodel.cost.serving.memory import ServingMemory, serving_memory, weight_bytes
 from perfmodel.cost.serving.program import ServingProgram, serving_program
@@ -279,51 +279,6 @@ def columns_of(plans: Plans) -> ServingColumns:
     return plans if isinstance(plans, ServingColumns) else ServingColumns.of(plans)
 
 
-def check_plan(model: TransformerConfig, plan: ServingPlan) -> None:
-    """Check that the degrees divide the dims of the model. Raises InputError."""
-    if model.num_attention_heads % plan.tp:
-        rule = f"must divide the {model.num_attention_heads} attention heads of {model.name}"
-        raise bad_field("tp", plan.tp, rule, f"use {_divisors(model.num_attention_heads)}")
-    if plan.pp > model.num_hidden_layers:
-        raise bad_field("pp", plan.pp, f"must be at most the {model.num_hidden_layers} layers of {model.name}", "use fewer stages")
-    experts = model.experts
-    if experts is None:
-        if plan.ep > 1:
-            raise bad_field("ep", plan.ep, f"{model.name} has no experts", "use ep=1")
-        return
-    if experts.num_experts % plan.ep:
-        raise bad_field("ep", plan.ep, f"must divide the {experts.num_experts} experts", f"use {_divisors(experts.num_experts)}")
-    if experts.width % plan.expert_tp:
-        rule = f"leaves {plan.expert_tp} chips to share an expert, whose width is {experts.width}"
-        raise bad_field("ep", plan.ep, rule, "deal experts over more chips")
-
-
-def check_context(model: TransformerConfig, plan: ServingPlan, engine: Engine) -> None:
-    """Check context parallelism. Raises InputError.
-
-    Ranks that share the tokens of a cache would otherwise each store it; ranks of a prompt share no state; and the engine supports both.
-    """
-    reason = why_not_shared(model, engine, pp=plan.pp, attention_dp=plan.attention_dp) if plan.pcp > 1 else ""
-    if reason:
-        raise bad_field("pcp", plan.pcp, reason, "use pcp=1" + (" or engine vllm" if engine.runs.prefill_context == "none" else ""))
-    if plan.dcp == 1:
-        return
-    if not engine.runs.has_decode_context:
-        raise bad_field("dcp", plan.dcp, f"{engine.name} {engine.version} has no decode context parallelism", "use dcp=1 or engine vllm")
-    reason = why_no_context(model)
-    if reason:
-        raise bad_field("dcp", plan.dcp, reason, "use dcp=1")
-    copies = int(cache_copies(model, plan.tp)) * plan.pcp
-    if copies % plan.dcp:
-        where = f"tp {plan.tp}" if plan.pcp == 1 else f"pcp {plan.pcp} of tp {plan.tp}"
-        kept = f"{where} keeps {copies} {'copies' if copies > 1 else 'copy'} of the cache of {model.name}, and dcp must divide that"
-        raise bad_field("dcp", plan.dcp, kept, f"use {_divisors(copies)}, or more tp")
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(divisor) for divisor in (1, 2, 4, 8, 16, 32, 64, 128) if number % divisor == 0)
-
-
 def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPlan, served: ServedPlans, at: int) -> ServingPrediction:
     """Return the prediction of column `at`."""
     load, memory = served.load, served.memory
@@ -349,11 +304,7 @@ def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
     cached = memory.sequence_bytes * min(running, float(served.capacity[at])) / plan.attention_dp
     if float(served.capacity[at]) > _at(memory.sequences, at):  # the engine admits requests until the cache is full
         cached = np.minimum(cached, np.maximum(memory.cache_capacity, 0.0))
-    held = {
-        "weights": memory.weights, "cache": cached,
-        "activations": memory.activations, "graphs": memory.graphs, "context": memory.context, "reserve": memory.reserve,
-    }  # fmt: skip
-    by_class = {name: _at(value, at) for name, value in held.items()}
+    by_class = {name: _at(value, at) for name, value in memory.classes(cached).items()}
     by_class["total"] = sum(by_class.values())
     return ServingPrediction(
         job=job,
@@ -431,7 +382,7 @@ def _does_not_fit(memory: ServingMemory, at: int) -> str:
     weights, usable, free = (_at(column, at) for column in (memory.weights, memory.usable, memory.cache_capacity))
     if free > 0:
         return f"does not fit: no request of full length has room in the {format_bytes(free)} that weights leave on each chip"
-    engine_bytes = sum(_at(column, at) for column in (memory.activations, memory.graphs, memory.context, memory.reserve))
+    engine_bytes = sum(_at(column, at) for name, column in memory.classes().items() if name != "weights")
     taken = f"weights take {format_bytes(weights)} and the engine {format_bytes(engine_bytes)}"
     return f"does not fit: {taken} of {format_bytes(usable)} usable on each chip"
 

@@ -120,6 +120,11 @@ class ServingMemory:
     def fits(self) -> Any:
         return self.sequences >= 1.0
 
+    def classes(self, cached: Column = 0.0) -> dict[str, Column]:
+        """Return the memory of each class, with `cached` bytes of the cache in use."""
+        held = {"weights": self.weights, "cache": cached, "activations": self.activations}
+        return held | {"graphs": self.graphs, "context": self.context, "reserve": self.reserve}
+
 
 def serving_memory(
     program: ServingProgram,

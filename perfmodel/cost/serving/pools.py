@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.link_rates import DEFAULT_LINK_FRACTION
+from perfmodel.cost.serving.context import check_context, check_plan
 from perfmodel.cost.serving.disaggregated import DisaggregatedLoad, Handover, TwoPools, Workers, disaggregated
-from perfmodel.cost.serving.estimate import ServedPlans, ServingEstimator, check_context, check_plan, prediction_of, rests_on
+from perfmodel.cost.serving.estimate import ServedPlans, ServingEstimator, prediction_of, rests_on
 from perfmodel.cost.serving.memory import ServingMemory, cache_shape
 from perfmodel.cost.serving.requests import Requests
 from perfmodel.cost.serving.step import StepCosts

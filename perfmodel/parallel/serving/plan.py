@@ -176,13 +176,9 @@ class ServingPlan:
         return ", ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        plain: dict[str, Any] = {
-            "engine": self.engine, "tp": self.tp, "pp": self.pp, "attention_dp": self.attention_dp, "ep": self.ep, "dcp": self.dcp,
-            "pcp": self.pcp, "replicas": self.replicas, "max_batch": self.max_batch, "max_tokens": self.max_tokens,
-            "num_chips": self.num_chips,
-        }  # fmt: skip
+        plain: dict[str, Any] = {"engine": self.engine, **{name: getattr(self, name) for name in COLUMNS}, "num_chips": self.num_chips}
         if self.pools is not None:
-            plain |= dict.fromkeys(("tp", "pp", "attention_dp", "ep", "dcp", "pcp", "replicas", "max_batch", "max_tokens"))
+            plain |= dict.fromkeys(COLUMNS)
             plain["workers"] = self.pools.text
             plain["pools"] = {
                 "prefill": self.pools.prefill.to_dict(), "prefill_workers": self.pools.prefill_workers,

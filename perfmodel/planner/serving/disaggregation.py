@@ -218,13 +218,17 @@ def _workers(
     capacity, decode = estimator.capacity(decode, memory)[fits], decode.take(fits)
     alike = replace(columns, dcp=np.ones_like(columns.dcp))  # prefill workers do not decode
     prefill = list(dict.fromkeys(alike.plan(row) for row in range(len(alike))))
-    prompts, prompt_time = _prompts(estimator, job, prefill)
+    rows = ServingColumns.of(prefill)
+    scheduling = replace(estimator.scheduling(rows), prompts_together=rows.attention_dp.astype(float))
+    sent = handover(estimator, [Pools(prefill=one, decode=one, prefill_workers=1, decode_workers=1) for one in prefill], job.input_len.mean)
+    prompts, prompt_time = prefill_rate(estimator.times(rows), Requests.of_job(job), scheduling, sent)
+    prefill_fits = estimator.memory(rows, float(job.input_len.most), job.speculation).fits
     return _Workers(
         estimator=estimator,
         job=job,
         num_chips=num_chips,
         prefill=prefill,
-        prompts=prompts,
+        prompts=np.where(prefill_fits, prompts, 0.0),
         prompt_time=prompt_time,
         decode=decode,
         capacity=capacity,
@@ -257,17 +261,6 @@ def _highest_rates(
     for at in np.lexsort((used, -rate))[:most]:
         if rate[at] > 0:
             yield int(x[pair[at]]), int(p[pair[at]]), int(y[at]), int(d[at]), float(rate[at])
-
-
-def _prompts(estimator: ServingEstimator, job: ServingJob, workers: list[ServingPlan]) -> tuple[Array, Array]:
-    """Return the prompts per second of a worker of each layout, 0 where it does not fit, and the time of one prompt."""
-    columns = ServingColumns.of(workers)
-    scheduling = replace(estimator.scheduling(columns), prompts_together=columns.attention_dp.astype(float))
-    alike = [Pools(prefill=worker, decode=worker, prefill_workers=1, decode_workers=1) for worker in workers]
-    sent = handover(estimator, alike, job.input_len.mean)
-    most, time = prefill_rate(estimator.times(columns), Requests.of_job(job), scheduling, sent)
-    fits = np.asarray(estimator.memory(columns, float(job.input_len.most), job.speculation).sequences) >= 1.0
-    return np.where(fits, most, 0.0), time
 
 
 def _best_loads(

@@ -207,7 +207,9 @@ class _Search:
         """Bisect between the largest load within the limits and the first beyond them, only for plans that may be shown."""
         batches = np.array(self.batches, dtype=np.int64)
         best = [np.where(table.verdict == FEASIBLE, table.per_chip, -np.inf).reshape(-1, len(batches)) for table in tables]
-        enough = self._enough(tables)
+        table = joined(tables)
+        order, shown = self.ranked(table), max(self.top, _USUAL_TOP)  # so that the number of printed plans changes nothing else
+        enough = float(table.per_chip[order[shown - 1]]) if len(order) >= shown else -np.inf  # of the last plan that is shown, at first
         bisected: list[LoadTable] = []
         for which, (table, values) in enumerate(zip(tables, best, strict=True)):
             feasible = np.isfinite(values)
@@ -229,13 +231,6 @@ class _Search:
                 holds = tried.verdict == FEASIBLE
                 low, high = np.where(holds, middle, low), np.where(holds, high, middle)
         return bisected
-
-    def _enough(self, tables: Sequence[LoadTable]) -> float:
-        """Return the tokens per chip that a plan must be able to reach to be shown, estimated from the first loads."""
-        table = joined(tables)
-        order = self.ranked(table)
-        shown = max(self.top, _USUAL_TOP)  # so that the number of printed plans changes nothing else
-        return float(table.per_chip[order[shown - 1]]) if len(order) >= shown else -np.inf
 
     # --- order ----------------------------------------------------------------------------------------------------------------------
 
@@ -308,20 +303,20 @@ class _Search:
         on_front = order[table.per_chip[order] > highest]
         if len(on_front) > MOST_FRONT_POINTS:
             on_front = on_front[np.unique(np.linspace(0, len(on_front) - 1, MOST_FRONT_POINTS).round().astype(int))]
-        return tuple(self._front_point(table, int(row)) for row in on_front)
-
-    def _front_point(self, table: LoadTable, row: int) -> FrontPoint:
-        of = self.evaluator.estimators[int(table.formats[row])]
-        return FrontPoint(
-            plan=table.columns.plan(row),
-            quantization=of.quantization.name,
-            kv_precision=str(of.cache),
-            concurrency=int(table.concurrency[row]),
-            tokens_per_second_per_user=float(table.per_user[row]),
-            tokens_per_second_per_chip=float(table.per_chip[row]),
-            ttft=float(table.ttft[row]),
-            tpot=float(table.tpot[row]),
-            meets=bool(table.verdict[row] == FEASIBLE),
+        formats = [(of.quantization.name, str(of.cache)) for of in self.evaluator.estimators]
+        return tuple(
+            FrontPoint(
+                plan=table.columns.plan(row),
+                quantization=formats[table.formats[row]][0],
+                kv_precision=formats[table.formats[row]][1],
+                concurrency=int(table.concurrency[row]),
+                tokens_per_second_per_user=float(table.per_user[row]),
+                tokens_per_second_per_chip=float(table.per_chip[row]),
+                ttft=float(table.ttft[row]),
+                tpot=float(table.tpot[row]),
+                meets=bool(table.verdict[row] == FEASIBLE),
+            )
+            for row in map(int, on_front)
         )
 
     def baselines(self, cluster: Cluster, best: RankedPlan) -> tuple[ServingBaseline, ...]:
@@ -411,8 +406,7 @@ class _Search:
         headroom = np.stack([np.broadcast_to(memory.cache_capacity, len(table)) for memory in of])[table.formats, np.arange(len(table))]
         row = int(np.argmax(headroom))
         held = of[int(table.formats[row])]
-        named = {"weights": held.weights, "activations": held.activations, "graphs": held.graphs, "context": held.context}
-        sizes = {name: float(np.broadcast_to(size, len(table))[row]) for name, size in named.items()}
+        sizes = {name: float(np.broadcast_to(size, len(table))[row]) for name, size in held.classes().items() if name != "reserve"}
         largest = max(sizes, key=lambda name: sizes[name])
         usable = format_bytes(float(np.broadcast_to(held.usable, len(table))[row]))
         taken = f"{largest} take {format_bytes(sizes[largest])} of {usable} usable on each chip under {table.columns.plan(row).label()}"
