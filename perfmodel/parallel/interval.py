@@ -59,24 +59,17 @@ class ServingBasis:
         return f"{engine} engine, {chip} chip, {'experts' if self.has_experts else 'dense'}"
 
 
+@lru_cache(maxsize=16)
 def interval_factors(basis: ServingBasis) -> Mapping[str, tuple[float, float]]:
     """Return metric -> factors of its prediction; empty if the file has none."""
-    return _factors().get(basis.key, {})
+    from perfmodel.foundation.files import read_yaml
+
+    path = resource_dir("strategies") / "serving_residuals.yaml"
+    factors: Any = read_yaml(path).get("factors", {}) if path.is_file() else {}
+    return {metric: (float(bounds["low"]), float(bounds["high"])) for metric, bounds in factors.get(basis.key, {}).items()}
 
 
 def intervals_of(basis: ServingBasis, predicted: Mapping[str, float]) -> dict[str, tuple[float, float]]:
     """Return metric -> 80 % prediction interval."""
     factors = interval_factors(basis)
     return {metric: (value * factors[metric][0], value * factors[metric][1]) for metric, value in predicted.items() if metric in factors}
-
-
-@lru_cache(maxsize=1)
-def _factors() -> Mapping[str, Mapping[str, tuple[float, float]]]:
-    from perfmodel.foundation.files import read_yaml
-
-    path = resource_dir("strategies") / "serving_residuals.yaml"
-    factors: Any = read_yaml(path).get("factors", {}) if path.is_file() else {}
-    return {
-        key: {metric: (float(bounds["low"]), float(bounds["high"])) for metric, bounds in metrics.items()}
-        for key, metrics in factors.items()
-    }

@@ -173,14 +173,13 @@ def limits_facts(prediction: ServingPrediction, limits: Mapping[str, float]) -> 
     """Return the limits that the mean and the 99th percentile keep. Only a simulation counts the requests that keep all limits."""
     if not limits:
         return []
-    text = "; ".join(_limit_text(name, result) for name, result in limits_object(prediction, limits).items())
+    results = []
+    for name, result in limits_object(prediction, limits).items():
+        means = "its mean keeps it" if result["kept_by_mean"] else "its mean is above"
+        tail = {None: "", True: ", so does its p99", False: ", its p99 is above"}[result["kept_by_p99"] if result["kept_by_mean"] else None]
+        results.append(f"{words(name)} {format_time(result['limit'])}: {means}{tail}")
+    text = "; ".join(results)
     return [("limits", text if prediction.goodput is not None else f"{text}; --simulate counts the requests that keep all of them")]
-
-
-def _limit_text(name: str, result: Mapping[str, Any]) -> str:
-    means = "its mean keeps it" if result["kept_by_mean"] else "its mean is above"
-    tail = {None: "", True: ", so does its p99", False: ", its p99 is above"}[result["kept_by_p99"] if result["kept_by_mean"] else None]
-    return f"{words(name)} {format_time(result['limit'])}: {means}{tail}"
 
 
 def limits_object(prediction: ServingPrediction, limits: Mapping[str, float]) -> dict[str, dict[str, Any]]:

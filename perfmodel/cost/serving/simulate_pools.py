@@ -199,17 +199,16 @@ class _Run:
             sending = self.token_bytes * request.cached / self.bandwidth
             begun = max(self.link_free[worker], self.now - (1 - 1 / self.layers) * taken)
             self.link_free[worker] = max(begun + sending, self.now + sending / self.layers)
-            self._at(self.link_free[worker] + self.latency, self._receive, request)
+            self._at(self.link_free[worker] + self.latency, self._assign, request)
         self.idle.append(worker)
         self._prefill(None)
 
     # --- answers ----------------------------------------------------------------------------------------------------------------------
 
-    def _receive(self, request: DrawnRequest) -> None:
-        self.transferred.append(request)
-        self._assign()
-
-    def _assign(self) -> None:
+    def _assign(self, received: DrawnRequest | None = None) -> None:
+        """Assign transferred requests to workers with a free slot, after one whose cache was just received."""
+        if received is not None:
+            self.transferred.append(received)
         while self.transferred:
             worker = min(self.workers, key=lambda candidate: candidate.used_slots)
             if worker.used_slots >= self.slots:

@@ -146,8 +146,28 @@ def layouts(model: TransformerConfig, cluster: Cluster, engine: Engine, space: S
 def _all_degrees(model: TransformerConfig, engine: Engine, space: ServingSpace, chips: int) -> Iterator[tuple[int, ...]]:
     """Yield `_DEGREES` of all layouts with at most `chips` chips."""
     sizes, has_experts = degrees(chips), model.experts is not None
-    prompts = {axes: _prompt_degrees(model, engine, space, sizes, *axes) for axes in ((1, 1), (2, 1), (1, 2), (2, 2))}
-    shared = {(tp, pcp): _shared_degrees(model, engine, space, tp, pcp) for tp in sizes for pcp in prompts[1, 1]}
+
+    def of_prompts(pp: int, attention_dp: int) -> Sequence[int]:
+        """Return the degrees of prefill context parallelism: the given one, or all if the engine's version has it."""
+        if "pcp" in space.fixed:
+            return (space.fixed["pcp"],)
+        is_searched = not engine.runs.prefill_context_since and not why_not_shared(model, engine, pp=pp, attention_dp=attention_dp)
+        return sizes if is_searched else (1,)
+
+    def of_cache(tp: int, pcp: int) -> Sequence[int]:
+        """Return the degrees of decode context parallelism: the given one, or the divisors of the copies of the cache.
+
+        With pcp: none, all its ranks, or those of tp as well.
+        """
+        if "dcp" in space.fixed:
+            return (space.fixed["dcp"],)
+        if not engine.runs.has_decode_context or why_no_context(model):
+            return (1,)
+        copies = int(cache_copies(model, tp))
+        return divisors(copies) if pcp == 1 else tuple(sorted({1, pcp, pcp * tp if copies == tp else pcp}))
+
+    prompts = {axes: of_prompts(*axes) for axes in ((1, 1), (2, 1), (1, 2), (2, 2))}
+    shared = {(tp, pcp): of_cache(tp, pcp) for tp in sizes for pcp in prompts[1, 1]}
     for tp in sizes:
         for pp in sizes:
             for dp in sizes if has_experts else (1,):
@@ -156,29 +176,6 @@ def _all_degrees(model: TransformerConfig, engine: Engine, space: ServingSpace, 
                         for ep in divisors(tp * pcp * dp) if has_experts else (1,):
                             for dcp in shared[tp, pcp]:
                                 yield tp, pcp, pp, dp, ep, dcp
-
-
-def _prompt_degrees(
-    model: TransformerConfig, engine: Engine, space: ServingSpace, sizes: Sequence[int], pp: int, attention_dp: int
-) -> Sequence[int]:
-    """Return the degrees of prefill context parallelism: the given one, or all if the engine's version has it."""
-    if "pcp" in space.fixed:
-        return (space.fixed["pcp"],)
-    is_searched = not engine.runs.prefill_context_since and not why_not_shared(model, engine, pp=pp, attention_dp=attention_dp)
-    return sizes if is_searched else (1,)
-
-
-def _shared_degrees(model: TransformerConfig, engine: Engine, space: ServingSpace, tp: int, pcp: int) -> tuple[int, ...]:
-    """Return the degrees of decode context parallelism: the given one, or the divisors of the copies of the cache.
-
-    With pcp: none, all its ranks, or those of tp as well.
-    """
-    if "dcp" in space.fixed:
-        return (space.fixed["dcp"],)
-    if not engine.runs.has_decode_context or why_no_context(model):
-        return (1,)
-    copies = int(cache_copies(model, tp))
-    return divisors(copies) if pcp == 1 else tuple(sorted({1, pcp, pcp * tp if copies == tp else pcp}))
 
 
 def why_not(model: TransformerConfig, engine: Engine, *, tp: int, pp: int, attention_dp: int, ep: int, dcp: int = 1, pcp: int = 1) -> str:

@@ -80,7 +80,7 @@ def test_a_decoder_that_forgets_what_it_kept_differs(forgets, monkeypatch):
         forgetful = replace(scan, onward=lambda x, steps, parameters, state, chunk: scan.onward(x, steps, parameters, state.zero_(), chunk))
         monkeypatch.setattr(mixer, "scan", forgetful)
     if forgets == "causal_conv_on":
-        name = "perfmodel.execute.serving.cache.causal_conv_on"
+        name = "perfmodel.execute.serving.attention.causal_conv_on"
         monkeypatch.setattr(name, lambda x, weights, last: convolution(x, weights, torch.zeros_like(last)))
     cache.reserve(0, 20)
     assert relative_error(run(decoder, (0, 0, tokens[0][:12]))[0], expected[11]) < 1e-5
