@@ -113,12 +113,14 @@ def _record_sizes() -> Iterator[int]:
 
 
 def serving_files() -> set[str]:
-    """Files on a path with `serv`, and those that only such files import."""
+    """Files on a path with `serv`, and those that only such files import or name (a process imports what an audit names)."""
     importers: dict[str, set[str]] = {}
     known = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in modules()}
     for name, path in known.items():
         for node in ast.walk(tree_of(path)):
-            targets = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)] if isinstance(node, ast.ImportFrom) else []
+            targets = [node.value] if isinstance(node, ast.Constant) and isinstance(node.value, str) else []
+            if isinstance(node, ast.ImportFrom):
+                targets = [f"{node.module}", *(f"{node.module}.{alias.name}" for alias in node.names)]
             for target in targets:
                 if target in known:
                     importers.setdefault(target, set()).add(name)

@@ -26,10 +26,10 @@ from lab.splits import Split, cross_validated
 from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.frameworks.engine import fitted_numbers
-from perfmodel.frameworks.serving_intervals import METRICS, interval_factors
+from perfmodel.parallel.interval import METRICS, interval_factors
 from perfmodel.planner.serving.result import LIMIT_HEADROOM
 from perfmodel.validation.run_labels import by_label
-from perfmodel.validation.serving.estimators import Estimators
+from perfmodel.validation.serving.predict import Estimators
 from perfmodel.validation.serving.rows import ServingRow
 from perfmodel.validation.serving.tables import WORDS
 from perfmodel.validation.statistics import ErrorStatistics, error_statistics

@@ -20,8 +20,8 @@ from lab.serving.fitting import EngineFit, left_out_residuals, predicted_logs, t
 from perfmodel.cost.calibrated import is_calibrated
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.frameworks.engine import load_engine
-from perfmodel.frameworks.serving_intervals import COVERAGE, METRICS, ServingBasis
-from perfmodel.validation.serving.estimators import Estimators
+from perfmodel.parallel.interval import METRICS, TAIL, ServingBasis
+from perfmodel.validation.serving.predict import Estimators
 from perfmodel.validation.serving.rows import ServingRow
 
 HEAD = "# Written by `python -m lab.serving.residuals`. Not edited by hand.\n"
@@ -99,8 +99,7 @@ def _weights(residuals: Sequence[ServingResidual]) -> NDArray[np.float64]:
 def _quantiles(values: NDArray[np.float64], weights: NDArray[np.float64]) -> tuple[float, float]:
     order = np.argsort(values)
     share = np.cumsum(weights[order]) - 0.5 * weights[order]
-    tail = (1.0 - COVERAGE) / 2.0
-    low, high = np.interp([tail * weights.sum(), (1.0 - tail) * weights.sum()], share, values[order])
+    low, high = np.interp([TAIL * weights.sum(), (1.0 - TAIL) * weights.sum()], share, values[order])
     return float(low), float(high)
 
 

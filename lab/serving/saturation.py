@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from perfmodel.cost.serving.simulated import simulate_replicas
 from perfmodel.foundation.grouping import grouped
-from perfmodel.validation.serving.estimators import Estimators
+from perfmodel.validation.serving.predict import Estimators
 from perfmodel.validation.serving.rows import ServingRow
 
 _LEAST_ALIKE, _ALIKE, _UNLIKE = 4, 1.15, 2.0

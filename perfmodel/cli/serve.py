@@ -127,7 +127,8 @@ def serve(
         read = tuple(described(setup, verbose=output.verbose))
     is_sized = search and (asked.concurrency is not None or asked.rate is not None)
     absent = {name: meaning for name, meaning in NEEDED.items() if not (is_sized and name == "chips")}
-    options.require(*((flag(name), _text_of(getattr(asked, name)), meaning) for name, meaning in absent.items()))
+    given = {name: getattr(asked, name) for name in absent}
+    options.require(*((flag(name), None if value is None else str(value), absent[name]) for name, value in given.items()))
     requests = serving_requests(asked)
     if len(requests) > 1:
         if operators or simulated or plot is not None or files.report is not None:
@@ -282,8 +283,7 @@ def _operators(asked: ServingRequest, files: options.Files, output: Output) -> N
 
     _, prediction, operators = operators_asked(asked)
     if files.plot is not None:
-        from perfmodel.report.figures import write_figure
-        from perfmodel.report.serving_figures import roofline_figure
+        from perfmodel.report.figures import roofline_figure, write_figure
 
         write_figure(roofline_figure(operators, service_line(prediction)), files.plot)
 
@@ -334,8 +334,7 @@ def _search(
     setting, result = search_asked(asked, **_search_arguments(wanted, p99=p99, disaggregated=disaggregated))
     line, launch = search_line(setting.job, result, setting.reference), launch_of(setting, result.best.prediction)
     if files.plot is not None:
-        from perfmodel.report.figures import write_figure
-        from perfmodel.report.serving_figures import front_figure
+        from perfmodel.report.figures import front_figure, write_figure
 
         write_figure(front_figure(result, line), files.plot)
     if files.report is not None:
@@ -411,7 +410,3 @@ def _searches(
             yield Text(f"no plan: {reason}", apart=True)
 
     _write_and_show(content, blocks, rows, files, output)
-
-
-def _text_of(value: object) -> str | None:
-    return None if value is None else str(value)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from enum import StrEnum
 from functools import cache, wraps
+from importlib import import_module
 from itertools import product
 from typing import Any, TypeAlias, TypeVar, cast
 
@@ -99,6 +100,15 @@ def _readers() -> tuple[Callable[..., int], Callable[..., bool], Callable[..., s
     from perfmodel.foundation.values import read_integer, text_of, yes_or_no
 
     return read_integer, yes_or_no, text_of
+
+
+def reader(module: str, function: str) -> Read:
+    """Return a reader of values that is imported when it reads the first value: `--help` reads none."""
+
+    def read(value: object, name: str) -> Any:
+        return getattr(import_module(f"perfmodel.{module}"), function)(value, name)
+
+    return read
 
 
 def word(help: str, *, default: object = None, **more: Any) -> Any:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.foundation.memory_headroom import DEFAULT_RISK
-from perfmodel.foundation.words import is_list, word, words_of
+from perfmodel.foundation.words import is_list, reader, word, words_of
 
 
 def _precision(value: str, name: str) -> Any:
@@ -28,18 +28,6 @@ def _optimizer(value: str, name: str) -> Any:
     return choice_of(Optimizer, value, name)
 
 
-def _train(value: object, name: str) -> Any:
-    from perfmodel.workload.training import training_of
-
-    return training_of(value, name)
-
-
-def _routing(value: object, name: str) -> Any:
-    from perfmodel.workload.routing import routing_of
-
-    return routing_of(value, name)
-
-
 def _routings(value: object, name: str) -> list[Any]:
     from perfmodel.workload.routing import routings_in
 
@@ -52,26 +40,8 @@ def _capacity(value: object, name: str) -> Any:
     return BALANCED.with_capacity(value, name).capacity_factor
 
 
-def _context_form(value: object, name: str) -> Any:
-    from perfmodel.parallel.context_forms import read_context_form
-
-    return read_context_form(value, name)
-
-
-def _offloads(value: object, name: str) -> Any:
-    from perfmodel.parallel.offloads import read_offloads
-
-    return read_offloads(value, name)
-
-
 #: Words that take several values; each combination of values gives one answer.
 _several = partial(word, several=True)
-
-
-def _numbers(value: object, name: str) -> list[Any]:
-    from perfmodel.foundation.values import several_numbers
-
-    return several_numbers(value, name)
 
 
 def _sizes(help: str, *, most: int = 2**31 - 1, **more: Any) -> Any:
@@ -80,7 +50,7 @@ def _sizes(help: str, *, most: int = 2**31 - 1, **more: Any) -> Any:
 
         return read_integer(value, name, most=most)
 
-    return _several(help, takes="int | str", read=read, split=_numbers, **more)
+    return _several(help, takes="int | str", read=read, split=reader("foundation.values", "several_numbers"), **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -118,7 +88,8 @@ class Request:
     routing: Any = _several(
         "How tokens spread over experts: balanced, skew:1.3 (the fullest rank has 1.3 times the mean), or a file of counts (.csv, .json: "
         "a row for each rank of ep, a number for each expert)",
-        otherwise="balanced if left out", metavar="HOW|FILE", takes="str | Routing | Sequence[Sequence[int]] | Path", read=_routing,
+        otherwise="balanced if left out", metavar="HOW|FILE", takes="str | Routing | Sequence[Sequence[int]] | Path",
+        read=reader("workload.routing", "routing_of"),
         split=_routings,
     )  # fmt: skip
     capacity_factor: Any = _several(
@@ -128,7 +99,7 @@ class Request:
     train: Any = _several(
         "What is trained: full, lora:RANK, qlora:RANK, dora:RANK or qdora:RANK (adapters on every linear of a layer; "
         "lora:16:q_proj+v_proj: on these; qlora:16:all-linear:int8: base in int8), galore:RANK (gradients of that rank)",
-        otherwise="full if left out", metavar="HOW", takes="str | Training", read=_train,
+        otherwise="full if left out", metavar="HOW", takes="str | Training", read=reader("workload.training", "training_of"),
     )  # fmt: skip
     profile: Any = _several(
         "The framework that is assumed (`perfmodel profiles`); with settings: torch-fsdp2+compile",
@@ -141,11 +112,11 @@ class Request:
     )  # fmt: skip
     cp_form: Any = word(
         "How ranks of --cp share a sequence: all-gather, ring, zigzag or ulysses (the setting cp_form)",
-        otherwise="as the framework does", metavar="NAME", takes="str", read=_context_form,
+        otherwise="as the framework does", metavar="NAME", takes="str", read=reader("parallel.context_forms", "read_context_form"),
     )  # fmt: skip
     offload: Any = word(
         "What lies in the host's memory: checkpoints (inputs of recomputed layers), activations, optimizer or parameters, with commas",
-        otherwise="nothing", metavar="NAMES", takes="Sequence[str] | str", read=_offloads,
+        otherwise="nothing", metavar="NAMES", takes="Sequence[str] | str", read=reader("parallel.offloads", "read_offloads"),
     )  # fmt: skip
     calibration: Any = word(
         "A calibration, spec-sheet for none, prior for its maker's other chips", otherwise="the best known if left out",
@@ -162,12 +133,13 @@ class Request:
 
     def stated(self) -> dict[str, Any]:
         """Return the stated settings."""
+        from perfmodel.parallel.context_forms import read_context_form
         from perfmodel.parallel.framework_ref import read_settings
         from perfmodel.parallel.offloads import OFFLOADS, read_offloads
 
         settings: dict[str, Any] = read_settings(self.settings)
         if self.cp_form is not None:
-            settings |= {"cp_form": _context_form(self.cp_form, "cp_form")}
+            settings |= {"cp_form": read_context_form(self.cp_form, "cp_form")}
         if self.offload is not None:
             settings |= {OFFLOADS[name]: True for name in read_offloads(self.offload)}
         return read_settings(settings)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from perfmodel.cost.serving.boundness import OperatorRow
@@ -85,13 +86,13 @@ def remedy_text(change: Mapping[str, Any], renamed: Mapping[str, str] = {}) -> s
 
     renamed   fields with another name where the text is printed
     """
-    return " ".join(f"--{renamed.get(name, name).replace('_', '-')} {_flag_value(value)}" for name, value in change.items())
 
-
-def _flag_value(value: object) -> str:
-    if isinstance(value, Lengths):
+    def text(value: object) -> str:
+        if not isinstance(value, Lengths):
+            return str(value)
         return str(value.most) if value.least == value.most else f"{value.least}:{value.most}"
-    return str(value)
+
+    return " ".join(f"--{renamed.get(name, name).replace('_', '-')} {text(value)}" for name, value in change.items())
 
 
 def headline(prediction: ServingPrediction, *, verbose: bool = False) -> list[tuple[str, str]]:
@@ -107,6 +108,14 @@ def headline(prediction: ServingPrediction, *, verbose: bool = False) -> list[tu
             ("memory", f"{format_bytes(total)} of {format_bytes(usable)} usable on each chip"),
         ]
     user = prediction.tokens_per_second_per_user
+    goodput: list[tuple[str, str]] = []
+    cost: list[tuple[str, str]] = []
+    if prediction.goodput is not None:
+        kept = percent(prediction.kept_fraction or 0.0)
+        goodput = [("goodput", f"{prediction.goodput:,.2f} requests/s keep the limits, {kept} of them")]
+    if prediction.cost_per_million is not None:
+        price = f"{prediction.price_per_hour:,.2f} USD an hour for a chip"
+        cost = [("cost", f"{prediction.cost_per_million:,.2f} USD a million output tokens, at {price}")]
     lines = [
         ("plan", f"{plan.label()}, {plan.engine}"),
         ("TTFT", _spread(prediction.ttft, prediction, "ttft")),
@@ -118,8 +127,8 @@ def headline(prediction: ServingPrediction, *, verbose: bool = False) -> list[tu
             f"{format_count(prediction.tokens_per_second_per_chip * plan.num_chips)} in all, "
             f"{prediction.requests_per_second:,.2f} requests/s",
         ),
-        *([] if prediction.goodput is None else [("goodput", _goodput(prediction))]),
-        *([] if prediction.cost_per_million is None else [("cost", _cost(prediction))]),
+        *goodput,
+        *cost,
         *energy_facts(prediction),
         ("in flight", _running(prediction)),
         ("memory", f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)} usable on each chip"),
@@ -150,10 +159,6 @@ def energy_facts(prediction: ServingPrediction) -> list[tuple[str, str]]:
     return [("energy", f"{energy:,.2f} kWh, {carbon:,.2f} kg CO2e a million output tokens, if chips draw the power of training")]
 
 
-def _cost(prediction: ServingPrediction) -> str:
-    return f"{prediction.cost_per_million:,.2f} USD a million output tokens, at {prediction.price_per_hour:,.2f} USD an hour for a chip"
-
-
 def short_plan(plan: ServingPlan) -> str:
     """Return a short label for tables, such as `tp 4, ep 8 x 2`; for disaggregated plans workers x chips of each pool."""
     if plan.pools is not None:
@@ -164,22 +169,17 @@ def short_plan(plan: ServingPlan) -> str:
     return label.removeprefix("tp 1, ")
 
 
-def _goodput(prediction: ServingPrediction) -> str:
-    return f"{prediction.goodput or 0.0:,.2f} requests/s keep the limits, {percent(prediction.kept_fraction or 0.0)} of them"
-
-
 def limits_facts(prediction: ServingPrediction, limits: Mapping[str, float]) -> list[tuple[str, str]]:
     """Return the limits that the mean and the 99th percentile keep. Only a simulation counts the requests that keep all limits."""
     if not limits:
         return []
-    text = "; ".join(_limit_text(name, result) for name, result in limits_object(prediction, limits).items())
+    results = []
+    for name, result in limits_object(prediction, limits).items():
+        means = "its mean keeps it" if result["kept_by_mean"] else "its mean is above"
+        tail = {None: "", True: ", so does its p99", False: ", its p99 is above"}[result["kept_by_p99"] if result["kept_by_mean"] else None]
+        results.append(f"{words(name)} {format_time(result['limit'])}: {means}{tail}")
+    text = "; ".join(results)
     return [("limits", text if prediction.goodput is not None else f"{text}; --simulate counts the requests that keep all of them")]
-
-
-def _limit_text(name: str, result: Mapping[str, Any]) -> str:
-    means = "its mean keeps it" if result["kept_by_mean"] else "its mean is above"
-    tail = {None: "", True: ", so does its p99", False: ", its p99 is above"}[result["kept_by_p99"] if result["kept_by_mean"] else None]
-    return f"{words(name)} {format_time(result['limit'])}: {means}{tail}"
 
 
 def limits_object(prediction: ServingPrediction, limits: Mapping[str, float]) -> dict[str, dict[str, Any]]:
@@ -232,33 +232,29 @@ def _spread(spread: Spread, prediction: ServingPrediction, name: str) -> str:
 
 
 def parts_table(prediction: ServingPrediction) -> Table:
-    step, text = prediction.decode_step, times_like(prediction.decode_step)
-    shown = sorted(((name, time) for name, time in prediction.parts.items() if time > 0), key=lambda item: -item[1])
-    return Table(
-        title=f"Where a decode step of {_sequences(prediction.running)} goes",
-        headers=("part", "time", "share", ""),
-        rows=(
-            *((words(name), text(time), percent(time / step), bar(time / step)) for name, time in shown),
-            ("step", text(step), "100 %", ""),
-        ),
-        right=("time", "share"),
-    )
+    """Return the times of the parts of a decode step, longest first."""
+    title = f"Where a decode step of {_sequences(prediction.running)} goes"
+    text = times_like(prediction.decode_step)
+    last = ("step", text(prediction.decode_step), "100 %", "")
+    return _shares_table(title, ("part", "time"), prediction.parts, prediction.decode_step, text, last)
 
 
 def memory_table(prediction: ServingPrediction) -> Table:
-    usable = prediction.memory_usable
-    text = bytes_like(usable)
-    shown = sorted(((name, size) for name, size in prediction.memory.items() if size > 0 and name != "total"), key=lambda item: -item[1])
-    total = prediction.memory["total"]
-    return Table(
-        title=f"Memory of a chip, of {format_bytes(usable)} that the engine may use",
-        headers=("class", "size", "share", ""),
-        rows=(
-            *((words(name), text(size), percent(size / usable), bar(size / usable)) for name, size in shown),
-            ("total", text(total), percent(total / usable), bar(total / usable)),
-        ),
-        right=("size", "share"),
-    )
+    """Return the memory of each class, largest first."""
+    usable, total = prediction.memory_usable, prediction.memory["total"]
+    title, text = f"Memory of a chip, of {format_bytes(usable)} that the engine may use", bytes_like(usable)
+    classes = {name: size for name, size in prediction.memory.items() if name != "total"}
+    last = ("total", text(total), percent(total / usable), bar(total / usable))
+    return _shares_table(title, ("class", "size"), classes, usable, text, last)
+
+
+def _shares_table(
+    title: str, headers: tuple[str, str], values: Mapping[str, float], of: float, text: Callable[[float], str], last: tuple[str, ...]
+) -> Table:
+    """Return positive values and their shares of a whole, largest first."""
+    shown = sorted(((name, value) for name, value in values.items() if value > 0), key=lambda item: -item[1])
+    rows = [(words(name), text(value), percent(value / of), bar(value / of)) for name, value in shown]
+    return Table(title=title, headers=(*headers, "share", ""), rows=(*rows, last), right=(headers[1], "share"))
 
 
 def operators_table(rows: Sequence[OperatorRow], phase: str) -> Table:
@@ -319,10 +315,10 @@ def serving_object(prediction: ServingPrediction) -> dict[str, Any]:
     """Return the prediction as the `--json` object, in SI units."""
     job = prediction.job
     return {
-        "ttft": _spread_object(prediction.ttft),
-        "tpot": _spread_object(prediction.tpot),
-        "inter_token": _spread_object(prediction.inter_token),
-        "request_latency": _spread_object(prediction.request_latency),
+        "ttft": asdict(prediction.ttft),
+        "tpot": asdict(prediction.tpot),
+        "inter_token": asdict(prediction.inter_token),
+        "request_latency": asdict(prediction.request_latency),
         **throughput_object(prediction),
         "memory": dict(prediction.memory),
         "memory_usable": prediction.memory_usable,
@@ -358,7 +354,3 @@ def launch_object(lines: Sequence[LaunchLine]) -> list[dict[str, Any]]:
         | {"config_name": line.config_name or None, "notes": list(line.notes)}
         for line in lines
     ]
-
-
-def _spread_object(spread: Spread) -> dict[str, float | None]:
-    return {"mean": spread.mean, "p50": spread.p50, "p90": spread.p90, "p99": spread.p99}

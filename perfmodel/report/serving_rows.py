@@ -13,7 +13,6 @@ from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.planner.serving.result import RankedPlan, ServingSearchResult
 from perfmodel.report.serving import limits_object, short_plan, throughput_object
 from perfmodel.report.table import Table, words
-from perfmodel.workload.serving import ServingJob
 
 _TIMES = ("ttft", "tpot", "inter_token", "request_latency")
 _HEADERS = {"concurrency": "in flight", "rate": "requests/s"}
@@ -28,7 +27,13 @@ def serving_row(prediction: ServingPrediction) -> dict[str, Any]:
         "model": job.model.name,
         "cluster": prediction.cluster,
         "chips": prediction.plan.num_chips,
-        **_load_columns(job),
+        "input_len": job.input_len.most,
+        "input_len_least": job.input_len.least,
+        "output_len": job.output_len.most,
+        "output_len_least": job.output_len.least,
+        "concurrency": job.concurrency,
+        "rate": job.rate,
+        "prefix_hit": job.prefix_hit,
         "engine": prediction.plan.engine,
         "quantization": job.quantization.name,
         "kv_precision": str(job.kv_precision),
@@ -75,18 +80,6 @@ def search_rows(result: ServingSearchResult) -> list[dict[str, Any]]:
     """Return one row per listed plan of a search."""
     rows = [ranked_row(ranked, rank=rank, kind="aggregated") for rank, ranked in enumerate(result.plans, 1) if ranked.plan.pools is None]
     return rows + [ranked_row(ranked, rank=rank, kind="disaggregated") for rank, ranked in enumerate(result.disaggregated, 1)]
-
-
-def _load_columns(job: ServingJob) -> dict[str, Any]:
-    return {
-        "input_len": job.input_len.most,
-        "input_len_least": job.input_len.least,
-        "output_len": job.output_len.most,
-        "output_len_least": job.output_len.least,
-        "concurrency": job.concurrency,
-        "rate": job.rate,
-        "prefix_hit": job.prefix_hit,
-    }
 
 
 def _finite(value: float | None) -> float | None:
@@ -170,10 +163,16 @@ def services_table(lines: Sequence[ServiceLine], *, shows_load: bool = False, sh
         "verdict",
     ]
     right = ("chips", "in flight", "requests/s", "TTFT", "TPOT", "tok/s/chip", "tok/s/user", "USD/M")
+
+    def shown(name: str, value: object) -> str:
+        if value is None:
+            return "as fits" if name in ("concurrency", "rate") else ""
+        return short_name(str(value)) if name == "cluster" else str(value)
+
     rows = []
     for line in lines:
         tp = f"tp {line.asked['tp']}" if line.prediction is None and line.asked.get("tp") else line.plan
-        cells = [_shown(name, line.asked[name]) for name in varied] + ([_number(line.chips)] if shows_chips else [])
+        cells = [shown(name, line.asked[name]) for name in varied] + ([_number(line.chips)] if shows_chips else [])
         cells += ([tp] if has_plan else []) + ([_number(line.concurrency)] if shows_load else [])
         rows.append((*cells, *_figures(line, has_cost=has_cost), line.verdict))
     return Table(
@@ -214,9 +213,3 @@ def short_verdict(prediction: ServingPrediction, limits: Mapping[str, float]) ->
         return f"misses {', '.join(missed)}"
     waits = "" if prediction.fits_load else ", some wait"
     return ("meets" if limits else "fits") + waits
-
-
-def _shown(name: str, value: object) -> str:
-    if value is None:
-        return "as fits" if name in ("concurrency", "rate") else ""
-    return short_name(str(value)) if name == "cluster" else str(value)

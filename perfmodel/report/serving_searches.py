@@ -48,7 +48,15 @@ def plans_table(result: ServingSearchResult) -> Table:
     return Table(
         title="Plans, best first",
         headers=_HEADERS,
-        rows=tuple((str(rank), *_row(ranked, result)) for rank, ranked in enumerate(result.plans, 1)),
+        rows=tuple(
+            (
+                str(rank),
+                _plan_text(ranked.plan, result) + (f", {ranked.idle_chips} idle" if ranked.idle_chips else ""),
+                ranked.prediction.job.quantization.name,
+                *_figures(ranked),
+            )
+            for rank, ranked in enumerate(result.plans, 1)
+        ),
         right=_RIGHT,
         fold=("plan",),
         optional=("USD/M", "weights"),
@@ -76,14 +84,6 @@ def _budgets_differ(result: ServingSearchResult) -> bool:
         plan.max_tokens for plan in (*(ranked.plan for ranked in result.plans), *baselines, *(point.plan for point in result.pareto))
     }
     return len(budgets) > 1
-
-
-def _row(ranked: RankedPlan, result: ServingSearchResult) -> tuple[str, ...]:
-    return (
-        _plan_text(ranked.plan, result) + (f", {ranked.idle_chips} idle" if ranked.idle_chips else ""),
-        ranked.prediction.job.quantization.name,
-        *_figures(ranked),
-    )
 
 
 def _figures(ranked: RankedPlan) -> tuple[str, ...]:

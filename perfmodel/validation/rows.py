@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from perfmodel.frameworks.serving_intervals import METRICS
+from perfmodel.parallel.interval import METRICS
 from perfmodel.validation.fields import UNKNOWN, known_label
 from perfmodel.validation.serving.rows import ServingRow
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfmodel.execute.runner import pick_device
-from perfmodel.execute.serving.refuse import not_served_reason
-from perfmodel.execute.serving.run import REPEATS, ROUNDS, run_serving
+from perfmodel.execute.serving.run import REPEATS, ROUNDS, not_served_reason, run_serving
 from perfmodel.execute.shrink import runnable_model
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field
@@ -74,17 +72,18 @@ def run_served(
     target = group.device if group is not None else pick_device(device, tp)
     note = progress or (lambda what: None)
     predicts = tp == 1 and target == "cpu"
-    with _workers(tp, target, group, note) as workers:
-        machine_calibration = (
-            own_calibration(calibration, ranks=1, suffices=partial(_has_what_steps_need, config), group=workers, progress=note)
-            if predicts
-            else None
-        )
+    from perfmodel.cost.serving.executor import anchor_time, lacks_states, predicted_parts
+    from perfmodel.execute.launch.launch import WorkerGroup
+
+    def suffices(known: Calibration) -> bool:
+        return bool(known.decode_attention) and not lacks_states(config, known)
+
+    scope = nullcontext(group) if group is not None else WorkerGroup(tp, device=target, hang_timeout=60.0, on_progress=note)
+    with scope as workers:
+        machine_calibration = own_calibration(calibration, ranks=1, suffices=suffices, group=workers, progress=note) if predicts else None
         measured = run_serving(config, wanted, tp=tp, rounds=rounds, repeats=repeats, group=workers)
     if machine_calibration is None:
         return ServedComparison(measurement=measured, steps=(), calibration="")
-    from perfmodel.cost.serving.executor import anchor_time, predicted_parts
-
     cluster, dtype = local_cluster(num_chips=1), Dtype(measured.dtype)
     steps = tuple(
         ComparedStep(measured=step, parts=predicted_parts(config, cluster, machine_calibration, step.shape, dtype=dtype))
@@ -108,15 +107,3 @@ def run_served_asked(asked: ServingRequest, progress: Callable[[str], None] | No
     lengths = {name: round(given[name].mean) for name in ("input_len", "output_len") if name in given}
     shapes = usual_shapes(**lengths, sequences=given.get("concurrency", SEQUENCES))
     return run_served(given.get("model", DEFAULT_MODEL), shapes, tp=given.get("tp", 1), progress=progress)
-
-
-def _workers(tp: int, device: str, group: WorkerGroup | None, note: Callable[[str], None]):  # type: ignore[no-untyped-def]
-    from perfmodel.execute.launch.launch import WorkerGroup
-
-    return nullcontext(group) if group is not None else WorkerGroup(tp, device=device, hang_timeout=60.0, on_progress=note)
-
-
-def _has_what_steps_need(config: TransformerConfig, calibration: Calibration) -> bool:
-    from perfmodel.cost.serving.executor import lacks_states
-
-    return bool(calibration.decode_attention) and not lacks_states(config, calibration)

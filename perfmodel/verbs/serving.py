@@ -22,12 +22,11 @@ from perfmodel.foundation.words import Words, takes, words_of
 from perfmodel.frameworks.engine_formats import format_on, require_format
 from perfmodel.hardware.assumptions import load_assumptions, read_assumed
 from perfmodel.hardware.mixed import chips_of, is_mixed, joined_pools
-from perfmodel.parallel.serving.plan import Pools, ServingPlan
+from perfmodel.parallel.serving.plan import Pools, ServingPlan, StatedWorkers, cluster_text
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
-from perfmodel.parallel.serving.workers import StatedWorkers, cluster_text
 from perfmodel.verbs.requests import needs_chips
-from perfmodel.verbs.serving_remedies import MOST_REMEDIES, Change, find_remedies, narrower_formats
+from perfmodel.verbs.serving_remedies import MOST_REMEDIES, find_remedies, narrower_formats
 from perfmodel.verbs.setting import find_cluster
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.imported.decoder import ARCHITECTURE, decoder_of, description_of
@@ -98,12 +97,13 @@ def serve(*, asked: ServingRequest) -> ServingPrediction:
 def serve_asked(asked: ServingRequest) -> tuple[ServingSetting, ServingPrediction]:
     """Return the result of `serve` with its setting; for a plan that does not fit also the smallest changes that fit."""
     setting, prediction = _served(asked)
-    return setting, prediction if prediction.fits else replace(prediction, remedies=_remedies(setting, prediction, asked))
-
-
-def _remedies(setting: ServingSetting, prediction: ServingPrediction, asked: ServingRequest) -> tuple[Change, ...]:
-    of, predict = setting.estimator, lambda changed: _served(changed, simulates=False)[1]
-    return find_remedies(asked, prediction, engine=of.engine, cluster=of.cluster, predict=predict)
+    if prediction.fits:
+        return setting, prediction
+    of = setting.estimator
+    remedies = find_remedies(
+        asked, prediction, engine=of.engine, cluster=of.cluster, predict=lambda changed: _served(changed, simulates=False)[1]
+    )
+    return setting, replace(prediction, remedies=remedies)
 
 
 def _served(asked: ServingRequest, *, simulates: bool = True) -> tuple[ServingSetting, ServingPrediction]:
@@ -519,8 +519,7 @@ def search_asked(
     """Return the result of `find_serving` with its setting."""
     from perfmodel.foundation.values import choice_of, several, share
     from perfmodel.planner.serving.result import LIMIT_HEADROOM, ServingLimits, ServingObjective
-    from perfmodel.planner.serving.search import NothingFoundError, find_serving_plans
-    from perfmodel.planner.serving.sizing import find_fewest_chips
+    from perfmodel.planner.serving.search import NothingFoundError, find_fewest_chips, find_serving_plans
     from perfmodel.planner.serving.space import KNOBS, ServingSpace
 
     if asked.workers is not None:

@@ -178,13 +178,21 @@ class LayerSpec:
 
 
 def layer_order(kinds: Sequence[LayerSpec]) -> list[str]:
-    """Return the kind name of each layer in order; alternating kinds are interleaved in proportion to their counts."""
+    """Return the kind name of each layer in order."""
+    return [kinds[index].name for index, _ in interleaved([(kind.turn, kind.count) for kind in kinds])]
+
+
+def interleaved(kinds: Sequence[tuple[str, int]]) -> list[tuple[int, int]]:
+    """Return the (index of its kind, number within the kind) of each layer in order, for kinds with a turn and a number of layers.
+
+    Kinds of one turn alternate in proportion to their numbers; a kind without a turn is by itself.
+    """
     begins: dict[str, int] = {}
     order = []
-    for index, kind in enumerate(kinds):
-        begin = begins.setdefault(kind.turn, index) if kind.turn else index
-        order += [(begin, (number + 1) / kind.count, index) for number in range(kind.count)]
-    return [kinds[index].name for *_, index in sorted(order)]
+    for index, (turn, count) in enumerate(kinds):
+        begin = begins.setdefault(turn, index) if turn else index
+        order += [(begin, (number + 1) / count, index, number) for number in range(count)]
+    return [(index, number) for *_, index, number in sorted(order)]
 
 
 def kinds_of_layers(layers: Sequence[tuple[Mixer, FeedForward]]) -> tuple[LayerSpec, ...]:

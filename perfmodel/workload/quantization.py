@@ -149,10 +149,10 @@ def published_format(architecture: str) -> Quantization:
     return QUANTIZATIONS[PUBLISHED.get(architecture, "bf16")]
 
 
-def quantization_named(name: str | Quantization) -> Quantization:
+def quantization_named(name: str | Quantization, field: str = "quantization") -> Quantization:
     if isinstance(name, Quantization):
         return name
     quantization = QUANTIZATIONS.get(plain_text(name))
     if quantization is None:
-        raise InputError(f"quantization={one_line(name)}: is not known{suggest(name, QUANTIZATIONS)}")
+        raise InputError(f"{field}={one_line(name)}: is not known{suggest(name, QUANTIZATIONS)}")
     return quantization

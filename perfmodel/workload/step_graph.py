@@ -14,9 +14,16 @@ from functools import lru_cache
 
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.graph import CacheAttention, Extent, Graph, Operand, Operator, Tensor
-from perfmodel.workload.kinds.cache import cached_attention, sample, state_update
+from perfmodel.workload.kinds.cache import (
+    UPDATE_KERNELS,
+    UPDATE_PRODUCTS,
+    cached_attention,
+    convolved_elements,
+    sample,
+    state_elements,
+    state_update,
+)
 from perfmodel.workload.rewriting import with_extents
-from perfmodel.workload.states import UPDATE_KERNELS, UPDATE_PRODUCTS, convolved_elements, state_elements
 from perfmodel.workload.transformer import build_graph
 
 PROMPT_LENGTH = 2048

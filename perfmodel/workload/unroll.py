@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.workload.config import MAX_SIZE
 from perfmodel.workload.graph import Extent, Graph, Operand, Operator, Tensor
+from perfmodel.workload.layer_specs import interleaved
 from perfmodel.workload.rewriting import with_extents
 
 #: The largest built-in network has a third of them.
@@ -44,7 +45,8 @@ def unrolled(graph: Graph, *, batch: int, layers: int = 0, keeps_places: bool = 
     now: dict[str, str] = {}  # tensor of the folded graph -> tensor that the next operator reads in its place
     before: dict[str, str] = {}  # output of the previous run, by repeat or turn
     runs = {layer: _Run.of(graph, layer, batch, is_left_out) for layer in dict.fromkeys(op.layer for op in graph.operators)}
-    for layer, index in _in_order(graph, counts):
+    for position, index in interleaved([(region.turn, counts.get(region.name, 1)) for region in graph.regions]):
+        layer = graph.regions[position].name
         run, repeat = runs[layer], repeats.get(layer)
         prefix = f"{layer}{index}." if repeat else ""
         if repeat and (repeat.turn or layer) in before:
@@ -121,17 +123,6 @@ class _Run:
         sized = tuple(_of_batch(operator, batch) for operator in members if not is_left_out(operator))
         exclusive = frozenset(tensor for operator in sized for tensor in _tensors(operator) if _is_only_of(graph, layer, tensor))
         return cls(sized, exclusive, {operator.output.tensor: operator.inputs[0].tensor for operator in members if is_left_out(operator)})
-
-
-def _in_order(graph: Graph, counts: Mapping[str, int]) -> list[tuple[str, int]]:
-    """Return (layer, run) in execution order; alternating layers are interleaved in proportion to their counts."""
-    begins: dict[str, int] = {}
-    order = []
-    for position, region in enumerate(graph.regions):
-        begin = begins.setdefault(region.turn, position) if region.turn else position
-        count = counts.get(region.name, 1)
-        order += [(begin, (index + 1) / count, position, index) for index in range(count)]
-    return [(graph.regions[position].name, index) for *_, position, index in sorted(order)]
 
 
 def _is_place(operator: Operator) -> bool:

@@ -6,7 +6,7 @@ import json
 import pytest
 
 import perfmodel
-from perfmodel.report.serving_figures import front_figure
+from perfmodel.report.figures import front_figure
 from tests.cli.conftest import joined
 
 JOB = ["--model", "llama-3.3-70b", "--cluster", "dgx-h100", "--chips", "8", "--input-len", "1k", "--output-len", "1k"]

@@ -9,11 +9,12 @@ import pytest
 import perfmodel
 from perfmodel.cost.serving.load import closed_loop, maximum_load, open_loop, static_batch
 from perfmodel.cost.serving.requests import Requests
-from perfmodel.cost.serving.simulate import BatchLimits, simulate
+from perfmodel.cost.serving.simulate import BatchLimits
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.workload.serving import Lengths, constant
 from tests.cost.serving.test_estimate import estimator
+from tests.cost.serving.toys import simulate
 from tests.marks import mostly_slow
 
 PLANS = {

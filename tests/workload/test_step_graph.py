@@ -3,8 +3,8 @@
 import pytest
 
 from perfmodel.workload.graph import CacheAttention, RoutedExperts, Stream
+from perfmodel.workload.kinds.cache import state_bytes, state_elements
 from perfmodel.workload.models import load_model
-from perfmodel.workload.states import state_bytes, state_elements
 from perfmodel.workload.step_graph import LAST, step_graph
 from tests.execute.jobs import tiny
 

@@ -145,9 +145,9 @@ def shared_cache_time(work: CacheAttention, heads: Array, kv_heads: Array, step:
     ranks = step.dcp * step.cut
     if np.max(ranks) <= 1:
         return np.zeros_like(step.cached)
-    sent = context_traffic(work, heads, kv_heads, step)
-    time = np.where(sent.weighted > 0, pass_time(sent.weighted, machine), 0.0)
-    for kind, axes, num_bytes in sent.collectives:
+    collectives, weighted = context_traffic(work, heads, kv_heads, step)
+    time = np.where(weighted > 0, pass_time(weighted, machine), 0.0)
+    for kind, axes, num_bytes in collectives:
         code, group = COLLECTIVE_CODE[kind], _sharing(axes, step)
         time = time + np.where(num_bytes > 0, engine_collective_time(code, num_bytes, group, machine, step.kernels), 0.0)
     return np.where(ranks > 1, time, 0.0)

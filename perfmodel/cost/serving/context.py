@@ -25,15 +25,16 @@ replicated, the output of the last layer is gathered), vllm-project/vllm#46570; 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from perfmodel.cost.serving.engine_step import Array, EngineStep
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.errors import bad_field
 from perfmodel.frameworks.engine import Engine
 from perfmodel.parallel.algebra.sharding import Layout, redistribute
+from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.graph import CacheAttention
 
@@ -49,14 +50,6 @@ _PARTIAL = Layout(cuts=((), (_TP,)), partial=frozenset([DCP, PCP]))
 
 Exchange = tuple[CollectiveKind, frozenset[str], Array]
 """A collective, the axes of its group, and the bytes of its full buffer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ContextTraffic:
-    """Traffic of one layer: collectives of ranks that share a cache, and bytes of the pass that weights their outputs."""
-
-    collectives: tuple[Exchange, ...]
-    weighted: Array
 
 
 def cache_copies(model: TransformerConfig, tp: object) -> Any:
@@ -95,8 +88,10 @@ def cache_cuts(model: TransformerConfig, *, tp: Any, dcp: Any, pcp: Any) -> tupl
     return np.gcd(dcp // of_pcp, cache_copies(model, tp)), of_pcp
 
 
-def context_traffic(work: CacheAttention, heads: Array, kv_heads: Array, step: EngineStep) -> ContextTraffic:
-    """Return the traffic in one layer of ranks that share the cached tokens, for decoding sequences and prompts with a cached prefix.
+def context_traffic(work: CacheAttention, heads: Array, kv_heads: Array, step: EngineStep) -> tuple[tuple[Exchange, ...], Array]:
+    """Return the collectives of one layer of ranks that share the cached tokens, and the bytes of the pass that weights their outputs.
+
+    They are of decoding sequences and of prompts with a cached prefix.
 
     Queries and outputs are exchanged. For prompts, latents are gathered; if the ranks share prompts, keys and values are gathered too.
     """
@@ -112,7 +107,7 @@ def context_traffic(work: CacheAttention, heads: Array, kv_heads: Array, step: E
         gathered = (CollectiveKind.ALL_GATHER, frozenset([DCP, PCP]), cached * (widths[0] * step.cache_bytes))
     element = step.element_bytes
     exchange = decode_exchange(rows=rows, heads=heads, key_dim=widths[0], value_dim=widths[1], dcp=step.dcp, cut=step.cut, itemsize=element)
-    return ContextTraffic(collectives=(gathered, *exchange), weighted=2.0 * element * rows * heads * step.dcp * widths[1])
+    return (gathered, *exchange), 2.0 * element * rows * heads * step.dcp * widths[1]
 
 
 def decode_exchange(
@@ -131,3 +126,48 @@ def decode_exchange(
     for step in redistribute(_PARTIAL, _CUT):
         elements = gathered if step.kind is CollectiveKind.REDUCE_SCATTER else rows * heads
         yield step.kind, step.axes, itemsize * elements * value_dim
+
+
+def check_plan(model: TransformerConfig, plan: ServingPlan) -> None:
+    """Check that the degrees divide the dims of the model. Raises InputError."""
+    if model.num_attention_heads % plan.tp:
+        rule = f"must divide the {model.num_attention_heads} attention heads of {model.name}"
+        raise bad_field("tp", plan.tp, rule, f"use {_divisors(model.num_attention_heads)}")
+    if plan.pp > model.num_hidden_layers:
+        raise bad_field("pp", plan.pp, f"must be at most the {model.num_hidden_layers} layers of {model.name}", "use fewer stages")
+    experts = model.experts
+    if experts is None:
+        if plan.ep > 1:
+            raise bad_field("ep", plan.ep, f"{model.name} has no experts", "use ep=1")
+        return
+    if experts.num_experts % plan.ep:
+        raise bad_field("ep", plan.ep, f"must divide the {experts.num_experts} experts", f"use {_divisors(experts.num_experts)}")
+    if experts.width % plan.expert_tp:
+        rule = f"leaves {plan.expert_tp} chips to share an expert, whose width is {experts.width}"
+        raise bad_field("ep", plan.ep, rule, "deal experts over more chips")
+
+
+def check_context(model: TransformerConfig, plan: ServingPlan, engine: Engine) -> None:
+    """Check context parallelism. Raises InputError.
+
+    Ranks that share the tokens of a cache would otherwise each store it; ranks of a prompt share no state; and the engine supports both.
+    """
+    reason = why_not_shared(model, engine, pp=plan.pp, attention_dp=plan.attention_dp) if plan.pcp > 1 else ""
+    if reason:
+        raise bad_field("pcp", plan.pcp, reason, "use pcp=1" + (" or engine vllm" if engine.runs.prefill_context == "none" else ""))
+    if plan.dcp == 1:
+        return
+    if not engine.runs.has_decode_context:
+        raise bad_field("dcp", plan.dcp, f"{engine.name} {engine.version} has no decode context parallelism", "use dcp=1 or engine vllm")
+    reason = why_no_context(model)
+    if reason:
+        raise bad_field("dcp", plan.dcp, reason, "use dcp=1")
+    copies = int(cache_copies(model, plan.tp)) * plan.pcp
+    if copies % plan.dcp:
+        where = f"tp {plan.tp}" if plan.pcp == 1 else f"pcp {plan.pcp} of tp {plan.tp}"
+        kept = f"{where} keeps {copies} {'copies' if copies > 1 else 'copy'} of the cache of {model.name}, and dcp must divide that"
+        raise bad_field("dcp", plan.dcp, kept, f"use {_divisors(copies)}, or more tp")
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(divisor) for divisor in (1, 2, 4, 8, 16, 32, 64, 128) if number % divisor == 0)

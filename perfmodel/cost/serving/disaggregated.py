@@ -12,11 +12,17 @@ from functools import partial
 
 import numpy as np
 
-from perfmodel.cost.serving.filling import decode_steps, fill_steps
 from perfmodel.cost.serving.load import ServedLoad, load_of
-from perfmodel.cost.serving.percentiles import NORMAL_99, relative_excess_99, wait_tail_99
-from perfmodel.cost.serving.requests import Requests, Scheduling, squared_variation
-from perfmodel.cost.serving.stationary import piecewise_linear, stationary_running
+from perfmodel.cost.serving.queueing import (
+    NORMAL_99,
+    busy_probability,
+    piecewise_linear,
+    queue_wait,
+    relative_excess_99,
+    stationary_running,
+    wait_tail_99,
+)
+from perfmodel.cost.serving.requests import Requests, Scheduling, decode_steps, fill_steps, squared_variation
 from perfmodel.cost.serving.times import Array, ServingTimes
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.errors import bad_field
@@ -49,6 +55,24 @@ class Workers:
     decode: Column
     prefill_chips: Column
     decode_chips: Column
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TwoPools:
+    """Columns of two pools, with workers of one plan each.
+
+    prefill, decode      steps of a worker of each kind
+    scheduling           of decode workers; prefill_scheduling: of prefill workers (tokens and prompts of a step)
+    capacity        K    sequences that one decode worker runs at once
+    """
+
+    prefill: ServingTimes
+    decode: ServingTimes
+    scheduling: Scheduling
+    prefill_scheduling: Scheduling
+    workers: Workers
+    capacity: Column
+    handover: Handover
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -86,28 +110,6 @@ def exposed_transfer_time(num_bytes: Column, prefill_time: Column, *, bandwidth:
     """
     V, B, L = np.asarray(num_bytes, dtype=float), np.asarray(bandwidth), np.asarray(layers)
     return np.asarray(latency + np.maximum(V / (L * B), V / B - (L - 1) / L * prefill_time))
-
-
-def queue_wait(rate: Column, service_time: Column, servers: Column, *, squared_variation: Column = 0.0) -> Array:
-    """Return the wait for one of x servers with service time t and Poisson arrivals (M/G/x; M/D/x if all services are equal). [s]
-
-    W = (1 + cv^2) / 2  rho^(sqrt(2 (x + 1)) - 1) / (x (1 - rho)) t,   rho = r t / x;   infinite from rho = 1 on
-
-    Source: Sakasegawa, Ann. Inst. Stat. Math. 29, 1977; for x = 1 it is the Pollaczek-Khinchine formula.
-    """
-    t, x = np.asarray(service_time, dtype=float), np.asarray(servers, dtype=float)
-    rho = np.asarray(rate) * t / x
-    with np.errstate(divide="ignore", invalid="ignore"):
-        wait = (1 + np.asarray(squared_variation)) / 2 * rho ** (np.sqrt(2 * (x + 1)) - 1) / (x * (1 - rho)) * t
-    return np.where(rho < 1, wait, np.inf)
-
-
-def busy_probability(used: Column, servers: Column) -> Array:
-    """Return the share of Poisson arrivals that find x servers busy. [-]
-
-    rho^(sqrt(2 (x + 1)) - 1), rho for x = 1.   Source: as `queue_wait`.
-    """
-    return np.asarray(np.clip(used, 0.0, 1.0) ** (np.sqrt(2 * (np.asarray(servers, dtype=float) + 1)) - 1))
 
 
 def prefill_rate(times: ServingTimes, requests: Requests, scheduling: Scheduling, handover: Handover) -> tuple[Array, Array]:
@@ -157,17 +159,7 @@ def largest_batch(times: ServingTimes, requests: Requests, scheduling: Schedulin
 
 
 def disaggregated(
-    prefill: ServingTimes,
-    decode: ServingTimes,
-    requests: Requests,
-    scheduling: Scheduling,
-    workers: Workers,
-    *,
-    prefill_scheduling: Scheduling | None = None,
-    capacity: Column,
-    handover: Handover,
-    concurrency: Column | None = None,
-    rate: Column | None = None,
+    pools: TwoPools, requests: Requests, *, concurrency: Column | None = None, rate: Column | None = None
 ) -> DisaggregatedLoad:
     """Return the load of clients or arrivals on x prefill and y decode workers; with neither, the maximum throughput of the slower kind.
 
@@ -183,15 +175,13 @@ def disaggregated(
     99th percentiles: of waits by an exponential tail of the requests that wait. With c clients, at most the others can wait. If each is in
     the queue for a share p = W_P / E2E of its time, their number is binomial, and 2.3 sqrt(c p (1 - p)) / r bounds the tail.
 
-    capacity         K  sequences of one decode worker
-    prefill_scheduling  of prefill workers, if it differs (tokens and prompts of a step)
-
     Source of the form: DistServe, Zhong et al., OSDI 2024, section 3 (M/D/1 for prefill instances).
     """
     if concurrency is not None and rate is not None:
         raise bad_field("rate", rate, "only one of concurrency and rate can be given", "leave one of them out")
-    x, y, K = (np.asarray(column, dtype=float) for column in (workers.prefill, workers.decode, np.maximum(capacity, 1.0)))
-    mu_p, prompt = prefill_rate(prefill, requests, prefill_scheduling or scheduling, handover)
+    decode, scheduling, workers, handover = pools.decode, pools.scheduling, pools.workers, pools.handover
+    x, y, K = (np.asarray(column, dtype=float) for column in (workers.prefill, workers.decode, np.maximum(pools.capacity, 1.0)))
+    mu_p, prompt = prefill_rate(pools.prefill, requests, pools.prefill_scheduling, handover)
     mu_d, full_step = decode_rate(decode, requests, scheduling, batch=K)
     D, after = decode_steps(requests, scheduling), max(requests.output.mean - 1, 1.0)
     num_bytes = requests.prompt.mean * np.asarray(handover.token_bytes, dtype=float)
@@ -199,7 +189,7 @@ def disaggregated(
     sent = transfer_time(num_bytes, **links)
     shown = exposed_transfer_time(num_bytes, prompt, layers=handover.layers, **links)
     most_p, most_d = x * mu_p, y * mu_d
-    highest = np.where(np.greater_equal(capacity, 1.0), np.minimum(most_p, most_d), 0.0)
+    highest = np.where(np.greater_equal(pools.capacity, 1.0), np.minimum(most_p, most_d), 0.0)
     fixed = scheduling.first_token_time + prompt + shown
     varied = squared_variation(requests.prompt)
 
@@ -229,7 +219,7 @@ def disaggregated(
     elif concurrency is not None:
         c = np.asarray(concurrency, dtype=float)
 
-        at_once = (prefill_scheduling or scheduling).prompts_together
+        at_once = pools.prefill_scheduling.prompts_together
         wave = np.asarray(scheduling.lockstep) * np.maximum(c - x * at_once, 0.0) / (2 * most_p)
 
         def with_decode(r: Array) -> Array:

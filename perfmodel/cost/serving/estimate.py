@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.calibrated import is_calibrated
-from perfmodel.cost.machine import Machine
-from perfmodel.cost.serving.context import CONTEXT_AXIS, cache_copies, cache_cuts, why_no_context, why_not_shared
+from perfmodel.cost.machine import Machine, resolve_machine
+from perfmodel.cost.serving.context import CONTEXT_AXIS, cache_copies, cache_cuts, check_context, check_plan, why_no_context
 from perfmodel.cost.serving.load import ServedLoad, closed_loop, maximum_load, open_loop, static_batch
-from perfmodel.cost.serving.machine import serving_machine
 from perfmodel.cost.serving.memory import ServingMemory, serving_memory, weight_bytes
 from perfmodel.cost.serving.program import ServingProgram, serving_program
 from perfmodel.cost.serving.requests import Requests, Scheduling
@@ -22,17 +21,64 @@ from perfmodel.cost.serving.times import ServingTimes, SpeculativeTimes
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import bad_field
 from perfmodel.frameworks.engine import Engine, fitted_numbers
-from perfmodel.frameworks.serving_intervals import ServingBasis, intervals_of
-from perfmodel.hardware.calibration import SCALE_OUT, SCALE_UP, Calibration
+from perfmodel.hardware.calibration import NO_TILES, SCALE_OUT, SCALE_UP, SPEC_SHEET, Calibration
+from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.grid import make_grid
+from perfmodel.parallel.interval import ServingBasis, intervals_of
 from perfmodel.parallel.layout import DEFAULT_ORDER
-from perfmodel.parallel.serving.columns import ServingColumns
-from perfmodel.parallel.serving.plan import ServingPlan
+from perfmodel.parallel.serving.plan import ServingColumns, ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction, Spread
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.quantization import Quantization
+from perfmodel.workload.quantization import QUANTIZATIONS, Quantization, has_units
 from perfmodel.workload.serving import ServingJob, Speculation
+
+LEAST_TILE_ROWS = 64.0
+"""Rows of the smallest tile of shipped calibrations."""
+LEAST_MEASURED_RIDGE = 312e12 / 2.039e12
+"""FLOPs per byte of the A100, data sheet: the least of the chips with measured kernels. [FLOP/byte]"""
+
+
+def serving_machine(cluster: Cluster, calibration: Calibration, engine: Engine, quantization: Quantization) -> Machine:
+    """Return the rates of a chip under an engine, in 16 bits and, in `serving`, in each format. Raises InputError if the chip has no units
+    for `quantization`.
+
+    Decode is memory-bound and does not throttle: clocks are those of the data sheet. A replayed graph overlaps part of each kernel's floor.
+    """
+    chip = cluster.chip
+    if not has_units(quantization, chip.peak_flop_rate):
+        runs = ", ".join(name for name, other in QUANTIZATIONS.items() if has_units(other, chip.peak_flop_rate))
+        rule = f"{chip.name} has no units for it ({quantization.needs})"
+        raise bad_field("quantization", quantization.name, rule, f"use {runs} or another chip")
+    calm = replace(
+        with_few_rows(calibration, chip),
+        sustained_clock_fraction=1.0,
+        clock_fractions={},
+        attention_clock_fraction=1.0,
+        exposed_floor_fraction=engine.kernels.floor_fraction,
+    )
+    usual = Dtype.BF16 if Dtype.BF16 in chip.peak_flop_rate else Dtype.FP16
+    return resolve_machine(cluster, calm, dtype=usual)
+
+
+def with_few_rows(calibration: Calibration, chip: Chip) -> Calibration:
+    """Return the calibration with a kernel for products of few rows, if it was measured on a chip with more FLOPs per byte.
+
+        mu = r0 rho / rho0 for rho < rho0     rho  FLOP rate over memory bandwidth [FLOP/byte]
+
+    Fits have tiles of at least r0 = 64 rows; still, a product of one row is memory-bound on every measured chip. On a chip with fewer FLOPs
+    per byte (H20, GeForce, Apple's), a padded tile would take longer than reading the weights. Libraries avoid that (GEMV and split-k
+    kernels). On such chips few rows are padded to the number that keeps the ratio of compute to memory of the measured chip with the least
+    rho, the A100. Other chips are unchanged.
+    """
+    rate = chip.peak_flop_rate.get(Dtype.BF16) or chip.peak_flop_rate.get(Dtype.FP16) or max(chip.peak_flop_rate.values())
+    share = rate / chip.memory.bandwidth / LEAST_MEASURED_RIDGE
+    if share >= 1.0 or chip.name in calibration.chips:
+        return calibration
+    models = calibration.matmul or SPEC_SHEET.matmul
+    few = {name: replace(model, few_rows=LEAST_TILE_ROWS * share) for name, model in models.items() if model.tiles != NO_TILES}
+    return replace(calibration, matmul={**models, **few})
+
 
 Array = NDArray[np.float64]
 Plans = Sequence[ServingPlan] | ServingColumns
@@ -233,51 +279,6 @@ def columns_of(plans: Plans) -> ServingColumns:
     return plans if isinstance(plans, ServingColumns) else ServingColumns.of(plans)
 
 
-def check_plan(model: TransformerConfig, plan: ServingPlan) -> None:
-    """Check that the degrees divide the dims of the model. Raises InputError."""
-    if model.num_attention_heads % plan.tp:
-        rule = f"must divide the {model.num_attention_heads} attention heads of {model.name}"
-        raise bad_field("tp", plan.tp, rule, f"use {_divisors(model.num_attention_heads)}")
-    if plan.pp > model.num_hidden_layers:
-        raise bad_field("pp", plan.pp, f"must be at most the {model.num_hidden_layers} layers of {model.name}", "use fewer stages")
-    experts = model.experts
-    if experts is None:
-        if plan.ep > 1:
-            raise bad_field("ep", plan.ep, f"{model.name} has no experts", "use ep=1")
-        return
-    if experts.num_experts % plan.ep:
-        raise bad_field("ep", plan.ep, f"must divide the {experts.num_experts} experts", f"use {_divisors(experts.num_experts)}")
-    if experts.width % plan.expert_tp:
-        rule = f"leaves {plan.expert_tp} chips to share an expert, whose width is {experts.width}"
-        raise bad_field("ep", plan.ep, rule, "deal experts over more chips")
-
-
-def check_context(model: TransformerConfig, plan: ServingPlan, engine: Engine) -> None:
-    """Check context parallelism. Raises InputError.
-
-    Ranks that share the tokens of a cache would otherwise each store it; ranks of a prompt share no state; and the engine supports both.
-    """
-    reason = why_not_shared(model, engine, pp=plan.pp, attention_dp=plan.attention_dp) if plan.pcp > 1 else ""
-    if reason:
-        raise bad_field("pcp", plan.pcp, reason, "use pcp=1" + (" or engine vllm" if engine.runs.prefill_context == "none" else ""))
-    if plan.dcp == 1:
-        return
-    if not engine.runs.has_decode_context:
-        raise bad_field("dcp", plan.dcp, f"{engine.name} {engine.version} has no decode context parallelism", "use dcp=1 or engine vllm")
-    reason = why_no_context(model)
-    if reason:
-        raise bad_field("dcp", plan.dcp, reason, "use dcp=1")
-    copies = int(cache_copies(model, plan.tp)) * plan.pcp
-    if copies % plan.dcp:
-        where = f"tp {plan.tp}" if plan.pcp == 1 else f"pcp {plan.pcp} of tp {plan.tp}"
-        kept = f"{where} keeps {copies} {'copies' if copies > 1 else 'copy'} of the cache of {model.name}, and dcp must divide that"
-        raise bad_field("dcp", plan.dcp, kept, f"use {_divisors(copies)}, or more tp")
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(divisor) for divisor in (1, 2, 4, 8, 16, 32, 64, 128) if number % divisor == 0)
-
-
 def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPlan, served: ServedPlans, at: int) -> ServingPrediction:
     """Return the prediction of column `at`."""
     load, memory = served.load, served.memory
@@ -303,11 +304,7 @@ def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
     cached = memory.sequence_bytes * min(running, float(served.capacity[at])) / plan.attention_dp
     if float(served.capacity[at]) > _at(memory.sequences, at):  # the engine admits requests until the cache is full
         cached = np.minimum(cached, np.maximum(memory.cache_capacity, 0.0))
-    held = {
-        "weights": memory.weights, "cache": cached,
-        "activations": memory.activations, "graphs": memory.graphs, "context": memory.context, "reserve": memory.reserve,
-    }  # fmt: skip
-    by_class = {name: _at(value, at) for name, value in held.items()}
+    by_class = {name: _at(value, at) for name, value in memory.classes(cached).items()}
     by_class["total"] = sum(by_class.values())
     return ServingPrediction(
         job=job,
@@ -385,7 +382,7 @@ def _does_not_fit(memory: ServingMemory, at: int) -> str:
     weights, usable, free = (_at(column, at) for column in (memory.weights, memory.usable, memory.cache_capacity))
     if free > 0:
         return f"does not fit: no request of full length has room in the {format_bytes(free)} that weights leave on each chip"
-    engine_bytes = sum(_at(column, at) for column in (memory.activations, memory.graphs, memory.context, memory.reserve))
+    engine_bytes = sum(_at(column, at) for name, column in memory.classes().items() if name != "weights")
     taken = f"weights take {format_bytes(weights)} and the engine {format_bytes(engine_bytes)}"
     return f"does not fit: {taken} of {format_bytes(usable)} usable on each chip"
 
@@ -397,6 +394,3 @@ def _count(value: Any) -> str:
 def _at(value: object, at: int) -> float:
     array = np.ravel(np.asarray(value, dtype=float))
     return float(array[at] if array.size > 1 else array[0])
-
-
-__all__ = ["ServedPlans", "ServingEstimator", "check_plan", "columns_of", "prediction_of", "rests_on"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfmodel.cost.compute import matmul_time
-from perfmodel.cost.machine import resolve_machine
+from perfmodel.cost.machine import Machine, resolve_machine
 from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.cost.serving.step import StepCosts
 from perfmodel.foundation.dtypes import Dtype, itemsize
@@ -16,8 +16,8 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.serving.measurement import ANCHOR, StepShape
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.kinds.cache import UPDATE_KERNELS
 from perfmodel.workload.quantization import QUANTIZATIONS
-from perfmodel.workload.states import UPDATE_KERNELS
 
 #: No graphs, no fused kernels, no host time but kernel launches.
 EXECUTOR = Engine(
@@ -54,9 +54,7 @@ def executor_times(
     if lacks_states(model, calibration):
         rule = f"has measured no layers with a state, which {model.name} has"
         raise bad_field("calibration", calibration.name, rule, "write a new one with perfmodel calibrate")
-    machine = resolve_machine(replace(cluster, num_chips=1), calibration, dtype=dtype)
-    bandwidth = calibration.peaks.get(VECTOR_BANDWIDTH if rows == 1 else WEIGHT_BANDWIDTH, machine.matmul.bandwidth)
-    machine = replace(machine, matmul=replace(machine.matmul, bandwidth=bandwidth))
+    machine = _machine(cluster, calibration, dtype, VECTOR_BANDWIDTH if rows == 1 else WEIGHT_BANDWIDTH)
     estimator = ServingEstimator(
         model=model,
         cluster=cluster,
@@ -70,12 +68,16 @@ def executor_times(
     return estimator.times([ServingPlan(engine=EXECUTOR.name)])
 
 
+def _machine(cluster: Cluster, calibration: Calibration, dtype: Dtype, peak: str) -> Machine:
+    """Return the machine of one chip, whose products read weights at the measured peak of that name, if there is one."""
+    machine = resolve_machine(replace(cluster, num_chips=1), calibration, dtype=dtype)
+    return replace(machine, matmul=replace(machine.matmul, bandwidth=calibration.peaks.get(peak, machine.matmul.bandwidth)))
+
+
 def anchor_time(cluster: Cluster, calibration: Calibration, *, dtype: Dtype = Dtype.FP32) -> float:
     """Return the calibrated time of the anchor product, the reference for the machine's present speed. [s]"""
     rows, outputs, inputs = ANCHOR
-    machine = resolve_machine(replace(cluster, num_chips=1), calibration, dtype=dtype)
-    bandwidth = calibration.peaks.get(WEIGHT_BANDWIDTH, machine.matmul.bandwidth)
-    machine = replace(machine, matmul=replace(machine.matmul, bandwidth=bandwidth))
+    machine = _machine(cluster, calibration, dtype, WEIGHT_BANDWIDTH)
     return float(matmul_time(batch=1.0, m=rows, n=outputs, k=inputs, itemsize=float(itemsize(dtype)), machine=machine))
 
 

@@ -81,34 +81,22 @@ def weight_product_time(
     Source: fitted by `lab.kernels.serving` to aiconfigurator's products. For formats that a chip's tables lack: the fractions
     of the unquantized rates that another chip reaches. Errors on held-out weights: docs/kernels.md.
     """
+    serving, a = machine.serving, quantization.activation_bytes
     if quantization.is_plain:
-        tuned = matmul_time(batch=batch, m=m, n=n, k=k, itemsize=itemsize, machine=machine)
+        time = matmul_time(batch=batch, m=m, n=n, k=k, itemsize=itemsize, machine=machine)
     else:
-        tuned = _quantized_product_time(batch, m, n, k, quantization, machine, casts)
+        rates = serving.product_rates(quantization.kernel, quantization.product)
+        time = rates.floor_time + _quantized_product(batch, m, n, k, quantization, rates)
+        if a < WIDE_ITEMSIZE:
+            model = serving.weight_product[quantization.kernel]
+            num_bytes, bandwidth = batch * m * k * (WIDE_ITEMSIZE + a), model.cast_fraction * serving.memory_bandwidth
+            time = time + casts * (model.cast_time * serving.exposed_floor + num_bytes / bandwidth)
     if untuned >= 1.0:
-        return tuned
-    return np.maximum(tuned, _untuned_product_time(batch, m, n, k, quantization, machine.matmul, untuned))
-
-
-def _quantized_product_time(
-    batch: Column, m: Column, n: Column, k: Column, quantization: Quantization, machine: Machine, casts: Column
-) -> Any:
-    serving = machine.serving
-    model = serving.weight_product[quantization.kernel]
-    rates = serving.product_rates(quantization.kernel, quantization.product)
-    a = quantization.activation_bytes
-    time = rates.floor_time + _quantized_product(batch, m, n, k, quantization, rates)
-    if a >= WIDE_ITEMSIZE:
         return time
-    cast = model.cast_time * serving.exposed_floor + batch * m * k * (WIDE_ITEMSIZE + a) / (model.cast_fraction * serving.memory_bandwidth)
-    return time + casts * cast
-
-
-def _untuned_product_time(
-    batch: Column, m: Column, n: Column, k: Column, quantization: Quantization, rates: MatmulRates, share: float
-) -> Any:
-    compute = (2.0 * batch) * m * n * k / (share * rates.flop_rate)
-    return rates.floor_time + smooth_maximum(compute, _product_bytes(batch, m, n, k, quantization) / rates.bandwidth, rates.sharpness)
+    plain = machine.matmul
+    compute = (2.0 * batch) * m * n * k / (untuned * plain.flop_rate)
+    memory = _product_bytes(batch, m, n, k, quantization) / plain.bandwidth
+    return np.maximum(time, plain.floor_time + smooth_maximum(compute, memory, plain.sharpness))
 
 
 def _product_bytes(batch: Column, m: Column, n: Column, k: Column, quantization: Quantization) -> Any:

@@ -16,19 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.serving.filling import Filling, decode_steps, fill_steps
-from perfmodel.cost.serving.percentiles import (
+from perfmodel.cost.serving.queueing import (
     NORMAL_99,
     RARE,
-    chunked_gap,
     completions_variance,
     count_99,
     relative_excess_99,
+    stationary_running,
     tenth_percentile,
     wait_tail_99,
 )
-from perfmodel.cost.serving.requests import Requests, Scheduling, squared_variation
-from perfmodel.cost.serving.stationary import stationary_running
+from perfmodel.cost.serving.requests import Filling, Requests, Scheduling, decode_steps, fill_steps, squared_variation
 from perfmodel.cost.serving.times import Array, ServingTimes
 from perfmodel.foundation.columns import Column
 
@@ -298,3 +296,17 @@ def open_loop(times: ServingTimes, requests: Requests, scheduling: Scheduling, *
 def load_of(**columns: NDArray[Any] | float) -> ServedLoad:
     """Return the record of columns that broadcast with one another."""
     return ServedLoad(**dict(zip(columns, (np.array(column) for column in np.broadcast_arrays(*columns.values())), strict=True)))
+
+
+def chunked_gap(filled: Filling, *, share: Array, arriving: Array) -> Array:
+    """Return the 99th percentile of gaps if prompts are chunked into decode steps. [s]
+
+    share     of steps with a prompt
+    arriving  expected arrivals of prompts during a step, which will then share one
+
+    The largest number k of prompts for which share P(k - 1 more) is over one in a hundred, limited by the prompts that fit into a step.
+    """
+    more = np.minimum(
+        count_99(arriving, rare=np.minimum(RARE / np.maximum(share, 1e-12), 1.0)), np.maximum(filled.max_prompts - filled.together, 0.0)
+    )
+    return np.where(share > RARE, filled.stalled + more * filled.alongside, filled.decode)

@@ -11,10 +11,10 @@ from perfmodel.cost.serving.program import ServingProgram
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.frameworks.engine import Engine
-from perfmodel.parallel.serving.columns import ServingColumns
+from perfmodel.parallel.serving.plan import ServingColumns
 from perfmodel.workload.config import TransformerConfig
+from perfmodel.workload.kinds.cache import state_bytes
 from perfmodel.workload.quantization import Quantization
-from perfmodel.workload.states import state_bytes
 
 _PLAIN_BYTES = 2.0
 
@@ -119,6 +119,11 @@ class ServingMemory:
     @property
     def fits(self) -> Any:
         return self.sequences >= 1.0
+
+    def classes(self, cached: Column = 0.0) -> dict[str, Column]:
+        """Return the memory of each class, with `cached` bytes of the cache in use."""
+        held = {"weights": self.weights, "cache": cached, "activations": self.activations}
+        return held | {"graphs": self.graphs, "context": self.context, "reserve": self.reserve}
 
 
 def serving_memory(

@@ -10,54 +10,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.link_rates import DEFAULT_LINK_FRACTION
-from perfmodel.cost.serving.disaggregated import DisaggregatedLoad, Handover, Workers, disaggregated
-from perfmodel.cost.serving.estimate import ServedPlans, ServingEstimator, check_context, check_plan, prediction_of, rests_on
+from perfmodel.cost.serving.context import check_context, check_plan
+from perfmodel.cost.serving.disaggregated import DisaggregatedLoad, Handover, TwoPools, Workers, disaggregated
+from perfmodel.cost.serving.estimate import ServedPlans, ServingEstimator, prediction_of, rests_on
 from perfmodel.cost.serving.memory import ServingMemory, cache_shape
-from perfmodel.cost.serving.requests import Requests, Scheduling
+from perfmodel.cost.serving.requests import Requests
 from perfmodel.cost.serving.step import StepCosts
-from perfmodel.cost.serving.times import Array, ServingTimes
 from perfmodel.foundation.dtypes import itemsize
-from perfmodel.parallel.serving.columns import ServingColumns
-from perfmodel.parallel.serving.plan import Pools, ServingPlan
+from perfmodel.parallel.serving.plan import Pools, ServingColumns, ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.workload.serving import ServingJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ServedPools:
-    """Columns of plans of two pools under one load.
-
-    capacity        sequences that one decode worker runs at once
-    prefill_fits    weights and one prompt fit on a prefill worker
-    """
-
-    disaggregated: DisaggregatedLoad
-    prefill_memory: ServingMemory
-    decode_memory: ServingMemory
-    capacity: Array
-    prefill_fits: Array
-    decode_times: StepCosts
-    prefill_times: StepCosts
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PoolsInputs:
-    """Inputs of columns of two pools: steps of both kinds of workers (`_times` with drafts), scheduling, and the cache transfer.
+    """Columns of plans of two pools: inputs of their load, and the memory of a worker of each.
 
-    capacity   sequences that one decode worker runs at once
+    decode_costs   steps of a decode worker, without drafts
     """
 
-    prefill_costs: StepCosts
+    pools: TwoPools
     decode_costs: StepCosts
-    prefill_times: ServingTimes
-    decode_times: ServingTimes
-    scheduling: Scheduling
-    prefill_scheduling: Scheduling
-    workers: Workers
-    handover: Handover
     prefill_memory: ServingMemory
     decode_memory: ServingMemory
-    capacity: Array
+
+    @property
+    def fits(self) -> NDArray[np.bool_]:
+        """Whether weights and one prompt fit on a prefill worker, and a sequence on a decode worker."""
+        return np.asarray(self.prefill_memory.fits & self.decode_memory.fits)
 
 
 def handover(estimator: ServingEstimator, pools: Sequence[Pools], tokens: float) -> Handover:
@@ -83,31 +63,12 @@ def serve_pools(
     *,
     distinct_experts: float = 0.0,
     concurrency: NDArray[np.int64] | None = None,
-) -> ServedPools:
+) -> tuple[DisaggregatedLoad, PoolsInputs]:
     """Return the load of `job` on every pair of pools; `concurrency`: clients of each pair, instead of the job's."""
     inputs = pools_inputs(estimator, job, pools, distinct_experts=distinct_experts)
     clients = concurrency if concurrency is not None else None if job.concurrency is None else float(job.concurrency)
-    pooled = disaggregated(
-        inputs.prefill_times,
-        inputs.decode_times,
-        Requests.of_job(job),
-        inputs.scheduling,
-        inputs.workers,
-        prefill_scheduling=inputs.prefill_scheduling,
-        capacity=inputs.capacity,
-        handover=inputs.handover,
-        concurrency=clients,
-        rate=None if clients is not None else job.rate,
-    )
-    return ServedPools(
-        disaggregated=pooled,
-        prefill_memory=inputs.prefill_memory,
-        decode_memory=inputs.decode_memory,
-        capacity=inputs.capacity,
-        prefill_fits=np.asarray(inputs.prefill_memory.fits),
-        decode_times=inputs.decode_costs,
-        prefill_times=inputs.prefill_costs,
-    )
+    rate = None if clients is not None else job.rate
+    return disaggregated(inputs.pools, Requests.of_job(job), concurrency=clients, rate=rate), inputs
 
 
 def pools_inputs(estimator: ServingEstimator, job: ServingJob, pools: Sequence[Pools], *, distinct_experts: float = 0.0) -> PoolsInputs:
@@ -116,26 +77,26 @@ def pools_inputs(estimator: ServingEstimator, job: ServingJob, pools: Sequence[P
     prefill = estimator.prefill or estimator
     prefill_costs = prefill.times(prefill_plans, distinct_experts=distinct_experts)
     decode_costs = estimator.times(decode_plans, distinct_experts=distinct_experts)
-    prefill_memory = prefill.memory(prefill_plans, job.input_len.mean, job.speculation)
-    memory = estimator.memory(decode_plans, job.input_len.mean + job.output_len.mean, job.speculation)
+    decode_memory = estimator.memory(decode_plans, job.input_len.mean + job.output_len.mean, job.speculation)
     ranks = prefill_plans.attention_dp.astype(float)
     return PoolsInputs(
-        prefill_costs=prefill_costs,
-        decode_costs=decode_costs,
-        prefill_times=prefill.with_drafts(prefill_costs, prefill_plans, job.speculation),
-        decode_times=estimator.with_drafts(decode_costs, decode_plans, job.speculation),
-        scheduling=estimator.scheduling(decode_plans, job.speculation),
-        prefill_scheduling=replace(prefill.scheduling(prefill_plans), prompts_together=ranks),
-        workers=Workers(
-            prefill=np.array([float(pair.prefill_workers) for pair in pools]),
-            decode=np.array([float(pair.decode_workers) for pair in pools]),
-            prefill_chips=prefill_plans.chips_per_replica.astype(float),
-            decode_chips=decode_plans.chips_per_replica.astype(float),
+        pools=TwoPools(
+            prefill=prefill.with_drafts(prefill_costs, prefill_plans, job.speculation),
+            decode=estimator.with_drafts(decode_costs, decode_plans, job.speculation),
+            scheduling=estimator.scheduling(decode_plans, job.speculation),
+            prefill_scheduling=replace(prefill.scheduling(prefill_plans), prompts_together=ranks),
+            workers=Workers(
+                prefill=np.array([float(pair.prefill_workers) for pair in pools]),
+                decode=np.array([float(pair.decode_workers) for pair in pools]),
+                prefill_chips=prefill_plans.chips_per_replica.astype(float),
+                decode_chips=decode_plans.chips_per_replica.astype(float),
+            ),
+            capacity=estimator.capacity(decode_plans, decode_memory),
+            handover=handover(estimator, pools, job.input_len.mean),
         ),
-        handover=handover(estimator, pools, job.input_len.mean),
-        prefill_memory=prefill_memory,
-        decode_memory=memory,
-        capacity=estimator.capacity(decode_plans, memory),
+        decode_costs=decode_costs,
+        prefill_memory=prefill.memory(prefill_plans, job.input_len.mean, job.speculation),
+        decode_memory=decode_memory,
     )
 
 
@@ -153,17 +114,17 @@ def predict_pools(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
     pools = plan.pools
     assert pools is not None
     notes = _check_workers(estimator, pools)
-    served = serve_pools(estimator, job, [pools], distinct_experts=distinct_experts)
-    pooled, workers = served.disaggregated, float(pools.decode_workers)
+    pooled, inputs = serve_pools(estimator, job, [pools], distinct_experts=distinct_experts)
+    workers, prefill_fits = float(pools.decode_workers), bool(np.ravel(inputs.prefill_memory.fits)[0])
     shared = ("running", "queue", "requests_per_second", "tokens_per_second")
     load = replace(pooled.load, **{name: getattr(pooled.load, name) / workers for name in shared})
     columns = ServedPlans(
         load=load,
-        memory=served.decode_memory,
-        capacity=served.capacity,
+        memory=inputs.decode_memory,
+        capacity=np.asarray(inputs.pools.capacity),
         num_chips=np.array([float(plan.num_chips)]),
         replicas=np.array([workers]),
-        times=served.decode_times,
+        times=inputs.decode_costs,
     )
     answering = replace(pools.decode, replicas=pools.decode_workers)
     prediction = prediction_of(estimator, job, answering, columns, 0)
@@ -171,14 +132,14 @@ def predict_pools(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
         f"prefill workers do {float(pooled.prefill_use[0]):.0%} of what they can, decode workers {float(pooled.decode_use[0]):.0%}; "
         f"{float(pooled.matched_ratio[0]):.2g} prefill workers a decode worker would match"
     )
-    if not served.prefill_fits[0]:
+    if not prefill_fits:
         notes.append("does not fit: the weights leave no room for a prompt on a prefill worker")
     if estimator.prefill is not None:
         both = (estimator.prefill, estimator)
         prediction = replace(prediction, cluster="+".join(f"{side.cluster.num_chips}@{side.cluster.name}" for side in both))
         based = ", ".join(dict.fromkeys(rests_on(estimator.prefill).values()))
         notes.append(f"prefill workers are {estimator.prefill.cluster.chip.name}, based on {based}; memory and parts are of decode workers")
-    fits = prediction.fits and bool(served.prefill_fits[0])
+    fits = prediction.fits and prefill_fits
     return replace(prediction, plan=plan, fits=fits, fits_load=prediction.fits_load and fits, notes=(*prediction.notes, *notes))
 
 

@@ -6,7 +6,7 @@ experts. Ranks that share the tokens of a prompt gather its latents, and each ra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -17,12 +17,12 @@ from perfmodel.cost.evaluate import values_of_sizes
 from perfmodel.cost.rows import RowCompiler, TimedRows
 from perfmodel.cost.serving.context import CONTEXT_AXIS
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.frameworks.engine_rewrites import with_engine
 from perfmodel.frameworks.profile import load_profile
+from perfmodel.frameworks.rewrites import with_engine
 from perfmodel.parallel.algebra.derive import ShardedGraph, derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
 from perfmodel.workload.config import TransformerConfig
-from perfmodel.workload.graph import Graph, Pass, Region, RoutedExperts
+from perfmodel.workload.graph import Pass, Region, RoutedExperts
 from perfmodel.workload.kinds.cache import SEQUENCES
 from perfmodel.workload.quantization import WeightPart
 from perfmodel.workload.step_graph import LAST, step_graph, step_length
@@ -125,7 +125,11 @@ def serving_program(
         segment = region_index[op.layer] + (len(region_index) if op.group == "attention_core" else 0)
         for work in op.forward:
             compiler.work(op, derivation.shardings[op.name], work, segment=segment, name=op.name, is_backward=False)
-    routed = _after_routing(graph)
+    routed: set[str] = set()  # between a router and the residual stream, where the engine defines the communication
+    routing: set[str] = set()
+    for op in graph.operators:
+        routing |= {op.layer} if op.kind == "route" else set()
+        routed |= {op.name} if op.layer in routing else set()
     for traffic in derivation.traffic:
         if traffic.phase is Pass.FORWARD and traffic.kind is not CollectiveKind.SEND_RECV and traffic.operator not in routed:
             compiler.collective(traffic.kind, traffic.axes, traffic.amount, segment=region_index[traffic.region], name=traffic.tensor)
@@ -154,18 +158,6 @@ def _sharded(model: TransformerConfig, *, is_prompt: bool, element_bytes: float)
             for name, sharding in shardings.items()
         }
     return derive(graph, shardings)
-
-
-def _after_routing(graph: Graph) -> Set[str]:
-    """Return the operators between a router and the residual stream; the engine defines their communication."""
-    names: set[str] = set()
-    layers: set[str] = set()
-    for op in graph.operators:
-        if op.kind == "route":
-            layers.add(op.layer)
-        if op.layer in layers:
-            names.add(op.name)
-    return names
 
 
 def _weights(derivation: ShardedGraph, region_index: Mapping[str, int]) -> tuple[HeldWeight, ...]:

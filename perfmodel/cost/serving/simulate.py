@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.serving.requests import Requests, Scheduling
-from perfmodel.cost.serving.table import StepTable, tabulate
-from perfmodel.cost.serving.times import Array, ServingTimes
+from perfmodel.cost.serving.times import Array, ServingTimes, StepTable, tabulate
 from perfmodel.foundation.errors import bad_field
 from perfmodel.parallel.serving.prediction import Spread
 
@@ -177,35 +176,8 @@ class DrawnRequest:
         self.held = self.growth = self.reserved = 0.0
 
 
-def simulate(
-    times: ServingTimes | StepTable,
-    requests: Requests,
-    scheduling: Scheduling,
-    batch_limits: BatchLimits,
-    *,
-    concurrency: int | None = None,
-    rate: float | None = None,
-    answered: int | None = None,
-    warm_up: int | None = None,
-    limits: GoodputLimits | None = None,
-    seed: int = 0,
-) -> SimulatedLoad:
-    """Run an engine until `answered` requests complete after the first `warm_up` (clients: `ROUNDS` per client and 0; rate: 1000 and 200).
-
-    concurrency     clients, each of which sends its next request when the previous one is answered; all start at once
-    rate            requests a second with Poisson arrivals instead
-
-    The queue is first come, first served. Chunked: a step contains all decoding sequences and is filled with prompts. Prefill first:
-    prompts run before any decode step, up to the token budget. The share of requests in lockstep is a result, not an input.
-    """
-    record = run_engine(
-        times, requests, scheduling, batch_limits, concurrency=concurrency, rate=rate, answered=answered, warm_up=warm_up, seed=seed
-    )
-    return summarize_runs([(record, 1)], limits or GoodputLimits())
-
-
 def run_engine(
-    times: ServingTimes | StepTable,
+    table: StepTable,
     requests: Requests,
     scheduling: Scheduling,
     batch_limits: BatchLimits,
@@ -217,9 +189,16 @@ def run_engine(
     stopping: StoppingRule | None = None,
     seed: int = 0,
 ) -> RunRecord:
-    """Return the run that `simulate` summarises. Raises InputError.
+    """Run an engine until `answered` requests complete after the first `warm_up` (clients: `ROUNDS` per client and 0; rate: 1000 and 200).
 
-    With a `stopping` rule (at a rate) it continues after `answered` requests until the rule holds.
+    table           of `table_of`
+    concurrency     clients, each of which sends its next request when the previous one is answered; all start at once
+    rate            requests a second with Poisson arrivals instead
+    stopping        at a rate: the run continues after `answered` requests until the rule holds
+
+    The queue is first come, first served. Chunked: a step contains all decoding sequences and is filled with prompts. Prefill first:
+    prompts run before any decode step, up to the token budget. The share of requests in lockstep is a result, not an input.
+    Raises InputError.
     """
     if (concurrency is None) == (rate is None):
         raise bad_field("concurrency", concurrency, "one of concurrency and rate must be given", "give one of them")
@@ -231,12 +210,10 @@ def run_engine(
             "cache_tokens", batch_limits.cache_tokens, f"must hold one request of {longest} tokens", "use a plan with more room"
         )
     most = batch_limits.max_sequences if concurrency is None else min(batch_limits.max_sequences, concurrency)
-    if not isinstance(times, StepTable):
-        times = table_of(times, requests, scheduling, batch_limits, concurrency)
     wanted = answered if answered is not None else (ROUNDS * concurrency if concurrency is not None else 1000)
     before = warm_up if warm_up is not None else (0 if concurrency is not None else 200)
     block = 0 if stopping is None else max(before + wanted, LEAST_BLOCK)
-    engine = _Engine(times, requests, scheduling, replace(batch_limits, max_sequences=most), concurrency, rate, seed, block)
+    engine = _Engine(table, requests, scheduling, replace(batch_limits, max_sequences=most), concurrency, rate, seed, block)
     return engine.run(before, wanted, stopping)
 
 
@@ -541,10 +518,16 @@ def draws(
     least = max(min(requests.output.least, int(np.ceil(requests.output.mean)) - wide), 1)
     most = max(requests.output.most, int(requests.output.mean) + wide)
     number = block or _DRAWS
-    draw = _even if block else _random
+
+    def draw(least: int, most: int) -> NDArray[np.int64]:
+        """Draw whole numbers from `least` to `most`: each equally likely, or one from each of equal parts of the range in random order."""
+        if not block:
+            return random.integers(least, most + 1, number)
+        return np.asarray(least + (random.permutation(number) + random.random(number)) * ((most - least + 1) / number), dtype=np.int64)
+
     while True:
-        prompts = draw(random, requests.prompt.least, requests.prompt.most, number)
-        outputs = draw(random, least, most, number)
+        prompts = draw(requests.prompt.least, requests.prompt.most)
+        outputs = draw(least, most)
         gaps = random.exponential(1 / rate, number) if rate is not None else np.zeros(number)
         if block and rate is not None:
             gaps *= number / rate / gaps.sum()
@@ -553,16 +536,6 @@ def draws(
         new = np.maximum(prompts * (1 - found_fraction), 1.0)
         columns = (prompts - new, new, outputs, rounding, gaps, fronts)
         yield from zip(*(column.tolist() for column in columns), strict=True)
-
-
-def _random(random: np.random.Generator, least: int, most: int, number: int) -> NDArray[np.int64]:
-    """Draw whole numbers from `least` to `most`, each equally likely."""
-    return random.integers(least, most + 1, number)
-
-
-def _even(random: np.random.Generator, least: int, most: int, number: int) -> NDArray[np.int64]:
-    """Draw stratified whole numbers in random order: one from each of `number` equal parts of the range."""
-    return np.asarray(least + (random.permutation(number) + random.random(number)) * ((most - least + 1) / number), dtype=np.int64)
 
 
 def summarize_runs(records: Sequence[tuple[RunRecord, float]], limits: GoodputLimits) -> SimulatedLoad:

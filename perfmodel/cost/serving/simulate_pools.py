@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.serving.disaggregated import Handover, Workers
-from perfmodel.cost.serving.requests import Requests, Scheduling
+from perfmodel.cost.serving.disaggregated import TwoPools
+from perfmodel.cost.serving.requests import Requests
 from perfmodel.cost.serving.simulate import (
     LEAST_BLOCK,
     MOST_TOKENS,
@@ -28,28 +27,9 @@ from perfmodel.cost.serving.simulate import (
     draws,
     summarize_runs,
 )
-from perfmodel.cost.serving.table import tabulate
-from perfmodel.cost.serving.times import ServingTimes
+from perfmodel.cost.serving.times import tabulate
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.errors import bad_field
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TwoPools:
-    """Simulated pools: workers of one plan each, as in the closed form.
-
-    prefill, decode      steps of a worker of each kind
-    scheduling           of decode workers; prefill_scheduling: of prefill workers (tokens and prompts of a step)
-    capacity        K    slots of a decode worker, independent of the lengths of their sequences
-    """
-
-    prefill: ServingTimes
-    decode: ServingTimes
-    scheduling: Scheduling
-    prefill_scheduling: Scheduling
-    workers: Workers
-    capacity: int
-    handover: Handover
 
 
 def simulate_pools(
@@ -76,7 +56,7 @@ def simulate_pools(
     """
     if (concurrency is None) == (rate is None):
         raise bad_field("concurrency", concurrency, "one of concurrency and rate must be given", "give one of them")
-    if pools.capacity < 1:
+    if _one(pools.capacity) < 1:
         raise bad_field("capacity", pools.capacity, "must be at least 1", "use a decode worker with more room")
     wanted = answered if answered is not None else (10 * concurrency if concurrency is not None else 1000)
     before = warm_up if warm_up is not None else (2 * concurrency if concurrency is not None else 200)
@@ -114,7 +94,7 @@ class _Run:
         longest = float(requests.prompt.most + requests.output.most)
         cached = (float(requests.prompt.least), longest)
         self.step_tokens = min(_one(of_prompts.step_tokens), MOST_TOKENS)
-        self.together, self.slots = int(_one(of_prompts.prompts_together)), pools.capacity
+        self.together, self.slots = int(_one(of_prompts.prompts_together)), int(_one(pools.capacity))
         most = self.slots if concurrency is None else min(self.slots, concurrency)
         tokens, rows = max(self.step_tokens, float(self.together * requests.prompt.most)), float(scheduling.rows_per_step)
         self.prompts = tabulate(pools.prefill, sequences=1, cached=cached, tokens=tokens, keys=longest)
@@ -219,17 +199,16 @@ class _Run:
             sending = self.token_bytes * request.cached / self.bandwidth
             begun = max(self.link_free[worker], self.now - (1 - 1 / self.layers) * taken)
             self.link_free[worker] = max(begun + sending, self.now + sending / self.layers)
-            self._at(self.link_free[worker] + self.latency, self._receive, request)
+            self._at(self.link_free[worker] + self.latency, self._assign, request)
         self.idle.append(worker)
         self._prefill(None)
 
     # --- answers ----------------------------------------------------------------------------------------------------------------------
 
-    def _receive(self, request: DrawnRequest) -> None:
-        self.transferred.append(request)
-        self._assign()
-
-    def _assign(self) -> None:
+    def _assign(self, received: DrawnRequest | None = None) -> None:
+        """Assign transferred requests to workers with a free slot, after one whose cache was just received."""
+        if received is not None:
+            self.transferred.append(received)
         while self.transferred:
             worker = min(self.workers, key=lambda candidate: candidate.used_slots)
             if worker.used_slots >= self.slots:

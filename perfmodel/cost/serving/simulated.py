@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from perfmodel.cost.serving.simulate import (
     summarize_runs,
     table_of,
 )
-from perfmodel.cost.serving.simulate_pools import TwoPools, simulate_pools
+from perfmodel.cost.serving.simulate_pools import simulate_pools
 from perfmodel.foundation.errors import bad_field
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
@@ -58,25 +59,6 @@ def predict_served(
     if not is_simulated(prediction):
         return prediction
     return with_simulation(estimator, prediction, limits=limits, distinct_experts=distinct_experts)
-
-
-def _waves_notes(estimator: ServingEstimator, prediction: ServingPrediction) -> list[str]:
-    """Return a note if the first token takes long because all answers have one length."""
-    length = prediction.job.output_len
-    if prediction.job.rate is not None or prediction.plan.pools is not None:
-        return []
-    if estimator.engine.scheduling.has_chunks or length.least != length.most or length.most < _LONG_ANSWER or prediction.running <= 1:
-        return []
-    varied = f"{round(0.9 * length.mean)}:{round(1.1 * length.mean)}"
-    rule = f"answers of one length end together, and {estimator.engine.name} runs prompts before any decode step"
-    return [f"requests come in waves: {rule}; with --output-len {varied} the first token comes sooner"]
-
-
-def _error_notes(job: ServingJob, load: SimulatedLoad) -> list[str]:
-    """Return a note near saturation, where more requests than are simulated would be needed."""
-    if job.rate is None or load.ttft_error <= STOPPING_RULE.error:
-        return []
-    return [f"near saturation waits vary widely: the mean time to the first token is known to {2 * load.ttft_error:.0%} only"]
 
 
 def is_simulated(prediction: ServingPrediction) -> bool:
@@ -115,9 +97,11 @@ def with_simulation(
         return replace(prediction, notes=(*prediction.notes, note), goodput=none, kept_fraction=none)
     pools, parts = plan.pools, dict(prediction.parts)
     if pools is not None:
-        load, copies, running_in = _pool_load(estimator, prediction, limits, seed), 1, pools.decode_workers
+        load, copies, running_in = _pool_load(estimator, prediction, limits, seed, distinct_experts), 1, pools.decode_workers
     else:
-        load, copies, running_in = _replica_load(estimator, prediction, limits, seed, distinct_experts), plan.replicas, 1
+        until: dict[str, Any] = {} if job.rate is None else {"stopping": STOPPING_RULE, **_run_length(prediction.running)}
+        load = simulate_replicas(estimator, prediction, limits=limits, seed=seed, distinct_experts=distinct_experts, **until)
+        copies, running_in = plan.replicas, 1
         working = min(plan.replicas, job.concurrency or plan.replicas)
         times = estimator.times([plan], distinct_experts=distinct_experts)
         parts = step_parts(times, job, load.running * plan.replicas / working)
@@ -142,8 +126,21 @@ def with_simulation(
         kept_fraction=load.kept_fraction if limits.are_given else None,
         intervals=_rescaled_intervals(prediction, {**means, "tokens_per_second": per_chip}),
     )
-    notes = (*prediction.notes, *_waves_notes(estimator, done), *_error_notes(job, load))
-    return replace(done, notes=tuple(dict.fromkeys(notes)))
+    return replace(done, notes=tuple(dict.fromkeys((*prediction.notes, *_notes(estimator, done, load)))))
+
+
+def _notes(estimator: ServingEstimator, prediction: ServingPrediction, load: SimulatedLoad) -> list[str]:
+    """Return notes on waves, where the first token takes long as all answers have one length, and on a rate near saturation."""
+    job, length = prediction.job, prediction.job.output_len
+    if job.rate is not None:
+        error = f"near saturation waits vary widely: the mean time to the first token is known to {2 * load.ttft_error:.0%} only"
+        return [error] if load.ttft_error > STOPPING_RULE.error else []
+    has_waves = length.least == length.most >= _LONG_ANSWER and prediction.running > 1
+    if not has_waves or prediction.plan.pools is not None or estimator.engine.scheduling.has_chunks:
+        return []
+    varied = f"{round(0.9 * length.mean)}:{round(1.1 * length.mean)}"
+    rule = f"answers of one length end together, and {estimator.engine.name} runs prompts before any decode step"
+    return [f"requests come in waves: {rule}; with --output-len {varied} the first token comes sooner"]
 
 
 def _rescaled_intervals(prediction: ServingPrediction, values: Mapping[str, float]) -> dict[str, tuple[float, float]]:
@@ -181,14 +178,12 @@ def simulate_replicas(
     scheduling = replace(scheduling, step_tokens=float(np.ravel(scheduling.step_tokens)[0]))
     clients, more = divmod(job.concurrency or 0, plan.replicas)
     shares = [(clients + 1, more), (clients, plan.replicas - more)] if job.concurrency is not None else [(0, plan.replicas)]
-    requests, batch_limits = (
-        Requests.of_job(job),
-        BatchLimits(
-            max_sequences=(plan.max_batch or estimator.engine.scheduling.max_batch) * plan.attention_dp,
-            cache_tokens=prediction.max_sequences * tokens,
-            block_tokens=estimator.engine.memory.block_tokens,
-            reserves_output=estimator.engine.memory.reserves_answers,
-        ),
+    requests = Requests.of_job(job)
+    batch_limits = BatchLimits(
+        max_sequences=(plan.max_batch or estimator.engine.scheduling.max_batch) * plan.attention_dp,
+        cache_tokens=prediction.max_sequences * tokens,
+        block_tokens=estimator.engine.memory.block_tokens,
+        reserves_output=estimator.engine.memory.reserves_answers,
     )
     records: list[tuple[RunRecord, float]] = []
     for share, copies in shares:
@@ -216,48 +211,25 @@ def simulate_replicas(
     return replace(seen, **{name: getattr(seen, name) * working for name in shared})
 
 
-def _replica_load(
-    estimator: ServingEstimator, prediction: ServingPrediction, limits: GoodputLimits, seed: int, distinct_experts: float
-) -> SimulatedLoad:
-    """Simulate the replicas; at a rate until the stopping rule holds."""
-    if prediction.job.rate is None:
-        return simulate_replicas(estimator, prediction, limits=limits, seed=seed, distinct_experts=distinct_experts)
-    return simulate_replicas(
-        estimator,
-        prediction,
-        limits=limits,
-        seed=seed,
-        distinct_experts=distinct_experts,
-        stopping=STOPPING_RULE,
-        **_run_length(prediction.running),
-    )
-
-
 def _run_length(running: float) -> dict[str, int]:
     """Return the requests of a run at a rate with `running` in flight: at least twice that number as warm-up, and after it."""
     full = round(2 * running)
     return {"warm_up": max(_LEAST_WARM_UP, full), "answered": max(_LEAST_REQUESTS, full)}
 
 
-def _pool_load(estimator: ServingEstimator, prediction: ServingPrediction, limits: GoodputLimits, seed: int) -> SimulatedLoad:
+def _pool_load(
+    estimator: ServingEstimator, prediction: ServingPrediction, limits: GoodputLimits, seed: int, distinct_experts: float
+) -> SimulatedLoad:
     """Simulate two pools: clients from an idle start, as in `simulate_replicas`; a rate until the stopping rule holds."""
     job, pools = prediction.job, prediction.plan.pools
     assert pools is not None
-    inputs = pools_inputs(estimator, job, [pools])
+    inputs = pools_inputs(estimator, job, [pools], distinct_experts=distinct_experts)
     if job.rate is None:
         length, stopping = {"answered": max(_LEAST_REQUESTS, ROUNDS * (job.concurrency or 1)), "warm_up": 0}, None
     else:
         length, stopping = _run_length(prediction.running * pools.decode_workers), STOPPING_RULE
     return simulate_pools(
-        TwoPools(
-            prefill=inputs.prefill_times,
-            decode=inputs.decode_times,
-            scheduling=inputs.scheduling,
-            prefill_scheduling=inputs.prefill_scheduling,
-            workers=inputs.workers,
-            capacity=int(inputs.capacity[0]),
-            handover=inputs.handover,
-        ),
+        inputs.pools,
         Requests.of_job(job),
         concurrency=job.concurrency,
         rate=job.rate,

@@ -1,7 +1,7 @@
 """Recurrences over full sequences as kernels: one operator each for forward and backward, by chunks, with the chunk states in a workspace.
 
 Saved for backward are the convolution's input and the steps; backward recomputes the convolution and the states. Operators named
-`..._on` continue a sequence from a state and have no backward: serving uses them (`execute/serving/states.py`).
+`..._on` continue a sequence from a state and have no backward: serving uses them (`execute/serving/cache.py`).
 """
 
 from __future__ import annotations

@@ -1,16 +1,20 @@
-"""Attention with a KV cache: the projections of training, cache writes of new tokens, and attention by groups of chunks."""
+"""Mixers with a cache: the projections of training, cache writes of new tokens, and attention or recurrence by groups of chunks."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 
 from perfmodel.execute.layers.attention import alibi_bias, attention, latent_attention
 from perfmodel.execute.layers.indexer import cached_index
 from perfmodel.execute.layers.masks import additive, seen
+from perfmodel.execute.layers.scans import causal_conv_on
 from perfmodel.execute.local import local_tensor
 from perfmodel.execute.serving.step import ChunkGroup, ServedSharding
 from perfmodel.execute.uniform.latent import LatentMixer
 from perfmodel.execute.uniform.model import Attention, CoreAttention
+from perfmodel.execute.uniform.recurrent import DeltaMixer, MambaMixer, RecurrentMixer
 from perfmodel.workload.config import TransformerConfig
 
 
@@ -107,18 +111,16 @@ class CachedLatent(LatentMixer):
         rows = []
         for group in step.groups:
             mine, *index_inputs = (tensor[group.rows : group.stop].unflatten(0, (-1, group.queries)) for tensor in (q, *asked))
-            chosen = self._chosen(index_inputs[0], group.reads.of(index[0]), index_inputs[1], group) if index else None
+            chosen = None
+            if index:
+                kept_keys, visible = group.reads.of(index[0]), self._seen(group, q)
+                visible, top = None if visible is None else visible.squeeze(1), min(self.latent.index_top, kept_keys.shape[1])
+                chosen = cached_index(index_inputs[0], kept_keys, index_inputs[1], visible, top)
             kept = group.reads.of(pool)
             context = self._absorbed(mine, kept, group, chosen) if group.queries == 1 else self._expanded(mine, kept, chosen)
             rows.append(context.flatten(0, 1))
         output: torch.Tensor = self.o_proj(torch.cat(rows).unsqueeze(0))
         return output
-
-    def _chosen(self, q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor, group: ChunkGroup) -> torch.Tensor:
-        """Return the chosen keys [b, q, top]."""
-        seen = self._seen(group, q)
-        top = min(self.latent.index_top, keys.shape[1])
-        return cached_index(q, keys, weights, None if seen is None else seen.squeeze(1), top)  # type: ignore[no-any-return]
 
     def _seen(self, group: ChunkGroup, like: torch.Tensor) -> torch.Tensor | None:
         if self.sharding.is_abstract or (group.queries == 1 and group.lengths is None):
@@ -148,3 +150,38 @@ class CachedLatent(LatentMixer):
         compressed, shared = kept.split((latent.key_value_rank, latent.rope_head_dim), dim=-1)
         k, v = self.expand(compressed, shared.unsqueeze(2))
         return self.attend(q, k, v, chosen)
+
+
+class CachedStates(RecurrentMixer):
+    """Recurrent mixer that continues sequences: several positions by chunks, a single position as a decode step.
+
+    index   index of the layer
+    """
+
+    index: int
+
+    def _run(self, mixed: torch.Tensor, steps: torch.Tensor, conv: Sequence[torch.Tensor], scan: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Compute [1, t, m, c], [1, t, m, ...] -> [1, t, m, o]."""
+        cache, step = self.sharding.now()  # type: ignore[attr-defined]
+        pools = cache.states.pools[self.index]
+        rows = []
+        for group in step.groups:
+            x, given = (tensor[0, group.rows : group.stop].unflatten(0, (-1, group.queries)) for tensor in (mixed, steps))
+            last, state = (group.slots.of(pool) for pool in pools)
+            y = self.scan.onward(causal_conv_on(x, conv, last), given, scan, state, self.chunk_of(x))
+            for pool, values in zip(pools, (last, state), strict=True):
+                group.slots.put(pool, values)
+            rows.append(y.flatten(0, 1))
+        return torch.cat(rows).unsqueeze(0)
+
+
+class CachedMamba(CachedStates, MambaMixer):
+    pass
+
+
+class CachedDelta(CachedStates, DeltaMixer):
+    pass
+
+
+#: By the mixer of a layer.
+CACHED_STATES: dict[str, type[CachedMamba] | type[CachedDelta]] = {"mamba": CachedMamba, "delta": CachedDelta}

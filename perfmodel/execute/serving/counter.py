@@ -19,16 +19,6 @@ aten = torch.ops.aten
 _LOOKUPS = (aten.embedding, aten.gather, aten.index, aten.index_select)
 
 
-def _is_view(func: Any) -> bool:
-    return any(value.alias_info is not None and not value.alias_info.is_write for value in func._schema.returns)
-
-
-def _written(func: Any, args: Any) -> list[Any]:
-    """Return the arguments that an operator writes."""
-    given = zip(args, func._schema.arguments, strict=False)
-    return [value for value, argument in given if argument.alias_info is not None and argument.alias_info.is_write]
-
-
 def _num_bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
@@ -49,7 +39,8 @@ class ReadCounter(StepCounter):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = super().__torch_dispatch__(func, types, args, kwargs)
-        if result is NotImplemented or _is_view(func) or not _flat((result,)):
+        is_view = any(value.alias_info is not None and not value.alias_info.is_write for value in func._schema.returns)
+        if result is NotImplemented or is_view or not _flat((result,)):
             return result  # without a tensor result: a query of a shape or a device
         if func._overloadpacket is aten.index_copy_ and args[0].untyped_storage()._cdata in self._pools:
             self.written += _num_bytes(args[3])
@@ -60,7 +51,8 @@ class ReadCounter(StepCounter):
             if what:
                 looks_up = position == 0 and func._overloadpacket in _LOOKUPS
                 self.read[what] += _num_bytes(result if looks_up else tensor)
-        for tensor in _flat(_written(func, args)):
+        given = zip(args, func._schema.arguments, strict=False)
+        for tensor in _flat(value for value, argument in given if argument.alias_info is not None and argument.alias_info.is_write):
             if tensor.untyped_storage()._cdata in self._pools:
                 self.written += _num_bytes(tensor)
         return result

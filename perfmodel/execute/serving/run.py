@@ -1,14 +1,17 @@
-"""`run_serving`: steps of a served model on this machine, checked, timed and counted. Imports torch in the workers only."""
+"""`run_serving` and `audit_serving`: steps of a served model on this machine, checked, timed and counted, or counted at full size.
+
+This module does not import torch: the workers of a run and the process of an audit do.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
+from perfmodel.execute.audit.audit import CountingProcess
 from perfmodel.execute.launch.launch import Worker, WorkerGroup
 from perfmodel.execute.launch.processor_use import processor_use
 from perfmodel.execute.runner import CHECKED_PARAMETERS, num_devices, pick_device
-from perfmodel.execute.serving.refuse import not_served_reason
 from perfmodel.execute.tolerance import worst_error
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError
@@ -69,7 +72,14 @@ def run_serving(
     scope = nullcontext(group) if group is not None else WorkerGroup(tp, device=device, hang_timeout=hang_timeout, on_progress=on_progress)
     with scope as ranks:
         errors = ranks.call(check_serving, config) if checks and config.num_parameters <= CHECKED_PARAMETERS else []
-        error = worst_error(errors, LOGIT_TOLERANCE, _wrong_logits)
+        error = worst_error(
+            errors,
+            LOGIT_TOLERANCE,
+            lambda name, error, _: (
+                f"cache check: {name} differ from the uncached forward pass by {error:.1e} of the largest (allowed {LOGIT_TOLERANCE:.0e}); "
+                "the steps' times would mean nothing"
+            ),
+        )
         use = processor_use(ranks.pids)
         results = ranks.call(time_serving, config, tuple(shapes), dtype, rounds, repeats)
         busy = processor_use(ranks.pids).others_since(use)
@@ -118,8 +128,81 @@ def _check(
         raise InputError(f"tp={tp}: the worker group has {group.num_ranks} ranks; use one of {tp}")
 
 
-def _wrong_logits(name: str, error: float, others: int) -> str:
-    return (
-        f"cache check: {name} differ from the uncached forward pass by {error:.1e} of the largest (allowed {LOGIT_TOLERANCE:.0e}); "
-        "the steps' times would mean nothing"
-    )
+_COUNTS = ("perfmodel.execute.serving.worker", "serving_counts")
+
+
+def audit_serving(
+    config: TransformerConfig,
+    shapes: Sequence[StepShape],
+    *,
+    tp: int = 1,
+    ep: int = 1,
+    dtype: Dtype = Dtype.BF16,
+    process: CountingProcess | None = None,
+) -> list[StepCounts]:
+    """Return torch's counts of one of `tp` ranks in a step of each shape; experts are chosen round-robin.
+
+    ep        number of expert-parallel ranks within tp; the remaining factor of tp shards each expert
+    process   a running counting process; None: start one
+    """
+    reason = not_served_reason(config, tp, ep=ep) or _uneven_reason(config, shapes, ep)
+    if reason:
+        raise InputError(reason)
+    if process is None:
+        with CountingProcess() as counting:
+            return audit_serving(config, shapes, tp=tp, ep=ep, dtype=dtype, process=counting)
+    counts, _, _ = process.ask(_COUNTS, config, tuple(shapes), tp, ep, dtype, about=config.name, program="a serving step of this model")
+    return list(counts)
+
+
+def _uneven_reason(config: TransformerConfig, shapes: Sequence[StepShape], ep: int) -> str:
+    """Return why round-robin routing would give experts unequal numbers of rows; "" if they are equal."""
+    if config.experts is None:
+        return ""
+    number, chosen = config.experts.num_experts, config.experts.top_k
+    for shape in shapes:
+        rows = shape.rows * chosen
+        if rows % ep or (rows % number and (rows > number or number % ep)):
+            return f"sequences={shape.sequences}: {rows} rows are not evenly many for {number} experts on {ep} ranks; use another number"
+    return ""
+
+
+def not_served_reason(config: TransformerConfig, tp: int, *, ep: int = 1) -> str:
+    """Return why this model cannot be served on `tp` ranks with experts distributed over `ep` of them; "" if it can."""
+    used = {part for kind in config.layer_kinds for part in (kind.mixer, kind.feed_forward)}
+    lacking = ["attention in chunks"] if config.attention_chunk else []
+    if config.attention_sinks and config.position == "alibi":
+        lacking.append("sinks with ALiBi")
+    if lacking:
+        return (
+            f"model={config.name}: has {' and '.join(lacking)}, which the serving executor does not run; predict it, or use another model"
+        )
+    if config.qk_norm and config.qk_norm_scope not in ("head", "all"):
+        return f"qk_norm_scope={config.qk_norm_scope}: the executor has no such norm; use another model"
+    if tp < 1:
+        return f"tp={tp}: must be at least 1; use 1"
+    if ep < 1 or tp % ep or (ep > 1 and (config.experts is None or config.experts.num_experts % ep)):
+        return f"ep={ep}: must divide tp={tp} and the number of experts; use a divisor of both"
+    if used - {"attention", "dense", "experts"} and config.parallel_block:
+        return (
+            f"model={config.name}: has a mixer other than attention in a parallel block, which the executor does not run; use another model"
+        )
+    if tp == 1:
+        return ""
+    if config.qk_norm and config.qk_norm_scope == "all":
+        return f"tp={tp}: a norm over all heads of {config.name} is not cut by the executor; use tp=1"
+    cuts: dict[str, int] = {}
+    if used & {"attention", "latent"}:
+        cuts |= {"num_attention_heads": config.num_attention_heads, "num_key_value_heads": config.num_key_value_heads}
+    if config.mamba is not None:
+        cuts["n_groups"] = config.mamba.num_groups
+    if config.delta is not None:
+        cuts["linear_num_key_heads"] = config.delta.num_key_heads
+    if "dense" in used:
+        cuts["intermediate_size"] = config.intermediate_size
+    if config.experts is not None:
+        cuts |= {"the width of an expert": config.experts.width * ep, "the width of shared experts": config.experts.shared_width}
+    for name, size in cuts.items():
+        if size % tp:
+            return f"tp={tp}: must divide {name}={size}; use a smaller tp"
+    return ""

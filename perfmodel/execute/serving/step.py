@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from perfmodel.execute.serving.cache import PagedCache, Reads
-from perfmodel.execute.serving.states import Slots
+from perfmodel.execute.serving.cache import PagedCache, Reads, Slots
 from perfmodel.execute.uniform.sharding import Sharding
 
 

@@ -1,4 +1,7 @@
-"""A rank's work in a serving run: check the cache against the uncached forward pass, then time and count steps."""
+"""A rank's work in a serving run: check the cache against the uncached forward pass, then time and count steps.
+
+`serving_counts` counts the same steps under fake tensors, at any size and on any number of ranks, in one process.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,10 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from perfmodel.execute.audit.program import fake_group
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.measure.kernels import FEW_ROWS, Kernel, weight_kernels
 from perfmodel.execute.measure.measure import synchronize
@@ -21,6 +26,7 @@ from perfmodel.execute.serving.decoder import Decoder, build_decoder
 from perfmodel.execute.serving.step import Chunk, ServedStep, make_step
 from perfmodel.execute.uniform.data_parallel import canonical_name
 from perfmodel.execute.uniform.model import Transformer
+from perfmodel.execute.uniform.sharding import ExpertSharding
 from perfmodel.execute.uniform.weights import SEED, fill
 from perfmodel.execute.zero.flat import TORCH_DTYPES
 from perfmodel.foundation.dtypes import Dtype
@@ -109,7 +115,10 @@ def measure_on_rank(
     processor: list[list[float]] = [[] for _ in shapes]
     counts: list[StepCounts] = []
     anchors: list[float] = []
-    anchor = _anchor(dtype) if worker.device == "cpu" and worker.world_size == 1 else None
+    anchor: Kernel | None = None
+    if worker.device == "cpu" and worker.world_size == 1:
+        rows, outputs, inputs = ANCHOR
+        anchor = dict(zip(FEW_ROWS, weight_kernels((outputs, inputs), dtype, "cpu"), strict=True))[rows]
     for index in range(rounds):
         if anchor is not None:
             anchors.append(Stopwatch(worker.device).time(anchor.call, budget=ANCHOR_BUDGET))
@@ -136,6 +145,22 @@ def measure_on_rank(
     return list(zip(times, processor, counts, strict=True)), statistics.median(anchors) if anchors else 0.0
 
 
-def _anchor(dtype: Dtype) -> Kernel:
-    rows, outputs, inputs = ANCHOR
-    return dict(zip(FEW_ROWS, weight_kernels((outputs, inputs), dtype, "cpu"), strict=True))[rows]
+def serving_counts(config: TransformerConfig, shapes: Sequence[StepShape], tp: int, ep: int, dtype: Dtype) -> list[StepCounts]:
+    """Count one step of each shape on the first of `tp` ranks. Experts are distributed over `ep` ranks, and sharded over the rest."""
+    torch.set_num_threads(1)
+    torch_dtype = TORCH_DTYPES[dtype]
+    with fake_group(0, tp) as worker:
+        mesh = init_device_mesh(worker.device, (tp,), mesh_dim_names=("tp",)) if tp > 1 else None
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        experts = ExpertSharding(ep=ep, etp=tp // ep)
+        decoder = build_decoder(config, num_blocks=1, dtype=torch_dtype, mesh=mesh, experts=experts, fake=mode)
+        counts = []
+        for shape in shapes:
+            with mode:
+                decoder.sharding.cache = cache_for(config, [shape], tp=tp, dtype=torch_dtype)
+                reserve_sequences(decoder.cache, shape)
+                step = prepared_step(decoder, shape)
+                if tp > 1:
+                    decoder.run(step)  # DTensor propagates each shape once on extra tensors
+                counts.append(count_step(decoder, step))
+        return counts

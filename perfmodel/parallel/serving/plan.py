@@ -1,12 +1,73 @@
-"""Serving plans: layout of a replica on its chips, number of replicas, and limits of a step."""
+"""Serving plans: layout of a replica, number of replicas and limits of a step; plans as text (workers) and as columns."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from perfmodel.foundation.errors import bad_field
-from perfmodel.parallel.serving.workers import DEGREES
+from perfmodel.foundation.values import read_integer
+
+_SIZE = re.compile(r"(\d{1,6})\s*x\s*(\d{1,6})\s*(?:@\s*(.+?)\s*)?", re.ASCII)
+_REMEDY = "write 3x4:1x8 for three prefill workers of 4 chips and one decode worker of 8; degrees follow, as in 1x8,tp=2,pp=4:1x8,tp=8"
+DEGREES = ("tp", "pp", "attention_dp", "ep", "dcp", "pcp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatedWorkers:
+    """Stated workers of one pool.
+
+    count    number of workers
+    chips    chips of each worker
+    cluster  cluster of their chips, if stated
+    degrees  stated degrees by name
+    """
+
+    count: int
+    chips: int
+    cluster: str = ""
+    degrees: Mapping[str, int] = field(default_factory=dict)
+
+
+def parse_workers(value: object, name: str = "workers") -> tuple[StatedWorkers, StatedWorkers]:
+    """Return the prefill and the decode workers of a text. Raises InputError."""
+    parts = str(value).split(":")
+    if len(parts) != 2:
+        raise bad_field(name, value, "must be prefill workers x chips of each : decode workers x chips of each", _REMEDY)
+    prefill, decode = (_group(part, value, name) for part in parts)
+    for group, degree, rule in ((prefill, "dcp", "is of decode workers"), (decode, "pcp", "is of prefill workers")):
+        if group.degrees.get(degree, 1) > 1:
+            raise bad_field(name, value, f"{degree} {rule}", f"leave {degree} out on that side of the colon")
+    if bool(prefill.cluster) != bool(decode.cluster):
+        raise bad_field(name, value, "names the chips of one kind of worker only", "write 3x4@h20:1x8@h200, or leave both to --cluster")
+    return prefill, decode
+
+
+def _group(text: str, value: object, name: str) -> StatedWorkers:
+    size, *given = text.split(",")
+    match = _SIZE.fullmatch(size.strip())
+    if match is None:
+        raise bad_field(name, value, "must be prefill workers x chips of each : decode workers x chips of each", _REMEDY)
+    degrees: dict[str, int] = {}
+    for entry in given:
+        degree, _, number = entry.partition("=")
+        degree = degree.strip().replace("-", "_")
+        if degree not in DEGREES:
+            raise bad_field(name, value, f"{degree or entry} is no degree of a worker", f"use {', '.join(DEGREES).replace('_', '-')}")
+        if degree in degrees:
+            raise bad_field(name, value, f"{degree} is given twice for one kind of worker", "keep one")
+        degrees[degree] = read_integer(number, f"{name}: {degree}")
+    return StatedWorkers(count=read_integer(match[1], name), chips=read_integer(match[2], name), cluster=match[3] or "", degrees=degrees)
+
+
+def cluster_text(groups: tuple[StatedWorkers, StatedWorkers]) -> str:
+    """Return the cluster of workers that name their chips (`hardware/mixed.py`); "" if they do not."""
+    return "+".join(f"{group.count * group.chips}@{group.cluster}" for group in groups) if groups[0].cluster else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,16 +176,64 @@ class ServingPlan:
         return ", ".join(parts)
 
     def to_dict(self) -> dict[str, Any]:
-        plain: dict[str, Any] = {
-            "engine": self.engine, "tp": self.tp, "pp": self.pp, "attention_dp": self.attention_dp, "ep": self.ep, "dcp": self.dcp,
-            "pcp": self.pcp, "replicas": self.replicas, "max_batch": self.max_batch, "max_tokens": self.max_tokens,
-            "num_chips": self.num_chips,
-        }  # fmt: skip
+        plain: dict[str, Any] = {"engine": self.engine, **{name: getattr(self, name) for name in COLUMNS}, "num_chips": self.num_chips}
         if self.pools is not None:
-            plain |= dict.fromkeys(("tp", "pp", "attention_dp", "ep", "dcp", "pcp", "replicas", "max_batch", "max_tokens"))
+            plain |= dict.fromkeys(COLUMNS)
             plain["workers"] = self.pools.text
             plain["pools"] = {
                 "prefill": self.pools.prefill.to_dict(), "prefill_workers": self.pools.prefill_workers,
                 "decode": self.pools.decode.to_dict(), "decode_workers": self.pools.decode_workers,
             }  # fmt: skip
         return plain
+
+
+Whole = NDArray[np.int64]
+
+COLUMNS = ("tp", "pp", "attention_dp", "ep", "dcp", "pcp", "replicas", "max_batch", "max_tokens")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ServingColumns:
+    """Degrees and limits of `ServingPlan` as columns of equal length. Pools have no columns."""
+
+    engine: str
+    tp: Whole
+    pp: Whole
+    attention_dp: Whole
+    ep: Whole
+    dcp: Whole
+    pcp: Whole
+    replicas: Whole
+    max_batch: Whole
+    max_tokens: Whole
+
+    @classmethod
+    def of(cls, plans: Sequence[ServingPlan]) -> ServingColumns:
+        """Return the columns of plans of one engine."""
+        columns: dict[str, Any] = {name: np.array([getattr(plan, name) for plan in plans], dtype=np.int64) for name in COLUMNS}
+        return cls(engine=plans[0].engine if plans else "", **columns)
+
+    def __len__(self) -> int:
+        return len(self.tp)
+
+    @property
+    def chips_of_stage(self) -> Whole:
+        """Chips of one pipeline stage, over which its experts are sharded."""
+        return self.tp * self.pcp * self.attention_dp
+
+    @property
+    def chips_per_replica(self) -> Whole:
+        return self.chips_of_stage * self.pp
+
+    @property
+    def num_chips(self) -> Whole:
+        return self.chips_per_replica * self.replicas
+
+    def plan(self, at: int) -> ServingPlan:
+        sizes: dict[str, Any] = {name: int(getattr(self, name)[at]) for name in COLUMNS}
+        return ServingPlan(engine=self.engine, **sizes)
+
+    def take(self, which: NDArray[Any]) -> ServingColumns:
+        """Return the columns at some indices, or where a mask is true."""
+        columns: dict[str, Any] = {name: getattr(self, name)[which] for name in COLUMNS}
+        return ServingColumns(engine=self.engine, **columns)

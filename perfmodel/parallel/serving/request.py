@@ -4,76 +4,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from perfmodel.foundation.words import word
-
-if TYPE_CHECKING:
-    from perfmodel.workload.quantization import Quantization
+from perfmodel.foundation.words import Read, reader, word
 
 
-def _whole(value: object, name: str) -> int:
-    from perfmodel.foundation.values import read_integer
+def _size(help: str, **more: Any) -> Any:
+    def read(value: object, name: str) -> int:
+        from perfmodel.foundation.values import read_integer
 
-    return read_integer(value, name, most=2**31 - 1)
+        return read_integer(value, name, most=2**31 - 1)
 
-
-def _lengths(value: object, name: str) -> Any:
-    from perfmodel.workload.serving import lengths_of
-
-    return lengths_of(value, name)
+    return word(help, read=read, takes="int | str", **more)
 
 
-def _rate(value: object, name: str) -> float:
-    from perfmodel.foundation.errors import bad_field
+def _positive(unit: str, below: float, *, before: str = "", after: str = "") -> Read:
+    """Return the reader of a positive number, with or without the sign of its unit before or after it."""
 
-    try:
-        rate = float(str(value).strip().removesuffix("/s"))
-    except ValueError:
-        rate = 0.0
-    if not 0.0 < rate < 1e9:
-        raise bad_field(name, value, "must be a positive number of requests a second", "write 2.5")
-    return rate
+    def read(value: object, name: str) -> float:
+        from perfmodel.foundation.errors import bad_field
 
+        try:
+            number = float(str(value).strip().removeprefix(before).removesuffix(after))
+        except ValueError:
+            number = 0.0
+        if not 0.0 < number < below:
+            raise bad_field(name, value, f"must be a positive number of {unit}", "write 2.5")
+        return number
 
-def _price(value: object, name: str) -> float:
-    from perfmodel.foundation.errors import bad_field
-
-    try:
-        price = float(str(value).strip().removeprefix("$"))
-    except ValueError:
-        price = 0.0
-    if not 0.0 < price < 1e6:
-        raise bad_field(name, value, "must be a positive number of USD an hour for a chip", "write 2.5")
-    return price
-
-
-def _share(value: object, name: str) -> float:
-    from perfmodel.foundation.values import share
-
-    return share(value, name)
-
-
-def _quantization(value: str | Quantization, name: str) -> Quantization:
-    from perfmodel.workload.quantization import quantization_named
-
-    return quantization_named(value)
-
-
-def _cache(value: object, name: str) -> Any:
-    from perfmodel.workload.serving import cache_dtype
-
-    return cache_dtype(value, name)
-
-
-def _workers(value: object, name: str) -> Any:
-    from perfmodel.parallel.serving.workers import parse_workers
-
-    return parse_workers(value, name)
+    return read
 
 
 _count = partial(word, kind=int)
-_size = partial(word, read=_whole, takes="int | str")
+_lengths, _share = reader("workload.serving", "lengths_of"), reader("foundation.values", "share")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -89,7 +52,12 @@ class ServingRequest:
     )  # fmt: skip
     output_len: Any = word("Tokens of an answer, as --input-len", metavar="N|N:N", read=_lengths, takes="int | str | Lengths")
     concurrency: Any = _size("Requests in flight, of all replicas together; each answer is followed by the next request")
-    rate: Any = word("In place of --concurrency: requests a second, whenever they come", metavar="X", read=_rate, takes="float | str")
+    rate: Any = word(
+        "In place of --concurrency: requests a second, whenever they come",
+        metavar="X",
+        read=_positive("requests a second", 1e9, after="/s"),
+        takes="float | str",
+    )
     prefix_hit: Any = word(
         "Share of a prompt's tokens that the cache holds already", metavar="SHARE", read=_share, takes="float | str"
     )  # fmt: skip
@@ -99,10 +67,12 @@ class ServingRequest:
     )  # fmt: skip
     quantization: Any = word(
         "Format of weights: bf16, fp16, fp8, fp8-block, fp8-weights, int8, int8-weights, w4a16, w4a8, mxfp4, nvfp4, nvfp4-weights",
-        otherwise="as the model is published if left out", metavar="NAME", read=_quantization, takes="str | Quantization",
+        otherwise="as the model is published if left out", metavar="NAME",
+        read=reader("workload.quantization", "quantization_named"), takes="str | Quantization",
     )  # fmt: skip
     kv_precision: Any = word(
-        "Format of the cache: bf16, fp16 or fp8", otherwise="bf16 if left out", metavar="NAME", read=_cache, takes="str | Dtype"
+        "Format of the cache: bf16, fp16 or fp8", otherwise="bf16 if left out", metavar="NAME",
+        read=reader("workload.serving", "cache_dtype"), takes="str | Dtype"
     )  # fmt: skip
     draft_tokens: int | None = _count("Tokens drafted a step (speculative decoding)")
     acceptance: Any = word(
@@ -123,13 +93,14 @@ class ServingRequest:
     workers: Any = word(
         "Disaggregated serving: prefill and decode workers x chips of each, such as 3x4:1x8 or 1x8,tp=2,ep=8:1x8,tp=8; "
         "3x4@h20:1x8@h200 on chips of two kinds, in place of --cluster and --chips",
-        metavar="XxN:YxN", read=_workers,
+        metavar="XxN:YxN", read=reader("parallel.serving.plan", "parse_workers"),
         takes="str",
     )  # fmt: skip
     max_batch: Any = _size("Sequences that run at once, of an attention rank", otherwise="the engine's if left out")
     max_tokens: Any = _size("Tokens of a step: chunk size of prompts", otherwise="the engine's if left out")
     price: Any = word(
-        "USD an hour for a chip, such as 2.5", otherwise="as `perfmodel chips NAME` has it if left out", metavar="USD", read=_price,
+        "USD an hour for a chip, such as 2.5", otherwise="as `perfmodel chips NAME` has it if left out", metavar="USD",
+        read=_positive("USD an hour for a chip", 1e6, before="$"),
         takes="float | str",
     )  # fmt: skip
     assume: Any = word(

@@ -14,12 +14,13 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.serving.disaggregated import decode_rate, decode_tpot, largest_batch, prefill_rate
 from perfmodel.cost.serving.estimate import ServingEstimator
-from perfmodel.cost.serving.pools import ServedPools, handover, predict_pools, serve_pools
+from perfmodel.cost.serving.load import ServedLoad
+from perfmodel.cost.serving.pools import handover, predict_pools, serve_pools
 from perfmodel.cost.serving.requests import Requests, Scheduling
 from perfmodel.cost.serving.times import ServingTimes
-from perfmodel.parallel.serving.columns import ServingColumns
-from perfmodel.parallel.serving.plan import Pools, ServingPlan
-from perfmodel.planner.serving.result import FrontPoint, RankedPlan, ServingLimits, ServingObjective, ranked_plan
+from perfmodel.parallel.serving.plan import Pools, ServingColumns, ServingPlan
+from perfmodel.planner.serving.evaluate import first_of_each
+from perfmodel.planner.serving.result import FrontPoint, RankedPlan, ServingLimits, ServingObjective, against, ranked_plan
 from perfmodel.workload.serving import ServingJob
 
 Array = NDArray[np.float64]
@@ -82,7 +83,11 @@ def find_pools(
         if (pools.prefill, pools.decode) in kinds:
             continue
         plan = ServingPlan(engine=estimator.engine.name, pools=pools)
-        one = kept(plan, clients) if kept else _ranked(estimator, _at_load(job, clients), plan, num_chips, price_per_hour)
+        if kept:
+            one = kept(plan, clients)
+        else:
+            prediction = predict_pools(estimator, replace(job, concurrency=clients) if clients else job, plan)
+            one = ranked_plan(prediction, num_chips=num_chips, price=price_per_hour)
         tried += 1
         if one is not None:
             kinds.add((pools.prefill, pools.decode))
@@ -116,10 +121,10 @@ def pools_front(
     chosen = list(splits.values())
     clients = _first_loads(chosen)
     pools = [split.pools for split in chosen for _ in range(clients.shape[1])]
-    served = serve_pools(estimator, free, pools, concurrency=clients.ravel())
-    load = served.disaggregated.load
-    timed = served.prefill_fits & np.asarray(served.decode_memory.sequences >= 1.0) & np.logical_not(load.is_saturated) & (load.tpot > 0)
-    holds = timed & _keeps(served, limits)
+    served, inputs = serve_pools(estimator, free, pools, concurrency=clients.ravel())
+    load = served.load
+    timed = inputs.fits & np.logical_not(load.is_saturated) & (load.tpot > 0)
+    holds = timed & _keeps(load, limits)
     return tuple(
         FrontPoint(
             plan=ServingPlan(engine=estimator.engine.name, pools=pools[at]),
@@ -162,7 +167,9 @@ class _Workers:
 
     def _best(self, ttft: float, answers: Array, batch: Array, *, most: int) -> list[_Split]:
         """Return the splits with the highest rates for this limit of TTFT, request rates and batches of decode workers."""
-        prompts, best = np.where(self.prompt_time <= ttft, self.prompts, 0.0), _best_shares(self.decode, answers)
+        prompts, layouts = np.where(self.prompt_time <= ttft, self.prompts, 0.0), self.decode
+        kinds = np.stack([layouts.tp, layouts.pp, layouts.attention_dp, layouts.ep])
+        best = first_of_each(kinds, layouts.dcp, -answers)
         chips_p = np.array([float(worker.chips_per_replica) for worker in self.prefill])
         chips_d = self.decode.chips_per_replica[best].astype(float)
         allowed = ttft if np.isfinite(ttft) else 0.0
@@ -201,7 +208,8 @@ def _workers(
     estimator: ServingEstimator, job: ServingJob, columns: ServingColumns, decode: ServingColumns | None, num_chips: int
 ) -> _Workers | None:
     """Return the workers that leave chips for the other pool; None if there are none."""
-    columns, decode = (_of_one_worker(layouts, num_chips) for layouts in (columns, columns if decode is None else decode))
+    both = [layouts.take(layouts.chips_per_replica < num_chips) for layouts in (columns, columns if decode is None else decode)]
+    columns, decode = (replace(layouts, replicas=np.ones_like(layouts.replicas)) for layouts in both)
     decode = decode.take(decode.pcp == 1)  # decode workers have no prompts to share
     memory = estimator.memory(decode, job.input_len.mean + job.output_len.mean, job.speculation)
     fits = np.flatnonzero(memory.fits)
@@ -210,13 +218,17 @@ def _workers(
     capacity, decode = estimator.capacity(decode, memory)[fits], decode.take(fits)
     alike = replace(columns, dcp=np.ones_like(columns.dcp))  # prefill workers do not decode
     prefill = list(dict.fromkeys(alike.plan(row) for row in range(len(alike))))
-    prompts, prompt_time = _prompts(estimator, job, prefill)
+    rows = ServingColumns.of(prefill)
+    scheduling = replace(estimator.scheduling(rows), prompts_together=rows.attention_dp.astype(float))
+    sent = handover(estimator, [Pools(prefill=one, decode=one, prefill_workers=1, decode_workers=1) for one in prefill], job.input_len.mean)
+    prompts, prompt_time = prefill_rate(estimator.times(rows), Requests.of_job(job), scheduling, sent)
+    prefill_fits = estimator.memory(rows, float(job.input_len.most), job.speculation).fits
     return _Workers(
         estimator=estimator,
         job=job,
         num_chips=num_chips,
         prefill=prefill,
-        prompts=prompts,
+        prompts=np.where(prefill_fits, prompts, 0.0),
         prompt_time=prompt_time,
         decode=decode,
         capacity=capacity,
@@ -251,31 +263,6 @@ def _highest_rates(
             yield int(x[pair[at]]), int(p[pair[at]]), int(y[at]), int(d[at]), float(rate[at])
 
 
-def _of_one_worker(columns: ServingColumns, num_chips: int) -> ServingColumns:
-    """Return the layouts that leave chips for another worker."""
-    columns = columns.take(columns.chips_per_replica < num_chips)
-    return replace(columns, replicas=np.ones_like(columns.replicas))
-
-
-def _best_shares(columns: ServingColumns, most: Array) -> NDArray[np.int64]:
-    """Return the layout with the highest rate among those that differ only in dcp; the smaller of equal ones."""
-    kinds = np.stack([columns.tp, columns.pp, columns.attention_dp, columns.ep])
-    order = np.lexsort((columns.dcp, -most, *kinds))
-    is_first = np.any(np.diff(kinds[:, order], axis=1, prepend=-1) != 0, axis=0)
-    return np.sort(order[is_first])
-
-
-def _prompts(estimator: ServingEstimator, job: ServingJob, workers: list[ServingPlan]) -> tuple[Array, Array]:
-    """Return the prompts per second of a worker of each layout, 0 where it does not fit, and the time of one prompt."""
-    columns = ServingColumns.of(workers)
-    scheduling = replace(estimator.scheduling(columns), prompts_together=columns.attention_dp.astype(float))
-    alike = [Pools(prefill=worker, decode=worker, prefill_workers=1, decode_workers=1) for worker in workers]
-    sent = handover(estimator, alike, job.input_len.mean)
-    most, time = prefill_rate(estimator.times(columns), Requests.of_job(job), scheduling, sent)
-    fits = np.asarray(estimator.memory(columns, float(job.input_len.most), job.speculation).sequences) >= 1.0
-    return np.where(fits, most, 0.0), time
-
-
 def _best_loads(
     estimator: ServingEstimator, job: ServingJob, splits: list[_Split], limits: ServingLimits, objective: ServingObjective
 ) -> tuple[Array, NDArray[np.int64]]:
@@ -302,9 +289,8 @@ def _first_loads(splits: list[_Split]) -> NDArray[np.int64]:
     return np.maximum(np.round(most ** np.linspace(0, 1, _LOADS)[None, :]), 1).astype(np.int64)
 
 
-def _keeps(served: ServedPools, limits: ServingLimits) -> NDArray[np.bool_]:
+def _keeps(load: ServedLoad, limits: ServingLimits) -> NDArray[np.bool_]:
     """Return whether all limits are kept."""
-    load = served.disaggregated.load
     limited, holds = limits.times_of(load), np.ones(load.ttft.shape, dtype=bool)
     for name, aim in limits.aims().items():
         holds = holds & (limited[name] <= aim)
@@ -322,27 +308,10 @@ def _badness(
     """Return the objective [splits, loads]; infinite where the limits are not met."""
     loads = 1 if clients is None else clients.shape[1]
     pools = [split.pools for split in splits for _ in range(loads)]
-    served = serve_pools(estimator, job, pools, concurrency=None if clients is None else clients.ravel())
-    load = served.disaggregated.load
-    holds = np.asarray(served.prefill_fits & np.asarray(served.decode_memory.sequences >= 1.0), dtype=bool) & _keeps(served, limits)
+    served, inputs = serve_pools(estimator, job, pools, concurrency=None if clients is None else clients.ravel())
+    load = served.load
+    holds = inputs.fits & _keeps(load, limits)
     if job.rate is not None:
         holds = holds & np.logical_not(load.is_saturated)
     value = load.request_latency if objective is ServingObjective.LATENCY else -load.tokens_per_second
     return np.where(holds, value, np.inf).reshape(len(splits), loads)
-
-
-def _at_load(job: ServingJob, clients: int) -> ServingJob:
-    return replace(job, concurrency=clients) if clients else job
-
-
-def _ranked(estimator: ServingEstimator, job: ServingJob, plan: ServingPlan, num_chips: int, price: float) -> RankedPlan:
-    return ranked_plan(predict_pools(estimator, job, plan), num_chips=num_chips, price=price)
-
-
-def against(plan: RankedPlan, best: RankedPlan, objective: ServingObjective) -> str:
-    """Describe in a sentence by how much a plan is better or worse than another."""
-    if objective is ServingObjective.LATENCY:
-        ratio = plan.prediction.request_latency.mean / best.prediction.request_latency.mean - 1
-        return f"{abs(ratio):.1%} {'slower' if ratio > 0 else 'quicker'}"
-    ratio = plan.tokens_per_second_per_chip / best.tokens_per_second_per_chip - 1
-    return f"{abs(ratio):.1%} {'fewer' if ratio < 0 else 'more'} tokens"

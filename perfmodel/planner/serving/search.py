@@ -15,17 +15,15 @@ from typing import ClassVar
 import numpy as np
 
 from perfmodel.cost.serving.estimate import ServingEstimator
-from perfmodel.foundation.errors import LONGEST_SENTENCE, InputError
+from perfmodel.foundation.errors import LONGEST_SENTENCE, InputError, bad_field
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.frameworks.engine import Engine
 from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.chip_cluster import chips_text
 from perfmodel.hardware.cluster import Cluster
-from perfmodel.parallel.serving.columns import ServingColumns
-from perfmodel.planner.serving.baselines import baseline_layouts
-from perfmodel.planner.serving.disaggregation import against, find_pools, pools_front
-from perfmodel.planner.serving.evaluate import FEASIBLE, NO_MEMORY, REASONS, SATURATED, Evaluator, LoadTable, joined
-from perfmodel.planner.serving.reasons import why_worse
+from perfmodel.parallel.serving.plan import ServingColumns
+from perfmodel.planner.serving.disaggregation import find_pools, pools_front
+from perfmodel.planner.serving.evaluate import FEASIBLE, NO_MEMORY, REASONS, SATURATED, Chosen, Evaluator, LoadTable, first_of_each, joined
 from perfmodel.planner.serving.result import (
     FrontPoint,
     RankedPlan,
@@ -33,9 +31,10 @@ from perfmodel.planner.serving.result import (
     ServingLimits,
     ServingObjective,
     ServingSearchResult,
+    against,
+    why_worse,
 )
-from perfmodel.planner.serving.simulated import Chosen
-from perfmodel.planner.serving.space import Format, Layouts, ServingSpace, layouts
+from perfmodel.planner.serving.space import BASELINES, Format, ServingSpace, baseline_layouts, layouts
 from perfmodel.workload.serving import ServingJob
 
 #: Largest number of points of the front.
@@ -86,14 +85,17 @@ def find_serving_plans(
     """
     started = time.process_time()
     space, limits = space or ServingSpace(), limits or ServingLimits()
-    engine = engine.on(cluster.chip.name, cluster.chip.memory.capacity)
     price = cluster.chip.price_per_hour if price_per_hour is None else price_per_hour
     if objective is ServingObjective.COST and price <= 0:
         raise InputError(f"objective=cost: no price of {cluster.chip.name} is known; give price_per_hour")
     admitted = layouts(job.model, cluster, engine, space)
     if not len(admitted.columns):
-        raise InputError(_no_layout(job, cluster, admitted))
+        most = sorted(admitted.left_out.items(), key=lambda item: -item[1])[:3]
+        reasons = "; ".join(f"{count} of them: {reason}" for reason, count in most)
+        where = f"{job.model.name} on {chips_text(cluster.num_chips)}"
+        raise InputError(f"plan: no layout of {where} is left ({reasons}); give fewer knobs")
     estimators, left_out = _estimators(job, cluster, calibration, engine, space)
+    engine = estimators[0].engine  # with its defaults on the chip
     evaluator = Evaluator(job=job, estimators=estimators, limits=limits, num_chips=cluster.num_chips)
     alone = admitted if "pcp" not in space.fixed else layouts(job.model, cluster, engine, space.without("pcp"))
     chosen = Chosen(evaluator=evaluator, objective=objective, price=price)
@@ -205,7 +207,9 @@ class _Search:
         """Bisect between the largest load within the limits and the first beyond them, only for plans that may be shown."""
         batches = np.array(self.batches, dtype=np.int64)
         best = [np.where(table.verdict == FEASIBLE, table.per_chip, -np.inf).reshape(-1, len(batches)) for table in tables]
-        enough = self._enough(tables)
+        table = joined(tables)
+        order, shown = self.ranked(table), max(self.top, _USUAL_TOP)  # so that the number of printed plans changes nothing else
+        enough = float(table.per_chip[order[shown - 1]]) if len(order) >= shown else -np.inf  # of the last plan that is shown, at first
         bisected: list[LoadTable] = []
         for which, (table, values) in enumerate(zip(tables, best, strict=True)):
             feasible = np.isfinite(values)
@@ -228,19 +232,14 @@ class _Search:
                 low, high = np.where(holds, middle, low), np.where(holds, high, middle)
         return bisected
 
-    def _enough(self, tables: Sequence[LoadTable]) -> float:
-        """Return the tokens per chip that a plan must be able to reach to be shown, estimated from the first loads."""
-        table = joined(tables)
-        order = self.ranked(table)
-        shown = max(self.top, _USUAL_TOP)  # so that the number of printed plans changes nothing else
-        return float(table.per_chip[order[shown - 1]]) if len(order) >= shown else -np.inf
-
     # --- order ----------------------------------------------------------------------------------------------------------------------
 
     def ranked(self, table: LoadTable) -> np.ndarray:
         """Return the best feasible row of each layout and format, best first. Ties are ordered by times, then by the smaller plan."""
         rows = np.flatnonzero(table.verdict == FEASIBLE)
-        return self._first_of_each(table, rows[self._order(table.take(rows), table.badness(self.objective)[rows])])
+        rows, columns = rows[self._order(table.take(rows), table.badness(self.objective)[rows])], table.columns
+        kinds = (table.formats, columns.tp, columns.pp, columns.attention_dp, columns.ep, columns.dcp, columns.pcp, columns.replicas)
+        return np.asarray(rows[first_of_each(np.stack(kinds)[:, rows])])
 
     def _order(self, table: LoadTable, badness: np.ndarray) -> np.ndarray:
         columns = table.columns
@@ -258,16 +257,6 @@ class _Search:
         with np.errstate(divide="ignore"):
             about = np.floor(np.log(table.latency) / _ALIKE)  # defaults of the engine come first where other settings hardly matter
         return np.lexsort((*keys, table.latency, columns.max_batch > 0, columns.max_tokens > 0, columns.dcp > 1, about, badness))
-
-    @staticmethod
-    def _first_of_each(table: LoadTable, rows: np.ndarray) -> np.ndarray:
-        columns = table.columns
-        kinds = np.stack(
-            [table.formats, columns.tp, columns.pp, columns.attention_dp, columns.ep, columns.dcp, columns.pcp, columns.replicas]
-        )[:, rows]
-        order = np.lexsort(kinds)  # rows of a kind are adjacent, in their given order
-        is_first = np.any(np.diff(kinds[:, order], axis=1, prepend=-1) != 0, axis=0)
-        return np.asarray(rows[np.sort(order[is_first])])
 
     # --- what is shown ----------------------------------------------------------------------------------------------------------------
 
@@ -314,20 +303,20 @@ class _Search:
         on_front = order[table.per_chip[order] > highest]
         if len(on_front) > MOST_FRONT_POINTS:
             on_front = on_front[np.unique(np.linspace(0, len(on_front) - 1, MOST_FRONT_POINTS).round().astype(int))]
-        return tuple(self._front_point(table, int(row)) for row in on_front)
-
-    def _front_point(self, table: LoadTable, row: int) -> FrontPoint:
-        of = self.evaluator.estimators[int(table.formats[row])]
-        return FrontPoint(
-            plan=table.columns.plan(row),
-            quantization=of.quantization.name,
-            kv_precision=str(of.cache),
-            concurrency=int(table.concurrency[row]),
-            tokens_per_second_per_user=float(table.per_user[row]),
-            tokens_per_second_per_chip=float(table.per_chip[row]),
-            ttft=float(table.ttft[row]),
-            tpot=float(table.tpot[row]),
-            meets=bool(table.verdict[row] == FEASIBLE),
+        formats = [(of.quantization.name, str(of.cache)) for of in self.evaluator.estimators]
+        return tuple(
+            FrontPoint(
+                plan=table.columns.plan(row),
+                quantization=formats[table.formats[row]][0],
+                kv_precision=formats[table.formats[row]][1],
+                concurrency=int(table.concurrency[row]),
+                tokens_per_second_per_user=float(table.per_user[row]),
+                tokens_per_second_per_chip=float(table.per_chip[row]),
+                ttft=float(table.ttft[row]),
+                tpot=float(table.tpot[row]),
+                meets=bool(table.verdict[row] == FEASIBLE),
+            )
+            for row in map(int, on_front)
         )
 
     def baselines(self, cluster: Cluster, best: RankedPlan) -> tuple[ServingBaseline, ...]:
@@ -335,9 +324,13 @@ class _Search:
         evaluator = replace(self.evaluator, estimators=self.evaluator.estimators[:1])
         alone = replace(self, evaluator=evaluator, space=replace(self.space, fixed={}, maximum={}), top=1)
         baselines = []
-        for name, meaning, columns, reason in baseline_layouts(evaluator, cluster, self.engine):
+
+        def fits(layout: ServingColumns) -> bool:
+            return bool(evaluator.capacity(0, layout)[1][0])
+
+        for name, columns, reason in baseline_layouts(evaluator.job.model, cluster, self.engine, fits):
             plans: tuple[RankedPlan, ...] = ()
-            if len(columns):
+            if columns is not None:
                 search = replace(alone, chosen=replace(self.chosen, evaluator=evaluator, broken={}))
                 table = search.table(columns, (0,))
                 order = search.ranked(table)
@@ -348,7 +341,7 @@ class _Search:
                 worse = REASONS[int(now.verdict[row])] if not plan.meets else ""
                 plans = (replace(plan, reason=worse or why_worse(plan, best, self.objective)),)
                 reason = reason or worse
-            baselines.append(ServingBaseline(name=name, meaning=meaning, plans=plans, reason=reason))
+            baselines.append(ServingBaseline(name=name, meaning=BASELINES[name], plans=plans, reason=reason))
         return tuple(baselines)
 
     def pools(self, columns: ServingColumns, best: RankedPlan | None = None) -> tuple[RankedPlan, ...]:
@@ -413,8 +406,7 @@ class _Search:
         headroom = np.stack([np.broadcast_to(memory.cache_capacity, len(table)) for memory in of])[table.formats, np.arange(len(table))]
         row = int(np.argmax(headroom))
         held = of[int(table.formats[row])]
-        named = {"weights": held.weights, "activations": held.activations, "graphs": held.graphs, "context": held.context}
-        sizes = {name: float(np.broadcast_to(size, len(table))[row]) for name, size in named.items()}
+        sizes = {name: float(np.broadcast_to(size, len(table))[row]) for name, size in held.classes().items() if name != "reserve"}
         largest = max(sizes, key=lambda name: sizes[name])
         usable = format_bytes(float(np.broadcast_to(held.usable, len(table))[row]))
         taken = f"{largest} take {format_bytes(sizes[largest])} of {usable} usable on each chip under {table.columns.plan(row).label()}"
@@ -437,6 +429,58 @@ class _Search:
         return f"rate={job.rate:g}: no plan on {where} answers this rate; {best_of}"
 
 
-def _no_layout(job: ServingJob, cluster: Cluster, admitted: Layouts) -> str:
-    reasons = "; ".join(f"{count} of them: {reason}" for reason, count in sorted(admitted.left_out.items(), key=lambda item: -item[1])[:3])
-    return f"plan: no layout of {job.model.name} on {chips_text(cluster.num_chips)} is left ({reasons}); give fewer knobs"
+def find_fewest_chips(
+    job: ServingJob,
+    cluster: Cluster,
+    calibration: Calibration,
+    engine: Engine,
+    *,
+    most_chips: int = 0,
+    space: ServingSpace | None = None,
+    limits: ServingLimits | None = None,
+    objective: ServingObjective = ServingObjective.THROUGHPUT,
+    top: int = 10,
+    price_per_hour: float | None = None,
+) -> ServingSearchResult:
+    """Search, without baselines, on the fewest chips of the cluster that hold the job's load: parts of a node, then whole nodes.
+
+    Parts are powers of two. More chips never hold less (added replicas take requests from the others), so the numbers are bisected.
+    Raises InputError if the job has no load, or if not even `most_chips` (0: all that are possible on the cluster) hold it.
+    """
+    if job.concurrency is None and job.rate is None:
+        raise bad_field("concurrency", None, "the number of chips follows from the load", "give a concurrency or a rate")
+    most, node = most_chips or cluster.max_chips, cluster.chips_per_node
+    parts = [2**power for power in range(node.bit_length()) if 2**power < node]
+    counts = [count for count in (*parts, *range(node, most + 1, node)) if count <= most] or [1]
+
+    def on(chips: int, shown: int = 1) -> ServingSearchResult:
+        return find_serving_plans(
+            job,
+            cluster.with_chips(chips),
+            calibration,
+            engine,
+            space=space,
+            limits=limits,
+            objective=objective,
+            top=shown,
+            price_per_hour=price_per_hour,
+            names_pools=False,
+            with_baselines=False,
+        )
+
+    low, high, step = 0, 0, 1
+    result: ServingSearchResult | None = None
+    while result is None:  # in growing steps, as most services are small
+        try:
+            result = on(counts[high])
+        except InputError:
+            if high == len(counts) - 1:
+                raise
+            low, high, step = high + 1, min(high + step, len(counts) - 1), 2 * step
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            result, high = on(counts[middle]), middle
+        except InputError:
+            low = middle + 1
+    return result if top == 1 else on(counts[high], top)

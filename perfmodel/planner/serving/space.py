@@ -10,7 +10,7 @@ given, or the engine's version has it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from perfmodel.foundation.errors import InputError, bad_field, suggest
 from perfmodel.frameworks.engine import Engine
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.plan import divisors
-from perfmodel.parallel.serving.columns import ServingColumns
+from perfmodel.parallel.serving.plan import COLUMNS, ServingColumns
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.quantization import Quantization
 
@@ -146,8 +146,28 @@ def layouts(model: TransformerConfig, cluster: Cluster, engine: Engine, space: S
 def _all_degrees(model: TransformerConfig, engine: Engine, space: ServingSpace, chips: int) -> Iterator[tuple[int, ...]]:
     """Yield `_DEGREES` of all layouts with at most `chips` chips."""
     sizes, has_experts = degrees(chips), model.experts is not None
-    prompts = {axes: _prompt_degrees(model, engine, space, sizes, *axes) for axes in ((1, 1), (2, 1), (1, 2), (2, 2))}
-    shared = {(tp, pcp): _shared_degrees(model, engine, space, tp, pcp) for tp in sizes for pcp in prompts[1, 1]}
+
+    def of_prompts(pp: int, attention_dp: int) -> Sequence[int]:
+        """Return the degrees of prefill context parallelism: the given one, or all if the engine's version has it."""
+        if "pcp" in space.fixed:
+            return (space.fixed["pcp"],)
+        is_searched = not engine.runs.prefill_context_since and not why_not_shared(model, engine, pp=pp, attention_dp=attention_dp)
+        return sizes if is_searched else (1,)
+
+    def of_cache(tp: int, pcp: int) -> Sequence[int]:
+        """Return the degrees of decode context parallelism: the given one, or the divisors of the copies of the cache.
+
+        With pcp: none, all its ranks, or those of tp as well.
+        """
+        if "dcp" in space.fixed:
+            return (space.fixed["dcp"],)
+        if not engine.runs.has_decode_context or why_no_context(model):
+            return (1,)
+        copies = int(cache_copies(model, tp))
+        return divisors(copies) if pcp == 1 else tuple(sorted({1, pcp, pcp * tp if copies == tp else pcp}))
+
+    prompts = {axes: of_prompts(*axes) for axes in ((1, 1), (2, 1), (1, 2), (2, 2))}
+    shared = {(tp, pcp): of_cache(tp, pcp) for tp in sizes for pcp in prompts[1, 1]}
     for tp in sizes:
         for pp in sizes:
             for dp in sizes if has_experts else (1,):
@@ -156,29 +176,6 @@ def _all_degrees(model: TransformerConfig, engine: Engine, space: ServingSpace, 
                         for ep in divisors(tp * pcp * dp) if has_experts else (1,):
                             for dcp in shared[tp, pcp]:
                                 yield tp, pcp, pp, dp, ep, dcp
-
-
-def _prompt_degrees(
-    model: TransformerConfig, engine: Engine, space: ServingSpace, sizes: Sequence[int], pp: int, attention_dp: int
-) -> Sequence[int]:
-    """Return the degrees of prefill context parallelism: the given one, or all if the engine's version has it."""
-    if "pcp" in space.fixed:
-        return (space.fixed["pcp"],)
-    is_searched = not engine.runs.prefill_context_since and not why_not_shared(model, engine, pp=pp, attention_dp=attention_dp)
-    return sizes if is_searched else (1,)
-
-
-def _shared_degrees(model: TransformerConfig, engine: Engine, space: ServingSpace, tp: int, pcp: int) -> tuple[int, ...]:
-    """Return the degrees of decode context parallelism: the given one, or the divisors of the copies of the cache.
-
-    With pcp: none, all its ranks, or those of tp as well.
-    """
-    if "dcp" in space.fixed:
-        return (space.fixed["dcp"],)
-    if not engine.runs.has_decode_context or why_no_context(model):
-        return (1,)
-    copies = int(cache_copies(model, tp))
-    return divisors(copies) if pcp == 1 else tuple(sorted({1, pcp, pcp * tp if copies == tp else pcp}))
 
 
 def why_not(model: TransformerConfig, engine: Engine, *, tp: int, pp: int, attention_dp: int, ep: int, dcp: int = 1, pcp: int = 1) -> str:
@@ -222,3 +219,46 @@ def cross(columns: ServingColumns, max_tokens: Sequence[int], batches: Sequence[
         max_batch=np.tile(sequences, len(columns) * len(tokens)),
         max_tokens=np.tile(np.repeat(tokens, len(sequences)), len(columns)),
     )
+
+
+NODE = "tp over a node"
+SMALLEST = "smallest tp that fits"
+DEFAULT = "engine's default"
+EXPERTS = "attention dp with ep"
+
+BASELINES = {
+    NODE: "tp over all chips of a node, replicas on all nodes",
+    SMALLEST: "the smallest tp that the model fits into, replicas on all chips",
+    DEFAULT: "as the engine starts by itself: one chip a replica",
+    EXPERTS: "the vendors' recipe: attention dp and ep over all chips of a node, tp 1",
+}
+
+
+def baseline_layouts(
+    model: TransformerConfig, cluster: Cluster, engine: Engine, fits: Callable[[ServingColumns], bool]
+) -> Iterator[tuple[str, ServingColumns | None, str]]:
+    """Yield the name of each usual layout, its one layout with the engine's own limits or None, and why there is none.
+
+    fits   whether a layout fits into memory
+    """
+
+    def layout(**sizes: int) -> ServingColumns:
+        degree_of: dict[str, int] = dict.fromkeys(COLUMNS, 1) | {"max_batch": 0, "max_tokens": 0} | sizes
+        degree_of["replicas"] = replicas_that_fit(degree_of["tp"] * degree_of["attention_dp"], cluster)
+        columns: dict[str, Any] = {name: np.array([degree], dtype=np.int64) for name, degree in degree_of.items()}
+        return ServingColumns(engine=engine.name, **columns)
+
+    sizes = degrees(scale_up_size(cluster))
+    admitted = [tp for tp in sizes if not why_not(model, engine, tp=tp, pp=1, attention_dp=1, ep=1)]
+    yield (NODE, layout(tp=admitted[-1]), "") if admitted else (NODE, None, "no tp divides the model")
+    fitting = [tp for tp in admitted if fits(layout(tp=tp))]
+    yield (SMALLEST, layout(tp=fitting[0]), "") if fitting else (SMALLEST, None, "no tp of a node fits")
+    yield (DEFAULT, layout(tp=1), "") if fitting and fitting[0] == 1 else (DEFAULT, None, "does not fit on one chip")
+    if model.experts is None:
+        return
+    for size in reversed(sizes):
+        if size > 1 and not why_not(model, engine, tp=1, pp=1, attention_dp=size, ep=size):
+            experts = layout(attention_dp=size, ep=size)
+            yield (EXPERTS, experts, "") if fits(experts) else (EXPERTS, None, "does not fit")
+            return
+    yield EXPERTS, None, f"{engine.name} does not run it"

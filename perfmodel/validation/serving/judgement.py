@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfmodel.frameworks.serving_intervals import METRICS
+from perfmodel.parallel.interval import METRICS
 from perfmodel.validation.run_labels import by_label
 from perfmodel.validation.serving.rows import ServingRow
 from perfmodel.validation.statistics import ErrorStatistics, error_statistics

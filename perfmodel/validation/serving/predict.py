@@ -1,21 +1,64 @@
-"""Prediction of published serving runs; clusters, machines and compiled programs are shared between runs."""
+"""Prediction of published serving runs; clusters, estimators and compiled programs are shared between runs."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from perfmodel.cost.serving.estimate import ServingEstimator
+from perfmodel.cost.serving.pools import predict_plan
+from perfmodel.cost.serving.simulated import predict_served
 from perfmodel.foundation.errors import one_line
+from perfmodel.frameworks.engine import Engine, load_engine
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.validation.cases import FAILURES, NOT_FINITE, Case, reason_of
 from perfmodel.validation.run_labels import labels_of_serving
+from perfmodel.validation.run_machine import calibration_of_run, cluster_of_run
 from perfmodel.validation.serving.cases import PlannedServing, plan_of_serving
 from perfmodel.validation.serving.rows import ServingRow
+
+
+@dataclass(slots=True, kw_only=True)
+class Estimators:
+    """Predictor of planned runs. calibration: a name or path for `calibration_of_run`."""
+
+    calibration: str | Path | None = None
+    estimators: dict[Any, ServingEstimator] = field(default_factory=dict)
+
+    def predict(self, planned: PlannedServing, engine: Engine | None = None) -> ServingPrediction:
+        """Predict a run by the closed-form formulas, for repeated evaluation in fits. engine: replaces the run's engine."""
+        return predict_plan(self.of(planned, engine), planned.job, planned.plan, distinct_experts=planned.distinct_experts)
+
+    def as_served(self, planned: PlannedServing) -> ServingPrediction:
+        """Predict a run by simulation, as `serve` does."""
+        return predict_served(self.of(planned), planned.job, planned.plan, distinct_experts=planned.distinct_experts)
+
+    def of(self, planned: PlannedServing, engine: Engine | None = None) -> ServingEstimator:
+        """Return the estimator of a run, with its engine at its version."""
+        return self.estimator(planned, (engine or load_engine(planned.engine)).at(planned.version))
+
+    def estimator(self, planned: PlannedServing, engine: Engine) -> ServingEstimator:
+        job = planned.job
+        hashable = tuple(getattr(engine, entry.name) for entry in fields(engine) if entry.name != "notes")
+        key = (job.model, job.quantization, job.kv_precision, planned.hardware, hashable)
+        if key not in self.estimators:
+            if len(self.estimators) > 4096:
+                self.estimators.clear()
+            self.estimators[key] = ServingEstimator(
+                model=job.model,
+                cluster=cluster_of_run(planned.hardware),
+                calibration=calibration_of_run(planned.hardware, self.calibration),
+                engine=engine,
+                quantization=job.quantization,
+                cache=job.kv_precision,
+            )
+        return self.estimators[key]
+
 
 Predict = Callable[[PlannedServing], ServingPrediction]
 
@@ -44,7 +87,9 @@ class ServingCasePredictor:
         try:
             planned = self.plan(case.inputs)
             row = replace(row, kind=planned.kind, planned=planned, labels=labels_of_serving(case, planned))
-            return with_prediction(row, self._predict(planned))
+            if self.predict is None:
+                self.predict = Estimators(calibration=self.calibration).as_served
+            return with_prediction(row, self.predict(planned))
         except FAILURES as error:
             return replace(row, reason=reason_of(error))
 
@@ -55,13 +100,6 @@ class ServingCasePredictor:
         if planned is None:
             planned = self.plans[key] = plan_of_serving(inputs)
         return planned
-
-    def _predict(self, planned: PlannedServing) -> ServingPrediction:
-        if self.predict is None:
-            from perfmodel.validation.serving.estimators import Estimators
-
-            self.predict = Estimators(calibration=self.calibration).as_served
-        return self.predict(planned)
 
 
 def with_prediction(row: ServingRow, prediction: ServingPrediction) -> ServingRow:

@@ -1,4 +1,4 @@
-"""Prediction and measurement of one published serving run, and the labels that errors are grouped by."""
+"""Prediction and measurement of one published serving run, the labels that errors are grouped by, and its line in a table."""
 
 from __future__ import annotations
 

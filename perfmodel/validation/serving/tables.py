@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfmodel.frameworks.serving_intervals import METRICS
+from perfmodel.parallel.interval import METRICS
 from perfmodel.report.table import Table
 from perfmodel.validation.serving.judgement import ServingErrors, ServingResult
 from perfmodel.validation.statistics import ErrorStatistics
@@ -45,6 +45,12 @@ def serving_tables(result: ServingResult) -> list[Table]:
 
 def serving_error_table(title: str, field: str, summaries: Sequence[ServingErrors], overall: ServingErrors | None = None) -> Table:
     """Return a table of errors by metric: count, median, 90th percentile and bias."""
+
+    def cells(errors: ErrorStatistics) -> tuple[str, ...]:
+        if not errors.count:
+            return ("", "", "", "")
+        return (f"{errors.count:,}", *map(share_text, (errors.median, errors.p90, errors.bias)))
+
     every = [*summaries, *([] if overall is None or len(summaries) < 2 else [overall])]
     metrics = [metric for metric in METRICS if any(errors.metrics[metric].count for errors in every)]
     headers = [field, "cases", *(f"{WORDS[metric]}: {word}" for metric in metrics for word in ("runs", "median", "p90", "bias")), "no fit"]
@@ -52,15 +58,9 @@ def serving_error_table(title: str, field: str, summaries: Sequence[ServingError
         (
             errors.name,
             f"{errors.num_rows:,}",
-            *(cell for metric in metrics for cell in _cells(errors.metrics[metric])),
+            *(cell for metric in metrics for cell in cells(errors.metrics[metric])),
             str(errors.num_out or ""),
         )
         for errors in every
     )
     return Table(title=title, headers=tuple(headers), rows=rows, right=tuple(headers[1:]))
-
-
-def _cells(errors: ErrorStatistics) -> tuple[str, ...]:
-    if not errors.count:
-        return ("", "", "", "")
-    return (f"{errors.count:,}", *map(share_text, (errors.median, errors.p90, errors.bias)))

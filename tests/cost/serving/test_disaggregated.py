@@ -8,6 +8,7 @@ import pytest
 
 from perfmodel.cost.serving.disaggregated import (
     Handover,
+    TwoPools,
     Workers,
     decode_rate,
     disaggregated,
@@ -30,7 +31,8 @@ LINKS = Handover(token_bytes=327_680, bandwidth=50e9, latency=1e-5)
 def served(x=2, y=1, capacity=64, how=HOW, job=None, handover=LINKS, **load):
     job = requests(2000, 200) if job is None else job
     workers = Workers(prefill=x, decode=y, prefill_chips=1, decode_chips=2)
-    return disaggregated(TOY, TOY, job, how, workers, capacity=capacity, handover=handover, **load)
+    pools = TwoPools(prefill=TOY, decode=TOY, scheduling=how, prefill_scheduling=how, workers=workers, capacity=capacity, handover=handover)
+    return disaggregated(pools, job, **load)
 
 
 def test_a_cache_of_8192_tokens_takes_what_links_say():

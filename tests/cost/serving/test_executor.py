@@ -23,8 +23,8 @@ from perfmodel.hardware.calibration import (
 )
 from perfmodel.hardware.local import local_cluster
 from perfmodel.parallel.serving.measurement import StepShape
+from perfmodel.workload.kinds.cache import UPDATE_KERNELS, state_bytes, state_elements
 from perfmodel.workload.quantization import QUANTIZATIONS
-from perfmodel.workload.states import UPDATE_KERNELS, state_bytes, state_elements
 from tests.execute.jobs import tiny
 
 HERE = Calibration(

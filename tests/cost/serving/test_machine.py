@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel.cost.compute import matmul_time
 from perfmodel.cost.resolve import choose_calibration
-from perfmodel.cost.serving.machine import LEAST_MEASURED_RIDGE, serving_machine
+from perfmodel.cost.serving.estimate import LEAST_MEASURED_RIDGE, serving_machine
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.frameworks.engine import load_engine
 from perfmodel.hardware.calibration import SPEC_SHEET

@@ -53,9 +53,9 @@ def test_columns_of_pools_are_the_pools_by_themselves(of):
         replace(PLAN.pools, prefill_workers=x, decode_workers=y, decode=replace(WORKER, tp=t))
         for x, y, t in ((1, 1, 4), (3, 2, 8), (2, 5, 2))
     ]
-    rows = serve_pools(of, job(of), several).disaggregated
+    rows = serve_pools(of, job(of), several)[0]
     for row, one in enumerate(several):
-        alone = serve_pools(of, job(of), [one]).disaggregated
+        alone = serve_pools(of, job(of), [one])[0]
         np.testing.assert_allclose(alone.load.tpot[0], rows.load.tpot[row], rtol=1e-6)
         np.testing.assert_allclose(alone.tokens_per_second_per_chip[0], rows.tokens_per_second_per_chip[row], rtol=1e-6)
 

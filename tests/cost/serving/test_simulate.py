@@ -7,10 +7,10 @@ import pytest
 
 from perfmodel.cost.serving.load import closed_loop, maximum_load, open_loop
 from perfmodel.cost.serving.requests import Scheduling
-from perfmodel.cost.serving.simulate import BatchLimits, GoodputLimits, _Engine, simulate
-from perfmodel.cost.serving.table import tabulate
+from perfmodel.cost.serving.simulate import BatchLimits, GoodputLimits, _Engine
+from perfmodel.cost.serving.times import tabulate
 from perfmodel.foundation.errors import InputError
-from tests.cost.serving.toys import ToySteps, requests
+from tests.cost.serving.toys import ToySteps, requests, simulate
 
 TOY = ToySteps()
 #: One prompt of 1,000 tokens a step.

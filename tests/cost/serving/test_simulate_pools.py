@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfmodel.cost.serving.disaggregated import Handover, Workers, disaggregated
+from perfmodel.cost.serving.disaggregated import Handover, TwoPools, Workers, disaggregated
 from perfmodel.cost.serving.requests import Scheduling
 from perfmodel.cost.serving.simulate import GoodputLimits
-from perfmodel.cost.serving.simulate_pools import TwoPools, simulate_pools
+from perfmodel.cost.serving.simulate_pools import simulate_pools
 from perfmodel.foundation.errors import InputError
 from tests.cost.serving.toys import ToySteps, requests
 
@@ -26,7 +26,7 @@ def pools(x, y, how=HOW, links=LINKS, capacity=64):
 
 
 def form_of(of, job, **load):
-    return disaggregated(TOY, TOY, job, of.scheduling, of.workers, capacity=of.capacity, handover=of.handover, **load).load
+    return disaggregated(of, job, **load).load
 
 
 def both(x, y, job, *, how=HOW, links=LINKS, **load):

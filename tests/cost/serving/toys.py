@@ -1,10 +1,12 @@
 """A plan whose step times are affine: what a served load is made of can be written down by hand."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from perfmodel.cost.serving.requests import Requests
+from perfmodel.cost.serving.simulate import GoodputLimits, run_engine, summarize_runs, table_of
+from perfmodel.cost.serving.times import StepTable
 from perfmodel.workload.serving import Lengths, constant
 
 
@@ -33,3 +35,12 @@ class ToySteps:
 def requests(prompt=1000, output=200, cached_fraction=0.0):
     lengths = [Lengths(least=x[0], most=x[1]) if isinstance(x, tuple) else constant(x) for x in (prompt, output)]
     return Requests(prompt=lengths[0], output=lengths[1], found_fraction=cached_fraction)
+
+
+def simulate(times, requests, scheduling, places, *, limits=None, **run):
+    """Run one engine with these step times, and return the metrics of its requests."""
+    table = times
+    if not isinstance(times, StepTable):
+        some = replace(places, max_sequences=max(places.max_sequences, 1))
+        table = table_of(times, requests, scheduling, some, run.get("concurrency"))
+    return summarize_runs([(run_engine(table, requests, scheduling, places, **run), 1)], limits or GoodputLimits())

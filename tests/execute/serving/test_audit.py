@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 from perfmodel.cost.serving.boundness import operator_rows
 from perfmodel.cost.serving.estimate import ServingEstimator
 from perfmodel.cost.serving.memory import cache_shape, weight_bytes
-from perfmodel.execute.serving.audit import audit_serving
+from perfmodel.execute.serving.run import audit_serving
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError

@@ -14,7 +14,7 @@ from lab.serving.residuals import ServingResidual, factors
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.frameworks.engine import _load, fitted_numbers, list_engines, load_engine
-from perfmodel.frameworks.serving_intervals import ServingBasis, interval_factors, intervals_of
+from perfmodel.parallel.interval import ServingBasis, interval_factors, intervals_of
 from perfmodel.parallel.serving.prediction import Spread
 from perfmodel.validation.cases import parse_case
 from perfmodel.validation.run_labels import RunLabels

@@ -9,9 +9,8 @@ import pytest
 from lab.serving.saturation import Saturated, admission_limited, running_in_benchmark, saturated_runs, saturation_of
 from perfmodel.validation.cases import parse_case
 from perfmodel.validation.run_labels import RunLabels
-from perfmodel.validation.serving.estimators import Estimators
 from perfmodel.validation.serving.measured import Served
-from perfmodel.validation.serving.predict import ServingCasePredictor
+from perfmodel.validation.serving.predict import Estimators, ServingCasePredictor
 from perfmodel.validation.serving.rows import ServingRow
 from tests.validation.serving.serving_cases import LLAMA, changed
 

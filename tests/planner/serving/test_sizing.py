@@ -7,7 +7,7 @@ from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.planner.serving.result import ServingLimits
-from perfmodel.planner.serving.sizing import find_fewest_chips
+from perfmodel.planner.serving.search import find_fewest_chips
 from tests.planner.serving.serving_searches import searched, serving_job
 
 LIMITS = ServingLimits(ttft=1.0, tpot=0.03)

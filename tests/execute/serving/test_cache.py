@@ -8,9 +8,8 @@ torch = pytest.importorskip("torch")
 
 from perfmodel.cost.serving.memory import cache_shape  # noqa: E402
 from perfmodel.execute.layers import scans  # noqa: E402
-from perfmodel.execute.serving.cache import PagedCache  # noqa: E402
+from perfmodel.execute.serving.cache import PagedCache, StateCache  # noqa: E402
 from perfmodel.execute.serving.decoder import build_decoder  # noqa: E402
-from perfmodel.execute.serving.states import StateCache  # noqa: E402
 from perfmodel.execute.uniform import recurrent  # noqa: E402
 from perfmodel.foundation.errors import RunError  # noqa: E402
 from perfmodel.workload.layer_specs import LayerSpec  # noqa: E402
@@ -81,7 +80,7 @@ def test_a_decoder_that_forgets_what_it_kept_differs(forgets, monkeypatch):
         forgetful = replace(scan, onward=lambda x, steps, parameters, state, chunk: scan.onward(x, steps, parameters, state.zero_(), chunk))
         monkeypatch.setattr(mixer, "scan", forgetful)
     if forgets == "causal_conv_on":
-        name = "perfmodel.execute.serving.states.causal_conv_on"
+        name = "perfmodel.execute.serving.attention.causal_conv_on"
         monkeypatch.setattr(name, lambda x, weights, last: convolution(x, weights, torch.zeros_like(last)))
     cache.reserve(0, 20)
     assert relative_error(run(decoder, (0, 0, tokens[0][:12]))[0], expected[11]) < 1e-5

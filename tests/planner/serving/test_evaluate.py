@@ -8,7 +8,7 @@ import pytest
 from perfmodel.cost.serving.simulated import predict_served, with_simulation
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine
-from perfmodel.planner.serving import simulated
+from perfmodel.planner.serving import evaluate
 from perfmodel.planner.serving.result import ServingLimits
 from perfmodel.workload.serving import Lengths
 from tests.marks import mostly_nightly
@@ -88,7 +88,7 @@ def test_no_plan_is_simulated_twice_under_one_load(monkeypatch):
         asked.append((plan, job.concurrency))
         return predict_served(estimator, job, plan)
 
-    monkeypatch.setattr(simulated, "predict_served", counted)
+    monkeypatch.setattr(evaluate, "predict_served", counted)
     job, limits = serving_job("llama-3-8b", rate=20.0), ServingLimits(ttft=0.5, tpot=0.02)
     result = searched(job, chips=2, limits=limits)
     assert {row.plan for row in result.plans} & {baseline.plans[0].plan for baseline in result.baselines if baseline.plans}

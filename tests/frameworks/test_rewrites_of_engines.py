@@ -2,7 +2,7 @@
 
 import pytest
 
-from perfmodel.frameworks.engine_rewrites import with_engine
+from perfmodel.frameworks.rewrites import with_engine
 from perfmodel.parallel.algebra.derive import derive
 from perfmodel.parallel.algebra.rules import apply_rules, rule_set_of
 from perfmodel.workload.graph import Product, Stream
