@@ -12,7 +12,6 @@ from typing import Any
 
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, one_line
-from perfmodel.foundation.schema import check
 from perfmodel.foundation.values import is_path
 from perfmodel.frameworks.layer_placement import stage_layers_by_cost
 from perfmodel.frameworks.profile import ExecutionProfile, load_profile
@@ -35,7 +34,7 @@ from perfmodel.validation.fields import PRECISIONS, optional_count, stated_count
 from perfmodel.validation.fine_tuning import stated_optimizer, stated_training
 from perfmodel.validation.framework_patterns import Framework, assumed_virtual_stages, framework_of, stage_layers_with_ends
 from perfmodel.validation.published_models import config_from_case
-from perfmodel.validation.schemas import TrainingCaseFile
+from perfmodel.validation.schemas import TrainingCaseFile, checked_inputs
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
 from perfmodel.workload.training import Method, Training, training_of
@@ -82,8 +81,8 @@ def plan_of_case(
 
     hardware, optimizer, dp_shard   of a user's run, which is described in more detail than published ones; None: by the inputs
     """
-    is_loaded = isinstance(inputs.get("model"), TransformerConfig)
-    check(TrainingCaseFile, {**inputs, "model": None} if is_loaded else inputs)
+    loaded = {name: value for name, value in inputs.items() if isinstance(value, TransformerConfig)}  # of a user's run
+    inputs = {**checked_inputs(TrainingCaseFile, {**inputs, **dict.fromkeys(loaded)}), **loaded}
     _check_model(inputs)
     assumed: list[str] = []
     framework = framework_of(inputs.get("framework")).when_sharded(inputs.get("zero_stage"))

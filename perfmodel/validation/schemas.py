@@ -1,17 +1,18 @@
 """Schemas of the lines of a cases file: training runs and serving runs.
 
-A prediction checks its inputs only. A description or measurement of another type counts as not stated (`cases.NOT_INPUTS`).
+A prediction checks its inputs only (`cases.NOT_INPUTS`). Published runs come with more than perfmodel reads: unknown fields are ignored,
+and a value of another type counts as not stated. Numbers out of range and unknown names are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from perfmodel.foundation.errors import bad_field, one_line
-from perfmodel.foundation.schema import MAX_COUNT, OMITTED, FileModel, Number, OneOf, ReadBy
+from perfmodel.foundation.schema import MAX_COUNT, OMITTED, FileModel, Number, OneOf, ReadBy, check
 from perfmodel.parallel.layout import ZERO_STAGES
 from perfmodel.validation.fields import CACHES, PRECISIONS, SERVED_PRECISIONS, SERVING_KINDS
 
@@ -72,7 +73,39 @@ def _text(description: str) -> Any:
     return Field(OMITTED, description=description)
 
 
-class CaseFile(FileModel):
+#: Errors of pydantic for a value of another type than that of the field.
+_OTHER_TYPES = {"bool_type", "dict_type", "float_type", "list_type", "model_type", "string_type"}
+
+
+class CaseModel(FileModel):
+    """A mapping of a case, of which unknown fields and values of another type are ignored."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def another_type_is_not_stated(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            if all(not fault["loc"] and fault["type"] in _OTHER_TYPES for fault in error.errors(include_url=False)):
+                return None
+            raise
+
+
+def checked_inputs(model: type[CaseModel], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the inputs of a case with None for values of another type. Raises InputError that names every fault."""
+    check(model, inputs)
+    return _with_unstated(inputs, model.model_validate(inputs).model_dump(exclude_unset=True))
+
+
+def _with_unstated(given: Mapping[str, Any], read: Mapping[str, Any]) -> dict[str, Any]:
+    unstated = {name: None for name, value in read.items() if value is None}
+    nested = {name: _with_unstated(given[name], value) for name, value in read.items() if isinstance(value, dict)}
+    return {**given, **unstated, **nested}
+
+
+class CaseFile(CaseModel):
     """Description of a run: no prediction depends on these fields."""
 
     id: str | int | None = _text("name of the run; its first word, up to a dash, is the source in tables")
@@ -88,7 +121,7 @@ class CaseFile(FileModel):
     tokens_per_s_counts: str | None = _text("tokens that `measured.tokens_per_s` counts, such as output")
 
 
-class MeasuredTraining(FileModel):
+class MeasuredTraining(CaseModel):
     """Measurements of a training run."""
 
     step_time_s: Number | None = _in("s", "time of a step")
@@ -108,7 +141,7 @@ class MeasuredTraining(FileModel):
     tflops_kind: str | None = _text("operations that `tflops_per_chip` counts; not read")
 
 
-class TrainingModelFile(FileModel):
+class TrainingModelFile(CaseModel):
     """Sizes of the model of a training run; without them it is the shipped model of its name."""
 
     name: str | None = _text("name; a shipped model of this name and these sizes has what a run leaves out")
@@ -140,7 +173,7 @@ class TrainingModelFile(FileModel):
     v_head_dim: _Count | None = _text("width of a value")
 
 
-class AdaptersFile(FileModel):
+class AdaptersFile(CaseModel):
     """Adapters of a fine-tuning run."""
 
     r: _Count | None = _text("rank; default: 16")
@@ -150,7 +183,7 @@ class AdaptersFile(FileModel):
     base_bits: _Count | None = _text("bits of a frozen weight: 4, 8 or 16")
 
 
-class ChipKindFile(FileModel):
+class ChipKindFile(CaseModel):
     """One kind of chips of a run on several kinds."""
 
     chip: str = Field(description="name of a known chip")
@@ -162,7 +195,7 @@ class ChipKindFile(FileModel):
     speed: _Rate | None = _in("-", "share of the chip's rates that it reaches; default: 1")
 
 
-class StageFile(FileModel):
+class StageFile(CaseModel):
     """One pipeline stage."""
 
     units: _Count = Field(description="modules of the stage: embedding, layers, norm and head")
@@ -209,7 +242,7 @@ class TrainingCaseFile(CaseFile):
     settings: dict[str, Any] | None = _text("settings of the framework (docs/settings.md)")
 
 
-class MeasuredServing(FileModel):
+class MeasuredServing(CaseModel):
     """Measurements of a serving run, of all chips together."""
 
     ttft_ms: Number | None = _in("ms", "mean time to first token")
@@ -218,7 +251,7 @@ class MeasuredServing(FileModel):
     tokens_per_s: Number | None = _in("tokens/s", "output tokens a second")
 
 
-class ServedExpertsFile(FileModel):
+class ServedExpertsFile(CaseModel):
     """Experts of a layer."""
 
     experts: _CountOrZero | None = _text("number of experts; 0: none")
@@ -229,7 +262,7 @@ class ServedExpertsFile(FileModel):
     first_dense_layers: _CountOrZero | None = _text("layers before the first with experts")
 
 
-class ServedMambaFile(FileModel):
+class ServedMambaFile(CaseModel):
     """State-space layers."""
 
     heads: _Count = Field(description="heads")
@@ -239,7 +272,7 @@ class ServedMambaFile(FileModel):
     conv_kernel: _Count | None = _text("width of the convolution; default: 4")
 
 
-class ServedDeltaFile(FileModel):
+class ServedDeltaFile(CaseModel):
     """Linear attention with the delta rule."""
 
     key_heads: _Count = Field(description="key heads")
@@ -249,7 +282,7 @@ class ServedDeltaFile(FileModel):
     conv_kernel: _Count | None = _text("width of the convolution; default: 4")
 
 
-class ServedModelFile(FileModel):
+class ServedModelFile(CaseModel):
     """Sizes of the model of a serving run; a shipped model of these sizes has what a run leaves out."""
 
     name: str | None = _text("name in tables")
@@ -279,7 +312,7 @@ class ServedModelFile(FileModel):
     index_topk: _CountOrZero | None = _text("positions that the indexer selects")
 
 
-class ServedDegreesFile(FileModel):
+class ServedDegreesFile(CaseModel):
     """Degrees of attention and of experts."""
 
     attention_dp: _Count | None = _text("data-parallel degree of attention; default: 1")
@@ -287,7 +320,7 @@ class ServedDegreesFile(FileModel):
     moe_tp: _Count | None = _text("tensor-parallel degree of an expert")
 
 
-class WorkersFile(FileModel):
+class WorkersFile(CaseModel):
     """Prefill and decode workers of disaggregated serving."""
 
     prefill_workers: _Count | None = _text("number of prefill workers; no default")

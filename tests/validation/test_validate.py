@@ -483,9 +483,6 @@ def test_embedding_and_head_count_as_layers_where_that_makes_stages_even():
         (dict(tp=3, num_chips=48), "tp=3: must divide"),
         (dict(inter_node_gbit_per_s_per_node=-1), "inter_node_gbit"),
         (dict(zero_stage=9), "zero_stage=9"),
-        (dict(glob_batch=9), "glob_batch: unknown field; did you mean 'global_batch'"),
-        (dict(flash_attention="no"), "flash_attention='no': must be true or false"),
-        (dict(model={**MODEL, "num_layers": 3}), "model.num_layers: unknown field"),
         (dict(model=None), "model: the run does not state it"),
         (dict(pp=64, tp=1, dp=1), "must not exceed num_hidden_layers"),
     ],
@@ -495,6 +492,17 @@ def test_what_cannot_be_predicted_says_why(values, reason):
     assert not row.is_predicted
     assert reason in row.reason
     assert "\n" not in row.reason
+
+
+@pytest.mark.parametrize(
+    "values",
+    [dict(cooling="water"), dict(flash_attention="auto"), dict(model={**MODEL, "rope": {"theta": 1e4}}), dict(lora="no", settings=[3])],
+)
+def test_what_perfmodel_does_not_read_changes_no_prediction(values):
+    row = row_of(changed(**values))
+    assert row.is_predicted
+    expected = row_of(changed(**({"flash_attention": None} if "flash_attention" in values else {})))
+    assert row.predicted_step_time == expected.predicted_step_time
 
 
 # --- fuzz ---------------------------------------------------------------------------------------------------------

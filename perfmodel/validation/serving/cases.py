@@ -12,13 +12,12 @@ from typing import Any
 
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, one_line
-from perfmodel.foundation.schema import check
 from perfmodel.frameworks.engine import version_of
 from perfmodel.hardware.reader import chip_called, list_chips
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
 from perfmodel.validation.case_plan import HardwareOfCase
 from perfmodel.validation.fields import CACHES, SERVED_PRECISIONS, optional_count, stated_count
-from perfmodel.validation.schemas import ServingCaseFile
+from perfmodel.validation.schemas import ServingCaseFile, checked_inputs
 from perfmodel.validation.serving.models import model_of_case
 from perfmodel.validation.serving.software import engine_of, launch_of
 from perfmodel.workload.quantization import QUANTIZATIONS, Quantization
@@ -60,7 +59,7 @@ class PlannedServing:
 
 def plan_of_serving(inputs: Mapping[str, Any]) -> PlannedServing:
     """Return the job and the plan of the run that `inputs` describe. Reads nothing but its arguments."""
-    check(ServingCaseFile, inputs)
+    inputs = checked_inputs(ServingCaseFile, inputs)
     assumed: list[str] = []
     kind = inputs.get("kind")
     if kind is None:
