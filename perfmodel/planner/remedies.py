@@ -32,7 +32,7 @@ MOST = 3
 _MICRO_BATCH = ("micro_batch",)
 _RECOMPUTE = ("recompute",)
 _SHARDING = ("zero", "dp_replicate", "dp_shard")
-_DEGREES = ("tp", "pp", "cp", "dp_replicate", "dp_shard", "sequence_parallel", "schedule", "virtual_stages")
+_DEGREES = ("tp", "pp", "cp", "dp_replicate", "dp_shard", "sequence_parallel", "schedule", "virtual_stages", "ep", "etp", "dispatcher")
 _EVERYTHING = (*_MICRO_BATCH, *_RECOMPUTE, *_SHARDING, *_DEGREES)
 #: Knobs of a plan that are freed, the smallest change first: none, each group alone, two groups, all.
 _FREED: tuple[tuple[tuple[str, ...], ...], ...] = (
@@ -125,6 +125,9 @@ def remedies_of_plan(conditions: RemedyConditions, plan: Plan) -> tuple[FittingC
     if len(remedies) < MOST:
         space = _space_around(plan, ("dp_replicate", "dp_shard"))
         remedies += more_chips(conditions, space, plan.attention, lambda other: changed_knobs(plan, other))
+    if not remedies:
+        space = _space_around(plan, _EVERYTHING)
+        remedies = more_chips(conditions, space, plan.attention, lambda other: changed_knobs(plan, other))
     return tuple(remedies)
 
 

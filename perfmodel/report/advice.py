@@ -153,11 +153,11 @@ def why_slow(prediction: Prediction) -> str:
 
 
 def nothing_helps(plan: Plan) -> str:
-    """Return the remedies for a job that fits neither with other plans on these chips nor with this plan on more chips."""
+    """Return the remedies for a job that fits with no plan, neither on these chips nor on more of them."""
     train = plan.job.train
     lighter = "--train lora:16" if train.is_full else "" if train.quantizes_base else f"--train q{train}"
     others = ["chips with more memory", "a smaller model", "shorter sequences", *filter(None, [lighter])]
-    chips = "No other plan of this job fits on these chips, nor this plan on more of them (`perfmodel limits` finds the fewest)"
+    chips = "No plan of this job fits, neither on these chips nor on more of them"
     return f"{chips}: use {', '.join(others[:-1])} or {others[-1]}."
 
 

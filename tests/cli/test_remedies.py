@@ -101,6 +101,17 @@ def test_a_search_in_which_nothing_fits_names_what_to_free(call, call_json):
         assert call_json("search", *words_of(given | flags_of(remedy["flags"])))["plans"]
 
 
+@pytest.mark.parametrize(
+    ("chips", "flag"), [pytest.param(64, "chips", id="more chips, where none fits on these"), pytest.param(256, "ep", id="experts over chips")]
+)
+def test_a_model_with_experts_gets_changes_of_expert_parallelism(chips, flag, call_json):
+    cluster = "gb200-nvl72" if chips == 64 else "dgx-h100"
+    job = ("--model", "deepseek-v3", "--cluster", cluster, "--gbs", 1024, "--seq-len", "4k", "--profile", "megatron")
+    remedies = call_json("predict", *job, "--chips", chips)["remedies"]
+    assert remedies
+    assert all(flag in remedy["changes"] and remedy["fits_probability"] >= 0.95 for remedy in remedies)
+
+
 def test_a_plan_that_fits_has_no_remedies(call_json):
     fits = call_json("predict", *words_of(flags_of("--model gpt2 --cluster dgx-h100 --chips 8 --gbs 8 --seq 1k")))
     assert fits["fits"]
@@ -156,7 +167,7 @@ def test_megatron_has_no_loss_in_chunks(call_json):
 )
 def test_where_nothing_fits_a_lighter_training_is_named_if_there_is_one(train, advice, call):
     out = call("predict", *f"--model llama-3-70b --chip rtx3080-10gb --chips 1 --gbs 1 --seq 512 --train {train}".split())[1]
-    assert " ".join(out.split()).partition("No other plan of this job fits")[2].partition("note:")[0].strip().endswith(advice)
+    assert " ".join(out.split()).partition("No plan of this job fits")[2].partition("note:")[0].strip().endswith(advice)
 
 
 def test_few_logits_are_not_called_the_reason(call):
