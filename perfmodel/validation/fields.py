@@ -14,6 +14,8 @@ from perfmodel.workload.job import Precision
 PRECISIONS: Mapping[str, tuple[Precision, Dtype]] = {
     "bf16": (Precision.BF16_MIXED, Dtype.BF16),
     "fp16": (Precision.FP16_MIXED, Dtype.FP16),
+    "bfloat16": (Precision.BF16_MIXED, Dtype.BF16),
+    "float16": (Precision.FP16_MIXED, Dtype.FP16),
     "fp32": (Precision.FP32, Dtype.FP32),
     "tf32": (Precision.FP32, Dtype.TF32),
     "fp8": (Precision.FP8_DELAYED, Dtype.FP8),
@@ -23,11 +25,12 @@ PRECISIONS: Mapping[str, tuple[Precision, Dtype]] = {
 }
 #: Precision of a serving run -> format of its weights.
 SERVED_PRECISIONS: Mapping[str, str] = {
-    "bf16": "bf16", "fp16": "fp16", "fp32": "bf16", "fp8": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4", "mxfp4": "mxfp4", "int4": "w4a16",
-    "w4a16": "w4a16", "awq": "w4a16", "gptq": "w4a16", "int8-wo": "int8-weights", "int8": "int8", "w4a8": "w4a8",
+    "bf16": "bf16", "bfloat16": "bf16", "fp16": "fp16", "float16": "fp16", "fp32": "bf16", "fp8": "fp8", "nvfp4": "nvfp4", "fp4": "nvfp4",
+    "mxfp4": "mxfp4", "int4": "w4a16", "w4a16": "w4a16", "awq": "w4a16", "gptq": "w4a16", "int8-wo": "int8-weights", "int8": "int8",
+    "w4a8": "w4a8",
 }  # fmt: skip
 #: Format of a KV cache -> its dtype; None: the engine's default.
-CACHES: Mapping[str, Dtype | None] = {"bf16": Dtype.BF16, "fp16": Dtype.FP16, "fp8": Dtype.FP8, "auto": None}
+CACHES: Mapping[str, Dtype | None] = {"bf16": Dtype.BF16, "bfloat16": Dtype.BF16, "fp16": Dtype.FP16, "fp8": Dtype.FP8, "auto": None}
 
 #: Kinds of serving runs, by what was measured.
 SERVING_KINDS = ("static_batch", "serving", "max_throughput", "decode_step", "ttft_only")

@@ -102,7 +102,8 @@ def test_a_search_in_which_nothing_fits_names_what_to_free(call, call_json):
 
 
 @pytest.mark.parametrize(
-    ("chips", "flag"), [pytest.param(64, "chips", id="more chips, where none fits on these"), pytest.param(256, "ep", id="experts over chips")]
+    ("chips", "flag"),
+    [pytest.param(64, "chips", id="more chips, where none fits on these"), pytest.param(256, "ep", id="experts over chips")],
 )
 def test_a_model_with_experts_gets_changes_of_expert_parallelism(chips, flag, call_json):
     cluster = "gb200-nvl72" if chips == 64 else "dgx-h100"
