@@ -126,7 +126,7 @@ def advise(
 
 def _advice_blocks(advice: Advice, read: list[str]) -> Iterator[Block]:
     from perfmodel.parallel.prediction import notes
-    from perfmodel.report.advice import changes_table, diff_lines, fitting_changes_table, gain_line, nothing_helps, why_slow
+    from perfmodel.report.advice import changes_table, diff_lines, fitting_blocks, gain_line, why_slow
     from perfmodel.report.predictions import job_line, memory_line, plan_line, verdict_line
 
     current = advice.prediction
@@ -134,10 +134,7 @@ def _advice_blocks(advice: Advice, read: list[str]) -> Iterator[Block]:
     yield Facts(verdict_line(current), facts)
     yield Text(why_slow(current), apart=True)
     if not current.fits:
-        if advice.remedies:
-            yield fitting_changes_table(advice.remedies)
-        else:
-            yield Text(nothing_helps(current.plan), apart=True)
+        yield from fitting_blocks(current.plan, advice.remedies)
     if advice.changes:
         yield changes_table(advice)
     yield Text(gain_line(advice), apart=True)

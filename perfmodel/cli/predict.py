@@ -151,7 +151,7 @@ def _one_blocks(
     output: Output,
 ) -> Iterator[Block]:
     from perfmodel.parallel.prediction import notes
-    from perfmodel.report.advice import fitting_changes_table, nothing_helps
+    from perfmodel.report.advice import fitting_blocks
     from perfmodel.report.predictions import confidence_lines, headline, memory_table, parts_table, sensitivity_table, verdict_line
     from perfmodel.report.training_run import run_facts
 
@@ -163,10 +163,8 @@ def _one_blocks(
     yield parts_table(prediction)
     yield memory_table(prediction)
     yield from (sensitivity_table(named) for _, named in confidences if named)
-    if remedies:
-        yield fitting_changes_table(remedies)
-    elif not prediction.fits:
-        yield Text(nothing_helps(prediction.plan), apart=True)
+    if not prediction.fits:
+        yield from fitting_blocks(prediction.plan, remedies)
     yield Notes(notes(prediction))
 
 

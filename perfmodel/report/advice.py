@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.parallel.framework_ref import SETTING_NAMES, settings_text
 from perfmodel.parallel.prediction import PROBABILITY, Prediction, probability_cell
+from perfmodel.report.document import Block, Text
 from perfmodel.report.predictions import plan_line, prediction_object
 from perfmodel.report.table import Table, percent
 
@@ -152,13 +153,17 @@ def why_slow(prediction: Prediction) -> str:
 # --- changes that fit -------------------------------------------------------------------------------------------------
 
 
-def nothing_helps(plan: Plan) -> str:
-    """Return the remedies for a job that fits with no plan, neither on these chips nor on more of them."""
+def fitting_blocks(plan: Plan, remedies: Sequence[FittingChange]) -> Iterator[Block]:
+    """Yield the changes that fit; where none keeps the number of chips, also what the user can change in the job."""
+    if remedies:
+        yield fitting_changes_table(remedies)
+    if any("chips" not in remedy.changes for remedy in remedies):
+        return
     train = plan.job.train
     lighter = "--train lora:16" if train.is_full else "" if train.quantizes_base else f"--train q{train}"
     others = ["chips with more memory", "a smaller model", "shorter sequences", *filter(None, [lighter])]
-    chips = "No plan of this job fits, neither on these chips nor on more of them"
-    return f"{chips}: use {', '.join(others[:-1])} or {others[-1]}."
+    chips = "In place of more chips" if remedies else "No plan of this job fits, neither on these chips nor on more of them"
+    yield Text(f"{chips}: use {', '.join(others[:-1])} or {others[-1]}.", apart=True)
 
 
 def flags_text(changes: Mapping[str, int | str | bool]) -> str:
