@@ -41,7 +41,7 @@ def trl_values(facts: Facts) -> dict[str, Any]:
     kernels = {"flash2": "flash_attention_2", "flash3": "flash_attention_3"}
     values = {
         "launch.num_processes": facts["chips"],
-        "launch.num_machines": facts["nodes"],
+        "launch.num_machines": -(-facts["chips"] // facts["chips_per_node"]),
         "launch.use_fsdp": fsdp,
         "launch.use_deepspeed": deepspeed,
         "launch.mixed_precision": {"bf16-mixed": "bf16", "fp16-mixed": "fp16", "fp32": "no"}[facts["precision"]],
