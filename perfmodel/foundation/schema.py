@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import cache
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
@@ -24,6 +24,8 @@ from perfmodel.foundation.units import SI_UNITS, QuantityKind, example_of, parse
 
 MAX_COUNT = 2**31
 MAX_NUMBER = 1e15
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class FileModel(BaseModel):
@@ -161,20 +163,25 @@ def descriptions(record: type) -> dict[str, str]:
 
 
 def check(model: type[BaseModel], data: object, *, where: str = "", within: str = "") -> Any:
-    """Return `data` if the model accepts it. Raises InputError that names every fault.
+    """Return `data` if the model accepts it. Raises InputError as `validated` does."""
+    validated(model, data, where=where, within=within)
+    return data
+
+
+def validated(model: type[Model], data: object, *, where: str = "", within: str = "") -> Model:
+    """Return the model of `data`. Raises InputError that names every fault.
 
     where    the file; "" if the caller names it
     within   prefix of the fields in messages
     """
     try:
-        model.model_validate(data)
+        return model.model_validate(data)
     except ValidationError as error:
         faults = sorted(
             error.errors(include_url=False), key=lambda fault: fault["type"] != "extra_forbidden"
         )  # an unknown field first, then the missing one that it may stand for
         sentences = list(dict.fromkeys(_sentence(fault, model, within) for fault in faults))
         raise InputError(f"{where}: {listed(sentences)}" if where else listed(sentences)) from None
-    return data
 
 
 def checked_record(cls: type[Record], data: object, *, where: str) -> Record:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import chain, groupby, product
 from typing import Any
 
@@ -122,12 +122,9 @@ def remedies_of_plan(conditions: RemedyConditions, plan: Plan) -> tuple[FittingC
     if plan.assignment is not None:
         return ()
     remedies = _changes_that_fit(_with_settings(conditions), plan)[:MOST]
-    if len(remedies) < MOST:
-        space = _space_around(plan, ("dp_replicate", "dp_shard"))
-        remedies += more_chips(conditions, space, plan.attention, lambda other: changed_knobs(plan, other))
-    if not remedies:
-        space = _space_around(plan, _EVERYTHING)
-        remedies = more_chips(conditions, space, plan.attention, lambda other: changed_knobs(plan, other))
+    for freed, most in ((("dp_replicate", "dp_shard"), MOST), (_EVERYTHING, 1)):
+        if len(remedies) < most:
+            remedies += more_chips(conditions, _space_around(plan, freed), plan.attention, partial(changed_knobs, plan))
     return tuple(remedies)
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from perfmodel.foundation.errors import bad_field, one_line
-from perfmodel.foundation.schema import MAX_COUNT, OMITTED, FileModel, Number, OneOf, ReadBy, check
+from perfmodel.foundation.schema import MAX_COUNT, OMITTED, FileModel, Number, OneOf, ReadBy, validated
 from perfmodel.parallel.layout import ZERO_STAGES
 from perfmodel.validation.fields import CACHES, PRECISIONS, SERVED_PRECISIONS, SERVING_KINDS
 
@@ -95,8 +95,7 @@ class CaseModel(FileModel):
 
 def checked_inputs(model: type[CaseModel], inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs of a case with None for values of another type. Raises InputError that names every fault."""
-    check(model, inputs)
-    return _with_unstated(inputs, model.model_validate(inputs).model_dump(exclude_unset=True))
+    return _with_unstated(inputs, validated(model, inputs).model_dump(exclude_unset=True))
 
 
 def _with_unstated(given: Mapping[str, Any], read: Mapping[str, Any]) -> dict[str, Any]:
