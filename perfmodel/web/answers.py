@@ -19,7 +19,6 @@ from perfmodel.foundation.error_objects import ErrorCode, error_object
 from perfmodel.foundation.errors import InputError, PerfModelError, bad_field, one_line, presentable, shown
 from perfmodel.foundation.files import parse_yaml
 from perfmodel.foundation.plain import SCHEMA_VERSION, to_plain
-from perfmodel.foundation.schema import check
 from perfmodel.foundation.values import is_path, parsed_bool, read_integer
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.knobs import Knobs, choices_of
@@ -30,7 +29,6 @@ from perfmodel.verbs.api import explain_plan
 from perfmodel.verbs.configs import Start, start_from
 from perfmodel.verbs.objects import one_object, remedies_of, searches_object, shown_intervals
 from perfmodel.verbs.requests import Answer, make_requests, predict_requests, setting_of_request
-from perfmodel.verbs.schemas import request_model
 from perfmodel.verbs.searching import search_in
 from perfmodel.workload.huggingface import read_config
 from perfmodel.workload.imported.decoder import is_saved_graph
@@ -68,17 +66,18 @@ class PageRequest:
         return answers[0]
 
 
-def answer(verb: str, data: object, on_progress: OnProgress = lambda share: None) -> dict[str, Any]:
+def answer(verb: str, data: Mapping[str, Any], on_progress: OnProgress = lambda share: None) -> dict[str, Any]:
     """Return the object that `perfmodel VERB --json` prints.
 
     verb   one of `VERBS`
+    data   request that `verbs.schemas.request_model` accepts; the server checks it, since pydantic is not loaded in the browser
     """
     asked = _read(data)
     content = VERBS[verb](asked, on_progress) | (asked.start.object() if asked.start else {})
     return {"schema_version": SCHEMA_VERSION, **to_plain(content)}
 
 
-def answer_line(verb: str, data: object, on_progress: OnProgress = lambda share: None) -> dict[str, Any]:
+def answer_line(verb: str, data: Mapping[str, Any], on_progress: OnProgress = lambda share: None) -> dict[str, Any]:
     """Return `answer` or `error` without raising.
 
     verb   one of `VERBS`, or `known` for the names that the page offers
@@ -162,10 +161,8 @@ VERBS: Mapping[str, Callable[[PageRequest, OnProgress], dict[str, Any]]] = {"pre
 # --- requests -------------------------------------------------------------------------------------------------------
 
 
-def _read(data: object) -> PageRequest:
-    if not isinstance(data, Mapping):
-        raise InputError('request: must be a JSON object of fields; write {"model": "llama-3-8b", ...}')
-    given = check(request_model(), {name: value for name, value in data.items() if value not in (None, "")})
+def _read(data: Mapping[str, Any]) -> PageRequest:
+    given = dict(data)
     requests, knobs = words_of(Request), words_of(Knobs)
     pasted = given.get("config")
     options = {name: given.pop(name) for name in _OPTIONS if name in given}
@@ -178,7 +175,7 @@ def _read(data: object) -> PageRequest:
         asked["model"] = model
     elif pasted is not None:
         start = _start_of(pasted, tuple(sorted(asked.items())))
-    chosen: dict[str, Any] = {name: value for name, value in words.items() if name in knobs}
+    chosen: dict[str, Any] = {name: value for name, value in words.items() if name not in requests}
     for name, value in chosen.items():
         if knobs[name].kind is bool and isinstance(value, str):
             chosen[name] = parsed_bool(value, name)

@@ -142,8 +142,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Answer quick requests at once, others line by line with progress if the page accepts it."""
         from perfmodel.web.answers import answer
 
-        verb, data = self.path.partition("?")[0].rpartition("/")[2], self._data()
-        if verb == "predict" and not (isinstance(data, dict) and data.get("remedies")):
+        verb, data = self.path.partition("?")[0].rpartition("/")[2], self._request()
+        if verb == "predict" and not data.get("remedies"):
             with self.server.lock:
                 content = answer(verb, data)
             self._send_object(content)
@@ -157,6 +157,16 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(_encoded(line))
             elif "progress" not in line:
                 self._send_object(line.get("answer") or line["error"])
+
+    def _request(self) -> dict[str, Any]:
+        """Return the request without empty fields. Raises InputError that names every fault."""
+        from perfmodel.foundation.schema import check
+        from perfmodel.verbs.schemas import request_model
+
+        data = self._data()
+        if not isinstance(data, dict):
+            raise InputError('request: must be a JSON object of fields; write {"model": "llama-3-8b", ...}')
+        return check(request_model(), {name: value for name, value in data.items() if value not in (None, "")})
 
     def _data(self) -> Any:
         if self.headers.get("Content-Type", "").partition(";")[0].strip() != _JSON:
@@ -217,7 +227,7 @@ class AnswerProcess:
         self._process = subprocess.Popen(command, env=environment, pass_fds=[far_end.fileno()], start_new_session=True)
         far_end.close()
 
-    def answer_lines(self, verb: str, data: object, client: socket) -> Iterator[dict[str, Any]]:
+    def answer_lines(self, verb: str, data: Mapping[str, Any], client: socket) -> Iterator[dict[str, Any]]:
         """Yield the objects of an answer. End the process and raise Cancelled if the client closes its connection."""
         while not self._lock.acquire(timeout=0.1):
             if has_closed(client):

@@ -1,6 +1,8 @@
 """The static page: perfmodel in the browser, by Pyodide, answers as perfmodel does here."""
 
 import json
+import subprocess
+import sys
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -120,6 +122,17 @@ class TestInTheBrowser:
         )
         site.wait("window.ended === 'AbortError'", 20)
         site.wait("window.explained", 120)
+
+
+def test_answers_without_pydantic():
+    """The page in the browser predicts and searches with numpy and PyYAML alone: pydantic would be loaded at its start."""
+    program = (
+        "import json, sys; sys.modules['pydantic'] = sys.modules['pydantic_core'] = None\n"
+        "from perfmodel.web.answers import answer_line\n"
+        f"print(json.dumps([answer_line(verb, {JOBS[0]!r}) for verb in ('known', 'predict', 'search', 'explain')]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
+    assert [list(line) for line in json.loads(done.stdout)] == [["answer"]] * 4
 
 
 @pytest.mark.skipif(not HAS_RUNTIME, reason="no Pyodide here")
