@@ -8,6 +8,7 @@ Huang et al. 2019 (GPipe), and Narayanan et al. 2021 (SC21), figures 3 and 4.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from perfmodel.parallel.layout import PipelineSchedule
@@ -74,28 +75,25 @@ def pass_starts(
     hop                 time of a send from rank to rank, while both compute   [s]
     """
     num_ranks, num_stages = len(orders), len(forward)
-    done: dict[tuple[str, int, int], float] = {}
+    num_microbatches = 1 + max(microbatch for order in orders for _, _, microbatch in order)
+    lengths = {FORWARD: forward, BACKWARD: backward}
+    ends = {kind: [[math.nan] * num_microbatches for _ in range(num_stages)] for kind in lengths}  # nan: not yet run
     free = [0.0] * num_ranks
-    following = [0] * num_ranks
     starts: list[list[float]] = [[] for _ in orders]
-    while any(following[rank] < len(order) for rank, order in enumerate(orders)):
+    while any(len(begun) < len(order) for begun, order in zip(starts, orders, strict=True)):
         progressed = False
-        for rank, order in enumerate(orders):
-            while following[rank] < len(order):
-                kind, chunk, microbatch = order[following[rank]]
+        for rank, (order, begun) in enumerate(zip(orders, starts, strict=True)):
+            while len(begun) < len(order):
+                kind, chunk, microbatch = order[len(begun)]
                 stage = chunk * num_ranks + rank
-                received, same_stage = [], []
-                if kind == FORWARD:
-                    received = [(FORWARD, stage - 1, microbatch)] if stage else []
-                else:
-                    received = [(BACKWARD, stage + 1, microbatch)] if stage + 1 < num_stages else []
-                    same_stage = [(FORWARD, stage, microbatch)]
-                if not all(need in done for need in received + same_stage):
+                before = stage - 1 if kind == FORWARD else stage + 1
+                received = ends[kind][before][microbatch] + hop if 0 <= before < num_stages else 0.0
+                own = 0.0 if kind == FORWARD else ends[FORWARD][stage][microbatch]
+                if math.isnan(received + own):
                     break
-                ready = max([free[rank], *(done[need] + hop for need in received), *(done[need] for need in same_stage)])
-                starts[rank].append(ready)
-                free[rank] = done[kind, stage, microbatch] = ready + (forward if kind == FORWARD else backward)[stage]
-                following[rank] += 1
+                ready = max(free[rank], received, own)
+                begun.append(ready)
+                free[rank] = ends[kind][stage][microbatch] = ready + lengths[kind][stage]
                 progressed = True
         assert progressed, "the schedule waits for itself"
     return starts

@@ -11,9 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -56,9 +57,8 @@ _BETWEEN = ("pipeline_bubble", "pipeline_communication")
 _KIND_OF_CODE = {code: kind for kind, code in COLLECTIVE_CODE.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Interval of a rank's time.
+class Span(NamedTuple):
+    """Interval of a rank's time. A tuple, because a trace has 100,000.
 
     stream   compute, idle, or the axis of a communicator
     kind     matmul, attention, streaming, or a collective
@@ -74,6 +74,9 @@ class Span:
     hidden: bool = False
     start: float = 0.0
 
+    def at(self, start: float) -> Span:
+        return Span(*self[:-1], start)
+
 
 #: Spans of the forward and the backward pass of each region, without start times.
 RegionSpans = list[tuple[list[Span], list[Span]]]
@@ -84,6 +87,7 @@ class RankTimeline:
     """Timeline of one rank's step.
 
     parts    exposed seconds by part; they sum to the step time
+    pieces   (start, spans with their starts after it): spans of a pass, of a wait, before and after all passes
     passes   forward and backward passes of micro-batches through virtual stages
     memory   (time, bytes by class), in order of time
     stretch  idle time of the prediction over that of its simulated schedule
@@ -93,12 +97,20 @@ class RankTimeline:
     stage: int
     step_time: float
     parts: Mapping[str, float]
-    spans: tuple[Span, ...]
+    pieces: tuple[tuple[float, list[Span]], ...]
     passes: tuple[Span, ...]
     memory: tuple[tuple[float, Mapping[str, float]], ...]
     memory_moment: str
     stretch: float
     detail: Detail
+
+    @property
+    def num_spans(self) -> int:
+        return sum(len(spans) for _, spans in self.pieces)
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        return tuple(span.at(start + span.start) for start, spans in self.pieces for span in spans)
 
 
 def rank_timelines(estimator: Estimator, plan: Plan, ranks: Sequence[int], detail: Detail | None = None) -> list[RankTimeline]:
@@ -165,22 +177,27 @@ class _Step:
         parts = rank_parts(self.estimators[stage], self.plan, self.columns, [float(runs[i]) for i in range(len(self.spans))])
         of_pass, outside = self.scaled(stage, detail, parts)
         gaps, stretch = self.gaps(stage, parts)
-        drawing, passes = _Drawing(), list[Span]()
-        drawing.add(outside["before"])
+        last = len(self.passes[stage]) - 1
+        drawn: dict[tuple[str, int, bool], list[Span]] = {}  # passes of all micro-batches but the last are equal
+        pieces, passes, now = list[tuple[float, list[Span]]](), list[Span](), 0.0
+
+        def draw(spans: list[Span]) -> float:
+            """Add a piece of the timeline that begins now, and return its length. [s]"""
+            nonlocal now
+            pieces.append((now, spans))
+            length = spans[-1].start + spans[-1].time if spans else 0.0
+            now += length
+            return length
+
+        draw(_in_order(outside["before"]))
         for i, (kind, chunk, microbatch) in enumerate(self.passes[stage]):
-            drawing.add(gaps[i])
-            spans = of_pass[kind, chunk]
-            gathers = [span for span in outside[kind] if span.part == _DATA[0]]
-            exposed = [*gathers, *(span for span in spans if not span.hidden), *(span for span in outside[kind] if span.part != _DATA[0])]
-            length = sum(span.time for span in exposed)
+            draw(gaps[i])
+            if (key := (kind, chunk, i == last)) not in drawn:
+                drawn[key] = self.drawn(stage, *key, of_pass[kind, chunk], outside)
             part = "forward" if kind == FORWARD else "backward"
             name = f"{part} {microbatch}" + (f" chunk {chunk}" if len(self.order) > self.p else "")
-            passes.append(Span(name, part, _COMPUTE, "", length, start=drawing.now))
-            shown = [*outside["before"], *outside[kind], *outside["after"]]
-            is_last = i + 1 == len(self.passes[stage])
-            drawing.add_hidden([*spans, *self.under(stage, chunk, kind, is_last=is_last, exposed=shown)], length)
-            drawing.add(exposed)
-        drawing.add([*gaps[-1], *outside["after"]])
+            passes.append(Span(name, part, _COMPUTE, "", draw(drawn[key]), start=pieces[-1][0]))
+        draw(_in_order([*gaps[-1], *outside["after"]]))
         step_time = float(self.columns.step_time[0])
         moment, memory = self.memory(stage, passes, step_time)
         return RankTimeline(
@@ -188,13 +205,33 @@ class _Step:
             stage=stage,
             step_time=step_time,
             parts=parts,
-            spans=tuple(drawing.spans),
+            pieces=tuple(pieces),
             passes=tuple(passes),
             memory=memory,
             memory_moment=moment,
             stretch=stretch,
             detail=detail,
         )
+
+    def drawn(
+        self, stage: int, kind: str, chunk: int, is_last: bool, spans: Sequence[Span], outside: Mapping[str, list[Span]]
+    ) -> list[Span]:
+        """Return the hidden and then the exposed spans of a pass, with their starts in it.
+
+        is_last   last pass of the rank: its reduction of the step's gradients overlaps too
+        """
+        gathers = [span for span in outside[kind] if span.part == _DATA[0]]
+        rest = [span for span in outside[kind] if span.part != _DATA[0]]
+        exposed = _in_order([*gathers, *(span for span in spans if not span.hidden), *rest])
+        length = exposed[-1].start + exposed[-1].time if exposed else 0.0
+        shown = [*outside["before"], *outside[kind], *outside["after"]]
+        at, hidden = defaultdict[str, float](float), list[Span]()
+        for span in _by_part(span for span in (*spans, *self.under(stage, chunk, kind, is_last=is_last, exposed=shown)) if span.hidden):
+            time = min(span.time, length - at[span.stream])
+            if time > 0:
+                hidden.append(span._replace(time=time, start=at[span.stream]))
+                at[span.stream] += time
+        return [*hidden, *exposed]
 
     def scaled(
         self, stage: int, detail: Detail, parts: Mapping[str, float]
@@ -214,7 +251,7 @@ class _Step:
             if left > 0 and not natural.get(part) and part not in _BETWEEN
         ]
         for key, spans in of_pass.items():
-            of_pass[key] = [span if span.hidden else replace(span, time=span.time * factor.get(span.part, 1.0)) for span in spans]
+            of_pass[key] = [span if span.hidden else span._replace(time=span.time * factor.get(span.part, 1.0)) for span in spans]
         return of_pass, outside
 
     def outside(self, parts: Mapping[str, float]) -> tuple[dict[str, list[Span]], dict[str, float]]:
@@ -251,7 +288,8 @@ class _Step:
         stretch = target / sum(idle) if sum(idle) > 0 else 1.0
         sends = parts.get("pipeline_communication", 0.0) / target if target else 0.0
         shares = dict(zip(_BETWEEN, (1.0 - sends, sends), strict=True))
-        return [list(chain(*(self.span(part, time * stretch * share) for part, share in shares.items()))) for time in idle], stretch
+        spans = [_in_order(chain(*(self.span(part, time * stretch * share) for part, share in shares.items()))) for time in idle]
+        return spans, stretch
 
     def under(self, stage: int, chunk: int, kind: str, *, is_last: bool, exposed: Sequence[Span]) -> list[Span]:
         """Return the parameter collectives that overlap with the compute of a pass: their full time less the exposed part. [s]"""
@@ -283,6 +321,7 @@ class _Step:
         lasting = {name: size for name, size in classes.items() if name not in ("temporary", "gathered_parameters", "activations")}
         transient = sum(classes.values()) - sum(lasting.values())
 
+        @cache
         def holding(layers: float) -> dict[str, float]:
             return {**lasting, "activations": min(saved * layers / in_flight[backward[0]], transient)}
 
@@ -300,26 +339,14 @@ def _stream_of(part: str) -> str:
     return str(_STREAMS.get(part.removesuffix("_communication"), _COMPUTE))
 
 
-class _Drawing:
-    """Spans of a rank, in order. now: end of the last one that is not hidden. [s]"""
-
-    def __init__(self) -> None:
-        self.now, self.spans = 0.0, list[Span]()
-
-    def add(self, spans: Iterable[Span]) -> None:
-        for span in spans:
-            if span.time > 0:
-                self.spans.append(replace(span, start=self.now))
-                self.now += span.time
-
-    def add_hidden(self, spans: Iterable[Span], available: float) -> None:
-        """Add communication that overlaps with the pass that begins now: one span for each stream and part."""
-        at: defaultdict[str, float] = defaultdict(float)
-        for span in _by_part(span for span in spans if span.hidden):
-            time = min(span.time, available - at[span.stream])
-            if time > 0:
-                self.spans.append(replace(span, time=time, start=self.now + at[span.stream]))
-                at[span.stream] += time
+def _in_order(spans: Iterable[Span]) -> list[Span]:
+    """Return the spans one after the other, from 0; none without a time."""
+    placed, now = list[Span](), 0.0
+    for span in spans:
+        if span.time > 0:
+            placed.append(span.at(now))
+            now += span.time
+    return placed
 
 
 def _by_part(spans: Iterable[Span]) -> list[Span]:
@@ -343,7 +370,7 @@ def region_spans(estimator: Estimator, plan: Plan, columns: StepColumns) -> Regi
     both: RegionSpans = []
     for i, region in enumerate(columns.plans.program.regions):
         again = recomputed_phases(plan.recompute, estimator.profile) if region.is_block else ()
-        repeated = [replace(span, part="recompute") if span.part == "forward" else span for span in ordered(i, again)]
+        repeated = [span._replace(part="recompute") if span.part == "forward" else span for span in ordered(i, again)]
         forward = ordered(i, (phase for phase in PHASES if phase != "backward"))
         backward = repeated + ordered(i, ("backward",))[::-1]
         for spans, total in ((forward, scalar(columns.regions.forward[i])), (backward, scalar(columns.regions.backward[i]))):
@@ -384,7 +411,7 @@ def _operator_spans(estimator: Estimator, plan: Plan, columns: StepColumns) -> I
         part = f"{shown}_communication" if named_axes or shown == EXCHANGED else "redistributions"
         exposed = Span(name, part, _STREAMS[COMM[j]], _KIND_OF_CODE[code].value, time * share)
         yield from (
-            (segment, producers.get(name, -1) + 0.5, span) for span in (exposed, replace(exposed, time=time * (1.0 - share), hidden=True))
+            (segment, producers.get(name, -1) + 0.5, span) for span in (exposed, exposed._replace(time=time * (1.0 - share), hidden=True))
         )
 
 

@@ -141,7 +141,7 @@ def timelines_object(timelines: Sequence[RankTimeline], files: Iterable[str]) ->
                 "rank": timeline.rank,
                 "stage": timeline.stage,
                 "parts": dict(timeline.parts),
-                "num_spans": len(timeline.spans),
+                "num_spans": timeline.num_spans,
                 "peak_memory": peak_memory(timeline),
                 "peak_moment": timeline.memory_moment,
             }
@@ -162,7 +162,7 @@ def timelines_blocks(timelines: Sequence[RankTimeline], plan: Plan, files: Seque
         sent = sum(time for part, time in busy.items() if "communication" in part or part in ("parameter_gather", "gradient_reduction"))
         share = f"{words(largest)} {percent(busy[largest] / timeline.step_time)}"
         bubble = text(timeline.parts.get("pipeline_bubble", 0.0))
-        places = (str(timeline.rank), str(timeline.stage), f"{len(timeline.spans):,}")
+        places = (str(timeline.rank), str(timeline.stage), f"{timeline.num_spans:,}")
         rows.append((*places, share, text(sent), bubble, format_bytes(peak_memory(timeline))))
     headers = ("rank", "stage", "spans", "largest part", "exposed communication", "bubble", "peak memory")
     yield Table(title="Ranks", headers=headers, rows=tuple(rows), right=("rank", "stage", "spans", *headers[4:]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.errors import InputError, one_line
-from perfmodel.foundation.files import read_yaml
+from perfmodel.foundation.files import read_text, read_yaml
 from perfmodel.foundation.values import read_integer
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.reader import load_cluster
@@ -67,10 +68,12 @@ def is_config(path: Plan | Name) -> bool:
     file = Path(str(path).rpartition(":")[0] if ".py:" in str(path) else path)
     if not os.path.isfile(file) or file.suffix not in (".yaml", ".yml", ".json"):
         return file.suffix in _CONFIGS
+    is_json = file.suffix == ".json"
     try:
-        return not _PLAN_KEYS & read_yaml(file).keys()
-    except InputError:  # the reader of each kind reports the fault
-        return file.suffix == ".json"
+        content = json.loads(read_text(file, "JSON file")) if is_json else read_yaml(file)
+        return not _PLAN_KEYS & content.keys()
+    except (InputError, ValueError, AttributeError, RecursionError):  # the reader of each kind reports the fault
+        return is_json
 
 
 def start_from(path: Plan | Name, asked: Request, *, spelled: Callable[[str], str] = str) -> Start:
