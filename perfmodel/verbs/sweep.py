@@ -174,11 +174,11 @@ def _parts(folder: Path) -> Iterator[Path]:
 
     try:
         folder.mkdir(exist_ok=True)
-        lock = os.open(folder, os.O_RDONLY)
+        lock = os.open(folder / "lock", os.O_WRONLY | os.O_CREAT)
     except OSError as error:
         raise bad_field("out", folder, f"cannot be made ({error.strerror})", "choose another path") from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of this process alone, unlike flock: not of its workers
         yield folder
     except BlockingIOError:
         raise bad_field("out", folder.stem, "another sweep is writing it", "wait for it or choose another path") from None

@@ -1,6 +1,5 @@
 """Studies and sweeps: their points, rows and refusals, and what an interruption leaves."""
 
-import fcntl
 import json
 import os
 import signal
@@ -217,7 +216,7 @@ def test_other_data_and_another_file_of_the_same_name_are_computed_again(tmp_pat
 def test_an_unfinished_line_is_computed_again(tmp_path):
     out = tmp_path / "a.csv"
     swept(PREDICT, out)
-    (part,) = (tmp_path / "a.csv.parts").iterdir()
+    (part,) = (tmp_path / "a.csv.parts").glob("*.jsonl")
     part.write_bytes(part.read_bytes()[:-40])
     assert swept(PREDICT, out).num_computed == 1
     assert swept(PREDICT, out).num_computed == 0
@@ -226,11 +225,14 @@ def test_an_unfinished_line_is_computed_again(tmp_path):
 def test_one_sweep_at_a_time_writes_a_table(tmp_path):
     out = tmp_path / "a.csv"
     swept(PREDICT, out)
-    lock = os.open(tmp_path / "a.csv.parts", os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    with pytest.raises(InputError, match="another sweep is writing it"):
-        swept(PREDICT, out)
-    os.close(lock)
+    program = "import fcntl, sys; lock = open(sys.argv[1], 'w'); fcntl.lockf(lock, fcntl.LOCK_EX); print('locked', flush=True); input()"
+    command = [sys.executable, "-c", program, str(tmp_path / "a.csv.parts" / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "locked\n"
+        with pytest.raises(InputError, match="another sweep is writing it"):
+            swept(PREDICT, out)
+        other.communicate("\n", timeout=60)
+    swept(PREDICT, out)
 
 
 @pytest.mark.parametrize(
