@@ -41,6 +41,13 @@ _FREED: tuple[tuple[tuple[str, ...], ...], ...] = (
     ((*_MICRO_BATCH, *_RECOMPUTE), (*_RECOMPUTE, *_SHARDING), (*_MICRO_BATCH, *_SHARDING), (*_SHARDING, *_DEGREES)),
     (_EVERYTHING,),
 )
+#: Flag -> kind of change, where several flags are one change.
+_KINDS: Mapping[str, str] = {
+    **dict.fromkeys(("zero", "dp_shard"), "sharding"),
+    **dict.fromkeys(("schedule", "virtual_stages"), "pp"),
+    **dict.fromkeys(("etp", "dispatcher"), "ep"),
+    "sequence_parallel": "tp",
+}
 #: Least gain, as a share of the step, of a change in addition to others that already fit.
 _LEAST_GAIN = 0.01
 #: Least ZeRO stage of data-parallel ranks that an offload needs (DeepSpeed's offload_optimizer and offload_param).
@@ -150,13 +157,18 @@ def _changes_that_fit(options: Sequence[RemedyConditions], plan: Plan) -> list[F
             if not any(_is_needless(remedy, other) for other in remedies):
                 remedies.append(remedy)
         remedies.sort(key=_least_change)
-        if len(remedies) >= MOST and len(remedies[MOST - 1].changes) <= count + 1:
+        if len(remedies) >= MOST and _size(remedies[MOST - 1]) <= count + 1:
             break
     return remedies
 
 
 def _least_change(remedy: FittingChange) -> tuple[int, float]:
-    return len(remedy.changes), remedy.prediction.step_time
+    return _size(remedy), remedy.prediction.step_time
+
+
+def _size(remedy: FittingChange) -> int:
+    """Return the number of changes. Flags of one kind are one; the number of replicas follows from the other degrees."""
+    return len({_KINDS.get(flag, flag) for flag in remedy.changes} - {"dp_replicate"})
 
 
 def _is_needless(remedy: FittingChange, other: FittingChange) -> bool:
