@@ -129,10 +129,13 @@ def remedies_of_plan(conditions: RemedyConditions, plan: Plan) -> tuple[FittingC
     if plan.assignment is not None:
         return ()
     remedies = _changes_that_fit(_with_settings(conditions), plan)[:MOST]
-    for freed, most in ((("dp_replicate", "dp_shard"), MOST), (_EVERYTHING, 1)):
-        if len(remedies) < most:
-            remedies += more_chips(conditions, _space_around(plan, freed), plan.attention, partial(changed_knobs, plan))
-    return tuple(remedies)
+    fewest, larger = math.inf, list[FittingChange]()
+    for freed in (("dp_replicate", "dp_shard"), (*_SHARDING, *_RECOMPUTE), *([] if remedies else [_EVERYTHING])):
+        if len(remedies) + len(larger) < MOST:
+            found = more_chips(conditions, _space_around(plan, freed), plan.attention, partial(changed_knobs, plan))
+            larger += [remedy for remedy in found if remedy.prediction.plan.num_chips < fewest]
+            fewest = min([fewest, *(remedy.prediction.plan.num_chips for remedy in found)])
+    return (*remedies, *larger)
 
 
 def _changes_that_fit(options: Sequence[RemedyConditions], plan: Plan) -> list[FittingChange]:
