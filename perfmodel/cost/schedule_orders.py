@@ -88,10 +88,10 @@ def pass_starts(
                 stage = chunk * num_ranks + rank
                 before = stage - 1 if kind == FORWARD else stage + 1
                 received = ends[kind][before][microbatch] + hop if 0 <= before < num_stages else 0.0
-                own = 0.0 if kind == FORWARD else ends[FORWARD][stage][microbatch]
-                if math.isnan(received + own):
+                forward_end = 0.0 if kind == FORWARD else ends[FORWARD][stage][microbatch]
+                if math.isnan(received + forward_end):
                     break
-                ready = max(free[rank], received, own)
+                ready = max(free[rank], received, forward_end)
                 begun.append(ready)
                 free[rank] = ends[kind][stage][microbatch] = ready + lengths[kind][stage]
                 progressed = True

@@ -132,9 +132,9 @@ def remedies_of_plan(conditions: RemedyConditions, plan: Plan) -> tuple[FittingC
     fewest, larger = math.inf, list[FittingChange]()
     for freed in (("dp_replicate", "dp_shard"), (*_SHARDING, *_RECOMPUTE), *([] if remedies else [_EVERYTHING])):
         if len(remedies) + len(larger) < MOST:
-            found = more_chips(conditions, _space_around(plan, freed), plan.attention, partial(changed_knobs, plan))
-            larger += [remedy for remedy in found if remedy.prediction.plan.num_chips < fewest]
-            fewest = min([fewest, *(remedy.prediction.plan.num_chips for remedy in found)])
+            options = more_chips(conditions, _space_around(plan, freed), plan.attention, partial(changed_knobs, plan))
+            larger += [remedy for remedy in options if remedy.prediction.plan.num_chips < fewest]
+            fewest = min([fewest, *(remedy.prediction.plan.num_chips for remedy in options)])
     return (*remedies, *larger)
 
 
