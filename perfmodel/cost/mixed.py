@@ -117,7 +117,9 @@ def _prediction(estimator: MixedEstimator, plan: Plan, rule: MemoryRule) -> Pred
     fields = [memory_fields(of_pool, plan, held, rule, [of_pool.machine.memory.usable])[0] for of_pool, held in memories]
     fullest = min(range(len(fields)), key=lambda i: (_ORDER[fields[i]["verdict"]], fields[i]["fits_probability"]))
     host, held = memories[fullest]
-    columns = PlanRow(columns=row, memory_row=held)
+    # all replicas together execute the equal number of micro-batches, however these are distributed
+    equal = replace(row, plans=replace(row.plans, num_microbatches=mixed.columns[0].num_microbatches))
+    columns = PlanRow(columns=equal, memory_row=held)
     palm, causal = model_flops(estimator, plan)
     time = scalar(row.step_time)
     peaks = [(of_pool.machine.low or of_pool.machine).peak_flop_rate for of_pool in mixed.estimators]
@@ -198,7 +200,7 @@ class _Mixed:
         micro = _micro_of([self.columns[pool].micro for pool in order], stages.regions)
         terms = _terms_of([self.shared[pool].terms for pool in order])
         regions = _regions_of([self.regions[pool] for pool in order])
-        columns = replace(first, program=micro.program, micro=micro, stages=stages, terms=terms)
+        columns = replace(first, program=micro.program, micro=micro, stages=stages, terms=terms, num_microbatches=m)
         crossing = self.joined if len(order) > 1 else self.spread
         hop = slowest_stage([self._hop(crossing[pool], self.columns[pool]) for pool in dict.fromkeys(order)])
 
