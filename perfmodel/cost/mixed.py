@@ -82,6 +82,11 @@ def mixed_estimator(estimator: Estimator) -> MixedEstimator:
     return estimator
 
 
+def pools_of(estimator: Estimator) -> tuple[Estimator, ...]:
+    """Return the estimator of each kind of chips."""
+    return estimator.pools if isinstance(estimator, MixedEstimator) else (estimator,)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipelines:
     """Replicas of the model whose stages are on the same pools.
@@ -281,6 +286,13 @@ def mixed_step_time(estimator: MixedEstimator, plan: Plan) -> float:
     """Return the step time of the slowest pipeline. [s]"""
     mixed = _Mixed(estimator, plan)
     return max(float(mixed.step(pipelines).step_time[0]) for pipelines in mixed.pipelines)
+
+
+def memories_of_pools(estimator: Estimator, plan: Plan) -> list[tuple[Estimator, MemoryRow]]:
+    """Return the memory of a plan on each kind of chips, with its estimator."""
+    if not isinstance(estimator, MixedEstimator):
+        return [(estimator, evaluate_memory(estimator, plan))]
+    return [(estimator.pools[pool], row) for pool, (_, row) in _Mixed(estimator, plan).memories().items()]
 
 
 def steps_of_pipelines(estimator: MixedEstimator, plan: Plan) -> dict[tuple[int, ...], StepColumns]:

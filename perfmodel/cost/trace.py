@@ -21,7 +21,7 @@ from perfmodel.cost.assemble import StepColumns, step_columns
 from perfmodel.cost.estimate import Estimator, rank_parts, reserved_on_rank
 from perfmodel.cost.evaluate import amount_values, members_inside, traffic_times, work_times
 from perfmodel.cost.memory.plan import adding_up, scalar
-from perfmodel.cost.mixed import MixedEstimator, pools_of_pipeline, steps_of_pipelines
+from perfmodel.cost.mixed import MixedEstimator, pools_of, pools_of_pipeline, steps_of_pipelines
 from perfmodel.cost.overlap import exposed_each_microbatch
 from perfmodel.cost.program import PHASES
 from perfmodel.cost.rows import Rows
@@ -114,7 +114,7 @@ def rank_timelines(estimator: Estimator, plan: Plan, ranks: Sequence[int], detai
 
 def _steps(estimator: Estimator, plan: Plan) -> dict[tuple[int, ...], _Step]:
     """Return the step of each kind of pipeline by the pools of its ranks; chips of one kind are one pool."""
-    pools = estimator.pools if isinstance(estimator, MixedEstimator) else (estimator,)
+    pools = pools_of(estimator)
     alone = [step_columns(pool, [plan]) for pool in pools]
     regions, layers = alone[0].plans.stages.regions, estimator.programs.stage_layers(plan)
     spans = [region_spans(pool, plan, columns) for pool, columns in zip(pools, alone, strict=True)]
@@ -135,7 +135,13 @@ class _Step:
     """
 
     def __init__(
-        self, plan: Plan, columns: StepColumns, estimators: Sequence[Estimator], order: list[list[int]], spans: RegionSpans, step_time: float
+        self,
+        plan: Plan,
+        columns: StepColumns,
+        estimators: Sequence[Estimator],
+        order: list[list[int]],
+        spans: RegionSpans,
+        step_time: float,
     ) -> None:
         self.plan, self.columns, self.estimators, self.order, self.spans = plan, columns, estimators, order, spans
         self.step_time, self.wait = step_time, step_time - scalar(columns.step_time)
