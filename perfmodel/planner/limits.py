@@ -349,7 +349,7 @@ def chip_counts(estimator: Estimator) -> list[int]:
     candidates: Sequence[int] = (*range(1, node := cluster.chips_per_node), *range(node, cluster.max_chips + 1, node))
     if cluster.pools:
         part = cluster.num_chips // math.gcd(*(pool.num_chips for pool in cluster.pools))
-        candidates = range(part, sum(pool.max_chips for pool in cluster.pools) + 1, part)
+        candidates = range(part, max(cluster.num_chips, min(pool.max_chips for pool in cluster.pools)) + 1, part)
     for count in candidates:
         try:
             in_proportion(cluster, count)

@@ -19,7 +19,7 @@ from perfmodel.foundation.words import words_of
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster, make_cluster
 from perfmodel.hardware.fabric import NetworkTier
-from perfmodel.hardware.mixed import check_equal_chips
+from perfmodel.hardware.mixed import check_equal_chips, is_mixed
 from perfmodel.hardware.technology import ChipSpec, MemorySpec
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
@@ -216,6 +216,8 @@ def spec_of(cluster: object) -> ChipSpec | None:
     from perfmodel.hardware.chip_cluster import chip_cluster
     from perfmodel.hardware.technology import is_chip_spec, list_chip_specs, load_chip_spec
 
+    if is_mixed(str(cluster)):
+        return None
     stated = chip_cluster(str(cluster))
     name = stated.chip if stated else str(cluster)
     is_spec = name in list_chip_specs() or (is_path(name) and is_chip_spec(read_yaml(name)))
