@@ -1,7 +1,8 @@
 """Limits of a job: the largest micro-batch and global batch, the longest sequence, the fewest chips that fit.
 
 Each question fixes the given knobs and varies one quantity; the other knobs are searched. Memory rises with the quantity, so a bisection
-over its legal values finds the last one with a plan that fits. Each probe is one pass over the space (`sweep`).
+over its legal values finds the last one with a plan that fits. Each probe is one pass over the space (`sweep`), on a mixed cluster one
+search (`search_mixed`).
 """
 
 from __future__ import annotations
@@ -75,7 +76,11 @@ class Question:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pass:
-    """Result of one pass over the space: the fastest plan that fits, and the one nearest to fitting; empty if there is none."""
+    """Result of one pass over the space.
+
+    fastest   the fastest plan that fits; empty if none does
+    least     the plan with the least memory, on a mixed cluster the most probable to fit; empty if there is no plan
+    """
 
     estimator: Estimator
     fastest: tuple[Plan, ...]
@@ -147,15 +152,15 @@ class Prober:
             )
             if len(state.least.ids) and state.least.values[0] <= needless:
                 break  # otherwise the guide was not among these plans
-        fastest, least = state.best_time.ids[: min(1, state.num_feasible)], state.least.ids[:1]
-        fastest, least = (tuple(state.plan(int(i)) for i in ids) for ids in (fastest, least))
+        fastest, least = (
+            tuple(state.plan(int(i)) for i in ids) for ids in (state.best_time.ids[: min(1, state.num_feasible)], state.least.ids[:1])
+        )
         return Pass(estimator=estimator, fastest=fastest, least=least)
 
     def _searched(self, estimator: MixedEstimator, space: Space) -> Pass:
-        rule = {"memory_headroom": self.headroom, "risk": self.risk}
-        result = search_mixed(estimator, space, top=1, attention=self.attention, **rule)
+        result = search_mixed(estimator, space, top=1, memory_headroom=self.headroom, risk=self.risk, attention=self.attention)
         nearest = sorted((*result.pareto, *result.least_memory), key=lambda plan: (-plan.fits_probability, plan.memory["total"]))
-        fastest, least = (tuple(prediction.plan for prediction in found[:1]) for found in (result.plans, nearest))
+        fastest, least = (tuple(best.plan for best in ranked[:1]) for ranked in (result.plans, nearest))
         return Pass(estimator=estimator, fastest=fastest, least=least)
 
     def need(self, plan: Plan, question: Question) -> float:
@@ -325,9 +330,9 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
         reason = "one chip is enough" if fewest == 1 else f"{_chips_text(probe(fewest))} are enough, and fewer cannot keep the proportions"
         return Limit(name="chips", value=fewest, limited_by="cluster", reason=reason, prediction=fastest)
     less = next((probe(count) for count in reversed(fewer) if count % given == 0 and probe(count).least), probe(fewer[-1]))
-    limit, enough = prober.limit("chips", _chips_text(less), less), probe(fewest)
-    reason = limit.reason + (f"; {_chips_text(enough)} are the fewest in the same proportions" if enough.estimator.cluster.pools else "")
-    return replace(limit, value=fewest, reason=reason, prediction=prober.fastest(enough))
+    limit, state = prober.limit("chips", _chips_text(less), less), probe(fewest)
+    kept = f"; {_chips_text(state)} are the fewest in the same proportions" if state.estimator.cluster.pools else ""
+    return replace(limit, value=fewest, reason=limit.reason + kept, prediction=prober.fastest(state))
 
 
 def _chips_text(state: Pass) -> str:

@@ -105,12 +105,8 @@ def explore(
     combinations = [dict(zip([axis.name for axis in axes], values, strict=True)) for values in product(*(axis.values for axis in axes))]
     known = axes_of(system)
     # axes that may be columns of one evaluation of a fixed training plan: quantities of hardware, else sizes of the job
-    is_single = search or system.is_service
-    columns = (
-        set()
-        if is_single or system.cluster.pools
-        else {axis.name for axis in axes if (field := hardware_axes(system).get(axis.name)) and field.kind}
-    )
+    is_single = bool(search or system.is_service or system.cluster.pools)
+    columns = set() if is_single else {axis.name for axis in axes if (field := hardware_axes(system).get(axis.name)) and field.kind}
     blocks = list(_blocks(combinations, columns if columns or is_single else _SIZES))
     for numbers, block in _computed(case, system, known, combinations, blocks, shares=shares):
         points_found |= dict(zip(numbers, block, strict=True))

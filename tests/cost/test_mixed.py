@@ -159,7 +159,7 @@ def test_every_rank_waits_for_the_slowest_replicas(name, by_speed):
     prediction = pools.estimator.predict(plan)
     timelines = rank_timelines(pools.estimator, plan, range(32), Detail.PASSES)
     waits = [timeline.parts.get("replica_wait", 0.0) for timeline in timelines]
-    assert 0.0 == min(waits)
+    assert min(waits) == 0.0
     assert name == "optimizer" or max(waits) > 0.0  # one pipeline spans both kinds of chips
     for timeline, wait in zip(timelines, waits, strict=True):
         assert timeline.step_time == sum(timeline.parts.values()) == prediction.step_time
