@@ -75,8 +75,8 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Pass:
-    """Result of one pass over the space.
+class Probe:
+    """Result of one probe.
 
     fastest   the fastest plan that fits; empty if none does
     least     the plan with the least memory, on a mixed cluster the most probable to fit; empty if there is no plan
@@ -105,7 +105,7 @@ class Prober:
     headroom: float | None
     risk: float | None
     estimators: dict[tuple[int, int], Estimator] = field(default_factory=dict)
-    passes: dict[tuple[object, ...], Pass] = field(default_factory=dict)
+    passes: dict[tuple[object, ...], Probe] = field(default_factory=dict)
     tables: dict[int, KeptTables] = field(default_factory=dict)
 
     @property
@@ -120,7 +120,7 @@ class Prober:
         kept = self.estimators[key]
         return kept.for_job(replace(kept.job, global_batch=global_batch))
 
-    def probe(self, question: Question, guide: Plan | None = None) -> Pass:
+    def probe(self, question: Question, guide: Plan | None = None) -> Probe:
         """Sweep the plans with these knobs and the given ones: all that fit, and the one that needs the least memory. Passes are cached.
 
         guide   one of these plans, known to need little memory: plans that do not fit and surely need more are skipped
@@ -131,37 +131,29 @@ class Prober:
         if key not in self.passes:
             space, estimator = replace(self.space, fixed=fixed), self.estimator(seq_len, chips, question.global_batch)
             if isinstance(estimator, MixedEstimator):
-                self.passes[key] = self._searched(estimator, space)
+                result = search_mixed(estimator, space, top=1, memory_headroom=self.headroom, risk=self.risk, attention=self.attention)
+                nearest = sorted((*result.pareto, *result.least_memory), key=lambda plan: (-plan.fits_probability, plan.memory["total"]))
+                fastest, least = ([best.plan for best in ranked[:1]] for ranked in (result.plans, nearest))
             else:
                 need = math.inf if guide is None else self.need(guide, question)
-                self.passes[key] = self._swept(estimator, space, need)
+                for needless in (math.inf,) if math.isnan(need) else (need, math.inf):
+                    state = sweep(
+                        estimator,
+                        space,
+                        top=1,
+                        memory_headroom=self.headroom,
+                        risk=self.risk,
+                        attention=self.attention,
+                        needless=needless,
+                        kept_tables=self.tables.setdefault(chips, KeptTables()),
+                        also=(),
+                    )
+                    if len(state.least.ids) and state.least.values[0] <= needless:
+                        break  # otherwise the guide was not among these plans
+                ids = state.best_time.ids[: min(1, state.num_feasible)], state.least.ids[:1]
+                fastest, least = ([state.plan(int(i)) for i in some] for some in ids)
+            self.passes[key] = Probe(estimator=estimator, fastest=tuple(fastest), least=tuple(least))
         return self.passes[key]
-
-    def _swept(self, estimator: Estimator, space: Space, need: float) -> Pass:
-        for needless in (math.inf,) if math.isnan(need) else (need, math.inf):
-            state = sweep(
-                estimator,
-                space,
-                top=1,
-                memory_headroom=self.headroom,
-                risk=self.risk,
-                attention=self.attention,
-                needless=needless,
-                kept_tables=self.tables.setdefault(estimator.cluster.num_chips, KeptTables()),
-                also=(),
-            )
-            if len(state.least.ids) and state.least.values[0] <= needless:
-                break  # otherwise the guide was not among these plans
-        fastest, least = (
-            tuple(state.plan(int(i)) for i in ids) for ids in (state.best_time.ids[: min(1, state.num_feasible)], state.least.ids[:1])
-        )
-        return Pass(estimator=estimator, fastest=fastest, least=least)
-
-    def _searched(self, estimator: MixedEstimator, space: Space) -> Pass:
-        result = search_mixed(estimator, space, top=1, memory_headroom=self.headroom, risk=self.risk, attention=self.attention)
-        nearest = sorted((*result.pareto, *result.least_memory), key=lambda plan: (-plan.fits_probability, plan.memory["total"]))
-        fastest, least = (tuple(best.plan for best in ranked[:1]) for ranked in (result.plans, nearest))
-        return Pass(estimator=estimator, fastest=fastest, least=least)
 
     def need(self, plan: Plan, question: Question) -> float:
         """Return the memory of the plan stretched to the question; nan where that is no plan. [byte]"""
@@ -186,10 +178,10 @@ class Prober:
             return []
         return memories_of_pools(estimator, stretched)
 
-    def fastest(self, state: Pass) -> tuple[Prediction, ...]:
+    def fastest(self, state: Probe) -> tuple[Prediction, ...]:
         return tuple(state.estimator.predict(plan, memory_headroom=self.headroom, risk=self.risk) for plan in state.fastest)
 
-    def limit(self, name: str, what: str, state: Pass) -> Limit:
+    def limit(self, name: str, what: str, state: Probe) -> Limit:
         """Return a limit without its value: why nothing fits beyond it, from a pass over the next value."""
         if not state.least:
             reason = f"no plan has {what}: no degrees that were left divide it"
@@ -294,9 +286,9 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
     """
     micro = int(prober.fixed.get("micro_batch", 1))
     given = math.prod(int(prober.fixed.get(axis, 1)) for axis in ("pp", "dp", "dp_replicate", "dp_shard", "cp", "tp"))
-    states: dict[int, Pass] = {}
+    states: dict[int, Probe] = {}
 
-    def probe(chips: int) -> Pass:
+    def probe(chips: int) -> Probe:
         if chips not in states:
             question = Question(chips=chips, global_batch=prober.global_batch or chips * micro, knobs={"micro_batch": micro})
             states[chips] = prober.probe(question)
@@ -335,7 +327,7 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
     return replace(limit, value=fewest, reason=limit.reason + kept, prediction=prober.fastest(state))
 
 
-def _chips_text(state: Pass) -> str:
+def _chips_text(state: Probe) -> str:
     cluster = state.estimator.cluster
     return chips_text(cluster.num_chips) + (f" ({cluster.name})" if cluster.pools else "")
 
@@ -364,7 +356,7 @@ def chip_counts(estimator: Estimator) -> list[int]:
     return counts
 
 
-def _found(prober: Prober, state: Pass | None) -> tuple[Prediction, ...]:
+def _found(prober: Prober, state: Probe | None) -> tuple[Prediction, ...]:
     return prober.fastest(state) if state is not None else ()
 
 
@@ -379,10 +371,10 @@ def _last(
     prober: Prober,
     ask: Callable[[int], Question],
     *,
-    first: Pass | None = None,
+    first: Probe | None = None,
     start: int = 0,
     precision: int = 0,
-) -> tuple[int, int, Pass | None]:
+) -> tuple[int, int, Probe | None]:
     """Return the last index whose value has a plan that fits, the first index known to be too large, and the pass of the former.
 
     The indices are -1 and len(values) where there is none. Passes over the space are expensive, single plans are not. So the plan with the
@@ -393,7 +385,7 @@ def _last(
     """
     low, high, index = -1, len(values), 0 if first is not None else start
     probed = first if first is not None else prober.probe(ask(values[index]))
-    state: Pass | None = first
+    state: Probe | None = first
     while True:
         guide = probed.least[0] if probed.least else None
         if probed.fastest:
