@@ -133,7 +133,10 @@ class Prober:
             if isinstance(estimator, MixedEstimator):
                 result = search_mixed(estimator, space, top=1, memory_headroom=self.headroom, risk=self.risk, attention=self.attention)
                 nearest = sorted((*result.pareto, *result.least_memory), key=lambda plan: (-plan.fits_probability, plan.memory["total"]))
-                fastest, least = ([best.plan for best in ranked[:1]] for ranked in (result.plans, nearest))
+                # a search may miss the layers of the guide, which were distributed for another value
+                stretched = self._stretched(guide, question) if guide is not None and self.spare(guide, question) >= 0.0 else None
+                plans = [stretched[0]] if stretched is not None else []
+                fastest, least = ([*(best.plan for best in ranked[:1]), *plans][:1] for ranked in (result.plans, nearest))
             else:
                 need = math.inf if guide is None else self.need(guide, question)
                 for needless in (math.inf,) if math.isnan(need) else (need, math.inf):
@@ -157,26 +160,31 @@ class Prober:
 
     def need(self, plan: Plan, question: Question) -> float:
         """Return the memory of the plan stretched to the question; nan where that is no plan. [byte]"""
-        return max((max(row.total) for _, row in self._stretched(plan, question)), default=math.nan)
+        stretched = self._stretched(plan, question)
+        return math.nan if stretched is None else max(max(row.total) for _, row in stretched[1])
 
     def spare(self, plan: Plan, question: Question) -> float:
         """Return the free memory of the plan stretched to the question, least of all chips; nan where that is no plan. [byte]"""
+        result = self._stretched(plan, question)
+        if result is None:
+            return math.nan
+        stretched, rows = result
         rule, free = memory_rule(self.headroom, self.risk), []
-        for estimator, row in self._stretched(plan, question):
+        for estimator, row in rows:
             uncertainty, usable = uncertainty_of_memory(estimator.profile), estimator.machine.memory.usable
-            ratio, ranks = rule.ratio(uncertainty), row.needs(plan, uncertainty)
+            ratio, ranks = rule.ratio(uncertainty), row.needs(stretched, uncertainty)
             left = rule.allowed(usable) - max(rank.total for rank in ranks)
             free.append(scalar(left if ratio is None else min(left, usable - max(rank.at_most(ratio) for rank in ranks))))
-        return min(free, default=math.nan)
+        return min(free)
 
-    def _stretched(self, plan: Plan, question: Question) -> list[tuple[Estimator, MemoryRow]]:
-        """Return the memory of the plan stretched to the question on each kind of chips; empty where that is no plan."""
+    def _stretched(self, plan: Plan, question: Question) -> tuple[Plan, list[tuple[Estimator, MemoryRow]]] | None:
+        """Return the plan stretched to the question, and its memory on each kind of chips; None where that is no plan."""
         estimator = self.estimator(question.seq_len or self.seq_len, question.chips or self.chips, question.global_batch)
         try:
             stretched = replace(plan, job=estimator.job, micro_batch=question.knobs.get("micro_batch", plan.micro_batch))
         except InputError:
-            return []
-        return memories_of_pools(estimator, stretched)
+            return None
+        return stretched, memories_of_pools(estimator, stretched)
 
     def fastest(self, state: Probe) -> tuple[Prediction, ...]:
         return tuple(state.estimator.predict(plan, memory_headroom=self.headroom, risk=self.risk) for plan in state.fastest)
@@ -385,7 +393,7 @@ def _last(
     """
     low, high, index = -1, len(values), 0 if first is not None else start
     probed = first if first is not None else prober.probe(ask(values[index]))
-    state: Probe | None = first
+    state, held = first, None
     while True:
         guide = probed.least[0] if probed.least else None
         if probed.fastest:
@@ -394,14 +402,14 @@ def _last(
             high = index
         if guide is not None:
             furthest = _stretched(guide, values, prober, ask, low=low, high=high)
-            low, state = (furthest, None) if furthest > low else (low, state)
+            low, state, held = (furthest, None, guide) if furthest > low else (low, state, held)
         step = max((low + 1) // precision, 1) if precision else 1
         if high - low <= step:
             break
         index = low + step if guide is not None else (low + high) // 2
         probed = prober.probe(ask(values[index]), guide)
     if state is None and low >= 0:
-        state = prober.probe(ask(values[low]), guide)
+        state = prober.probe(ask(values[low]), held)
     return low, high, state
 
 
