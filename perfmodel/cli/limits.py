@@ -86,11 +86,11 @@ def limits(
 def _object(result: Limits) -> dict[str, Any]:
     from perfmodel.report.predictions import prediction_object
 
-    setting, machine = result.setting, result.setting.estimator.machine
+    setting = result.setting
     return {
         **setting.described(),
         "global_batch": result.given_batch,
-        "memory_usable": machine.memory.usable,
+        "memory_usable": result.memory_usable,
         "memory_headroom": result.memory_headroom,
         "risk": result.risk,
         "limits": {
@@ -113,7 +113,7 @@ def _blocks(result: Limits) -> Iterator[Block]:
     from perfmodel.verbs.setting import tower_note
 
     setting = result.setting
-    job, machine = setting.job, setting.estimator.machine
+    job, least = setting.job, " with the least memory" if setting.cluster.pools else ""
     batch = f"{result.given_batch:,} sequences" if result.given_batch else "any number of sequences"
     yield Text("; ".join(f"{_WORDS[limit.name]} {f'{limit.value:,}' if limit.value else 'none'}" for limit in result).capitalize())
     yield Text(
@@ -122,7 +122,7 @@ def _blocks(result: Limits) -> Iterator[Block]:
         f"on {setting.cluster.num_chips:,} chip{'s' * (setting.cluster.num_chips > 1)} of {setting.reference}; "
         f"framework {setting.estimator.profile.name}"
     )
-    yield Text(f"{format_bytes(machine.memory.usable)} of a chip usable, {headroom_words(result.memory_headroom, result.risk)}")
+    yield Text(f"{format_bytes(result.memory_usable)} of a chip{least} usable, {headroom_words(result.memory_headroom, result.risk)}")
     yield _table(result)
     tower = tower_note(job.transformer)
     yield Notes([*(f"{_WORDS[limit.name]}: {limit.reason}" for limit in result), *([tower] if tower else [])])

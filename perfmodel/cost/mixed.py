@@ -82,6 +82,11 @@ def mixed_estimator(estimator: Estimator) -> MixedEstimator:
     return estimator
 
 
+def pools_of(estimator: Estimator) -> tuple[Estimator, ...]:
+    """Return the estimator of each kind of chips."""
+    return estimator.pools if isinstance(estimator, MixedEstimator) else (estimator,)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipelines:
     """Replicas of the model whose stages are on the same pools.
@@ -117,7 +122,9 @@ def _prediction(estimator: MixedEstimator, plan: Plan, rule: MemoryRule) -> Pred
     fields = [memory_fields(of_pool, plan, held, rule, [of_pool.machine.memory.usable])[0] for of_pool, held in memories]
     fullest = min(range(len(fields)), key=lambda i: (_ORDER[fields[i]["verdict"]], fields[i]["fits_probability"]))
     host, held = memories[fullest]
-    columns = PlanRow(columns=row, memory_row=held)
+    # all replicas together execute the equal number of micro-batches, however these are distributed
+    equal = replace(row, plans=replace(row.plans, num_microbatches=mixed.columns[0].num_microbatches))
+    columns = PlanRow(columns=equal, memory_row=held)
     palm, causal = model_flops(estimator, plan)
     time = scalar(row.step_time)
     peaks = [(of_pool.machine.low or of_pool.machine).peak_flop_rate for of_pool in mixed.estimators]
@@ -198,7 +205,7 @@ class _Mixed:
         micro = _micro_of([self.columns[pool].micro for pool in order], stages.regions)
         terms = _terms_of([self.shared[pool].terms for pool in order])
         regions = _regions_of([self.regions[pool] for pool in order])
-        columns = replace(first, program=micro.program, micro=micro, stages=stages, terms=terms)
+        columns = replace(first, program=micro.program, micro=micro, stages=stages, terms=terms, num_microbatches=m)
         crossing = self.joined if len(order) > 1 else self.spread
         hop = slowest_stage([self._hop(crossing[pool], self.columns[pool]) for pool in dict.fromkeys(order)])
 
@@ -279,6 +286,13 @@ def mixed_step_time(estimator: MixedEstimator, plan: Plan) -> float:
     """Return the step time of the slowest pipeline. [s]"""
     mixed = _Mixed(estimator, plan)
     return max(float(mixed.step(pipelines).step_time[0]) for pipelines in mixed.pipelines)
+
+
+def memories_of_pools(estimator: Estimator, plan: Plan) -> list[tuple[Estimator, MemoryRow]]:
+    """Return the memory of a plan on each kind of chips, with its estimator."""
+    if not isinstance(estimator, MixedEstimator):
+        return [(estimator, evaluate_memory(estimator, plan))]
+    return [(estimator.pools[pool], row) for pool, (_, row) in _Mixed(estimator, plan).memories().items()]
 
 
 def steps_of_pipelines(estimator: MixedEstimator, plan: Plan) -> dict[tuple[int, ...], StepColumns]:

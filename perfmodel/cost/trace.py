@@ -21,8 +21,8 @@ import numpy as np
 from perfmodel.cost.assemble import StepColumns, step_columns
 from perfmodel.cost.estimate import Estimator, rank_parts, reserved_on_rank
 from perfmodel.cost.evaluate import amount_values, members_inside, traffic_times, work_times
-from perfmodel.cost.memory.plan import scalar
-from perfmodel.cost.mixed import MixedEstimator, pools_of_pipeline, steps_of_pipelines
+from perfmodel.cost.memory.plan import adding_up, scalar
+from perfmodel.cost.mixed import MixedEstimator, pools_of, pools_of_pipeline, steps_of_pipelines
 from perfmodel.cost.overlap import exposed_each_microbatch
 from perfmodel.cost.program import PHASES
 from perfmodel.cost.rows import Rows
@@ -54,6 +54,7 @@ _NAMES = read_yaml(resource_dir("strategies") / "traces.yaml")
 _STREAMS, _KINDS = _NAMES["streams"], _NAMES["kinds"]
 _DATA = ("parameter_gather", "gradient_reduction")
 _BETWEEN = ("pipeline_bubble", "pipeline_communication")
+_WAIT = "replica_wait"
 _KIND_OF_CODE = {code: kind for kind, code in COLLECTIVE_CODE.items()}
 
 
@@ -125,15 +126,15 @@ def rank_timelines(estimator: Estimator, plan: Plan, ranks: Sequence[int], detai
 
 def _steps(estimator: Estimator, plan: Plan) -> dict[tuple[int, ...], _Step]:
     """Return the step of each kind of pipeline by the pools of its ranks; chips of one kind are one pool."""
-    pools = estimator.pools if isinstance(estimator, MixedEstimator) else (estimator,)
+    pools = pools_of(estimator)
     alone = [step_columns(pool, [plan]) for pool in pools]
     regions, layers = alone[0].plans.stages.regions, estimator.programs.stage_layers(plan)
     spans = [region_spans(pool, plan, columns) for pool, columns in zip(pools, alone, strict=True)]
     pipelines = steps_of_pipelines(estimator, plan) if isinstance(estimator, MixedEstimator) else {(0,) * plan.layout.pp: alone[0]}
-    steps = {}
+    steps, slowest = {}, max(scalar(columns.step_time) for columns in pipelines.values())
     for on, columns in pipelines.items():
         of_regions = list(chain(*(spans[pool] for pool, _ in groupby(on))))
-        steps[on] = _Step(plan, columns, [pools[pool] for pool in on], order_on_pools(regions, layers, on), of_regions)
+        steps[on] = _Step(plan, columns, [pools[pool] for pool in on], order_on_pools(regions, layers, on), of_regions, slowest)
     return steps
 
 
@@ -142,14 +143,24 @@ class _Step:
 
     estimators   of each pipeline rank
     order        regions of each virtual stage, in forward order
+    step_time    of the slowest replicas: the others wait for them before the gradient reduction   [s]
     """
 
     def __init__(
-        self, plan: Plan, columns: StepColumns, estimators: Sequence[Estimator], order: list[list[int]], spans: RegionSpans
+        self,
+        plan: Plan,
+        columns: StepColumns,
+        estimators: Sequence[Estimator],
+        order: list[list[int]],
+        spans: RegionSpans,
+        step_time: float,
     ) -> None:
         self.plan, self.columns, self.estimators, self.order, self.spans = plan, columns, estimators, order, spans
+        self.step_time, self.wait = step_time, step_time - scalar(columns.step_time)
         self.p = p = plan.layout.pp
-        self.passes = [order_of(plan.schedule, rank, p, plan.num_microbatches, len(order) // p) for rank in range(p)]
+        self.num_microbatches = m = round(scalar(columns.plans.num_microbatches))
+        drawn = m if plan.virtual_stages == 1 else -(-m // p) * p  # interleaved passes come in groups of p
+        self.passes = [order_of(plan.schedule, rank, p, drawn, len(order) // p) for rank in range(p)]
         self.counts = [Counter((kind, chunk) for kind, chunk, _ in passes) for passes in self.passes]
         times = {FORWARD: columns.regions.forward, BACKWARD: columns.regions.backward}
         lengths = {kind: [sum(scalar(by_region[i]) for i in run) for run in order] for kind, by_region in times.items()}
@@ -197,13 +208,14 @@ class _Step:
             part = "forward" if kind == FORWARD else "backward"
             name = f"{part} {microbatch}" + (f" chunk {chunk}" if len(self.order) > self.p else "")
             passes.append(Span(name, part, _COMPUTE, "", draw(drawn[key]), start=pieces[-1][0]))
-        draw(_in_order([*gaps[-1], *outside["after"]]))
-        step_time = float(self.columns.step_time[0])
-        moment, memory = self.memory(stage, passes, step_time)
+        draw(_in_order([*gaps[-1], *self.span(_WAIT, self.wait), *outside["after"]]))
+        if self.wait:
+            parts = adding_up({**parts, _WAIT: self.wait}, self.step_time)
+        moment, memory = self.memory(stage, passes, self.step_time)
         return RankTimeline(
             rank=stage,
             stage=stage,
-            step_time=step_time,
+            step_time=self.step_time,
             parts=parts,
             pieces=tuple(pieces),
             passes=tuple(passes),
@@ -262,7 +274,7 @@ class _Step:
         )
         times = {name: parts.get(name, 0.0) for name in ("weight_casts", *_DATA, "gradient_accumulation", "optimizer")}
         times |= {f"{EXCHANGED}_communication": scalar(columns.outside_pipeline.ends), "host": columns.outside_pipeline.constant}
-        repeated = {name: plan.num_microbatches * scalar(wait) for name, wait in zip(_DATA, (waits.gather, waits.reduction), strict=True)}
+        repeated = {name: self.num_microbatches * scalar(wait) for name, wait in zip(_DATA, (waits.gather, waits.reduction), strict=True)}
         repeated["gradient_accumulation"] = times["gradient_accumulation"]
         spans: dict[str, list[Span]] = {"before": [], FORWARD: [], BACKWARD: [], "after": []}
         for part, time in times.items():

@@ -88,6 +88,17 @@ def cluster_of_pools(pools: tuple[Cluster, ...], *, name: str, title: str = "", 
     )
 
 
+def in_proportion(cluster: Cluster, num_chips: int) -> Cluster:
+    """Return the cluster with another number of chips, of its pools in the same proportions. Raises InputError."""
+    if not cluster.pools or num_chips == cluster.num_chips:
+        return cluster.with_chips(num_chips)
+    counts = [divmod(pool.num_chips * num_chips, cluster.num_chips) for pool in cluster.pools]
+    if any(rest for _, rest in counts):
+        raise bad_field("chips", num_chips, f"cannot keep the proportions of {cluster.name}", "use a multiple of its smallest part")
+    pools = tuple(pool.with_chips(count) for pool, (count, _) in zip(cluster.pools, counts, strict=True))
+    return cluster_of_pools(pools, name="+".join(f"{pool.num_chips}@{pool.name}" for pool in pools), notes=cluster.notes)
+
+
 def make_pool(text: PoolText, load: Callable[[int], Cluster]) -> Cluster:
     """Return the cluster of a pool, which may use only a part of its last node. load: returns its cluster with a number of chips."""
     node = load(1).chips_per_node
@@ -144,5 +155,6 @@ def _at_most(tier: NetworkTier, links: Sequence[Link]) -> NetworkTier:
 def check_equal_chips(cluster: Cluster) -> None:
     """Raise InputError for a cluster of several kinds of chips where all chips must be equal."""
     if cluster.pools:
-        rule = "has several kinds of chips, which only predict, search, compare, explain, advise, trace, report, export and serve take"
+        takes = "predict, search, limits, explore, compare, explain, advise, trace, report, export and serve"
+        rule = f"has several kinds of chips, which only {takes} take"
         raise bad_field("cluster", cluster.name, rule, f"name one kind, such as {cluster.pools[0].name}")

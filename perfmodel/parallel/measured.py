@@ -25,7 +25,7 @@ OUTSIDE_TENSORS = ("allocator", "framework")
 
 def group_of(part: str, kind: str) -> str:
     """Return the group of a part of a prediction. kind: of the operator, matmul or attention."""
-    if part in ("host", "pipeline_bubble"):
+    if part in ("host", "pipeline_bubble", "replica_wait"):
         return "idle"
     if part in COMMUNICATION or part == "optimizer":
         return part

@@ -1,7 +1,8 @@
 """Limits of a job: the largest micro-batch and global batch, the longest sequence, the fewest chips that fit.
 
 Each question fixes the given knobs and varies one quantity; the other knobs are searched. Memory rises with the quantity, so a bisection
-over its legal values finds the last one with a plan that fits. Each probe is one pass over the space (`sweep`).
+over its legal values finds the last one with a plan that fits. Each probe is one pass over the space (`sweep`), on a mixed cluster one
+search (`search_mixed`).
 """
 
 from __future__ import annotations
@@ -10,19 +11,22 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from perfmodel.cost.estimate import Estimator, evaluate_memory
+from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.memory.plan import MemoryRow, scalar
+from perfmodel.cost.mixed import MixedEstimator, memories_of_pools, pools_of
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_headroom import memory_rule
 from perfmodel.foundation.units import format_bytes
 from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
 from perfmodel.hardware.chip_cluster import chips_text
+from perfmodel.hardware.mixed import in_proportion
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import Plan, divisors
 from perfmodel.parallel.prediction import Prediction
+from perfmodel.planner.mixed import search_mixed
 from perfmodel.planner.uniform.space import Space
-from perfmodel.planner.uniform.sweep import Sweep, sweep
+from perfmodel.planner.uniform.sweep import sweep
 from perfmodel.planner.uniform.tables import KeptTables
 from perfmodel.workload.training import frozen_parameter_bytes, num_trained_parameters
 
@@ -70,6 +74,19 @@ class Question:
     knobs: Mapping[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Probe:
+    """Result of one probe.
+
+    fastest   the fastest plan that fits; empty if none does
+    least     the plan with the least memory, on a mixed cluster the most probable to fit; empty if there is no plan
+    """
+
+    estimator: Estimator
+    fastest: tuple[Plan, ...]
+    least: tuple[Plan, ...]
+
+
 @dataclass(slots=True, kw_only=True)
 class Prober:
     """Passes over the space of a job on some chips, with a cache of estimators, passes and tables.
@@ -88,7 +105,7 @@ class Prober:
     headroom: float | None
     risk: float | None
     estimators: dict[tuple[int, int], Estimator] = field(default_factory=dict)
-    passes: dict[tuple[object, ...], Sweep] = field(default_factory=dict)
+    passes: dict[tuple[object, ...], Probe] = field(default_factory=dict)
     tables: dict[int, KeptTables] = field(default_factory=dict)
 
     @property
@@ -103,7 +120,7 @@ class Prober:
         kept = self.estimators[key]
         return kept.for_job(replace(kept.job, global_batch=global_batch))
 
-    def probe(self, question: Question, guide: Plan | None = None) -> Sweep:
+    def probe(self, question: Question, guide: Plan | None = None) -> Probe:
         """Sweep the plans with these knobs and the given ones: all that fit, and the one that needs the least memory. Passes are cached.
 
         guide   one of these plans, known to need little memory: plans that do not fit and surely need more are skipped
@@ -113,63 +130,71 @@ class Prober:
         key = (seq_len, chips, question.global_batch, *sorted(fixed.items()))
         if key not in self.passes:
             space, estimator = replace(self.space, fixed=fixed), self.estimator(seq_len, chips, question.global_batch)
-            need = math.inf if guide is None else self.need(guide, question)
-            for needless in (math.inf,) if math.isnan(need) else (need, math.inf):
-                state = sweep(
-                    estimator,
-                    space,
-                    top=1,
-                    memory_headroom=self.headroom,
-                    risk=self.risk,
-                    attention=self.attention,
-                    needless=needless,
-                    kept_tables=self.tables.setdefault(chips, KeptTables()),
-                    also=(),
-                )
-                if len(state.least.ids) and state.least.values[0] <= needless:
-                    break  # otherwise the guide was not among these plans
-            self.passes[key] = state
+            if isinstance(estimator, MixedEstimator):
+                result = search_mixed(estimator, space, top=1, memory_headroom=self.headroom, risk=self.risk, attention=self.attention)
+                nearest = sorted((*result.pareto, *result.least_memory), key=lambda plan: (-plan.fits_probability, plan.memory["total"]))
+                # a search may miss the layers of the guide, which were distributed for another value
+                stretched = self._stretched(guide, question) if guide is not None and self.spare(guide, question) >= 0.0 else None
+                plans = [stretched[0]] if stretched is not None else []
+                fastest, least = ([*(best.plan for best in ranked[:1]), *plans][:1] for ranked in (result.plans, nearest))
+            else:
+                need = math.inf if guide is None else self.need(guide, question)
+                for needless in (math.inf,) if math.isnan(need) else (need, math.inf):
+                    state = sweep(
+                        estimator,
+                        space,
+                        top=1,
+                        memory_headroom=self.headroom,
+                        risk=self.risk,
+                        attention=self.attention,
+                        needless=needless,
+                        kept_tables=self.tables.setdefault(chips, KeptTables()),
+                        also=(),
+                    )
+                    if len(state.least.ids) and state.least.values[0] <= needless:
+                        break  # otherwise the guide was not among these plans
+                ids = state.best_time.ids[: min(1, state.num_feasible)], state.least.ids[:1]
+                fastest, least = ([state.plan(int(i)) for i in some] for some in ids)
+            self.passes[key] = Probe(estimator=estimator, fastest=tuple(fastest), least=tuple(least))
         return self.passes[key]
 
     def need(self, plan: Plan, question: Question) -> float:
         """Return the memory of the plan stretched to the question; nan where that is no plan. [byte]"""
         stretched = self._stretched(plan, question)
-        return math.nan if stretched is None else max(stretched[1].total)
+        return math.nan if stretched is None else max(max(row.total) for _, row in stretched[1])
 
     def spare(self, plan: Plan, question: Question) -> float:
-        """Return the free memory of the plan stretched to the question; nan where that is no plan. [byte]"""
+        """Return the free memory of the plan stretched to the question, least of all chips; nan where that is no plan. [byte]"""
         result = self._stretched(plan, question)
         if result is None:
             return math.nan
-        stretched, row = result
-        estimator = next(iter(self.estimators.values()))
-        rule, uncertainty, usable = (
-            memory_rule(self.headroom, self.risk),
-            uncertainty_of_memory(estimator.profile),
-            estimator.machine.memory.usable,
-        )
-        ratio, ranks = rule.ratio(uncertainty), row.needs(stretched, uncertainty)
-        left = rule.allowed(usable) - max(rank.total for rank in ranks)
-        return scalar(left if ratio is None else min(left, usable - max(rank.at_most(ratio) for rank in ranks)))
+        stretched, rows = result
+        rule, free = memory_rule(self.headroom, self.risk), []
+        for estimator, row in rows:
+            uncertainty, usable = uncertainty_of_memory(estimator.profile), estimator.machine.memory.usable
+            ratio, ranks = rule.ratio(uncertainty), row.needs(stretched, uncertainty)
+            left = rule.allowed(usable) - max(rank.total for rank in ranks)
+            free.append(scalar(left if ratio is None else min(left, usable - max(rank.at_most(ratio) for rank in ranks))))
+        return min(free)
 
-    def _stretched(self, plan: Plan, question: Question) -> tuple[Plan, MemoryRow] | None:
+    def _stretched(self, plan: Plan, question: Question) -> tuple[Plan, list[tuple[Estimator, MemoryRow]]] | None:
+        """Return the plan stretched to the question, and its memory on each kind of chips; None where that is no plan."""
         estimator = self.estimator(question.seq_len or self.seq_len, question.chips or self.chips, question.global_batch)
         try:
             stretched = replace(plan, job=estimator.job, micro_batch=question.knobs.get("micro_batch", plan.micro_batch))
         except InputError:
             return None
-        return stretched, evaluate_memory(estimator, stretched)
+        return stretched, memories_of_pools(estimator, stretched)
 
-    def fastest(self, state: Sweep) -> tuple[Prediction, ...]:
-        ids = state.best_time.ids[: min(1, state.num_feasible)]
-        return tuple(state.estimator.predict(state.plan(int(i)), memory_headroom=self.headroom, risk=self.risk) for i in ids)
+    def fastest(self, state: Probe) -> tuple[Prediction, ...]:
+        return tuple(state.estimator.predict(plan, memory_headroom=self.headroom, risk=self.risk) for plan in state.fastest)
 
-    def limit(self, name: str, what: str, state: Sweep) -> Limit:
+    def limit(self, name: str, what: str, state: Probe) -> Limit:
         """Return a limit without its value: why nothing fits beyond it, from a pass over the next value."""
-        if not len(state.least.ids):
+        if not state.least:
             reason = f"no plan has {what}: no degrees that were left divide it"
             return Limit(name=name, value=0, limited_by="divisibility", reason=reason)
-        least = state.estimator.predict(state.plan(int(state.least.ids[0])), memory_headroom=self.headroom, risk=self.risk)
+        least = state.estimator.predict(state.least[0], memory_headroom=self.headroom, risk=self.risk)
         allowed, largest = memory_rule(self.headroom, self.risk).allowed(least.memory_usable), least.largest_memory_class
         lacking = least.memory["total"] - allowed
         much = f"would need {format_bytes(lacking)} more than" if lacking > 0 else f"fits with {least.fits_probability:.0%} only into"
@@ -217,8 +242,8 @@ def largest_global_batch(prober: Prober) -> Limit:
         if least * pp * dp <= best:
             continue
         first = prober.probe(ask(least))
-        if not first.num_feasible:
-            if not best and len(first.least.ids):
+        if not first.fastest:
+            if not best and first.least:
                 limit = prober.limit(limit.name, f"a step of {pp * dp * least:,} sequences at once", first)
             continue
         values = [given] if given else range(least, _LARGEST_BATCH + 1)
@@ -243,15 +268,15 @@ def longest_sequence(prober: Prober) -> Limit:
     model = prober.estimator(prober.seq_len, prober.chips, batch).job.transformer
     positions = model.max_position_embeddings
     at_positions = prober.probe(Question(seq_len=positions, global_batch=batch, knobs={"micro_batch": micro}))
-    if at_positions.num_feasible and model.position == "learned":
+    if at_positions.fastest and model.position == "learned":
         reason = f"the model has learned {positions:,}"
         return Limit(name="seq_len", value=positions, limited_by="positions", reason=reason, prediction=prober.fastest(at_positions))
-    end = _LONGEST_SEQUENCE if at_positions.num_feasible else positions
+    end = _LONGEST_SEQUENCE if at_positions.fastest else positions
     values = range(1, max(end // unit, 1) + 1)
-    start = (positions if at_positions.num_feasible else min(prober.seq_len, positions)) // unit - 1
+    start = (positions if at_positions.fastest else min(prober.seq_len, positions)) // unit - 1
     last, following, state = _last(values, prober, ask, start=min(max(start, 0), len(values) - 1), precision=_PRECISION)
     value = values[last] * unit if last >= 0 else 0
-    if at_positions.num_feasible:
+    if at_positions.fastest:
         more = f"; memory alone would allow {value:,}" if value > positions else ""
         reason = f"the model has {positions:,}{more}"
         return Limit(name="seq_len", value=positions, limited_by="positions", reason=reason, prediction=prober.fastest(at_positions))
@@ -269,41 +294,50 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
     """
     micro = int(prober.fixed.get("micro_batch", 1))
     given = math.prod(int(prober.fixed.get(axis, 1)) for axis in ("pp", "dp", "dp_replicate", "dp_shard", "cp", "tp"))
-    states: dict[int, Sweep] = {}
+    states: dict[int, Probe] = {}
 
-    def probe(chips: int) -> Sweep:
+    def probe(chips: int) -> Probe:
         if chips not in states:
             question = Question(chips=chips, global_batch=prober.global_batch or chips * micro, knobs={"micro_batch": micro})
             states[chips] = prober.probe(question)
         return states[chips]
 
     estimator = prober.estimator(prober.seq_len, candidates[0], prober.global_batch or micro)
-    least = _least_state(estimator) / memory_rule(prober.headroom, prober.risk).allowed(estimator.machine.memory.usable)
+    pools = pools_of(estimator)
+    usable = sum(pool.machine.memory.usable * pool.cluster.num_chips for pool in pools) / estimator.cluster.num_chips
+    least = _least_state(estimator) / memory_rule(prober.headroom, prober.risk).allowed(usable)
     possible = [count for count in candidates if count >= least and count % given == 0]
-    fewest = next((count for count in possible[:_MOST_PROBES] if probe(count).num_feasible), 0)
+    fewest = next((count for count in possible[:_MOST_PROBES] if probe(count).fastest), 0)
     rest = possible[_MOST_PROBES:]
     if not fewest and rest:
         doubled = [rest[index] for index in _doubling(len(rest))]
-        enough = next((count for count in doubled if probe(count).num_feasible), 0)
+        enough = next((count for count in doubled if probe(count).fastest), 0)
         if enough:
             before = max([0, *(rest.index(count) + 1 for count in doubled if count < enough)])
             low, high = before, rest.index(enough)
             while low < high:
                 middle = (low + high) // 2
-                low, high = (low, middle) if probe(rest[middle]).num_feasible else (middle + 1, high)
+                low, high = (low, middle) if probe(rest[middle]).fastest else (middle + 1, high)
             fewest = rest[high]
     if not fewest:
-        tried = [states[count] for count in sorted(states) if len(states[count].least.ids)]
+        tried = [states[count] for count in sorted(states) if states[count].least]
         if not tried:
             return Limit(name="chips", value=0, limited_by="divisibility", reason="no such plan")
-        return prober.limit("chips", chips_text(max(states)), tried[-1])
+        return prober.limit("chips", _chips_text(states[max(states)]), tried[-1])
     fewer = [count for count in candidates if count < fewest]
     if not fewer:
         fastest = prober.fastest(probe(fewest))
-        return Limit(name="chips", value=fewest, limited_by="cluster", reason="one chip is enough", prediction=fastest)
-    less = next((probe(count) for count in reversed(fewer) if count % given == 0 and len(probe(count).least.ids)), probe(fewer[-1]))
-    limit = prober.limit("chips", chips_text(less.estimator.cluster.num_chips), less)
-    return replace(limit, value=fewest, prediction=prober.fastest(probe(fewest)))
+        reason = "one chip is enough" if fewest == 1 else f"{_chips_text(probe(fewest))} are enough, and fewer cannot keep the proportions"
+        return Limit(name="chips", value=fewest, limited_by="cluster", reason=reason, prediction=fastest)
+    less = next((probe(count) for count in reversed(fewer) if count % given == 0 and probe(count).least), probe(fewer[-1]))
+    limit, state = prober.limit("chips", _chips_text(less), less), probe(fewest)
+    kept = f"; {_chips_text(state)} are the fewest in the same proportions" if state.estimator.cluster.pools else ""
+    return replace(limit, value=fewest, reason=limit.reason + kept, prediction=prober.fastest(state))
+
+
+def _chips_text(state: Probe) -> str:
+    cluster = state.estimator.cluster
+    return chips_text(cluster.num_chips) + (f" ({cluster.name})" if cluster.pools else "")
 
 
 def _least_state(estimator: Estimator) -> float:
@@ -314,19 +348,23 @@ def _least_state(estimator: Estimator) -> float:
 
 
 def chip_counts(estimator: Estimator) -> list[int]:
-    """Return the numbers of chips that are possible on the cluster, in order: parts of a node, then whole nodes."""
+    """Return the numbers of chips that are possible on the cluster, in order: parts of a node, then whole nodes; of pools in proportion."""
     cluster = estimator.cluster
     counts = []
-    for count in (*range(1, cluster.chips_per_node), *range(cluster.chips_per_node, cluster.max_chips + 1, cluster.chips_per_node)):
+    candidates: Sequence[int] = (*range(1, node := cluster.chips_per_node), *range(node, cluster.max_chips + 1, node))
+    if cluster.pools:
+        part = cluster.num_chips // math.gcd(*(pool.num_chips for pool in cluster.pools))
+        candidates = range(part, max(cluster.num_chips, min(pool.max_chips for pool in cluster.pools)) + 1, part)
+    for count in candidates:
         try:
-            cluster.with_chips(count)
+            in_proportion(cluster, count)
         except InputError:
             continue
         counts.append(count)
     return counts
 
 
-def _found(prober: Prober, state: Sweep | None) -> tuple[Prediction, ...]:
+def _found(prober: Prober, state: Probe | None) -> tuple[Prediction, ...]:
     return prober.fastest(state) if state is not None else ()
 
 
@@ -341,10 +379,10 @@ def _last(
     prober: Prober,
     ask: Callable[[int], Question],
     *,
-    first: Sweep | None = None,
+    first: Probe | None = None,
     start: int = 0,
     precision: int = 0,
-) -> tuple[int, int, Sweep | None]:
+) -> tuple[int, int, Probe | None]:
     """Return the last index whose value has a plan that fits, the first index known to be too large, and the pass of the former.
 
     The indices are -1 and len(values) where there is none. Passes over the space are expensive, single plans are not. So the plan with the
@@ -355,23 +393,23 @@ def _last(
     """
     low, high, index = -1, len(values), 0 if first is not None else start
     probed = first if first is not None else prober.probe(ask(values[index]))
-    state: Sweep | None = first
+    state, held = first, None
     while True:
-        guide = probed.plan(int(probed.least.ids[0])) if len(probed.least.ids) else None
-        if probed.num_feasible:
+        guide = probed.least[0] if probed.least else None
+        if probed.fastest:
             low, state = index, probed
         else:
             high = index
         if guide is not None:
             furthest = _stretched(guide, values, prober, ask, low=low, high=high)
-            low, state = (furthest, None) if furthest > low else (low, state)
+            low, state, held = (furthest, None, guide) if furthest > low else (low, state, held)
         step = max((low + 1) // precision, 1) if precision else 1
         if high - low <= step:
             break
         index = low + step if guide is not None else (low + high) // 2
         probed = prober.probe(ask(values[index]), guide)
     if state is None and low >= 0:
-        state = prober.probe(ask(values[low]), guide)
+        state = prober.probe(ask(values[low]), held)
     return low, high, state
 
 

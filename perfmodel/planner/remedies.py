@@ -241,7 +241,9 @@ def more_chips(
     changes   changes of a plan in addition to the chips
     """
     estimator, fixed = conditions.estimator, space.fixed
-    candidates = [count for count in chip_counts(estimator) if count > estimator.cluster.num_chips]
+    # the text of a mixed cluster states the number of its chips: no flag changes it
+    counts = [] if estimator.cluster.pools else chip_counts(estimator)
+    candidates = [count for count in counts if count > estimator.cluster.num_chips]
     if fixed.keys() >= {"pp", "cp", "tp"} and ("dp" in fixed or fixed.keys() >= {"dp_replicate", "dp_shard"}):
         given = math.prod(int(fixed.get(axis, 1)) for axis in ("pp", "dp", "dp_replicate", "dp_shard", "cp", "tp"))
         candidates = [count for count in candidates if count == given]  # all degrees are fixed: their product is the number of chips

@@ -155,19 +155,22 @@ def timelines_blocks(timelines: Sequence[RankTimeline], plan: Plan, files: Seque
     text = times_like(first.step_time)
     facts = [*plan_facts(plan), ("detail", _NAMES["details"][first.detail]), ("written", ", ".join(files))]
     yield Facts(f"predicted step of {format_step(first.step_time)}", facts)
-    rows = []
+    rows, waits = [], any("replica_wait" in timeline.parts for timeline in timelines)
     for timeline in timelines:
-        busy = {part: time for part, time in timeline.parts.items() if part != "pipeline_bubble"}
+        busy = {part: time for part, time in timeline.parts.items() if part not in ("pipeline_bubble", "replica_wait")}
         largest = max(busy, key=lambda part: busy[part])
         sent = sum(time for part, time in busy.items() if "communication" in part or part in ("parameter_gather", "gradient_reduction"))
         share = f"{words(largest)} {percent(busy[largest] / timeline.step_time)}"
         bubble = text(timeline.parts.get("pipeline_bubble", 0.0))
         places = (str(timeline.rank), str(timeline.stage), f"{timeline.num_spans:,}")
-        rows.append((*places, share, text(sent), bubble, format_bytes(peak_memory(timeline))))
-    headers = ("rank", "stage", "spans", "largest part", "exposed communication", "bubble", "peak memory")
+        wait = (text(timeline.parts.get("replica_wait", 0.0)),) if waits else ()
+        rows.append((*places, share, text(sent), bubble, *wait, format_bytes(peak_memory(timeline))))
+    headers = ("rank", "stage", "spans", "largest part", "exposed communication", "bubble", *(("wait",) if waits else ()), "peak memory")
     yield Table(title="Ranks", headers=headers, rows=tuple(rows), right=("rank", "stage", "spans", *headers[4:]))
     off = max(abs(timeline.stretch - 1.0) for timeline in timelines)
     notes = ["the parts of the rank with the most compute are those of `perfmodel predict`; the other ranks of a stage do the same"]
+    if waits:
+        notes.append("wait: for the slowest replicas, before the gradient reduction")
     if off > 0.05:
         stretched = f"idle time between passes is stretched by up to {percent(off)}"
         notes.append(f"{stretched}: the simulated schedule is that much shorter or longer")

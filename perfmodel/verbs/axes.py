@@ -7,7 +7,7 @@ A `System` holds the objects that one prediction needs; an axis names one field 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from perfmodel.foundation.words import words_of
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster, make_cluster
 from perfmodel.hardware.fabric import NetworkTier
-from perfmodel.hardware.mixed import check_equal_chips
+from perfmodel.hardware.mixed import check_equal_chips, is_mixed
 from perfmodel.hardware.technology import ChipSpec, MemorySpec
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
@@ -89,7 +89,13 @@ def axes_of(system: System) -> dict[str, AxisField]:
 
 
 def hardware_axes(system: System) -> dict[str, AxisField]:
-    """Return every number of the chip and its network that a prediction depends on. [SI]"""
+    """Return every number of the chip and its network that a prediction depends on; of each kind of chips in a mixed cluster. [SI]"""
+    if system.cluster.pools:
+        return {
+            axis.replace(".", f".{kind}.", 1): _in_pools(field, members)
+            for kind, members in _kinds(system.cluster).items()
+            for axis, field in hardware_axes(replace(system, cluster=system.cluster.pools[members[0]])).items()
+        }
     axes = {name: AxisField(get=get, put=_put_chip(put), kind=kind) for name, (kind, get, put) in _CHIP.items()}
     for dtype in system.cluster.chip.peak_flop_rate:
         axes[f"chip.peak_flop_rate.{dtype}"] = AxisField(
@@ -118,11 +124,17 @@ def read_axis(text: str, system: System, *, points: int | None = None) -> Axis:
     """
     name, separator, values = str(text).partition("=")
     name, known = name.strip(), axes_of(system)
+    if system.cluster.pools and name not in known and "." in name:
+        name = _with_kind(name, system.cluster)
     if name not in known:
         if name.startswith("technology.") and system.spec is None:
             rule = "the chip is not made from technology; give --chip with a specification, such as a100-spec (perfmodel chip --from)"
             raise InputError(f"{name}: {rule}")
-        near = suggest(name, [axis for axis in known if axis.partition(".")[0] == name.partition(".")[0]] or known)
+        group, _, rest = name.partition(".")
+        of_kinds = [axis for axis in known if axis.startswith(f"{group}.") and axis.endswith(f".{rest}")]
+        if system.cluster.pools and of_kinds:
+            raise InputError(f"{name}: {system.cluster.name} has several kinds of chips; name one: {' or '.join(of_kinds)}")
+        near = suggest(name, [axis for axis in known if axis.partition(".")[0] == group] or known)
         raise InputError(f"{name or text}: is no axis{near}")
     if not separator or not values.strip():
         raise InputError(f"{name}: has no values; write {name}=a,b,c or {name}=a..b")
@@ -204,6 +216,8 @@ def spec_of(cluster: object) -> ChipSpec | None:
     from perfmodel.hardware.chip_cluster import chip_cluster
     from perfmodel.hardware.technology import is_chip_spec, list_chip_specs, load_chip_spec
 
+    if is_mixed(str(cluster)):
+        return None
     stated = chip_cluster(str(cluster))
     name = stated.chip if stated else str(cluster)
     is_spec = name in list_chip_specs() or (is_path(name) and is_chip_spec(read_yaml(name)))
@@ -281,6 +295,47 @@ def _put_knobs(name: str) -> Callable[[System, Any], System]:
 # ---------------------------------------------------------------------------------------------------------------------------------
 # Chip and network
 # ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def _kinds(cluster: Cluster) -> dict[str, list[int]]:
+    """Return the pools of each kind of chips, by the shortest beginning of the chip's name that no other kind has.
+
+    Kinds whose chips have one name, with another speed or network, are called by their first pool: `pool2`.
+    """
+    chips = [(pool.chip, pool.tiers) for pool in cluster.pools]
+    alike = {chips.index(chip): [i for i, other in enumerate(chips) if other == chip] for chip in chips}
+    names, kinds = [cluster.pools[first].chip.name for first in alike], {}
+    for name, (first, members) in zip(names, alike.items(), strict=True):
+        parts = name.split("-")
+        beginnings = ["-".join(parts[:length]) for length in range(1, len(parts) + 1)]
+        unique = (start for start in beginnings if sum(_begins(other, start) for other in names) == 1)
+        kinds[next(unique, f"pool{first + 1}")] = members
+    return kinds
+
+
+def _begins(name: str, start: str) -> bool:
+    return f"{name}-".startswith(f"{start}-")
+
+
+def _with_kind(axis: str, cluster: Cluster) -> str:
+    """Return the name of an axis with the kind of chips in place of a longer or full name of the chip."""
+    group, *kind_and_rest = axis.split(".", 2)
+    kinds = [kind for kind, members in _kinds(cluster).items() if _begins(cluster.pools[members[0]].chip.name, kind_and_rest[0])]
+    return ".".join([group, kinds[0], *kind_and_rest[1:]]) if len(kinds) == 1 else axis
+
+
+def _in_pools(field: AxisField, members: Sequence[int]) -> AxisField:
+    """Return the axis of some pools of a mixed cluster. field: the same axis of a cluster of equal chips"""
+
+    def put(at: System, value: Any) -> System:
+        if not at.cluster.pools:
+            raise bad_field("chip", at.cluster.chip.name, "replaces the chips whose numbers are varied", "vary one of the two")
+        pools = tuple(
+            field.put(replace(at, cluster=pool), value).cluster if i in members else pool for i, pool in enumerate(at.cluster.pools)
+        )
+        return replace(at, cluster=replace(at.cluster, chip=pools[0].chip, tiers=pools[0].tiers, pools=pools))
+
+    return AxisField(get=lambda at: field.get(replace(at, cluster=at.cluster.pools[members[0]])), put=put, kind=field.kind)
 
 
 def _put_chip(put: Callable[[Chip, Any], Chip]) -> Callable[[System, Any], System]:

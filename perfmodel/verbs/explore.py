@@ -105,7 +105,7 @@ def explore(
     combinations = [dict(zip([axis.name for axis in axes], values, strict=True)) for values in product(*(axis.values for axis in axes))]
     known = axes_of(system)
     # axes that may be columns of one evaluation of a fixed training plan: quantities of hardware, else sizes of the job
-    is_single = search or system.is_service
+    is_single = bool(search or system.is_service or system.cluster.pools)
     columns = set() if is_single else {axis.name for axis in axes if (field := hardware_axes(system).get(axis.name)) and field.kind}
     blocks = list(_blocks(combinations, columns if columns or is_single else _SIZES))
     for numbers, block in _computed(case, system, known, combinations, blocks, shares=shares):
@@ -141,7 +141,7 @@ def explore_sensitivity(
     rows = []
     for name, axis in hardware_axes(system).items():
         value = axis.get(system)
-        if not axis.kind or name.startswith("chip.peak_flop_rate."):
+        if not axis.kind or ".peak_flop_rate." in name:
             continue
         smaller, larger = (
             case.time(case.predict(axis.put(system, value * factor), held=plan)) / time for factor in (1.0 / (1.0 + STEP), 1.0 + STEP)
@@ -173,6 +173,10 @@ def explore_waterfall(
     """
     system = system_of(asked, knobs, served)
     last = find_cluster(to, system.cluster.num_chips)[1]
+    for word, cluster in (("cluster", system.cluster), ("to", last)):
+        if cluster.pools:
+            rule = "has several kinds of chips, of which a waterfall cannot change one number at a time into that of the other cluster"
+            raise bad_field(word, cluster.name, rule, "search both clusters, or vary the numbers of one kind of chips")
     case = SystemPredictor(metric=_metric(system, metric), is_searched=True)
     current = _at(system, calibration=_calibration_of(system))
     first = prediction = case.predict(current)
@@ -430,11 +434,11 @@ def _points(
     return points
 
 
-#: Group of a share -> axes whose elasticities add up to it, with the plan fixed.
-_BOUNDS: Mapping[str, tuple[str, ...]] = {
-    "compute": ("chip.peak_flop_rate",),
-    "memory": ("chip.memory.bandwidth",),
-    "network": ("network.scale_up.bandwidth", "network.scale_out.bandwidth"),
+#: Group of a share -> start and end of the axes whose elasticities add up to it, with the plan fixed.
+_BOUNDS: Mapping[str, tuple[str, str]] = {
+    "compute": ("chip.", ".peak_flop_rate"),
+    "memory": ("chip.", ".memory.bandwidth"),
+    "network": ("network.", ".bandwidth"),
 }
 _SMALL = 1.01
 
@@ -448,9 +452,9 @@ def _shares(
     """
     known = hardware_axes(systems[0])
     shares: list[dict[str, float]] = [{} for _ in systems]
-    for group, names in _BOUNDS.items():
+    for group, (start, end) in _BOUNDS.items():
         faster = list(systems)
-        for name in (known_name for known_name in names if known_name in known):
+        for name in (name for name in known if name.startswith(start) and name.endswith(end)):
             faster = [known[name].put(faster_system, known[name].get(faster_system) * _SMALL) for faster_system in faster]
         faster_predictions = case.predict_columns(faster) if len(faster) > 1 else [case.predict(faster[0], held=predictions[0].plan)]
         for share, before, after in zip(shares, predictions, faster_predictions, strict=True):

@@ -53,6 +53,13 @@ class Limits:
     memory_headroom: float
     risk: float | None
 
+    @property
+    def memory_usable(self) -> float:
+        """Usable memory of a chip, of the kind with the least. [byte]"""
+        from perfmodel.cost.mixed import pools_of
+
+        return min(pool.machine.memory.usable for pool in pools_of(self.setting.estimator))
+
     def __iter__(self) -> Iterator[Limit]:
         return iter((self.micro_batch, self.global_batch, self.seq_len, self.chips))
 
@@ -77,7 +84,7 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
     """Return the result of `find_limits`."""
     from perfmodel.cost.resolve import choose_calibration, resolve_estimator
     from perfmodel.hardware.calibration import Calibration
-    from perfmodel.hardware.mixed import check_equal_chips
+    from perfmodel.hardware.mixed import in_proportion
     from perfmodel.planner.limits import Prober, chip_counts, fewest_chips, largest_global_batch, largest_micro_batch, longest_sequence
     from perfmodel.verbs.searching import space_in
 
@@ -98,8 +105,8 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
         rule = f"{job.model.name} has learned positions for {job.transformer.max_position_embeddings} tokens only"
         raise bad_field("seq_len", job.seq_len, rule, "use a shorter sequence")
     assumed = {"calibration": asked.calibration, "profile": asked.profile, "settings": asked.stated()}
-    if not needs_chips(asked.cluster):
-        check_equal_chips(find_cluster(asked.cluster, None)[1])
+    if not needs_chips(asked.cluster) and (stated := find_cluster(asked.cluster, None)[1]).pools:
+        chips = stated.num_chips if chips is None else chips
     setting = make_setting(job, asked.cluster, chips=1 if chips is None else chips, **assumed)
 
     chosen_calibration = asked.calibration
@@ -107,7 +114,7 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
         chosen_calibration = choose_calibration(setting.cluster.chip, chosen_calibration or "")
 
     def make(length: int, count: int, *, profile: ExecutionProfile = setting.estimator.profile) -> Estimator:
-        placed = setting.cluster.with_chips(count)
+        placed = in_proportion(setting.cluster, count)
         return resolve_estimator(replace(job, seq_len=length), placed, calibration=chosen_calibration, profile=profile)
 
     space, kernel = space_in(setting, knobs, {}, any_framework=any_framework)
@@ -116,7 +123,7 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
         seq_len=job.seq_len,
         chips=setting.cluster.num_chips,
         global_batch=batch,
-        space=replace(space, orders=space.orders[:1]),
+        space=space if setting.cluster.pools else replace(space, orders=space.orders[:1]),
         attention=kernel,
         headroom=headroom,
         risk=risk,
@@ -155,8 +162,12 @@ def limits_of(asked: Request, knobs: Knobs, *, any_framework: bool = False, prog
     for name in ("micro_batch", "global_batch", "seq_len"):
         answers[name] = with_small_loss(questions[name](prober))
         report((1 + len(answers)) / 5)
+    settings = dict.fromkeys(answers, setting)
+    if setting.cluster.pools and fewest.value:  # placement on pools differs with the number of chips
+        estimator = make(job.seq_len, fewest.value)
+        settings["chips"] = replace(setting, reference=estimator.cluster.name, cluster=estimator.cluster, estimator=estimator)
     named = {
-        name: replace(limit, prediction=tuple(map(partial(annotated, setting=setting), limit.prediction)))
+        name: replace(limit, prediction=tuple(map(partial(annotated, setting=settings[name]), limit.prediction)))
         for name, limit in answers.items()
     }
     return Limits(

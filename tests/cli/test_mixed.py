@@ -37,10 +37,15 @@ def test_a_plan_of_a_mix_is_explained(call, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["limits", "--model", "llama-3-8b", "--seq-len", "4k", "--cluster", MIX], "several kinds of chips"),
-        (["limits", "--model", "llama-3-8b", "--seq-len", "4k", "--cluster", "pools.yaml"], "several kinds of chips"),
-        (["explore", *JOB, "--sensitivity"], "several kinds of chips"),
-        (["explore", *JOB, "--vary", "network.scale_out.bandwidth=25GB/s,50GB/s"], "several kinds of chips"),
+        (["limits", "--model", "llama-3-8b", "--seq-len", "4k", "--cluster", MIX, "--chips", "8"], "has 16; leave it out"),
+        (
+            ["explore", *JOB, "--vary", "network.scale_out.bandwidth=25GB/s,50GB/s"],
+            "name one: network.h100.scale_out.bandwidth or network.a100.scale_out.bandwidth",
+        ),
+        (["explore", *JOB, "--vary", "chip.memory.bandwidth=x2"], "name one: chip.h100.memory.bandwidth or chip.a100.memory.bandwidth"),
+        (["explore", *JOB, "--vary", "chip.h200.memory.bandwidth=x2"], "did you mean 'chip.h100.memory.bandwidth'"),
+        (["explore", *JOB, "--vary", "chip=a100-sxm-80gb", "--vary", "chip.h100.memory.bandwidth=x2"], "vary one of the two"),
+        (["explore", *JOB[:6], "--chips", "16", "--from", "dgx-h100", "--to", MIX], "search both clusters"),
         (["serve", *SERVED, "--cluster", "pools.yaml"], "give prefill and decode workers"),
         (["predict", *JOB, "--chips", "8"], "has 16; leave it out"),
         (["predict", *JOB, "--tp", "16"], "chips of two kinds"),
@@ -104,6 +109,16 @@ def test_a_plan_of_a_mix_has_a_trace_a_page_and_an_export(call, call_json, tmp_p
     assert "8 of dgx-a100" in page
     Path("search.json").write_text(json.dumps(call_json("search", *JOB, "--top", "5")), encoding="utf-8")
     assert call("report", "search.json", "--out", "search.html")[0] == 0
+
+
+def test_limits_of_pools_are_those_of_their_text(call_json, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("pools.yaml").write_text(POOLS, encoding="utf-8")
+    asked = ["limits", "--model", "gpt3-125m", "--seq-len", "1k", "--dp", "16", "--profile", "megatron", "--cluster"]
+    text, in_file = (call_json(*asked, cluster)["limits"] for cluster in (MIX, "pools.yaml"))
+    for name, limit in text.items():
+        assert (limit["value"], limit["prediction"]["step_time"]) == (in_file[name]["value"], in_file[name]["prediction"]["step_time"])
+    assert text["chips"]["prediction"]["plan"]["cluster"] == MIX
 
 
 def test_a_mix_is_sized_by_its_search(call):

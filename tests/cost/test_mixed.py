@@ -150,6 +150,26 @@ def test_spans_of_every_rank_add_up_to_its_pipeline(name):
     assert any(timeline.parts == prediction.parts for timeline in rank_timelines(pools.estimator, plan, range(32), Detail.PASSES))
 
 
+@pytest.mark.parametrize("by_speed", [False, True])
+@pytest.mark.parametrize("name", ["replicas", "optimizer", "interleaved inside", "pipelines in pools"])
+def test_every_rank_waits_for_the_slowest_replicas(name, by_speed):
+    inside = {**PLANS["interleaved"], "order": ("tp", "cp", "pp", "dp_shard", "dp_replicate"), "virtual_stages": 2}
+    pools = setting("16@dgx-h100+16@dgx-a100", settings={"batches_by_speed": by_speed})
+    plan = plan_on(pools, **{**PLANS, "interleaved inside": inside}[name])
+    prediction = pools.estimator.predict(plan)
+    timelines = rank_timelines(pools.estimator, plan, range(32), Detail.PASSES)
+    waits = [timeline.parts.get("replica_wait", 0.0) for timeline in timelines]
+    assert min(waits) == 0.0
+    assert name == "optimizer" or max(waits) > 0.0  # one pipeline spans both kinds of chips
+    for timeline, wait in zip(timelines, waits, strict=True):
+        assert timeline.step_time == sum(timeline.parts.values()) == prediction.step_time
+        waiting = [span for span in timeline.spans if span.part == "replica_wait"]
+        assert sum(span.time for span in waiting) == pytest.approx(wait, rel=1e-9)
+        reductions = [span.start for span in timeline.spans if span.part == "gradient_reduction" and not span.hidden]
+        assert all(span.start <= max(reductions, default=span.start) for span in waiting)
+    assert any(timeline.parts == prediction.parts for timeline in timelines)
+
+
 def test_timelines_of_equal_pools_are_those_of_one_cluster():
     one, two = setting("dgx-h100", chips=32), setting("16@dgx-h100+16@dgx-h100")
     alone, mixed = (

@@ -68,6 +68,33 @@ def test_every_axis_can_be_read():
 
 
 @pytest.mark.parametrize(
+    ("cluster", "kinds"),
+    [
+        ("8@dgx-h100+8@dgx-a100+8@dgx-h100", {"h100": (0, 2), "a100": (1,)}),
+        ("8@h100-pcie+8@h100-sxm-80gb", {"h100-pcie": (0,), "h100-sxm": (1,)}),
+        ("8@dgx-h100+8@dgx-h100*80%", {"pool1": (0,), "pool2": (1,)}),
+        ("4@l4 scale-out=50 Gbit/s+4@l4 scale-out=25 Gbit/s", {"pool1": (0,), "pool2": (1,)}),
+    ],
+)
+def test_an_axis_of_a_mixed_cluster_changes_the_pools_of_its_kind_alone(cluster, kinds):
+    system = system_of(replace(TRAINING, cluster=cluster, chips=None, global_batch=48), Knobs(), ServingRequest())
+    axes = hardware_axes(system)
+    assert {name.split(".")[1] for name in axes} == set(kinds)
+    for name, field in axes.items():
+        value = field.get(system)
+        pools = changed(system, {name: value * 2}).cluster.pools
+        of_kind = kinds[name.split(".")[1]]
+        assert all((pool == before) is (i not in of_kind) for i, (pool, before) in enumerate(zip(pools, system.cluster.pools, strict=True)))
+
+
+def test_an_axis_of_a_mixed_cluster_takes_any_beginning_of_the_chips_name():
+    system = system_of(replace(TRAINING, cluster="8@dgx-h100+8@dgx-a100", chips=None), Knobs(), ServingRequest())
+    for name in ("h100", "h100-sxm", "h100-sxm-80gb"):
+        axis = read_axis(f"chip.{name}.memory.bandwidth=x1,x2", system)
+        assert (axis.name, axis.values) == ("chip.h100.memory.bandwidth", (3.35e12, 6.7e12))
+
+
+@pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("chip.memory.bandwith=1TB/s", "^chip.memory.bandwith: is no axis; did you mean 'chip.memory.bandwidth'"),

@@ -134,8 +134,8 @@ def test_a_pass_without_needless_plans_finds_what_the_whole_pass_finds(cluster, 
 def test_few_single_plans_are_tried(monkeypatch):
     """Memory is nearly linear in the micro-batch and the sequence, so that no bisection is needed."""
     tried = []
-    evaluate = limits_of_planner.evaluate_memory
-    monkeypatch.setattr(limits_of_planner, "evaluate_memory", lambda *given: tried.append(given) or evaluate(*given))
+    evaluate = limits_of_planner.memories_of_pools
+    monkeypatch.setattr(limits_of_planner, "memories_of_pools", lambda *given: tried.append(given) or evaluate(*given))
     result = limits(small(80e9), tp=2, recompute="none", cp=1, pp=1)
     assert result.micro_batch.value > 1000
     assert result.seq_len.value > 1000 * 128
