@@ -12,7 +12,7 @@ import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, show
-from perfmodel.cli.words import command
+from perfmodel.cli.words import argument, command
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
 from perfmodel.foundation.plain import to_plain
 from perfmodel.report.document import Block, Document
@@ -29,9 +29,9 @@ _TYPES: dict[Any, str] = {int: "integer", float: "number", bool: "boolean"}
 def schema(
     kind: Annotated[
         str,
-        typer.Argument(
-            metavar="KIND|COMMAND",
-            help="chip, cluster, calibration, profile, engine, plan, rule-set, study, case, serving-case, measured-run or request; "
+        argument(
+            "KIND|COMMAND",
+            "chip, cluster, calibration, profile, engine, plan, rule-set, study, case, serving-case, measured-run or request; "
             "or a command, such as predict.",
         ),
     ],

@@ -13,7 +13,7 @@ import typer
 from perfmodel.cli import options
 from perfmodel.cli.exit_codes import EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 from perfmodel.cli.output import Form, Output, Progress, print_error, show
-from perfmodel.cli.words import command
+from perfmodel.cli.words import argument, command, option
 from perfmodel.foundation.error_objects import ErrorCode
 from perfmodel.foundation.errors import one_line
 from perfmodel.foundation.units import format_bytes, format_time
@@ -28,10 +28,10 @@ _SHOWN_ROWS, _SHOWN_REASONS = 10, 3
 
 @command(output=options.OUTPUT)
 def sweep(
-    study: Annotated[str, typer.Argument(metavar="STUDY.yaml|NAME", help="A study file (`perfmodel schema study`), or a shipped one.")],
+    study: Annotated[str, argument("STUDY.yaml|NAME", "A study file (`perfmodel schema study`), or a shipped one.")],
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the table goes: .parquet or .csv.")] = Path("results.parquet"),
-    jobs: Annotated[str | None, typer.Option("--jobs", metavar="N", help="Processes; one for each core if left out.")] = None,
+    out: Annotated[Path, option("FILE", "Where the table goes: .parquet or .csv.")] = Path("results.parquet"),
+    jobs: Annotated[str | None, option("N", "Processes; one for each core if left out.")] = None,
     scheduler: Annotated[
         str, typer.Option("--engine", metavar="NAME", help="local, dask, or dask:ADDRESS with the address of a scheduler.")
     ] = "local",
