@@ -84,7 +84,8 @@ def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> Conf
     _derive(facts, [table.defaults])
     for _ in range(_PASSES):  # until no more facts follow
         before = len(facts)
-        _add_model(facts)
+        if facts.get("model") is not None and f"{_MODEL}num_hidden_layers" not in facts and (model := known_model(facts["model"])):
+            facts = {f"{_MODEL}{field.name}": getattr(model, field.name) for field in fields(model)} | facts
         _derive(facts, table.derive)
         if len(facts) == before:
             break
@@ -169,18 +170,8 @@ def _derive(facts: dict[str, Any], rules: Iterable[Mapping[str, str]]) -> None:
             facts[name] = value
 
 
-def _add_model(facts: dict[str, Any]) -> None:
-    """Add the sizes of a named model, if it is shipped or a file."""
-    if facts.get("model") is None or f"{_MODEL}num_hidden_layers" in facts:
-        return
-    if (model := known_model(facts["model"])) is not None:
-        for field in fields(model):
-            facts.setdefault(f"{_MODEL}{field.name}", getattr(model, field.name))
-
-
 def _words(facts: Mapping[str, Any], table: FrameworkTable) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the facts that are words of a request, and those that are knobs."""
-
     if table.serves:
         return {**_given(facts, words_of(ServingRequest)), "engine": table.profile}, {}
     without = {"settings", *(["nodes"] if "chips" in facts else [])}

@@ -21,6 +21,7 @@ from perfmodel.configs.shell import ShellCommand, read_script
 from perfmodel.configs.tables import common_rules
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.files import parse_yaml, read_text
+from perfmodel.foundation.plain import dotted
 
 PROGRAM, ARGUMENT = "launch.program", "launch.argument"
 _DATA, _PYTHON = (".yaml", ".yml", ".json", ".toml"), ".py"
@@ -81,17 +82,7 @@ def _keys_of_file(path: Path, wanted: str = "", text: str | None = None) -> dict
         raise InputError(f"{one_line(path, 200)}: is not {path.suffix[1:].upper()} ({one_line(error, 120)}); correct the file") from None
     if not isinstance(data, Mapping):
         raise InputError(f"{one_line(path, 200)}: must hold a mapping of fields at the top; give a config of a framework")
-    return dict(flattened(data))
-
-
-def flattened(data: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys and values of a nested mapping; lists are values."""
-    for name, value in data.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value:
-            yield from flattened(value, f"{key}.")
-        else:
-            yield key, value
+    return dict(dotted(data))
 
 
 def _script_in(keys: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
@@ -217,7 +208,7 @@ def _read_named_files(source: ConfigKeys) -> None:
         pending += new.items()
     for key, entry in list(source.keys.items()):
         if isinstance(entry, Mapping):  # the value of one word, such as `--speculative-config '{...}'`
-            source.keys |= {name: value for name, value in flattened(entry, f"{key}.") if name not in of_line}
+            source.keys |= {name: value for name, value in dotted(entry, f"{key}.") if name not in of_line}
     _read_registry(source)
 
 

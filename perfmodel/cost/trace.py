@@ -29,11 +29,10 @@ from perfmodel.cost.schedule_orders import BACKWARD, FORWARD, order_of, pass_sta
 from perfmodel.cost.stages import order_on_pools
 from perfmodel.cost.step import communication_time, exposed_fraction, recomputed_phases
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.foundation.files import read_yaml
-from perfmodel.foundation.resources import resource_dir
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.traffic_classes import COMM, EXCHANGED
 from perfmodel.parallel.layout import Recompute
+from perfmodel.parallel.measured import TRACE_NAMES
 from perfmodel.parallel.plan import Plan, place_of
 
 #: Maximum of spans in a trace. Beyond it, one span a part is drawn for the operators of a layer, then for those of a pass.
@@ -49,8 +48,7 @@ class Detail(StrEnum):
 
 
 _COMPUTE, _IDLE = "compute", "idle"
-_NAMES = read_yaml(resource_dir("strategies") / "traces.yaml")
-_STREAMS, _KINDS = _NAMES["streams"], _NAMES["kinds"]
+_STREAMS, _KINDS = TRACE_NAMES["streams"], TRACE_NAMES["kinds"]
 _DATA = ("parameter_gather", "gradient_reduction")
 _BETWEEN = ("pipeline_bubble", "pipeline_communication")
 _KIND_OF_CODE = {code: kind for kind, code in COLLECTIVE_CODE.items()}

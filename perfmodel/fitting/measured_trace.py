@@ -21,12 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.files import read_yaml
-from perfmodel.foundation.resources import resource_dir
-from perfmodel.parallel.measured import COMMUNICATION, COMPUTE, GROUPS, HOST, MeasuredTrace
+from perfmodel.parallel.measured import COMMUNICATION, COMPUTE, GROUPS, HOST, TRACE_NAMES, MeasuredTrace
 from perfmodel.parallel.plan import Plan
-
-_NAMES = read_yaml(resource_dir("strategies") / "traces.yaml")
 
 
 def _compiled(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, re.Pattern[str]]]:
@@ -34,10 +30,10 @@ def _compiled(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, re.Pattern[st
 
 
 #: (group, names of its kernels and operators), (class of communication, words of its process group), (activity, events of the host).
-_GROUPS, _AXES, _HOST_EVENTS = (_compiled(_NAMES[table]) for table in ("groups", "process_groups", "host_events"))
-_PATTERN = dict(_compiled(_NAMES["patterns"].items()))
+_GROUPS, _AXES, _HOST_EVENTS = (_compiled(TRACE_NAMES[table]) for table in ("groups", "process_groups", "host_events"))
+_PATTERN = dict(_compiled(TRACE_NAMES["patterns"].items()))
 _AFTER_WAIT = 20e-6  # [s] from the end of a wait to the idle time that it caused
-_ON_DEVICE, _LAUNCHES, _ON_HOST = (_NAMES["categories"][kind] for kind in ("device", "launch", "host"))
+_ON_DEVICE, _LAUNCHES, _ON_HOST = (TRACE_NAMES["categories"][kind] for kind in ("device", "launch", "host"))
 _MICROSECOND = 1e-6
 _MOST_NAMES = 3
 
@@ -171,7 +167,7 @@ def _events(path: Path) -> tuple[list[_Event], int]:
             if not isinstance(arguments, dict) or not isinstance(arguments.get("correlation", 0), int | str):
                 arguments = {}
             category, thread = str(entry.get("cat", "")), (entry.get("pid"), entry.get("tid"))
-            category = _NAMES["old_categories"].get(category, category)
+            category = TRACE_NAMES["old_categories"].get(category, category)
             events.append(_Event(category, str(entry.get("name", "")), *times, thread, arguments))
     info = content.get("distributedInfo")
     rank = info.get("rank") if isinstance(info, dict) else 0
@@ -219,7 +215,7 @@ def _by_operator(events: list[_Event], steps: list[Interval], plan: Plan | None)
             group = group or ("elementwise" if operator.name.startswith("aten::") else above)
             if above in ("optimizer", "attention"):
                 group = above
-            elif operator.name in _NAMES["copies"]:
+            elif operator.name in TRACE_NAMES["copies"]:
                 group = "copies"
             stack.append((operator, group))
         for group, event in pieces:
