@@ -143,12 +143,6 @@ def _shipped(*parts: Any) -> str | None:
     return known[text]
 
 
-def _hub(name: object) -> str | None:
-    """Return a hub id or path unchanged if its model is known; else the shipped model of this name, if there is one."""
-    text = str(name)
-    return text if is_model(text) else _shipped(text) or text
-
-
 def _first_group(pattern: str, text: object) -> str | None:
     """Return the first group of a pattern in a text."""
     match = re.search(pattern, str(text), re.IGNORECASE)
@@ -160,12 +154,6 @@ def _layout(text: str) -> list[int]:
     expanded = re.sub(r"\(([^()]*)\)\*(\d{1,3})", lambda match: match[1] * int(match[2]), text)
     expanded = re.sub(r"([a-zA-Z])\*(\d{1,4})", lambda match: match[1] * int(match[2]), expanded)
     return [stage.count("t") for stage in expanded.split("|")]
-
-
-def _megatron_layout(stage_layers: Sequence[int]) -> str:
-    """Return Megatron's layout of stages: `Et*7|t*9|t*7L`."""
-    stages = [f"t*{count}" if count else "" for count in stage_layers]
-    return f"E{'|'.join(stages)}L"
 
 
 def _module_layers(names: object) -> list[int] | None:
@@ -199,9 +187,9 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "list_of": lambda count, item: [item] * min(count, 4096),
     "found": _first_group,
     "shipped": _shipped,
-    "hub": _hub,
+    "hub": lambda name: str(name) if is_model(str(name)) else _shipped(name) or str(name),
     "layout": _layout,
-    "megatron_layout": _megatron_layout,
+    "megatron_layout": lambda stage_layers: f"E{'|'.join(f't*{count}' if count else '' for count in stage_layers)}L",
     "module_layers": _module_layers,
     "module_names": _module_names,
     "split_with_ends": lambda layers, stages: list(shorter_ends_stage_layers(layers, stages)),

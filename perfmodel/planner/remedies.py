@@ -216,10 +216,7 @@ def _values(plan: Plan, named: Collection[str]) -> dict[str, Knob]:
 
 
 def more_chips(
-    conditions: RemedyConditions,
-    space: Space,
-    attention: AttentionKernel,
-    changes: Callable[[Plan], Mapping[str, Knob]] = lambda plan: {},
+    conditions: RemedyConditions, space: Space, attention: AttentionKernel, changes: Callable[[Plan], Mapping[str, Knob]] = lambda plan: {}
 ) -> list[FittingChange]:
     """Return the fewest chips with which some plan of the space fits, as in `perfmodel limits`; empty where there are none.
 

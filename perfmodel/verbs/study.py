@@ -67,6 +67,9 @@ class Study:
     axes: Mapping[str, Any] = field(default_factory=dict)
     zip: tuple[Mapping[str, Any], ...] = ()
 
+    def __post_init__(self) -> None:
+        _check(self)
+
     @property
     def varied(self) -> tuple[str, ...]:
         """Words of the axes, in their order."""
@@ -211,12 +214,7 @@ def read_study(study: str | Path | Mapping[str, Any]) -> Study:
             raise InputError(f"study={one_line(study, 200)}: no such study{suggest(study, list_studies())}")
         where = str(study)
         data = read_yaml(study if is_path(study) else shipped)
-    parsed = record_from_data(Study, check(study_model(), data, where="" if where == "study" else where), where=where)
-    try:
-        _check(parsed)
-    except InputError as error:
-        raise InputError(f"{where}: {error.full}") from None
-    return parsed
+    return record_from_data(Study, check(study_model(), data, where="" if where == "study" else where), where=where)
 
 
 def _check(study: Study) -> None:

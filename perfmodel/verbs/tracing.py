@@ -48,11 +48,7 @@ def trace_plan(
 
 
 def compare_trace(
-    traces: str | Path | Sequence[str | Path],
-    plan: Plan | Name | None = None,
-    *,
-    out: str | Path | None = None,
-    steps: int | None = None,
+    traces: str | Path | Sequence[str | Path], plan: Plan | Name | None = None, *, out: str | Path | None = None, steps: int | None = None
 ) -> TraceComparison:
     """Compare measured steps with the prediction of their plan, by group of kernels: the mean over the ranks of the traces.
 
