@@ -48,7 +48,7 @@ def write_report(plans: Plan | Name | SearchResult | Sequence[Plan | Name], *, o
     given: list[Plan | Name] = [plans] if isinstance(plans, (Plan, str, Path)) else list(plans)
     if not given:
         raise InputError("plans: are missing; give a plan or its file")
-    check_page_path(out, "out")
+    check_can_be_written(out, "out", endings=".html .htm", rule=".html", remedy="write report.html")
     loaded = [load_plan(entry) for entry in given]
     unnamed = "plan.yaml" if len(given) == 1 else "plan{}.yaml"
     names = [unnamed.format(number) if isinstance(entry, Plan) else str(entry) for number, entry in enumerate(given, 1)]
@@ -99,13 +99,6 @@ def write_service_report(
         more_notes=() if search is None else setting.notes,
     )
     write_atomically(out, page.html)
-
-
-def check_page_path(path: str | Path, name: str) -> None:
-    """Raise InputError unless a page can be written there."""
-    if Path(path).suffix.lower() not in (".html", ".htm"):
-        raise bad_field(name, path, "must end in .html", "write report.html")
-    check_can_be_written(path, name)
 
 
 def read_search(path: str | Path) -> SearchResult:

@@ -99,11 +99,9 @@ def compare_memory(
 def _files(given: str | Path | Sequence[str | Path], missing: str, out: str | Path | None, *, has_plan: bool) -> list[str | Path]:
     """Return the files to read. Raise InputError if the run could not be written, before anything is read."""
     if out is not None:
-        if Path(out).suffix != ".jsonl":
-            raise bad_field("out", out, "must end in .jsonl with what was measured", "write runs.jsonl")
+        check_can_be_written(out, "out", endings=".jsonl", rule=".jsonl with what was measured", remedy="write runs.jsonl")
         if not has_plan:
             raise bad_field("out", out, "needs the plan that ran", "give it with --plan")
-        check_can_be_written(out, "out")
     files = [given] if isinstance(given, (str, Path)) else list(given)
     if not files:
         raise InputError(missing)
