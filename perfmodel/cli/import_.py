@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, Progress, show
 from perfmodel.cli.words import argument, command, option
-from perfmodel.foundation.errors import bad_field
+from perfmodel.foundation.errors import bad_field, first_of
 from perfmodel.report.document import Block, Document, Facts, Text
 from perfmodel.report.table import Table
 
@@ -148,14 +148,12 @@ def _blocks(graph: ImportedGraph, took: float) -> Iterator[Block]:
     if not unrecognised:
         yield Text("Every operator was recognised.", apart=True)
         return
-    listed = [(entry.operator, f"{entry.num_operators:,}", _some(entry.modules), entry.treatment) for entry in unrecognised]
+    modules = [first_of([module or "the module itself" for module in entry.modules], 3) for entry in unrecognised]
+    listed = [
+        (entry.operator, f"{entry.num_operators:,}", where, entry.treatment) for entry, where in zip(unrecognised, modules, strict=True)
+    ]
     columns = ("operator", "number", "where", "treated as")
     yield Table(title="Not recognised", headers=columns, rows=tuple(listed), right=("number",), fold=("where",))
-
-
-def _some(modules: tuple[str, ...]) -> str:
-    shown = [module or "the module itself" for module in modules[:3]]
-    return ", ".join(shown) + (f" and {len(modules) - 3} more" if len(modules) > 3 else "")
 
 
 def strategy_blocks(graph: ImportedGraph, strategy: ImportedStrategy) -> Iterator[Block]:

@@ -126,15 +126,12 @@ def _table(result: SweepResult) -> Table:
     knobs = [name for name in _KNOBS if any(row.get(name) not in (None, "", 0, 1, "none") for row in rows)]
     results = [name for name in _RESULTS if any(row.get(name) not in (None, "") for row in rows)]
     columns = {name: _RESULTS.get(name, (name, one_line)) for name in (*varied, *knobs, *results)}
-
-    def cell(row: Mapping[str, Any], name: str) -> str:
-        return "" if row.get(name) in (None, "") else columns[name][1](row[name])
-
+    cells = (("" if row.get(name) in (None, "") else text(row[name]) for name, (_, text) in columns.items()) for row in rows)
     return Table(
         title=f"The first {len(rows)} rows of {len(result.rows):,}" if len(rows) < len(result.rows) else f"{len(rows)} rows",
         headers=tuple(header for header, _ in columns.values()),
-        rows=tuple(tuple(cell(row, name) for name in columns) for row in rows),
-        right=tuple(columns[name][0] for name in columns if any(isinstance(row.get(name), (int, float)) for row in rows)),
+        rows=tuple(map(tuple, cells)),
+        right=tuple(header for name, (header, _) in columns.items() if any(isinstance(row.get(name), (int, float)) for row in rows)),
         fold=("reason",),
         optional=tuple(name for name in knobs if name not in varied),
     )

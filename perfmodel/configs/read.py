@@ -12,7 +12,7 @@ from perfmodel.configs.adapter_targets import known_model
 from perfmodel.configs.expressions import evaluate
 from perfmodel.configs.sources import ARGUMENT, PROGRAM, ConfigKeys, read_source
 from perfmodel.configs.tables import FrameworkTable, KeyMeaning, load_tables, plain, sentences
-from perfmodel.foundation.errors import InputError, one_line
+from perfmodel.foundation.errors import InputError, first_of, one_line
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.framework_ref import SETTING_NAMES
 from perfmodel.parallel.knobs import Knobs
@@ -210,9 +210,7 @@ def described(setup: ConfigSetup, *, verbose: bool) -> Iterator[str]:
         yield f"{setup.table.framework} defaults and what follows from the file: {named}"
     yield from setup.notes
     if setup.unknown:
-        shown = setup.unknown if verbose else setup.unknown[:_MOST_KEYS]
-        more = f" and {len(setup.unknown) - len(shown)} more" if len(setup.unknown) > len(shown) else ""
-        yield f"keys that are not read: {', '.join(shown)}{more}"
+        yield f"keys that are not read: {first_of(setup.unknown, len(setup.unknown) if verbose else _MOST_KEYS)}"
     if setup.harmless and verbose:
         yield f"keys without effect on time and memory: {', '.join(setup.harmless)}"
 

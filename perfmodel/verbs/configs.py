@@ -45,19 +45,11 @@ class Start:
 
     def object(self) -> dict[str, Any]:
         """Return the parsed configuration as `--json` prints it."""
-        setup = self.setup
-        if setup is None:
+        if (setup := self.setup) is None:
             return {}
-        return {
-            "config": {
-                "framework": setup.table.framework,
-                "files": [str(path) for path in setup.files],
-                "read": dict(setup.read),
-                "assumed": {name: getattr(value, "name", value) for name, value in setup.assumed.items()},
-                "notes": list(setup.notes),
-                "ignored": [*setup.unknown, *setup.harmless],
-            }
-        }
+        assumed = {name: getattr(value, "name", value) for name, value in setup.assumed.items()}
+        names = {"files": setup.files, "read": setup.read, "assumed": assumed, "notes": setup.notes}
+        return {"config": {"framework": setup.table.framework, **names, "ignored": [*setup.unknown, *setup.harmless]}}
 
 
 def is_config(path: Plan | Name) -> bool:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, create_model
 
-from perfmodel.foundation.errors import bad_field, one_line, shown, suggest
+from perfmodel.foundation.errors import bad_field, first_of, one_line, shown, suggest
 from perfmodel.foundation.schema import OMITTED, FileModel, ReadBy, Text, model_of
 from perfmodel.foundation.words import words_of
 from perfmodel.frameworks.engine import ENGINE_GROUPS, Engine
@@ -133,8 +133,7 @@ def value_words(field: Mapping[str, Any]) -> str:
     if "$ref" in field:
         return "mapping"
     if "enum" in field:
-        choices = [str(value) for value in field["enum"]]
-        return ", ".join(choices[:7]) + (f" and {len(choices) - 7} more" if len(choices) > 7 else "")
+        return first_of([str(value) for value in field["enum"]], 7)
     if "quantity" in field:
         return f"{field['quantity'].replace('_', ' ')}, such as {field['examples'][0]}"
     if field.get("type") == "array" and "items" in field:
