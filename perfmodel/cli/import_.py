@@ -148,10 +148,10 @@ def _blocks(graph: ImportedGraph, took: float) -> Iterator[Block]:
     if not unrecognised:
         yield Text("Every operator was recognised.", apart=True)
         return
-    modules = [first_of([module or "the module itself" for module in entry.modules], 3) for entry in unrecognised]
-    listed = [
-        (entry.operator, f"{entry.num_operators:,}", where, entry.treatment) for entry, where in zip(unrecognised, modules, strict=True)
-    ]
+    listed = []
+    for entry in unrecognised:
+        where = first_of([module or "the module itself" for module in entry.modules], 3)
+        listed.append((entry.operator, f"{entry.num_operators:,}", where, entry.treatment))
     columns = ("operator", "number", "where", "treated as")
     yield Table(title="Not recognised", headers=columns, rows=tuple(listed), right=("number",), fold=("where",))
 
