@@ -99,13 +99,8 @@ def _indented(path: str, options: Collection[str]) -> str:
 
     options   options of a command, written with dashes
     """
-    part, _, field = path.partition(".")
-    if part in ("input", "output") and field:
-        path = field
-    if part == "input" and field in options:
-        return f"--{field}"
-    above, _, name = path.replace(".*", "").rpartition(".")
-    return "  " * (above.count(".") + bool(above)) + name
+    *above, name = path.removeprefix("input.").removeprefix("output.").replace(".*", "").split(".")
+    return f"--{name}" if path.startswith("input.") and not above and name in options else "  " * len(above) + name
 
 
 # --- tools of an agent -------------------------------------------------------------------------------------------------

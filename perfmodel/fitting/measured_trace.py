@@ -200,16 +200,18 @@ def _by_operator(events: list[_Event], steps: list[Interval], plan: Plan | None)
     for thread in threads.values():
         stack: list[tuple[_Event, str]] = []
         now = -math.inf
-        pieces: list[tuple[str, _Event]] = []  # an operator without those that it calls
         for operator in [*sorted(thread, key=lambda event: (event.start, -event.end)), _Event("", "", math.inf, math.inf, (0, 0), {})]:
-            while stack and stack[-1][0].end <= operator.start:
-                top, group = stack.pop()
-                pieces.append((group, replace(top, start=max(now, top.start))))
-                now = max(now, top.end)
-            if stack and operator.start > now:
+            while stack:
                 top, group = stack[-1]
-                pieces.append((group, replace(top, start=max(now, top.start), end=operator.start)))
-            now = max(now, min(operator.start, 1e300))
+                piece = replace(top, start=max(now, top.start), end=min(top.end, operator.start))  # without the operators that it calls
+                step = _step_of(piece.start, steps)
+                if group and piece.end > piece.start and step is not None:
+                    yield step, group, piece
+                now = max(now, piece.end)
+                if top.end > operator.start:
+                    break
+                stack.pop()
+            now = max(now, operator.start)
             above = stack[-1][1] if stack else ""
             group = _collective_group(operator, plan) or _group(operator.name)
             group = group or ("elementwise" if operator.name.startswith("aten::") else above)
@@ -218,10 +220,6 @@ def _by_operator(events: list[_Event], steps: list[Interval], plan: Plan | None)
             elif operator.name in TRACE_NAMES["copies"]:
                 group = "copies"
             stack.append((operator, group))
-        for group, event in pieces:
-            step = _step_of(event.start, steps)
-            if group and event.end > event.start and step is not None:
-                yield step, group, event
 
 
 def _group(name: str) -> str:

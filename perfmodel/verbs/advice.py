@@ -71,11 +71,11 @@ def advise_on(
     if best and current.fits and best[0].step_time >= current.step_time * (1 - LEAST_GAIN):
         best = (current,)
     diff, notes = _difference(setting, start, current.plan, best[0].plan, table) if best else ((), ())
-    framework = table.framework if table is not None else setting.estimator.profile.name
+    single, pairs = ([change for change in changes if change.is_pair is is_pair] for is_pair in (False, True))
     return Advice(
-        framework=framework,
+        framework=table.framework if table is not None else setting.estimator.profile.name,
         prediction=current,
-        changes=_shown(changes),
+        changes=tuple(sorted((*single[:MOST_SINGLE], *pairs[:MOST_PAIRS]), key=_step_time)),
         best=best,
         diff=diff,
         remedies=remedies,
@@ -125,12 +125,6 @@ def _advised(
 
 def _step_time(change: AdvisedChange) -> float:
     return change.prediction.step_time
-
-
-def _shown(changes: Sequence[AdvisedChange]) -> tuple[AdvisedChange, ...]:
-    """Return the best single changes and the best pairs, the fastest first."""
-    single, pairs = ([change for change in changes if change.is_pair is is_pair] for is_pair in (False, True))
-    return tuple(sorted((*single[:MOST_SINGLE], *pairs[:MOST_PAIRS]), key=_step_time))
 
 
 def _with_helpful_settings(best: Prediction, changes: Sequence[AdvisedChange], memory: Mapping[str, Any]) -> Prediction:
