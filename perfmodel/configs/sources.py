@@ -71,13 +71,10 @@ def _keys_of_file(path: Path, wanted: str = "", text: str | None = None) -> dict
     text = read_text(path, _WHAT) if text is None else text
     if path.suffix == _PYTHON:
         return read_python(text, where=str(path), wanted=wanted)
+    if (read := _READERS.get(path.suffix)) is None:
+        return dict(dotted(parse_yaml(text.replace("!!python/tuple", ""), where=str(path))))  # tuples become lists
     try:
-        if path.suffix in _READERS:
-            data = _READERS[path.suffix](text)
-        else:
-            data = parse_yaml(text.replace("!!python/tuple", ""), where=str(path))  # tuples become lists
-    except InputError:
-        raise
+        data = read(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{one_line(path, 200)}: is not {path.suffix[1:].upper()} ({one_line(error, 120)}); correct the file") from None
     if not isinstance(data, Mapping):

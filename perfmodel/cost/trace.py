@@ -29,6 +29,7 @@ from perfmodel.cost.schedule_orders import BACKWARD, FORWARD, order_of, pass_sta
 from perfmodel.cost.stages import order_on_pools
 from perfmodel.cost.step import communication_time, exposed_fraction, recomputed_phases
 from perfmodel.foundation.collectives import CollectiveKind
+from perfmodel.foundation.grouping import grouped
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.traffic_classes import COMM, EXCHANGED
 from perfmodel.parallel.layout import Recompute
@@ -201,9 +202,8 @@ class _Step:
         of_pass = {key: self.of_pass(stage, *key, detail) for key in self.counts[stage]}
         outside, fixed = self.outside(parts)
         natural = defaultdict[str, float](float)
-        for key, spans in of_pass.items():
-            for span in spans:
-                natural[span.part] += 0.0 if span.hidden else self.counts[stage][key] * span.time
+        for key, span in ((key, span) for key, spans in of_pass.items() for span in spans if not span.hidden):
+            natural[span.part] += self.counts[stage][key] * span.time
         lefts = {part: time - fixed.get(part, 0.0) for part, time in parts.items()}
         factor = {part: lefts[part] / time for part, time in natural.items() if time > 0}
         outside["after"] += [
@@ -330,13 +330,11 @@ def _by_part(spans: Iterable[Span]) -> list[Span]:
 
 def region_spans(estimator: Estimator, plan: Plan, columns: StepColumns) -> RegionSpans:
     """Return the spans of each region's forward and backward pass (with recomputation), in order, host time last. [s]"""
-    by_segment = defaultdict[int, list[tuple[float, Span]]](list)
-    for segment, position, span in _operator_spans(estimator, plan, columns):
-        by_segment[segment].append((position, span))
+    by_segment = grouped(_operator_spans(estimator, plan, columns), itemgetter(0))
 
     def ordered(region: int, phases: Iterable[str]) -> list[Span]:
-        entries = [entry for phase in phases for entry in by_segment[region * len(PHASES) + PHASES.index(phase)]]
-        return [span for _, span in sorted(entries, key=itemgetter(0))]
+        entries = (entry for phase in phases for entry in by_segment.get(region * len(PHASES) + PHASES.index(phase), ()))
+        return [span for _, _, span in sorted(entries, key=itemgetter(1))]
 
     both: RegionSpans = []
     for i, region in enumerate(columns.plans.program.regions):

@@ -17,10 +17,12 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.grouping import grouped
 from perfmodel.parallel.measured import COMMUNICATION, COMPUTE, GROUPS, HOST, TRACE_NAMES, MeasuredTrace
 from perfmodel.parallel.plan import Plan
 
@@ -76,11 +78,10 @@ def read_trace(path: str | Path, plan: Plan | None = None, *, steps: int | None 
     waits = sorted(event.interval for event in _named(events, _LAUNCHES, _PATTERN["wait"]))
     for step, window in windows.items():
         groups = defaultdict[str, list[Interval]](list, host_work)
-        for of_step, group, event in busy:
-            if of_step == step:
-                groups[group].append(event.interval)
-                if group == "other_kernels":
-                    names[event.name] += event.end - event.start
+        for _, group, event in (entry for entry in busy if entry[0] == step):
+            groups[group].append(event.interval)
+            if group == "other_kernels":
+                names[event.name] += event.end - event.start
         covered: list[Interval] = []
         for group in (*COMPUTE, *COMMUNICATION, "copies", *host_work):
             clipped = [(max(start, window[0]), min(end, window[1])) for start, end in groups[group]]
@@ -193,11 +194,11 @@ def _by_kernel(kernels: list[_Event], events: list[_Event], steps: list[Interval
 
 def _by_operator(events: list[_Event], steps: list[Interval], plan: Plan | None) -> Iterator[tuple[int, str, _Event]]:
     """Yield operators of a CPU, without those that they call, with step and group; those of the optimizer's step belong to it."""
-    threads = defaultdict[tuple[Any, Any], list[_Event]](list)
-    for operator in events:
-        if operator.category == "cpu_op" or _PATTERN["update"].search(operator.name) or _PATTERN["collective"].match(operator.name):
-            threads[operator.thread].append(operator)
-    for thread in threads.values():
+
+    def is_operator(event: _Event) -> object:
+        return event.category == "cpu_op" or _PATTERN["update"].search(event.name) or _PATTERN["collective"].match(event.name)
+
+    for thread in grouped(filter(is_operator, events), lambda event: event.thread).values():
         stack: list[tuple[_Event, str]] = []
         now = -math.inf
         for operator in [*sorted(thread, key=lambda event: (event.start, -event.end)), _Event("", "", math.inf, math.inf, (0, 0), {})]:
@@ -248,10 +249,9 @@ def _collective_group(event: _Event, plan: Plan | None) -> str:
 
 def _windows(steps: list[Interval], busy: Iterable[tuple[int, str, _Event]]) -> dict[int, Interval]:
     """Return the window of each step with a successor: from its first kernel to that of the next. For one step, the host's window."""
-    first: dict[int, float] = {}
-    last: dict[int, float] = {}
-    for step, _, event in busy:
-        first[step], last[step] = min(first.get(step, math.inf), event.start), max(last.get(step, 0.0), event.end)
+    by_step = grouped(busy, itemgetter(0))
+    first = {step: min(event.start for _, _, event in entries) for step, entries in by_step.items()}
+    last = {step: max(event.end for _, _, event in entries) for step, entries in by_step.items()}
     windows = {step: (first[step], first[step + 1]) for step in first if step + 1 in first and first[step + 1] > first[step]}
     return windows or {step: (steps[step][0], max(steps[step][1], last.get(step, 0.0))) for step in [len(steps) - 1]}
 
