@@ -120,11 +120,10 @@ def serve(
     asked = with_workers_chips(replace(asked, cluster=clusters[0] if len(clusters) == 1 else clusters or None))
     read: Sequence[str] = ()
     if config:
-        from perfmodel.configs.read import described
         from perfmodel.verbs.configs import served_from
 
         asked, setup = served_from(config, asked)
-        read = tuple(described(setup, verbose=output.verbose))
+        read = tuple(setup.described(verbose=output.verbose))
     is_sized = search and (asked.concurrency is not None or asked.rate is not None)
     absent = {name: meaning for name, meaning in NEEDED.items() if not (is_sized and name == "chips")}
     given = {name: getattr(asked, name) for name in absent}

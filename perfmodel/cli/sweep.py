@@ -18,9 +18,9 @@ from perfmodel.foundation.error_objects import ErrorCode
 from perfmodel.foundation.errors import one_line
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.report.document import Block, Command, Document, Facts, Notes, Text
+from perfmodel.report.table import Table
 
 if TYPE_CHECKING:
-    from perfmodel.report.table import Table
     from perfmodel.verbs.sweep import SweepResult
 
 _SHOWN_ROWS, _SHOWN_REASONS = 10, 3
@@ -119,7 +119,6 @@ _RESULTS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
 
 def _table(result: SweepResult) -> Table:
     """Return the first rows as a table."""
-    from perfmodel.report.table import Table
     from perfmodel.verbs.study import column_of
 
     rows, varied = result.rows[:_SHOWN_ROWS], [column_of(result.study.verb, name) for name in result.study.varied]

@@ -11,6 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 from perfmodel.configs.adapter_targets import adapter_targets, peft_targets
@@ -165,11 +166,8 @@ def _module_layers(names: object) -> list[int] | None:
 
 def _module_names(stage_layers: Sequence[int], head: str = "output") -> list[list[str]]:
     """Return torchtitan's modules of each stage: embedding first, norm and head last."""
-    modules: list[list[str]] = []
-    layer = 0
-    for count in stage_layers:
-        modules.append([f"layers.{index}" for index in range(layer, layer + count)])
-        layer += count
+    ends = zip(stage_layers, accumulate(stage_layers), strict=True)
+    modules = [[f"layers.{index}" for index in range(end - count, end)] for count, end in ends]
     modules[0].insert(0, "tok_embeddings")
     modules[-1] += ["norm", head]
     return modules

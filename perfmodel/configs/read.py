@@ -55,6 +55,17 @@ class ConfigSetup:
     unknown: tuple[str, ...]
     harmless: tuple[str, ...]
 
+    def described(self, *, verbose: bool) -> Iterator[str]:
+        """Yield sentences about the reading of a configuration: assumptions, notes and ignored keys."""
+        if self.assumed:
+            named = ", ".join(f"{name} {_plain(value)}" for name, value in self.assumed.items())
+            yield f"{self.table.framework} defaults and what follows from the file: {named}"
+        yield from self.notes
+        if self.unknown:
+            yield f"keys that are not read: {first_of(self.unknown, len(self.unknown) if verbose else _MOST_KEYS)}"
+        if self.harmless and verbose:
+            yield f"keys without effect on time and memory: {', '.join(self.harmless)}"
+
 
 def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> ConfigSetup:
     """Read the configuration in a file. Raises InputError for an unknown framework.
@@ -201,18 +212,6 @@ def _model_of(facts: Mapping[str, Any], table: FrameworkTable) -> TransformerCon
     model = read_model(values, "model")
     assert isinstance(model, TransformerConfig)
     return model
-
-
-def described(setup: ConfigSetup, *, verbose: bool) -> Iterator[str]:
-    """Yield sentences about the reading of a configuration: assumptions, notes and ignored keys."""
-    if setup.assumed:
-        named = ", ".join(f"{name} {_plain(value)}" for name, value in setup.assumed.items())
-        yield f"{setup.table.framework} defaults and what follows from the file: {named}"
-    yield from setup.notes
-    if setup.unknown:
-        yield f"keys that are not read: {first_of(setup.unknown, len(setup.unknown) if verbose else _MOST_KEYS)}"
-    if setup.harmless and verbose:
-        yield f"keys without effect on time and memory: {', '.join(setup.harmless)}"
 
 
 def _plain(value: object) -> str:

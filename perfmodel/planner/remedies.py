@@ -147,7 +147,7 @@ def _changes_that_fit(options: Sequence[RemedyConditions], plan: Plan) -> list[F
             if (not freed or may_fit(index)) and (remedy := _freed(option, plan, freed)) is not None
         ]
         for remedy in sorted(better, key=_least_change):
-            if not any(_is_needless(remedy, other) for other in remedies):
+            if not any(is_needless(remedy, other, _LEAST_GAIN) for other in remedies):
                 remedies.append(remedy)
         remedies.sort(key=_least_change)
         if len(remedies) >= MOST and len(remedies[MOST - 1].changes) <= count + 1:
@@ -159,10 +159,10 @@ def _least_change(remedy: FittingChange) -> tuple[int, float]:
     return len(remedy.changes), remedy.prediction.step_time
 
 
-def _is_needless(remedy: FittingChange, other: FittingChange) -> bool:
-    """Whether the changes of another remedy are a subset of this remedy's, and this remedy is hardly faster."""
-    is_faster = remedy.prediction.step_time < other.prediction.step_time * (1.0 - _LEAST_GAIN)
-    return other.changes.items() <= remedy.changes.items() and not is_faster
+def is_needless(change: Any, other: Any, least_gain: float) -> bool:
+    """Whether the changes of another record (of `FittingChange` or advice) are a subset of its changes, and it is hardly faster."""
+    is_faster = change.prediction.step_time < other.prediction.step_time * (1.0 - least_gain)
+    return other.changes.items() <= change.changes.items() and not is_faster
 
 
 def _freed(conditions: RemedyConditions, plan: Plan, freed: tuple[str, ...]) -> FittingChange | None:

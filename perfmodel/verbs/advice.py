@@ -85,16 +85,16 @@ def advise_on(
 
 def _table_of(start: Start, setting: Setting) -> FrameworkTable | None:
     """Return the table of the configuration, else the last and most general one of the plan's profile."""
-    tables = load_tables()
     if start.setup is not None:
         return start.setup.table
     profile = framework_named(setting.estimator.profile.name)
-    return next((table for table in reversed([*tables.values()]) if table.profile == profile and table.outputs), None)
+    return next((table for table in reversed([*load_tables().values()]) if table.profile == profile and table.outputs), None)
 
 
 def _helpful(setting: Setting, current: Prediction, table: FrameworkTable | None, rule: Mapping[str, Any]) -> tuple[AdvisedChange, ...]:
     """Return single changes, and pairs of the best ones, that fit and are faster; for a setup that does not fit, all that fit."""
     from perfmodel.planner.explain import single_turns, turned_plans
+    from perfmodel.planner.remedies import is_needless
 
     if current.plan.assignment is not None:
         return ()
@@ -108,11 +108,7 @@ def _helpful(setting: Setting, current: Prediction, table: FrameworkTable | None
     single = sorted(turned(single_turns(current.plan)), key=_step_time)
     candidates = combinations((change.changes for change in single[:MOST_IN_PAIRS]), 2)
     pairs = turned([{**one, **other} for one, other in candidates if not one.keys() & other.keys()])
-    better = [
-        pair
-        for pair in pairs
-        if all(_step_time(pair) < _step_time(one) * (1 - LEAST_GAIN) for one in single if one.changes.items() <= pair.changes.items())
-    ]
+    better = [pair for pair in pairs if not any(is_needless(pair, one, LEAST_GAIN) for one in single)]
     return tuple(sorted([*single, *better, *_turned_settings(setting, current, single[:MOST_IN_PAIRS], table, rule)], key=_step_time))
 
 

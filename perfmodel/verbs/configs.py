@@ -38,9 +38,7 @@ class Start:
     setup: ConfigSetup | None = None
 
     def notes(self, *, verbose: bool = False) -> list[str]:
-        from perfmodel.configs.read import described
-
-        return [] if self.setup is None else list(described(self.setup, verbose=verbose))
+        return [] if self.setup is None else list(self.setup.described(verbose=verbose))
 
     def object(self) -> dict[str, Any]:
         """Return the parsed configuration as `--json` prints it."""

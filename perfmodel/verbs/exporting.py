@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.configs.tables import FrameworkTable, table_named
 from perfmodel.configs.write import TORCHRUN, ExportedPlan, facts_of_plan, launch_files, launcher_named, write_config
 from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.foundation.files import read_text
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.parallel.plan import Plan, plan_facts
@@ -120,8 +121,6 @@ def is_service(path: object) -> bool:
 
 def _content(path: Name) -> Mapping[str, Any]:
     """Return the mapping of a JSON file; empty if it has none."""
-    from perfmodel.foundation.files import read_text
-
     try:
         content = json.loads(read_text(path, "JSON file"))
     except (ValueError, RecursionError):  # also of a file that cannot be read
