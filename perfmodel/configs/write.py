@@ -86,11 +86,10 @@ class ExportedPlan:
 def facts_of_plan(plan: Plan, cluster: Cluster) -> dict[str, Any]:
     """Return the facts of a plan: the names in a table's expressions for exported keys."""
     job, layout, model = plan.job, plan.layout, plan.job.transformer
-    per_node = min(cluster.chips_per_node, plan.num_chips)
     facts: dict[str, Any] = dict.fromkeys((*SETTING_NAMES, "lora_rank", "lora_modules", "base_format", "adapters", "distributed"))
     facts |= plan_facts(plan) | dict(plan.framework.settings)
     facts |= {
-        "chips_per_node": per_node,
+        "chips_per_node": min(cluster.chips_per_node, plan.num_chips),
         "dp": layout.data_parallel,
         "ep": plan.ep,
         "etp": plan.etp,

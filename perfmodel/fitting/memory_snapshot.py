@@ -50,15 +50,13 @@ def read_snapshot(path: str | Path) -> tuple[MeasuredMemory, ...]:
     path = Path(path)
     try:
         size = path.stat().st_size
-        if size > MOST_FILE_BYTES:
-            rule = f"is {format_bytes(size)}, and at most {format_bytes(MOST_FILE_BYTES)} are read"
-            raise InputError(f"{path}: {rule}; record fewer events with _record_memory_history(max_entries=100000)")
-        content = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
-    except InputError:
-        raise
+        content = _PlainUnpickler(io.BytesIO(path.read_bytes())).load() if size <= MOST_FILE_BYTES else None
     except Exception as error:  # a damaged pickle raises almost any error
         reason = error.strerror if isinstance(error, OSError) else error if isinstance(error, pickle.UnpicklingError) else "damaged"
         raise InputError(f"{path}: cannot be read as a memory snapshot ({reason}); {_RECORD}") from None
+    if size > MOST_FILE_BYTES:
+        rule = f"is {format_bytes(size)}, and at most {format_bytes(MOST_FILE_BYTES)} are read"
+        raise InputError(f"{path}: {rule}; record fewer events with _record_memory_history(max_entries=100000)")
     if not isinstance(content, dict):
         raise _damaged(path, "segments")
     segments = grouped(_dicts(content, "segments", path), lambda segment: _number(segment, "device", path, missing=0))
