@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.configs.python_file import read_python
-from perfmodel.configs.shell import ShellCommand, read_script
+from perfmodel.configs.shell import read_script
 from perfmodel.configs.tables import common_rules
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.files import parse_yaml, read_text
@@ -110,11 +110,8 @@ def _launch_keys(path: Path, script: str) -> dict[str, Any]:
         raise InputError(f"{one_line(path, 200)}: has substitutions nested too deep to read; write their values") from None
     if not commands:
         raise InputError(f"{one_line(path, 200)}: has no command; give the path of a {_WHAT}")
-
-    def num_options(command: ShellCommand) -> int:
-        return sum(word.startswith("-") or "=" in word for word in command.words) + len(command.environment)
-
-    command = max(commands, key=num_options)
+    options = [sum(word.startswith("-") or "=" in word for word in command.words) + len(command.environment) for command in commands]
+    command = commands[options.index(max(options))]
     return {f"env.{name}": _value(value) for name, value in command.environment.items() if value} | dict(_options(command.words))
 
 

@@ -26,11 +26,6 @@ from perfmodel.parallel.schemas import PlanFile, RuleSetFile
 from perfmodel.verbs.study import study_model
 
 
-def _models(package: str) -> Any:
-    """Return the schemas of a package that the web page leaves out."""
-    return import_module(f"perfmodel.{package}.schemas")
-
-
 _LONGEST_VALUE = 200
 
 
@@ -75,10 +70,10 @@ KINDS: Mapping[str, Callable[[], type[FileModel]]] = {
     "plan": lambda: PlanFile,
     "rule-set": lambda: RuleSetFile,
     "study": study_model,
-    "case": lambda: _models("validation").TrainingCaseFile,
-    "serving-case": lambda: _models("validation").ServingCaseFile,
+    "case": lambda: import_module("perfmodel.validation.schemas").TrainingCaseFile,  # the web page has no such package
+    "serving-case": lambda: import_module("perfmodel.validation.schemas").ServingCaseFile,
     "request": request_model,
-    "measured-run": lambda: _models("fitting").MeasuredRunFile,
+    "measured-run": lambda: import_module("perfmodel.fitting.schemas").MeasuredRunFile,
 }
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 #: Verb -> JSON Schema of its `--json` output, inferred from examples by `python -m tests.schemas`.
