@@ -25,7 +25,6 @@ from perfmodel.parallel.request import Request
 from perfmodel.parallel.schemas import PlanFile, RuleSetFile
 from perfmodel.verbs.study import study_model
 
-
 _LONGEST_VALUE = 200
 
 
