@@ -110,9 +110,9 @@ def _launch_keys(path: Path, script: str) -> dict[str, Any]:
         raise InputError(f"{one_line(path, 200)}: has substitutions nested too deep to read; write their values") from None
     if not commands:
         raise InputError(f"{one_line(path, 200)}: has no command; give the path of a {_WHAT}")
-    options = [sum(word.startswith("-") or "=" in word for word in command.words) + len(command.environment) for command in commands]
-    command = commands[options.index(max(options))]
-    return {f"env.{name}": _value(value) for name, value in command.environment.items() if value} | dict(_options(command.words))
+    options = [sum(word.startswith("-") or "=" in word for word in words) + len(environment) for words, environment in commands]
+    words, environment = commands[options.index(max(options))]
+    return {f"env.{name}": _value(value) for name, value in environment.items() if value} | dict(_options(words))
 
 
 def _in_container(words: Sequence[str]) -> Sequence[str]:

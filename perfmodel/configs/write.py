@@ -224,8 +224,7 @@ def _lines(output: WrittenFile, tree: Mapping[str, Any], indent: str, section: s
     for key, entry in sorted(tree.items(), key=lambda item: is_toml and isinstance(item[1], Mapping)):
         if not isinstance(entry, Mapping):
             value, comment = entry
-            text = _python_value(value) if output.form == "python" else _scalar(value)
-            yield indent + option.format(key=key, value=text, comment=comment)
+            yield indent + option.format(key=key, value=_literal(output.form, value), comment=comment)
             continue
         path = f"{section}.{key}" if section else key
         if not is_toml or not all(isinstance(inner, Mapping) for inner in entry.values()):
@@ -235,12 +234,10 @@ def _lines(output: WrittenFile, tree: Mapping[str, Any], indent: str, section: s
             yield indent + end
 
 
-def _python_value(value: object) -> str:
-    """Return a literal; a text that begins with `=` is an expression."""
-    return value[1:] if isinstance(value, str) and value.startswith("=") else repr(value).replace("'", '"')
-
-
-def _scalar(value: object) -> str:
+def _literal(form: str, value: object) -> str:
+    """Return a value as text; in Python, a text that begins with `=` is an expression."""
+    if form == "python":
+        return value[1:] if isinstance(value, str) and value.startswith("=") else repr(value).replace("'", '"')
     return re.sub(r"^(-?\d+)(e[-+]\d+)$", r"\1.0\2", json.dumps(value, ensure_ascii=False))  # YAML 1.1 reads 1e-08 as text
 
 

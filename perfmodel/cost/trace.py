@@ -102,26 +102,20 @@ class RankTimeline:
 
 def rank_timelines(estimator: Estimator, plan: Plan, ranks: Sequence[int], detail: Detail | None = None) -> list[RankTimeline]:
     """Return the timelines of ranks of a plan. detail None: the finest level with at most `MOST_SPANS` spans."""
-    steps = _steps(estimator, plan)
-    kinds = {rank: (steps[pools_of_pipeline(estimator, plan, rank)], place_of(plan, rank)["pp"]) for rank in ranks}
-    numbers = ((level, sum(step.num_spans(stage, level) for step, stage in kinds.values())) for level in Detail)
-    detail = detail or next((level for level, number in numbers if number <= MOST_SPANS), Detail.PASSES)
-    timelines = {(step, stage): step.timeline(stage, detail) for step, stage in set(kinds.values())}
-    return [replace(timelines[kinds[rank]], rank=rank) for rank in ranks]
-
-
-def _steps(estimator: Estimator, plan: Plan) -> dict[tuple[int, ...], _Step]:
-    """Return the step of each kind of pipeline by the pools of its ranks; chips of one kind are one pool."""
     pools = estimator.pools if isinstance(estimator, MixedEstimator) else (estimator,)
     alone = [step_columns(pool, [plan]) for pool in pools]
     regions, layers = alone[0].plans.stages.regions, estimator.programs.stage_layers(plan)
     spans = [region_spans(pool, plan, columns) for pool, columns in zip(pools, alone, strict=True)]
     pipelines = steps_of_pipelines(estimator, plan) if isinstance(estimator, MixedEstimator) else {(0,) * plan.layout.pp: alone[0]}
-    steps = {}
+    steps = {}  # of each kind of pipeline, by the pools of its ranks; chips of one kind are one pool
     for on, columns in pipelines.items():
         of_regions = list(chain(*(spans[pool] for pool, _ in groupby(on))))
         steps[on] = _Step(plan, columns, [pools[pool] for pool in on], order_on_pools(regions, layers, on), of_regions)
-    return steps
+    kinds = {rank: (steps[pools_of_pipeline(estimator, plan, rank)], place_of(plan, rank)["pp"]) for rank in ranks}
+    numbers = ((level, sum(step.num_spans(stage, level) for step, stage in kinds.values())) for level in Detail)
+    detail = detail or next((level for level, number in numbers if number <= MOST_SPANS), Detail.PASSES)
+    timelines = {(step, stage): step.timeline(stage, detail) for step, stage in set(kinds.values())}
+    return [replace(timelines[kinds[rank]], rank=rank) for rank in ranks]
 
 
 class _Step:
