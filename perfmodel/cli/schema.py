@@ -143,14 +143,11 @@ def make_server() -> Server[Any]:
     from perfmodel import __version__
 
     async def list_tools(context: object, params: PaginatedRequestParams | None) -> ListToolsResult:
-        schemas = {verb: tool_schema(verb) for verb in TOOLS}
-        closed = ToolAnnotations(open_world_hint=False)
-        return ListToolsResult(
-            tools=[
-                Tool(name=verb, description=content["summary"], input_schema=content["input"], annotations=closed)
-                for verb, content in schemas.items()
-            ]
-        )
+        closed, tools = ToolAnnotations(open_world_hint=False), []
+        for verb in TOOLS:
+            content = tool_schema(verb)
+            tools.append(Tool(name=verb, description=content["summary"], input_schema=content["input"], annotations=closed))
+        return ListToolsResult(tools=tools)
 
     async def call_tool(context: object, params: CallToolRequestParams) -> CallToolResult:
         given = dict(params.arguments or {})

@@ -16,6 +16,7 @@ from perfmodel.cli.output import Form, Output, Progress, print_error, show
 from perfmodel.cli.words import argument, command, option
 from perfmodel.foundation.error_objects import ErrorCode
 from perfmodel.foundation.errors import one_line
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.report.document import Block, Command, Document, Facts, Notes, Text
 from perfmodel.report.table import Table
@@ -63,9 +64,7 @@ def sweep(
 
 def _object(result: SweepResult, out: Path) -> dict[str, Any]:
     return {
-        "verb": result.study.verb,
-        "varied": result.study.varied,
-        "num_points": result.study.num_points,
+        **picked(result.study, "verb varied num_points"),
         "num_computed": result.num_computed,
         "num_failed": len(result.failures),
         "reasons": [{"reason": reason, "num_points": times} for reason, times in Counter(result.failures).most_common()],
@@ -84,15 +83,13 @@ def _reasons(result: SweepResult) -> list[str]:
 def _blocks(result: SweepResult, out: Path) -> Iterator[Block]:
     study, kept = result.study, result.study.num_points - result.num_computed
     axes = [f"{name} {len(values)}" for group in (*study.zip, study.axes) for name, values in group.items()]
-    yield Facts(
-        f"{study.num_points:,} points of {study.verb}, {len(result.failures):,} without a result",
-        [
-            ("axes", ", ".join(axes) or "none"),
-            ("computed", f"{result.num_computed:,} now, {kept:,} kept from before"),
-            ("took", f"{format_time(result.work_time)}, all points and processes together"),
-            ("table", f"{out} ({len(result.rows):,} rows)"),
-        ],
-    )
+    facts = [
+        ("axes", ", ".join(axes) or "none"),
+        ("computed", f"{result.num_computed:,} now, {kept:,} kept from before"),
+        ("took", f"{format_time(result.work_time)}, all points and processes together"),
+        ("table", f"{out} ({len(result.rows):,} rows)"),
+    ]
+    yield Facts(f"{study.num_points:,} points of {study.verb}, {len(result.failures):,} without a result", facts)
     yield _table(result)
     more = len(set(result.failures)) - _SHOWN_REASONS
     yield Notes([*_reasons(result), *([f"{more:,} more reasons in the column reason"] if more > 0 else [])])

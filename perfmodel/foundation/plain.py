@@ -36,6 +36,11 @@ def to_plain(value: object) -> Any:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
+def picked(record: object, names: str) -> dict[str, Any]:
+    """Return the named attributes of a record. names: separated by spaces."""
+    return {name: getattr(record, name) for name in names.split()}
+
+
 def dotted(content: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted keys and values of a nested mapping; lists are values."""
     for name, value in content.items():

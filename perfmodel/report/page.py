@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from perfmodel.cost.serving.boundness import OperatorRow
 from perfmodel.cost.trace import RankTimeline
 from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bandwidth, format_bytes, format_count, format_flop_rate, format_step, format_time
 from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.chip_cluster import chips_text, short_name
@@ -58,8 +59,7 @@ class Report:
 
 
 def report_object(report: Report, file: str) -> dict[str, Any]:
-    names = ("kind", "title", "verdict", "sections")
-    return {"file": file, "num_bytes": len(report.html.encode()), **{name: getattr(report, name) for name in names}}
+    return {"file": file, "num_bytes": len(report.html.encode()), **picked(report, "kind title verdict sections")}
 
 
 def report_blocks(report: Report, file: str) -> Iterator[Block]:
@@ -160,12 +160,8 @@ def _cards(prediction: Prediction, interval: StepInterval | None) -> Iterator[tu
     yield "step time", format_step(prediction.step_time), bounds
     yield "throughput", f"{prediction.tokens_per_second_per_chip:,.0f}", f"{prediction.plan.job.unit}/s a chip"
     yield "MFU", percent(prediction.mfu_palm), f"of {format_flop_rate(prediction.peak_flop_rate)} dense {prediction.peak_dtype}"
-    usable = format_bytes(prediction.memory_usable)
-    yield (
-        "memory",
-        format_bytes(prediction.memory["total"]),
-        f"of {usable} usable: {predictions.memory_line(prediction).partition(': ')[2]}",
-    )
+    verdict = predictions.memory_line(prediction).partition(": ")[2]
+    yield "memory", format_bytes(prediction.memory["total"]), f"of {format_bytes(prediction.memory_usable)} usable: {verdict}"
     yield "", predictions.probability_text(prediction.fits_probability), "probability that it fits"
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from perfmodel.cost.trace import RankTimeline, Span
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import one_line
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_step
 from perfmodel.parallel.measured import NO_DIFFERENCE, OUTSIDE_TENSORS, TRACE_NAMES, MemoryComparison, TraceComparison
 from perfmodel.parallel.plan import Plan
@@ -129,22 +130,11 @@ def plan_facts(plan: Plan | None) -> list[tuple[str, str]]:
 
 
 def timelines_object(timelines: Sequence[RankTimeline], files: Iterable[str]) -> dict[str, Any]:
-    return {
-        "step_time": timelines[0].step_time,
-        "detail": timelines[0].detail,
-        "files": list(files),
-        "ranks": [
-            {
-                "rank": timeline.rank,
-                "stage": timeline.stage,
-                "parts": dict(timeline.parts),
-                "num_spans": len(timeline.spans),
-                "peak_memory": peak_memory(timeline),
-                "peak_moment": timeline.memory_moment,
-            }
-            for timeline in timelines
-        ],
-    }
+    ranks = []
+    for timeline in timelines:
+        peak = {"peak_memory": peak_memory(timeline), "peak_moment": timeline.memory_moment}
+        ranks.append({**picked(timeline, "rank stage parts"), "num_spans": len(timeline.spans), **peak})
+    return {**picked(timelines[0], "step_time detail"), "files": list(files), "ranks": ranks}
 
 
 def timelines_blocks(timelines: Sequence[RankTimeline], plan: Plan, files: Sequence[str], read: Sequence[str]) -> Iterator[Block]:
@@ -251,7 +241,7 @@ def difference_sentence(comparison: TraceComparison) -> str:
 
 def memory_object(comparison: MemoryComparison) -> dict[str, Any]:
     fullest, content = comparison.memories[0], dict[str, Any]()
-    content["measured"] = {name: getattr(fullest, name) for name in ("allocated", "reserved", "fragmentation", "most_reserved")}
+    content["measured"] = picked(fullest, "allocated reserved fragmentation most_reserved")
     if comparison.predicted:
         content["predicted"] = {"allocated": comparison.predicted_allocated, **comparison.predicted}
         content["summary"] = memory_sentence(comparison)

@@ -14,6 +14,7 @@ from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.foundation.files import read_yaml
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.records import record_from_data
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.foundation.schema import FileModel, Values, check, model_of
@@ -112,8 +113,7 @@ def _search(
         objective=objective,
         run=None if tokens is None else read_run(tokens),
         top=top,
-        memory_headroom=request.memory_headroom,
-        risk=request.risk,
+        **picked(request, "memory_headroom risk"),
         ties=share(ties, "ties"),
         any_framework=any_framework,
         also=(),

@@ -18,7 +18,7 @@ from typing import Any
 from perfmodel.foundation.error_objects import ErrorCode, error_object
 from perfmodel.foundation.errors import InputError, PerfModelError, bad_field, one_line, presentable, shown
 from perfmodel.foundation.files import parse_yaml
-from perfmodel.foundation.plain import SCHEMA_VERSION, to_plain
+from perfmodel.foundation.plain import SCHEMA_VERSION, picked, to_plain
 from perfmodel.foundation.values import is_path, parsed_bool, read_integer
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.knobs import Knobs, choices_of
@@ -136,8 +136,7 @@ def _search(asked: PageRequest, on_progress: OnProgress) -> dict[str, Any]:
         {},
         objective=asked.options.get("objective", "time"),
         top=read_integer(asked.options.get("top", 10), "top", most=100),
-        memory_headroom=asked.request.memory_headroom,
-        risk=asked.request.risk,
+        **picked(asked.request, "memory_headroom risk"),
         any_framework=asked.options.get("any_framework") is True,
         progress=on_progress,
     )
@@ -147,8 +146,7 @@ def _search(asked: PageRequest, on_progress: OnProgress) -> dict[str, Any]:
 def _explain(asked: PageRequest, on_progress: OnProgress) -> dict[str, Any]:
     from perfmodel.report.searches import explanation_object
 
-    rule = {"memory_headroom": asked.request.memory_headroom, "risk": asked.request.risk}
-    return explanation_object(explain_plan(asked.answer().prediction.plan, **rule))
+    return explanation_object(explain_plan(asked.answer().prediction.plan, **picked(asked.request, "memory_headroom risk")))
 
 
 VERBS: Mapping[str, Callable[[PageRequest, OnProgress], dict[str, Any]]] = {"predict": _predict, "search": _search, "explain": _explain}
