@@ -171,7 +171,7 @@ def _read(data: Mapping[str, Any]) -> PageRequest:
     if len(resolved) != 1:
         several = next((name for name, value in words.items() if isinstance(value, str) and "," in value), "chips")
         raise bad_field(several, words.get(several), "must be one value", "use `perfmodel predict` for a table of several")
-    return PageRequest(request=resolved[0], knobs=Knobs(**chosen), start=start, plan=start and start.plan, options=options)
+    return PageRequest(request=resolved[0], knobs=Knobs(**chosen), start=start, plan=None if start is None else start.plan, options=options)
 
 
 def _value(name: str, value: str | int | float | bool) -> str | int | float | bool:
