@@ -44,7 +44,7 @@ _FREED: tuple[tuple[tuple[str, ...], ...], ...] = (
 #: Flag -> kind of change, where several flags are one change.
 _KINDS: Mapping[str, str] = {
     **dict.fromkeys(("zero", "dp_shard"), "sharding"),
-    **dict.fromkeys(("schedule", "virtual_stages"), "pp"),
+    **dict.fromkeys(("schedule", "virtual_stages"), "schedule"),
     **dict.fromkeys(("etp", "dispatcher"), "ep"),
     "sequence_parallel": "tp",
 }
@@ -160,7 +160,7 @@ def _changes_that_fit(options: Sequence[RemedyConditions], plan: Plan) -> list[F
             if not any(is_needless(remedy, other, _LEAST_GAIN) for other in remedies):
                 remedies.append(remedy)
         remedies.sort(key=_least_change)
-        if len(remedies) >= MOST and _size(remedies[MOST - 1]) <= count + 1:
+        if len(remedies) >= MOST and _size(remedies[MOST - 1]) <= count:
             break
     return remedies
 
