@@ -10,7 +10,7 @@ import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, Progress, show
-from perfmodel.cli.words import command
+from perfmodel.cli.words import argument, command, option
 from perfmodel.foundation.errors import bad_field
 from perfmodel.report.document import Block, Document, Facts, Text
 from perfmodel.report.table import Table
@@ -25,19 +25,16 @@ EXIT_DIFFERENT = 1
 
 @command(output=options.PLAIN_OUTPUT)
 def audit(
-    plan: Annotated[str, typer.Argument(metavar="PLAN.yaml", help="A plan file, or an expert plan by name.")],
+    plan: Annotated[str, argument("PLAN.yaml", "A plan file, or an expert plan by name.")],
     *,
-    rank: Annotated[int | None, typer.Option("--rank", metavar="N", help="Audit this rank only.")] = None,
+    rank: Annotated[int | None, option("N", "Audit this rank only.")] = None,
     all_stages: Annotated[bool, typer.Option("--all-stages", help="Every pipeline stage, not only the first and the last.")] = False,
     every_microbatch: Annotated[
         bool, typer.Option("--every-microbatch", help="Count the whole step, not two shorter ones from which it follows.")
     ] = False,
     dropout: Annotated[bool, typer.Option("--dropout", help="Count the step with the model's dropout, which a run leaves out.")] = False,
-    routing: Annotated[
-        str | None,
-        typer.Option("--routing", metavar="FILE", help="Tokens that each rank of ep sends to each expert: a row a rank, .csv or .json."),
-    ] = None,
-    tolerance: Annotated[float, typer.Option("--tolerance", metavar="SHARE", help="Largest difference that passes.")] = 0.0,
+    routing: Annotated[str | None, option("FILE", "Tokens that each rank of ep sends to each expert: a row a rank, .csv or .json.")] = None,
+    tolerance: Annotated[float, option("SHARE", "Largest difference that passes.")] = 0.0,
     output: Output,
 ) -> None:
     """Count a plan's FLOPs, collectives and bytes with torch, at full size under fake tensors, without a GPU.

@@ -11,7 +11,7 @@ import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, Progress, show
-from perfmodel.cli.words import command, flag
+from perfmodel.cli.words import argument, command, flag, option
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.plan import Plan
@@ -26,32 +26,25 @@ if TYPE_CHECKING:
 def export(
     plan: Annotated[
         str,
-        typer.Argument(
-            metavar="PLAN|CONFIG|JSON",
-            help="A plan file or name, a framework's config or launch script; "
-            "of serving what `serve --json` or `serve --search --json` wrote.",
+        argument(
+            "PLAN|CONFIG|JSON",
+            "A plan file or name, a framework's config or launch script; of serving what `serve --json` or `serve --search --json` wrote.",
         ),
     ],
     *,
     to: Annotated[
         str,
-        typer.Option(
-            "--to",
-            metavar="FRAMEWORK",
-            help="torchtitan (0.2), torchtitan-python (0.3), megatron, megatron-bridge, nemo-automodel, trl, llama-factory, axolotl, "
+        option(
+            "FRAMEWORK",
+            "torchtitan (0.2), torchtitan-python (0.3), megatron, megatron-bridge, nemo-automodel, trl, llama-factory, axolotl, "
             "ms-swift, swift-megatron, deepspeed, nanotron or maxtext; of serving vllm, sglang, tensorrt-llm, llm-d, dynamo or kserve.",
         ),
     ],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="Write launch file and config, named as FILE; print them if left out."),
-    ] = None,
+    out: Annotated[Path | None, option("FILE", "Write launch file and config, named as FILE; print them if left out.")] = None,
     launcher: Annotated[
         str,
-        typer.Option(
-            "--launcher",
-            metavar="NAME",
-            help="torchrun; slurm for a batch script, skypilot for a task, kubernetes for a TrainJob of Kubeflow with the config in it.",
+        option(
+            "NAME", "torchrun; slurm for a batch script, skypilot for a task, kubernetes for a TrainJob of Kubeflow with the config in it."
         ),
     ] = "torchrun",
     assumed: Request,
@@ -98,7 +91,7 @@ def export(
 
 @command(assumed=options.STARTED, chip=options.ChipWords, output=options.OUTPUT)
 def advise(
-    plan: Annotated[str, typer.Argument(metavar="PLAN|CONFIG", help="A plan file or name, or a framework's config or launch script.")],
+    plan: Annotated[str, argument("PLAN|CONFIG", "A plan file or name, or a framework's config or launch script.")],
     *,
     assumed: Request,
     chip: options.ChipWords,
@@ -146,37 +139,23 @@ def _advice_blocks(advice: Advice, read: list[str]) -> Iterator[Block]:
 
 @command(assumed=options.STARTED, output=options.PLAIN_OUTPUT)
 def trace(
-    plan: Annotated[str, typer.Argument(metavar="PLAN|CONFIG", help="A plan file or name, or a framework's config or launch script.")] = "",
+    plan: Annotated[str, argument("PLAN|CONFIG", "A plan file or name, or a framework's config or launch script.")] = "",
     *,
     measured: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--measured", metavar="FILE", help="A trace of torch.profiler or a memory snapshot of torch; several: of several ranks."
-        ),
+        list[str] | None, option("FILE", "A trace of torch.profiler or a memory snapshot of torch; several: of several ranks.")
     ] = None,
     named: Annotated[str, typer.Option("--plan", metavar="PLAN", help="The same as the argument PLAN.")] = "",
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out",
-            metavar="FILE",
-            help="Where the trace goes: FILE.json or FILE.json.gz (default trace.json.gz); else a folder, one file a rank. With "
+        option(
+            "FILE",
+            "Where the trace goes: FILE.json or FILE.json.gz (default trace.json.gz); else a folder, one file a rank. With "
             "--measured: FILE.jsonl, the measured step or peak of memory as a run for `perfmodel fit`.",
         ),
     ] = None,
-    ranks: Annotated[
-        str, typer.Option("--ranks", metavar="LIST", help="Ranks to draw, such as 0,8; one for each pipeline stage if left out.")
-    ] = "",
-    steps: Annotated[
-        int | None,
-        typer.Option("--steps", metavar="N", help="Number of steps of a measured trace that does not mark them (ProfilerStep#N)."),
-    ] = None,
-    detail: Annotated[
-        str,
-        typer.Option(
-            "--detail", metavar="NAME", help="A span for each of: operators, layers, passes; the finest that is small if left out."
-        ),
-    ] = "",
+    ranks: Annotated[str, option("LIST", "Ranks to draw, such as 0,8; one for each pipeline stage if left out.")] = "",
+    steps: Annotated[int | None, option("N", "Number of steps of a measured trace that does not mark them (ProfilerStep#N).")] = None,
+    detail: Annotated[str, option("NAME", "A span for each of: operators, layers, passes; the finest that is small if left out.")] = "",
     assumed: Request,
     output: Output,
 ) -> None:
@@ -233,13 +212,13 @@ def trace(
 def report(
     plans: Annotated[
         list[str],
-        typer.Argument(
-            metavar="PLAN|CONFIG|SEARCH.json...",
-            help="A plan, a framework's config or launch script, or what `search --json` printed; several plans: side by side.",
+        argument(
+            "PLAN|CONFIG|SEARCH.json...",
+            "A plan, a framework's config or launch script, or what `search --json` printed; several plans: side by side.",
         ),
     ],
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="Where the page goes.")] = Path("report.html"),
+    out: Annotated[Path, option("FILE.html", "Where the page goes.")] = Path("report.html"),
     assumed: Request,
     output: Output,
 ) -> None:

@@ -10,7 +10,7 @@ import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, show
-from perfmodel.cli.words import command, flag
+from perfmodel.cli.words import argument, command, flag, option
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.words import Words, given_words
 from perfmodel.parallel.request import Request
@@ -23,11 +23,9 @@ if TYPE_CHECKING:
 
 @command(assumed=options.STARTED, output=options.OUTPUT)
 def explain(
-    plan: Annotated[str, typer.Argument(metavar="PLAN|CONFIG", help="A plan file or name, or a framework's config or launch script.")],
+    plan: Annotated[str, argument("PLAN|CONFIG", "A plan file or name, or a framework's config or launch script.")],
     *,
-    why_not: Annotated[
-        list[str], typer.Option("--why-not", metavar="KNOB=VALUE[,...]", help="Knobs that you would have chosen, such as tp=16,pp=2.")
-    ] = [],  # noqa: B006  # typer requires a list; it is never mutated
+    why_not: Annotated[list[str], option("KNOB=VALUE[,...]", "Knobs that you would have chosen, such as tp=16,pp=2.")] = [],  # noqa: B006  # typer requires a list; it is never mutated
     trust: Annotated[
         bool, typer.Option("--trust", help="Show the sources of uncertainty of the step time, and the cheapest measurement that halves it.")
     ] = False,
@@ -96,7 +94,7 @@ def _blocks(first: Explanation, others: Sequence[Explanation], output: Output) -
 
 @command(assumed=options.ASSUMED, output=options.PLAIN_OUTPUT, files=Words(options.Files, only="plot"))
 def compare(
-    plans: Annotated[list[str], typer.Argument(metavar="PLAN.yaml PLAN.yaml...", help="Plan files, or expert plans by name.")],
+    plans: Annotated[list[str], argument("PLAN.yaml PLAN.yaml...", "Plan files, or expert plans by name.")],
     *,
     assumed: Request,
     output: Output,

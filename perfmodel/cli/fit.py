@@ -7,11 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, show
-from perfmodel.cli.words import command
+from perfmodel.cli.words import argument, command, option
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
 from perfmodel.report.document import Block, Document, Facts, Notes, Text
@@ -24,15 +22,13 @@ if TYPE_CHECKING:
 @command(asked=ASKED, knobs=KNOBS, output=options.PLAIN_OUTPUT)
 def fit(
     runs: Annotated[
-        list[str],
-        typer.Argument(metavar="RUNS...", help="Measured runs: CSV, JSON lines, training logs, torch profiler traces, memory snapshots."),
+        list[str], argument("RUNS...", "Measured runs: CSV, JSON lines, training logs, torch profiler traces, memory snapshots.")
     ],
     *,
     plan: Annotated[
-        list[str] | None,
-        typer.Option("--plan", metavar="PLAN.yaml", help="Of logs, traces, snapshots: the plan that ran; one for all, or one for each."),
+        list[str] | None, option("PLAN.yaml", "Of logs, traces, snapshots: the plan that ran; one for all, or one for each.")
     ] = None,
-    save: Annotated[Path | None, typer.Option("--save", metavar="MINE.yaml", help="Write the profile; every verb takes it.")] = None,
+    save: Annotated[Path | None, option("MINE.yaml", "Write the profile; every verb takes it.")] = None,
     asked: Request,
     knobs: Knobs,
     output: Output,

@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, Progress, show
-from perfmodel.cli.words import command
-from perfmodel.foundation.errors import bad_field
+from perfmodel.cli.words import argument, command, option
+from perfmodel.foundation.errors import bad_field, first_of
 from perfmodel.report.document import Block, Document, Facts, Text
 from perfmodel.report.table import Table
 
@@ -25,21 +23,13 @@ CONVENTION = "a multiply-add is 2; products only, attention on the full square (
 
 @command(output=options.PLAIN_OUTPUT)
 def import_(
-    module: Annotated[
-        str,
-        typer.Argument(metavar="MODULE:FACTORY", help="What makes the module; plain arguments may follow, as in mynets:ResNet(50)."),
-    ],
+    module: Annotated[str, argument("MODULE:FACTORY", "What makes the module; plain arguments may follow, as in mynets:ResNet(50).")],
     *,
     inputs: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--inputs", metavar="NAME=TYPE[SIZES]", help="An argument of forward: tokens=int64[1,2048]; may be given several times."
-        ),
+        list[str] | None, option("NAME=TYPE[SIZES]", "An argument of forward: tokens=int64[1,2048]; may be given several times.")
     ] = None,
-    search: Annotated[
-        int | None, typer.Option("--search", metavar="P", help="Also the best split of each operator on P devices, by PaSE's cost.")
-    ] = None,
-    save: Annotated[Path | None, typer.Option("--save", metavar="GRAPH.json", help="Write the whole graph to a file.")] = None,
+    search: Annotated[int | None, option("P", "Also the best split of each operator on P devices, by PaSE's cost.")] = None,
+    save: Annotated[Path | None, option("GRAPH.json", "Write the whole graph to a file.")] = None,
     output: Output,
 ) -> None:
     """Read any torch.nn.Module as a graph of operators through torch.export, under fake tensors: no memory, no GPU.
@@ -158,14 +148,12 @@ def _blocks(graph: ImportedGraph, took: float) -> Iterator[Block]:
     if not unrecognised:
         yield Text("Every operator was recognised.", apart=True)
         return
-    listed = [(entry.operator, f"{entry.num_operators:,}", _some(entry.modules), entry.treatment) for entry in unrecognised]
+    listed = []
+    for entry in unrecognised:
+        where = first_of([module or "the module itself" for module in entry.modules], 3)
+        listed.append((entry.operator, f"{entry.num_operators:,}", where, entry.treatment))
     columns = ("operator", "number", "where", "treated as")
     yield Table(title="Not recognised", headers=columns, rows=tuple(listed), right=("number",), fold=("where",))
-
-
-def _some(modules: tuple[str, ...]) -> str:
-    shown = [module or "the module itself" for module in modules[:3]]
-    return ", ".join(shown) + (f" and {len(modules) - 3} more" if len(modules) > 3 else "")
 
 
 def strategy_blocks(graph: ImportedGraph, strategy: ImportedStrategy) -> Iterator[Block]:

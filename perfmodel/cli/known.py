@@ -13,7 +13,7 @@ import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, show
-from perfmodel.cli.words import command
+from perfmodel.cli.words import command, option
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.plain import to_plain
 from perfmodel.report.document import Block, Document, Facts, Text
@@ -70,7 +70,7 @@ def chip(
     spec: Annotated[
         str, typer.Option("--from", metavar="NAME|PATH", help="A specification: technology and budgets; shipped: a100-spec.")
     ] = "",
-    save: Annotated[str, typer.Option("--save", metavar="CHIP.yaml", help="Write the chip to a file, for --chip.")] = "",
+    save: Annotated[str, option("CHIP.yaml", "Write the chip to a file, for --chip.")] = "",
     output: Output,
 ) -> None:
     """Make a chip from technology and budgets: logic node, area, power, units, stacks of memory and links.

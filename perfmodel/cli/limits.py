@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, Progress, show
-from perfmodel.cli.words import command, flag
+from perfmodel.cli.words import argument, command, flag
 from perfmodel.foundation.words import Words
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
@@ -46,9 +44,7 @@ _WORDS = {
     after={"precision": "knobs", "optimizer": "precision", "profile": "optimizer", "settings": "profile", "calibration": "settings"},
 )
 def limits(
-    config: Annotated[
-        str, typer.Argument(metavar="[PLAN|CONFIG]", help="The job of a plan, or of a framework's config or launch script.")
-    ] = "",
+    config: Annotated[str, argument("[PLAN|CONFIG]", "The job of a plan, or of a framework's config or launch script.")] = "",
     *,
     asked: Request,
     chip: options.ChipWords,

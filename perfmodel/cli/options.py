@@ -58,9 +58,7 @@ class Files:
         check_figure(self.plot)
         check_plan_path(self.save)
         if self.report is not None:
-            from perfmodel.verbs.reporting import check_page_path
-
-            check_page_path(self.report, "--report")
+            check_can_be_written(self.report, "--report", endings=".html .htm", rule=".html", remedy="write report.html")
         check_csv(self.csv, output)
         return replace(output, form=Form.CSV) if str(self.csv) == "-" else output
 
@@ -208,21 +206,15 @@ def check_csv(path: Path | None, output: Output) -> None:
             given = "--json" if output.form is Form.JSON else f"--format {output.form}"
             raise InputError(f"--csv -: both it and {given} want standard output; name a file for one of them")
         return
-    if path.suffix.lower() != ".csv":
-        raise bad_field("csv", path, "must end in .csv, or be -", "write --csv table.csv")
-    check_can_be_written(path, "csv")
+    check_can_be_written(path, "csv", endings=".csv", rule=".csv, or be -", remedy="write --csv table.csv")
 
 
 def check_figure(path: Path | None) -> None:
     """Raise InputError before the work for a figure that cannot be written."""
-    if path is not None and path.suffix.lower() not in (".png", ".svg", ".pdf"):
-        raise bad_field("plot", path, "must end in .png, .svg or .pdf", "write --plot plan.png")
     if path is not None:
-        check_can_be_written(path, "plot")
+        check_can_be_written(path, "plot", endings=".png .svg .pdf", rule=".png, .svg or .pdf", remedy="write --plot plan.png")
 
 
 def check_plan_path(path: Path | None) -> None:
-    if path is not None and path.suffix.lower() not in (".yaml", ".yml"):
-        raise bad_field("save", path, "must end in .yaml", "write --save plan.yaml")
     if path is not None:
-        check_can_be_written(path, "save")
+        check_can_be_written(path, "save", endings=".yaml .yml", rule=".yaml", remedy="write --save plan.yaml")

@@ -13,7 +13,7 @@ import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.output import Form, Output, Progress, show
-from perfmodel.cli.words import command, flag
+from perfmodel.cli.words import argument, command, flag, option
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.words import Words
 from perfmodel.parallel.knobs import Knobs
@@ -40,10 +40,7 @@ if TYPE_CHECKING:
 )
 def predict(
     plan: Annotated[
-        str,
-        typer.Argument(
-            metavar="PLAN|CONFIG", help="A plan file or name, or a framework's config or launch script; flags override its values."
-        ),
+        str, argument("PLAN|CONFIG", "A plan file or name, or a framework's config or launch script; flags override its values.")
     ] = "",
     *,
     asked: Request,
@@ -54,10 +51,7 @@ def predict(
         typer.Option("--interval", help="Print the 80 % prediction interval of the step time, and its most sensitive parameters."),
     ] = False,
     run: options.WholeRun,
-    network: Annotated[
-        str,
-        typer.Option("--network", metavar="MODULE:FACTORY", help="For a plan of `shard`: the module to load."),
-    ] = "",
+    network: Annotated[str, option("MODULE:FACTORY", "For a plan of `shard`: the module to load.")] = "",
     output: Output,
     files: options.Files,
 ) -> None:

@@ -11,7 +11,7 @@ import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, Progress, show
-from perfmodel.cli.words import command
+from perfmodel.cli.words import argument, command, option
 from perfmodel.foundation.errors import bad_field
 from perfmodel.foundation.resources import check_can_be_written
 from perfmodel.foundation.words import Words
@@ -26,24 +26,20 @@ if TYPE_CHECKING:
 
 @command(assumed=Words(Request, only="calibration"), output=options.PLAIN_OUTPUT)
 def run(
-    plan: Annotated[str, typer.Argument(metavar="PLAN.yaml", help="A plan file, or an expert plan by name.")],
+    plan: Annotated[str, argument("PLAN.yaml", "A plan file, or an expert plan by name.")],
     *,
-    steps: Annotated[int, typer.Option("--steps", metavar="N", help="Steps that are timed.")] = 20,
-    warmup: Annotated[int, typer.Option("--warmup", metavar="N", help="Steps before them.")] = 3,
+    steps: Annotated[int, option("N", "Steps that are timed.")] = 20,
+    warmup: Annotated[int, option("N", "Steps before them.")] = 3,
     shrink: Annotated[
         bool, typer.Option("--shrink", help="The same form of plan with fewer ranks and layers, so that it fits here.")
     ] = False,
-    device: Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu or cuda.")] = "auto",
+    device: Annotated[str, option("NAME", "auto, cpu or cuda.")] = "auto",
     strategies: Annotated[
         bool, typer.Option("--strategies", help="Of a network's plan: also measure data parallelism and one weird trick, in the same run.")
     ] = False,
-    network: Annotated[
-        str, typer.Option("--network", metavar="MODULE:FACTORY", help="For a plan of `shard` of a torch module: the module to run.")
-    ] = "",
+    network: Annotated[str, option("MODULE:FACTORY", "For a plan of `shard` of a torch module: the module to run.")] = "",
     assumed: Request,
-    save: Annotated[
-        Path | None, typer.Option("--save", metavar="FILE.jsonl", help="Append the measurement to a file of JSON lines.")
-    ] = None,
+    save: Annotated[Path | None, option("FILE.jsonl", "Append the measurement to a file of JSON lines.")] = None,
     output: Output,
 ) -> None:
     """Run a plan with torch on this machine, check its gradients, and compare time and memory with the prediction.
@@ -163,12 +159,10 @@ def _busy(busy_fraction: float, what: str) -> Iterator[Block]:
 @command(output=options.PLAIN_OUTPUT)
 def calibrate(
     *,
-    save: Annotated[
-        Path | None, typer.Option("--save", metavar="FILE.yaml", help="Where to write it; left out: where predictions of localhost look.")
-    ] = None,
+    save: Annotated[Path | None, option("FILE.yaml", "Where to write it; left out: where predictions of localhost look.")] = None,
     brief: Annotated[bool, typer.Option("--brief", help="Fewer shapes, in half the time.")] = False,
-    ranks: Annotated[int | None, typer.Option("--ranks", metavar="N", help="Processes that compute and communicate together.")] = None,
-    device: Annotated[str, typer.Option("--device", metavar="NAME", help="auto, cpu or cuda.")] = "auto",
+    ranks: Annotated[int | None, option("N", "Processes that compute and communicate together.")] = None,
+    device: Annotated[str, option("NAME", "auto, cpu or cuda.")] = "auto",
     output: Output,
 ) -> None:
     """Measure this machine in under two minutes; predictions of localhost are then based on it."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, show
-from perfmodel.cli.words import command
+from perfmodel.cli.words import argument, command
 from perfmodel.foundation.errors import InputError, bad_field, one_line, suggest
+from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.plain import to_plain
 from perfmodel.report.document import Block, Document
 from perfmodel.report.table import Table
@@ -29,9 +31,9 @@ _TYPES: dict[Any, str] = {int: "integer", float: "number", bool: "boolean"}
 def schema(
     kind: Annotated[
         str,
-        typer.Argument(
-            metavar="KIND|COMMAND",
-            help="chip, cluster, calibration, profile, engine, plan, rule-set, study, case, serving-case, measured-run or request; "
+        argument(
+            "KIND|COMMAND",
+            "chip, cluster, calibration, profile, engine, plan, rule-set, study, case, serving-case, measured-run or request; "
             "or a command, such as predict.",
         ),
     ],
@@ -97,34 +99,15 @@ def _indented(path: str, options: Collection[str]) -> str:
 
     options   options of a command, written with dashes
     """
-    part, _, field = path.partition(".")
-    if part in ("input", "output") and field:
-        path = field
-    if part == "input" and field in options:
-        return f"--{field}"
-    above, _, name = path.replace(".*", "").rpartition(".")
-    return "  " * (above.count(".") + bool(above)) + name
+    *above, name = path.removeprefix("input.").removeprefix("output.").replace(".*", "").split(".")
+    return f"--{name}" if path.startswith("input.") and not above and name in options else "  " * len(above) + name
 
 
 # --- tools of an agent -------------------------------------------------------------------------------------------------
 
-#: Commands that are tools: those with a single result that execute no user code.
-TOOLS: Final = (
-    "predict", "search", "serve", "limits", "explain", "advise", "compare", "export", "explore", "trace", "report", "validate", "fit",
-    "models", "chips", "clusters", "profiles", "engines", "assumptions", "schema", "doctor",
-)  # fmt: skip
-
-#: Options that are not in tools: `format` selects Markdown or JSON, and figures are not returned.
-_LEFT_OUT: Final = ("json", "wide", "plot", "plots")
+_TEXTS: Final = read_yaml(Path(__file__).with_name("tools.yaml"))
+TOOLS: Final[Sequence[str]] = _TEXTS["tools"]
 _FORMATS: Final = ("markdown", "json", "csv")
-
-_INSTRUCTIONS: Final = (
-    "Predict step time, memory, cost and latency of training and serving large models on a cluster. "
-    "Call search for the best plan, predict for one plan, limits for the largest batch and the fewest chips. "
-    "Call advise for a framework's configuration and serve for inference. "
-    "Sizes: 8k is 8192. global-batch counts sequences on all chips. Name the framework with profile. Repeat the notes of an answer. "
-    "Diffusion models, vision towers and generation within reinforcement learning are not predicted."
-)
 
 
 @command()
@@ -160,14 +143,11 @@ def make_server() -> Server[Any]:
     from perfmodel import __version__
 
     async def list_tools(context: object, params: PaginatedRequestParams | None) -> ListToolsResult:
-        schemas = {verb: tool_schema(verb) for verb in TOOLS}
-        closed = ToolAnnotations(open_world_hint=False)
-        return ListToolsResult(
-            tools=[
-                Tool(name=verb, description=content["summary"], input_schema=content["input"], annotations=closed)
-                for verb, content in schemas.items()
-            ]
-        )
+        closed, tools = ToolAnnotations(open_world_hint=False), []
+        for verb in TOOLS:
+            content = tool_schema(verb)
+            tools.append(Tool(name=verb, description=content["summary"], input_schema=content["input"], annotations=closed))
+        return ListToolsResult(tools=tools)
 
     async def call_tool(context: object, params: CallToolRequestParams) -> CallToolResult:
         given = dict(params.arguments or {})
@@ -181,13 +161,13 @@ def make_server() -> Server[Any]:
         text = "\n".join(filter(None, (out.strip(), err.strip())))
         return CallToolResult(content=[TextContent(text=text)], structured_content=content, is_error=done.returncode != 0 and not out)
 
-    return Server("perfmodel", version=__version__, instructions=_INSTRUCTIONS, on_list_tools=list_tools, on_call_tool=call_tool)
+    return Server("perfmodel", version=__version__, instructions=_TEXTS["instructions"], on_list_tools=list_tools, on_call_tool=call_tool)
 
 
 def tool_schema(verb: str) -> dict[str, Any]:
-    """Return summary, options and input schema of a tool: those of the command without `_LEFT_OUT`."""
+    """Return summary, options and input schema of a tool: those of the command without `left_out`."""
     content = command_schema(verb)
-    properties = {name: value for name, value in content["input"]["properties"].items() if name not in _LEFT_OUT}
+    properties = {name: value for name, value in content["input"]["properties"].items() if name not in _TEXTS["left_out"]}
     if "format" in properties:
         properties["format"] = {"type": "string", "enum": list(_FORMATS), "description": "Form of the result.", "default": _FORMATS[0]}
     return {**content, "input": {**content["input"], "properties": properties}}

@@ -16,7 +16,7 @@ import typer
 from perfmodel.cli import options
 from perfmodel.cli.exit_codes import EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 from perfmodel.cli.output import Form, Output, Progress, first_interrupt, print_error, show
-from perfmodel.cli.words import command, flag, largest_of
+from perfmodel.cli.words import argument, command, flag, largest_of
 from perfmodel.foundation.error_objects import ErrorCode
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.words import Words, word
@@ -66,9 +66,7 @@ class Ranking:
     after={"maximum": "order"},
 )
 def search(
-    config: Annotated[
-        str, typer.Argument(metavar="[PLAN|CONFIG]", help="The job of a plan, or of a framework's config or launch script.")
-    ] = "",
+    config: Annotated[str, argument("[PLAN|CONFIG]", "The job of a plan, or of a framework's config or launch script.")] = "",
     *,
     asked: Request,
     chip: options.ChipWords,

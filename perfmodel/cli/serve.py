@@ -13,7 +13,7 @@ import typer
 from perfmodel.cli import options
 from perfmodel.cli.exit_codes import EXIT_NOTHING_FITS
 from perfmodel.cli.output import Output, Progress, show
-from perfmodel.cli.words import command, flag
+from perfmodel.cli.words import argument, command, flag
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.words import Words, word
 from perfmodel.parallel.serving.request import ServingRequest
@@ -62,7 +62,7 @@ _FILES = Words(
 @command(asked=ServingRequest, chip=options.ChipWords, wanted=WantedWords, files=_FILES, output=options.OUTPUT)
 def serve(
     config: Annotated[
-        str, typer.Argument(metavar="[CONFIG]", help="A launch line of vLLM, SGLang or TensorRT-LLM in a file; flags override its values.")
+        str, argument("[CONFIG]", "A launch line of vLLM, SGLang or TensorRT-LLM in a file; flags override its values.")
     ] = "",
     *,
     asked: ServingRequest,
@@ -120,11 +120,10 @@ def serve(
     asked = with_workers_chips(replace(asked, cluster=clusters[0] if len(clusters) == 1 else clusters or None))
     read: Sequence[str] = ()
     if config:
-        from perfmodel.configs.read import described
         from perfmodel.verbs.configs import served_from
 
         asked, setup = served_from(config, asked)
-        read = tuple(described(setup, verbose=output.verbose))
+        read = tuple(setup.described(verbose=output.verbose))
     is_sized = search and (asked.concurrency is not None or asked.rate is not None)
     absent = {name: meaning for name, meaning in NEEDED.items() if not (is_sized and name == "chips")}
     given = {name: getattr(asked, name) for name in absent}

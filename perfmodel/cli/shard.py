@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, Progress, show
-from perfmodel.cli.words import command
+from perfmodel.cli.words import argument, command, option
 from perfmodel.foundation.errors import InputError, bad_field, whole_number
 from perfmodel.foundation.values import optional_share, read_integer
 from perfmodel.foundation.words import Words, given_words, word, words_of
@@ -56,18 +54,14 @@ class NetworkWords:
     after={"precision": "knobs", "optimizer": "precision", "profile": "optimizer", "settings": "profile", "calibration": "settings"},
 )  # fmt: skip
 def shard(
-    network: Annotated[
-        str, typer.Argument(metavar="NETWORK", help="A name (`perfmodel networks`), or module:factory of any torch module with --inputs.")
-    ],
+    network: Annotated[str, argument("NETWORK", "A name (`perfmodel networks`), or module:factory of any torch module with --inputs.")],
     *,
     asked: Request,
     chip: options.ChipWords,
     built: NetworkWords,
-    cost: Annotated[str, typer.Option("--cost", metavar="NAME", help="own: this tool's model; pase: the paper's, in FLOP.")] = OWN,
-    stages: Annotated[
-        str, typer.Option("--stages", metavar="N[,N...]|auto", help="Pipeline stages to try around the search; none if left out.")
-    ] = "",
-    microbatches: Annotated[str, typer.Option("--microbatches", metavar="N[,N...]", help="Microbatches of a step.")] = "",
+    cost: Annotated[str, option("NAME", "own: this tool's model; pase: the paper's, in FLOP.")] = OWN,
+    stages: Annotated[str, option("N[,N...]|auto", "Pipeline stages to try around the search; none if left out.")] = "",
+    microbatches: Annotated[str, option("N[,N...]", "Microbatches of a step.")] = "",
     knobs: Knobs,
     time_limit: options.TimeLimit = None,
     files: options.Files,

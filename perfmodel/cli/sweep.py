@@ -13,14 +13,15 @@ import typer
 from perfmodel.cli import options
 from perfmodel.cli.exit_codes import EXIT_INTERRUPTED, EXIT_NOTHING_FITS
 from perfmodel.cli.output import Form, Output, Progress, print_error, show
-from perfmodel.cli.words import command
+from perfmodel.cli.words import argument, command, option
 from perfmodel.foundation.error_objects import ErrorCode
 from perfmodel.foundation.errors import one_line
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.report.document import Block, Command, Document, Facts, Notes, Text
+from perfmodel.report.table import Table
 
 if TYPE_CHECKING:
-    from perfmodel.report.table import Table
     from perfmodel.verbs.sweep import SweepResult
 
 _SHOWN_ROWS, _SHOWN_REASONS = 10, 3
@@ -28,10 +29,10 @@ _SHOWN_ROWS, _SHOWN_REASONS = 10, 3
 
 @command(output=options.OUTPUT)
 def sweep(
-    study: Annotated[str, typer.Argument(metavar="STUDY.yaml|NAME", help="A study file (`perfmodel schema study`), or a shipped one.")],
+    study: Annotated[str, argument("STUDY.yaml|NAME", "A study file (`perfmodel schema study`), or a shipped one.")],
     *,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the table goes: .parquet or .csv.")] = Path("results.parquet"),
-    jobs: Annotated[str | None, typer.Option("--jobs", metavar="N", help="Processes; one for each core if left out.")] = None,
+    out: Annotated[Path, option("FILE", "Where the table goes: .parquet or .csv.")] = Path("results.parquet"),
+    jobs: Annotated[str | None, option("N", "Processes; one for each core if left out.")] = None,
     scheduler: Annotated[
         str, typer.Option("--engine", metavar="NAME", help="local, dask, or dask:ADDRESS with the address of a scheduler.")
     ] = "local",
@@ -63,9 +64,7 @@ def sweep(
 
 def _object(result: SweepResult, out: Path) -> dict[str, Any]:
     return {
-        "verb": result.study.verb,
-        "varied": result.study.varied,
-        "num_points": result.study.num_points,
+        **picked(result.study, "verb varied num_points"),
         "num_computed": result.num_computed,
         "num_failed": len(result.failures),
         "reasons": [{"reason": reason, "num_points": times} for reason, times in Counter(result.failures).most_common()],
@@ -84,15 +83,13 @@ def _reasons(result: SweepResult) -> list[str]:
 def _blocks(result: SweepResult, out: Path) -> Iterator[Block]:
     study, kept = result.study, result.study.num_points - result.num_computed
     axes = [f"{name} {len(values)}" for group in (*study.zip, study.axes) for name, values in group.items()]
-    yield Facts(
-        f"{study.num_points:,} points of {study.verb}, {len(result.failures):,} without a result",
-        [
-            ("axes", ", ".join(axes) or "none"),
-            ("computed", f"{result.num_computed:,} now, {kept:,} kept from before"),
-            ("took", f"{format_time(result.work_time)}, all points and processes together"),
-            ("table", f"{out} ({len(result.rows):,} rows)"),
-        ],
-    )
+    facts = [
+        ("axes", ", ".join(axes) or "none"),
+        ("computed", f"{result.num_computed:,} now, {kept:,} kept from before"),
+        ("took", f"{format_time(result.work_time)}, all points and processes together"),
+        ("table", f"{out} ({len(result.rows):,} rows)"),
+    ]
+    yield Facts(f"{study.num_points:,} points of {study.verb}, {len(result.failures):,} without a result", facts)
     yield _table(result)
     more = len(set(result.failures)) - _SHOWN_REASONS
     yield Notes([*_reasons(result), *([f"{more:,} more reasons in the column reason"] if more > 0 else [])])
@@ -119,22 +116,18 @@ _RESULTS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
 
 def _table(result: SweepResult) -> Table:
     """Return the first rows as a table."""
-    from perfmodel.report.table import Table
     from perfmodel.verbs.study import column_of
 
     rows, varied = result.rows[:_SHOWN_ROWS], [column_of(result.study.verb, name) for name in result.study.varied]
     knobs = [name for name in _KNOBS if any(row.get(name) not in (None, "", 0, 1, "none") for row in rows)]
     results = [name for name in _RESULTS if any(row.get(name) not in (None, "") for row in rows)]
     columns = {name: _RESULTS.get(name, (name, one_line)) for name in (*varied, *knobs, *results)}
-
-    def cell(row: Mapping[str, Any], name: str) -> str:
-        return "" if row.get(name) in (None, "") else columns[name][1](row[name])
-
+    cells = (("" if row.get(name) in (None, "") else text(row[name]) for name, (_, text) in columns.items()) for row in rows)
     return Table(
         title=f"The first {len(rows)} rows of {len(result.rows):,}" if len(rows) < len(result.rows) else f"{len(rows)} rows",
         headers=tuple(header for header, _ in columns.values()),
-        rows=tuple(tuple(cell(row, name) for name in columns) for row in rows),
-        right=tuple(columns[name][0] for name in columns if any(isinstance(row.get(name), (int, float)) for row in rows)),
+        rows=tuple(map(tuple, cells)),
+        right=tuple(header for name, (header, _) in columns.items() if any(isinstance(row.get(name), (int, float)) for row in rows)),
         fold=("reason",),
         optional=tuple(name for name in knobs if name not in varied),
     )

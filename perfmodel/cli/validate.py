@@ -11,7 +11,7 @@ import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, Progress, show
-from perfmodel.cli.words import command
+from perfmodel.cli.words import argument, command, option
 from perfmodel.foundation.resources import check_can_be_written
 from perfmodel.foundation.words import Words
 from perfmodel.parallel.request import Request
@@ -31,19 +31,18 @@ if TYPE_CHECKING:
     output=options.PLAIN_OUTPUT,
 )
 def validate(
-    cases: Annotated[list[Path], typer.Argument(metavar="CASES.jsonl...", help="Published runs, one JSON object a line (or packed, .gz).")],
+    cases: Annotated[list[Path], argument("CASES.jsonl...", "Published runs, one JSON object a line (or packed, .gz).")],
     *,
-    out: Annotated[Path | None, typer.Option("--out", metavar="FILE.csv", help="One row for every case, seconds and bytes.")] = None,
+    out: Annotated[Path | None, option("FILE.csv", "One row for every case, seconds and bytes.")] = None,
     by: Annotated[
         str | None,
-        typer.Option(
-            "--by",
-            metavar="FIELD[,FIELD...]",
-            help="By source (if left out), chip, framework, model, size, chips, form, tier, precision, profile, experts or dispatcher; "
+        option(
+            "FIELD[,FIELD...]",
+            "By source (if left out), chip, framework, model, size, chips, form, tier, precision, profile, experts or dispatcher; "
             "runs of serving by engine, concurrency or kind too.",
         ),
     ] = None,
-    tier: Annotated[str, typer.Option("--tier", metavar="NAME", help="Only cases of this tier, such as primary.")] = "",
+    tier: Annotated[str, option("NAME", "Only cases of this tier, such as primary.")] = "",
     skip_broken_nvlink: Annotated[
         bool,
         typer.Option(
@@ -51,10 +50,7 @@ def validate(
             help="Leave runs out of the choice of plans whose notes give an all-reduce in the node of under 100 GB/s.",
         ),
     ] = False,
-    plots: Annotated[
-        Path | None,
-        typer.Option("--plots", metavar="FOLDER", help="Figures: predicted against measured, error by chips, its distribution."),
-    ] = None,
+    plots: Annotated[Path | None, option("FOLDER", "Figures: predicted against measured, error by chips, its distribution.")] = None,
     assumed: Request,
     hide_framework: Annotated[
         bool,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from perfmodel.cli.words import command
+from perfmodel.cli.words import command, option
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.web.endpoints import DEFAULT_PORT, PageServer
 
@@ -15,16 +15,12 @@ from perfmodel.web.endpoints import DEFAULT_PORT, PageServer
 @command()
 def web(
     *,
-    port: Annotated[int, typer.Option("--port", metavar="N", help="Port of 127.0.0.1 to listen on; 0: a free one.")] = DEFAULT_PORT,
+    port: Annotated[int, option("N", "Port of 127.0.0.1 to listen on; 0: a free one.")] = DEFAULT_PORT,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address only; open no browser.")] = False,
     static: Annotated[
-        Path | None,
-        typer.Option("--static", metavar="FOLDER", help="Write the page as files for any web server; perfmodel then runs in the browser."),
+        Path | None, option("FOLDER", "Write the page as files for any web server; perfmodel then runs in the browser.")
     ] = None,
-    pyodide: Annotated[
-        str,
-        typer.Option("--pyodide", metavar="URL|FOLDER", help="With --static: a full distribution of Pyodide. A folder's files are copied."),
-    ] = "",
+    pyodide: Annotated[str, option("URL|FOLDER", "With --static: a full distribution of Pyodide. A folder's files are copied.")] = "",
 ) -> int:
     """Open a local page: choose or paste model, cluster and plan; see time, memory and the best plans at once.
 

@@ -32,6 +32,16 @@ def flag(field: str) -> str:
     return "--" + field.replace("_", "-")
 
 
+def option(metavar: str, help: str) -> Any:
+    """Return an option of one verb, named as its parameter. metavar: placeholder of its value in help."""
+    return typer.Option(metavar=metavar, help=help)
+
+
+def argument(metavar: str, help: str) -> Any:
+    """Return an argument of one verb."""
+    return typer.Argument(metavar=metavar, help=help)
+
+
 def command(
     *,
     after: Mapping[str, str] = {},  # never mutated

@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from functools import lru_cache
 from typing import Any
 
 from perfmodel.foundation.errors import InputError
@@ -81,20 +80,11 @@ def _matches(target: str, operator: str, num_layers: int, *, is_expression: bool
 
 
 def _paths(operator: str, num_layers: int) -> Iterator[str]:
-    for module in _modules().get(operator, (operator,)):
+    modules = [names for operators, names in _table()["modules"].items() if operator in operators.split()]
+    for module in " ".join(modules or [operator]).split():
         for layer in range(num_layers):
             yield from (f"{prefix}layers.{layer}.{module}" for prefix in _PREFIXES)
 
 
 def _table() -> Mapping[str, Any]:
     return read_yaml(resource_dir("strategies") / "adapter_modules.yaml")
-
-
-@lru_cache(maxsize=1)
-def _modules() -> Mapping[str, list[str]]:
-    """Return linear operator of a layer -> modules that contain it."""
-    modules: dict[str, list[str]] = {}
-    for operators, names in _table()["modules"].items():
-        for operator in operators.split():
-            modules.setdefault(operator, []).extend(names.split())
-    return modules

@@ -11,6 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 from perfmodel.configs.adapter_targets import adapter_targets, peft_targets
@@ -143,12 +144,6 @@ def _shipped(*parts: Any) -> str | None:
     return known[text]
 
 
-def _hub(name: object) -> str | None:
-    """Return a hub id or path unchanged if its model is known; else the shipped model of this name, if there is one."""
-    text = str(name)
-    return text if is_model(text) else _shipped(text) or text
-
-
 def _first_group(pattern: str, text: object) -> str | None:
     """Return the first group of a pattern in a text."""
     match = re.search(pattern, str(text), re.IGNORECASE)
@@ -162,12 +157,6 @@ def _layout(text: str) -> list[int]:
     return [stage.count("t") for stage in expanded.split("|")]
 
 
-def _megatron_layout(stage_layers: Sequence[int]) -> str:
-    """Return Megatron's layout of stages: `Et*7|t*9|t*7L`."""
-    stages = [f"t*{count}" if count else "" for count in stage_layers]
-    return f"E{'|'.join(stages)}L"
-
-
 def _module_layers(names: object) -> list[int] | None:
     """Return the layers of each stage of torchtitan's module_fqns_per_model_part."""
     if not isinstance(names, list) or not all(isinstance(stage, list) for stage in names):
@@ -177,11 +166,8 @@ def _module_layers(names: object) -> list[int] | None:
 
 def _module_names(stage_layers: Sequence[int], head: str = "output") -> list[list[str]]:
     """Return torchtitan's modules of each stage: embedding first, norm and head last."""
-    modules: list[list[str]] = []
-    layer = 0
-    for count in stage_layers:
-        modules.append([f"layers.{index}" for index in range(layer, layer + count)])
-        layer += count
+    ends = zip(stage_layers, accumulate(stage_layers), strict=True)
+    modules = [[f"layers.{index}" for index in range(end - count, end)] for count, end in ends]
     modules[0].insert(0, "tok_embeddings")
     modules[-1] += ["norm", head]
     return modules
@@ -199,9 +185,9 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "list_of": lambda count, item: [item] * min(count, 4096),
     "found": _first_group,
     "shipped": _shipped,
-    "hub": _hub,
+    "hub": lambda name: str(name) if is_model(str(name)) else _shipped(name) or str(name),
     "layout": _layout,
-    "megatron_layout": _megatron_layout,
+    "megatron_layout": lambda stage_layers: f"E{'|'.join(f't*{count}' if count else '' for count in stage_layers)}L",
     "module_layers": _module_layers,
     "module_names": _module_names,
     "split_with_ends": lambda layers, stages: list(shorter_ends_stage_layers(layers, stages)),

@@ -12,7 +12,7 @@ from perfmodel.configs.adapter_targets import known_model
 from perfmodel.configs.expressions import evaluate
 from perfmodel.configs.sources import ARGUMENT, PROGRAM, ConfigKeys, read_source
 from perfmodel.configs.tables import FrameworkTable, KeyMeaning, load_tables, plain, sentences
-from perfmodel.foundation.errors import InputError, one_line
+from perfmodel.foundation.errors import InputError, first_of, one_line
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.framework_ref import SETTING_NAMES
 from perfmodel.parallel.knobs import Knobs
@@ -55,6 +55,17 @@ class ConfigSetup:
     unknown: tuple[str, ...]
     harmless: tuple[str, ...]
 
+    def described(self, *, verbose: bool) -> Iterator[str]:
+        """Yield sentences about the reading of a configuration: assumptions, notes and ignored keys."""
+        if self.assumed:
+            named = ", ".join(f"{name} {_plain(value)}" for name, value in self.assumed.items())
+            yield f"{self.table.framework} defaults and what follows from the file: {named}"
+        yield from self.notes
+        if self.unknown:
+            yield f"keys that are not read: {first_of(self.unknown, len(self.unknown) if verbose else _MOST_KEYS)}"
+        if self.harmless and verbose:
+            yield f"keys without effect on time and memory: {', '.join(self.harmless)}"
+
 
 def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> ConfigSetup:
     """Read the configuration in a file. Raises InputError for an unknown framework.
@@ -84,7 +95,8 @@ def read_setup(path: str | Path, given: Mapping[str, Any] | None = None) -> Conf
     _derive(facts, [table.defaults])
     for _ in range(_PASSES):  # until no more facts follow
         before = len(facts)
-        _add_model(facts)
+        if facts.get("model") is not None and f"{_MODEL}num_hidden_layers" not in facts and (model := known_model(facts["model"])):
+            facts = {f"{_MODEL}{field.name}": getattr(model, field.name) for field in fields(model)} | facts
         _derive(facts, table.derive)
         if len(facts) == before:
             break
@@ -169,18 +181,8 @@ def _derive(facts: dict[str, Any], rules: Iterable[Mapping[str, str]]) -> None:
             facts[name] = value
 
 
-def _add_model(facts: dict[str, Any]) -> None:
-    """Add the sizes of a named model, if it is shipped or a file."""
-    if facts.get("model") is None or f"{_MODEL}num_hidden_layers" in facts:
-        return
-    if (model := known_model(facts["model"])) is not None:
-        for field in fields(model):
-            facts.setdefault(f"{_MODEL}{field.name}", getattr(model, field.name))
-
-
 def _words(facts: Mapping[str, Any], table: FrameworkTable) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the facts that are words of a request, and those that are knobs."""
-
     if table.serves:
         return {**_given(facts, words_of(ServingRequest)), "engine": table.profile}, {}
     without = {"settings", *(["nodes"] if "chips" in facts else [])}
@@ -210,20 +212,6 @@ def _model_of(facts: Mapping[str, Any], table: FrameworkTable) -> TransformerCon
     model = read_model(values, "model")
     assert isinstance(model, TransformerConfig)
     return model
-
-
-def described(setup: ConfigSetup, *, verbose: bool) -> Iterator[str]:
-    """Yield sentences about the reading of a configuration: assumptions, notes and ignored keys."""
-    if setup.assumed:
-        named = ", ".join(f"{name} {_plain(value)}" for name, value in setup.assumed.items())
-        yield f"{setup.table.framework} defaults and what follows from the file: {named}"
-    yield from setup.notes
-    if setup.unknown:
-        shown = setup.unknown if verbose else setup.unknown[:_MOST_KEYS]
-        more = f" and {len(setup.unknown) - len(shown)} more" if len(setup.unknown) > len(shown) else ""
-        yield f"keys that are not read: {', '.join(shown)}{more}"
-    if setup.harmless and verbose:
-        yield f"keys without effect on time and memory: {', '.join(setup.harmless)}"
 
 
 def _plain(value: object) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from perfmodel.configs.expressions import evaluate
 
@@ -27,16 +26,8 @@ _KEYWORDS = re.compile(r"(?:if|elif|then|else|fi|for|while|until|do|done|case|es
 _Variables = dict[str, list[str]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShellCommand:
-    """A command of a script: its words after expansion, and the variables set for it."""
-
-    words: tuple[str, ...]
-    environment: dict[str, str]
-
-
-def read_script(text: str) -> list[ShellCommand]:
-    """Return the commands of a script in order."""
+def read_script(text: str) -> list[tuple[list[str], dict[str, str]]]:
+    """Return the commands of a script in order: the words after expansion, and the variables set for the command."""
     variables: _Variables = {}
     commands = []
     for statement in _split(re.sub(r"\\\r?\n", " ", text), lambda token: token in ";|&\n"):
@@ -60,7 +51,7 @@ def read_script(text: str) -> list[ShellCommand]:
             else:
                 words += _fields(raw, variables)
         if words:
-            commands.append(ShellCommand(words=tuple(words), environment={name: " ".join(value) for name, value in assigned.items()}))
+            commands.append((words, {name: " ".join(value) for name, value in assigned.items()}))
         else:
             variables |= assigned
     return commands

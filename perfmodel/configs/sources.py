@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from perfmodel.configs.python_file import read_python
-from perfmodel.configs.shell import ShellCommand, read_script
+from perfmodel.configs.shell import read_script
 from perfmodel.configs.tables import common_rules
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.files import parse_yaml, read_text
+from perfmodel.foundation.plain import dotted
 
 PROGRAM, ARGUMENT = "launch.program", "launch.argument"
 _DATA, _PYTHON = (".yaml", ".yml", ".json", ".toml"), ".py"
@@ -70,28 +71,15 @@ def _keys_of_file(path: Path, wanted: str = "", text: str | None = None) -> dict
     text = read_text(path, _WHAT) if text is None else text
     if path.suffix == _PYTHON:
         return read_python(text, where=str(path), wanted=wanted)
+    if (read := _READERS.get(path.suffix)) is None:
+        return dict(dotted(parse_yaml(text.replace("!!python/tuple", ""), where=str(path))))  # tuples become lists
     try:
-        if path.suffix in _READERS:
-            data = _READERS[path.suffix](text)
-        else:
-            data = parse_yaml(text.replace("!!python/tuple", ""), where=str(path))  # tuples become lists
-    except InputError:
-        raise
+        data = read(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{one_line(path, 200)}: is not {path.suffix[1:].upper()} ({one_line(error, 120)}); correct the file") from None
     if not isinstance(data, Mapping):
         raise InputError(f"{one_line(path, 200)}: must hold a mapping of fields at the top; give a config of a framework")
-    return dict(flattened(data))
-
-
-def flattened(data: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the dotted keys and values of a nested mapping; lists are values."""
-    for name, value in data.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping) and value:
-            yield from flattened(value, f"{key}.")
-        else:
-            yield key, value
+    return dict(dotted(data))
 
 
 def _script_in(keys: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
@@ -122,12 +110,9 @@ def _launch_keys(path: Path, script: str) -> dict[str, Any]:
         raise InputError(f"{one_line(path, 200)}: has substitutions nested too deep to read; write their values") from None
     if not commands:
         raise InputError(f"{one_line(path, 200)}: has no command; give the path of a {_WHAT}")
-
-    def num_options(command: ShellCommand) -> int:
-        return sum(word.startswith("-") or "=" in word for word in command.words) + len(command.environment)
-
-    command = max(commands, key=num_options)
-    return {f"env.{name}": _value(value) for name, value in command.environment.items() if value} | dict(_options(command.words))
+    options = [sum(word.startswith("-") or "=" in word for word in words) + len(environment) for words, environment in commands]
+    words, environment = commands[options.index(max(options))]
+    return {f"env.{name}": _value(value) for name, value in environment.items() if value} | dict(_options(words))
 
 
 def _in_container(words: Sequence[str]) -> Sequence[str]:
@@ -217,7 +202,7 @@ def _read_named_files(source: ConfigKeys) -> None:
         pending += new.items()
     for key, entry in list(source.keys.items()):
         if isinstance(entry, Mapping):  # the value of one word, such as `--speculative-config '{...}'`
-            source.keys |= {name: value for name, value in flattened(entry, f"{key}.") if name not in of_line}
+            source.keys |= {name: value for name, value in dotted(entry, f"{key}.") if name not in of_line}
     _read_registry(source)
 
 

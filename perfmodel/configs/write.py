@@ -86,11 +86,10 @@ class ExportedPlan:
 def facts_of_plan(plan: Plan, cluster: Cluster) -> dict[str, Any]:
     """Return the facts of a plan: the names in a table's expressions for exported keys."""
     job, layout, model = plan.job, plan.layout, plan.job.transformer
-    per_node = min(cluster.chips_per_node, plan.num_chips)
     facts: dict[str, Any] = dict.fromkeys((*SETTING_NAMES, "lora_rank", "lora_modules", "base_format", "adapters", "distributed"))
     facts |= plan_facts(plan) | dict(plan.framework.settings)
     facts |= {
-        "chips_per_node": per_node,
+        "chips_per_node": min(cluster.chips_per_node, plan.num_chips),
         "dp": layout.data_parallel,
         "ep": plan.ep,
         "etp": plan.etp,
@@ -192,14 +191,9 @@ def _argument(form: str, key: str, value: object) -> str:
 def _text(output: WrittenFile, written: Mapping[str, tuple[Any, str]], header: Sequence[str], names: Mapping[str, Any]) -> str:
     if output.form == "json":
         return json.dumps(_tree({key: value for key, (value, _) in written.items()}), indent=2) + "\n"
-    tree = _tree(written)
-    match output.form:
-        case "python":
-            body = [filled(output.head.rstrip(), names), *_python(tree, output.calls, 2), "    )"]
-        case "yaml":
-            body = list(_yaml(tree, ""))
-        case _:
-            body = list(_toml(tree, ""))
+    body = list(_lines(output, _tree(written), " " * 8 if output.form == "python" else ""))
+    if output.form == "python":
+        body = [filled(output.head.rstrip(), names), *body, "    )"]
     return "\n".join([*(f"# {line}" for line in header), *body]) + "\n"
 
 
@@ -215,41 +209,35 @@ def _tree(values: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _yaml(tree: Mapping[str, Any], indent: str) -> Iterator[str]:
-    for key, entry in tree.items():
-        if isinstance(entry, Mapping):
-            yield f"{indent}{key}:"
-            yield from _yaml(entry, f"{indent}  ")
-        else:
-            yield f"{indent}{key}: {_scalar(entry[0])}{entry[1]}"
+#: Form -> indentation of a section, an option, begin and end of a section.
+_FORMS = {
+    "yaml": ("  ", "{key}: {value}{comment}", "{key}:", ""),
+    "toml": ("", "{key} = {value}{comment}", "\n[{path}]", ""),
+    "python": ("    ", "{key}={value},{comment}", "{key}={call}(", "),"),
+}
 
 
-def _toml(tree: Mapping[str, Any], section: str) -> Iterator[str]:
-    options = {key: entry for key, entry in tree.items() if not isinstance(entry, Mapping)}
-    if section and options:
-        yield from ("", f"[{section}]")
-    for key, (value, comment) in options.items():
-        yield f"{key} = {_scalar(value)}{comment}"
-    for key, entry in tree.items():
-        if isinstance(entry, Mapping):
-            yield from _toml(entry, f"{section}.{key}" if section else key)
-
-
-def _python(tree: Mapping[str, Any], calls: Mapping[str, str], depth: int) -> Iterator[str]:
-    """Yield keyword arguments; a section is a call, and a text that begins with `=` is an expression."""
-    indent = "    " * depth
-    for key, entry in tree.items():
-        if isinstance(entry, Mapping):
-            yield f"{indent}{key}={calls[key]}("
-            yield from _python(entry, calls, depth + 1)
-            yield f"{indent}),"
-        else:
+def _lines(output: WrittenFile, tree: Mapping[str, Any], indent: str, section: str = "") -> Iterator[str]:
+    """Yield the options and sections of a file. In TOML the options come before the sections, of which empty ones have no line."""
+    step, option, begin, end = _FORMS[output.form]
+    is_toml = output.form == "toml"
+    for key, entry in sorted(tree.items(), key=lambda item: is_toml and isinstance(item[1], Mapping)):
+        if not isinstance(entry, Mapping):
             value, comment = entry
-            text = value[1:] if isinstance(value, str) and value.startswith("=") else repr(value).replace("'", '"')
-            yield f"{indent}{key}={text},{comment}"
+            yield indent + option.format(key=key, value=_literal(output.form, value), comment=comment)
+            continue
+        path = f"{section}.{key}" if section else key
+        if not is_toml or not all(isinstance(inner, Mapping) for inner in entry.values()):
+            yield indent + begin.format(key=key, path=path, call=output.calls.get(key))
+        yield from _lines(output, entry, indent + step, path)
+        if end:
+            yield indent + end
 
 
-def _scalar(value: object) -> str:
+def _literal(form: str, value: object) -> str:
+    """Return a value as text; in Python, a text that begins with `=` is an expression."""
+    if form == "python":
+        return value[1:] if isinstance(value, str) and value.startswith("=") else repr(value).replace("'", '"')
     return re.sub(r"^(-?\d+)(e[-+]\d+)$", r"\1.0\2", json.dumps(value, ensure_ascii=False))  # YAML 1.1 reads 1e-08 as text
 
 

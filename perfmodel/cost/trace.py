@@ -30,11 +30,11 @@ from perfmodel.cost.schedule_orders import BACKWARD, FORWARD, order_of, pass_sta
 from perfmodel.cost.stages import order_on_pools
 from perfmodel.cost.step import communication_time, exposed_fraction, recomputed_phases
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.foundation.files import read_yaml
-from perfmodel.foundation.resources import resource_dir
+from perfmodel.foundation.grouping import grouped
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
 from perfmodel.parallel.algebra.traffic_classes import COMM, EXCHANGED
 from perfmodel.parallel.layout import Recompute
+from perfmodel.parallel.measured import TRACE_NAMES
 from perfmodel.parallel.plan import Plan, place_of
 
 #: Maximum of spans in a trace. Beyond it, one span a part is drawn for the operators of a layer, then for those of a pass.
@@ -50,8 +50,7 @@ class Detail(StrEnum):
 
 
 _COMPUTE, _IDLE = "compute", "idle"
-_NAMES = read_yaml(resource_dir("strategies") / "traces.yaml")
-_STREAMS, _KINDS = _NAMES["streams"], _NAMES["kinds"]
+_STREAMS, _KINDS = TRACE_NAMES["streams"], TRACE_NAMES["kinds"]
 _DATA = ("parameter_gather", "gradient_reduction")
 _BETWEEN = ("pipeline_bubble", "pipeline_communication")
 _WAIT = "replica_wait"
@@ -116,26 +115,21 @@ class RankTimeline:
 
 def rank_timelines(estimator: Estimator, plan: Plan, ranks: Sequence[int], detail: Detail | None = None) -> list[RankTimeline]:
     """Return the timelines of ranks of a plan. detail None: the finest level with at most `MOST_SPANS` spans."""
-    steps = _steps(estimator, plan)
-    kinds = {rank: (steps[pools_of_pipeline(estimator, plan, rank)], place_of(plan, rank)["pp"]) for rank in ranks}
-    numbers = ((level, sum(step.num_spans(stage, level) for step, stage in kinds.values())) for level in Detail)
-    detail = detail or next((level for level, number in numbers if number <= MOST_SPANS), Detail.PASSES)
-    timelines = {(step, stage): step.timeline(stage, detail) for step, stage in set(kinds.values())}
-    return [replace(timelines[kinds[rank]], rank=rank) for rank in ranks]
-
-
-def _steps(estimator: Estimator, plan: Plan) -> dict[tuple[int, ...], _Step]:
-    """Return the step of each kind of pipeline by the pools of its ranks; chips of one kind are one pool."""
     pools = pools_of(estimator)
     alone = [step_columns(pool, [plan]) for pool in pools]
     regions, layers = alone[0].plans.stages.regions, estimator.programs.stage_layers(plan)
     spans = [region_spans(pool, plan, columns) for pool, columns in zip(pools, alone, strict=True)]
     pipelines = steps_of_pipelines(estimator, plan) if isinstance(estimator, MixedEstimator) else {(0,) * plan.layout.pp: alone[0]}
-    steps, slowest = {}, max(scalar(columns.step_time) for columns in pipelines.values())
+    slowest = max(scalar(columns.step_time) for columns in pipelines.values())
+    steps = {}  # of each kind of pipeline, by the pools of its ranks; chips of one kind are one pool
     for on, columns in pipelines.items():
         of_regions = list(chain(*(spans[pool] for pool, _ in groupby(on))))
         steps[on] = _Step(plan, columns, [pools[pool] for pool in on], order_on_pools(regions, layers, on), of_regions, slowest)
-    return steps
+    kinds = {rank: (steps[pools_of_pipeline(estimator, plan, rank)], place_of(plan, rank)["pp"]) for rank in ranks}
+    numbers = ((level, sum(step.num_spans(stage, level) for step, stage in kinds.values())) for level in Detail)
+    detail = detail or next((level for level, number in numbers if number <= MOST_SPANS), Detail.PASSES)
+    timelines = {(step, stage): step.timeline(stage, detail) for step, stage in set(kinds.values())}
+    return [replace(timelines[kinds[rank]], rank=rank) for rank in ranks]
 
 
 class _Step:
@@ -252,9 +246,8 @@ class _Step:
         of_pass = {key: self.of_pass(stage, *key, detail) for key in self.counts[stage]}
         outside, fixed = self.outside(parts)
         natural = defaultdict[str, float](float)
-        for key, spans in of_pass.items():
-            for span in spans:
-                natural[span.part] += 0.0 if span.hidden else self.counts[stage][key] * span.time
+        for key, span in ((key, span) for key, spans in of_pass.items() for span in spans if not span.hidden):
+            natural[span.part] += self.counts[stage][key] * span.time
         lefts = {part: time - fixed.get(part, 0.0) for part, time in parts.items()}
         factor = {part: lefts[part] / time for part, time in natural.items() if time > 0}
         outside["after"] += [
@@ -371,13 +364,11 @@ def _by_part(spans: Iterable[Span]) -> list[Span]:
 
 def region_spans(estimator: Estimator, plan: Plan, columns: StepColumns) -> RegionSpans:
     """Return the spans of each region's forward and backward pass (with recomputation), in order, host time last. [s]"""
-    by_segment = defaultdict[int, list[tuple[float, Span]]](list)
-    for segment, position, span in _operator_spans(estimator, plan, columns):
-        by_segment[segment].append((position, span))
+    by_segment = grouped(_operator_spans(estimator, plan, columns), itemgetter(0))
 
     def ordered(region: int, phases: Iterable[str]) -> list[Span]:
-        entries = [entry for phase in phases for entry in by_segment[region * len(PHASES) + PHASES.index(phase)]]
-        return [span for _, span in sorted(entries, key=itemgetter(0))]
+        entries = (entry for phase in phases for entry in by_segment.get(region * len(PHASES) + PHASES.index(phase), ()))
+        return [span for _, _, span in sorted(entries, key=itemgetter(1))]
 
     both: RegionSpans = []
     for i, region in enumerate(columns.plans.program.regions):

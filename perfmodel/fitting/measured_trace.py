@@ -17,16 +17,14 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.foundation.files import read_yaml
-from perfmodel.foundation.resources import resource_dir
-from perfmodel.parallel.measured import COMMUNICATION, COMPUTE, GROUPS, HOST, MeasuredTrace
+from perfmodel.foundation.grouping import grouped
+from perfmodel.parallel.measured import COMMUNICATION, COMPUTE, GROUPS, HOST, TRACE_NAMES, MeasuredTrace
 from perfmodel.parallel.plan import Plan
-
-_NAMES = read_yaml(resource_dir("strategies") / "traces.yaml")
 
 
 def _compiled(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, re.Pattern[str]]]:
@@ -34,10 +32,10 @@ def _compiled(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, re.Pattern[st
 
 
 #: (group, names of its kernels and operators), (class of communication, words of its process group), (activity, events of the host).
-_GROUPS, _AXES, _HOST_EVENTS = (_compiled(_NAMES[table]) for table in ("groups", "process_groups", "host_events"))
-_PATTERN = dict(_compiled(_NAMES["patterns"].items()))
+_GROUPS, _AXES, _HOST_EVENTS = (_compiled(TRACE_NAMES[table]) for table in ("groups", "process_groups", "host_events"))
+_PATTERN = dict(_compiled(TRACE_NAMES["patterns"].items()))
 _AFTER_WAIT = 20e-6  # [s] from the end of a wait to the idle time that it caused
-_ON_DEVICE, _LAUNCHES, _ON_HOST = (_NAMES["categories"][kind] for kind in ("device", "launch", "host"))
+_ON_DEVICE, _LAUNCHES, _ON_HOST = (TRACE_NAMES["categories"][kind] for kind in ("device", "launch", "host"))
 _MICROSECOND = 1e-6
 _MOST_NAMES = 3
 
@@ -80,11 +78,10 @@ def read_trace(path: str | Path, plan: Plan | None = None, *, steps: int | None 
     waits = sorted(event.interval for event in _named(events, _LAUNCHES, _PATTERN["wait"]))
     for step, window in windows.items():
         groups = defaultdict[str, list[Interval]](list, host_work)
-        for of_step, group, event in busy:
-            if of_step == step:
-                groups[group].append(event.interval)
-                if group == "other_kernels":
-                    names[event.name] += event.end - event.start
+        for _, group, event in (entry for entry in busy if entry[0] == step):
+            groups[group].append(event.interval)
+            if group == "other_kernels":
+                names[event.name] += event.end - event.start
         covered: list[Interval] = []
         for group in (*COMPUTE, *COMMUNICATION, "copies", *host_work):
             clipped = [(max(start, window[0]), min(end, window[1])) for start, end in groups[group]]
@@ -171,7 +168,7 @@ def _events(path: Path) -> tuple[list[_Event], int]:
             if not isinstance(arguments, dict) or not isinstance(arguments.get("correlation", 0), int | str):
                 arguments = {}
             category, thread = str(entry.get("cat", "")), (entry.get("pid"), entry.get("tid"))
-            category = _NAMES["old_categories"].get(category, category)
+            category = TRACE_NAMES["old_categories"].get(category, category)
             events.append(_Event(category, str(entry.get("name", "")), *times, thread, arguments))
     info = content.get("distributedInfo")
     rank = info.get("rank") if isinstance(info, dict) else 0
@@ -197,35 +194,33 @@ def _by_kernel(kernels: list[_Event], events: list[_Event], steps: list[Interval
 
 def _by_operator(events: list[_Event], steps: list[Interval], plan: Plan | None) -> Iterator[tuple[int, str, _Event]]:
     """Yield operators of a CPU, without those that they call, with step and group; those of the optimizer's step belong to it."""
-    threads = defaultdict[tuple[Any, Any], list[_Event]](list)
-    for operator in events:
-        if operator.category == "cpu_op" or _PATTERN["update"].search(operator.name) or _PATTERN["collective"].match(operator.name):
-            threads[operator.thread].append(operator)
-    for thread in threads.values():
+
+    def is_operator(event: _Event) -> object:
+        return event.category == "cpu_op" or _PATTERN["update"].search(event.name) or _PATTERN["collective"].match(event.name)
+
+    for thread in grouped(filter(is_operator, events), lambda event: event.thread).values():
         stack: list[tuple[_Event, str]] = []
         now = -math.inf
-        pieces: list[tuple[str, _Event]] = []  # an operator without those that it calls
         for operator in [*sorted(thread, key=lambda event: (event.start, -event.end)), _Event("", "", math.inf, math.inf, (0, 0), {})]:
-            while stack and stack[-1][0].end <= operator.start:
-                top, group = stack.pop()
-                pieces.append((group, replace(top, start=max(now, top.start))))
-                now = max(now, top.end)
-            if stack and operator.start > now:
+            while stack:
                 top, group = stack[-1]
-                pieces.append((group, replace(top, start=max(now, top.start), end=operator.start)))
-            now = max(now, min(operator.start, 1e300))
+                piece = replace(top, start=max(now, top.start), end=min(top.end, operator.start))  # without the operators that it calls
+                step = _step_of(piece.start, steps)
+                if group and piece.end > piece.start and step is not None:
+                    yield step, group, piece
+                now = max(now, piece.end)
+                if top.end > operator.start:
+                    break
+                stack.pop()
+            now = max(now, operator.start)
             above = stack[-1][1] if stack else ""
             group = _collective_group(operator, plan) or _group(operator.name)
             group = group or ("elementwise" if operator.name.startswith("aten::") else above)
             if above in ("optimizer", "attention"):
                 group = above
-            elif operator.name in _NAMES["copies"]:
+            elif operator.name in TRACE_NAMES["copies"]:
                 group = "copies"
             stack.append((operator, group))
-        for group, event in pieces:
-            step = _step_of(event.start, steps)
-            if group and event.end > event.start and step is not None:
-                yield step, group, event
 
 
 def _group(name: str) -> str:
@@ -254,10 +249,9 @@ def _collective_group(event: _Event, plan: Plan | None) -> str:
 
 def _windows(steps: list[Interval], busy: Iterable[tuple[int, str, _Event]]) -> dict[int, Interval]:
     """Return the window of each step with a successor: from its first kernel to that of the next. For one step, the host's window."""
-    first: dict[int, float] = {}
-    last: dict[int, float] = {}
-    for step, _, event in busy:
-        first[step], last[step] = min(first.get(step, math.inf), event.start), max(last.get(step, 0.0), event.end)
+    by_step = grouped(busy, itemgetter(0))
+    first = {step: min(event.start for _, _, event in entries) for step, entries in by_step.items()}
+    last = {step: max(event.end for _, _, event in entries) for step, entries in by_step.items()}
     windows = {step: (first[step], first[step + 1]) for step in first if step + 1 in first and first[step + 1] > first[step]}
     return windows or {step: (steps[step][0], max(steps[step][1], last.get(step, 0.0))) for step in [len(steps) - 1]}
 

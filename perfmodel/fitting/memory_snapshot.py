@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.units import format_bytes
 from perfmodel.parallel.measured import AllocationSite, MeasuredMemory
 
@@ -49,25 +50,21 @@ def read_snapshot(path: str | Path) -> tuple[MeasuredMemory, ...]:
     path = Path(path)
     try:
         size = path.stat().st_size
-        if size > MOST_FILE_BYTES:
-            rule = f"is {format_bytes(size)}, and at most {format_bytes(MOST_FILE_BYTES)} are read"
-            raise InputError(f"{path}: {rule}; record fewer events with _record_memory_history(max_entries=100000)")
-        content = _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
-    except InputError:
-        raise
+        content = _PlainUnpickler(io.BytesIO(path.read_bytes())).load() if size <= MOST_FILE_BYTES else None
     except Exception as error:  # a damaged pickle raises almost any error
         reason = error.strerror if isinstance(error, OSError) else error if isinstance(error, pickle.UnpicklingError) else "damaged"
         raise InputError(f"{path}: cannot be read as a memory snapshot ({reason}); {_RECORD}") from None
+    if size > MOST_FILE_BYTES:
+        rule = f"is {format_bytes(size)}, and at most {format_bytes(MOST_FILE_BYTES)} are read"
+        raise InputError(f"{path}: {rule}; record fewer events with _record_memory_history(max_entries=100000)")
     if not isinstance(content, dict):
         raise _damaged(path, "segments")
-    segments = defaultdict[int, list[dict[str, Any]]](list)
-    for segment in _dicts(content, "segments", path):
-        segments[_number(segment, "device", path, least=0, missing=0)].append(segment)
+    segments = grouped(_dicts(content, "segments", path), lambda segment: _number(segment, "device", path, missing=0))
     histories = content.get("device_traces", [])
     if not isinstance(histories, list):
         raise _damaged(path, "device_traces")
     events = {device: _dicts({"device_traces": history}, "device_traces", path) for device, history in enumerate(histories) if history}
-    peaks = [_peak(path, device, segments[device], events.get(device, [])) for device in sorted({*segments, *events})]
+    peaks = [_peak(path, device, segments.get(device, []), events.get(device, [])) for device in sorted({*segments, *events})]
     if not any(memory.allocated for memory in peaks):
         raise InputError(f"{path}: a snapshot without allocated memory; take it after a step, on the process that trains")
     return tuple(memory for memory in peaks if memory.allocated)

@@ -34,13 +34,19 @@ _POSSIBLE = re.compile(r"\((?:Possible options:|here it is) (?P<names>[^)]+)\)")
 _MISSING = re.compile(r"([\w-]+): is missing; (give [^;]+)")
 _NAME = re.compile(r"'([^']+)'|([\w.+/-]+)")
 _LONGEST_NAME = 40
+#: Kind of bad input, and the words of its sentence.
+_KINDS = {
+    ErrorCode.UNKNOWN_OPTION: re.compile(r"^No such "),
+    ErrorCode.MISSING: re.compile(r": is missing|^Missing "),
+    ErrorCode.UNKNOWN_NAME: re.compile(r": unknown|: not known|: is not known|has this name|is not a knob"),
+}
 
 
 def error_object(sentence: str, code: ErrorCode) -> dict[str, str | list[str] | None]:
     """Return the fields of an error: `field` and `value` are null if the sentence names none, `suggestions` may be empty."""
     named = _NAMED.search(sentence) or _OPTION.match(sentence)
     if code is ErrorCode.BAD_INPUT:
-        code = _refined(sentence)
+        code = next((kind for kind, words in _KINDS.items() if words.search(sentence)), code)
     return {
         "code": str(code),
         "field": named["field"].lstrip("-").replace("-", "_") if named else None,
@@ -63,13 +69,3 @@ def suggestions_of(sentence: str) -> list[str]:
             return names
     _, semicolon, remedy = sentence.partition("; see perfmodel")[0].rpartition("; ")
     return [remedy] if semicolon else []
-
-
-def _refined(sentence: str) -> ErrorCode:
-    if sentence.startswith("No such "):
-        return ErrorCode.UNKNOWN_OPTION
-    if ": is missing" in sentence or sentence.startswith("Missing "):
-        return ErrorCode.MISSING
-    if any(words in sentence for words in (": unknown", ": not known", ": is not known", "has this name", "is not a knob")):
-        return ErrorCode.UNKNOWN_NAME
-    return ErrorCode.BAD_INPUT

@@ -1,7 +1,7 @@
 """Exceptions of perfmodel, whose message is one sentence with field, value, rule and remedy."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 _LONG_WORD = re.compile(r"\S{121,}")
@@ -67,8 +67,12 @@ def suggest(value: object, known: Iterable[str]) -> str:
     near = [by_lower[lower] for lower in dict.fromkeys([*(set(close) & {wanted}), *holding, *close])][:3]
     if near:
         return f"; did you mean {' or '.join(repr(name) for name in near)}?"
-    shown = ", ".join(names[:12])
-    return f"; use one of {shown}" + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+    return f"; use one of {first_of(names, 12)}"
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """Return the first names, and the number of the others."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def bad_field(field: str, value: object, rule: str, remedy: str = "") -> InputError:

@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from perfmodel.foundation.errors import InputError, one_line, shown
+from perfmodel.foundation.errors import InputError, first_of, one_line, shown
 
 MAX_FILE_BYTES = 8 * 2**20
 _FIRST_BYTES = 2**16  # most files are smaller; a buffer for the largest takes longer to allocate than they take to read
@@ -218,7 +218,6 @@ _MOST_NAMED = 8
 
 
 def _named(fields: Sequence[str]) -> str:
-    more = f" and {len(fields) - _MOST_NAMED} more" if len(fields) > _MOST_NAMED else ""
-    first, *others = fields[:_MOST_NAMED]
+    first, *others = fields
     group = first[: first.rfind(".") + 1] if "/" in first else ""  # a path is named once
-    return ", ".join((first, *(name.removeprefix(group) for name in others))) + more
+    return first_of([first, *(name.removeprefix(group) for name in others)], _MOST_NAMED)

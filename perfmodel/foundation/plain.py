@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,3 +34,17 @@ def to_plain(value: object) -> Any:
     if isinstance(value, Iterable):
         return [to_plain(entry) for entry in value]
     raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def picked(record: object, names: str) -> dict[str, Any]:
+    """Return the named attributes of a record. names: separated by spaces."""
+    return {name: getattr(record, name) for name in names.split()}
+
+
+def dotted(content: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys and values of a nested mapping; lists are values."""
+    for name, value in content.items():
+        if isinstance(value, Mapping) and value:
+            yield from dotted(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -73,9 +73,14 @@ def write_atomically(path: str | Path, content: str | bytes) -> None:
         raise
 
 
-def check_can_be_written(path: str | Path, field: str) -> None:
-    """Refuse a path that `write_atomically` cannot write, before the work is done."""
+def check_can_be_written(path: str | Path, field: str, *, endings: str = "", rule: str = "", remedy: str = "") -> None:
+    """Refuse a path that `write_atomically` cannot write, before the work is done.
+
+    endings   allowed endings, separated by spaces; empty: all. rule: their text in the message
+    """
     text = os.fspath(path)
+    if endings and os.path.splitext(text)[1].lower() not in endings.split():
+        raise bad_field(field, path, f"must end in {rule or endings}", remedy)
     if not os.path.isabs(text) and not _has_working_folder():
         raise bad_field(field, text, "the working folder was removed", "change to another folder or give a full path")
     folder, mode = os.path.dirname(os.path.realpath(text) if os.path.islink(text) else text) or ".", 0

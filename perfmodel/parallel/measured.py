@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from perfmodel.foundation.files import read_yaml
+from perfmodel.foundation.resources import resource_dir
+
+#: Names in predicted and measured traces, and their texts.
+TRACE_NAMES = read_yaml(resource_dir("strategies") / "traces.yaml")
 #: Groups by which a measured step and a predicted one are compared; each instant belongs to the first busy group.
 COMPUTE = ("matmul", "attention", "elementwise", "optimizer", "other_kernels")
 COMMUNICATION = (

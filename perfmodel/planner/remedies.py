@@ -157,7 +157,7 @@ def _changes_that_fit(options: Sequence[RemedyConditions], plan: Plan) -> list[F
             if (not freed or may_fit(index)) and (remedy := _freed(option, plan, freed)) is not None
         ]
         for remedy in sorted(better, key=_least_change):
-            if not any(_is_needless(remedy, other) for other in remedies):
+            if not any(is_needless(remedy, other, _LEAST_GAIN) for other in remedies):
                 remedies.append(remedy)
         remedies.sort(key=_least_change)
         if len(remedies) >= MOST and _size(remedies[MOST - 1]) <= count + 1:
@@ -174,10 +174,10 @@ def _size(remedy: FittingChange) -> int:
     return len({_KINDS.get(flag, flag) for flag in remedy.changes} - {"dp_replicate"})
 
 
-def _is_needless(remedy: FittingChange, other: FittingChange) -> bool:
-    """Whether the changes of another remedy are a subset of this remedy's, and this remedy is hardly faster."""
-    is_faster = remedy.prediction.step_time < other.prediction.step_time * (1.0 - _LEAST_GAIN)
-    return other.changes.items() <= remedy.changes.items() and not is_faster
+def is_needless(change: Any, other: Any, least_gain: float) -> bool:
+    """Whether the changes of another record (of `FittingChange` or advice) are a subset of its changes, and it is hardly faster."""
+    is_faster = change.prediction.step_time < other.prediction.step_time * (1.0 - least_gain)
+    return other.changes.items() <= change.changes.items() and not is_faster
 
 
 def _freed(conditions: RemedyConditions, plan: Plan, freed: tuple[str, ...]) -> FittingChange | None:
@@ -231,10 +231,7 @@ def _values(plan: Plan, named: Collection[str]) -> dict[str, Knob]:
 
 
 def more_chips(
-    conditions: RemedyConditions,
-    space: Space,
-    attention: AttentionKernel,
-    changes: Callable[[Plan], Mapping[str, Knob]] = lambda plan: {},
+    conditions: RemedyConditions, space: Space, attention: AttentionKernel, changes: Callable[[Plan], Mapping[str, Knob]] = lambda plan: {}
 ) -> list[FittingChange]:
     """Return the fewest chips with which some plan of the space fits, as in `perfmodel limits`; empty where there are none.
 

@@ -72,12 +72,7 @@ def advice_object(advice: Advice) -> dict[str, Any]:
         "current": prediction_object(advice.prediction),
         "why": why_slow(advice.prediction),
         "changes": [
-            {
-                "changes": dict(change.changes),
-                "follows": dict(change.changed),
-                "gain": change.gain,
-                **result_object(change.prediction),
-            }
+            {"changes": dict(change.changes), "follows": dict(change.changed), "gain": change.gain, **result_object(change.prediction)}
             for change in advice.changes
         ],
         "best": prediction_object(advice.best[0]) if advice.best else None,
@@ -186,11 +181,7 @@ def result_cells(prediction: Prediction) -> tuple[str, str, str]:
 
 def result_object(prediction: Prediction) -> dict[str, Any]:
     """Return step time, memory and probability of fitting for a `--json` object."""
-    return {
-        "step_time": prediction.step_time,
-        "memory": prediction.memory["total"],
-        "fits_probability": prediction.fits_probability,
-    }
+    return {"step_time": prediction.step_time, "memory": prediction.memory["total"], "fits_probability": prediction.fits_probability}
 
 
 def fitting_changes_table(remedies: Sequence[FittingChange]) -> Table:

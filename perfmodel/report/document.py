@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from perfmodel.foundation.plain import dotted
 from perfmodel.report.table import Table
 
 MOST_NOTES = 5  # printed without --verbose
@@ -81,17 +82,14 @@ def flat_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     Nested fields are named `outer.inner`. Lists of numbers and names are joined by spaces; lists of objects are omitted.
     """
-    for value in content.values():
-        if isinstance(value, list) and value and all(isinstance(entry, Mapping) for entry in value):
-            return [dict(_flat(entry)) for entry in value]
-    return [dict(_flat(content))]
+    lists = (value for value in content.values() if isinstance(value, list) and value)
+    rows = next((value for value in lists if all(isinstance(entry, Mapping) for entry in value)), [content])
+    return [{name: _joined(value) for name, value in dotted(row) if not _has_parts(value)} for row in rows]
 
 
-def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in content.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
-        elif not isinstance(value, list):
-            yield prefix + name, value
-        elif not any(isinstance(entry, (list, Mapping)) for entry in value):
-            yield prefix + name, " ".join(map(str, value))
+def _joined(value: object) -> object:
+    return " ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _has_parts(value: object) -> bool:
+    return isinstance(value, Mapping) or (isinstance(value, list) and any(isinstance(entry, (list, Mapping)) for entry in value))

@@ -37,6 +37,7 @@ _COLOURS = read_yaml(Path(__file__).with_name("colours.yaml"))
 PART_COLOURS: dict[str, str] = _COLOURS["parts"]
 MEMORY_COLOURS: dict[str, str] = _COLOURS["memory"]
 SERVING_COLOURS: dict[str, str] = {**MEMORY_COLOURS, **_COLOURS["serving"]}
+MARK_COLOURS: dict[str, str] = _COLOURS["marks"]
 LINE_COLOURS: list[str] = _COLOURS["lines"]
 _OTHER = "#999999"
 _DARK = {"#0072B2", "#D55E00", "#009E73", "#555555"}

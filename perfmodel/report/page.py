@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from perfmodel.cost.serving.boundness import OperatorRow
 from perfmodel.cost.trace import RankTimeline
 from perfmodel.foundation.dtypes import Dtype
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bandwidth, format_bytes, format_count, format_flop_rate, format_step, format_time
 from perfmodel.hardware.calibration import Calibration
 from perfmodel.hardware.chip_cluster import chips_text, short_name
@@ -25,18 +26,15 @@ from perfmodel.planner.serving.result import ServingSearchResult
 from perfmodel.report import predictions, searches, serving, serving_searches
 from perfmodel.report.advice import fitting_changes_table
 from perfmodel.report.document import Block, Command, Facts, Notes, Text
-from perfmodel.report.figures import GIB, MEMORY_COLOURS, PART_COLOURS, SERVING_COLOURS, time_scale
-from perfmodel.report.html import PAGE, SCRIPT, STYLE, Bar, Markup, Part, anchor, bars, legend, section_html
-from perfmodel.report.svg import Mark, area, scatter, schedule
+from perfmodel.report.figures import GIB, MARK_COLOURS, MEMORY_COLOURS, PART_COLOURS, SERVING_COLOURS, time_scale
+from perfmodel.report.html import PAGE, SCRIPT, STYLE, Bar, Mark, Markup, Part, anchor, area, bars, legend, scatter, schedule, section_html
 from perfmodel.report.table import Table, bytes_like, percent, times_like, words
 from perfmodel.report.trace import peak_memory
 from perfmodel.report.trust import remedies_table, trust_lines, uncertainty_table
 
 #: Most passes in a schedule figure; longer schedules are drawn as two windows, at the start and the end.
 _MOST_PASSES = 3_000
-_BEST, _FRONT, _OTHERS, _GREY = "#D55E00", "#0072B2", "#E69F00", "#999999"
 _UNFIT = "does not fit"
-_FRONT_COLOURS = {"best plan": "#D55E00", "without a search": "#009E73", "keeps the limits": "#0072B2", "breaks a limit": "#999999"}
 
 #: Parts of each section of a page, by its title, in order.
 Sections: TypeAlias = dict[str, Iterable[Part]]
@@ -61,8 +59,7 @@ class Report:
 
 
 def report_object(report: Report, file: str) -> dict[str, Any]:
-    names = ("kind", "title", "verdict", "sections")
-    return {"file": file, "num_bytes": len(report.html.encode()), **{name: getattr(report, name) for name in names}}
+    return {"file": file, "num_bytes": len(report.html.encode()), **picked(report, "kind title verdict sections")}
 
 
 def report_blocks(report: Report, file: str) -> Iterator[Block]:
@@ -127,7 +124,7 @@ def comparison_report(plans: Mapping[str, Prediction], *, texts: Sequence[str], 
         "Summary": [results, Notes(unlike)],
         "Where the time goes": [_time_bars(plans), parts],
         "Memory": [_memory_bars(plans), memory],
-        "Time against memory": [_scatter(marks, {"plan": _FRONT, _UNFIT: _GREY}, compared[0])],
+        "Time against memory": [_scatter(marks, compared[0])],
         "Plans": [*knobs, *facts],
         "Assumptions and sources": [_basis_table(plans), Notes(list(all_notes))],
         "Reproduce": _reproduce_parts(commands, {f"{name}.yaml": text for name, text in zip(names, texts, strict=True)}),
@@ -163,12 +160,8 @@ def _cards(prediction: Prediction, interval: StepInterval | None) -> Iterator[tu
     yield "step time", format_step(prediction.step_time), bounds
     yield "throughput", f"{prediction.tokens_per_second_per_chip:,.0f}", f"{prediction.plan.job.unit}/s a chip"
     yield "MFU", percent(prediction.mfu_palm), f"of {format_flop_rate(prediction.peak_flop_rate)} dense {prediction.peak_dtype}"
-    usable = format_bytes(prediction.memory_usable)
-    yield (
-        "memory",
-        format_bytes(prediction.memory["total"]),
-        f"of {usable} usable: {predictions.memory_line(prediction).partition(': ')[2]}",
-    )
+    verdict = predictions.memory_line(prediction).partition(": ")[2]
+    yield "memory", format_bytes(prediction.memory["total"]), f"of {format_bytes(prediction.memory_usable)} usable: {verdict}"
     yield "", predictions.probability_text(prediction.fits_probability), "probability that it fits"
 
 
@@ -230,8 +223,8 @@ def _mark(prediction: Prediction, kind: str, name: str = "", text: str = "", *, 
     return Mark(prediction.memory["total"] / GIB, prediction.step_time, kind, f"{first}\n{facts}", is_front)
 
 
-def _scatter(marks: Sequence[Mark], colours: Mapping[str, str], like: Prediction) -> Markup:
-    return scatter(marks, colours, ("peak memory of a chip [GiB]", "step time [s]"), limit=like.memory_usable / GIB)
+def _scatter(marks: Sequence[Mark], like: Prediction) -> Markup:
+    return scatter(marks, MARK_COLOURS, ("peak memory of a chip [GiB]", "step time [s]"), limit=like.memory_usable / GIB)
 
 
 def _search_parts(result: SearchResult) -> Iterator[Part]:
@@ -240,8 +233,7 @@ def _search_parts(result: SearchResult) -> Iterator[Part]:
     marks = [_mark(prediction, "plan 1" if name == "plan 1" else "best plans", name) for name, prediction in kinds]
     marks += [_mark(prediction, "Pareto front", is_front=True) for prediction in result.pareto]
     marks += [_mark(prediction, "without a search" if prediction.fits else _UNFIT, name) for name, prediction in baselines]
-    colours = {"plan 1": _BEST, "best plans": _OTHERS, "Pareto front": _FRONT, "without a search": "#009E73", _UNFIT: _GREY}
-    yield _scatter(marks, colours, kinds[0][1])
+    yield _scatter(marks, kinds[0][1])
     yield searches.plans_table(result)
     if result.baselines:
         yield searches.baselines_table(result)
@@ -256,7 +248,7 @@ def _alternative_parts(prediction: Prediction, explanation: Explanation) -> Iter
     for neighbour in explanation.neighbours:
         knobs = searches.knobs_text({**neighbour.knobs, **neighbour.changed})
         marks += [_mark(other, "one knob changed" if other.fits else _UNFIT, text=knobs) for other in neighbour.prediction]
-    yield _scatter(marks, {"this plan": _BEST, "one knob changed": _FRONT, _UNFIT: _GREY}, prediction)
+    yield _scatter(marks, prediction)
     if explanation.neighbours:
         yield searches.neighbours_table(explanation)
     if explanation.remedies:
@@ -376,7 +368,7 @@ def _service_search_parts(result: ServingSearchResult) -> Iterator[Part]:
     limit = 1.0 / result.limits.tpot if result.limits.tpot else 0.0
     yield Text("Tokens that a user sees against tokens of a chip; the line joins the plans and loads that no other beats in both.")
     labels = ("output tokens/s for a user", "output tokens/s a chip")
-    yield scatter(marks, _FRONT_COLOURS, labels, limit=limit, limit_text="TPOT limit", is_whole=True)
+    yield scatter(marks, MARK_COLOURS, labels, limit=limit, limit_text="TPOT limit", is_whole=True)
     yield from serving_searches.search_tables(result, with_pools=bool(result.disaggregated))
     yield Notes(serving_searches.search_details(result))
 

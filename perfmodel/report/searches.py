@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.frameworks.profile import GENERIC
 from perfmodel.parallel.algebra.rules import rule_labels
@@ -43,18 +44,8 @@ def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any
         return [prediction_object(prediction, tokens=tokens) for prediction in predictions]
 
     return {
-        "objective": str(result.objective),
-        "num_evaluated": result.num_evaluated,
-        "num_feasible": result.num_feasible,
-        "num_tight": result.num_tight,
-        "rejected": dict(result.rejected),
-        "left_out": dict(result.left_out),
-        "search_time": result.search_time,
-        "interrupted": result.interrupted,
-        "memory_capacity": result.memory_capacity,
-        "memory_usable": result.memory_usable,
-        "memory_headroom": result.memory_headroom,
-        "risk": result.risk,
+        **picked(result, "objective num_evaluated num_feasible num_tight rejected left_out search_time interrupted"),
+        **picked(result, "memory_capacity memory_usable memory_headroom risk"),
         "certainty": [_certainty_object(certainty) for certainty in result.certainty],
         "least_time": result.least_time if math.isfinite(result.least_time) else None,
         "ties": result.ties,

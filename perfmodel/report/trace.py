@@ -18,16 +18,14 @@ from typing import Any
 from perfmodel.cost.trace import RankTimeline, Span
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import one_line
-from perfmodel.foundation.files import read_yaml
-from perfmodel.foundation.resources import resource_dir
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_step
-from perfmodel.parallel.measured import NO_DIFFERENCE, OUTSIDE_TENSORS, MemoryComparison, TraceComparison
+from perfmodel.parallel.measured import NO_DIFFERENCE, OUTSIDE_TENSORS, TRACE_NAMES, MemoryComparison, TraceComparison
 from perfmodel.parallel.plan import Plan
 from perfmodel.report.document import Block, Facts, Notes
 from perfmodel.report.predictions import job_line, plan_line
 from perfmodel.report.table import Table, bytes_like, percent, times_like, words
 
-_NAMES = read_yaml(resource_dir("strategies") / "traces.yaml")
 _IDLE_THREAD = 1
 _HOST = 1_000_000  # added to the id of a rank for the process of its host
 _LAUNCH = 1_000  # longest kernel launch [ns]
@@ -85,7 +83,7 @@ def trace_events(timeline: RankTimeline) -> Iterator[dict[str, Any]]:
         if span.stream == "idle":
             yield _slice("gpu_user_annotation", span.name, gpu, _IDLE_THREAD, start, end, part=span.part)
             continue
-        kernel = "multi_tensor_apply" if span.part == "optimizer" else _NAMES["kernel_names"].get(span.kind, "")
+        kernel = "multi_tensor_apply" if span.part == "optimizer" else TRACE_NAMES["kernel_names"].get(span.kind, "")
         known: dict[str, Any] = {"stream": _thread(span), "correlation": number, "part": span.part}
         if span.kind in set(CollectiveKind):
             name = kernel
@@ -104,7 +102,7 @@ def trace_events(timeline: RankTimeline) -> Iterator[dict[str, Any]]:
 
 def _thread(span: Span) -> int:
     """Return the thread of a span: its stream, or a second one for overlapped communication."""
-    return int(_NAMES["stream_ids"][span.stream]) + span.hidden
+    return int(TRACE_NAMES["stream_ids"][span.stream]) + span.hidden
 
 
 def _ns(time: float) -> int:
@@ -132,28 +130,17 @@ def plan_facts(plan: Plan | None) -> list[tuple[str, str]]:
 
 
 def timelines_object(timelines: Sequence[RankTimeline], files: Iterable[str]) -> dict[str, Any]:
-    return {
-        "step_time": timelines[0].step_time,
-        "detail": timelines[0].detail,
-        "files": list(files),
-        "ranks": [
-            {
-                "rank": timeline.rank,
-                "stage": timeline.stage,
-                "parts": dict(timeline.parts),
-                "num_spans": timeline.num_spans,
-                "peak_memory": peak_memory(timeline),
-                "peak_moment": timeline.memory_moment,
-            }
-            for timeline in timelines
-        ],
-    }
+    ranks = []
+    for timeline in timelines:
+        peak = {"peak_memory": peak_memory(timeline), "peak_moment": timeline.memory_moment}
+        ranks.append({**picked(timeline, "rank stage parts num_spans"), **peak})
+    return {**picked(timelines[0], "step_time detail"), "files": list(files), "ranks": ranks}
 
 
 def timelines_blocks(timelines: Sequence[RankTimeline], plan: Plan, files: Sequence[str], read: Sequence[str]) -> Iterator[Block]:
     first = timelines[0]
     text = times_like(first.step_time)
-    facts = [*plan_facts(plan), ("detail", _NAMES["details"][first.detail]), ("written", ", ".join(files))]
+    facts = [*plan_facts(plan), ("detail", TRACE_NAMES["details"][first.detail]), ("written", ", ".join(files))]
     yield Facts(f"predicted step of {format_step(first.step_time)}", facts)
     rows, waits = [], any("replica_wait" in timeline.parts for timeline in timelines)
     for timeline in timelines:
@@ -248,7 +235,7 @@ def difference_sentence(comparison: TraceComparison) -> str:
         return f"{step}; no part differs by more than {percent(NO_DIFFERENCE)} of the step"
     cause, time = max(comparison.idle.items(), key=lambda item: item[1])
     is_caused = name == "idle" and time > 0.5 * measured > 0.5 * predicted
-    during = f", {text(time)} of it {_NAMES['host_activities'][cause]}" if is_caused else ""
+    during = f", {text(time)} of it {TRACE_NAMES['host_activities'][cause]}" if is_caused else ""
     unknown = next((kernel for trace in comparison.traces for kernel in trace.unknown), "")
     which = f" ({one_line(unknown, 40)})" if name == "other_kernels" and unknown else ""
     kind = "largest unexplained part" if measured > predicted else "largest difference"
@@ -257,7 +244,7 @@ def difference_sentence(comparison: TraceComparison) -> str:
 
 def memory_object(comparison: MemoryComparison) -> dict[str, Any]:
     fullest, content = comparison.memories[0], dict[str, Any]()
-    content["measured"] = {name: getattr(fullest, name) for name in ("allocated", "reserved", "fragmentation", "most_reserved")}
+    content["measured"] = picked(fullest, "allocated reserved fragmentation most_reserved")
     if comparison.predicted:
         content["predicted"] = {"allocated": comparison.predicted_allocated, **comparison.predicted}
         content["summary"] = memory_sentence(comparison)

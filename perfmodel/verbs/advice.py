@@ -71,11 +71,11 @@ def advise_on(
     if best and current.fits and best[0].step_time >= current.step_time * (1 - LEAST_GAIN):
         best = (current,)
     diff, notes = _difference(setting, start, current.plan, best[0].plan, table) if best else ((), ())
-    framework = table.framework if table is not None else setting.estimator.profile.name
+    single, pairs = ([change for change in changes if change.is_pair is is_pair] for is_pair in (False, True))
     return Advice(
-        framework=framework,
+        framework=table.framework if table is not None else setting.estimator.profile.name,
         prediction=current,
-        changes=_shown(changes),
+        changes=tuple(sorted((*single[:MOST_SINGLE], *pairs[:MOST_PAIRS]), key=_step_time)),
         best=best,
         diff=diff,
         remedies=remedies,
@@ -85,16 +85,16 @@ def advise_on(
 
 def _table_of(start: Start, setting: Setting) -> FrameworkTable | None:
     """Return the table of the configuration, else the last and most general one of the plan's profile."""
-    tables = load_tables()
     if start.setup is not None:
         return start.setup.table
     profile = framework_named(setting.estimator.profile.name)
-    return next((table for table in reversed([*tables.values()]) if table.profile == profile and table.outputs), None)
+    return next((table for table in reversed([*load_tables().values()]) if table.profile == profile and table.outputs), None)
 
 
 def _helpful(setting: Setting, current: Prediction, table: FrameworkTable | None, rule: Mapping[str, Any]) -> tuple[AdvisedChange, ...]:
     """Return single changes, and pairs of the best ones, that fit and are faster; for a setup that does not fit, all that fit."""
     from perfmodel.planner.explain import single_turns, turned_plans
+    from perfmodel.planner.remedies import is_needless
 
     if current.plan.assignment is not None:
         return ()
@@ -108,12 +108,8 @@ def _helpful(setting: Setting, current: Prediction, table: FrameworkTable | None
     single = sorted(turned(single_turns(current.plan)), key=_step_time)
     candidates = combinations((change.changes for change in single[:MOST_IN_PAIRS]), 2)
     pairs = turned([{**one, **other} for one, other in candidates if not one.keys() & other.keys()])
-    better = [
-        pair
-        for pair in pairs
-        if all(_step_time(pair) < _step_time(one) * (1 - LEAST_GAIN) for one in single if one.changes.items() <= pair.changes.items())
-    ]
-    return tuple(sorted([*single, *better, *_with_settings(setting, current, single[:MOST_IN_PAIRS], table, rule)], key=_step_time))
+    better = [pair for pair in pairs if not any(is_needless(pair, one, LEAST_GAIN) for one in single)]
+    return tuple(sorted([*single, *better, *_turned_settings(setting, current, single[:MOST_IN_PAIRS], table, rule)], key=_step_time))
 
 
 def _advised(
@@ -127,26 +123,23 @@ def _step_time(change: AdvisedChange) -> float:
     return change.prediction.step_time
 
 
-def _shown(changes: Sequence[AdvisedChange]) -> tuple[AdvisedChange, ...]:
-    """Return the best single changes and the best pairs, the fastest first."""
-    single, pairs = ([change for change in changes if change.is_pair is is_pair] for is_pair in (False, True))
-    return tuple(sorted((*single[:MOST_SINGLE], *pairs[:MOST_PAIRS]), key=_step_time))
-
-
 def _with_helpful_settings(best: Prediction, changes: Sequence[AdvisedChange], memory: Mapping[str, Any]) -> Prediction:
     """Return the best plan with all settings that help the current one, if it fits and is faster with them."""
     helpful = {name: value for change in changes if not change.is_pair for name, value in change.changes.items() if name in SETTING_NAMES}
-    if not helpful:
-        return best
+    prediction = _with_settings(best.plan, helpful, memory) if helpful else None
+    return prediction if prediction is not None and prediction.fits and prediction.step_time < best.step_time else best
+
+
+def _with_settings(plan: Plan, settings: Mapping[str, Any], memory: Mapping[str, Any]) -> Prediction | None:
+    """Return the prediction of a plan with more settings; None if they are incompatible with the profile or with each other."""
     try:
-        setting = setting_of_plan(best.plan, settings=helpful)
-    except InputError:  # two settings are incompatible
-        return best
-    prediction = predict_in(setting, placed(best.plan, setting), **memory)
-    return prediction if prediction.fits and prediction.step_time < best.step_time else best
+        setting = setting_of_plan(plan, settings=settings)
+    except InputError:
+        return None
+    return predict_in(setting, placed(plan, setting), **memory)
 
 
-def _with_settings(
+def _turned_settings(
     setting: Setting, current: Prediction, single: Sequence[AdvisedChange], table: FrameworkTable | None, rule: Mapping[str, Any]
 ) -> Iterator[AdvisedChange]:
     """Yield settings with an option of the framework, alone and with one of the changed knobs, and unneeded offloads switched off."""
@@ -157,18 +150,16 @@ def _with_settings(
     free = {name: value for name, value in settings.items() if name not in stated or name == "attention_kernel"}
     tried = {name: value for name, value in free.items() if table is not None and table.can_set(name, value)}
     for name, value in {**tried, **{name: False for name in OFFLOADS.values() if stated.get(name)}}.items():
-        try:
-            changed = setting_of_plan(current.plan, settings={name: value})
-        except InputError:  # the setting is incompatible with the profile
+        if (prediction := _with_settings(current.plan, {name: value}, memory)) is None:
             continue
-        alone = _advised(current, {name: value}, predict_in(changed, placed(current.plan, changed), **memory))
+        alone = _advised(current, {name: value}, prediction)
         if alone.gain <= LEAST_GAIN and current.fits:
             continue
         if alone.prediction.fits:
             yield alone
         for change in single:
-            both = predict_in(changed, placed(change.prediction.plan, changed), **memory)
-            if both.fits and both.step_time < min(_step_time(alone), _step_time(change)) * (1 - LEAST_GAIN):
+            both = _with_settings(change.prediction.plan, {name: value}, memory)
+            if both is not None and both.fits and both.step_time < min(_step_time(alone), _step_time(change)) * (1 - LEAST_GAIN):
                 yield _advised(current, {**change.changes, name: value}, both, change.changed)
 
 

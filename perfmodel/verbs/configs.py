@@ -19,7 +19,6 @@ from perfmodel.parallel.plan import Plan, plan_facts
 from perfmodel.parallel.request import Request
 from perfmodel.verbs.requests import absent_fields, make_requests, names_in, needs_chips, predict_requests, setting_of_request
 from perfmodel.verbs.setting import Name, load_plan, placed, plan_in, setting_of_plan
-from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.models import is_model, load_model
 
 if TYPE_CHECKING:
@@ -40,25 +39,15 @@ class Start:
     setup: ConfigSetup | None = None
 
     def notes(self, *, verbose: bool = False) -> list[str]:
-        from perfmodel.configs.read import described
-
-        return [] if self.setup is None else list(described(self.setup, verbose=verbose))
+        return [] if self.setup is None else list(self.setup.described(verbose=verbose))
 
     def object(self) -> dict[str, Any]:
         """Return the parsed configuration as `--json` prints it."""
-        setup = self.setup
-        if setup is None:
+        if (setup := self.setup) is None:
             return {}
-        return {
-            "config": {
-                "framework": setup.table.framework,
-                "files": [str(path) for path in setup.files],
-                "read": dict(setup.read),
-                "assumed": {name: getattr(value, "name", value) for name, value in setup.assumed.items()},
-                "notes": list(setup.notes),
-                "ignored": [*setup.unknown, *setup.harmless],
-            }
-        }
+        assumed = {name: getattr(value, "name", value) for name, value in setup.assumed.items()}
+        names = {"files": setup.files, "read": setup.read, "assumed": assumed, "notes": setup.notes}
+        return {"config": {"framework": setup.table.framework, **names, "ignored": [*setup.unknown, *setup.harmless]}}
 
 
 def is_config(path: Plan | Name) -> bool:
@@ -155,7 +144,11 @@ def _plan_of(setup: ConfigSetup, given: Mapping[str, Any], spelled: Callable[[st
     if request.batch_tokens is not None:  # whole sequences: the rest is dropped
         request = replace(request, global_batch=request.batch_tokens // request.seq_len, batch_tokens=None)
     setting = setting_of_request(request)
-    plan = plan_in(setting, Knobs(**_applicable_knobs(setup.knobs, setting.job.transformer)))
+    knobs = setup.knobs  # those of experts apply only with experts, and none of an axis of degree 1 does
+    idle = [] if setting.job.transformer.experts is not None else ["ep", "etp", "dispatcher"]
+    idle += ["sequence_parallel"] if knobs.get("tp", 1) == 1 else []
+    idle += ["schedule", "virtual_stages"] if knobs.get("pp", 1) == 1 else []
+    plan = plan_in(setting, Knobs(**{name: value for name, value in knobs.items() if name not in idle}))
     if (stage_layers := setup.facts.get("stage_layers")) and plan.layout.pp > 1:
         plan = replace(plan, stage_layers=tuple(stage_layers))
     operators = setup.facts.get("recompute_operators")
@@ -174,11 +167,3 @@ def _check_complete(setup: ConfigSetup, words: Mapping[str, Any], spelled: Calla
     if "model" in absent and "hidden_size" in sizes and "vocab_size" not in sizes:
         remedy += "; the file gives sizes of a model but not its vocabulary"
     raise InputError(f"{', '.join(map(spelled, absent))}: missing in the file; {remedy}")
-
-
-def _applicable_knobs(knobs: Mapping[str, Any], model: TransformerConfig) -> dict[str, Any]:
-    """Return the knobs that apply to a model: expert knobs only with experts, and none of an axis of degree 1."""
-    idle = [] if model.experts is not None else ["ep", "etp", "dispatcher"]
-    idle += ["sequence_parallel"] if knobs.get("tp", 1) == 1 else []
-    idle += ["schedule", "virtual_stages"] if knobs.get("pp", 1) == 1 else []
-    return {name: value for name, value in knobs.items() if name not in idle}

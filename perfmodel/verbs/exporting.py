@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from perfmodel.configs.tables import FrameworkTable, table_named
 from perfmodel.configs.write import TORCHRUN, ExportedPlan, facts_of_plan, launch_files, launcher_named, write_config
 from perfmodel.foundation.errors import InputError, bad_field, one_line
+from perfmodel.foundation.files import read_text
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
 from perfmodel.foundation.units import format_bytes, format_time
+from perfmodel.foundation.words import words_of
 from perfmodel.parallel.plan import Plan, plan_facts
 from perfmodel.parallel.request import Request
 from perfmodel.parallel.serving.plan import ServingPlan
@@ -104,11 +106,6 @@ def write_export(exported: ExportedPlan, folder: Path) -> list[Path]:
 # --- serving plans -----------------------------------------------------------------------------------------------------
 
 _DEGREES = ("tp", "pp", "attention_dp", "ep", "dcp", "pcp")
-#: Fields of a request that a saved prediction stores under the same name.
-_SAVED = (
-    "model", "cluster", "engine", "concurrency", "rate", "prefix_hit", "quantization", "kv_precision", "draft_tokens", "draft_model",
-    "acceptance", "replicas", "workers", *_DEGREES,
-)  # fmt: skip
 #: Size of the volume, relative to the checkpoint.
 _SPACE_FOR_CHECKPOINT = 1.1
 
@@ -120,8 +117,6 @@ def is_service(path: object) -> bool:
 
 def _content(path: Name) -> Mapping[str, Any]:
     """Return the mapping of a JSON file; empty if it has none."""
-    from perfmodel.foundation.files import read_text
-
     try:
         content = json.loads(read_text(path, "JSON file"))
     except (ValueError, RecursionError):  # also of a file that cannot be read
@@ -194,14 +189,10 @@ def _prediction_in(path: Name) -> Mapping[str, Any]:
 def _asked(plan: Mapping[str, Any]) -> ServingRequest:
     """Return the request that reproduces a saved plan."""
     limits = plan["pools"]["decode"] if plan.get("pools") else plan
-    return ServingRequest(
-        **{name: plan.get(name) for name in _SAVED},
-        chips=plan["num_chips"],
-        input_len=":".join(map(str, plan["input_len"])),
-        output_len=":".join(map(str, plan["output_len"])),
-        max_batch=limits["max_batch"] or None,
-        max_tokens=limits["max_tokens"] or None,
-    )
+    stored = {name: plan[name] for name in words_of(ServingRequest) if name in plan}
+    lengths = {name: ":".join(map(str, plan[name])) for name in ("input_len", "output_len")}
+    most = {name: limits[name] or None for name in ("max_batch", "max_tokens")}
+    return ServingRequest(**stored | lengths | most | {"chips": plan["num_chips"]})
 
 
 def _worker(line: LaunchLine, plan: ServingPlan, role: str, model: str, chips_per_node: int) -> Mapping[str, Any]:

@@ -77,9 +77,7 @@ def fit_runs(
 def check_profile_path(save: Name) -> None:
     """Raise InputError if the profile could not be saved, before anything is fitted."""
     check_path(save, "save")
-    if Path(save).suffix.lower() not in (".yaml", ".yml"):
-        raise bad_field("save", save, "must end in .yaml", "write mine.yaml")
-    check_can_be_written(Path(save), "save")
+    check_can_be_written(Path(save), "save", endings=".yaml .yml", rule=".yaml", remedy="write mine.yaml")
 
 
 def _profile(asked: Any) -> ExecutionProfile | None:

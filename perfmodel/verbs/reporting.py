@@ -6,7 +6,9 @@ import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from perfmodel.cost.resolve import choose_calibration
 from perfmodel.cost.trace import Detail, rank_timelines
@@ -48,7 +50,7 @@ def write_report(plans: Plan | Name | SearchResult | Sequence[Plan | Name], *, o
     given: list[Plan | Name] = [plans] if isinstance(plans, (Plan, str, Path)) else list(plans)
     if not given:
         raise InputError("plans: are missing; give a plan or its file")
-    check_page_path(out, "out")
+    check_can_be_written(out, "out", endings=".html .htm", rule=".html", remedy="write report.html")
     loaded = [load_plan(entry) for entry in given]
     unnamed = "plan.yaml" if len(given) == 1 else "plan{}.yaml"
     names = [unnamed.format(number) if isinstance(entry, Plan) else str(entry) for number, entry in enumerate(given, 1)]
@@ -101,13 +103,6 @@ def write_service_report(
     write_atomically(out, page.html)
 
 
-def check_page_path(path: str | Path, name: str) -> None:
-    """Raise InputError unless a page can be written there."""
-    if Path(path).suffix.lower() not in (".html", ".htm"):
-        raise bad_field(name, path, "must end in .html", "write report.html")
-    check_can_be_written(path, name)
-
-
 def read_search(path: str | Path) -> SearchResult:
     """Return the result of a training search from the file of `search --json`. Its plans are predicted again."""
     text = read_text(path, "JSON file")
@@ -128,23 +123,14 @@ def read_search(path: str | Path) -> SearchResult:
     by_plan = {prediction.plan: prediction for prediction in predicted("plans")}
     costs = [plan.memory["total"] if objective is Objective.MEMORY else plan.step_time for plan in by_plan.values()]
     kinds = alike_kinds(list(zip(costs, by_plan, strict=True)), places, data["ties"])
-    return SearchResult(
-        **{name: data[name] for name in _AS_SAVED},
-        objective=objective,
-        plans=tuple(by_plan.values()),
-        places=places,
-        least_time=data["least_time"] or math.inf,
-        kinds=tuple(AlikePlans(position=rank, prediction=by_plan[plan], alike=alike) for rank, plan, alike in kinds),
-        pareto=predicted("pareto"),
-        least_memory=predicted("least_memory"),
-        baselines=(),
-        expectation=Expectation(**data["expectation"]) if data["expectation"] else None,
-        any_framework=predicted("any_framework"),
-    )
-
-
-#: Fields of a search that its JSON stores unchanged.
-_AS_SAVED = (
-    *("num_evaluated", "num_feasible", "num_tight", "rejected", "left_out", "search_time", "interrupted"),
-    *("memory_capacity", "memory_usable", "memory_headroom", "risk", "ties"),
-)
+    converted: dict[str, Any] = {
+        "objective": objective,
+        "plans": tuple(by_plan.values()),
+        "places": places,
+        "least_time": data["least_time"] or math.inf,
+        "kinds": tuple(AlikePlans(position=rank, prediction=by_plan[plan], alike=alike) for rank, plan, alike in kinds),
+        **{name: predicted(name) for name in ("pareto", "least_memory", "any_framework")},
+        **dict.fromkeys(("baselines", "certainty", "remedies"), ()),
+        "expectation": Expectation(**data["expectation"]) if data["expectation"] else None,
+    }
+    return SearchResult(**{field.name: data[field.name] for field in fields(SearchResult) if field.name in data} | converted)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, create_model
 
-from perfmodel.foundation.errors import bad_field, one_line, shown, suggest
+from perfmodel.foundation.errors import bad_field, first_of, one_line, shown, suggest
 from perfmodel.foundation.schema import OMITTED, FileModel, ReadBy, Text, model_of
 from perfmodel.foundation.words import words_of
 from perfmodel.frameworks.engine import ENGINE_GROUPS, Engine
@@ -24,12 +24,6 @@ from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
 from perfmodel.parallel.schemas import PlanFile, RuleSetFile
 from perfmodel.verbs.study import study_model
-
-
-def _models(package: str) -> Any:
-    """Return the schemas of a package that the web page leaves out."""
-    return import_module(f"perfmodel.{package}.schemas")
-
 
 _LONGEST_VALUE = 200
 
@@ -75,10 +69,10 @@ KINDS: Mapping[str, Callable[[], type[FileModel]]] = {
     "plan": lambda: PlanFile,
     "rule-set": lambda: RuleSetFile,
     "study": study_model,
-    "case": lambda: _models("validation").TrainingCaseFile,
-    "serving-case": lambda: _models("validation").ServingCaseFile,
+    "case": lambda: import_module("perfmodel.validation.schemas").TrainingCaseFile,  # the web page has no such package
+    "serving-case": lambda: import_module("perfmodel.validation.schemas").ServingCaseFile,
     "request": request_model,
-    "measured-run": lambda: _models("fitting").MeasuredRunFile,
+    "measured-run": lambda: import_module("perfmodel.fitting.schemas").MeasuredRunFile,
 }
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 #: Verb -> JSON Schema of its `--json` output, inferred from examples by `python -m tests.schemas`.
@@ -133,8 +127,7 @@ def value_words(field: Mapping[str, Any]) -> str:
     if "$ref" in field:
         return "mapping"
     if "enum" in field:
-        choices = [str(value) for value in field["enum"]]
-        return ", ".join(choices[:7]) + (f" and {len(choices) - 7} more" if len(choices) > 7 else "")
+        return first_of([str(value) for value in field["enum"]], 7)
     if "quantity" in field:
         return f"{field['quantity'].replace('_', ' ')}, such as {field['examples'][0]}"
     if field.get("type") == "array" and "items" in field:

@@ -14,6 +14,7 @@ from typing import Any
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
 from perfmodel.foundation.files import read_yaml
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.records import record_from_data
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.foundation.schema import FileModel, Values, check, model_of
@@ -67,6 +68,9 @@ class Study:
     axes: Mapping[str, Any] = field(default_factory=dict)
     zip: tuple[Mapping[str, Any], ...] = ()
 
+    def __post_init__(self) -> None:
+        _check(self)
+
     @property
     def varied(self) -> tuple[str, ...]:
         """Words of the axes, in their order."""
@@ -109,8 +113,7 @@ def _search(
         objective=objective,
         run=None if tokens is None else read_run(tokens),
         top=top,
-        memory_headroom=request.memory_headroom,
-        risk=request.risk,
+        **picked(request, "memory_headroom risk"),
         ties=share(ties, "ties"),
         any_framework=any_framework,
         also=(),
@@ -211,12 +214,7 @@ def read_study(study: str | Path | Mapping[str, Any]) -> Study:
             raise InputError(f"study={one_line(study, 200)}: no such study{suggest(study, list_studies())}")
         where = str(study)
         data = read_yaml(study if is_path(study) else shipped)
-    parsed = record_from_data(Study, check(study_model(), data, where="" if where == "study" else where), where=where)
-    try:
-        _check(parsed)
-    except InputError as error:
-        raise InputError(f"{where}: {error.full}") from None
-    return parsed
+    return record_from_data(Study, check(study_model(), data, where="" if where == "study" else where), where=where)
 
 
 def _check(study: Study) -> None:

@@ -114,12 +114,9 @@ def _check_out(out: str | Path | None) -> None:
     if out is None:
         return
     check_path(out, "out")
-    suffix = Path(out).suffix.lower()
-    if suffix not in (".parquet", ".csv"):
-        raise bad_field("out", out, "must end in .parquet or .csv", "write --out results.parquet")
-    if suffix == ".parquet" and find_spec("pyarrow") is None:
+    check_can_be_written(out, "out", endings=".parquet .csv", rule=".parquet or .csv", remedy="write --out results.parquet")
+    if Path(out).suffix.lower() == ".parquet" and find_spec("pyarrow") is None:
         raise bad_field("out", out, "Parquet files need pyarrow", "install perfmodel[sweep], or write results.csv")
-    check_can_be_written(out, "out")
 
 
 def _check_engine(engine: str, jobs: int | None) -> int:

@@ -54,11 +54,7 @@ def trace_plan(
 
 
 def compare_trace(
-    traces: str | Path | Sequence[str | Path],
-    plan: Plan | Name | None = None,
-    *,
-    out: str | Path | None = None,
-    steps: int | None = None,
+    traces: str | Path | Sequence[str | Path], plan: Plan | Name | None = None, *, out: str | Path | None = None, steps: int | None = None
 ) -> TraceComparison:
     """Compare measured steps with the prediction of their plan, by group of kernels: the mean over the ranks of the traces.
 
@@ -69,8 +65,7 @@ def compare_trace(
     """
     if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
         raise bad_field("steps", steps, "must be a positive number of steps", "leave it out for traces that mark their steps")
-    files = _files(traces, "traces: are missing; give files that torch.profiler wrote", out, has_plan=plan is not None)
-    loaded = None if plan is None else load_plan(plan)
+    files, loaded = _inputs(traces, "traces: are missing; give files that torch.profiler wrote", plan, out)
     measured = tuple(read_trace(file, loaded, steps=steps) for file in files)
     predicted = dict.fromkeys(GROUPS, 0.0)
     if loaded is not None:
@@ -97,8 +92,7 @@ def compare_memory(
     out         file for the measured peak as a run that `fit_runs` reads: .jsonl
     """
     missing = "snapshots: are missing; give files that torch.cuda.memory._dump_snapshot wrote"
-    files = _files(snapshots, missing, out, has_plan=plan is not None)
-    loaded = None if plan is None else load_plan(plan)
+    files, loaded = _inputs(snapshots, missing, plan, out)
     memories = sorted(chain.from_iterable(map(read_snapshot, files)), key=lambda memory: -memory.allocated)
     predicted = {} if loaded is None else predict_in(setting_of_plan(loaded), loaded).memory
     names = dict.fromkeys(Path(memory.name).name for memory in memories)
@@ -106,18 +100,18 @@ def compare_memory(
     return MemoryComparison(memories=tuple(memories), predicted=predicted)
 
 
-def _files(given: str | Path | Sequence[str | Path], missing: str, out: str | Path | None, *, has_plan: bool) -> list[str | Path]:
-    """Return the files to read. Raise InputError if the run could not be written, before anything is read."""
+def _inputs(
+    given: str | Path | Sequence[str | Path], missing: str, plan: Plan | Name | None, out: str | Path | None
+) -> tuple[list[str | Path], Plan | None]:
+    """Return the files to read, and the plan that ran. Raise InputError if the run could not be written, before anything is read."""
     if out is not None:
-        if Path(out).suffix != ".jsonl":
-            raise bad_field("out", out, "must end in .jsonl with what was measured", "write runs.jsonl")
-        if not has_plan:
+        check_can_be_written(out, "out", endings=".jsonl", rule=".jsonl with what was measured", remedy="write runs.jsonl")
+        if plan is None:
             raise bad_field("out", out, "needs the plan that ran", "give it with --plan")
-        check_can_be_written(out, "out")
     files = [given] if isinstance(given, (str, Path)) else list(given)
     if not files:
         raise InputError(missing)
-    return files
+    return files, None if plan is None else load_plan(plan)
 
 
 def _write_run(out: str | Path | None, names: Iterable[str], plan: Plan | None, **measured: float) -> None:

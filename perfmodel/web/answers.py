@@ -18,7 +18,7 @@ from typing import Any
 from perfmodel.foundation.error_objects import ErrorCode, error_object
 from perfmodel.foundation.errors import InputError, PerfModelError, bad_field, one_line, presentable, shown
 from perfmodel.foundation.files import parse_yaml
-from perfmodel.foundation.plain import SCHEMA_VERSION, to_plain
+from perfmodel.foundation.plain import SCHEMA_VERSION, picked, to_plain
 from perfmodel.foundation.values import is_path, parsed_bool, read_integer
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.knobs import Knobs, choices_of
@@ -47,23 +47,19 @@ _PYTHON = re.compile(r"^(?:from|import|def|class|@)\b", re.MULTILINE)
 class PageRequest:
     """A parsed request of the page.
 
-    start     plan of a pasted configuration
+    start     pasted configuration, and its plan
     options   options of a single verb
     """
 
     request: Request
     knobs: Knobs
     start: Start | None
+    plan: Plan | None
     options: Mapping[str, Any]
-
-    @property
-    def plan(self) -> Plan | None:
-        return self.start.plan if self.start else None
 
     def answer(self) -> Answer:
         """Return the prediction with its setting."""
-        answers, _ = predict_requests([self.request], (self.knobs,), plan=self.plan)
-        return answers[0]
+        return predict_requests([self.request], (self.knobs,), plan=self.plan)[0][0]
 
 
 def answer(verb: str, data: Mapping[str, Any], on_progress: OnProgress = lambda share: None) -> dict[str, Any]:
@@ -140,8 +136,7 @@ def _search(asked: PageRequest, on_progress: OnProgress) -> dict[str, Any]:
         {},
         objective=asked.options.get("objective", "time"),
         top=read_integer(asked.options.get("top", 10), "top", most=100),
-        memory_headroom=asked.request.memory_headroom,
-        risk=asked.request.risk,
+        **picked(asked.request, "memory_headroom risk"),
         any_framework=asked.options.get("any_framework") is True,
         progress=on_progress,
     )
@@ -151,8 +146,7 @@ def _search(asked: PageRequest, on_progress: OnProgress) -> dict[str, Any]:
 def _explain(asked: PageRequest, on_progress: OnProgress) -> dict[str, Any]:
     from perfmodel.report.searches import explanation_object
 
-    rule = {"memory_headroom": asked.request.memory_headroom, "risk": asked.request.risk}
-    return explanation_object(explain_plan(asked.answer().prediction.plan, **rule))
+    return explanation_object(explain_plan(asked.answer().prediction.plan, **picked(asked.request, "memory_headroom risk")))
 
 
 VERBS: Mapping[str, Callable[[PageRequest, OnProgress], dict[str, Any]]] = {"predict": _predict, "search": _search, "explain": _explain}
@@ -162,33 +156,29 @@ VERBS: Mapping[str, Callable[[PageRequest, OnProgress], dict[str, Any]]] = {"pre
 
 
 def _read(data: Mapping[str, Any]) -> PageRequest:
-    given = dict(data)
-    requests, knobs = words_of(Request), words_of(Knobs)
-    pasted = given.get("config")
-    options = {name: given.pop(name) for name in _OPTIONS if name in given}
-    words = {name: _value(name, value) for name, value in given.items()}
-    asked: dict[str, Any] = {name: value for name, value in words.items() if name in requests}
-    model, start = None if pasted is None else _model_of(pasted), None
-    if model is not None:
+    options = {name: value for name, value in data.items() if name in _OPTIONS}
+    words = {name: _value(name, value) for name, value in data.items() if name not in _OPTIONS}
+    asked: dict[str, Any] = {name: value for name, value in words.items() if name in words_of(Request)}
+    chosen: dict[str, Any] = {name: value for name, value in words.items() if name not in asked}
+    pasted, start = options.get("config"), None
+    if pasted is not None and (model := _model_of(pasted)) is not None:
         if "model" in asked:
             raise InputError(f"model={asked['model']}: cannot be given with a pasted config.json; leave out one of them")
         asked["model"] = model
     elif pasted is not None:
         start = _start_of(pasted, tuple(sorted(asked.items())))
-    chosen: dict[str, Any] = {name: value for name, value in words.items() if name not in requests}
-    for name, value in chosen.items():
-        if knobs[name].kind is bool and isinstance(value, str):
-            chosen[name] = parsed_bool(value, name)
     resolved = make_requests(Request(**asked), of_plan=start is not None)
     if len(resolved) != 1:
         several = next((name for name, value in words.items() if isinstance(value, str) and "," in value), "chips")
         raise bad_field(several, words.get(several), "must be one value", "use `perfmodel predict` for a table of several")
-    return PageRequest(request=resolved[0], knobs=Knobs(**chosen), start=start, options=options)
+    return PageRequest(request=resolved[0], knobs=Knobs(**chosen), start=start, plan=None if start is None else start.plan, options=options)
 
 
 def _value(name: str, value: str | int | float | bool) -> str | int | float | bool:
     """Return the value of a field. Raise InputError for local files."""
     if isinstance(value, str):
+        if (knob := words_of(Knobs).get(name)) is not None and knob.kind is bool:
+            return parsed_bool(value, name)
         for part in (value, *re.split(r"[\s,+]+", value)):
             is_file = is_path(part) or (name == "model" and part not in list_models())
             if is_file and "\0" not in part and os.path.exists(part):

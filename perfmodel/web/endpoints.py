@@ -163,12 +163,6 @@ class _Handler(BaseHTTPRequestHandler):
         from perfmodel.foundation.schema import check
         from perfmodel.verbs.schemas import request_model
 
-        data = self._data()
-        if not isinstance(data, dict):
-            raise InputError('request: must be a JSON object of fields; write {"model": "llama-3-8b", ...}')
-        return check(request_model(), {name: value for name, value in data.items() if value not in (None, "")})
-
-    def _data(self) -> Any:
         if self.headers.get("Content-Type", "").partition(";")[0].strip() != _JSON:
             raise _Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"Content-Type: must be {_JSON}; send a JSON object")
         length = self.headers.get("Content-Length", "")
@@ -177,9 +171,12 @@ class _Handler(BaseHTTPRequestHandler):
         if len(length) > 9 or int(length) > MOST_BYTES:
             raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"request: is larger than {MOST_BYTES >> 10} KiB; paste a smaller text")
         try:
-            return json.loads(self.rfile.read(int(length)))
+            data = json.loads(self.rfile.read(int(length)))
         except (ValueError, RecursionError):
             raise _Refused(HTTPStatus.BAD_REQUEST, "request: is not JSON; send an object of fields") from None
+        if not isinstance(data, dict):
+            raise InputError('request: must be a JSON object of fields; write {"model": "llama-3-8b", ...}')
+        return check(request_model(), {name: value for name, value in data.items() if value not in (None, "")})
 
     def _send_object(self, content: Mapping[str, Any], status: int | None = None) -> None:
         """Send an object; by default, the status of an error follows from its code."""

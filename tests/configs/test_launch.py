@@ -45,7 +45,7 @@ def script_of(exported):
 
 
 def started(exported):
-    return [word for word in read_script(script_of(exported))[-1].words if word != "srun"]
+    return [word for word in read_script(script_of(exported))[-1][0] if word != "srun"]
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

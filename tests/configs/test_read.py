@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perfmodel.configs.read import described, read_setup
+from perfmodel.configs.read import read_setup
 from perfmodel.configs.tables import load_tables
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.reader import load_cluster
@@ -107,7 +107,7 @@ def test_every_key_is_read_or_listed(folder):
     """Test data have few keys of which nothing is known; all of them are named."""
     setup = read_setup(launched(folder))
     assert len(setup.unknown) <= 1
-    text = " ".join(described(setup, verbose=True))
+    text = " ".join(setup.described(verbose=True))
     assert all(key in text for key in (*setup.unknown, *setup.harmless))
 
 
