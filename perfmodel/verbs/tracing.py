@@ -37,10 +37,10 @@ def trace_plan(
     loaded = load_plan(plan)
     chosen, estimator = checked_ranks(loaded, ranks), setting_of_plan(loaded).estimator
     if not ranks and estimator.cluster.pools:
-        places = [place_of(loaded, rank) for rank in range(loaded.num_chips)]
-        firsts = [rank for rank, place in enumerate(places) if not (place["pp"] or place["cp"] or place["tp"])]
-        replicas = {pools_of_pipeline(estimator, loaded, rank): places[rank] for rank in reversed(firsts)}
-        chosen = [rank_at(loaded, {**place, "pp": places[rank]["pp"]}) for place in reversed(replicas.values()) for rank in chosen]
+        indices = [place_of(loaded, rank) for rank in range(loaded.num_chips)]
+        firsts = [rank for rank, index in enumerate(indices) if not (index["pp"] or index["cp"] or index["tp"])]
+        replicas = {pools_of_pipeline(estimator, loaded, rank): indices[rank] for rank in reversed(firsts)}
+        chosen = [rank_at(loaded, {**replica, "pp": indices[rank]["pp"]}) for replica in reversed(replicas.values()) for rank in chosen]
     paths = [] if out is None else trace_paths(Path(out), chosen)
     is_folder = out is not None and Path(out) not in paths
     for path in [Path(out)] if out is not None and is_folder and not Path(out).exists() else paths:
