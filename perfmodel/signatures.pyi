@@ -1687,7 +1687,7 @@ def trace_plan(
     parts.
 
     out      file to write as a Chrome trace: .json, .json.gz; any other name: a folder with one file for each rank
-    ranks    none: one for each pipeline stage; of more than 16 stages the first, the middle and the last
+    ranks    none: one for each pipeline stage, of a mixed cluster on each kind of chips; of more than 16 stages the first, middle and last
     detail   operators, layers or passes; None: the finest with at most 100,000 spans
     """
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 
+from perfmodel.cost.mixed import pools_of_pipeline
 from perfmodel.cost.trace import Detail, RankTimeline, rank_timelines
 from perfmodel.fitting.measured_trace import read_trace
 from perfmodel.fitting.memory_snapshot import read_snapshot
@@ -14,7 +15,7 @@ from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.resources import check_can_be_written, write_atomically
 from perfmodel.foundation.values import choice_of
 from perfmodel.parallel.measured import GROUPS, MemoryComparison, TraceComparison, group_of
-from perfmodel.parallel.plan import Plan, plan_to_dict, rank_at
+from perfmodel.parallel.plan import Plan, place_of, plan_to_dict, rank_at
 from perfmodel.report.trace import chrome_trace, trace_bytes
 from perfmodel.verbs.setting import Name, load_plan, predict_in, setting_of_plan
 
@@ -30,17 +31,22 @@ def trace_plan(
     parts.
 
     out      file to write as a Chrome trace: .json, .json.gz; any other name: a folder with one file for each rank
-    ranks    none: one for each pipeline stage; of more than 16 stages the first, the middle and the last
+    ranks    none: one for each pipeline stage, of a mixed cluster on each kind of chips; of more than 16 stages the first, middle and last
     detail   operators, layers or passes; None: the finest with at most 100,000 spans
     """
     loaded = load_plan(plan)
-    chosen = checked_ranks(loaded, ranks)
+    chosen, estimator = checked_ranks(loaded, ranks), setting_of_plan(loaded).estimator
+    if not ranks and estimator.cluster.pools:
+        indices = [place_of(loaded, rank) for rank in range(loaded.num_chips)]
+        firsts = [rank for rank, index in enumerate(indices) if not (index["pp"] or index["cp"] or index["tp"])]
+        replicas = {pools_of_pipeline(estimator, loaded, rank): indices[rank] for rank in reversed(firsts)}
+        chosen = [rank_at(loaded, {**replica, "pp": indices[rank]["pp"]}) for replica in reversed(replicas.values()) for rank in chosen]
     paths = [] if out is None else trace_paths(Path(out), chosen)
     is_folder = out is not None and Path(out) not in paths
     for path in [Path(out)] if out is not None and is_folder and not Path(out).exists() else paths:
         check_can_be_written(path, "out")
     level = None if detail is None else choice_of(Detail, detail, "detail")
-    timelines = tuple(rank_timelines(setting_of_plan(loaded).estimator, loaded, chosen, level))
+    timelines = tuple(rank_timelines(estimator, loaded, chosen, level))
     for path, group in zip(paths, [[timeline] for timeline in timelines] if is_folder else [timelines], strict=False):
         path.parent.mkdir(exist_ok=True)
         write_atomically(path, trace_bytes(chrome_trace(group, loaded), compressed=path.suffix == ".gz"))

@@ -111,6 +111,15 @@ def test_a_plan_of_a_mix_has_a_trace_a_page_and_an_export(call, call_json, tmp_p
     assert call("report", "search.json", "--out", "search.html")[0] == 0
 
 
+def test_a_trace_has_a_replica_on_each_kind_of_chips(call, call_json, tmp_path):
+    call("predict", *JOB, "--tp", "2", "--save", tmp_path / "plan.yaml")
+    ranks = call_json("trace", tmp_path / "plan.yaml", "--out", tmp_path / "trace.json")["ranks"]
+    assert [rank["rank"] for rank in ranks] == [0, 8]
+    assert ["replica_wait" in rank["parts"] for rank in ranks] == [True, False]
+    call("predict", *JOB, "--tp", "2", "--pp", "2", "--save", tmp_path / "plan.yaml")
+    assert [rank["rank"] for rank in call_json("trace", tmp_path / "plan.yaml", "--out", tmp_path / "trace.json")["ranks"]] == [0, 8]
+
+
 def test_limits_of_pools_are_those_of_their_text(call_json, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("pools.yaml").write_text(POOLS, encoding="utf-8")
