@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
-from types import MappingProxyType
 from typing import Any
 
 from perfmodel.configs.tables import FrameworkTable, common_rules, load_tables, plain
@@ -112,9 +111,7 @@ def _helpful(setting: Setting, current: Prediction, table: FrameworkTable | None
     return tuple(sorted([*single, *better, *_turned_settings(setting, current, single[:MOST_IN_PAIRS], table, rule)], key=_step_time))
 
 
-def _advised(
-    current: Prediction, changes: Mapping[str, Any], prediction: Prediction, changed: Mapping[str, Any] = MappingProxyType({})
-) -> AdvisedChange:
+def _advised(current: Prediction, changes: Mapping[str, Any], prediction: Prediction, changed: Mapping[str, Any] = {}) -> AdvisedChange:
     gain = 1 - prediction.step_time / current.step_time
     return AdvisedChange(changes=dict(changes), changed=dict(changed), prediction=prediction, gain=gain)
 
