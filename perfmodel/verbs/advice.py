@@ -17,6 +17,8 @@ from perfmodel.parallel.offloads import OFFLOADS
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.request import Request
+from perfmodel.planner.explain import single_turns, turned_plans
+from perfmodel.planner.remedies import is_needless
 from perfmodel.report.advice import Advice, AdvisedChange, OptionChange
 from perfmodel.verbs.configs import Start, overridden_plan, start_from
 from perfmodel.verbs.requests import read_risk
@@ -92,9 +94,6 @@ def _table_of(start: Start, setting: Setting) -> FrameworkTable | None:
 
 def _helpful(setting: Setting, current: Prediction, table: FrameworkTable | None, rule: Mapping[str, Any]) -> tuple[AdvisedChange, ...]:
     """Return single changes, and pairs of the best ones, that fit and are faster; for a setup that does not fit, all that fit."""
-    from perfmodel.planner.explain import single_turns, turned_plans
-    from perfmodel.planner.remedies import is_needless
-
     if current.plan.assignment is not None:
         return ()
 

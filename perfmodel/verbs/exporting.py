@@ -93,12 +93,12 @@ def _compared(plan: Plan) -> dict[str, Any]:
 
 def write_export(exported: ExportedPlan, folder: Path) -> list[Path]:
     """Write the files of an export, all of them or none."""
-    paths = [folder / name for name in exported.files]
-    for path in paths:
+    files = {folder / name: text for name, text in exported.files.items()}
+    for path in files:
         check_can_be_written(path, "out")
-    for path, text in zip(paths, exported.files.values(), strict=True):
+    for path, text in files.items():
         write_atomically(path, text)
-    return paths
+    return list(files)
 
 
 # --- serving plans -----------------------------------------------------------------------------------------------------
