@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -16,10 +17,7 @@ from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.words import words_of
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.request import Request
-from perfmodel.report.document import Block, Document, Facts, Notes, Text
-
-if TYPE_CHECKING:
-    from perfmodel.report.advice import Advice
+from perfmodel.report.document import Block, Document, Notes, Text
 
 
 @command(assumed=options.STARTED, output=options.PLAIN_OUTPUT)
@@ -102,9 +100,7 @@ def advise(
 
     Where the setup does not fit: the smallest changes that do.
     """
-    from dataclasses import replace
-
-    from perfmodel.report.advice import advice_object
+    from perfmodel.report.advice import advice_blocks, advice_object
     from perfmodel.verbs.advice import advise_on
     from perfmodel.verbs.configs import start_from
 
@@ -114,27 +110,7 @@ def advise(
     with Progress("advise") as progress:
         advice = advise_on(start, assumed, any_framework=any_framework, spelled=flag, progress=progress.share)
     read = start.notes(verbose=output.verbose)
-    show(Document(content=lambda: advice_object(advice) | start.object(), blocks=lambda: _advice_blocks(advice, read)), output)
-
-
-def _advice_blocks(advice: Advice, read: list[str]) -> Iterator[Block]:
-    from perfmodel.parallel.prediction import notes
-    from perfmodel.report.advice import changes_table, diff_lines, fitting_blocks, gain_line, why_slow
-    from perfmodel.report.predictions import job_line, memory_line, plan_line, verdict_line
-
-    current = advice.prediction
-    facts = [("job", job_line(current.plan)), ("plan", plan_line(current.plan)), ("memory", memory_line(current))]
-    yield Facts(verdict_line(current), facts)
-    yield Text(why_slow(current), apart=True)
-    if not current.fits:
-        yield from fitting_blocks(current.plan, advice.remedies)
-    if advice.changes:
-        yield changes_table(advice)
-    yield Text(gain_line(advice), apart=True)
-    if advice.diff:
-        yield Text(f"Options of {advice.framework} to change", apart=True)
-        yield from map(Text, diff_lines(advice))
-    yield Notes(list(dict.fromkeys([*advice.notes, *read, *notes(current)])))
+    show(Document(content=lambda: advice_object(advice) | start.object(), blocks=lambda: advice_blocks(advice, read)), output)
 
 
 @command(assumed=options.STARTED, output=options.PLAIN_OUTPUT)

@@ -16,6 +16,7 @@ from perfmodel.cli.output import Form, Output, Progress, print_error, show
 from perfmodel.cli.words import argument, command, option
 from perfmodel.foundation.error_objects import ErrorCode
 from perfmodel.foundation.errors import one_line
+from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.report.document import Block, Command, Document, Facts, Notes, Text
@@ -99,19 +100,8 @@ def _blocks(result: SweepResult, out: Path) -> Iterator[Block]:
 
 
 #: Columns of the printed table in addition to the axes: non-default knobs, and results -> header and format.
-_KNOBS = ("dp_replicate", "dp_shard", "cp", "pp", "tp", "ep", "attention_dp", "replicas", "zero", "micro_batch", "recompute")
-_RESULTS: Mapping[str, tuple[str, Callable[[Any], str]]] = {
-    "limit": ("limit", one_line),
-    "value": ("value", one_line),
-    "step_time": ("step time", format_time),
-    "tokens_per_second_per_chip": ("tok/s/chip", "{:,.0f}".format),
-    "memory_total": ("memory", format_bytes),
-    "ttft": ("TTFT", format_time),
-    "tpot": ("TPOT", format_time),
-    "days": ("days", "{:,.1f}".format),
-    "cost": ("cost", "{:,.0f}".format),
-    "reason": ("reason", one_line),
-}
+_COLUMNS = read_yaml(Path(__file__).with_name("sweep.yaml"))
+_FORMATS: Mapping[str, Callable[[Any], str]] = {"text": one_line, "time": format_time, "bytes": format_bytes}
 
 
 def _table(result: SweepResult) -> Table:
@@ -119,10 +109,13 @@ def _table(result: SweepResult) -> Table:
     from perfmodel.verbs.study import column_of
 
     rows, varied = result.rows[:_SHOWN_ROWS], [column_of(result.study.verb, name) for name in result.study.varied]
-    knobs = [name for name in _KNOBS if any(row.get(name) not in (None, "", 0, 1, "none") for row in rows)]
-    results = [name for name in _RESULTS if any(row.get(name) not in (None, "") for row in rows)]
-    columns = {name: _RESULTS.get(name, (name, one_line)) for name in (*varied, *knobs, *results)}
-    cells = (("" if row.get(name) in (None, "") else text(row[name]) for name, (_, text) in columns.items()) for row in rows)
+    knobs = [name for name in _COLUMNS["knobs"] if any(row.get(name) not in (None, "", 0, 1, "none") for row in rows)]
+    results = [name for name in _COLUMNS["results"] if any(row.get(name) not in (None, "") for row in rows)]
+    columns = {name: _COLUMNS["results"].get(name, (name, "text")) for name in (*varied, *knobs, *results)}
+    cells = (
+        ("" if row.get(name) in (None, "") else (_FORMATS.get(form) or form.format)(row[name]) for name, (_, form) in columns.items())
+        for row in rows
+    )
     return Table(
         title=f"The first {len(rows)} rows of {len(result.rows):,}" if len(rows) < len(result.rows) else f"{len(rows)} rows",
         headers=tuple(header for header, _ in columns.values()),

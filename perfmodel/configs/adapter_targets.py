@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any
 
 from perfmodel.foundation.errors import InputError
@@ -21,11 +22,7 @@ from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.models import load_model
 from perfmodel.workload.training import linear_operators
 
-#: Names of all linear modules.
-_ALL = ("all-linear", "all", ".*", "*", "*_proj")
 _SIGNS = re.compile(r"[\\()|^$]|\.[*+]|\[(?!['\"])")  # of a regular expression; a list may be written ['a', 'b']
-_PREFIXES = ("model.", "model.language_model.", "language_model.model.", "model.text_model.", "base_model.model.model.", "")
-_USUAL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def adapter_targets(modules: object, model: object = None) -> list[str] | None:
@@ -36,15 +33,16 @@ def adapter_targets(modules: object, model: object = None) -> list[str] | None:
 
     Modules of vision towers, embeddings and routers are left out. A list without matches is returned unchanged, and the job refuses it.
     """
-    if isinstance(modules, str) and modules not in _ALL and _SIGNS.search(modules):
+    names_of_all = _table()["all"]
+    if isinstance(modules, str) and modules not in names_of_all and _SIGNS.search(modules):
         targets, is_expression = [modules], True
     else:
         entries = modules if isinstance(modules, list) else re.split(r"[,+\s]+", str(modules).strip("[] "))
         targets, is_expression = [name for entry in entries if (name := str(entry).strip("'\" "))], False
-    if any(target in _ALL for target in targets):
+    if any(target in names_of_all for target in targets):
         return None
     config = known_model(model)
-    operators, num_layers = (_USUAL, 1) if config is None else (linear_operators(config), config.num_hidden_layers)
+    operators, num_layers = (_table()["usual"], 1) if config is None else (linear_operators(config), config.num_hidden_layers)
     names = [name for target in targets for name in operators if _matches(target, name, num_layers, is_expression=is_expression)]
     return list(dict.fromkeys(names)) or targets
 
@@ -83,8 +81,9 @@ def _paths(operator: str, num_layers: int) -> Iterator[str]:
     modules = [names for operators, names in _table()["modules"].items() if operator in operators.split()]
     for module in " ".join(modules or [operator]).split():
         for layer in range(num_layers):
-            yield from (f"{prefix}layers.{layer}.{module}" for prefix in _PREFIXES)
+            yield from (f"{prefix}layers.{layer}.{module}" for prefix in _table()["prefixes"])
 
 
+@lru_cache(maxsize=1)
 def _table() -> Mapping[str, Any]:
     return read_yaml(resource_dir("strategies") / "adapter_modules.yaml")

@@ -11,7 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from perfmodel.configs.adapter_targets import adapter_targets, peft_targets
@@ -90,19 +90,14 @@ def value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
         case ast.UnaryOp(op=ast.Not()):
             return not value(node.operand)
         case ast.BoolOp(op=op):
-            result = None
             for operand in node.values:
                 result = value(operand)
                 if bool(result) is isinstance(op, ast.Or):
                     break
             return result
         case ast.Compare():
-            left = value(node.left)
-            for comparison, right in zip(node.ops, map(value, node.comparators), strict=True):
-                if not _OPERATORS[type(comparison)](left, right):
-                    return False
-                left = right
-            return True
+            operands = pairwise(map(value, (node.left, *node.comparators)))
+            return all(_OPERATORS[type(op)](left, right) for op, (left, right) in zip(node.ops, operands, strict=True))
         case ast.IfExp():
             return value(node.body if value(node.test) else node.orelse)
         case ast.Call(func=ast.Name(id=name), keywords=[]) if name in _FUNCTIONS:

@@ -109,9 +109,7 @@ def _script_keys(tree: ast.Module) -> dict[str, Any]:
     calls: list[str] = []
     keys: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
+    for node in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
         name = ast.unparse(node.func)
         call = next((call for call in known if re.search(call["name"], name)), None)
         if call is None:

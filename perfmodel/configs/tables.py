@@ -143,7 +143,17 @@ def _content(name: str) -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def load_tables() -> Mapping[str, FrameworkTable]:
     """Return every table by name, in the order in which a configuration is matched."""
-    return {name: _table(name) for name in common_rules()["order"]}
+    tables = {}
+    for name in common_rules()["order"]:
+        content = _with_base(name)
+        content.pop("base", None)
+        files = content.pop("files")
+        outputs = (files[output] if isinstance(output, str) else output for output in content.get("outputs", ()))
+        content["keys"] = {key: KeyMeaning.of(entry) for key, entry in content["keys"].items()}
+        content["harmless"] = content["harmless"].split()
+        content["outputs"] = [WrittenFile(**output) for output in outputs]
+        tables[name] = FrameworkTable(name=name, **content)
+    return tables
 
 
 def table_named(name: str) -> FrameworkTable:
@@ -167,19 +177,6 @@ def _with_base(name: str) -> dict[str, Any]:
         merged[part] = [*content.get(part, []), *base.get(part, [])]
     merged["harmless"] = f"{content.get('harmless', '')} {base['harmless']}"
     return merged
-
-
-def _table(name: str) -> FrameworkTable:
-    content = _with_base(name)
-    content.pop("base", None)
-    files = content.pop("files")
-    outputs = (files[output] if isinstance(output, str) else output for output in content.get("outputs", ()))
-    converted = {
-        "keys": {key: KeyMeaning.of(entry) for key, entry in content["keys"].items()},
-        "harmless": content["harmless"].split(),
-        "outputs": [WrittenFile(**output) for output in outputs],
-    }
-    return FrameworkTable(name=name, **content | converted)
 
 
 def sentences(rules: Iterable[FactRule], facts: Mapping[str, Any], width: int = 120) -> tuple[str, ...]:

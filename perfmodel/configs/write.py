@@ -209,17 +209,9 @@ def _tree(values: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-#: Form -> indentation of a section, an option, begin and end of a section.
-_FORMS = {
-    "yaml": ("  ", "{key}: {value}{comment}", "{key}:", ""),
-    "toml": ("", "{key} = {value}{comment}", "\n[{path}]", ""),
-    "python": ("    ", "{key}={value},{comment}", "{key}={call}(", "),"),
-}
-
-
 def _lines(output: WrittenFile, tree: Mapping[str, Any], indent: str, section: str = "") -> Iterator[str]:
     """Yield the options and sections of a file. In TOML the options come before the sections, of which empty ones have no line."""
-    step, option, begin, end = _FORMS[output.form]
+    step, option, begin, end = common_rules()["forms"][output.form]
     is_toml = output.form == "toml"
     for key, entry in sorted(tree.items(), key=lambda item: is_toml and isinstance(item[1], Mapping)):
         if not isinstance(entry, Mapping):

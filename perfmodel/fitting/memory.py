@@ -6,18 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfmodel.cost.assemble import PlanColumns, plan_columns
 from perfmodel.cost.estimate import Estimator
-from perfmodel.fitting.fit import Mask, UserFit, UserRun, fit_some, moved_constant
+from perfmodel.fitting.fit import Array, Mask, UserFit, UserRun, fit_some, moved_constant
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.uncertainty.priors import RESERVE, Behaviour, Constant
 from perfmodel.validation.framework_patterns import MemoryFigures
 from perfmodel.validation.step_times import estimator_of
 from perfmodel.validation.validate import memory_figure
-
-Array = NDArray[np.float64]
 
 NOISE = 0.10
 """|log(predicted / measured)| of a run with the best factor: peaks of 14 sources of published runs (tests/golden) scatter by .08 to .15."""

@@ -24,7 +24,6 @@ from perfmodel.planner.uniform.quickest import best_plan
 from perfmodel.planner.uniform.space import Space, runnable_space
 
 Knob = int | str | bool
-MakeEstimator = Callable[[int, int], Estimator]
 
 #: Largest number of remedies that are named.
 MOST = 3
@@ -67,7 +66,7 @@ class RemedyConditions:
     """
 
     estimator: Estimator
-    make: MakeEstimator
+    make: Callable[[int, int], Estimator]
     with_settings: Callable[[Mapping[str, bool | str]], RemedyConditions | None]
     small_loss: str
     memory_headroom: float | None

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.parallel.framework_ref import SETTING_NAMES, settings_text
-from perfmodel.parallel.prediction import PROBABILITY, Prediction, probability_cell
-from perfmodel.report.document import Block, Text
-from perfmodel.report.predictions import plan_line, prediction_object
+from perfmodel.parallel.plan import Plan
+from perfmodel.parallel.prediction import PROBABILITY, Prediction, notes, probability_cell
+from perfmodel.planner.result import FittingChange
+from perfmodel.report.document import Block, Facts, Notes, Text
+from perfmodel.report.predictions import job_line, memory_line, plan_line, prediction_object, verdict_line
 from perfmodel.report.table import Table, percent
-
-if TYPE_CHECKING:
-    from perfmodel.parallel.plan import Plan
-    from perfmodel.planner.result import FittingChange
 
 #: Parts of a step that are model compute; the others are exposed communication, waiting and bookkeeping.
 _WORK = ("forward", "backward")
@@ -79,6 +77,23 @@ def advice_object(advice: Advice) -> dict[str, Any]:
         "options": list(advice.diff),
         "remedies": remedies_objects(advice.remedies),
     }
+
+
+def advice_blocks(advice: Advice, read: Sequence[str]) -> Iterator[Block]:
+    """Yield the advice as blocks. read: notes on the reading of a configuration."""
+    current = advice.prediction
+    facts = [("job", job_line(current.plan)), ("plan", plan_line(current.plan)), ("memory", memory_line(current))]
+    yield Facts(verdict_line(current), facts)
+    yield Text(why_slow(current), apart=True)
+    if not current.fits:
+        yield from fitting_blocks(current.plan, advice.remedies)
+    if advice.changes:
+        yield changes_table(advice)
+    yield Text(gain_line(advice), apart=True)
+    if advice.diff:
+        yield Text(f"Options of {advice.framework} to change", apart=True)
+        yield from map(Text, diff_lines(advice))
+    yield Notes(list(dict.fromkeys([*advice.notes, *read, *notes(current)])))
 
 
 def changes_table(advice: Advice) -> Table:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
-from types import MappingProxyType
 from typing import Any
 
 from perfmodel.configs.tables import FrameworkTable, common_rules, load_tables, plain
@@ -18,6 +17,8 @@ from perfmodel.parallel.offloads import OFFLOADS
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.request import Request
+from perfmodel.planner.explain import single_turns, turned_plans
+from perfmodel.planner.remedies import is_needless
 from perfmodel.report.advice import Advice, AdvisedChange, OptionChange
 from perfmodel.verbs.configs import Start, overridden_plan, start_from
 from perfmodel.verbs.requests import read_risk
@@ -93,9 +94,6 @@ def _table_of(start: Start, setting: Setting) -> FrameworkTable | None:
 
 def _helpful(setting: Setting, current: Prediction, table: FrameworkTable | None, rule: Mapping[str, Any]) -> tuple[AdvisedChange, ...]:
     """Return single changes, and pairs of the best ones, that fit and are faster; for a setup that does not fit, all that fit."""
-    from perfmodel.planner.explain import single_turns, turned_plans
-    from perfmodel.planner.remedies import is_needless
-
     if current.plan.assignment is not None:
         return ()
 
@@ -112,9 +110,7 @@ def _helpful(setting: Setting, current: Prediction, table: FrameworkTable | None
     return tuple(sorted([*single, *better, *_turned_settings(setting, current, single[:MOST_IN_PAIRS], table, rule)], key=_step_time))
 
 
-def _advised(
-    current: Prediction, changes: Mapping[str, Any], prediction: Prediction, changed: Mapping[str, Any] = MappingProxyType({})
-) -> AdvisedChange:
+def _advised(current: Prediction, changes: Mapping[str, Any], prediction: Prediction, changed: Mapping[str, Any] = {}) -> AdvisedChange:
     gain = 1 - prediction.step_time / current.step_time
     return AdvisedChange(changes=dict(changes), changed=dict(changed), prediction=prediction, gain=gain)
 

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfmodel.configs.tables import FrameworkTable, table_named
 from perfmodel.configs.write import TORCHRUN, ExportedPlan, facts_of_plan, launch_files, launcher_named, write_config
@@ -23,13 +23,11 @@ from perfmodel.parallel.request import Request
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
+from perfmodel.planner.serving.launch import LaunchLine, family_of, launch_lines
 from perfmodel.verbs.configs import start_from
 from perfmodel.verbs.setting import Name, load_plan, predict_in, setting_of_plan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.models import hub_id_of
-
-if TYPE_CHECKING:
-    from perfmodel.planner.serving.launch import LaunchLine
 
 #: Facts that may differ when a plan is read back: names, and facts that belong to the profile.
 _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
@@ -95,12 +93,12 @@ def _compared(plan: Plan) -> dict[str, Any]:
 
 def write_export(exported: ExportedPlan, folder: Path) -> list[Path]:
     """Write the files of an export, all of them or none."""
-    paths = [folder / name for name in exported.files]
-    for path in paths:
+    files = {folder / name: text for name, text in exported.files.items()}
+    for path in files:
         check_can_be_written(path, "out")
-    for path, text in zip(paths, exported.files.values(), strict=True):
+    for path, text in files.items():
         write_atomically(path, text)
-    return paths
+    return list(files)
 
 
 # --- serving plans -----------------------------------------------------------------------------------------------------
@@ -133,7 +131,6 @@ def export_service(prediction: ServingPrediction | Name, *, to: str, stem: str =
     to           vllm, sglang or tensorrt-llm; llm-d, dynamo or kserve
     stem         name of the files without their endings
     """
-    from perfmodel.planner.serving.launch import family_of, launch_lines
     from perfmodel.report.serving import serving_object
     from perfmodel.verbs.serving import pools_plan, serving_plan, serving_setting
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from perfmodel.cost.training_run import TrainingRun
+from perfmodel.parallel.prediction import NotPredicted
 from perfmodel.parallel.request import Request
+from perfmodel.planner.result import FittingChange, SearchResult
 from perfmodel.report.advice import remedies_objects
 from perfmodel.report.predictions import confidence_object, prediction_object
-from perfmodel.verbs.setting import confidence_in, interval_in, need_intervals
+from perfmodel.verbs.requests import Answer
+from perfmodel.verbs.setting import Confidence, Setting, confidence_in, interval_in, need_intervals
+from perfmodel.verbs.training import AskedRun, run_in
 from perfmodel.workload.config import TransformerConfig
-
-if TYPE_CHECKING:
-    from perfmodel.cost.training_run import TrainingRun
-    from perfmodel.parallel.prediction import NotPredicted
-    from perfmodel.planner.result import FittingChange, SearchResult
-    from perfmodel.verbs.requests import Answer
-    from perfmodel.verbs.setting import Confidence, Setting
-    from perfmodel.verbs.training import AskedRun
 
 
 def shown_intervals(answers: Sequence[Answer], *, interval: bool) -> list[Confidence]:
@@ -63,7 +60,6 @@ def searches_object(
 ) -> dict[str, Any]:
     """Return the object of one search, or of several settings. failures: combinations that could not be searched."""
     from perfmodel.report.searches import search_object
-    from perfmodel.verbs.training import run_in
 
     objects = [search_object(result, tokens=run.tokens if run else 0.0) for _, result in results]
     for search_content, (setting, result) in zip(objects, results, strict=True):

@@ -232,8 +232,7 @@ def _check(study: Study) -> None:
                 _check_value(name, value, known[name])
         lengths = {name: len(values) for name, values in group.items()} if part.startswith("zip.") else {"": 1}
         if len(set(lengths.values())) != 1:
-            rule = f"all its arguments must have the same number of values, not {lengths or 'none'}"
-            raise InputError(f"{part}: {rule}; give one for each")
+            raise InputError(f"{part}: all its arguments must have the same number of values, not {lengths or 'none'}; give one for each")
     if study.version != VERSION:
         raise bad_field("version", study.version, "is of another release", f"write version: {VERSION}")
     if study.num_points > MOST_POINTS:
