@@ -56,6 +56,15 @@ _KERNELS = {
 #: What calls them to time them, to be independent of them, or to read users' modules.
 _NO_LAYERS = ("measure/", "importer/", "per_operator/microbenchmarks.py", "uniform/gradient_check.py")
 
+#: Files that start from users' own files and show answers as files: configurations, advice, traces, pages, sweeps, schemas.
+_OWN_FILES = (
+    *("configs/*.py", "web/*.py", "cost/trace.py", "parallel/measured.py", "fitting/measured_trace.py", "fitting/memory*.py"),
+    *(f"cli/{name}.py" for name in ("configs", "doctor", "schema", "sweep", "web")),
+    *(f"report/{name}.py" for name in ("advice", "html", "page", "trace")),
+    *(f"verbs/{name}.py" for name in ("advice", "configs", "doctor", "exporting", "objects", "reporting", "schemas", "study", "sweep")),
+    *("verbs/processes.py", "verbs/tracing.py"),
+)
+
 
 def layer_files() -> dict[str, set[str]]:
     """Layer kind -> files of execute/ that call its kernels."""
@@ -79,6 +88,7 @@ def measures() -> dict[str, int]:
     return {
         "lines of the package": sum(lines.values()),
         **lines,
+        "lines of configurations, advice, traces, pages and sweeps": sum(_num_lines(path) for path in _own_files()),
         "lines of the largest file": max(_num_lines(path) for path in modules()),
         "fields of the largest record": max(_record_sizes(), default=0),
         "implementations of a layer kind": max(map(len, layer_files().values())),
@@ -87,6 +97,12 @@ def measures() -> dict[str, int]:
         "functions of one prediction": functions,
         "files of one prediction": files,
     }
+
+
+def _own_files() -> list[Path]:
+    paths = [path for pattern in _OWN_FILES for path in sorted(PACKAGE.glob(pattern))]
+    assert all(any(PACKAGE.glob(pattern)) for pattern in _OWN_FILES), "a file was renamed"
+    return paths
 
 
 def _num_lines(path: Path) -> int:
