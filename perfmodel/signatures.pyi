@@ -303,6 +303,7 @@ def find_plans(  # type: ignore[overload-overlap]
     ties: float | str = 0.01,
     only_runnable: bool = False,
     any_framework: bool = False,
+    exhaustive: bool = False,
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult:
     """Find the best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
@@ -318,6 +319,7 @@ def find_plans(  # type: ignore[overload-overlap]
     risk        probability of not fitting that a plan may have, such as 5%, in place of memory_headroom; `certainty` has the cost of others
     any_framework   search also plans that the assumed framework cannot run (the group `runs` of its profile)
     only_runnable   search only what it can run: the default
+    exhaustive  evaluate also the plans that cannot win: the same result, as a check
     progress    called with the share of the space that has been evaluated; if it returns True, the search ends with the results so far
 
     Args:
@@ -411,6 +413,7 @@ def find_plans(
     ties: float | str = 0.01,
     only_runnable: bool = False,
     any_framework: bool = False,
+    exhaustive: bool = False,
     progress: Callable[[float], bool | None] | None = None,
 ) -> tuple[SearchResult, ...]:
     """Find the best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
@@ -426,6 +429,7 @@ def find_plans(
     risk        probability of not fitting that a plan may have, such as 5%, in place of memory_headroom; `certainty` has the cost of others
     any_framework   search also plans that the assumed framework cannot run (the group `runs` of its profile)
     only_runnable   search only what it can run: the default
+    exhaustive  evaluate also the plans that cannot win: the same result, as a check
     progress    called with the share of the space that has been evaluated; if it returns True, the search ends with the results so far
 
     Args:

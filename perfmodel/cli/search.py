@@ -29,6 +29,7 @@ from perfmodel.report.document import Block, Document, Facts, Notes, Text
 if TYPE_CHECKING:
     from perfmodel.parallel.prediction import NotPredicted
     from perfmodel.planner.result import SearchResult
+    from perfmodel.verbs.searching import Also
     from perfmodel.verbs.setting import Setting
     from perfmodel.verbs.training import AskedRun
 
@@ -52,6 +53,7 @@ class Ranking:
         metavar="SHARE",
         default_text=f"{100 * TIES:g}%",
     )
+    exhaustive: bool = word("Evaluate also the plans that cannot win: the same result, as a check", kind=bool, default=False)
 
 
 @command(
@@ -93,7 +95,7 @@ def search(
     from perfmodel.verbs.configs import start_from
     from perfmodel.verbs.objects import searches_object
     from perfmodel.verbs.requests import check_names, make_requests, setting_of_request
-    from perfmodel.verbs.searching import check_frameworks
+    from perfmodel.verbs.searching import ALSO, check_frameworks
 
     output = files.check(output)
     asked = replace(asked, cluster=options.with_chip(asked.cluster, chip))
@@ -123,6 +125,8 @@ def search(
         check_names(requests)
     failures: list[NotPredicted] = []
     was_interrupted = False
+    also: tuple[Also, ...] = tuple(part for part in ALSO if part != "remedies" or len(requests) == 1)
+    also = (*also, "exhaustive") if ranking.exhaustive else also
     for request in requests:
         try:
             setting = setting_of_request(request, plan=job)
@@ -137,7 +141,7 @@ def search(
                 risk=allowed,
                 ties=near,
                 any_framework=any_framework,
-                with_remedies=len(requests) == 1,
+                also=also,
             )
         except InputError as error:
             failures.append(NotPredicted(asked=request.described(), reason=str(error)))
@@ -189,10 +193,10 @@ def _search_once(
     risk: float | None,
     ties: float,
     any_framework: bool,
-    with_remedies: bool,
+    also: tuple[Also, ...],
 ) -> tuple[SearchResult, bool]:
     """Return the result, and whether Ctrl-C ended the search early with the best plans so far."""
-    from perfmodel.verbs.searching import ALSO, search_in
+    from perfmodel.verbs.searching import search_in
 
     chips = f"{setting.cluster.num_chips} chip{'s' * (setting.cluster.num_chips > 1)} of {short_name(setting.reference)}"
     with Progress(f"search on {chips}") as progress, first_interrupt() as was_interrupted:
@@ -212,7 +216,7 @@ def _search_once(
             risk=risk,
             ties=ties,
             any_framework=any_framework,
-            also=tuple(part for part in ALSO if with_remedies or part != "remedies"),
+            also=also,
             progress=report,
         )
         return result, was_interrupted()

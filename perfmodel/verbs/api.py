@@ -27,7 +27,7 @@ from perfmodel.parallel.request import Request
 from perfmodel.planner.ties import TIES
 from perfmodel.verbs.configs import start_from
 from perfmodel.verbs.requests import make_requests, predict_requests, read_risk, setting_of_request
-from perfmodel.verbs.searching import check_frameworks, remedies_in, search_in
+from perfmodel.verbs.searching import ALSO, check_frameworks, remedies_in, search_in
 from perfmodel.verbs.setting import (
     Name,
     annotated,
@@ -120,6 +120,7 @@ def find_plans(
     ties: float | str = TIES,
     only_runnable: bool = False,
     any_framework: bool = False,
+    exhaustive: bool = False,
     progress: Callable[[float], bool | None] | None = None,
 ) -> SearchResult | tuple[SearchResult, ...]:
     """Find the best plans of a job on a cluster. A knob that is given is fixed; `maximum` bounds others, such as {"tp": 8}.
@@ -135,6 +136,7 @@ def find_plans(
     risk        probability of not fitting that a plan may have, such as 5%, in place of memory_headroom; `certainty` has the cost of others
     any_framework   search also plans that the assumed framework cannot run (the group `runs` of its profile)
     only_runnable   search only what it can run: the default
+    exhaustive  evaluate also the plans that cannot win: the same result, as a check
     progress    called with the share of the space that has been evaluated; if it returns True, the search ends with the results so far
     """
     check_frameworks(only_runnable=only_runnable, any_framework=any_framework)
@@ -154,6 +156,7 @@ def find_plans(
             risk=request.risk,
             ties=share(ties, "ties"),
             any_framework=any_framework,
+            also=(*ALSO, "exhaustive") if exhaustive else ALSO,
             progress=progress,
         )
         results.append(result)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from perfmodel.planner.uniform.space import Space
     from perfmodel.verbs.training import AskedRun
 
-Also = Literal["remedies", "beyond", "baselines", "front"]
+Also = Literal["remedies", "beyond", "baselines", "front", "exhaustive"]
 #: Additional results of an interactive search.
 ALSO: tuple[Also, ...] = ("remedies", "beyond", "baselines", "front")
 
@@ -62,7 +62,7 @@ def search_in(
 
     run    the training run, which some objectives are of
     also   remedies: the smallest changes that fit, if no plan does; beyond: the best plan that the framework cannot run; baselines and
-           front of `search_plans`
+           front of `search_plans`; exhaustive: every plan is evaluated, also those that cannot win
     """
     from perfmodel.frameworks.ensemble import framework_ensemble
     from perfmodel.planner.beyond import beyond_framework
@@ -75,6 +75,7 @@ def search_in(
     check_objective(objective, setting, run)
     top = read_integer(top, "top")
     space, attention = space_in(setting, knobs, maximum, any_framework=any_framework)
+    space = replace(space, is_pruned="exhaustive" not in also)
     asked: dict[str, Any] = {
         "objective": objective,
         "top": top,

@@ -291,3 +291,19 @@ def test_a_sharded_network_prints_as_a_summary():
     assert printed.startswith("network ")
     assert "data parallel" in printed
     assert len(printed.splitlines()) < 10
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"model": "llama-3-70b", "cluster": "dgx-h100", "chips": 32, "global_batch": 64, "seq_len": 8192, "profile": "megatron"},
+        {"model": "mixtral-8x7b", "cluster": "dgx-a100", "chips": 16, "global_batch": 64, "seq_len": 4096, "ties": 0, "objective": "memory"},
+        {"model": "gpt3-175b", "cluster": "dgx-a100", "chips": 64, "global_batch": 128, "seq_len": 2048},
+    ],
+    ids=lambda job: job["model"],
+)
+def test_a_search_without_pruning_finds_the_same(job):
+    pruned, exhaustive = perfmodel.find_plans(**job), perfmodel.find_plans(**job, exhaustive=True)
+    for name in ("plans", "kinds", "pareto", "least_memory", "rejected", "num_feasible", "certainty", "any_framework"):
+        assert getattr(exhaustive, name) == getattr(pruned, name), name
+    assert exhaustive.num_evaluated >= pruned.num_evaluated

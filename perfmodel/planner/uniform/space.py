@@ -69,6 +69,7 @@ class Space:
     lists          further lists of them, tried for layouts that may be as fast as the best plans
     dispatchers    dispatchers of tokens to experts that are tried, if none is fixed
     stage_layers   layers of each virtual stage, for pipelines with that number of them; empty: those of `stage_layouts`
+    is_pruned      plans whose state alone exceeds the memory, and those that cannot be shown, are not evaluated
     """
 
     fixed: Mapping[str, int | str | bool] = field(default_factory=dict)
@@ -81,6 +82,7 @@ class Space:
     lists: tuple[tuple[str, ...], ...] = ()
     runs: Runs = ANYTHING
     balanced_context: bool = False
+    is_pruned: bool = True
 
     def __post_init__(self) -> None:
         for knob in (*self.fixed, *self.maximum):

@@ -8,6 +8,7 @@ additions. Everything else is computed once per distinct input, by the functions
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -106,7 +107,9 @@ class Sweep:
 
     @property
     def largest_state(self) -> float:
-        """State memory above which a plan neither fits nor is tight. [byte]"""
+        """State memory above which a plan neither fits nor is tight; the largest number where all are evaluated. [byte]"""
+        if not self.space.is_pruned:
+            return sys.float_info.max
         return max(self.estimator.machine.memory.usable, self.memory_limit.capacity)
 
     @property
@@ -283,12 +286,12 @@ def _try_lists(state: Sweep, blocks: list[LayoutRows], kept_tables: KeptTables, 
     """
     recomputes, recompute_operators = state.recomputes, state.recompute_operators
     for operators in state.space.lists:
-        quick = _quick_layouts(state, blocks, small, first) if Recompute.NONE in recomputes else small
+        quick = _quick_layouts(state, blocks, small, first) if Recompute.NONE in recomputes and state.space.is_pruned else small
         state.recomputes, state.recompute_operators = [Recompute.SELECTIVE], operators
         tables = _tables(state, blocks, kept_tables)
         _add_microbatches(tables, quick)
         for i, rows in enumerate(blocks):
-            state.slowest = state.best_time.bound
+            state.slowest = state.best_time.bound if state.space.is_pruned else inf
             _evaluate_rows(state, tables, i, rows, quick)
         state.recomputes, state.recompute_operators = recomputes, recompute_operators
     state.slowest = inf
@@ -561,7 +564,7 @@ def _worth_timing(state: Sweep, least_times: Array, memory: Array) -> Index:
     memory        infinite where a plan does not fit  [layouts, micro-batches, recompute, schedules]
     """
     smallest = memory.min(axis=-1)
-    may_lead = least_times <= state.best_time.bound
+    may_lead = least_times <= (state.best_time.bound if state.space.is_pruned else inf)
     if "memory" in state.also:
         may_lead |= smallest <= state.best_memory.bound
     if "front" in state.also:
