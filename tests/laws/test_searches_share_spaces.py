@@ -11,7 +11,7 @@ from perfmodel.planner.uniform import kept
 from perfmodel.planner.uniform.kept import KeptSpaces
 from perfmodel.planner.uniform.space import Space, runnable_space
 from perfmodel.planner.uniform.tables import KeptTables
-from perfmodel.verbs import explore as explore_verb
+from perfmodel.verbs import points
 from perfmodel.workload.layer_specs import Experts
 from tests.cost.jobs import CHIP, LLAMA_LIKE, estimator_of, make_job, make_model
 from tests.marks import mostly_nightly
@@ -69,5 +69,5 @@ def test_points_of_several_processes_are_those_of_one(monkeypatch):
     asked = {"model": "gpt2-xl", "cluster": "dgx-a100", "chips": 16, "global_batch": 64, "seq_len": 1024, "profile": "megatron"}
     axes = ["chip.memory.bandwidth=1,2,3TB/s", "network.scale_out.bandwidth=100,200Gbit/s"]
     alone = perfmodel.explore(**asked, vary=axes, search=True)
-    monkeypatch.setattr(explore_verb, "_ALONE", 0.0)
+    monkeypatch.setattr(points, "_ALONE", 0.0)
     assert perfmodel.explore(**asked, vary=axes, search=True).points == alone.points

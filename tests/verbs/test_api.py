@@ -297,7 +297,7 @@ def test_a_sharded_network_prints_as_a_summary():
     "job",
     [
         {"model": "llama-3-70b", "cluster": "dgx-h100", "chips": 32, "global_batch": 64, "seq_len": 8192, "profile": "megatron"},
-        {"model": "mixtral-8x7b", "cluster": "dgx-a100", "chips": 16, "global_batch": 64, "seq_len": 4096, "ties": 0, "objective": "memory"},
+        {"model": "mixtral-8x7b", "cluster": "dgx-a100", "chips": 16, "global_batch": 64, "seq_len": 4096, "objective": "memory"},
         {"model": "gpt3-175b", "cluster": "dgx-a100", "chips": 64, "global_batch": 128, "seq_len": 2048},
     ],
     ids=lambda job: job["model"],

@@ -9,7 +9,7 @@ from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.verbs.axes import axes_of, changed, hardware_axes, read_axis
-from perfmodel.verbs.explore import system_of
+from perfmodel.verbs.system_times import system_of
 
 TRAINING = Request(model="llama-3-8b", cluster="dgx-h100", chips=8, global_batch=64, seq_len=4096)
 SYSTEM = system_of(TRAINING, Knobs(tp=2), ServingRequest())

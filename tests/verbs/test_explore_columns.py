@@ -10,7 +10,7 @@ from perfmodel.hardware.fabric import Link
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
 from perfmodel.parallel.serving.request import ServingRequest
-from perfmodel.verbs import explore as verb
+from perfmodel.verbs import system_times as verb
 from perfmodel.verbs.axes import changed, hardware_axes, read_axis
 
 DENSE = {"model": "llama-3-8b", "cluster": "dgx-h100", "chips": 16, "global_batch": 64, "seq_len": 4096}
