@@ -108,7 +108,12 @@ def search(
         from perfmodel.cli.sizing import size
 
         given = "--by" if ranking.by is not None else "--budget"
-        others = {"--objective": ranking.objective != "time", "--top": ranking.top != "10", "--interval": interval}
+        others = {
+            "--objective": ranking.objective != "time",
+            "--top": ranking.top != "10",
+            "--interval": interval,
+            "--exhaustive": ranking.exhaustive,
+        }
         for name in [name for name, is_given in others.items() if is_given]:
             raise InputError(f"{name}: does not go with {given}, which compares clusters by time and cost; leave it out")
         sized, is_met = size(
