@@ -201,7 +201,7 @@ def test_plans_that_torch_can_execute_have_no_reason(call, call_json):
 def test_an_interrupted_search_shows_the_best_so_far(call, monkeypatch):
     evaluated = 0
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    original = planner_sweep._evaluate_rows
+    original = planner_sweep.evaluate_rows
 
     def interrupted(*arguments):
         nonlocal evaluated
@@ -210,7 +210,7 @@ def test_an_interrupted_search_shows_the_best_so_far(call, monkeypatch):
             signal.raise_signal(signal.SIGINT)
         original(*arguments)
 
-    monkeypatch.setattr(planner_sweep, "_evaluate_rows", interrupted)
+    monkeypatch.setattr(planner_sweep, "evaluate_rows", interrupted)
     code, out, _ = call("search", *SMALL_KNOWN)
     assert code == 130
     assert "interrupted; the best so far" in out

@@ -151,7 +151,7 @@ def test_the_size_of_blocks_changes_nothing(cells, monkeypatch):
     """Cells are evaluated in pieces that fit the caches; which, is nobody's business."""
     estimator = estimator_of(make_job(batch=4), chips=4, node=2)
     base = search_plans(estimator, also=("front",))
-    monkeypatch.setattr("perfmodel.planner.uniform.sweep.BLOCK_CELLS", cells)
+    monkeypatch.setattr("perfmodel.planner.uniform.chunks.BLOCK_CELLS", cells)
     other = search_plans(estimator, also=("front",))
     assert replace(other, search_time=0.0) == replace(base, search_time=0.0)
 

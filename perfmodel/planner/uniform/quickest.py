@@ -22,12 +22,13 @@ from perfmodel.cost.stages import Stages, inner_regions
 from perfmodel.parallel.layout import ZERO_STAGES, AttentionKernel, Recompute
 from perfmodel.parallel.plan import Plan
 from perfmodel.planner.uniform.blocks import Array, Cells, Columns, Flight, Index, MemoryLimit, column_grid, memory_lower_bound, plan_memory
+from perfmodel.planner.uniform.chunks import BLOCK_CELLS, LESS
 from perfmodel.planner.uniform.runnable import admitted_zero, runnable_layouts, runnable_ways
 from perfmodel.planner.uniform.schedules import least_rounds, legal_choices, pipeline_times
 from perfmodel.planner.uniform.space import LayoutRows, PipelineChoice, PipelineGroup, Space, layout_blocks, recompute_choices
 from perfmodel.planner.uniform.state_memory import sharding_of
 from perfmodel.planner.uniform.step_times import step_times
-from perfmodel.planner.uniform.sweep import BLOCK_CELLS, LESS, check_searchable, memory_limit_of, plan_of
+from perfmodel.planner.uniform.sweep import check_searchable, memory_limit_of, plan_of
 from perfmodel.planner.uniform.tables import KeptTables, Tables, take_grid
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from perfmodel.planner.uniform import chunks, tables
 from perfmodel.planner.uniform import space as uniform_space
 from perfmodel.planner.uniform import sweep as uniform_sweep
-from perfmodel.planner.uniform import tables
 from perfmodel.planner.uniform.quickest import best_plan
 from perfmodel.planner.uniform.space import Space, runnable_space, unlimited_space
 from perfmodel.planner.uniform.sweep import sweep
@@ -45,13 +45,13 @@ def test_what_need_not_be_timed_would_not_be_kept(monkeypatch):
     job = make_job(model, batch=64, seq_len=4096)
     skipped = []
 
-    def counting(state, least_times, memory):
-        skipped.append(len(memory) - len(worth_timing(state, least_times, memory)))
+    def counting(state, bounds, memory):
+        skipped.append(len(memory) - len(worth_timing(state, bounds, memory)))
         return np.arange(len(memory))
 
-    worth_timing = uniform_sweep._worth_timing
+    worth_timing = chunks._worth_timing
     pruned = swept(job)
-    monkeypatch.setattr(uniform_sweep, "_worth_timing", counting)
+    monkeypatch.setattr(chunks, "_worth_timing", counting)
     assert swept(job) == pruned
     assert sum(skipped) > 0
 
@@ -81,8 +81,8 @@ def test_layouts_too_large_by_their_state_are_counted_as_if_they_were_evaluated(
         evaluated[-1] += memory.size
         return memory, fits
 
-    plan_memory, least_state_memory = uniform_sweep.plan_memory, uniform_sweep.least_state_memory
-    monkeypatch.setattr(uniform_sweep, "plan_memory", counting)
+    plan_memory, least_state_memory = chunks.plan_memory, uniform_sweep.least_state_memory
+    monkeypatch.setattr(chunks, "plan_memory", counting)
     pruned = searched()
     monkeypatch.setattr(
         uniform_sweep,
