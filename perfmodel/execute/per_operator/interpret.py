@@ -203,13 +203,14 @@ class Interpreter:
         return edge(value.to(self.index_dtype)).to(value.dtype)
 
     def external_inputs(self, start: int, end: int) -> list[str]:
-        """Return the tensors that operators [start, end) read and earlier operators compute."""
+        """Return the tensors that operators [start, end) read and earlier operators compute; known ones are given."""
         names = dict.fromkeys(operand.tensor for index in range(start, end) for operand in self.network.operators[index].inputs)
-        return [name for name in names if self.producers.get(name, start) < start]
+        return [name for name in names if self.producers.get(name, start) < start and name not in self.known]
 
     def external_outputs(self, start: int, end: int) -> list[str]:
         """Return the outputs of operators [start, end) that are read later or not at all."""
-        produced = [self.network.operators[index].output.tensor for index in range(start, end)]
+        outputs = [self.network.operators[index].output.tensor for index in range(start, end)]
+        produced = [tensor for tensor in outputs if tensor not in self.known]
         return [tensor for tensor in produced if tensor in self.outputs or tensor not in self.readers or self.readers[tensor][-1][0] >= end]
 
     def leave(self, tensor: str, needed: Layout | None = None) -> Transition:
