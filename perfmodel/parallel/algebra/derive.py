@@ -312,7 +312,10 @@ def extent_amount(operator: Operator, sharding: Sharding, extent: Extent, *, sca
 
 def tensor_amount(operator: Operator, operand: Operand, tensor: Tensor, cuts: Sequence[tuple[str, ...]]) -> Amount:
     """Return the local elements of one of the operator's tensors whose positions are sharded over these axes."""
-    return extent_amount(operator, dict(zip(operand.dims, cuts, strict=True)), tuple(zip(tensor.shape, operand.dims, strict=True)))
+    sharding: dict[str, tuple[str, ...]] = {}
+    for dim, axes in zip(operand.dims, cuts, strict=True):
+        sharding[dim] = sharding.get(dim, ()) + axes  # positions without a dim share one name, the empty one
+    return extent_amount(operator, sharding, tuple(zip(tensor.shape, operand.dims, strict=True)))
 
 
 def _step_amount(operator: Operator, tensor: Tensor, source: Layout, target: Layout, step: Step) -> Amount:
