@@ -50,8 +50,8 @@ def random_runnable_plan(name: str, seed: int) -> Plan:
     for operator, sharding in plan.cuts.shardings.items():
         number = user.imported.sources[operator].vertex
         refused = unshardable_dims(user.imported.graph.vertices[number], user.arguments(number))
-        whole = {part for dim in refused for part, _ in user.imported.dims_of(number, dim)}
-        shardings[operator] = {part: axes for part, axes in sharding.items() if part not in whole}
+        uncut = {part for dim in refused for part, _ in user.imported.dims_of(number, dim)}
+        shardings[operator] = {part: axes for part, axes in sharding.items() if part not in uncut}
     plan = replace(plan, assignment=replace(plan.cuts, shardings=shardings))
     check_module_plan(user, plan)
     return plan
