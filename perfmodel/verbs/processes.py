@@ -11,7 +11,6 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import nullcontext
 from ctypes import CDLL
-from functools import partial
 from multiprocessing import active_children, get_context
 from typing import Any, TypeVar
 
@@ -35,6 +34,16 @@ def run_batches(
     if engine == LOCAL and jobs == 1:
         yield from (compute(batch, parent=0) for batch in batches)
         return
+    # copying is safe in a process without other threads
+    is_copied = engine == LOCAL and sys.platform == "linux" and threading.active_count() == 1
+    try:
+        yield from (_forked(compute, batches, jobs) if is_copied else _by_joblib(compute, batches, jobs, engine))
+    except BrokenProcessPool as error:
+        raise RunError(f"jobs={jobs}: a process was killed, perhaps for want of memory; {when_killed}") from error
+
+
+def _by_joblib(compute: Callable[..., _Result], batches: Iterable[Any], jobs: int, engine: str) -> Iterator[_Result]:
+    """Yield the results of batches from new processes of this machine, or from dask."""
     from joblib import Parallel, delayed, parallel_config
 
     client: Any = nullcontext()
@@ -48,26 +57,17 @@ def run_batches(
             rule = f"no dask scheduler answers ({one_line(error)})"
             raise bad_field("engine", engine, rule, "start it with `dask scheduler`, or correct the address") from error
     backend, num_processes, parent = ("loky", jobs, os.getpid()) if engine == LOCAL else ("dask", -1, 0)
+    with client, parallel_config(backend=backend):
+        run = Parallel(n_jobs=num_processes, return_as="generator_unordered", batch_size=1)
+        yield from run(delayed(compute)(batch, parent=parent) for batch in batches)
+
+
+def _forked(compute: Callable[..., _Result], batches: Iterable[Any], jobs: int) -> Iterator[_Result]:
+    """Yield the results of batches from copies of this process, which start in no time: joblib's import all packages again."""
+    others, parent = set(active_children()), os.getpid()
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("fork"), initializer=_die_with, initargs=(parent,))
     try:
-        if engine == LOCAL and sys.platform == "linux" and threading.active_count() == 1:
-            yield from _forked(partial(compute, parent=parent), batches, jobs)
-            return
-        with client, parallel_config(backend=backend):
-            run = Parallel(n_jobs=num_processes, return_as="generator_unordered", batch_size=1)
-            yield from run(delayed(compute)(batch, parent=parent) for batch in batches)
-    except BrokenProcessPool as error:
-        raise RunError(f"jobs={jobs}: a process was killed, perhaps for want of memory; {when_killed}") from error
-
-
-def _forked(compute: Callable[[Any], _Result], batches: Iterable[Any], jobs: int) -> Iterator[_Result]:
-    """Yield the results of batches from copies of this process, which start in no time: joblib's import all packages again.
-
-    Copying is safe in a process without other threads.
-    """
-    others = set(active_children())
-    pool = ProcessPoolExecutor(jobs, mp_context=get_context("fork"), initializer=_die_with, initargs=(os.getpid(),))
-    try:
-        for done in as_completed([pool.submit(compute, batch) for batch in batches]):
+        for done in as_completed([pool.submit(compute, batch, parent=parent) for batch in batches]):
             yield done.result()
         pool.shutdown()
     finally:
