@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.memory.plan import MemoryRow, scalar
+from perfmodel.cost.memory.plan import scalar
 from perfmodel.cost.mixed import MixedEstimator, memories_of_pools, pools_of
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.foundation.errors import InputError
@@ -125,66 +125,76 @@ class Prober:
 
         guide   one of these plans, known to need little memory: plans that do not fit and surely need more are skipped
         """
-        seq_len, chips = question.seq_len or self.seq_len, question.chips or self.chips
         fixed = {**self.fixed, **question.knobs}
-        key = (seq_len, chips, question.global_batch, *sorted(fixed.items()))
+        key = (question.seq_len or self.seq_len, question.chips or self.chips, question.global_batch, *sorted(fixed.items()))
         if key not in self.passes:
-            space, estimator = replace(self.space, fixed=fixed), self.estimator(seq_len, chips, question.global_batch)
+            space, estimator = replace(self.space, fixed=fixed), self._estimator_of(question)
             if isinstance(estimator, MixedEstimator):
-                result = search_mixed(estimator, space, top=1, memory_headroom=self.headroom, risk=self.risk, attention=self.attention)
-                nearest = sorted((*result.pareto, *result.least_memory), key=lambda plan: (-plan.fits_probability, plan.memory["total"]))
-                # a search may miss the layers of the guide, which were distributed for another value
-                stretched = self._stretched(guide, question) if guide is not None and self.spare(guide, question) >= 0.0 else None
-                plans = [stretched[0]] if stretched is not None else []
-                fastest, least = ([*(best.plan for best in ranked[:1]), *plans][:1] for ranked in (result.plans, nearest))
+                self.passes[key] = self._searched(estimator, space, question, guide)
             else:
-                need = math.inf if guide is None else self.need(guide, question)
-                for needless in (math.inf,) if math.isnan(need) else (need, math.inf):
-                    state = sweep(
-                        estimator,
-                        space,
-                        top=1,
-                        memory_headroom=self.headroom,
-                        risk=self.risk,
-                        attention=self.attention,
-                        needless=needless,
-                        kept_tables=self.tables.setdefault(chips, KeptTables()),
-                        also=(),
-                    )
-                    if len(state.least.ids) and state.least.values[0] <= needless:
-                        break  # otherwise the guide was not among these plans
-                ids = state.best_time.ids[: min(1, state.num_feasible)], state.least.ids[:1]
-                fastest, least = ([state.plan(int(i)) for i in some] for some in ids)
-            self.passes[key] = Probe(estimator=estimator, fastest=tuple(fastest), least=tuple(least))
+                self.passes[key] = self._swept(estimator, space, question, guide)
         return self.passes[key]
+
+    def _estimator_of(self, question: Question) -> Estimator:
+        return self.estimator(question.seq_len or self.seq_len, question.chips or self.chips, question.global_batch)
+
+    def _searched(self, estimator: MixedEstimator, space: Space, question: Question, guide: Plan | None) -> Probe:
+        result = search_mixed(estimator, space, top=1, memory_headroom=self.headroom, risk=self.risk, attention=self.attention)
+        fastest = [prediction.plan for prediction in result.plans[:1]]
+        nearest = sorted((*result.pareto, *result.least_memory), key=lambda plan: (-plan.fits_probability, plan.memory["total"]))
+        least = [prediction.plan for prediction in nearest[:1]]
+        # a search may miss the layers of the guide, which were distributed for another value
+        if guide is not None and (stretched := self._stretched(guide, question)) is not None and self.spare(guide, question) >= 0.0:
+            fastest, least = fastest or [stretched], least or [stretched]
+        return Probe(estimator=estimator, fastest=tuple(fastest), least=tuple(least))
+
+    def _swept(self, estimator: Estimator, space: Space, question: Question, guide: Plan | None) -> Probe:
+        need = math.inf if guide is None else self.need(guide, question)
+        for needless in (math.inf,) if math.isnan(need) else (need, math.inf):
+            state = sweep(
+                estimator,
+                space,
+                top=1,
+                memory_headroom=self.headroom,
+                risk=self.risk,
+                attention=self.attention,
+                needless=needless,
+                kept_tables=self.tables.setdefault(question.chips or self.chips, KeptTables()),
+                also=(),
+            )
+            if len(state.least.ids) and state.least.values[0] <= needless:
+                break  # otherwise the guide was not among these plans
+        fastest = state.best_time.ids[: min(1, state.num_feasible)]
+        fastest_plans, least_plans = (tuple(state.plan(int(i)) for i in ids) for ids in (fastest, state.least.ids[:1]))
+        return Probe(estimator=estimator, fastest=fastest_plans, least=least_plans)
 
     def need(self, plan: Plan, question: Question) -> float:
         """Return the memory of the plan stretched to the question; nan where that is no plan. [byte]"""
         stretched = self._stretched(plan, question)
-        return math.nan if stretched is None else max(max(row.total) for _, row in stretched[1])
+        if stretched is None:
+            return math.nan
+        return max(max(row.total) for _, row in memories_of_pools(self._estimator_of(question), stretched))
 
     def spare(self, plan: Plan, question: Question) -> float:
         """Return the free memory of the plan stretched to the question, least of all chips; nan where that is no plan. [byte]"""
-        result = self._stretched(plan, question)
-        if result is None:
+        stretched = self._stretched(plan, question)
+        if stretched is None:
             return math.nan
-        stretched, rows = result
         rule, free = memory_rule(self.headroom, self.risk), []
-        for estimator, row in rows:
+        for estimator, row in memories_of_pools(self._estimator_of(question), stretched):
             uncertainty, usable = uncertainty_of_memory(estimator.profile), estimator.machine.memory.usable
             ratio, ranks = rule.ratio(uncertainty), row.needs(stretched, uncertainty)
             left = rule.allowed(usable) - max(rank.total for rank in ranks)
             free.append(scalar(left if ratio is None else min(left, usable - max(rank.at_most(ratio) for rank in ranks))))
         return min(free)
 
-    def _stretched(self, plan: Plan, question: Question) -> tuple[Plan, list[tuple[Estimator, MemoryRow]]] | None:
-        """Return the plan stretched to the question, and its memory on each kind of chips; None where that is no plan."""
-        estimator = self.estimator(question.seq_len or self.seq_len, question.chips or self.chips, question.global_batch)
+    def _stretched(self, plan: Plan, question: Question) -> Plan | None:
+        """Return the plan stretched to the question; None where that is no plan."""
+        job = self._estimator_of(question).job
         try:
-            stretched = replace(plan, job=estimator.job, micro_batch=question.knobs.get("micro_batch", plan.micro_batch))
+            return replace(plan, job=job, micro_batch=question.knobs.get("micro_batch", plan.micro_batch))
         except InputError:
             return None
-        return stretched, memories_of_pools(estimator, stretched)
 
     def fastest(self, state: Probe) -> tuple[Prediction, ...]:
         return tuple(state.estimator.predict(plan, memory_headroom=self.headroom, risk=self.risk) for plan in state.fastest)
