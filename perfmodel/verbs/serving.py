@@ -139,8 +139,8 @@ def simulated_in(
     setting: ServingSetting, prediction: ServingPrediction, *, limits: Mapping[str, Any] | None = None, seed: int = 0
 ) -> ServingPrediction:
     """Return the prediction of a step-by-step simulation of the engine, also at a rate; goodput counts requests within the limits."""
-    from perfmodel.cost.serving.simulate import GoodputLimits
     from perfmodel.cost.serving.simulated import with_simulation
+    from perfmodel.cost.serving.simulated_metrics import GoodputLimits
 
     seed = read_integer(seed, "seed", least=0)
     simulated = with_simulation(setting.estimator, prediction, limits=GoodputLimits(**limits_of(limits or {})), seed=seed)

@@ -9,7 +9,7 @@ import pytest
 import perfmodel
 from perfmodel.cost.serving.load import closed_loop, maximum_load, open_loop, static_batch
 from perfmodel.cost.serving.requests import Requests
-from perfmodel.cost.serving.simulate import BatchLimits
+from perfmodel.cost.serving.simulated_engine import BatchLimits
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.workload.serving import Lengths, constant

@@ -9,25 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from perfmodel.cost.serving.estimate import ServingEstimator, step_parts
 from perfmodel.cost.serving.pools import pools_inputs, predict_plan
 from perfmodel.cost.serving.requests import Requests
-from perfmodel.cost.serving.simulate import (
-    ROUNDS,
-    BatchLimits,
-    GoodputLimits,
-    RunRecord,
-    SimulatedLoad,
-    StoppingRule,
-    run_engine,
-    summarize_runs,
-    table_of,
-)
-from perfmodel.cost.serving.simulate_pools import simulate_pools
+from perfmodel.cost.serving.simulate import ROUNDS, Benchmark, run_engine, run_pools, table_of
+from perfmodel.cost.serving.simulated_engine import BatchLimits
+from perfmodel.cost.serving.simulated_metrics import GoodputLimits, RunRecord, SimulatedLoad, StoppingRule, summarize_runs
 from perfmodel.foundation.errors import bad_field
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
@@ -79,8 +69,8 @@ def with_simulation(
     seed: int = 0,
     distinct_experts: float = 0.0,
 ) -> ServingPrediction:
-    """Return the prediction with simulated times over requests: of the replicas (`simulate.py`), or of all workers of two pools
-    (`simulate_pools.py`). Intervals are centred on the simulated means.
+    """Return the prediction with simulated times over requests: of the replicas, or of all workers of two pools
+    (`simulate.py`). Intervals are centred on the simulated means.
 
     `goodput` counts requests that meet the limits. A saturated rate is not simulated, as its queue only grows. Raises InputError for a plan
     that does not fit, or for a batch that is not refilled.
@@ -99,8 +89,7 @@ def with_simulation(
     if pools is not None:
         load, copies, running_in = _pool_load(estimator, prediction, limits, seed, distinct_experts), 1, pools.decode_workers
     else:
-        until: dict[str, Any] = {} if job.rate is None else {"stopping": STOPPING_RULE, **_run_length(prediction.running)}
-        load = simulate_replicas(estimator, prediction, limits=limits, seed=seed, distinct_experts=distinct_experts, **until)
+        load = simulate_replicas(estimator, prediction, limits=limits, seed=seed, distinct_experts=distinct_experts)
         copies, running_in = plan.replicas, 1
         working = min(plan.replicas, job.concurrency or plan.replicas)
         times = estimator.times([plan], distinct_experts=distinct_experts)
@@ -161,23 +150,17 @@ def simulate_replicas(
     *,
     limits: GoodputLimits | None = None,
     seed: int = 0,
-    answered: int | None = None,
-    warm_up: int | None = None,
-    stopping: StoppingRule | None = None,
     distinct_experts: float = 0.0,
 ) -> SimulatedLoad:
     """Return the average over the replicas of the plan, each under its share of the load; replicas without a request are idle.
 
-    If replicas do not divide the clients, some have one client more than others. `answered`, `warm_up` and `stopping` of each replica as in
-    `run_engine`.
+    If replicas do not divide the clients, some have one client more than others.
     """
     job, plan = prediction.job, prediction.plan
     costs = estimator.with_drafts(estimator.times([plan], distinct_experts=distinct_experts), [plan], job.speculation)
     tokens = job.input_len.mean + job.output_len.mean
     scheduling = estimator.scheduling([plan], job.speculation)
     scheduling = replace(scheduling, step_tokens=float(np.ravel(scheduling.step_tokens)[0]))
-    clients, more = divmod(job.concurrency or 0, plan.replicas)
-    shares = [(clients + 1, more), (clients, plan.replicas - more)] if job.concurrency is not None else [(0, plan.replicas)]
     requests = Requests.of_job(job)
     batch_limits = BatchLimits(
         max_sequences=(plan.max_batch or estimator.engine.scheduling.max_batch) * plan.attention_dp,
@@ -185,25 +168,17 @@ def simulate_replicas(
         block_tokens=estimator.engine.memory.block_tokens,
         reserves_output=estimator.engine.memory.reserves_answers,
     )
+    clients, more = divmod(job.concurrency or 0, plan.replicas)
+    shares = [(clients + 1, more), (clients, plan.replicas - more)] if job.concurrency is not None else [(0, plan.replicas)]
     records: list[tuple[RunRecord, float]] = []
     for share, copies in shares:
         if not copies or (job.concurrency is not None and not share):
             continue
-        runs = 1 if not share or answered is not None else max(-(-_LEAST_REQUESTS // (ROUNDS * share)), 1)
-        table = table_of(costs, requests, scheduling, batch_limits, share or None)
+        runs = max(-(-_LEAST_REQUESTS // (ROUNDS * share)), 1) if share else 1
+        load = Benchmark(concurrency=share, seed=seed) if share else _at_rate((job.rate or 0.0) / plan.replicas, prediction.running, seed)
+        table = table_of(costs, requests, scheduling, batch_limits, load)
         for at in range(runs):
-            record = run_engine(
-                table,
-                requests,
-                scheduling,
-                batch_limits,
-                concurrency=share or None,
-                rate=None if job.rate is None else job.rate / plan.replicas,
-                answered=answered,
-                warm_up=warm_up,
-                stopping=stopping,
-                seed=seed + at,
-            )
+            record = run_engine(table, requests, scheduling, batch_limits, replace(load, seed=seed + at))
             records.append((record, copies / runs))
     seen = summarize_runs(records, limits or GoodputLimits())
     working = sum(copies for _, copies in records) / plan.replicas
@@ -211,10 +186,11 @@ def simulate_replicas(
     return replace(seen, **{name: getattr(seen, name) * working for name in shared})
 
 
-def _run_length(running: float) -> dict[str, int]:
-    """Return the requests of a run at a rate with `running` in flight: at least twice that number as warm-up, and after it."""
+def _at_rate(rate: float, running: float, seed: int) -> Benchmark:
+    """Return a run at a rate with `running` requests in flight: at least twice that number as warm-up, and after it."""
     full = round(2 * running)
-    return {"warm_up": max(_LEAST_WARM_UP, full), "answered": max(_LEAST_REQUESTS, full)}
+    warm_up, answered = max(_LEAST_WARM_UP, full), max(_LEAST_REQUESTS, full)
+    return Benchmark(rate=rate, warm_up=warm_up, answered=answered, stopping=STOPPING_RULE, seed=seed)
 
 
 def _pool_load(
@@ -225,16 +201,8 @@ def _pool_load(
     assert pools is not None
     inputs = pools_inputs(estimator, job, [pools], distinct_experts=distinct_experts)
     if job.rate is None:
-        length, stopping = {"answered": max(_LEAST_REQUESTS, ROUNDS * (job.concurrency or 1)), "warm_up": 0}, None
+        clients = job.concurrency or 1
+        load = Benchmark(concurrency=clients, answered=max(_LEAST_REQUESTS, ROUNDS * clients), seed=seed)
     else:
-        length, stopping = _run_length(prediction.running * pools.decode_workers), STOPPING_RULE
-    return simulate_pools(
-        inputs.pools,
-        Requests.of_job(job),
-        concurrency=job.concurrency,
-        rate=job.rate,
-        limits=limits,
-        stopping=stopping,
-        seed=seed,
-        **length,
-    )
+        load = _at_rate(job.rate, prediction.running * pools.decode_workers, seed)
+    return summarize_runs([(run_pools(inputs.pools, Requests.of_job(job), load), 1)], limits)

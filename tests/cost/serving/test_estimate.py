@@ -257,6 +257,6 @@ def test_as_many_run_at_once_as_a_simulated_engine_runs(prompt: int, answer: int
     for reserves in (True, False):
         of.engine = of.engine.having(reserves_answers=reserves)
         prediction = of.predict(job, plan)
-        seen = simulate_replicas(of, prediction, answered=4 * (job.concurrency or 0))
+        seen = simulate_replicas(of, prediction)
         assert prediction.running == pytest.approx(seen.running, rel=0.08)
         assert (prediction.running == pytest.approx(held)) is reserves

@@ -7,7 +7,7 @@ import pytest
 
 from perfmodel.cost.serving.load import closed_loop, lockstep_share, maximum_load, open_loop, static_batch
 from perfmodel.cost.serving.requests import Requests, Scheduling
-from perfmodel.cost.serving.simulate import BatchLimits
+from perfmodel.cost.serving.simulated_engine import BatchLimits
 from perfmodel.cost.serving.times import SpeculativeTimes, expected_tokens
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine

@@ -7,7 +7,8 @@ import pytest
 
 from perfmodel.cost.serving.load import closed_loop, maximum_load, open_loop
 from perfmodel.cost.serving.requests import Scheduling
-from perfmodel.cost.serving.simulate import BatchLimits, GoodputLimits, _Engine
+from perfmodel.cost.serving.simulated_engine import BatchLimits, SimulatedEngine
+from perfmodel.cost.serving.simulated_metrics import GoodputLimits
 from perfmodel.cost.serving.times import tabulate
 from perfmodel.foundation.errors import InputError
 from tests.cost.serving.toys import ToySteps, requests, simulate
@@ -55,7 +56,7 @@ def test_steps_taken_together_are_those_taken_one_by_one(how, load, reserves, mo
     how = replace(how, first_token_time=0.05, border_steps=0.5)
     job, places = requests((200, 2000), (50, 400)), BatchLimits(max_sequences=60, cache_tokens=64_000, reserves_output=reserves)
     together = simulate(TOY, job, how, places, **load)
-    monkeypatch.setattr(_Engine, "_steps_to_next_event", lambda self, sequences: (1, 0.0))
+    monkeypatch.setattr(SimulatedEngine, "_steps_to_next_event", lambda *_: (1, 0.0))
     one_by_one = simulate(TOY, job, how, places, **load)
     for name in ("ttft", "tpot", "request_latency", "inter_token"):
         assert getattr(together, name).mean == pytest.approx(getattr(one_by_one, name).mean, rel=0.01), name

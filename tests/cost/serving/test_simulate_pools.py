@@ -7,10 +7,9 @@ import pytest
 
 from perfmodel.cost.serving.disaggregated import Handover, TwoPools, Workers, disaggregated
 from perfmodel.cost.serving.requests import Scheduling
-from perfmodel.cost.serving.simulate import GoodputLimits
-from perfmodel.cost.serving.simulate_pools import simulate_pools
+from perfmodel.cost.serving.simulated_metrics import GoodputLimits
 from perfmodel.foundation.errors import InputError
-from tests.cost.serving.toys import ToySteps, requests
+from tests.cost.serving.toys import ToySteps, requests, simulate_pools
 
 TOY = ToySteps()
 HOW = Scheduling(first_token_time=0.03, step_tokens=2500.0)
@@ -31,6 +30,7 @@ def form_of(of, job, **load):
 
 def both(x, y, job, *, how=HOW, links=LINKS, **load):
     of = pools(x, y, how, links)
+    load.setdefault("warm_up", 2 * load["concurrency"] if "concurrency" in load else None)
     return form_of(of, job, **{name: load[name] for name in ("concurrency", "rate") if name in load}), simulate_pools(of, job, **load)
 
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfmodel.cost.serving.requests import Requests
-from perfmodel.cost.serving.simulate import GoodputLimits, run_engine, summarize_runs, table_of
+from perfmodel.cost.serving.simulate import Benchmark, run_engine, run_pools, table_of
+from perfmodel.cost.serving.simulated_metrics import GoodputLimits, summarize_runs
 from perfmodel.cost.serving.times import StepTable
 from perfmodel.workload.serving import Lengths, constant
 
@@ -39,8 +40,12 @@ def requests(prompt=1000, output=200, cached_fraction=0.0):
 
 def simulate(times, requests, scheduling, places, *, limits=None, **run):
     """Run one engine with these step times, and return the metrics of its requests."""
-    table = times
+    table, benchmark = times, Benchmark(**run)
     if not isinstance(times, StepTable):
-        some = replace(places, max_sequences=max(places.max_sequences, 1))
-        table = table_of(times, requests, scheduling, some, run.get("concurrency"))
-    return summarize_runs([(run_engine(table, requests, scheduling, places, **run), 1)], limits or GoodputLimits())
+        table = table_of(times, requests, scheduling, replace(places, max_sequences=max(places.max_sequences, 1)), benchmark)
+    return summarize_runs([(run_engine(table, requests, scheduling, places, benchmark), 1)], limits or GoodputLimits())
+
+
+def simulate_pools(pools, requests, *, limits=None, **run):
+    """Run two pools, and return the metrics of their requests."""
+    return summarize_runs([(run_pools(pools, requests, Benchmark(**run)), 1)], limits or GoodputLimits())
