@@ -197,7 +197,7 @@ def _running(prediction: ServingPrediction) -> str:
     scope = " in each replica" if replicas > 1 else ""
     shown = _sequences(prediction.running)
     text = f"{shown} {'runs' if shown == '1 sequence' else 'run'}{scope}"
-    if not prediction.queued:
+    if prediction.queued < 0.05:  # would be printed as 0
         return text
     return f"{text}, {_amount(prediction.queued)} wait" if math.isfinite(prediction.queued) else f"{text}, and a queue that only grows"
 
