@@ -324,6 +324,8 @@ def serving_object(prediction: ServingPrediction) -> dict[str, Any]:
         "memory_usable": prediction.memory_usable,
         "fits": prediction.fits,
         "fits_load": prediction.fits_load,
+        "runnable": not prediction.not_runnable,
+        "not_runnable_reason": prediction.not_runnable,
         "remedies": [{"change": dict(change), "text": remedy_text(change)} for change in prediction.remedies],
         "is_saturated": prediction.is_saturated,
         "parts": dict(prediction.parts),

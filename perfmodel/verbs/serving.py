@@ -169,10 +169,10 @@ def limits_of(given: Mapping[str, Any]) -> dict[str, float]:
 
 
 def launch_of(setting: ServingSetting, prediction: ServingPrediction) -> tuple[LaunchLine, ...]:
-    """Return the commands that start a plan; empty for a plan that does not fit, or for an engine without a known command."""
+    """Return the commands that start a plan; empty for one that does not fit or run, or for an engine without a known command."""
     from perfmodel.planner.serving.launch import launch_lines
 
-    if not prediction.fits:
+    if not prediction.fits or prediction.not_runnable:
         return ()
     node = setting.estimator.cluster.chips_per_node
     try:
@@ -441,7 +441,7 @@ def default_tp(setting: ServingSetting, fixed: Mapping[str, Any]) -> tuple[int, 
     """
     import numpy as np
 
-    from perfmodel.cost.serving.context import cache_copies
+    from perfmodel.frameworks.engine_layouts import cache_copies
 
     estimator, job = setting.estimator, setting.job
     pcp, shared = fixed.get("pcp", 1), fixed.get("dcp", 1)

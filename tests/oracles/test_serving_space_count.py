@@ -4,10 +4,9 @@ import itertools
 
 import pytest
 
-from perfmodel.cost.serving.context import cache_copies
-from perfmodel.cost.serving.estimate import check_plan
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine
+from perfmodel.frameworks.engine_layouts import cache_copies, check_layout
 from perfmodel.hardware.reader import load_cluster
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.planner.serving.space import ServingSpace, layouts
@@ -48,7 +47,7 @@ def by_hand(model, chips, engine, node=8):
         for ep in range(1, tp * dp + 1):
             try:
                 plan = ServingPlan(engine=engine.name, tp=tp, pp=pp, attention_dp=dp, ep=ep, replicas=max(copies(size, chips, node), 1))
-                check_plan(model, plan)
+                check_layout(model, engine, **plan.degrees)
             except InputError:
                 continue
             kv = model.num_key_value_heads

@@ -31,10 +31,8 @@ import numpy as np
 
 from perfmodel.cost.serving.engine_step import Array, EngineStep
 from perfmodel.foundation.collectives import CollectiveKind
-from perfmodel.foundation.errors import bad_field
-from perfmodel.frameworks.engine import Engine
+from perfmodel.frameworks.engine_layouts import cache_copies
 from perfmodel.parallel.algebra.sharding import Layout, redistribute
-from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.graph import CacheAttention
 
@@ -50,36 +48,6 @@ _PARTIAL = Layout(cuts=((), (_TP,)), partial=frozenset([DCP, PCP]))
 
 Exchange = tuple[CollectiveKind, frozenset[str], Array]
 """A collective, the axes of its group, and the bytes of its full buffer."""
-
-
-def cache_copies(model: TransformerConfig, tp: object) -> Any:
-    """Return the chips of tensor parallelism with the same part of the cache: tp / gcd(tp, key-value heads), tp for a latent. [-]"""
-    tp = np.asarray(tp, dtype=np.int64)
-    return tp if model.latent is not None else tp // np.gcd(tp, model.num_key_value_heads)
-
-
-def why_no_context(model: TransformerConfig) -> str:
-    """Return why the cached tokens of the model cannot be cut; empty if they can."""
-    if any(kind.mixer not in ("attention", "latent") for kind in model.layer_kinds):
-        return f"{model.name} has recurrent layers, whose states have no tokens"
-    if model.sliding_layer_fraction and (model.sliding_window or model.attention_chunk):
-        return f"{model.name} has layers that keep a window of their tokens, which engines do not cut"
-    if model.latent is not None and model.latent.index_heads:
-        return f"{model.name} attends to tokens that it chooses, which engines do not cut"
-    return ""
-
-
-def why_not_shared(model: TransformerConfig, engine: Engine, *, pp: int, attention_dp: int) -> str:
-    """Return why chips do not share the tokens of the model's prompts under an engine; empty if they can."""
-    if engine.runs.prefill_context == "none":
-        return f"{engine.name} {engine.version} has no prefill context parallelism"
-    if engine.runs.prefill_context == "latent" and model.latent is None:
-        return f"{engine.name} shares prompts of models with latent attention only, which {model.name} has not"
-    if any(kind.mixer not in ("attention", "latent") for kind in model.layer_kinds):
-        return f"{model.name} has recurrent layers, whose tokens follow one another"
-    degrees = {"pp": pp, "attention_dp": attention_dp}
-    unsupported = [name for name, size in degrees.items() if size > 1 and name not in engine.runs.prefill_context_beside]
-    return f"{engine.name} does not share prompts together with {' and '.join(unsupported)}" if unsupported else ""
 
 
 def cache_cuts(model: TransformerConfig, *, tp: Any, dcp: Any, pcp: Any) -> tuple[Any, Any]:
@@ -126,48 +94,3 @@ def decode_exchange(
     for step in redistribute(_PARTIAL, _CUT):
         elements = gathered if step.kind is CollectiveKind.REDUCE_SCATTER else rows * heads
         yield step.kind, step.axes, itemsize * elements * value_dim
-
-
-def check_plan(model: TransformerConfig, plan: ServingPlan) -> None:
-    """Check that the degrees divide the dims of the model. Raises InputError."""
-    if model.num_attention_heads % plan.tp:
-        rule = f"must divide the {model.num_attention_heads} attention heads of {model.name}"
-        raise bad_field("tp", plan.tp, rule, f"use {_divisors(model.num_attention_heads)}")
-    if plan.pp > model.num_hidden_layers:
-        raise bad_field("pp", plan.pp, f"must be at most the {model.num_hidden_layers} layers of {model.name}", "use fewer stages")
-    experts = model.experts
-    if experts is None:
-        if plan.ep > 1:
-            raise bad_field("ep", plan.ep, f"{model.name} has no experts", "use ep=1")
-        return
-    if experts.num_experts % plan.ep:
-        raise bad_field("ep", plan.ep, f"must divide the {experts.num_experts} experts", f"use {_divisors(experts.num_experts)}")
-    if experts.width % plan.expert_tp:
-        rule = f"leaves {plan.expert_tp} chips to share an expert, whose width is {experts.width}"
-        raise bad_field("ep", plan.ep, rule, "deal experts over more chips")
-
-
-def check_context(model: TransformerConfig, plan: ServingPlan, engine: Engine) -> None:
-    """Check context parallelism. Raises InputError.
-
-    Ranks that share the tokens of a cache would otherwise each store it; ranks of a prompt share no state; and the engine supports both.
-    """
-    reason = why_not_shared(model, engine, pp=plan.pp, attention_dp=plan.attention_dp) if plan.pcp > 1 else ""
-    if reason:
-        raise bad_field("pcp", plan.pcp, reason, "use pcp=1" + (" or engine vllm" if engine.runs.prefill_context == "none" else ""))
-    if plan.dcp == 1:
-        return
-    if not engine.runs.has_decode_context:
-        raise bad_field("dcp", plan.dcp, f"{engine.name} {engine.version} has no decode context parallelism", "use dcp=1 or engine vllm")
-    reason = why_no_context(model)
-    if reason:
-        raise bad_field("dcp", plan.dcp, reason, "use dcp=1")
-    copies = int(cache_copies(model, plan.tp)) * plan.pcp
-    if copies % plan.dcp:
-        where = f"tp {plan.tp}" if plan.pcp == 1 else f"pcp {plan.pcp} of tp {plan.tp}"
-        kept = f"{where} keeps {copies} {'copies' if copies > 1 else 'copy'} of the cache of {model.name}, and dcp must divide that"
-        raise bad_field("dcp", plan.dcp, kept, f"use {_divisors(copies)}, or more tp")
-
-
-def _divisors(number: int) -> str:
-    return ", ".join(str(divisor) for divisor in (1, 2, 4, 8, 16, 32, 64, 128) if number % divisor == 0)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.calibrated import is_calibrated
 from perfmodel.cost.machine import Machine, resolve_machine
-from perfmodel.cost.serving.context import CONTEXT_AXIS, cache_copies, cache_cuts, check_context, check_plan, why_no_context
+from perfmodel.cost.serving.context import CONTEXT_AXIS, cache_cuts
 from perfmodel.cost.serving.load import ServedLoad, closed_loop, maximum_load, open_loop, static_batch
 from perfmodel.cost.serving.memory import ServingMemory, serving_memory, weight_bytes
 from perfmodel.cost.serving.program import ServingProgram, serving_program
@@ -21,6 +21,7 @@ from perfmodel.cost.serving.times import ServingTimes, SpeculativeTimes
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import bad_field
 from perfmodel.frameworks.engine import Engine, fitted_numbers
+from perfmodel.frameworks.engine_layouts import cache_copies, check_layout, why_no_context
 from perfmodel.hardware.calibration import NO_TILES, SCALE_OUT, SCALE_UP, SPEC_SHEET, Calibration
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.cluster import Cluster
@@ -267,27 +268,28 @@ class ServingEstimator:
 
     def predict(self, job: ServingJob, plan: ServingPlan, *, distinct_experts: float = 0.0) -> ServingPrediction:
         """Predict one plan under one load. Raises InputError if the plan is not possible."""
-        check_plan(self.model, plan)
-        check_context(self.model, plan, self.engine)
+        not_runnable = check_layout(self.model, self.engine, **plan.degrees)
         if plan.pools is not None:
             raise bad_field("pools", plan.label(), "two pools are not one plan", "ask `pools.predict_plan`")
         served = self.serve(job, [plan], distinct_experts=distinct_experts)
-        return prediction_of(self, job, plan, served, 0)
+        return prediction_of(self, job, plan, served, 0, not_runnable=not_runnable)
 
 
 def columns_of(plans: Plans) -> ServingColumns:
     return plans if isinstance(plans, ServingColumns) else ServingColumns.of(plans)
 
 
-def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPlan, served: ServedPlans, at: int) -> ServingPrediction:
-    """Return the prediction of column `at`."""
+def prediction_of(
+    estimator: ServingEstimator, job: ServingJob, plan: ServingPlan, served: ServedPlans, at: int, *, not_runnable: str = ""
+) -> ServingPrediction:
+    """Return the prediction of column `at`; `not_runnable`: why the engine does not run the plan."""
     load, memory = served.load, served.memory
     full = float(job.input_len.most + job.output_len.most)
     fits = bool(_at(memory.sequences, at) * (job.input_len.mean + job.output_len.mean) >= full)
     running, working = float(load.running[at]), _at(served.replicas, at)
     parts = step_parts(served.times, job, running, at)
     wanted = 0.0 if job.concurrency is None else job.concurrency / plan.replicas
-    notes = []
+    notes = [f"not a plan for this engine: {not_runnable}"] if not_runnable else []
     if not fits:
         notes.append(_does_not_fit(memory, at))
     elif wanted > served.capacity[at]:
@@ -328,6 +330,7 @@ def prediction_of(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
         fits=fits,
         fits_load=fits and bool(wanted <= served.capacity[at]),
         is_saturated=bool(load.is_saturated[at]),
+        not_runnable=not_runnable,
         intervals=_intervals(estimator, served, at),
         notes=tuple(notes),
     )

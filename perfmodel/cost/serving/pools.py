@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.link_rates import DEFAULT_LINK_FRACTION
-from perfmodel.cost.serving.context import check_context, check_plan
 from perfmodel.cost.serving.disaggregated import DisaggregatedLoad, Handover, TwoPools, Workers, disaggregated
 from perfmodel.cost.serving.estimate import ServedPlans, ServingEstimator, prediction_of, rests_on
 from perfmodel.cost.serving.memory import ServingMemory, cache_shape
 from perfmodel.cost.serving.requests import Requests
 from perfmodel.cost.serving.step import StepCosts
 from perfmodel.foundation.dtypes import itemsize
+from perfmodel.frameworks.engine_layouts import check_layout
 from perfmodel.parallel.serving.plan import Pools, ServingColumns, ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.workload.serving import ServingJob
@@ -113,7 +113,7 @@ def predict_pools(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
     """
     pools = plan.pools
     assert pools is not None
-    notes = _check_workers(estimator, pools)
+    notes, not_runnable = _check_workers(estimator, pools)
     pooled, inputs = serve_pools(estimator, job, [pools], distinct_experts=distinct_experts)
     workers, prefill_fits = float(pools.decode_workers), bool(np.ravel(inputs.prefill_memory.fits)[0])
     shared = ("running", "queue", "requests_per_second", "tokens_per_second")
@@ -127,7 +127,7 @@ def predict_pools(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
         times=inputs.decode_costs,
     )
     answering = replace(pools.decode, replicas=pools.decode_workers)
-    prediction = prediction_of(estimator, job, answering, columns, 0)
+    prediction = prediction_of(estimator, job, answering, columns, 0, not_runnable=not_runnable)
     notes.append(
         f"prefill workers do {float(pooled.prefill_use[0]):.0%} of what they can, decode workers {float(pooled.decode_use[0]):.0%}; "
         f"{float(pooled.matched_ratio[0]):.2g} prefill workers a decode worker would match"
@@ -143,16 +143,18 @@ def predict_pools(estimator: ServingEstimator, job: ServingJob, plan: ServingPla
     return replace(prediction, plan=plan, fits=fits, fits_load=prediction.fits_load and fits, notes=(*prediction.notes, *notes))
 
 
-def _check_workers(estimator: ServingEstimator, pools: Pools) -> list[str]:
-    """Check the workers as plans, and return notes. Experts over a whole worker may be sharded over chips that do not divide their number:
-    some experts are then replicated.
+def _check_workers(estimator: ServingEstimator, pools: Pools) -> tuple[list[str], str]:
+    """Check the workers as plans; return notes, and why the engine does not run a worker.
+
+    Experts over a whole worker may be sharded over chips that do not divide their number: some experts are then replicated.
     """
-    notes, model = [], estimator.model
-    for worker in (pools.prefill, pools.decode):
+    notes, not_runnable, model = [], [], estimator.model
+    for name, worker in (("prefill", pools.prefill), ("decode", pools.decode)):
         experts = model.experts
         over_all = experts is not None and worker.ep == worker.chips_of_stage
-        check_plan(model, replace(worker, ep=1, attention_dp=1) if over_all else worker)
-        check_context(model, worker, estimator.engine)
+        degrees = worker.degrees | ({"ep": 1, "attention_dp": 1} if over_all else {})
+        if reason := check_layout(model, estimator.engine, **degrees):
+            not_runnable.append(f"{name} workers: {reason}")
         if over_all and experts is not None and experts.num_experts % worker.ep:
             notes.append(f"{experts.num_experts} experts over {worker.ep} chips: some are kept twice, for an equal number on each")
-    return notes
+    return notes, "; ".join(not_runnable)

@@ -158,10 +158,14 @@ class ServingPlan:
         """Ranks that share an expert (moe_tp)."""
         return self.chips_of_stage // self.ep
 
+    @property
+    def degrees(self) -> dict[str, int]:
+        """Degrees of a replica, by name."""
+        return {name: getattr(self, name) for name in DEGREES}
+
     def degrees_text(self) -> str:
         """Return the degrees above 1, and tp, as text: ,tp=2,ep=8."""
-        shown = {name: getattr(self, name) for name in DEGREES}
-        return "".join(f",{name.replace('_', '-')}={degree}" for name, degree in shown.items() if degree > 1 or name == "tp")
+        return "".join(f",{name.replace('_', '-')}={degree}" for name, degree in self.degrees.items() if degree > 1 or name == "tp")
 
     def label(self) -> str:
         """Return the plan as a label: tp 8, ep 8, 2 replicas."""

@@ -37,6 +37,7 @@ class ServingPrediction:
     goodput          requests per second of all replicas that met the limits; kept_fraction: their share; None: not simulated
     fits             the weights and at least one sequence of full length fit
     fits_load        all sequences of the load run at once
+    not_runnable     why the engine does not run the plan; "" if it does
     price_per_hour   of a chip; 0: not known    [USD/h]
     cost_per_million of output tokens, on all given chips; None: not known    [USD]
     energy_per_million, carbon_per_million   of output tokens, of the data centre; None: not known   [J], [kg]
@@ -64,6 +65,7 @@ class ServingPrediction:
     fits: bool
     fits_load: bool
     is_saturated: bool = False
+    not_runnable: str = ""
     goodput: float | None = None
     kept_fraction: float | None = None
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.serving.context import cache_copies, why_no_context, why_not_shared
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.foundation.errors import InputError, bad_field, suggest
 from perfmodel.frameworks.engine import Engine
+from perfmodel.frameworks.engine_layouts import cache_copies, layout_faults, why_no_context, why_not_shared
 from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.plan import divisors
 from perfmodel.parallel.serving.plan import COLUMNS, ServingColumns
@@ -127,14 +127,14 @@ def layouts(model: TransformerConfig, cluster: Cluster, engine: Engine, space: S
         if not all(space.admits(knob, value) for knob, value in knobs.items()):
             left_out["excluded by a given knob"] += 1
             continue
-        reason = why_not(model, engine, **knobs)
+        fault = next(layout_faults(model, engine, **knobs), None)
         tp, pcp, pp, dp, _, _ = sizes
         replicas = replicas_that_fit(tp * pcp * pp * dp, cluster)
         replicas = min(space.fixed.get("replicas", replicas), replicas, space.maximum.get("replicas", replicas))
-        if not reason and (replicas < 1 or not space.admits("replicas", replicas)):
-            reason = "its replicas do not fit on the chips"
-        if reason:
-            left_out[reason] += 1
+        if fault is not None:
+            left_out[fault.reason] += 1
+        elif replicas < 1 or not space.admits("replicas", replicas):
+            left_out["its replicas do not fit on the chips"] += 1
         else:
             rows.append((*sizes, replicas))
     table = np.array(rows, dtype=np.int64).reshape(-1, len(_DEGREES) + 1)
@@ -178,38 +178,6 @@ def _all_degrees(model: TransformerConfig, engine: Engine, space: ServingSpace, 
                                 yield tp, pcp, pp, dp, ep, dcp
 
 
-def why_not(model: TransformerConfig, engine: Engine, *, tp: int, pp: int, attention_dp: int, ep: int, dcp: int = 1, pcp: int = 1) -> str:
-    """Return why a replica cannot have these degrees, or why the engine does not run them; empty if it can."""
-    if model.num_attention_heads % tp:
-        return "tp does not divide the attention heads"
-    kv_heads = model.num_key_value_heads
-    if model.latent is None and kv_heads % tp and tp % kv_heads:
-        return "tp and the key-value heads do not divide each other"
-    if dcp > 1 and not engine.runs.has_decode_context:
-        return f"{engine.name} has no decode context parallelism"
-    if dcp > 1 and (why_no_context(model) or int(cache_copies(model, tp)) * pcp % dcp):
-        return why_no_context(model) or "dcp does not divide the copies of the cache"
-    if dcp > 1 and pcp > 1 and dcp not in (pcp, tp * pcp):
-        return "dcp with pcp must be 1, pcp or tp * pcp"
-    if pcp > 1 and (reason := why_not_shared(model, engine, pp=pp, attention_dp=attention_dp)):
-        return reason
-    if pp > model.num_hidden_layers:
-        return "more stages than layers"
-    experts = model.experts
-    if experts is None:
-        return ""
-    if experts.num_experts % ep:
-        return "ep does not divide the experts"
-    chips = tp * pcp * attention_dp
-    if experts.width % (chips // ep):
-        return "an expert's width does not divide among the chips that share it"
-    if attention_dp > 1 and (engine.runs.attention_dp == "none" or (engine.runs.attention_dp == "whole" and tp > 1)):
-        return f"{engine.name} has no such attention dp"
-    if ep > 1 and (engine.runs.expert_parallel == "none" or (engine.runs.expert_parallel == "whole" and ep != chips)):
-        return f"{engine.name} does not deal experts so"
-    return ""
-
-
 def cross(columns: ServingColumns, max_tokens: Sequence[int], batches: Sequence[int]) -> ServingColumns:
     """Return each layout with each number of tokens and of sequences: layouts outermost, sequences innermost."""
     tokens, sequences = (np.array(values, dtype=np.int64) for values in (max_tokens, batches))
@@ -249,7 +217,7 @@ def baseline_layouts(
         return ServingColumns(engine=engine.name, **columns)
 
     sizes = degrees(scale_up_size(cluster))
-    admitted = [tp for tp in sizes if not why_not(model, engine, tp=tp, pp=1, attention_dp=1, ep=1)]
+    admitted = [tp for tp in sizes if not any(layout_faults(model, engine, tp=tp, pp=1, attention_dp=1, ep=1))]
     yield (NODE, layout(tp=admitted[-1]), "") if admitted else (NODE, None, "no tp divides the model")
     fitting = [tp for tp in admitted if fits(layout(tp=tp))]
     yield (SMALLEST, layout(tp=fitting[0]), "") if fitting else (SMALLEST, None, "no tp of a node fits")
@@ -257,7 +225,7 @@ def baseline_layouts(
     if model.experts is None:
         return
     for size in reversed(sizes):
-        if size > 1 and not why_not(model, engine, tp=1, pp=1, attention_dp=size, ep=size):
+        if size > 1 and not any(layout_faults(model, engine, tp=1, pp=1, attention_dp=size, ep=size)):
             experts = layout(attention_dp=size, ep=size)
             yield (EXPERTS, experts, "") if fits(experts) else (EXPERTS, None, "does not fit")
             return

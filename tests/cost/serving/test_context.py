@@ -7,11 +7,12 @@ import pytest
 
 from perfmodel.cost.serving.attention import pass_time
 from perfmodel.cost.serving.boundness import operator_rows
-from perfmodel.cost.serving.context import DCP, PCP, cache_copies, cache_cuts, decode_exchange, why_no_context
+from perfmodel.cost.serving.context import DCP, PCP, cache_cuts, decode_exchange
 from perfmodel.cost.serving.engine_step import engine_collective_time
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.engine import load_engine
+from perfmodel.frameworks.engine_layouts import cache_copies, why_no_context
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.planner.serving.launch import launch_lines
 from perfmodel.planner.serving.result import ServingLimits
