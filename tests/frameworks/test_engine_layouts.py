@@ -24,7 +24,7 @@ ONE = dict(tp=1, pp=1, attention_dp=1, ep=1)
         ("qwen2.5-14b", "vllm", dict(tp=5), "tp=5: and the 8 key-value heads of qwen2.5-14b do not divide each other, which vllm requires"),
     ],
 )
-def test_what_an_engine_does_not_run_is_said(model, engine, degrees, words):
+def test_the_reason_names_what_an_engine_does_not_run(model, engine, degrees, words):
     reason = check_layout(load_model(model), load_engine(engine), **ONE | degrees)
     assert reason.startswith(words) if words else reason == ""
 
