@@ -111,7 +111,7 @@ def _context_faults(model: TransformerConfig, engine: Engine, *, tp: int, dcp: i
         yield LayoutFault("dcp", rule, f"use {_divisors(copies)}, or more tp", "dcp does not divide the copies of the cache")
     if pcp > 1 and dcp not in (pcp, tp * pcp):
         rule = f"with pcp {pcp} and tp {tp} must be 1, {pcp} or {tp * pcp}"
-        yield LayoutFault("dcp", rule, "use one of them", "dcp with pcp must be 1, pcp or tp * pcp", True)
+        yield LayoutFault("dcp", rule, "use one of them", "dcp with pcp must be 1, pcp or tp * pcp")
 
 
 def check_layout(model: TransformerConfig, engine: Engine, **degrees: int) -> str:

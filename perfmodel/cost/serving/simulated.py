@@ -69,11 +69,10 @@ def with_simulation(
     seed: int = 0,
     distinct_experts: float = 0.0,
 ) -> ServingPrediction:
-    """Return the prediction with simulated times over requests: of the replicas, or of all workers of two pools
-    (`simulate.py`). Intervals are centred on the simulated means.
+    """Return the prediction with simulated times over requests: of the replicas, or of all workers of two pools (`simulate.py`).
 
-    `goodput` counts requests that meet the limits. A saturated rate is not simulated, as its queue only grows. Raises InputError for a plan
-    that does not fit, or for a batch that is not refilled.
+    Intervals are centred on the simulated means. `goodput` counts requests that meet the limits. A saturated rate is not simulated, as its
+    queue only grows. Raises InputError for a plan that does not fit, or for a batch that is not refilled.
     """
     job, plan = prediction.job, prediction.plan
     if not prediction.fits:

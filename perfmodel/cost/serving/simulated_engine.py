@@ -54,7 +54,6 @@ class SimulatedEngine:
     waiting         requests in the queue; the workers of a pool share it
     gaps            times between steps of the engines of a run, and the number of sequences with that gap   [s], [-]
     whole_prompts   prompts run whole, this many together even beyond the tokens of a step; 0: a prompt is cut where the tokens end   [-]
-
     link_free       when its links have sent all caches; in two pools   [s]
 
     Chunked: a step contains all decoding sequences and is filled with prompts. Otherwise prompts run before any decode step, up to the
