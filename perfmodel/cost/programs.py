@@ -96,10 +96,19 @@ class Programs:
         attention: AttentionKernel,
         recompute_operators: tuple[str, ...],
         dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL,
+        *,
+        recompute: Recompute | None = None,
     ) -> Program:
-        """Return the program of a rule set, or of the name of a shipped one."""
+        """Return the program of a rule set, or of the name of a shipped one.
+
+        recompute   the only kind of recomputation whose memory is needed; None: all of `recomputes`
+        """
         rules = rule_set_of(rules)
         key = (rules, attention, recompute_operators, dispatcher, self.recomputes)
+        recomputes = self.recomputes
+        if recompute in recomputes and key not in self.compiled.programs:
+            recomputes = (recompute,)
+            key = (*key[:-1], recomputes)
         if key not in self.compiled.programs:
             if len(self.compiled.programs) >= _MOST_PROGRAMS:
                 self.compiled.programs.clear()
@@ -110,7 +119,7 @@ class Programs:
                 self.profile,
                 recompute_operators=recompute_operators,
                 attention_kernel=str(attention),
-                recomputes=self.recomputes,
+                recomputes=recomputes,
             )
         return self.compiled.programs[key]
 
@@ -118,7 +127,7 @@ class Programs:
         """Return the program of a plan's shardings, given by rules or for each operator."""
         assignment = plan.assignment
         if assignment is None:
-            return self.program(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher)
+            return self.program(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher, recompute=plan.recompute)
         key = assignment, plan.attention, plan.micro_batch, plan.recompute, plan.recompute_operators
         if key not in self.compiled.programs:
             check_assignment(assignment, self.network(plan.micro_batch))

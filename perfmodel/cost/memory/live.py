@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from perfmodel.parallel.algebra.derive import Amount, ShardedGraph
 from perfmodel.workload.graph import Operand, Operator, Pass
 
@@ -80,16 +82,18 @@ class Terms:
         return terms
 
     def undominated(self, moments: Iterable[LiveBytes]) -> list[LiveBytes]:
-        """Return the moments that no other moment covers term by term.
+        """Return the moments that no other moment covers term by term. Of equal moments the first is returned.
 
         Amounts that differ in their base only are one term, whose factor is in bytes.
         """
-        remaining: list[LiveBytes] = []
-        for moment in map(self._added_up, moments):
-            if any(_covers(other, moment) for other in remaining):
-                continue
-            remaining = [other for other in remaining if not _covers(moment, other)] + [moment]
-        return remaining
+        summed = [self._added_up(moment) for moment in moments]
+        columns = {term: column for column, term in enumerate({term for moment in summed for term in moment})}
+        factors = np.zeros((len(summed), len(columns)))
+        for row, moment in enumerate(summed):
+            factors[row, [columns[term] for term in moment]] = list(moment.values())
+        covers = (factors[:, None] >= factors).all(axis=-1)
+        is_covered = (covers & ~covers.T | np.triu(covers & covers.T, k=1)).any(axis=0)
+        return [summed[row] for row in np.flatnonzero(~is_covered)]
 
     def _added_up(self, moment: LiveBytes) -> LiveBytes:
         total: LiveBytes = {}
@@ -97,11 +101,3 @@ class Terms:
             unit, base = self.units[term]
             total[unit] = total.get(unit, 0.0) + factor * base
         return {term: factor for term, factor in total.items() if factor}
-
-
-def _covers(more: LiveBytes, less: LiveBytes) -> bool:
-    """Return whether a moment is at least as large as another in every term."""
-    for term, factor in less.items():
-        if more.get(term, 0.0) < factor:
-            return False
-    return all(factor >= 0.0 for term, factor in more.items() if term not in less)
