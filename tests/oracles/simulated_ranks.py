@@ -7,8 +7,10 @@ only use the buffers of its group and must be even; what comes out is compared w
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -27,7 +29,7 @@ class SimulatedMesh:
     def axes(self) -> tuple[str, ...]:
         return tuple(self.sizes)
 
-    @property
+    @cached_property
     def ranks(self) -> list[Rank]:
         return list(itertools.product(*(range(n) for n in self.sizes.values())))
 
@@ -35,7 +37,7 @@ class SimulatedMesh:
         return rank[self.axes.index(axis)] if axis in self.sizes else 0
 
     def size(self, axes: frozenset[str]) -> int:
-        return int(np.prod([self.sizes.get(axis, 1) for axis in axes]))
+        return math.prod(self.sizes.get(axis, 1) for axis in axes)
 
     def groups(self, axes: frozenset[str]) -> list[list[Rank]]:
         """Ranks that differ in these axes only."""
@@ -83,7 +85,7 @@ def check_reassembles(mesh: SimulatedMesh, layout: Layout, buffers: Mapping[Rank
     for group in mesh.groups(layout.partial):
         total = sum(buffers[rank] for rank in group)
         wanted = value[np.ix_(*held(mesh, layout, value.shape, group[0]))]
-        np.testing.assert_allclose(total, wanted, rtol=1e-9, atol=1e-9)
+        assert np.allclose(total, wanted, rtol=1e-9, atol=1e-9), (layout, group)
 
 
 @dataclass
@@ -104,7 +106,14 @@ class _Buffers:
 
     def remaining_indices(self) -> dict[Rank, list[np.ndarray]]:
         """Return the indices that the constraints leave to every rank."""
-        return {rank: [self._at(rank, position) for position in range(len(self.shape))] for rank in self.mesh.ranks}
+        known: dict[tuple[int, ...], np.ndarray] = {}
+        indices: dict[Rank, list[np.ndarray]] = {rank: [] for rank in self.mesh.ranks}
+        for rank, position in itertools.product(self.mesh.ranks, range(len(self.shape))):
+            key = (position, *(self.mesh.coordinate(rank, axis) for axis in self.constraints[position]))
+            if key not in known:
+                known[key] = self._at(rank, position)
+            indices[rank].append(known[key])
+        return indices
 
     def _at(self, rank: Rank, position: int) -> np.ndarray:
         length = self.shape[position]
@@ -146,16 +155,21 @@ def _position(layout: Layout, axis: str) -> int | None:
     return next((i for i, cut in enumerate(layout.cuts) if axis in cut), None)
 
 
+def _shared(have: list[np.ndarray], want: list[np.ndarray]) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return where the indices in both lists are in `have`, and where in `want`, at each position."""
+    positions = [np.searchsorted(h, w) for h, w in zip(have, want, strict=True)]
+    are_shared = [h.take(at, mode="clip") == w for h, w, at in zip(have, want, positions, strict=True)]
+    return [at[mask] for at, mask in zip(positions, are_shared, strict=True)], [np.flatnonzero(mask) for mask in are_shared]
+
+
 def _pick(values: np.ndarray, have: list[np.ndarray], want: list[np.ndarray]) -> np.ndarray:
-    local = []
-    for h, w in zip(have, want, strict=True):
-        assert np.isin(w, h).all(), "a rank would need what it does not hold"
-        local.append(np.searchsorted(h, w))
-    return values[np.ix_(*local)]
+    source, target = _shared(have, want)
+    assert all(len(at) == len(w) for at, w in zip(target, want, strict=True)), "a rank would need what it does not hold"
+    return values[np.ix_(*source)]
 
 
 def _size(indices: list[np.ndarray]) -> int:
-    return int(np.prod([len(i) for i in indices], dtype=np.int64))
+    return math.prod(len(i) for i in indices)
 
 
 def _collect(state: _Buffers, group: list[Rank], want: list[np.ndarray]) -> np.ndarray:
@@ -163,10 +177,11 @@ def _collect(state: _Buffers, group: list[Rank], want: list[np.ndarray]) -> np.n
     result = np.zeros([len(w) for w in want])
     times = np.zeros(result.shape, dtype=int)
     for member in group:
-        shared = [np.intersect1d(w, h) for w, h in zip(want, state.indices[member], strict=True)]
-        at = np.ix_(*(np.searchsorted(w, s) for w, s in zip(want, shared, strict=True)))
-        result[at] += _pick(state.values[member], state.indices[member], shared)
-        times[at] += 1
+        source, target = _shared(state.indices[member], want)
+        if all(map(len, target)):
+            at = np.ix_(*target)
+            result[at] += state.values[member][np.ix_(*source)]
+            times[at] += 1
     assert (times == 1).all(), "the group does not hold every element once"
     return result
 
