@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from itertools import combinations
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -30,6 +30,19 @@ def mostly_nightly(values: Iterable[Any], kept: Iterable[Any]) -> list[Any]:
     values, kept = list(values), set(kept)
     assert kept <= set(values), kept - set(values)
     return [pytest.param(*_arguments(value), marks=() if value in kept else NIGHTLY) for value in values]
+
+
+def pairwise(*knobs: Sequence[Any]) -> list[Any]:
+    """Combinations of the knobs' values, of which `make test` runs few that show each pair of values."""
+    forms = list(product(*(range(len(values)) for values in knobs)))
+    missing = {pair for form in forms for pair in combinations(enumerate(form), 2)}
+    kept = set()
+    while missing:
+        best = max(forms, key=lambda form: len(missing.intersection(combinations(enumerate(form), 2))))
+        kept.add(best)
+        missing.difference_update(combinations(enumerate(best), 2))
+    values = {form: tuple(options[index] for options, index in zip(knobs, form, strict=True)) for form in forms}
+    return [pytest.param(*values[form], marks=() if form in kept else NIGHTLY) for form in forms]
 
 
 def _arguments(value: Any) -> tuple[Any, ...]:

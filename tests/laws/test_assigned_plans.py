@@ -23,7 +23,7 @@ from perfmodel.workload.models import load_model
 from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.transformer import build_graph
 from perfmodel.workload.unroll import unrolled
-from tests.marks import mostly_slow
+from tests.marks import mostly_slow, pairwise
 
 _MODEL = replace(
     load_model("llama-3-8b"),
@@ -44,28 +44,36 @@ def _unrolled(job: TrainingJob, batch: int, *, dropout: bool, attention: str) ->
     return unrolled(folded, batch=batch, keeps_places=True)
 
 
-@pytest.mark.parametrize("profile", mostly_slow(["megatron", "torchtitan", "nanotron"]))
-@pytest.mark.parametrize("rules", ["ddp", "megatron", "megatron-sp", "ulysses"])
-@pytest.mark.parametrize(("zero", "microbatches", "pp"), [(0, 1, 1), (1, 2, 1), (2, 2, 1), (3, 1, 1), (3, 2, 1), (0, 4, 2), (1, 4, 2)])
-def test_an_assignment_by_rules_takes_what_the_rules_take(profile: str, rules: str, zero: int, microbatches: int, pp: int) -> None:
-    _check(profile, rules, zero, microbatches, pp)
+#: ZeRO stage, micro-batches, stages of a pipeline.
+_SHAPES = [(0, 1, 1), (1, 2, 1), (2, 2, 1), (3, 1, 1), (3, 2, 1), (0, 4, 2), (1, 4, 2)]
 
 
-@pytest.mark.parametrize("profile", mostly_slow(["megatron", "torchtitan"]))
-@pytest.mark.parametrize("rules", ["megatron", "megatron-sp", "ulysses"])
-@pytest.mark.parametrize(("recompute", "attention"), [("full", "flash"), ("selective", "flash"), ("selective", "unfused")])
-@pytest.mark.parametrize(("zero", "microbatches", "pp"), [(3, 2, 1), (1, 4, 2)])
-def test_so_does_one_that_recomputes(
-    profile: str, rules: str, recompute: str, attention: str, zero: int, microbatches: int, pp: int
-) -> None:
-    _check(profile, rules, zero, microbatches, pp, recompute=Recompute(recompute), attention=AttentionKernel(attention))
+@pytest.mark.parametrize(
+    "profile, rules, shape", pairwise(["megatron", "torchtitan", "nanotron"], ["ddp", "megatron", "megatron-sp", "ulysses"], _SHAPES)
+)
+def test_an_assignment_by_rules_takes_what_the_rules_take(profile: str, rules: str, shape: tuple[int, int, int]) -> None:
+    _check(profile, rules, *shape)
 
 
-@pytest.mark.parametrize("profile", mostly_slow(["megatron", "torchtitan"]))
-@pytest.mark.parametrize("rules", ["ddp", "megatron-sp", "ulysses"])
-@pytest.mark.parametrize(("zero", "microbatches", "pp"), [(1, 1, 1), (3, 2, 1)])
-def test_so_does_one_with_replicas_of_shards(profile: str, rules: str, zero: int, microbatches: int, pp: int) -> None:
-    _check(profile, rules, zero, microbatches, pp, replicas=2)
+@pytest.mark.parametrize(
+    "profile, rules, saved, shape",
+    pairwise(
+        ["megatron", "torchtitan"],
+        ["megatron", "megatron-sp", "ulysses"],
+        [("full", "flash"), ("selective", "flash"), ("selective", "unfused")],
+        [(3, 2, 1), (1, 4, 2)],
+    ),
+)
+def test_so_does_one_that_recomputes(profile: str, rules: str, saved: tuple[str, str], shape: tuple[int, int, int]) -> None:
+    recompute, attention = saved
+    _check(profile, rules, *shape, recompute=Recompute(recompute), attention=AttentionKernel(attention))
+
+
+@pytest.mark.parametrize(
+    "profile, rules, shape", pairwise(["megatron", "torchtitan"], ["ddp", "megatron-sp", "ulysses"], [(1, 1, 1), (3, 2, 1)])
+)
+def test_so_does_one_with_replicas_of_shards(profile: str, rules: str, shape: tuple[int, int, int]) -> None:
+    _check(profile, rules, *shape, replicas=2)
 
 
 @pytest.mark.parametrize("rules", ["ddp", "megatron-sp", "ulysses"])

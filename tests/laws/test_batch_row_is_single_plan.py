@@ -76,7 +76,7 @@ sweeps = given(job=jobs, profile=st.sampled_from(PROFILES), attention=st.sampled
 
 @pytest.mark.slow
 @sweeps
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_random_cells_of_random_sweeps(job, profile, attention, shape):
     check_random_cells(job, profile, attention, shape)
 
@@ -127,9 +127,9 @@ def test_every_cell_of_a_small_sweep_whose_exchanges_hide(delays):
     profile = profile_of("megatron").having(hides_exchanges=True, delays_weight_gradients=delays)
     estimator = estimator_of(make_job(model, batch=8), chips=8, node=4, profile=profile)
     state = sweep_all(estimator, Space(orders=(DEFAULT_ORDER,)))
-    ids = state.best_time.ids.tolist()
+    ids = state.best_time.ids.tolist()[::29]
     assert {(plan.layout.pp > 1, plan.ep > 1) for plan in map(state.plan, ids)} == {(a, b) for a in (True, False) for b in (True, False)}
-    assert_cells_equal_single_plans(estimator, state, ids[::11])
+    assert_cells_equal_single_plans(estimator, state, ids)
 
 
 @pytest.mark.slow
@@ -138,11 +138,12 @@ def test_every_cell_of_a_small_sweep_of_experts():
     model = make_model(**LLAMA_LIKE, num_hidden_layers=2, experts=experts)
     space = Space(orders=(DEFAULT_ORDER,), dispatchers=tuple(Dispatcher))
     state = sweep_all(estimator := estimator_of(make_job(model, batch=8), chips=8, node=4), space)
-    plans = [state.plan(i) for i in state.best_time.ids.tolist()]
+    ids = state.best_time.ids.tolist()[::29]
+    plans = [state.plan(i) for i in ids]
     assert {plan.ep for plan in plans} == {1, 2, 4, 8}
     assert {plan.etp for plan in plans} == {1, 2, 4, 8}
     assert {str(plan.dispatcher) for plan in plans if plan.ep > 1} == {"flex", "allgather"}
-    assert_cells_equal_single_plans(estimator, state, state.best_time.ids.tolist()[::7])
+    assert_cells_equal_single_plans(estimator, state, ids)
 
 
 @pytest.mark.parametrize("profile", mostly_slow(PROFILES))
@@ -162,7 +163,7 @@ def test_cells_on_shipped_clusters(cluster, calibration):
     from perfmodel.workload.models import load_model
 
     job = make_job(load_model("megatron-1.7b"), batch=48, seq_len=1024)
-    where = load_cluster(cluster).with_chips(32)
+    where = load_cluster(cluster).with_chips(16)
     overlay = load_calibration(calibration) if calibration else SPEC_SHEET
     estimator = resolve_estimator(job, where, calibration=overlay, profile=load_profile("megatron"))
     state = sweep_all(estimator)

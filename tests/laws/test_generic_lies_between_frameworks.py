@@ -98,6 +98,6 @@ def test_generic_lies_between_the_frameworks_that_can_run_a_plan():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", mostly_nightly([20, 200], [20]))
+@pytest.mark.parametrize("number", mostly_nightly([10, 200], [10]))
 def test_generic_lies_between_the_frameworks_on_many_jobs(number):
     check(seed=4, number=number)

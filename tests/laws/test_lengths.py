@@ -12,7 +12,7 @@ from perfmodel.cost.resolve import kept_estimator
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.models import load_model
 from perfmodel.workload.transformer import graph_length
-from tests.marks import one_in
+from tests.marks import covering, mostly_nightly
 
 #: Dense, sliding windows, windows of a share of the layers, chunks, experts, latents, sparse latents, states.
 MODELS = (
@@ -74,7 +74,11 @@ def assert_same(one, other, call):
     assert (one.verdict, one.warnings, one.host_memory) == (other.verdict, other.warnings, pytest.approx(other.host_memory, rel=1e-9)), call
 
 
-@pytest.mark.parametrize("seed", one_in(2, SEEDS))
+#: Draws that show each model, framework and knob.
+KEPT = covering({seed: drawn_call(seed)[0] for seed in SEEDS}, together=1)
+
+
+@pytest.mark.parametrize("seed", mostly_nightly(SEEDS, KEPT))
 def test_a_list_of_lengths_is_the_prediction_of_each(seed):
     call, lengths = drawn_call(seed)
     forget()
@@ -121,7 +125,7 @@ def test_points_of_an_exploration_are_predictions():
         assert sum(point.shares.values()) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("seed", one_in(3, SEEDS))
+@pytest.mark.parametrize("seed", mostly_nightly(SEEDS, KEPT))
 def test_a_graph_of_one_token_is_that_of_each_length(seed, monkeypatch):
     call, lengths = drawn_call(seed)
     forget()

@@ -9,7 +9,7 @@ import pytest
 
 from perfmodel.planner.per_operator.strategies import data_parallel
 from perfmodel.workload.networks import load_network
-from tests.marks import one_in
+from tests.marks import pairwise
 from tests.planner.per_operator.cases import planner
 
 NETWORKS = {
@@ -22,9 +22,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("profile", ["megatron", *one_in(2, ["torchtitan", "torch-gloo", "nanotron"])])
-@pytest.mark.parametrize("zero", [0, 1, 3])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name, zero, profile", pairwise([*NETWORKS], [0, 1, 3], ["megatron", "torchtitan", "torch-gloo", "nanotron"]))
 def test_a_choice_costs_in_the_tables_what_is_additive_of_its_prediction(name: str, zero: int, profile: str) -> None:
     """Work of kernels that could be one but do not lie alike is more than the tables say, as is what the host needs; so bounds hold."""
     network = load_network(name, **NETWORKS[name])  # type: ignore[arg-type]

@@ -77,7 +77,7 @@ def test_a_few_random_rates_have_one_answer():
 
 
 #: Of random loads: how many are drawn in `make test`, and in `make test-all`.
-numbers = pytest.mark.parametrize("number", mostly_nightly([40, 200], [40]))
+numbers = pytest.mark.parametrize("number", mostly_nightly([20, 200], [20]))
 
 
 @pytest.mark.slow

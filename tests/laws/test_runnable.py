@@ -12,7 +12,7 @@ import perfmodel
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.profile import GENERIC, list_profiles, load_profile
 from perfmodel.parallel.prediction import Prediction
-from tests.marks import one_in
+from tests.marks import mostly_nightly
 
 MODELS = ("gpt2", "llama-3.1-8b", "llama-3-70b", "mixtral-8x7b", "qwen3-30b-a3b", "megatron-22b")
 CLUSTERS = ("dgx-h100", "dgx-a100", "hgx-h200")
@@ -70,12 +70,6 @@ def check(seed: int) -> None:
         assert profile.not_runnable_reason(prediction.plan) == "", (verb, job)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", mostly_nightly(range(200), range(6)))
 def test_what_is_recommended_for_a_framework_can_be_run_by_it(seed):
-    check(seed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", one_in(32, range(6, 200)))
-def test_what_is_recommended_for_a_framework_can_be_run_by_it_for_many_jobs(seed):
     check(seed)

@@ -10,7 +10,7 @@ from perfmodel.cost.programs import compiled_for
 from perfmodel.cost.resolve import kept_estimator
 from perfmodel.foundation.errors import InputError
 from perfmodel.workload.models import load_model
-from tests.marks import mostly_slow
+from tests.marks import covering, mostly_nightly
 
 MODELS = ("llama-3-8b", "gpt2", "gemma-2-9b", "gpt-oss-20b", "mixtral-8x7b", "deepseek-v2-lite", "nemotron-h-8b", "qwen3-next-80b-a3b")
 FRAMEWORKS = ("generic", "megatron", "nemo", "torchtitan", "torch-fsdp2", "deepspeed", "hf-trainer", "torch-fsdp2+loss=chunked")
@@ -58,7 +58,11 @@ def alone(call):
         return str(error)
 
 
-@pytest.mark.parametrize("seed", mostly_slow(SEEDS, quick=6))
+#: Draws that show each model, framework, cluster and knob.
+KEPT = covering({seed: drawn_lists(seed)[0] for seed in SEEDS}, together=1)
+
+
+@pytest.mark.parametrize("seed", mostly_nightly(SEEDS, KEPT))
 def test_lists_are_the_predictions_of_each(seed):
     call, lists = drawn_lists(seed)
     singles = [alone(call | dict(zip(lists, values, strict=True))) for values in product(*lists.values())]

@@ -1,5 +1,6 @@
 """Laws of every step: parts sum to the total, degree 1 communicates nothing, faster is never slower, utilisation as defined."""
 
+import itertools
 import json
 import math
 import random
@@ -77,8 +78,8 @@ def test_sums_of_norm_gradients_over_tp_come_with_every_microbatch():
     assert more(16, sequence_parallel=False) == 0.0
 
 
-#: The first job with every profile, the others with every other one.
-SHOWN = [(job, profile) for job, profiles in zip(JOBS, (PROFILES, PROFILES[::2], PROFILES[1::2]), strict=True) for profile in profiles]
+#: Each profile with one job.
+SHOWN = list(zip(itertools.cycle(JOBS), PROFILES, strict=False))
 
 
 @plans
@@ -140,7 +141,7 @@ def _tiers(bandwidth=1.0, latency=1.0):
 
 @pytest.mark.slow
 @plans
-@pytest.mark.parametrize("profile", one_in(2, PROFILES))
+@pytest.mark.parametrize("profile", one_in(4, PROFILES))
 def test_a_faster_link_or_chip_is_never_slower(profile, knobs):
     base = predict(estimator_of(tiers=_tiers(), profile=profile), **knobs).step_time
     memory = CHIP.memory
@@ -161,7 +162,7 @@ def test_a_faster_link_or_chip_is_never_slower(profile, knobs):
     faster=st.floats(1.0, 100.0),
     which=st.sampled_from(["links", "latency", "peak", "memory"]),
 )
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_faster_by_any_factor_is_never_slower(knobs, profile, faster, which):
     chip = CHIP
     if which == "peak":
@@ -299,7 +300,7 @@ def test_numbers_are_plain_and_finite():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("seed", one_in(2, range(16)))
 def test_every_valid_topology_has_a_prediction(seed):
     """Tiers of any kinds inside each other: clusters without a fat tree, and those of fat trees alone, too."""
     rng = random.Random(seed)

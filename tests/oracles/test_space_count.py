@@ -13,6 +13,7 @@ from perfmodel.planner.search import search_plans
 from perfmodel.planner.uniform.space import SEARCHED_ORDERS, Space
 from perfmodel.workload.layer_specs import Experts
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, sweep_all
+from tests.marks import NIGHTLY, mostly_nightly
 
 #: docs/space.md, "Orders", written down again.
 ORDERS = [
@@ -133,14 +134,17 @@ def test_number_of_plans(job, chips):
     assert sum(result.rejected.values()) + result.num_feasible == result.num_evaluated
 
 
+#: Each set of rules, with each of these jobs once.
+RULES = [("ulysses",), ("ddp",), ("megatron-sp", "ulysses"), ("ulysses", "megatron-ulysses", "megatron"),
+         ("ddp", "megatron", "megatron-sp", "ulysses", "megatron-ulysses")]  # fmt: skip
+JOBS = ["gpt2, 16 chips", "grouped heads, tied", "odd sequence", "six heads"]
+KEPT = [*zip(RULES, itertools.cycle(JOBS), strict=False)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "names",
-    [("ulysses",), ("ddp",), ("megatron-sp", "ulysses"), ("ulysses", "megatron-ulysses", "megatron"),
-     ("ddp", "megatron", "megatron-sp", "ulysses", "megatron-ulysses")],
-)  # fmt: skip
-@pytest.mark.parametrize("job, chips", [SMALL[name] for name in ("gpt2, 16 chips", "grouped heads, tied", "odd sequence", "six heads")])
-def test_number_of_plans_with_rules_as_a_knob(names, job, chips):
+@pytest.mark.parametrize("names, name", mostly_nightly(itertools.product(RULES, JOBS), KEPT))
+def test_number_of_plans_with_rules_as_a_knob(names, name):
+    job, chips = SMALL[name]
     space = Space(rules=tuple(load_rule_set(name) for name in names))
     result = search_plans(estimator_of(job, chips=chips), space, top=1, also=("front",))
     assert result.num_evaluated == count_plans(job, chips, rules=names)
@@ -153,7 +157,7 @@ def test_unfused_attention_may_be_recomputed_alone():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chips, batch, plans", [(512, 512, 2_737_166), (4096, 1536, 8_711_898)])
+@pytest.mark.parametrize("chips, batch, plans", [(512, 512, 2_737_166), pytest.param(4096, 1536, 8_711_898, marks=NIGHTLY)])
 def test_number_of_plans_of_gpt3(chips, batch, plans):
     from perfmodel.workload.models import load_model
 
