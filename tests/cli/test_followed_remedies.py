@@ -40,14 +40,14 @@ WRONG = [
 ]
 
 
-#: One in ten in `make check`, one in five and the first of each flag in `make test`: each is two or three commands.
+#: One in ten in `make check`, and the first of each flag in `make test`: each is two or three commands.
 FIRST = {flag: WRONG.index((flag, value)) for flag, value in reversed(WRONG)}
 
 
 def _marks(index: int):
     if index % 10 == 0:
         return ()
-    return pytest.mark.slow if index % 5 == 0 or index in FIRST.values() else NIGHTLY
+    return pytest.mark.slow if index in FIRST.values() else NIGHTLY
 
 
 SOME = [pytest.param(*case, marks=_marks(index)) for index, case in enumerate(WRONG)]

@@ -58,7 +58,7 @@ def test_an_exported_plan_is_read_back(framework, tmp_path):
 def test_nanotron_takes_what_is_written_for_it():
     """The registry has nanotron 0.4 of 2024: its strict reader of 2026 is a schema made from its dataclasses."""
     rng, taken = random.Random(7), 0
-    for _ in range(60):
+    for _ in range(30):
         plan = draw_plan("nanotron", rng)
         facts = facts_of_plan(plan, load_cluster(plan.cluster))
         with contextlib.suppress(InputError):
@@ -66,11 +66,11 @@ def test_nanotron_takes_what_is_written_for_it():
             (config,) = (text for name, text in exported.files.items() if name.endswith((".yaml", ".yml")))
             check(yaml.safe_load(config), "nanotron")
             taken += 1
-    assert taken >= 30
+    assert taken >= 15
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", mostly_nightly([40, 145], [40]))
+@pytest.mark.parametrize("count", mostly_nightly([20, 145], [20]))
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_many_exported_plans_are_read_back(framework, count, tmp_path):
     check_round_trips(framework, tmp_path, count=count, seed=2)

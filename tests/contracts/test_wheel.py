@@ -92,8 +92,6 @@ def test_the_version_is_that_of_the_wheel(installed, empty, wheel):
 @pytest.mark.parametrize(
     ("arguments", "key"),
     [
-        ("chips --json", "chips"),
-        ("clusters --json", "clusters"),
         ("models --json", "models"),
         ("profiles --json", "profiles"),
         ("predict --model llama-3-8b --cluster dgx-h100 --chips 64 --global-batch 512 --seq-len 8192 --tp 2 --json", "step_time"),
