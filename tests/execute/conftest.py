@@ -18,8 +18,8 @@ from perfmodel.hardware.local import local_cluster
 from perfmodel.parallel.results import MachineMeasurement
 
 #: Each process group of gloo keeps about three threads that take time while they wait (measured: 196 threads, 7.5 % of a core), and a
-#: rank keeps the groups of every mesh that it made.
-MOST_THREADS = 160
+#: rank keeps the groups of every mesh that it made. A new rank takes 5 s to start.
+MOST_THREADS = 320
 
 
 def num_threads(pid: int) -> int:
@@ -48,7 +48,7 @@ class Groups:
             group.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def groups() -> Iterator[Groups]:
     groups = Groups()
     yield groups
@@ -82,7 +82,7 @@ def a_part_of_the_scope(device: str, *, brief: bool, logit_bytes: float) -> Scop
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def counting() -> Iterator[CountingProcess]:
     """One process that counts for every test of an audit."""
     with CountingProcess() as process:

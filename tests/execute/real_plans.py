@@ -73,7 +73,7 @@ PLANS: dict[str, tuple[tuple[str, int, int], dict[str, Any]]] = {
 }
 
 
-SHALLOW = 3
+SHALLOW = 2
 """Layers of a virtual stage of a shallow plan, where its stages have as many each."""
 
 

@@ -62,12 +62,10 @@ def test_full_recomputation_saves_memory_and_selective_saves_scores(groups):
     assert full < selective < none
 
 
-def test_losses_of_all_forms_are_the_same(groups):
+def test_losses_of_unlike_forms_are_the_same(groups):
+    """Losses of the other forms are compared with those of one process in test_gradients.py."""
     options = dict(steps=1, warmup=0, group=groups(2), check_gradients=False)
-    losses = [
-        run_plan(tiny_plan(2, **knobs), **options).loss
-        for knobs in (dict(), dict(zero=1), dict(zero=3), dict(tp=2), dict(cp=2), dict(pp=2, micro_batch=2))
-    ]
+    losses = [run_plan(tiny_plan(2, **knobs), **options).loss for knobs in (dict(), dict(zero=3), dict(pp=2, micro_batch=2))]
     assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-6)
 
 

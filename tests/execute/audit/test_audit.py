@@ -164,7 +164,7 @@ def test_every_form_of_plan_audits_clean_on_each_stage(name, counting):
 @pytest.mark.parametrize("attention, recompute", [("flash", "none"), ("unfused", "selective")])
 def test_dropout_keeps_its_masks(attention, recompute, counting):
     plan = make_plan(
-        TrainingJob(model=load_model("gpt2"), global_batch=2, seq_len=512),
+        TrainingJob(model=load_model("gpt2").with_layers(4), global_batch=2, seq_len=512),
         cluster="dgx-h100",
         num_chips=2,
         attention=attention,

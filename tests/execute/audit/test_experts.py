@@ -134,7 +134,7 @@ def test_tokens_sent_as_counts_say_audit_clean(name, counting):
     variant, knobs = COUNTED[name]
     plan = tiny_plan(model=tiny(variant, **({} if "pp" in knobs else {"num_hidden_layers": 2})), **knobs)
     counts = skewed(plan)
-    ranks = range(plan.num_chips - 1, -1, -plan.num_chips // 4)
+    ranks = (plan.num_chips - 1, plan.num_chips // 2 - 2)
     counted = [counting.count(plan, rank, routing=counts).counts for rank in ranks]
     rows = [audit_rows(predicted(plan, rank, routing=counts), rank_counts) for rank, rank_counts in zip(ranks, counted, strict=True)]
     assert [

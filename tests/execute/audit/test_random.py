@@ -240,7 +240,7 @@ OTHER_RANKS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("moment", one_in(2, MOMENTS))
+@pytest.mark.parametrize("moment", one_in(3, MOMENTS))
 def test_peaks_of_gradients_that_wait_and_of_weights_that_come(counting, moment):
     knobs, job, share = MOMENTS[moment]
     plan = grown(tiny_plan(**knobs, **job))

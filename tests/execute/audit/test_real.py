@@ -37,6 +37,7 @@ FIRST_ONLY = {
     "Llama 2 70B, interleaved, TP, ZeRO-1",
     "Qwen2.5 72B, pipeline, context, TP, ZeRO-2",
     "Qwen3 8B, pipeline, context, TP, ZeRO-3",
+    "GLM-5, 1F1B, sparse indexer, experts over data and TP, ZeRO-1",
 }
 
 

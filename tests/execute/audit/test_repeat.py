@@ -37,7 +37,8 @@ needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reas
 
 def a_plan(schedule: str, zero: int, **changes):
     sharding = dict(zero=zero) if zero else {}
-    return tiny_plan(batch=256, **{**SCHEDULES[schedule], **sharding, **changes})
+    virtual_stages = SCHEDULES[schedule].get("pp", 1) * SCHEDULES[schedule].get("virtual_stages", 1)
+    return tiny_plan(batch=256, **{"model": tiny(num_hidden_layers=max(2, virtual_stages)), **SCHEDULES[schedule], **sharding, **changes})
 
 
 def unequal(counting, plan) -> list[object]:
@@ -77,7 +78,7 @@ def test_further_microbatches_repeat_the_last(counting, schedule, zero):
     [
         pytest.param(dict(schedule="1f1b", zero=3, num_chips=16, dp_shard=2, tp=2, precision=Precision.BF16_MIXED), marks=NIGHTLY),
         pytest.param(dict(schedule="interleaved", zero=2, num_chips=8, cp=2, recompute="full"), marks=NIGHTLY),
-        dict(schedule="gpipe", zero=1, num_chips=8, tp=2, recompute="selective", model=tiny("gpt2")),
+        dict(schedule="gpipe", zero=1, num_chips=8, tp=2, recompute="selective", model=tiny("gpt2", num_hidden_layers=2)),
     ],
     ids=["mixed precision, dp_replicate, tp", "cp, full recomputation", "selective recomputation"],
 )
@@ -125,7 +126,7 @@ def test_a_line_is_drawn_through_every_count():
 @pytest.mark.usefixtures("audits_share_a_process")
 def test_an_audit_says_how_many_it_counted(tmp_path, capfd):
     path = tmp_path / "plan.yaml"
-    write_plan(replace(tiny_plan(8, zero=3, batch=64), cluster="dgx-h100"), path)
+    write_plan(replace(tiny_plan(8, zero=3, batch=64, model=tiny(num_hidden_layers=2)), cluster="dgx-h100"), path)
     assert cli.run(["audit", str(path)]) == 0
     assert "counted with 2 and 3 of 8, which is exact as every further one repeats the last" in " ".join(capfd.readouterr().out.split())
     assert cli.run(["audit", str(path), "--every-microbatch", "--json"]) == 0
