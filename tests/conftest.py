@@ -1,5 +1,6 @@
 """Seeds are explicit: hypothesis derives its examples from the test itself. Tests marked `gpu` are skipped where there is none."""
 
+import gc
 import os
 from pathlib import Path
 
@@ -15,6 +16,13 @@ os.environ["COLUMNS"] = "100"
 
 def _has_gpu() -> bool:
     return Path("/dev/nvidia0").exists()
+
+
+def pytest_collection_finish() -> None:
+    """Leave collected tests and imported modules, which live as long as the process, out of garbage collections, and make these rarer."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
