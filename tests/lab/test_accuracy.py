@@ -3,12 +3,14 @@
 import csv
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from lab.accuracy import document, main, read_left_out, write_report
 from lab.accuracy_lines import LINES, cause_of
+from lab.few_runs import few_runs_figures
 from perfmodel.report.markdown import markdown_table
 from perfmodel.report.table import Table
 from tests.validation.published_cases import CASE, changed, sweep, write
@@ -41,10 +43,12 @@ def cases(tmp_path):
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """The report of the cases, and the document: it takes many seconds."""
+    """The report of the cases, and the document, with two draws of given runs (test_few_runs.py has their figures)."""
     folder = tmp_path_factory.mktemp("accuracy")
     out = folder / "accuracy.md"
-    return write_report([write_cases(folder)], out), out
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lab.accuracy.few_runs_figures", partial(few_runs_figures, draws=2))
+        return write_report([write_cases(folder)], out), out
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from functools import cache
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from perfmodel.workload.imported.decoder import UNBOUNDED, decoder_of
 from perfmodel.workload.imported.graph import ImportedKind, graph_to_dict
 from perfmodel.workload.models import load_model
 from perfmodel.workload.quantization import QUANTIZATIONS
+from tests.marks import NIGHTLY
 from tests.workload.imported.decoders import (
     LOOPS,
     STACKED,
@@ -109,9 +111,15 @@ def assert_same(model, config):
         assert rows_of(model, phase) == rows_of(known, phase)
 
 
+@cache
+def run_by(run):
+    """The imported graph of a model whose experts run this way."""
+    return imported(decoder(plain, mixture(run)))
+
+
 @pytest.mark.parametrize("run", [*LOOPS, *STACKED], ids=lambda run: run.__name__)
 def test_a_mixtral_is_itself_however_its_experts_run(run):
-    graph = imported(decoder(plain, mixture(run)))
+    graph = run_by(run)
     model = decoder_of(graph)
     assert_same(model, MIXTRAL)
     assert model.num_parameters == graph.num_parameters
@@ -171,7 +179,7 @@ def test_one_expert_a_token_scores_after_the_choice_and_biases():
 @pytest.mark.parametrize("run", [*LOOPS[:2], *STACKED[2:]], ids=lambda run: run.__name__)
 def test_experts_that_run_what_was_chosen_have_the_work_of_the_choices(run):
     """Where torch knows sizes by values alone (how many tokens chose an expert) the shares are even: 2 FLOP a weight that a token meets."""
-    graph = imported(decoder(plain, mixture(run)))
+    graph = run_by(run)
     model = decoder_of(graph)
     norms = (2 * LAYERS + 1) * H
     products = [vertex for vertex in graph.vertices if vertex.kind is ImportedKind.MATMUL]
@@ -221,7 +229,7 @@ def deepseek_v2_lite(model):
     return Net(layers, h=h, vocab=model.vocab_size)
 
 
-@pytest.mark.parametrize(("name", "make"), [("gpt-oss-20b", gpt_oss), ("deepseek-v2-lite", deepseek_v2_lite)])
+@pytest.mark.parametrize(("name", "make"), [pytest.param("gpt-oss-20b", gpt_oss, marks=NIGHTLY), ("deepseek-v2-lite", deepseek_v2_lite)])
 def test_models_that_ship_come_out_as_themselves_at_full_size(name, make):
     known = load_model(name)
     graph = imported(lambda: make(known), "int64[1,256]")
