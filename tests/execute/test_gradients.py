@@ -258,7 +258,7 @@ TRAINED = {
 }
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def losses(groups):
     """Losses of the first steps of a plan on two ranks, run once for all tests that compare with it."""
 

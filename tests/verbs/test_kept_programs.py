@@ -70,7 +70,7 @@ def test_few_programs_of_a_job_are_kept(monkeypatch):
     calls = [JOB | {"attention": kernel, "recompute": again} for kernel in ("flash", "unfused") for again in ("none", "selective", "full")]
     times = [perfmodel.predict(**call).step_time for call in [*calls, *calls]]
     assert times[: len(calls)] == times[len(calls) :]
-    assert len(setting_of_request(Request(**JOB)).estimator.programs.compiled.programs) == 2
+    assert 1 <= len(setting_of_request(Request(**JOB)).estimator.programs.compiled.programs) <= 2
 
 
 def test_a_batch_of_a_list_has_the_recipe_of_its_release():
