@@ -26,14 +26,16 @@ from lab.memory_outcomes import MemoryOutcome, reliability, reliability_line, re
 from lab.pages import Section, page, percent, percent_number, table
 from lab.unseen import UnseenFigures, UnseenFrameworks, choices_of, choices_text, figures_of, fits_of, fits_text, over_groups
 from perfmodel.foundation.errors import InputError, one_line
+from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.frameworks.profile import list_profiles, load_profile
 from perfmodel.hardware.reader import list_calibrations, load_calibration
 from perfmodel.report.markdown import markdown_table
 from perfmodel.validation.cases import read_cases
 from perfmodel.validation.figures import write_figures
-from perfmodel.validation.judgement import NO_TIMES, ValidationResult, ValidationRow, error_summary, errors_by, summarise
+from perfmodel.validation.judgement import ValidationResult, error_summary, errors_by, summarise
 from perfmodel.validation.plan_choice import NEAR_BEST, PlanChoices, PlanGroup
+from perfmodel.validation.rows import NO_TIMES, TrainingRow
 from perfmodel.validation.statistics import error_statistics
 from perfmodel.validation.tables import choice_table, error_table, expert_tables, fit_table, memory_table, reason_table
 from perfmodel.validation.validate import validate_cases
@@ -74,19 +76,19 @@ class AccuracyReport:
     clocks: Sequence[Rate] = ()
 
     @property
-    def scored(self) -> list[ValidationRow]:
+    def scored(self) -> list[TrainingRow]:
         return [row for row in self.result.rows if row.is_scored]
 
     @property
-    def scored_left_out(self) -> list[ValidationRow]:
+    def scored_left_out(self) -> list[TrainingRow]:
         return [predicted_as(row, self.left_out[row.id]) for row in self.scored if row.id in self.left_out]
 
 
-def predicted_as(row: ValidationRow, time: float) -> ValidationRow:
+def predicted_as(row: TrainingRow, time: float) -> TrainingRow:
     """Return the row with another predicted time; its interval keeps its factors."""
     factor = time / row.predicted_step_time
-    low, high = row.step_time_low * factor, row.step_time_high * factor
-    return replace(row, predicted_step_time=time, step_time_low=low, step_time_high=high)
+    intervals = {metric: (low * factor, high * factor) for metric, (low, high) in row.intervals.items()}
+    return replace(row, predicted={**row.predicted, "step_time": time}, intervals=intervals)
 
 
 def read_left_out(path: Path) -> dict[str, float]:
@@ -123,7 +125,7 @@ def document(report: AccuracyReport, *, figures: str = "figures") -> str:
 
 def _introduction(report: AccuracyReport) -> Sections:
     scored = report.scored
-    overall = error_summary("all", scored)
+    overall = error_summary("all", scored).times
     errors = {"median": percent(overall.median), "mean": percent(overall.mean), "p90": percent(overall.p90)}
     yield "introduction", {"runs": f"{len(scored):,}", "sources": len({row.group for row in scored}), **errors}
 
@@ -140,14 +142,14 @@ def _main_table(report: AccuracyReport) -> Sections:
     medians = [_source_median(scored, counted, "In-sample"), *([_source_median(others, counted, "Left out")] if others else [])]
     yield "step_time", {"table": table(headers, filter(None, rows), headers[1:-1]), "medians": " ".join(medians)}
     if others:
-        overall = error_summary("all", [row for row in others if every.holds(row.labels)])
+        overall = error_summary("all", [row for row in others if every.holds(row.labels)]).times
         errors = {name: percent(getattr(overall, name)) for name in ("median", "mean", "p90", "bias")}
         yield "left_out", {"title": every.title, **errors}
     else:
         yield "not_left_out", {}
 
 
-def _line(title: str, line: AccuracyLine, scored: Sequence[ValidationRow], others: Sequence[ValidationRow]) -> tuple[str, ...]:
+def _line(title: str, line: AccuracyLine, scored: Sequence[TrainingRow], others: Sequence[TrainingRow]) -> tuple[str, ...]:
     errors, left_out = ([row.time_error for row in rows if line.holds(row.labels)] for rows in (scored, others))
     if not errors:
         return ()
@@ -157,8 +159,8 @@ def _line(title: str, line: AccuracyLine, scored: Sequence[ValidationRow], other
     return (title, f"{of.count:,}", *map(percent_number, numbers), line.others)
 
 
-def _source_median(rows: Sequence[ValidationRow], lines: Sequence[AccuracyLine], name: str) -> str:
-    means = [error_summary("", part).mean for line in lines if (part := [row for row in rows if line.holds(row.labels)])]
+def _source_median(rows: Sequence[TrainingRow], lines: Sequence[AccuracyLine], name: str) -> str:
+    means = [error_summary("", part).times.mean for line in lines if (part := [row for row in rows if line.holds(row.labels)])]
     return f"{name}: the median of the mean errors of these rows is {percent(median(means) if means else math.nan)}."
 
 
@@ -267,10 +269,10 @@ def _small(report: AccuracyReport) -> Sections:
         runs = [row for row in report.scored if holds(row.labels)]
         if not runs:
             continue
-        of = error_summary(title, runs)
+        of = error_summary(title, runs).times
         row_means = [of.mean]
         if others:
-            row_means.append(error_summary(title, [row for row in others if holds(row.labels)]).mean)
+            row_means.append(error_summary(title, [row for row in others if holds(row.labels)]).times.mean)
         if report.small:
             hidden = [abs(report.small[row.id]) for row in runs if row.id in report.small]
             row_means.append(sum(hidden) / len(hidden) if hidden else math.nan)
@@ -292,23 +294,24 @@ def _intervals(report: AccuracyReport) -> Sections:
     rows = []
     for name in [*sorted({row.group for row in report.scored}), "all"]:
         known, left = ([row for row in part if name in (row.group, "all")] for part in (report.scored, others))
-        summary = error_summary(name, known)
+        summary = error_summary(name, known).times
         if not summary.num_intervals:
             return
-        unseen = [f"{error_summary(name, left).coverage:.0%}" if left else "-"] if others else []
+        unseen = [f"{error_summary(name, left).times.coverage:.0%}" if left else "-"] if others else []
         rows.append((name, f"{summary.num_intervals:,}", f"{summary.coverage:.0%}", _width(known), *unseen))
     rows.append(("mean over sources", "", _mean_coverage(report.scored), "", *([_mean_coverage(others)] if others else [])))
     yield "intervals", {"table": table(headers, rows)}
 
 
-def _mean_coverage(rows: Sequence[ValidationRow]) -> str:
+def _mean_coverage(rows: Sequence[TrainingRow]) -> str:
     """Return the share of runs in their interval, each source weighing one."""
-    shares = [error_summary(name, [row for row in rows if row.group == name]).coverage for name in sorted({row.group for row in rows})]
+    groups = grouped(rows, lambda row: row.group)
+    shares = [error_summary(name, members).times.coverage for name, members in sorted(groups.items())]
     return f"{sum(shares) / len(shares):.0%}"
 
 
-def _width(rows: Sequence[ValidationRow]) -> str:
-    widths = sorted(row.step_time_high / row.step_time_low - 1 for row in rows if not math.isnan(row.step_time_low))
+def _width(rows: Sequence[TrainingRow]) -> str:
+    widths = sorted(high / low - 1 for row in rows for low, high in row.intervals.values())
     return f"{widths[len(widths) // 2]:.0%}" if widths else "-"
 
 
@@ -354,7 +357,7 @@ def _worst(report: AccuracyReport) -> Sections:
 
 def _not_scored(report: AccuracyReport) -> Sections:
     result = report.result
-    rest = [row for row in result.rows if not (row.is_scored or row.has_experts) and not math.isnan(row.time_error)]
+    rest = [row for row in result.rows if row.has_time and not (row.is_scored or row.case.has_experts)]
     if rest or result.reasons:
         yield "not_scored", {}
     if rest:

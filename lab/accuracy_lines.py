@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from perfmodel.validation.judgement import ValidationRow
 from perfmodel.validation.plan_choice import BROKEN_NVLINK
+from perfmodel.validation.rows import TrainingRow
 from perfmodel.validation.run_labels import RunLabels
 
 _NODE = 8
@@ -112,9 +112,9 @@ SMALL: Sequence[tuple[str, Rule]] = (
 )
 
 #: Causes of large errors that a source documents: the first that holds. No rule reads the error itself. Otherwise: "not known".
-CAUSES: Sequence[tuple[Callable[[ValidationRow], bool], str]] = (
+CAUSES: Sequence[tuple[Callable[[TrainingRow], bool], str]] = (
     (
-        lambda row: row.noted_all_reduce < BROKEN_NVLINK,
+        lambda row: row.case.noted_all_reduce < BROKEN_NVLINK,
         "its notes give an all-reduce in the node of a tenth of its neighbours': broken NVLink",
     ),
     (
@@ -140,5 +140,5 @@ CAUSES: Sequence[tuple[Callable[[ValidationRow], bool], str]] = (
 )
 
 
-def cause_of(row: ValidationRow) -> str:
+def cause_of(row: TrainingRow) -> str:
     return next((cause for holds, cause in CAUSES if holds(row)), "not known")

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from perfmodel.foundation.errors import InputError
 from perfmodel.validation.case_plan import PlannedCase, plan_of_case
 from perfmodel.validation.cases import Case
-from perfmodel.validation.judgement import NO_TIMES
 from perfmodel.validation.plan_choice import BROKEN_NVLINK
+from perfmodel.validation.rows import NO_TIMES
 
 
 def is_primary(case: Case) -> bool:

@@ -27,10 +27,12 @@ from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.memory_headroom import MemoryUncertainty
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.frameworks.memory_uncertainty import KNOWN, UNKNOWN
-from perfmodel.uncertainty.residuals import ModelResiduals, Residuals, UnseenResiduals, unseen_interval
+from perfmodel.uncertainty.residuals import ModelResiduals, Residuals, RunFeatures, UnseenResiduals, shape_of, unseen_interval
+from perfmodel.uncertainty.run_features import features_of
 from perfmodel.validation.cases import Case, read_cases
-from perfmodel.validation.judgement import NO_TIMES, ValidationRow, best_releases
+from perfmodel.validation.judgement import best_releases
 from perfmodel.validation.plan_choice import BROKEN_NVLINK
+from perfmodel.validation.rows import NO_TIMES, TrainingRow
 from perfmodel.validation.validate import CasePredictor
 
 _FEWEST_OF_A_MODEL = 3
@@ -55,24 +57,35 @@ class Residual:
     value: float
 
 
-def residual_of(row: ValidationRow) -> Residual | None:
+def residual_of(row: TrainingRow) -> Residual | None:
     """Return the residual of a row; None without a meaningful time (launch-bound tests, broken NVLink) or for adapter training."""
-    if row.is_apart or math.isnan(row.time_error) or row.group in NO_TIMES or row.noted_all_reduce < BROKEN_NVLINK or not row.features:
+    case = row.case
+    if case.is_apart or not row.has_time or case.group in NO_TIMES or case.noted_all_reduce < BROKEN_NVLINK:
         return None
+    features = _features(row)
     return Residual(
         id=row.id,
-        family=row.framework if row.is_framework_known else "",
+        family="" if row.run.framework.borrows else row.run.framework.profile,
         source=row.group,
-        model=row.shape,
+        model=shape_of(row.run.plan.job.transformer),
         chip=row.labels.chip,
-        scale=row.features.scale,
-        bits=row.features.bits,
+        scale=features.scale,
+        bits=features.bits,
         is_primary=row.tier == "primary",
-        value=math.log(row.measured_step_time / row.predicted_step_time),
+        value=_value(row),
     )
 
 
-def kept_residuals(rows: Iterable[ValidationRow]) -> list[Residual]:
+def _features(row: TrainingRow) -> RunFeatures:
+    return features_of(row.run.plan, row.run.hardware.chip)
+
+
+def _value(row: TrainingRow) -> float:
+    """Return log(measured / predicted)."""
+    return math.log(row.measured_step_time / row.predicted_step_time)
+
+
+def kept_residuals(rows: Iterable[TrainingRow]) -> list[Residual]:
     """Return the primary runs of each family; for a family without any, its runs with an assumed input."""
     every = [residual for row in rows if (residual := residual_of(row)) is not None]
     has_primary = {residual.family for residual in every if residual.is_primary}
@@ -117,29 +130,29 @@ def residuals_of(
     )
 
 
-def spreads_of_features(rows: Iterable[ValidationRow]) -> tuple[tuple[str, float], ...]:
+def spreads_of_features(rows: Iterable[TrainingRow]) -> tuple[tuple[str, float], ...]:
     """Return the RMS log(measured / predicted) of runs with one rare feature or low-precision matmuls, each source weighing one."""
     squares: dict[str, dict[str, list[float]]] = {}
     for row in rows:
-        if row.features is None or math.isnan(row.time_error) or row.group in NO_TIMES or row.has_experts:
+        if not row.has_time or row.group in NO_TIMES or row.case.has_experts:
             continue
-        names = list(row.features.rare or row.features.named())
+        features = _features(row)
+        names = list(features.rare or features.named())
         if len(names) == 1:
-            value = math.log(row.measured_step_time / row.predicted_step_time)
-            squares.setdefault(names[0], {}).setdefault(row.group, []).append(value**2)
+            squares.setdefault(names[0], {}).setdefault(row.group, []).append(_value(row) ** 2)
     return tuple((name, math.sqrt(fmean([fmean(values) for values in sources.values()]))) for name, sources in sorted(squares.items()))
 
 
-def residuals_of_experts(rows: Iterable[ValidationRow]) -> tuple[UnseenResiduals, ...]:
+def residuals_of_experts(rows: Iterable[TrainingRow]) -> tuple[UnseenResiduals, ...]:
     """Return residuals of models with experts by source: the fastest release of each setting, without launch-bound tests."""
-    best = best_releases([row for row in rows if row.has_experts and row.group not in NO_TIMES])
-    groups = grouped([row for row in best if not math.isnan(row.time_error)], lambda row: row.group)
+    best = best_releases([row for row in rows if row.case.has_experts and row.group not in NO_TIMES])
+    groups = grouped([row for row in best if row.has_time], lambda row: row.group)
     return tuple(
         UnseenResiduals(
             group=group,
-            family=rows[0].framework,
+            family=rows[0].run.framework.profile,
             num_runs=len(rows),
-            quantiles=quantiles_of([math.log(row.measured_step_time / row.predicted_step_time) for row in rows]),
+            quantiles=quantiles_of(list(map(_value, rows))),
         )
         for group, rows in sorted(groups.items(), key=lambda item: item[0])
     )
@@ -252,7 +265,7 @@ def memory_uncertainties_text(uncertainties: Mapping[str, MemoryUncertainty]) ->
     return "\n".join(lines) + "\n"
 
 
-def with_left_out(rows: Iterable[ValidationRow], left_out: Mapping[str, float]) -> list[ValidationRow]:
+def with_left_out(rows: Iterable[TrainingRow], left_out: Mapping[str, float]) -> list[TrainingRow]:
     """Return the rows, with predictions of fits that did not see their model where these exist."""
     return [predicted_as(row, left_out[row.id]) if row.id in left_out and row.is_predicted else row for row in rows]
 

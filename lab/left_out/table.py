@@ -108,7 +108,7 @@ def intervals_text(cases: Path, predictions: Sequence[PredictedRun]) -> str:
         if any(line.counts and line.holds(prediction.run.choice.labels) for line in LINES)
     }
     report = AccuracyReport(result=result, left_out=left_out, names=(cases.name,))
-    found_in = error_summary("all", report.scored_left_out)
+    found_in = error_summary("all", report.scored_left_out).times
     return f"80 % intervals hold {percent(found_in.coverage)} of {found_in.num_intervals} runs"
 
 

@@ -28,11 +28,11 @@ from perfmodel.foundation.resources import write_atomically
 from perfmodel.frameworks.engine import fitted_numbers
 from perfmodel.parallel.interval import METRICS, interval_factors
 from perfmodel.planner.serving.result import LIMIT_HEADROOM
+from perfmodel.validation.rows import ServingRow
 from perfmodel.validation.run_labels import by_label
 from perfmodel.validation.serving.predict import Estimators
-from perfmodel.validation.serving.rows import ServingRow
-from perfmodel.validation.serving.tables import WORDS
 from perfmodel.validation.statistics import ErrorStatistics, error_statistics
+from perfmodel.validation.tables import WORDS
 
 Errors = Mapping[tuple[str, str], float]
 """(id of a run, metric) -> predicted / measured - 1."""
@@ -99,7 +99,7 @@ def _moved(rows: Sequence[ServingRow], errors: Errors) -> dict[str, dict[str, fl
     """Return the metrics of runs as predicted with these errors."""
     metrics = {}
     for row in rows:
-        moved = {metric: row.measured(metric) * (1.0 + errors[row.id, metric]) for metric in METRICS if (row.id, metric) in errors}
+        moved = {metric: row.case.measured(metric) * (1.0 + errors[row.id, metric]) for metric in METRICS if (row.id, metric) in errors}
         if {"tpot", "request_latency"} <= set(moved):
             metrics[row.id] = moved
     return metrics
@@ -174,7 +174,7 @@ def _second_hand(accuracy: ServingAccuracy) -> Sections:
             row.labels.model,
             row.labels.chip,
             str(row.planned.plan.tp if row.planned else ""),
-            f"{row.served.request_latency:.3f}",
+            f"{row.case.measured('request_latency'):.3f}",
             f"{row.predicted['request_latency']:.3f}",
             f"{100 * row.error('request_latency'):+.1f}",
         )
@@ -301,9 +301,9 @@ def _engines(accuracy: ServingAccuracy) -> Sections:
 
 
 def _not_scored(accuracy: ServingAccuracy) -> Sections:
-    suspect = Counter(_reason(row.served.suspect) for row in accuracy.rows if row.served.suspect and not row.is_second_hand)
+    suspect = Counter(_reason(row.case.suspect) for row in accuracy.rows if row.case.suspect and not row.is_second_hand)
     missing = Counter(row.reason for row in accuracy.rows if not row.is_predicted)
-    secondary = [row for row in accuracy.rows if row.tier != "primary" and not row.served.suspect and row.is_predicted]
+    secondary = [row for row in accuracy.rows if row.tier != "primary" and not row.case.suspect and row.is_predicted]
     errors = {metric: error_statistics([row.error(metric) for row in secondary if row.counts(metric)]) for metric in METRICS}
     lines = [(WORDS[metric], f"{of.count:,}", *map(percent_number, (of.median, of.p90, of.bias))) for metric, of in errors.items()]
     yield (
@@ -311,7 +311,7 @@ def _not_scored(accuracy: ServingAccuracy) -> Sections:
         {
             "secondary": f"{len(secondary):,}",
             "metrics": table_of_figures(("metric", "runs", "median", "p90", "bias"), lines),
-            "noted": f"{sum(bool(row.served.ttft_note) for row in accuracy.rows):,}",
+            "noted": f"{sum(row.case.served is not None and bool(row.case.served.ttft_note) for row in accuracy.rows):,}",
             "suspect": table_of_figures(("runs", "reason"), [(f"{count:,}", reason) for reason, count in suspect.most_common(12)]),
             "missing": table_of_figures(("runs", "reason"), [(f"{count:,}", reason) for reason, count in missing.most_common()]),
         },

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfmodel.foundation.grouping import grouped
-from perfmodel.validation.serving.rows import ServingRow
+from perfmodel.validation.rows import ServingRow
 
 TPOT_LIMITS = (0.010, 0.015, 0.020, 0.030, 0.050, 0.100)
 LEAST_POINTS = 4
@@ -61,8 +61,8 @@ def points_of(rows: Sequence[ServingRow], predicted: Mapping[str, Mapping[str, f
                 group=json.dumps(key),
                 predicted_tpot=metrics["tpot"],
                 predicted_rate=tokens / metrics["request_latency"] / chips,
-                measured_tpot=row.served.tpot,
-                measured_rate=tokens / row.served.request_latency / chips,
+                measured_tpot=row.case.measured("tpot"),
+                measured_rate=tokens / row.case.measured("request_latency") / chips,
                 chips=chips,
             )
         )

@@ -25,8 +25,8 @@ from perfmodel.foundation.units import exact_quantity
 from perfmodel.frameworks.engine import ENGINE_GROUP_OF, GENERIC_ENGINE, Engine, fitted_numbers, list_engines, load_engine
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.validation.cases import read_cases
+from perfmodel.validation.rows import ServingRow
 from perfmodel.validation.serving.predict import Estimators, ServingCasePredictor
-from perfmodel.validation.serving.rows import ServingRow
 
 TODAYS = ("sglang", "tensorrt-llm", "vllm")
 """Current engines, whose mean stands for an unseen one."""

@@ -18,8 +18,8 @@ from perfmodel.calibrate.fits import rounded
 from perfmodel.foundation.errors import PerfModelError
 from perfmodel.frameworks.engine import Engine
 from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.validation.rows import ServingRow
 from perfmodel.validation.serving.predict import metrics_of
-from perfmodel.validation.serving.rows import ServingRow
 
 Array = NDArray[np.float64]
 PredictAs = Callable[["ServingRow", Engine], ServingPrediction]
@@ -127,7 +127,7 @@ def targets_of(rows: Sequence[ServingRow]) -> tuple[Target, ...]:
         weight = counts[key] ** -0.25
         for metric, of_metric in _WEIGHTS.items():
             if row.counts(metric) and not (row.kind == "static_batch" and metric == "tokens_per_second"):
-                targets.append(Target(row=index, metric=metric, measured=row.measured(metric), weight=weight * of_metric))
+                targets.append(Target(row=index, metric=metric, measured=row.case.measured(metric), weight=weight * of_metric))
     return tuple(targets)
 
 

@@ -21,8 +21,8 @@ from perfmodel.cost.calibrated import is_calibrated
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.frameworks.engine import load_engine
 from perfmodel.parallel.interval import METRICS, TAIL, ServingBasis
+from perfmodel.validation.rows import ServingRow
 from perfmodel.validation.serving.predict import Estimators
-from perfmodel.validation.serving.rows import ServingRow
 
 HEAD = "# Written by `python -m lab.serving.residuals`. Not edited by hand.\n"
 _ENOUGH = 20

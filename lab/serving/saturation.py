@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from perfmodel.cost.serving.simulated import simulate_replicas
 from perfmodel.foundation.grouping import grouped
+from perfmodel.validation.rows import ServingRow
 from perfmodel.validation.serving.predict import Estimators
-from perfmodel.validation.serving.rows import ServingRow
 
 _LEAST_ALIKE, _ALIKE, _UNLIKE = 4, 1.15, 2.0
 _WAIT = 0.1
@@ -64,12 +64,12 @@ def saturated_runs(rows: Sequence[ServingRow]) -> list[Saturated]:
     """Return loads of one pool, without speculative decoding and not suspect, in which a tenth of the clients or more waited."""
     saturated = []
     for row in rows:
-        if row.planned is None or not row.is_predicted or row.kind != "serving" or row.served.suspect:
+        if row.planned is None or not row.is_predicted or row.kind != "serving" or row.case.suspect:
             continue
         if row.planned.plan.pools is not None or row.planned.job.speculation is not None:
             continue
         clients = float(row.planned.job.concurrency or 0)
-        running = clients * (1.0 - row.served.ttft / row.served.request_latency)
+        running = clients * (1.0 - row.case.measured("ttft") / row.case.measured("request_latency"))
         if running <= (1.0 - _WAIT) * clients:
             saturated.append(Saturated(row=row, clients=clients, running=running, held=row.max_sequences * row.planned.plan.replicas))
     return saturated

@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, Progress, show
 from perfmodel.cli.words import argument, command, option
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.resources import check_can_be_written
 from perfmodel.foundation.words import Words
 from perfmodel.parallel.request import Request
 from perfmodel.report.document import Block, Document, Text
 
 if TYPE_CHECKING:
-    from perfmodel.validation.judgement import ValidationResult
-    from perfmodel.validation.serving.judgement import ServingResult
+    from perfmodel.validation.judgement import ServingResult, ValidationResult
+
+_STATISTICS = "mean median p90 bias"
 
 
 @command(
@@ -85,7 +87,7 @@ def validate(
         )
     show(
         Document(
-            content=lambda: _object(result),
+            content=lambda: _flat(_object(result)),
             blocks=lambda: chain(_blocks(result), options.Files().written(output, table=out, figures=plots)),
             rows=lambda: case_rows([*result.rows, *(result.serving.rows if result.serving is not None else ())]),
         ),
@@ -147,16 +149,42 @@ def _serving_object(result: ServingResult) -> dict[str, object]:
     }
 
 
+def _flat(value: object) -> Any:
+    """Return the object with error summaries in their `--json` form: of a step the metrics have prefixes, of a service names."""
+    from perfmodel.validation.judgement import ErrorSummary, MemorySummary
+
+    match value:
+        case ErrorSummary(metrics={"step_time": times, "memory": memories}):
+            of_memory = {f"memory_{name}": statistic for name, statistic in picked(memories, _STATISTICS).items()}
+            return {
+                **picked(value, "name num_rows num_predicted"),
+                "num_times": times.count,
+                **picked(times, _STATISTICS),
+                "num_memories": memories.count,
+                **of_memory,
+                **picked(times, "num_intervals coverage"),
+            }
+        case ErrorSummary(metrics=metrics):
+            of_metrics = {metric: picked(errors, "count median p90 mean bias coverage") for metric, errors in metrics.items()}
+            return {**picked(value, "name num_rows num_predicted"), "metrics": of_metrics, "num_out": value.num_out}
+        case MemorySummary(errors=errors):
+            return {**picked(value, "name framework kind rank"), "num_rows": errors.count, **picked(errors, _STATISTICS)}
+        case dict():
+            return {name: _flat(entry) for name, entry in value.items()}
+        case tuple():
+            return list(map(_flat, value))
+        case _:
+            return value
+
+
 def _blocks(result: ValidationResult) -> Iterator[Block]:
     from perfmodel.parallel.framework_ref import passed_over_line
-    from perfmodel.validation.tables import choice_lines, fit_lines, headline, result_tables
+    from perfmodel.validation.tables import choice_lines, fit_lines, headline, result_tables, serving_headline, serving_tables
 
     if result.rows or result.serving is None:
         yield Text(headline(result))
         yield from result_tables(result)
     if result.serving is not None:
-        from perfmodel.validation.serving.tables import serving_headline, serving_tables
-
         yield Text(serving_headline(result.serving), apart=bool(result.rows))
         yield from serving_tables(result.serving)
     settings = [f"{name} ({count:,} runs)" for name, count in result.passed_over.items()]

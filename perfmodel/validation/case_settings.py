@@ -9,6 +9,7 @@ from typing import Any
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.settings import with_settings
 from perfmodel.parallel.context_forms import ULYSSES, ZIGZAG, rules_of_form
+from perfmodel.parallel.framework_ref import passed_over
 from perfmodel.parallel.loss_forms import CHUNKED_LOSS, FUSED_LOSS, WHOLE_LOSS
 
 
@@ -69,6 +70,11 @@ SPELLINGS: Mapping[str, tuple[str, Callable[[object], object]]] = {
 
 #: Settings that are no option of a profile, and are read elsewhere (`fine_tuning.py`, `case_plan.py`).
 READ_APART = frozenset({"base_weights", "base_format", "pure_bf16", "device_map"})
+
+
+def settings_passed_over(inputs: Mapping[str, Any]) -> list[str]:
+    """Return the stated settings that are not read."""
+    return [name for name in passed_over(settings_of_case(inputs.get("settings"))) if name not in READ_APART]
 
 
 def settings_of_case(settings: object) -> dict[str, Any]:

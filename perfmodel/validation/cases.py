@@ -32,6 +32,9 @@ MAX_LINE_BYTES = 2**20
 MAX_FILE_BYTES = 2**30
 _GIB = 2.0**30
 
+STEP_METRICS = ("step_time", "memory")
+"""Metrics of a training run; those of a service are `METRICS`."""
+
 #: Format in which notes give the bandwidth of an all-reduce inside the node, in GB/s: "... (intra 423.7/241.59/240.63)".
 _NOTED_ALL_REDUCE = re.compile(r"\(intra (\d+(?:\.\d+)?)/", re.ASCII)
 
@@ -68,6 +71,17 @@ class Case:
     def is_apart(self) -> bool:
         """The case is predicted, but neither fitted nor scored with the others."""
         return self.trains_adapters or self.has_experts
+
+    @property
+    def suspect(self) -> str:
+        """Reason why the run is not scored; empty for none."""
+        return "" if self.served is None else self.served.suspect
+
+    def measured(self, metric: str) -> float:
+        """Return a metric of the run, of `STEP_METRICS` or of a service's `METRICS`; nan where it states none."""
+        if self.served is not None:
+            return float(getattr(self.served, metric))
+        return self.measured_time if metric == "step_time" else self.measured_memory
 
 
 def read_cases(path: str | Path) -> Iterator[Case]:

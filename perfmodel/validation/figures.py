@@ -14,7 +14,8 @@ from perfmodel.foundation.files import read_yaml
 from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.report.figures import new_figure, plain_numbers, write_figure
-from perfmodel.validation.judgement import ValidationResult, ValidationRow
+from perfmodel.validation.judgement import ValidationResult
+from perfmodel.validation.rows import TrainingRow
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,11 +47,11 @@ def write_figures(result: ValidationResult, folder: Path) -> tuple[Path, ...]:
     return tuple(written)
 
 
-def judged_rows(rows: Sequence[ValidationRow]) -> list[ValidationRow]:
-    return [row for row in rows if not math.isnan(row.time_error)]
+def judged_rows(rows: Sequence[TrainingRow]) -> list[TrainingRow]:
+    return [row for row in rows if row.has_time]
 
 
-def predicted_against_measured(rows: Sequence[ValidationRow]) -> Figure:
+def predicted_against_measured(rows: Sequence[TrainingRow]) -> Figure:
     figure = new_figure(width=6.6, height=6.4)
     axes = figure.subplots()
     times = [time for row in rows for time in (row.predicted_step_time, row.measured_step_time)]
@@ -72,7 +73,7 @@ def predicted_against_measured(rows: Sequence[ValidationRow]) -> Figure:
     return figure
 
 
-def error_by_chips(rows: Sequence[ValidationRow]) -> Figure:
+def error_by_chips(rows: Sequence[TrainingRow]) -> Figure:
     """Plot the error against the number of chips, with median and 10th to 90th percentile for counts with enough rows."""
     figure = new_figure(width=8.4, height=5.0)
     axes = figure.subplots()
@@ -111,7 +112,7 @@ _ENOUGH = 8
 """Minimum number of runs for a median and a range."""
 
 
-def error_distribution(rows: Sequence[ValidationRow]) -> Figure:
+def error_distribution(rows: Sequence[TrainingRow]) -> Figure:
     """Plot a histogram of errors (left), and the cumulative distribution of absolute errors by source (right)."""
     figure = new_figure(width=10.0, height=4.6)
     left, right = figure.subplots(1, 2)
@@ -139,14 +140,14 @@ def error_distribution(rows: Sequence[ValidationRow]) -> Figure:
 
 
 #: Figures of `--plots`: file name -> function of the judged rows.
-FIGURES: Mapping[str, Callable[[Sequence[ValidationRow]], Any]] = {
+FIGURES: Mapping[str, Callable[[Sequence[TrainingRow]], Any]] = {
     "predicted_against_measured": predicted_against_measured,
     "error_by_chips": error_by_chips,
     "error_distribution": error_distribution,
 }
 
 
-def _by_source(rows: Sequence[ValidationRow]) -> list[tuple[str, list[ValidationRow], dict[str, Any]]]:
+def _by_source(rows: Sequence[TrainingRow]) -> list[tuple[str, list[TrainingRow], dict[str, Any]]]:
     """Return (label, rows, style) for the sources with most rows, then the rest together, in grey and in the background."""
     groups = grouped(rows, lambda row: row.labels.source)
     ordered = sorted(groups, key=lambda name: (-len(groups[name]), name))

@@ -1,64 +1,181 @@
-"""Validated runs as flat rows, for `validate --out` and data frames: seconds and bytes."""
+"""Predicted runs next to their cases, and the flat rows of `validate --out` and of data frames: seconds and bytes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from perfmodel.parallel.interval import METRICS
+from perfmodel.validation.case_plan import PlannedCase
+from perfmodel.validation.cases import FAILURES, STEP_METRICS, Case, reason_of
 from perfmodel.validation.fields import UNKNOWN, known_label
-from perfmodel.validation.serving.rows import ServingRow
+from perfmodel.validation.run_labels import RunLabels
+from perfmodel.validation.serving.cases import PlannedServing
 
-if TYPE_CHECKING:
-    from perfmodel.validation.judgement import ValidationRow
+NO_TIMES = ("mcore",)
+"""Sources whose step times are meaningless: continuous integration of toy models in deterministic mode, launch-bound. Memory counts."""
+SECOND_HAND = "nemo"
+"""Source of serving runs with second-hand figures: scored in a separate table."""
 
-_ROW_COLUMNS = (
+_Planned = TypeVar("_Planned", PlannedCase, PlannedServing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row(Generic[_Planned]):
+    """Prediction of one run next to its case: seconds, bytes, output tokens a second of all chips.
+
+    kind       training, out of memory, or a kind of serving
+    labels     labels that errors are grouped by
+    planned    the run as predicted; None without a plan
+    predicted  metric -> value; empty without a prediction, with the reason
+    intervals  metric -> 80 % interval
+    max_sequences   predicted, of a replica of a service
+    """
+
+    case: Case
+    kind: str = "training"
+    labels: RunLabels = field(default_factory=lambda: RunLabels(source=UNKNOWN))
+    planned: _Planned | None = field(default=None, repr=False)
+    predicted: Mapping[str, float] = field(default_factory=dict)
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    predicted_fits: bool | None = None
+    max_sequences: float = math.nan
+    reason: str = ""
+
+    @property
+    def id(self) -> str:
+        return self.case.id
+
+    @property
+    def group(self) -> str:
+        return self.case.group
+
+    @property
+    def tier(self) -> str:
+        return self.case.tier
+
+    @property
+    def run(self) -> _Planned:
+        """Plan of a predicted run."""
+        assert self.planned is not None
+        return self.planned
+
+    @property
+    def is_predicted(self) -> bool:
+        return bool(self.predicted)
+
+    @property
+    def is_scored(self) -> bool:
+        """The run is predicted, primary and not suspect. A step has a meaningful time, and trains all weights of a dense model."""
+        case = self.case
+        if case.tier != "primary" or case.suspect or not self.is_predicted:
+            return False
+        return case.served is not None or (self.has_time and case.group not in NO_TIMES and not case.is_apart)
+
+    @property
+    def is_second_hand(self) -> bool:
+        return self.case.group == SECOND_HAND
+
+    @property
+    def has_time(self) -> bool:
+        """The step time is both predicted and measured."""
+        return not math.isnan(self.time_error)
+
+    @property
+    def time_error(self) -> float:
+        return self.error("step_time")
+
+    @property
+    def memory_error(self) -> float:
+        return self.error("memory")
+
+    @property
+    def predicted_step_time(self) -> float:
+        return self.predicted.get("step_time", math.nan)
+
+    @property
+    def measured_step_time(self) -> float:
+        return self.case.measured_time
+
+    @property
+    def predicted_memory(self) -> float:
+        return self.predicted.get("memory", math.nan)
+
+    @property
+    def measured_memory(self) -> float:
+        return self.case.measured_memory
+
+    def error(self, metric: str) -> float:
+        """Return predicted / measured - 1; nan where one is missing."""
+        return self.predicted.get(metric, math.nan) / self.case.measured(metric) - 1.0
+
+    def counts(self, metric: str) -> bool:
+        """Return whether the error of a metric counts: it does not include queueing or start-up that the source mentions."""
+        has_queue = metric == "ttft" and self.case.served is not None and bool(self.case.served.ttft_note)
+        return not math.isnan(self.error(metric)) and not has_queue
+
+
+TrainingRow: TypeAlias = Row[PlannedCase]
+ServingRow: TypeAlias = Row[PlannedServing]
+AnyRow: TypeAlias = TrainingRow | ServingRow
+
+
+def attempted(row: Row[_Planned], predict: Callable[[Row[_Planned]], Row[_Planned]]) -> Row[_Planned]:
+    """Return the row with its prediction, or with the reason why there is none."""
+    if row.reason:
+        return row
+    try:
+        return predict(row)
+    except FAILURES as error:
+        return replace(row, reason=reason_of(error))
+
+
+COLUMNS = (
     "id", "predicted_step_time", "measured_step_time", "predicted_memory", "measured_memory", "predicted_fits", "reason", "step_time_low",
-    "step_time_high",
+    "step_time_high", "source", "chip", "framework", "model", "parameters", "num_chips", "form", "tier", "precision", "experts",
+    "dispatcher",
 )  # fmt: skip
-_LABEL_COLUMNS = (
-    "source", "chip", "framework", "model", "parameters", "num_chips", "form", "tier", "precision", "experts", "dispatcher",
-)  # fmt: skip
-COLUMNS = (*_ROW_COLUMNS, *_LABEL_COLUMNS)
 SERVING_COLUMNS = (
     "id", *(f"{origin}_{metric}" for metric in METRICS for origin in ("predicted", "measured")), "predicted_fits", "reason",
     *(f"{metric}_{end}" for metric in METRICS for end in ("low", "high")), "predicted_max_sequences", "kind", "source", "engine", "chip",
     "framework", "model", "tier", "precision", "concurrency", "experts", "suspect",
 )  # fmt: skip
 """Columns of serving runs: seconds, and output tokens a second of all chips."""
+_SERVING_KEYS = (
+    "id", "reason", "kind", "tier", "suspect",
+    *(f"{name}_{metric}" if name in ("predicted", "measured") else f"{metric}_{name}"
+      for metric in METRICS for name in ("predicted", "measured", "low", "high")),
+    "predicted_fits", "predicted_max_sequences", "source", "engine", "chip", "framework", "model", "precision", "experts", "concurrency",
+)  # fmt: skip
+"""Order of `SERVING_COLUMNS` in a row."""
 
-_SERVING_LABELS = ("source", "engine", "chip", "framework", "model", "precision", "experts")
 
-
-def case_columns(rows: Iterable[ValidationRow | ServingRow]) -> list[str]:
+def case_columns(rows: Iterable[AnyRow]) -> list[str]:
     """Return the columns of the kinds of runs that are present; those of training runs if there are none."""
-    served = {isinstance(row, ServingRow) for row in rows} or {False}
+    served = {row.case.served is not None for row in rows} or {False}
     return list(dict.fromkeys((*(COLUMNS if False in served else ()), *(SERVING_COLUMNS if True in served else ()))))
 
 
-def case_rows(rows: Iterable[ValidationRow | ServingRow]) -> list[dict[str, Any]]:
+def case_rows(rows: Iterable[AnyRow]) -> list[dict[str, Any]]:
     """Return column -> value of each run; nan and None for missing values."""
-    return [_serving_row_values(row) if isinstance(row, ServingRow) else _training_row_values(row) for row in rows]
+    return [_values(row) for row in rows]
 
 
-def _training_row_values(row: ValidationRow) -> dict[str, Any]:
-    labels = {name: known_label(getattr(row.labels, name)) for name in _LABEL_COLUMNS}
-    return {**{name: getattr(row, name) for name in _ROW_COLUMNS}, **labels}
-
-
-def _serving_row_values(row: ServingRow) -> dict[str, Any]:
-    """Return column -> value; nan and None for missing values."""
-    values: dict[str, Any] = {"id": row.id, "reason": row.reason, "kind": row.kind, "tier": row.tier, "suspect": row.served.suspect}
-    for metric in METRICS:
-        low, high = row.intervals.get(metric, (math.nan, math.nan))
-        values |= {
-            f"predicted_{metric}": row.predicted.get(metric, math.nan),
-            f"measured_{metric}": row.measured(metric),
-            f"{metric}_low": low,
-            f"{metric}_high": high,
-        }
-    values |= {"predicted_fits": row.predicted_fits, "predicted_max_sequences": row.max_sequences}
-    values |= {name: known_label(getattr(row.labels, name)) for name in _SERVING_LABELS}
-    concurrency = row.labels.concurrency
-    return values | {"concurrency": math.nan if concurrency == UNKNOWN else float(concurrency)}
+def _values(row: AnyRow) -> dict[str, Any]:
+    is_served, labels = row.case.served is not None, row.labels
+    values: dict[str, Any] = {
+        "id": row.id,
+        "reason": row.reason,
+        "predicted_fits": row.predicted_fits,
+        "predicted_max_sequences": row.max_sequences,
+        **{name: known_label(getattr(labels, name)) for name in RunLabels.__slots__},
+        "concurrency": math.nan if labels.concurrency == UNKNOWN else float(labels.concurrency),
+    }
+    if is_served:
+        values |= {"kind": row.kind, "tier": row.tier, "suspect": row.case.suspect}
+    for metric in METRICS if is_served else STEP_METRICS:
+        values[f"predicted_{metric}"], values[f"measured_{metric}"] = row.predicted.get(metric, math.nan), row.case.measured(metric)
+        values[f"{metric}_low"], values[f"{metric}_high"] = row.intervals.get(metric, (math.nan, math.nan))
+    return {name: values[name] for name in (_SERVING_KEYS if is_served else COLUMNS)}

@@ -14,8 +14,8 @@ import numpy as np
 class ErrorStatistics:
     """Statistics of |predicted / measured - 1|; nan without errors.
 
-    bias      the median of predicted / measured - 1
-    coverage  share of the measured values inside their 80 % interval
+    bias           the median of predicted / measured - 1
+    num_intervals  measured values with an 80 % interval; coverage: share of them that is inside it
     """
 
     count: int
@@ -24,6 +24,7 @@ class ErrorStatistics:
     mean: float
     bias: float
     coverage: float
+    num_intervals: int
 
 
 def error_statistics(errors: Sequence[float], covered: Sequence[bool] = ()) -> ErrorStatistics:
@@ -33,19 +34,17 @@ def error_statistics(errors: Sequence[float], covered: Sequence[bool] = ()) -> E
     covered   whether the measured value is in its interval, of runs with an interval
     """
     known = [error for error in errors if not math.isnan(error)]
-    coverage = share_of(sum(covered), len(covered))
-    if not known:
-        return ErrorStatistics(count=0, median=math.nan, p90=math.nan, mean=math.nan, bias=math.nan, coverage=coverage)
     absolute = sorted(map(abs, known))
     return ErrorStatistics(
         count=len(known),
-        median=median(absolute),
-        p90=float(np.quantile(absolute, 0.9)),
-        mean=sum(absolute) / len(absolute),
-        bias=median(known),
-        coverage=coverage,
+        median=median(absolute) if known else math.nan,
+        p90=float(np.quantile(absolute, 0.9)) if known else math.nan,
+        mean=share_of(sum(absolute), len(absolute)),
+        bias=median(known) if known else math.nan,
+        coverage=share_of(sum(covered), len(covered)),
+        num_intervals=len(covered),
     )
 
 
-def share_of(count: int, total: int) -> float:
+def share_of(count: float, total: int) -> float:
     return count / total if total else math.nan

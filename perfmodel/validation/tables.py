@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from perfmodel.foundation.memory_headroom import DEFAULT_HEADROOM
+from perfmodel.parallel.interval import METRICS
 from perfmodel.report.table import Table
-from perfmodel.validation.judgement import ErrorSummary, ExpertFigures, FitCounts, MemorySummary, ValidationResult, error_summary, errors_by
+from perfmodel.validation.judgement import (
+    ErrorSummary,
+    ExpertFigures,
+    FitCounts,
+    MemorySummary,
+    ServingResult,
+    ValidationResult,
+    error_summary,
+    errors_by,
+)
 from perfmodel.validation.plan_choice import LEAST_PLANS, ChoiceSummary, PlanChoices
 
 _NONE = "-"
+WORDS = {"ttft": "TTFT", "tpot": "TPOT", "request_latency": "latency", "tokens_per_second": "tokens/s"}
+"""Printed names of the metrics of a service."""
+
+Columns: TypeAlias = dict[str, Callable[[ErrorSummary], str]]
+"""Header -> cell of a row."""
 
 
 def headline(result: ValidationResult) -> str:
@@ -19,9 +35,9 @@ def headline(result: ValidationResult) -> str:
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
     lines = [f"{result.num_predicted:,} of {result.num_rows:,} cases predicted ({kinds or 'no cases'})."]
     if result.scored.num_runs:
-        overall, choice = result.scored.overall, result.scored.choices.overall
+        overall, choice = result.scored.overall.times, result.scored.choices.overall
         lines.append(
-            f"{overall.num_times:,} of them are scored (primary sources, dense decoders, with a step time): off by "
+            f"{overall.count:,} of them are scored (primary sources, dense decoders, with a step time): off by "
             f"{share_text(overall.mean)} on average, {share_text(overall.median)} in the median, "
             f"{share_text(overall.p90)} at the 90th percentile."
         )
@@ -37,7 +53,7 @@ def headline(result: ValidationResult) -> str:
 def result_tables(result: ValidationResult) -> list[Table]:
     """Return all tables, one for each question: of the scored runs first, then of the others."""
     scored, tables = result.scored, []
-    others = [row for row in result.rows if not (row.is_scored or row.has_experts)]
+    others = [row for row in result.rows if not (row.is_scored or row.case.has_experts)]
     if scored.num_runs:
         tables += [error_table(field, summaries, scored.overall, of=", scored runs") for field, summaries in scored.by.items()]
         tables += [choice_table(scored.choices, of=", scored runs")] if scored.choices.groups else []
@@ -57,24 +73,47 @@ def result_tables(result: ValidationResult) -> list[Table]:
 
 
 def error_table(field: str, summaries: Sequence[ErrorSummary], overall: ErrorSummary | None = None, *, of: str = "") -> Table:
+    """Return a table of errors of step times and of memory by label."""
     every = [*summaries, *([] if overall is None else [overall])]
-    has_intervals = any(summary.num_intervals for summary in every)
-    has_memories = any(summary.num_memories for summary in every)
-    optional_headers = (("in 80 %",) if has_intervals else ()) + (("memories", "their mean") if has_memories else ())
-    headers = (field, "cases", "predicted", "times", "mean", "median", "p90", "bias", *optional_headers)
-    rows = tuple(
-        (
-            summary.name,
-            f"{summary.num_rows:,}",
-            f"{summary.num_predicted:,}",
-            f"{summary.num_times:,}",
-            *map(share_text, (summary.mean, summary.median, summary.p90, summary.bias)),
-            *([_rounded_share(summary.coverage)] if has_intervals else []),
-            *([f"{summary.num_memories:,}", share_text(summary.memory_mean)] if has_memories else []),
-        )
-        for summary in every
-    )
-    return Table(title=f"Errors by {field}{of}", headers=headers, rows=rows, right=headers[1:])
+    columns: Columns = {
+        "cases": lambda errors: f"{errors.num_rows:,}",
+        "predicted": lambda errors: f"{errors.num_predicted:,}",
+        "times": _figure("step_time", "count", _number),
+        **{name: _figure("step_time", name) for name in ("mean", "median", "p90", "bias")},
+    }
+    if any(summary.times.num_intervals for summary in every):
+        columns["in 80 %"] = _figure("step_time", "coverage", _rounded_share)
+    if any(summary.memories.count for summary in every):
+        columns |= {"memories": _figure("memory", "count", _number), "their mean": _figure("memory", "mean")}
+    return _errors_table(f"Errors by {field}{of}", field, every, columns)
+
+
+def serving_error_table(title: str, field: str, summaries: Sequence[ErrorSummary], overall: ErrorSummary | None = None) -> Table:
+    """Return a table of errors by metric: count, median, 90th percentile and bias."""
+    every = [*summaries, *([] if overall is None or len(summaries) < 2 else [overall])]
+    columns: Columns = {"cases": lambda errors: f"{errors.num_rows:,}"}
+    for metric in METRICS:
+        if any(errors.metrics[metric].count for errors in every):
+            columns[f"{WORDS[metric]}: runs"] = _figure(metric, "count", _number, empty="")
+            columns |= {f"{WORDS[metric]}: {name}": _figure(metric, name, empty="") for name in ("median", "p90", "bias")}
+    columns["no fit"] = lambda errors: str(errors.num_out or "")
+    return _errors_table(title, field, every, columns)
+
+
+def _figure(metric: str, name: str, form: Callable[[float], str] | None = None, empty: str | None = None) -> Callable[[ErrorSummary], str]:
+    """Return the cell of a statistic of a metric. form: `share_text` by default; empty: text of a metric without errors."""
+
+    def cell(errors: ErrorSummary) -> str:
+        statistics = errors.metrics[metric]
+        return (form or share_text)(getattr(statistics, name)) if statistics.count or empty is None else empty
+
+    return cell
+
+
+def _errors_table(title: str, field: str, summaries: Sequence[ErrorSummary], columns: Columns) -> Table:
+    headers = (field, *columns)
+    rows = tuple((errors.name, *(cell(errors) for cell in columns.values())) for errors in summaries)
+    return Table(title=title, headers=headers, rows=rows, right=headers[1:])
 
 
 def expert_tables(experts: ExpertFigures) -> list[Table]:
@@ -94,8 +133,8 @@ def memory_table(memories: Sequence[MemorySummary], *, of: str = "") -> Table:
             memory.framework,
             memory.kind,
             memory.rank,
-            f"{memory.num_rows:,}",
-            *map(share_text, (memory.mean, memory.median, memory.p90, memory.bias)),
+            f"{memory.errors.count:,}",
+            *map(share_text, (memory.errors.mean, memory.errors.median, memory.errors.p90, memory.errors.bias)),
         )
         for memory in memories
     )
@@ -182,9 +221,43 @@ def reason_table(reasons: Mapping[str, int]) -> Table:
     return Table(title="Not predicted", headers=("cases", "reason"), rows=rows, right=("cases",), fold=("reason",))
 
 
+def serving_headline(result: ServingResult) -> str:
+    scored = result.overall
+    parts = [
+        f"{WORDS[metric]} {share_text(statistics.median)} ({share_text(statistics.p90)} at the 90th percentile, {statistics.count:,} runs)"
+        for metric, statistics in scored.metrics.items()
+        if statistics.count
+    ]
+    lines = [f"{result.num_predicted:,} of {result.num_rows:,} cases of serving predicted."]
+    if parts:
+        lines.append(f"Median errors of the {scored.num_rows:,} scored runs (primary, nothing suspect): {'; '.join(parts)}.")
+        ran = f"{scored.num_out:,} of them are predicted not to fit" if scored.num_out else "all of them are predicted to fit"
+        lines.append(f"They all ran: {ran}.")
+    if result.num_suspect:
+        lines.append(f"{result.num_suspect:,} runs that the data mark as suspect are predicted and not scored.")
+    return "\n".join(lines)
+
+
+def serving_tables(result: ServingResult) -> list[Table]:
+    tables = [
+        serving_error_table(f"Errors of serving by {field}, scored runs", field, summaries, result.overall)
+        for field, summaries in result.by.items()
+    ]
+    rest = [errors for errors in (result.secondary, result.second_hand) if errors.num_rows]
+    if rest:
+        tables.append(serving_error_table("Errors of serving, not scored", "runs", rest))
+    if result.reasons:
+        tables.append(reason_table(result.reasons))
+    return tables
+
+
 def share_text(value: float) -> str:
     """Return a share with one digit, with a sign where it is negative: 4.1%, -0.3%."""
     return _NONE if math.isnan(value) else f"{value:.1%}"
+
+
+def _number(count: float) -> str:
+    return f"{count:,}"
 
 
 def _rounded_share(value: float) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -24,23 +22,19 @@ from perfmodel.foundation.values import check_path
 from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
 from perfmodel.hardware.calibration import PRIOR_NAME, SPEC_SHEET_NAME
 from perfmodel.hardware.reader import load_calibration
-from perfmodel.parallel.framework_ref import passed_over
 from perfmodel.parallel.prediction import Prediction
+from perfmodel.report.rows import csv_text
 from perfmodel.uncertainty.account import open_in
 from perfmodel.uncertainty.residuals import interval, load_residuals, shape_of, with_experts
 from perfmodel.uncertainty.run_features import features_of
 from perfmodel.validation.assumed_framework import PlanCase, plan_as_stated
 from perfmodel.validation.case_plan import PlannedCase
-from perfmodel.validation.case_settings import READ_APART, settings_of_case
-from perfmodel.validation.cases import FAILURES, NOT_FINITE, Case, read_cases, reason_of
-from perfmodel.validation.judgement import ValidationResult, ValidationRow, summarise
-from perfmodel.validation.plan_choice import choice_of
-from perfmodel.validation.rows import case_columns, case_rows
-from perfmodel.validation.run_labels import FIELDS, SERVING_FIELDS, check_fields, labels_of, setting_of
+from perfmodel.validation.cases import NOT_FINITE, Case, read_cases
+from perfmodel.validation.judgement import ValidationResult, summarise, summarise_serving
+from perfmodel.validation.rows import AnyRow, Row, ServingRow, TrainingRow, attempted, case_columns, case_rows
+from perfmodel.validation.run_labels import FIELDS, SERVING_FIELDS, check_fields, labels_of
 from perfmodel.validation.run_machine import calibration_of_run, cluster_of_run, machine_of_run
-from perfmodel.validation.serving.judgement import summarise_serving
 from perfmodel.validation.serving.predict import ServingCasePredictor
-from perfmodel.validation.serving.rows import ServingRow
 
 SUMMED_BY = tuple(dict.fromkeys((*FIELDS, *SERVING_FIELDS)))
 """Fields that errors can be grouped by, for training and serving runs."""
@@ -76,19 +70,26 @@ def validate_cases(
         load_calibration(calibration)  # a wrong name is an error of the call, not of each case
     predictor = CasePredictor(calibration=calibration, plan_case=plan_case)
     serving = ServingCasePredictor(calibration=calibration)
-    rows: list[ValidationRow | ServingRow] = []
+    training, served = list[TrainingRow](), list[ServingRow]()
+    rows: list[AnyRow] = []
     files: Sequence[Any] = path if isinstance(path, (list, tuple)) else [path]
     for file in files:
         check_path(file, "cases")
         for case in _cases_of(file):
             if tier and case.tier != tier:
                 continue
-            rows.append(predictor.row(case) if case.served is None else serving.row(case))
+            if case.served is None:
+                training.append(predictor.row(case))
+            else:
+                served.append(serving.row(case))
+            rows.append((training if case.served is None else served)[-1])
             if progress is not None:
                 progress(len(rows))
     if tier and not rows:
         raise InputError(f"tier={one_line(tier)}: no case is of it; leave it out to see the tiers that there are (--by tier)")
-    result = _summarised(rows, fields, skip_broken_nvlink=skip_broken_nvlink)
+    result = summarise(training, by=[field for field in fields if field in FIELDS], skip_broken_nvlink=skip_broken_nvlink)
+    if served:
+        result = replace(result, serving=summarise_serving(served, by=[field for field in fields if field in SERVING_FIELDS]))
     if plots is not None:
         from perfmodel.validation.figures import write_figures
 
@@ -110,16 +111,6 @@ def _cases_of(path: str | Path) -> Iterator[Case]:
         raise InputError(f"cases={one_line(path, 80)}: holds no case ({one_line(fault, 90)}); give JSON lines, one run each")
 
 
-def _summarised(rows: Sequence[ValidationRow | ServingRow], fields: Sequence[str], *, skip_broken_nvlink: bool) -> ValidationResult:
-    """Return the result of training and serving runs, each grouped by the fields that it has."""
-    training = [row for row in rows if isinstance(row, ValidationRow)]
-    served = [row for row in rows if isinstance(row, ServingRow)]
-    result = summarise(training, by=[field for field in fields if field in FIELDS], skip_broken_nvlink=skip_broken_nvlink)
-    if not served:
-        return result
-    return replace(result, serving=summarise_serving(served, by=[field for field in fields if field in SERVING_FIELDS]))
-
-
 def _check_folder(folder: Path) -> None:
     if not os.path.isdir(folder):  # pathlib raises OSError for a name that is too long, or for a folder without permission
         if os.path.exists(folder):
@@ -127,22 +118,13 @@ def _check_folder(folder: Path) -> None:
         check_can_be_written(folder, "plots")
 
 
-def table_of(rows: Sequence[ValidationRow | ServingRow]) -> str:
+def table_of(rows: Sequence[AnyRow]) -> str:
     """Return the rows as CSV, one for every case: seconds, bytes, empty cells for missing values; columns of the kinds that are present."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, case_columns(rows), restval="", lineterminator="\n")
-    writer.writeheader()
-    for values in case_rows(rows):
-        writer.writerow({name: _cell(value) for name, value in values.items()})
-    return text.getvalue()
 
+    def cell(value: object) -> object:
+        return f"{value:.9g}" if isinstance(value, float) and not math.isnan(value) else value
 
-def _cell(value: float | str | bool | None) -> str:
-    if value is None or (isinstance(value, float) and math.isnan(value)):
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return value if isinstance(value, str) else f"{value:.9g}"
+    return csv_text([{name: cell(value) for name, value in values.items()} for values in case_rows(rows)], case_columns(rows))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -154,55 +136,30 @@ class CasePredictor:
     plan_case: PlanCase = plan_as_stated
     estimators: dict[Any, Estimator] = field(default_factory=dict)
 
-    def row(self, case: Case) -> ValidationRow:
-        row = ValidationRow(
-            id=case.id,
-            group=case.group,
-            tier=case.tier,
-            kind=_kind(case),
-            labels=labels_of(case, None),
-            measured_step_time=case.measured_time,
-            measured_memory=case.measured_memory,
-            ran=case.ran,
-            reason=case.reason,
-            noted_all_reduce=case.noted_all_reduce,
-            trains_adapters=case.trains_adapters,
-            has_experts=case.has_experts,
-            setting=setting_of(case),
-            passed_over=tuple(name for name in passed_over(settings_of_case(case.inputs.get("settings"))) if name not in READ_APART),
-        )
-        if case.reason:
-            return row
-        try:
-            planned = self.plan_case(case)
-            prediction = self.predict(planned)
-            memory = memory_figure(self.estimator(planned), planned)
-        except FAILURES as error:
-            return replace(row, reason=reason_of(error))
+    def row(self, case: Case) -> TrainingRow:
+        kind = "out of memory" if case.ran is False else "training"
+        return attempted(Row(case=case, kind=kind, labels=labels_of(case, None), reason=case.reason), self._predicted)
+
+    def _predicted(self, row: TrainingRow) -> TrainingRow:
+        planned = self.plan_case(row.case)
+        prediction, memory = self.predict(planned), memory_figure(self.estimator(planned), planned)
         time = prediction.step_time
         if not (math.isfinite(time) and math.isfinite(memory)):
             return replace(row, reason=NOT_FINITE)
-        shape, choice = shape_of(planned.plan.job.transformer), choice_of(case, planned)
-        low, high = self.interval(planned, shape) if self.has_intervals else (math.nan, math.nan)
+        intervals = {}
+        if self.has_intervals:
+            low, high = self.interval(planned)
+            intervals["step_time"] = (time * low, time * high)
         return replace(
             row,
-            labels=choice.labels,
-            framework=planned.framework.profile,
-            memory_kind=planned.framework.figures.memory_kind,
-            memory_rank=planned.framework.figures.memory_rank,
-            predicted_step_time=time,
-            step_time_low=time * low,
-            step_time_high=time * high,
-            shape=shape,
-            features=features_of(planned.plan, planned.hardware.chip),
-            is_framework_known=not planned.framework.borrows,
-            predicted_memory=memory,
+            planned=planned,
+            labels=labels_of(row.case, planned),
+            predicted={"step_time": time, "memory": memory},
+            intervals=intervals,
             predicted_fits=prediction.fits,
-            assumed=planned.assumed,
-            choice=choice,
         )
 
-    def interval(self, planned: PlannedCase, shape: str) -> tuple[float, float]:
+    def interval(self, planned: PlannedCase) -> tuple[float, float]:
         """Return factors of the prediction from runs of other models only: the interval that an unpublished run would get."""
         framework, chip = planned.framework, planned.hardware.chip
         step_interval = interval(
@@ -212,7 +169,7 @@ class CasePredictor:
             borrows=framework.borrows,
             uncalibrated=uncalibrated(self.estimator(planned).machine),
             is_usual=self.calibration is None,
-            unseen=shape,
+            unseen=shape_of(planned.plan.job.transformer),
             open_behaviours=open_in(self.estimator(planned), planned.plan) if framework.borrows else (0.0, 0.0),
         )
         if planned.plan.has_experts:
@@ -262,7 +219,3 @@ def memory_figure(estimator: Estimator, planned: PlannedCase, columns: PlanColum
             figures = ranks
     is_reserved = planned.framework.figures.memory_kind == "reserved"
     return max(figure.reserved if is_reserved else figure.allocated for figure in figures)
-
-
-def _kind(case: Case) -> str:
-    return "out of memory" if case.ran is False else "training"

@@ -83,13 +83,9 @@ def audit_line() -> tuple[str, ...]:
 def published_lines(result: ValidationResult) -> list[tuple[str, ...]]:
     lines = []
     for memory in result.memories:
-        what = f"peak memory, published: {memory.name} ({memory.num_rows} runs, {memory.kind}, {memory.rank} rank)"
-        lines.append((what, f"mean {memory.mean:.1%}, bias {memory.bias:+.1%}", "", ""))
-    others = [
-        row
-        for row in result.rows
-        if row.tier == "primary" and row.group != "mcore" and row.is_predicted and row.memory_error == row.memory_error
-    ]
+        what = f"peak memory, published: {memory.name} ({memory.errors.count} runs, {memory.kind}, {memory.rank} rank)"
+        lines.append((what, f"mean {memory.errors.mean:.1%}, bias {memory.errors.bias:+.1%}", "", ""))
+    others = [row for row in result.rows if row.tier == "primary" and row.group != "mcore" and row.counts("memory")]
     if others:
         mean = statistics.fmean(abs(row.memory_error) for row in others)
         lines.append((f"peak memory, published, primary without mcore ({len(others)} runs)", f"mean {mean:.1%}", "mean 6 %", "mean 3 %"))

@@ -14,10 +14,11 @@ def percent(share: float) -> str:
 
 
 def line(summary: ErrorSummary) -> str:
-    times = " ".join(percent(x) for x in (summary.mean, summary.median, summary.p90, summary.bias))
-    memories = " ".join(percent(x) for x in (summary.memory_mean, summary.memory_median, summary.memory_bias))
+    time, memory = summary.times, summary.memories
+    times = " ".join(percent(x) for x in (time.mean, time.median, time.p90, time.bias))
+    memories = " ".join(percent(x) for x in (memory.mean, memory.median, memory.bias))
     head = f"{summary.name:24} {summary.num_rows:5} {summary.num_predicted:5}"
-    return f"{head} | {summary.num_times:5} {times} | {summary.num_memories:5} {memories}"
+    return f"{head} | {time.count:5} {times} | {memory.count:5} {memories}"
 
 
 def main() -> None:
@@ -38,7 +39,7 @@ def main() -> None:
     for summary in result.sources:
         print(line(summary))
     print(line(result.overall))
-    means = sorted(s.mean for s in result.sources if not math.isnan(s.mean))
+    means = sorted(s.times.mean for s in result.sources if s.times.count)
     if means:
         print(f"median over sources of the mean error: {100 * means[len(means) // 2]:.1f} %")
     print(result.fits)

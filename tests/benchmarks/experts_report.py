@@ -67,21 +67,24 @@ def timed_lines() -> list[Line]:
 def published_lines(cases: Sequence[Path]) -> list[Line]:
     result = validate_cases(cases)
     experts = {source.name: source for source in result.experts.by["source"]}
-    timed = [row for row in result.rows if row.is_predicted and row.time_error == row.time_error]
-    low = [row for row in timed if not row.has_experts and not row.trains_adapters]
+    timed = [row for row in result.rows if row.has_time]
+    low = [row for row in timed if not row.case.is_apart]
 
     def dense(holds: Callable[[str], bool]) -> str:
         errors = [row.time_error for row in low if holds(row.labels.precision)]
         return f"mean {_mean(errors)}, {len(errors)} runs"
 
     simumax, both = experts["simumax"], [experts[name] for name in ("bridge", "dgxc")]
-    mean = sum(source.mean * source.num_times for source in both) / sum(source.num_times for source in both)
+    mean = sum(source.times.mean * source.times.count for source in both) / sum(source.times.count for source in both)
     mcore = experts["mcore"]
     return [
-        ("SimuMax, DeepSeek-V2 on B200: time", f"mean {simumax.mean:.1%}, {simumax.num_times} runs", "8 %", "5 %"),
-        ("SimuMax, DeepSeek-V2 on B200: memory", f"mean {simumax.memory_mean:.1%}", "4 %", "2 %"),
-        ("Megatron-Core's golden memories with experts", f"mean {mcore.memory_mean:.1%}, {mcore.num_memories} runs", "6 %", "3 %"),
-        *((f"{source.name}, with experts", f"mean {source.mean:.1%}, {source.num_times} settings", "20 %", "12 %") for source in both),
+        ("SimuMax, DeepSeek-V2 on B200: time", f"mean {simumax.times.mean:.1%}, {simumax.times.count} runs", "8 %", "5 %"),
+        ("SimuMax, DeepSeek-V2 on B200: memory", f"mean {simumax.memories.mean:.1%}", "4 %", "2 %"),
+        ("Megatron-Core's golden memories with experts", f"mean {mcore.memories.mean:.1%}, {mcore.memories.count} runs", "6 %", "3 %"),
+        *(
+            (f"{source.name}, with experts", f"mean {source.times.mean:.1%}, {source.times.count} settings", "20 %", "12 %")
+            for source in both
+        ),
         ("both", f"mean {mean:.1%}", "20 %", "12 %"),
         ("fp8, dense", dense(lambda name: name.startswith("fp8")), "", ""),
         ("mxfp8, dense", dense(lambda name: name == "mxfp8"), "", ""),

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from perfmodel.validation.cases import read_cases
-from perfmodel.validation.judgement import ValidationRow
+from perfmodel.validation.rows import TrainingRow
 from perfmodel.validation.validate import CasePredictor
 
 CASES = Path(__file__).parent / "published_long_context.jsonl.gz"
@@ -24,7 +24,7 @@ SHORT = ("alst-h100-1-8b-base", "alst-h100-8-8b-base")
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[ValidationRow]:
+def rows() -> list[TrainingRow]:
     predictor = CasePredictor()
     return [predictor.row(case) for case in read_cases(CASES)]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from perfmodel.validation.cases import parse_case
-from perfmodel.validation.serving.judgement import metric_errors
+from perfmodel.validation.judgement import metric_errors
 from perfmodel.validation.serving.predict import ServingCasePredictor
 
 CASES = Path(__file__).parent / "published_serving.jsonl.gz"

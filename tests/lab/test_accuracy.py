@@ -126,9 +126,10 @@ def test_a_cause_is_named_where_a_source_states_it(written):
 @pytest.mark.slow
 def test_a_cause_does_not_depend_on_the_error(written):
     rows = written[0].result.rows
-    rows += tuple(replace(rows[0], id=name, group=name.partition("-")[0]) for name in ("nanotron-14102875", "llmc-125M"))
+    cases = [replace(rows[0].case, id=name, group=name.partition("-")[0]) for name in ("nanotron-14102875", "llmc-125M")]
+    rows += tuple(replace(rows[0], case=case) for case in cases)
     for row in rows:
-        far_off = [replace(row, predicted_step_time=factor * row.predicted_step_time) for factor in (0.1, 3.0)]
+        far_off = [replace(row, predicted={"step_time": factor * row.predicted_step_time}) for factor in (0.1, 3.0)]
         assert {cause_of(error) for error in far_off} == {cause_of(row)}
     assert "better fabric" in cause_of(rows[-2])
 

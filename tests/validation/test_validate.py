@@ -18,7 +18,7 @@ from perfmodel.parallel.recompute_modules import operators_of
 from perfmodel.validation.case_plan import plan_of_case
 from perfmodel.validation.cases import NOT_INPUTS, inputs_of, parse_case, read_cases
 from perfmodel.validation.framework_patterns import framework_of, stage_layers_with_ends
-from perfmodel.validation.judgement import summarise
+from perfmodel.validation.judgement import is_judged, summarise
 from perfmodel.validation.rows import COLUMNS
 from perfmodel.validation.validate import CasePredictor, validate_cases
 from tests.validation.published_cases import MODEL, write
@@ -183,10 +183,10 @@ def test_runs_with_experts_are_counted_apart_and_the_fastest_release_of_a_settin
     for figures in ("overall", "by", "sources", "scored", "memories", "fits", "choices"):
         assert repr(getattr(result, figures)) == repr(getattr(dense, figures))
     experts = result.experts
-    assert (experts.num_releases, experts.overall.num_times, experts.overall.num_rows) == (2, 1, 1)
-    assert experts.overall.bias == rows[2].predicted_step_time / 2.5 - 1
+    assert (experts.num_releases, experts.overall.times.count, experts.overall.num_rows) == (2, 1, 1)
+    assert experts.overall.times.bias == rows[2].predicted_step_time / 2.5 - 1
     assert [figures.name for figures in experts.by["dispatcher"]] == ["alltoall"]
-    assert [(figures.name, figures.num_rows) for figures in experts.memories] == [("some", 2)]
+    assert [(figures.name, figures.errors.count) for figures in experts.memories] == [("some", 2)]
     assert dense.experts.overall.num_rows == 0
 
 
@@ -270,10 +270,10 @@ def test_the_summary_counts_and_averages():
     result = summarise(rows)
     a, b = result.sources
     errors = [row.time_error for row in rows[:3]]
-    assert (a.name, a.num_rows, a.num_times, b.num_rows, b.num_times) == ("a", 3, 3, 2, 0)
-    assert a.mean == pytest.approx(sum(map(abs, errors)) / 3)
-    assert a.bias == pytest.approx(sorted(errors)[1])
-    assert math.isnan(b.mean)
+    assert (a.name, a.num_rows, a.times.count, b.num_rows, b.times.count) == ("a", 3, 3, 2, 0)
+    assert a.times.mean == pytest.approx(sum(map(abs, errors)) / 3)
+    assert a.times.bias == pytest.approx(sorted(errors)[1])
+    assert math.isnan(b.times.mean)
     assert result.overall.num_rows == 5
     fits = result.fits
     counts = (fits.ran_and_fits, fits.ran_but_predicted_out, fits.out_and_predicted_out, fits.out_but_predicted_fits)
@@ -302,7 +302,7 @@ def test_shares_of_fit_and_no_fit_are_of_the_runs_that_ran_and_of_those_that_ran
 
 def test_a_run_that_does_not_state_its_recomputation_is_not_judged():
     stated, unstated = row_of(CASE), row_of(changed(recompute=None))
-    assert (stated.is_judged, unstated.is_judged) == (True, False)
+    assert (is_judged(stated), is_judged(unstated)) == (True, False)
     assert summarise([stated, unstated]).fits.num_ran == 1
 
 
@@ -312,8 +312,8 @@ def test_errors_of_memory_are_separated_by_what_the_framework_counts():
     result = summarise([row_of(CASE), row_of(megatron), row_of(changed(id="run-3", measured=bare))])
     by_name = {(figures.framework, figures.kind, figures.rank): figures for figures in result.memories}
     assert set(by_name) == {("nanotron", "reserved", "first"), ("megatron", "allocated", "fullest")}
-    assert all(figures.num_rows == 1 for figures in result.memories)
-    assert by_name["nanotron", "reserved", "first"].mean == pytest.approx(abs(row_of(CASE).memory_error))
+    assert all(figures.errors.count == 1 for figures in result.memories)
+    assert by_name["nanotron", "reserved", "first"].errors.mean == pytest.approx(abs(row_of(CASE).memory_error))
 
 
 # --- from a case to a plan ----------------------------------------------------------------------------------------

@@ -17,8 +17,6 @@ SERVING_FIELDS = (
     "repeated_prompts", "speculative", "draft_tokens", "batch", "parallel",
 )  # fmt: skip
 MEASURED_FIELDS = (*MeasuredServing.model_fields,)
-KUNDU = "nemo"
-"""Source (first word of an id) with second-hand figures: scored in a separate table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from perfmodel.cost.serving.estimate import ServingEstimator
@@ -16,11 +15,11 @@ from perfmodel.cost.serving.simulated import predict_served
 from perfmodel.foundation.errors import one_line
 from perfmodel.frameworks.engine import Engine, load_engine
 from perfmodel.parallel.serving.prediction import ServingPrediction
-from perfmodel.validation.cases import FAILURES, NOT_FINITE, Case, reason_of
+from perfmodel.validation.cases import NOT_FINITE, Case
+from perfmodel.validation.rows import Row, ServingRow, attempted
 from perfmodel.validation.run_labels import labels_of_serving
 from perfmodel.validation.run_machine import calibration_of_run, cluster_of_run
 from perfmodel.validation.serving.cases import PlannedServing, plan_of_serving
-from perfmodel.validation.serving.rows import ServingRow
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,26 +71,18 @@ class ServingCasePredictor:
     plans: dict[str, PlannedServing] = field(default_factory=dict)
 
     def row(self, case: Case) -> ServingRow:
-        assert case.served is not None
-        row = ServingRow(
-            id=case.id,
-            group=case.group,
-            tier=case.tier,
-            kind=one_line(case.inputs.get("kind") or "", 40),
-            served=case.served,
-            labels=labels_of_serving(case, None),
-            reason=case.reason,
-        )
-        if case.reason:
-            return row
-        try:
-            planned = self.plan(case.inputs)
-            row = replace(row, kind=planned.kind, planned=planned, labels=labels_of_serving(case, planned))
-            if self.predict is None:
-                self.predict = Estimators(calibration=self.calibration).as_served
-            return with_prediction(row, self.predict(planned))
-        except FAILURES as error:
-            return replace(row, reason=reason_of(error))
+        kind = one_line(case.inputs.get("kind") or "", 40)
+        row: ServingRow = Row(case=case, kind=kind, labels=labels_of_serving(case, None), reason=case.reason)
+        return attempted(attempted(row, self._planned), self._predicted)
+
+    def _planned(self, row: ServingRow) -> ServingRow:
+        planned = self.plan(row.case.inputs)
+        return replace(row, kind=planned.kind, planned=planned, labels=labels_of_serving(row.case, planned))
+
+    def _predicted(self, row: ServingRow) -> ServingRow:
+        if self.predict is None:
+            self.predict = Estimators(calibration=self.calibration).as_served
+        return with_prediction(row, self.predict(row.run))
 
     def plan(self, inputs: Mapping[str, Any]) -> PlannedServing:
         """Return the plan of the inputs; runs that repeat a configuration share it."""
@@ -104,8 +95,7 @@ class ServingCasePredictor:
 
 def with_prediction(row: ServingRow, prediction: ServingPrediction) -> ServingRow:
     """Return the row with the predicted metrics that are compared for this kind of run."""
-    planned = row.planned
-    assert planned is not None
+    planned = row.run
     predicted = metrics_of(planned, prediction)
     if not all(math.isfinite(value) for value in predicted.values()):
         return replace(row, reason=NOT_FINITE)
@@ -113,11 +103,10 @@ def with_prediction(row: ServingRow, prediction: ServingPrediction) -> ServingRo
     if "tokens_per_second" in all_intervals:  # these are of one chip
         low, high = all_intervals["tokens_per_second"]
         all_intervals["tokens_per_second"] = low * planned.plan.num_chips, high * planned.plan.num_chips
-    intervals = {metric: all_intervals[metric] for metric in predicted if metric in all_intervals}
     return replace(
         row,
-        predicted=MappingProxyType(predicted),
-        intervals=MappingProxyType(intervals),
+        predicted=predicted,
+        intervals={metric: all_intervals[metric] for metric in predicted if metric in all_intervals},
         predicted_fits=prediction.fits,
         max_sequences=prediction.max_sequences,
     )

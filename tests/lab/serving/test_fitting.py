@@ -46,7 +46,8 @@ def rows():
             case = changed(id=f"{model['name']}-{batch}", model=model, batch=batch, framework="vLLM", kind="static_batch", tp=1, chips=1)
             row = predictor.row(parse_case(json.dumps(case), 1))
             measured = metrics_of(row.planned, toy(row, truth))
-            runs.append(replace(row, served=Served(request_latency=measured["request_latency"])))
+            served = Served(request_latency=measured["request_latency"])
+            runs.append(replace(row, case=replace(row.case, served=served)))
     return runs
 
 

@@ -3,15 +3,16 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from lab.serving.saturation import Saturated, admission_limited, running_in_benchmark, saturated_runs, saturation_of
-from perfmodel.validation.cases import parse_case
+from perfmodel.validation.cases import Case, parse_case
+from perfmodel.validation.rows import Row, ServingRow
 from perfmodel.validation.run_labels import RunLabels
 from perfmodel.validation.serving.measured import Served
 from perfmodel.validation.serving.predict import Estimators, ServingCasePredictor
-from perfmodel.validation.serving.rows import ServingRow
 from tests.validation.serving.serving_cases import LLAMA, changed
 
 BIG = {**LLAMA, "name": "Llama-3-70B", "layers": 80, "hidden": 8192, "heads": 64, "ffn": 28672}
@@ -24,13 +25,17 @@ def row_of(**values: object) -> ServingRow:
     return predictor.row(parse_case(json.dumps(changed(model=BIG, **{**lengths, **values})), 1))
 
 
+def served(row: ServingRow, **measured: Any) -> ServingRow:
+    return replace(row, case=replace(row.case, served=Served(**measured)))
+
+
 def test_equal_concurrency_at_any_cache_size_is_no_limit_of_caches() -> None:
     labels = RunLabels(source="s", engine="vllm", model="m", chip="c")
 
     def runs(running: Sequence[float], clients: float = 512) -> list[Saturated]:
         return [
             Saturated(
-                row=ServingRow(id=str(i), group="g", tier="secondary", labels=labels), clients=clients, running=num_running, held=held
+                row=Row(case=Case(id=str(i), inputs={}, served=Served()), labels=labels), clients=clients, running=num_running, held=held
             )
             for i, (num_running, held) in enumerate(zip(running, (264.0, 740.0, 1691.0, 264.0), strict=True))
         ]
@@ -42,17 +47,17 @@ def test_equal_concurrency_at_any_cache_size_is_no_limit_of_caches() -> None:
 
 def test_a_run_is_saturated_where_a_tenth_of_its_clients_wait() -> None:
     row = row_of(batch=100)
-    waited = {share: replace(row, served=Served(ttft=share, request_latency=1.0)) for share in (0.09, 0.11)}
+    waited = {share: served(row, ttft=share, request_latency=1.0) for share in (0.09, 0.11)}
     assert saturated_runs([waited[0.09]]) == []
     (run,) = saturated_runs([waited[0.11]])
     assert (run.clients, run.running, run.is_mostly_queue) == (100.0, pytest.approx(89.0), False)
-    assert saturated_runs([replace(row, served=replace(waited[0.11].served, suspect="it is"))]) == []
+    assert saturated_runs([served(row, ttft=0.11, request_latency=1.0, suspect="it is")]) == []
 
 
 def test_a_benchmark_that_goes_as_simulated_is_met_exactly() -> None:
     row = row_of(batch=100)
     running = running_in_benchmark(row, ESTIMATORS)
     assert running < 0.9 * 100
-    saturation = saturation_of([replace(row, served=Served(ttft=1 - running / 100, request_latency=1.0))], ESTIMATORS)
+    saturation = saturation_of([served(row, ttft=1 - running / 100, request_latency=1.0)], ESTIMATORS)
     assert [(run.predicted, run.running) for run in saturation.full] == [(pytest.approx(running), pytest.approx(running))]
     assert (saturation.num_others, saturation.num_limited) == (0, 0)

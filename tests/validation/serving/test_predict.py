@@ -5,9 +5,9 @@ import math
 import pytest
 
 from perfmodel.validation.cases import parse_case
-from perfmodel.validation.serving.judgement import summarise_serving
+from perfmodel.validation.judgement import summarise_serving
 from perfmodel.validation.serving.predict import ServingCasePredictor
-from perfmodel.validation.serving.tables import serving_headline, serving_tables
+from perfmodel.validation.tables import serving_headline, serving_tables
 from perfmodel.validation.validate import validate_cases
 from tests.validation.published_cases import CASE as TRAINING
 from tests.validation.published_cases import write
