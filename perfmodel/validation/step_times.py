@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from perfmodel.cost.assemble import PlanColumns, plan_columns, step_columns
 from perfmodel.cost.estimate import Estimator, make_estimator, with_kept_programs
-from perfmodel.cost.programs import Compiled
 from perfmodel.foundation.errors import InputError
 from perfmodel.frameworks.options import GROUP_OF
 from perfmodel.frameworks.profile import ExecutionProfile
@@ -37,9 +36,13 @@ class PlannedRun(Protocol):
 
 def estimator_of(run: PlannedRun, profile: ExecutionProfile) -> Estimator:
     """Return the estimator of the run's plan, and of its memory, with that profile."""
+    return estimator_with(run, with_settings(profile, run.settings))
+
+
+def estimator_with(run: PlannedRun, profile: ExecutionProfile) -> Estimator:
+    """Return the estimator of the run's plan, with a profile that has the run's settings."""
     hardware = run.planned.hardware
-    machine = machine_of_run(hardware, run.planned.matmul_dtype)
-    return make_estimator(run.planned.plan.job, cluster_of_run(hardware), machine, with_settings(profile, run.settings))
+    return make_estimator(run.planned.plan.job, cluster_of_run(hardware), machine_of_run(hardware, run.planned.matmul_dtype), profile)
 
 
 _MOST_COLUMNS = 4096
@@ -51,14 +54,12 @@ class StepTimes:
     """Predictor of runs with changed constants. Runs that differ in columns only are evaluated together.
 
     load       loader of a profile by name
-    _made_of   programs, hardware and rates -> a number, and the programs, which are kept as long as the runs
-    _columns   columns by that number and the runs: most constants of a fit do not change them
+    _columns   columns by programs, hardware, rates and runs: most constants of a fit do not change them
     """
 
     runs: Sequence[PlannedRun]
     load: Callable[[str], ExecutionProfile] = load_profile_once
-    _made_of: dict[Any, tuple[int, Compiled]] = field(default_factory=dict)
-    _columns: dict[tuple[int, tuple[int, ...]], PlanColumns] = field(default_factory=dict)
+    _columns: dict[Any, PlanColumns] = field(default_factory=dict)
 
     def predict(self, chosen: Sequence[int], values: Mapping[str, float]) -> Array:
         """Return the step time of each chosen run. `values`: profile fields by name; all others stay as shipped. [s]"""
@@ -69,7 +70,7 @@ class StepTimes:
         times = np.empty(len(chosen))
         batches: dict[Any, list[int]] = {}
         profiles: dict[Any, ExecutionProfile] = {}
-        estimators: dict[Any, tuple[Estimator, int]] = {}
+        estimators: dict[Any, Estimator] = {}
         for position, index in enumerate(chosen):
             run = self.runs[index]
             behaviours = (run.profile, repr(sorted(run.settings.items(), key=str)))
@@ -85,13 +86,15 @@ class StepTimes:
         for key, positions in batches.items():
             run = self.runs[chosen[positions[0]]]
             if key[:4] not in estimators:
-                estimators[key[:4]] = self._estimator(run, profiles[key[1]])
-            times[positions] = self._step_times(*estimators[key[:4]], tuple(chosen[position] for position in positions))
+                estimator = with_kept_programs(estimator_with(run, profiles[key[1]]))
+                estimators[key[:4]] = replace(estimator, programs=replace(estimator.programs, recomputes=()))
+            times[positions] = self._step_times(estimators[key[:4]], tuple(chosen[position] for position in positions))
         return times
 
-    def _step_times(self, estimator: Estimator, layer_parts: int, chosen: tuple[int, ...]) -> Array:
+    def _step_times(self, estimator: Estimator, chosen: tuple[int, ...]) -> Array:
         """Return the step times of runs that share their programs, as columns. [s]"""
-        plans, key = [self.runs[index].planned.plan for index in chosen], (layer_parts, chosen)
+        plans, of = [self.runs[index].planned.plan for index in chosen], self.runs[chosen[0]].planned
+        key = (estimator.programs.compiled, of.hardware, of.matmul_dtype, estimator.profile.rates, chosen)
         kept = self._columns.get(key)
         if kept is None:
             if len(self._columns) >= _MOST_COLUMNS:
@@ -99,12 +102,3 @@ class StepTimes:
             kept = self._columns[key] = plan_columns(estimator, plans)
         total = step_columns(estimator, plans, kept.of(estimator)).step_time
         return np.broadcast_to(np.asarray(total, dtype=np.float64), (len(plans),))
-
-    def _estimator(self, run: PlannedRun, profile: ExecutionProfile) -> tuple[Estimator, int]:
-        """Return the estimator, and a number for its programs and its machine."""
-        machine = machine_of_run(run.planned.hardware, run.planned.matmul_dtype)
-        estimator = with_kept_programs(make_estimator(run.planned.plan.job, cluster_of_run(run.planned.hardware), machine, profile))
-        compiled = estimator.programs.compiled
-        layer_parts = (id(compiled), run.planned.hardware, run.planned.matmul_dtype, profile.rates)
-        number, _ = self._made_of.setdefault(layer_parts, (len(self._made_of), compiled))
-        return replace(estimator, programs=replace(estimator.programs, recomputes=())), number
