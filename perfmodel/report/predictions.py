@@ -7,7 +7,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.memory_headroom import Verdict
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.text import flop_rate_text
 from perfmodel.foundation.units import format_bytes, format_count, format_flop_rate, format_step
 from perfmodel.frameworks.profile import GENERIC
@@ -28,7 +30,7 @@ from perfmodel.parallel.prediction import (
 )
 from perfmodel.parallel.recompute_modules import recompute_words
 from perfmodel.parallel.training_run import training_cost, training_time
-from perfmodel.report.table import Table, bar, bytes_like, percent, times_like, words
+from perfmodel.report.table import Table, bar, bytes_like, percent, shares_table, times_like, without_total, words
 from perfmodel.uncertainty.sensitivity import STEP, Sensitivity
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.network_model import NetworkModel
@@ -45,24 +47,13 @@ def prediction_object(prediction: Prediction, *, tokens: float = 0.0) -> dict[st
     content: dict[str, Any] = {
         "step_time": prediction.step_time,
         "parts": dict(prediction.parts),
-        "tokens_per_second_per_chip": prediction.tokens_per_second_per_chip,
-        "tokens_per_second": prediction.tokens_per_second,
-        "tflops_per_chip": prediction.tflops_per_chip,
+        **picked(prediction, "tokens_per_second_per_chip tokens_per_second tflops_per_chip"),
         "flop_convention": FLOP_CONVENTION + ("" if prediction.plan.job.train.is_full else _FROZEN),
-        "mfu_palm": prediction.mfu_palm,
-        "mfu_causal": prediction.mfu_causal,
-        "hfu": prediction.hfu,
-        "peak_flop_rate": prediction.peak_flop_rate,
-        "peak_dtype": prediction.peak_dtype,
+        **picked(prediction, "mfu_palm mfu_causal hfu peak_flop_rate peak_dtype"),
         "memory": dict(prediction.memory),
-        "memory_moment": prediction.memory_moment,
-        "memory_capacity": prediction.memory_capacity,
-        "memory_usable": prediction.memory_usable,
-        "host_memory": prediction.host_memory,
-        "memory_spare": prediction.memory_spare,
+        **picked(prediction, "memory_moment memory_capacity memory_usable host_memory memory_spare"),
         "memory_interval": [prediction.memory_low, prediction.memory_high],
-        "fits": prediction.fits,
-        "fits_probability": prediction.fits_probability,
+        **picked(prediction, "fits fits_probability"),
         "verdict": str(prediction.verdict),
     }
     if tokens:
@@ -292,42 +283,27 @@ def _utilisation(prediction: Prediction, *, verbose: bool) -> list[tuple[str, st
 
 def basis_lines(prediction: Prediction) -> list[str]:
     """Return the basis of most of the step time, then `part: source` for the other parts that take time."""
-    by_source: dict[str, list[str]] = {}
-    for part, source in prediction.rests_on.items():
-        if prediction.parts.get(part, 1.0):
-            by_source.setdefault(source, []).append(words(part))
-    times = {words(part): time for part, time in prediction.parts.items()}
+    times = prediction.parts
+    by_source = grouped((part for part in prediction.rests_on if times.get(part, 1.0)), prediction.rests_on.__getitem__)
     # Host time comes from the profile, whatever the basis of the kernels.
     (main, _), *others = sorted(by_source.items(), key=lambda item: (item[0] == "profile", -sum(times.get(part, 0.0) for part in item[1])))
-    return [main, *(f"{', '.join(parts)}: {source}" for source, parts in others)]
+    return [main, *(f"{', '.join(map(words, parts))}: {source}" for source, parts in others)]
 
 
 def parts_table(prediction: Prediction) -> Table:
     step = prediction.step_time
-    shown = sorted(((name, time) for name, time in prediction.parts.items() if time), key=lambda item: -item[1])
     text = times_like(step)
-    rows = [(words(name), text(time), percent(time / step), bar(time / step)) for name, time in shown]
-    return Table(
-        title="Where the step goes (exposed time on the slowest rank)",
-        headers=("part", "time", "share", ""),
-        rows=(*rows, ("step", text(step), "100 %", "")),
-        right=("time", "share"),
-    )
+    title, last = "Where the step goes (exposed time on the slowest rank)", ("step", text(step), "100 %", "")
+    return shares_table(title, ("part", "time"), prediction.parts, step, text, last)
 
 
 def memory_table(prediction: Prediction) -> Table:
-    capacity = prediction.memory_usable
-    classes = sorted(((name, size) for name, size in prediction.memory.items() if size and name != "total"), key=lambda item: -item[1])
-    total = prediction.memory["total"]
+    capacity, total = prediction.memory_usable, prediction.memory["total"]
     text = bytes_like(capacity)
-    rows = [(words(name), text(size), percent(size / capacity), bar(size / capacity)) for name, size in classes]
+    title = f"Memory of the fullest chip, of {format_bytes(capacity)} usable, at its peak ({prediction.memory_moment})"
     over = "" if total <= capacity else f" over by {text(total - capacity)}"
-    return Table(
-        title=f"Memory of the fullest chip, of {format_bytes(capacity)} usable, at its peak ({prediction.memory_moment})",
-        headers=("class", "size", "share", ""),
-        rows=(*rows, ("total", text(total), percent(total / capacity), bar(total / capacity) + over)),
-        right=("size", "share"),
-    )
+    last = ("total", text(total), percent(total / capacity), bar(total / capacity) + over)
+    return shares_table(title, ("class", "size"), without_total(prediction.memory), capacity, text, last)
 
 
 def settings_table(

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from perfmodel.cost.serving.boundness import OperatorRow
+from perfmodel.foundation.grouping import grouped
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_count, format_time
 from perfmodel.hardware.chip_cluster import chips_text, short_name
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction, Spread
 from perfmodel.planner.serving.launch import LaunchLine
-from perfmodel.report.table import Table, bar, bytes_like, percent, times_like, words
+from perfmodel.report.table import Table, bar, bytes_like, percent, shares_table, times_like, without_total, words
 from perfmodel.report.training_run import JOULES_OF_A_KILOWATT_HOUR
 from perfmodel.workload.serving import Lengths, ServingJob
 
 DOES_NOT_FIT = "does not fit: "
+TIMES = ("ttft", "tpot", "inter_token", "request_latency")
+"""Times of a request, each with its spread over requests."""
 
 
 def lengths_line(job: ServingJob) -> str:
@@ -214,10 +218,7 @@ def _amount(number: float) -> str:
 
 def _grouped(basis: Mapping[str, str]) -> dict[str, str]:
     """Group the parts by basis: comma-separated parts -> basis."""
-    by_source: dict[str, list[str]] = {}
-    for name, source in basis.items():
-        by_source.setdefault(source, []).append(name)
-    return {", ".join(names): source for source, names in by_source.items()}
+    return {", ".join(names): source for source, names in grouped(basis, basis.__getitem__).items()}
 
 
 def _spread(spread: Spread, prediction: ServingPrediction, name: str) -> str:
@@ -236,25 +237,15 @@ def parts_table(prediction: ServingPrediction) -> Table:
     title = f"Where a decode step of {_sequences(prediction.running)} goes"
     text = times_like(prediction.decode_step)
     last = ("step", text(prediction.decode_step), "100 %", "")
-    return _shares_table(title, ("part", "time"), prediction.parts, prediction.decode_step, text, last)
+    return shares_table(title, ("part", "time"), prediction.parts, prediction.decode_step, text, last)
 
 
 def memory_table(prediction: ServingPrediction) -> Table:
     """Return the memory of each class, largest first."""
     usable, total = prediction.memory_usable, prediction.memory["total"]
     title, text = f"Memory of a chip, of {format_bytes(usable)} that the engine may use", bytes_like(usable)
-    classes = {name: size for name, size in prediction.memory.items() if name != "total"}
     last = ("total", text(total), percent(total / usable), bar(total / usable))
-    return _shares_table(title, ("class", "size"), classes, usable, text, last)
-
-
-def _shares_table(
-    title: str, headers: tuple[str, str], values: Mapping[str, float], of: float, text: Callable[[float], str], last: tuple[str, ...]
-) -> Table:
-    """Return positive values and their shares of a whole, largest first."""
-    shown = sorted(((name, value) for name, value in values.items() if value > 0), key=lambda item: -item[1])
-    rows = [(words(name), text(value), percent(value / of), bar(value / of)) for name, value in shown]
-    return Table(title=title, headers=(*headers, "share", ""), rows=(*rows, last), right=(headers[1], "share"))
+    return shares_table(title, ("class", "size"), without_total(prediction.memory), usable, text, last)
 
 
 def operators_table(rows: Sequence[OperatorRow], phase: str) -> Table:
@@ -286,44 +277,29 @@ def operators_table(rows: Sequence[OperatorRow], phase: str) -> Table:
 
 
 def operator_object(row: OperatorRow) -> dict[str, Any]:
-    return {
-        "name": row.name, "phase": row.phase, "shape": row.shape, "calls": row.calls, "flops": row.flops, "bytes": row.bytes,
-        "intensity": row.intensity, "ridge": row.ridge, "time": row.time, "bound": row.bound, "crossover_rows": row.crossover or None,
-    }  # fmt: skip
+    return picked(row, "name phase shape calls flops bytes intensity ridge time bound") | {"crossover_rows": row.crossover or None}
 
 
 def throughput_object(prediction: ServingPrediction) -> dict[str, Any]:
     """Return throughput, price, concurrency and step times, in SI units, for `--json` and CSV."""
     return {
-        "tokens_per_second_per_chip": prediction.tokens_per_second_per_chip,
-        "tokens_per_second_per_user": prediction.tokens_per_second_per_user,
-        "requests_per_second": prediction.requests_per_second,
-        "goodput": prediction.goodput,
+        **picked(prediction, "tokens_per_second_per_chip tokens_per_second_per_user requests_per_second goodput"),
         "price_per_hour": prediction.price_per_hour or None,
         "cost_per_million_tokens": prediction.cost_per_million,
         "energy_per_million_tokens": prediction.energy_per_million,
         "carbon_per_million_tokens": prediction.carbon_per_million,
-        "running": prediction.running,
-        "queued": prediction.queued,
-        "max_sequences": prediction.max_sequences,
-        "decode_step": prediction.decode_step,
-        "prefill_time": prediction.prefill_time,
+        **picked(prediction, "running queued max_sequences decode_step prefill_time"),
     }
 
 
 def serving_object(prediction: ServingPrediction) -> dict[str, Any]:
     """Return the prediction as the `--json` object, in SI units."""
-    job = prediction.job
+    job, speculation = prediction.job, prediction.job.speculation
     return {
-        "ttft": asdict(prediction.ttft),
-        "tpot": asdict(prediction.tpot),
-        "inter_token": asdict(prediction.inter_token),
-        "request_latency": asdict(prediction.request_latency),
+        **{name: asdict(getattr(prediction, name)) for name in TIMES},
         **throughput_object(prediction),
         "memory": dict(prediction.memory),
-        "memory_usable": prediction.memory_usable,
-        "fits": prediction.fits,
-        "fits_load": prediction.fits_load,
+        **picked(prediction, "memory_usable fits fits_load"),
         "runnable": not prediction.not_runnable,
         "not_runnable_reason": prediction.not_runnable,
         "remedies": [{"change": dict(change), "text": remedy_text(change)} for change in prediction.remedies],
@@ -336,14 +312,12 @@ def serving_object(prediction: ServingPrediction) -> dict[str, Any]:
             "cluster": prediction.cluster,
             "input_len": [job.input_len.least, job.input_len.most],
             "output_len": [job.output_len.least, job.output_len.most],
-            "concurrency": job.concurrency,
-            "rate": job.rate,
-            "prefix_hit": job.prefix_hit,
+            **picked(job, "concurrency rate prefix_hit"),
             "quantization": job.quantization.name,
             "kv_precision": str(job.kv_precision),
-            "draft_tokens": None if job.speculation is None else job.speculation.draft_tokens,
-            "draft_model": None if job.speculation is None or job.speculation.draft is None else job.speculation.draft.name,
-            "acceptance": None if job.speculation is None else job.speculation.acceptance,
+            "draft_tokens": None if speculation is None else speculation.draft_tokens,
+            "draft_model": None if speculation is None or speculation.draft is None else speculation.draft.name,
+            "acceptance": None if speculation is None else speculation.acceptance,
         },
         "rests_on": dict(prediction.rests_on),
         "notes": list(prediction.notes),

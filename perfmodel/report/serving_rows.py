@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_time
 from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.planner.serving.result import RankedPlan, ServingSearchResult
-from perfmodel.report.serving import limits_object, short_plan, throughput_object
-from perfmodel.report.table import Table, words
+from perfmodel.report.serving import TIMES, limits_object, short_plan, throughput_object
+from perfmodel.report.table import Table, without_total, words
 
-_TIMES = ("ttft", "tpot", "inter_token", "request_latency")
 _HEADERS = {"concurrency": "in flight", "rate": "requests/s"}
 _PERCENTILES = ("mean", "p50", "p90", "p99")
 
@@ -31,19 +31,15 @@ def serving_row(prediction: ServingPrediction) -> dict[str, Any]:
         "input_len_least": job.input_len.least,
         "output_len": job.output_len.most,
         "output_len_least": job.output_len.least,
-        "concurrency": job.concurrency,
-        "rate": job.rate,
-        "prefix_hit": job.prefix_hit,
+        **picked(job, "concurrency rate prefix_hit"),
         "engine": prediction.plan.engine,
         "quantization": job.quantization.name,
         "kv_precision": str(job.kv_precision),
         **degrees,
         "workers": plan.get("workers", ""),
-        "fits": prediction.fits,
-        "fits_load": prediction.fits_load,
-        "is_saturated": prediction.is_saturated,
+        **picked(prediction, "fits fits_load is_saturated"),
     }
-    for name in _TIMES:
+    for name in TIMES:
         spread = getattr(prediction, name)
         row |= {name if which == "mean" else f"{name}_{which}": _finite(getattr(spread, which)) for which in _PERCENTILES}
     row |= throughput_object(prediction) | {
@@ -51,11 +47,16 @@ def serving_row(prediction: ServingPrediction) -> dict[str, Any]:
         "memory_total": prediction.memory["total"],
         "memory_usable": prediction.memory_usable,
     }
-    for name, (low, high) in prediction.intervals.items():
-        row |= {f"{name}_low": _finite(low), f"{name}_high": _finite(high)}
+    row |= _bounds(prediction.intervals)
     row |= {f"time_{part}": time for part, time in prediction.parts.items()}
-    row |= {f"memory_{kind}": size for kind, size in prediction.memory.items() if kind != "total"}
+    row |= {f"memory_{kind}": size for kind, size in without_total(prediction.memory).items()}
     return row | {"notes": "; ".join(prediction.notes), "reason": ""}
+
+
+def _bounds(intervals: Mapping[str, tuple[float, float]]) -> dict[str, float | None]:
+    return {
+        f"{name}_{end}": _finite(bound) for name, bounds in intervals.items() for end, bound in zip(("low", "high"), bounds, strict=True)
+    }
 
 
 def ranked_row(ranked: RankedPlan, *, rank: int, kind: str) -> dict[str, Any]:
@@ -63,16 +64,11 @@ def ranked_row(ranked: RankedPlan, *, rank: int, kind: str) -> dict[str, Any]:
 
     kind   aggregated or disaggregated
     """
-    row = serving_row(ranked.prediction)
-    for name, (low, high) in ranked.intervals.items():
-        row |= {f"{name}_low": _finite(low), f"{name}_high": _finite(high)}
-    return {"place": rank, "kind": kind} | row | {
-        "chips": ranked.plan.num_chips + ranked.idle_chips,
-        "idle_chips": ranked.idle_chips,
-        "tokens_per_second_per_chip": ranked.tokens_per_second_per_chip,
+    return {"place": rank, "kind": kind} | serving_row(ranked.prediction) | _bounds(ranked.intervals) | {
+        "chips": ranked.num_chips,
+        **picked(ranked, "idle_chips tokens_per_second_per_chip"),
         "cost_per_million_tokens": ranked.cost_per_million,
-        "meets": ranked.meets,
-        "reason": ranked.reason,
+        **picked(ranked, "meets reason"),
     }  # fmt: skip
 
 
@@ -90,58 +86,37 @@ def _finite(value: float | None) -> float | None:
 class ServiceLine:
     """A row of a table of services.
 
-    asked        request fields that differ between rows
-    prediction   None without a result
-    ranked       the plan of a search; None without a search or result
+    asked    request fields that differ between rows
+    result   plan of a search or of the request; None without a result
     """
 
     asked: Mapping[str, Any]
     verdict: str
-    prediction: ServingPrediction | None = None
-    ranked: RankedPlan | None = None
+    result: RankedPlan | None = None
 
     @property
     def plan(self) -> str:
-        return "" if self.prediction is None else short_plan(self.prediction.plan)
-
-    @property
-    def tokens_per_second_per_chip(self) -> float:
-        """Output tokens per chip; for a search over all given chips. [1/s]"""
-        if self.ranked is not None:
-            return self.ranked.tokens_per_second_per_chip
-        return 0.0 if self.prediction is None else self.prediction.tokens_per_second_per_chip
-
-    @property
-    def cost(self) -> float | None:
-        """Cost of a million output tokens. [USD]"""
-        if self.ranked is not None:
-            return self.ranked.cost_per_million
-        return None if self.prediction is None else self.prediction.cost_per_million
-
-    @property
-    def concurrency(self) -> int | None:
-        return None if self.prediction is None else self.prediction.job.concurrency
-
-    @property
-    def chips(self) -> int | None:
-        if self.prediction is None:
-            return None
-        return self.prediction.plan.num_chips + (self.ranked.idle_chips if self.ranked is not None else 0)
+        return "" if self.result is None else short_plan(self.result.plan)
 
 
 def predicted_line(asked: Mapping[str, Any], prediction: ServingPrediction | None, limits: Mapping[str, float]) -> ServiceLine:
     """Return the row of one of several requests; `prediction` is None if it failed."""
-    verdict = "not predicted" if prediction is None else short_verdict(prediction, limits)
-    return ServiceLine(asked=asked, prediction=prediction, verdict=verdict)
+    if prediction is None:
+        return ServiceLine(asked=asked, verdict="not predicted")
+    result = RankedPlan(
+        prediction=prediction,
+        tokens_per_second_per_chip=prediction.tokens_per_second_per_chip,
+        cost_per_million=prediction.cost_per_million,
+        idle_chips=0,
+    )
+    return ServiceLine(asked=asked, result=result, verdict=short_verdict(prediction, limits))
 
 
 def searched_line(asked: Mapping[str, Any], result: ServingSearchResult | None) -> ServiceLine:
     """Return the row of the best plan of one of several searches; `result` is None if no plan fits and meets the limits."""
     if result is None:
         return ServiceLine(asked=asked, verdict="no plan")
-    return ServiceLine(
-        asked=asked, prediction=result.best.prediction, ranked=result.best, verdict="meets" if result.limits.given() else "fits"
-    )
+    return ServiceLine(asked=asked, result=result.best, verdict="meets" if result.limits.given() else "fits")
 
 
 def services_table(lines: Sequence[ServiceLine], *, shows_load: bool = False, shows_chips: bool = False) -> Table:
@@ -151,7 +126,7 @@ def services_table(lines: Sequence[ServiceLine], *, shows_load: bool = False, sh
     """
     varied = [name for name in lines[0].asked if name != "tp"] if lines else []
     has_plan = len({line.plan for line in lines if line.plan}) > 1 or shows_load or shows_chips
-    has_cost = any(line.cost is not None for line in lines)
+    has_cost = any(line.result is not None and line.result.cost_per_million is not None for line in lines)
     headers = [*(_HEADERS.get(name, name) for name in varied), *(["chips"] if shows_chips else []), *(["plan"] if has_plan else [])]
     headers += [
         *(["in flight"] if shows_load else []),
@@ -171,10 +146,11 @@ def services_table(lines: Sequence[ServiceLine], *, shows_load: bool = False, sh
 
     rows = []
     for line in lines:
-        tp = f"tp {line.asked['tp']}" if line.prediction is None and line.asked.get("tp") else line.plan
-        cells = [shown(name, line.asked[name]) for name in varied] + ([_number(line.chips)] if shows_chips else [])
-        cells += ([tp] if has_plan else []) + ([_number(line.concurrency)] if shows_load else [])
-        rows.append((*cells, *_figures(line, has_cost=has_cost), line.verdict))
+        tp = f"tp {line.asked['tp']}" if line.result is None and line.asked.get("tp") else line.plan
+        chips, load = ("", "") if line.result is None else (f"{line.result.num_chips:,}", load_cell(line.result))
+        cells = [shown(name, line.asked[name]) for name in varied] + ([chips] if shows_chips else [])
+        cells += ([tp] if has_plan else []) + ([load] if shows_load else [])
+        rows.append((*cells, *_figures(line.result, has_cost=has_cost), line.verdict))
     return Table(
         title=f"{len(lines)} services",
         headers=tuple(headers),
@@ -185,21 +161,32 @@ def services_table(lines: Sequence[ServiceLine], *, shows_load: bool = False, sh
     )
 
 
-def _number(value: int | None) -> str:
-    return "" if value is None else f"{value:,}"
-
-
-def _figures(line: ServiceLine, *, has_cost: bool) -> tuple[str, ...]:
-    prediction = line.prediction
-    if prediction is None or not prediction.fits:
+def _figures(result: RankedPlan | None, *, has_cost: bool) -> tuple[str, ...]:
+    if result is None or not result.prediction.fits:
         return ("",) * (4 + has_cost)
-    times = (prediction.ttft.mean, prediction.tpot.mean)
+    prediction = result.prediction
     return (
-        *(format_time(time) if math.isfinite(time) else "endless" for time in times),
-        f"{line.tokens_per_second_per_chip:,.0f}",
+        *map(time_cell, (prediction.ttft.mean, prediction.tpot.mean)),
+        f"{result.tokens_per_second_per_chip:,.0f}",
         f"{prediction.tokens_per_second_per_user:,.1f}",
-        *([("" if line.cost is None else f"{line.cost:,.2f}")] if has_cost else []),
+        *([cost_cell(result)] if has_cost else []),
     )
+
+
+def load_cell(result: RankedPlan) -> str:
+    """Return the concurrency of a plan; empty for a rate."""
+    concurrency = result.prediction.job.concurrency
+    return "" if concurrency is None else f"{concurrency:,}"
+
+
+def time_cell(time: float) -> str:
+    """Return a mean latency; it grows without bound where more requests come than are answered."""
+    return format_time(time) if math.isfinite(time) else "endless"
+
+
+def cost_cell(result: RankedPlan) -> str:
+    """Return the cost of a million output tokens; empty without a known price."""
+    return "" if result.cost_per_million is None else f"{result.cost_per_million:,.2f}"
 
 
 def short_verdict(prediction: ServingPrediction, limits: Mapping[str, float]) -> str:

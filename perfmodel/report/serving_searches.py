@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_time
 from perfmodel.hardware.chip_cluster import chips_text, short_name
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.planner.serving.result import RankedPlan, ServingObjective, ServingSearchResult
 from perfmodel.report.serving import energy_facts, lengths_line, load_text, serving_object, short_plan
+from perfmodel.report.serving_rows import cost_cell, load_cell, time_cell
 from perfmodel.report.table import Table, percent, rate
 from perfmodel.workload.serving import ServingJob
 
@@ -88,14 +90,13 @@ def _budgets_differ(result: ServingSearchResult) -> bool:
 
 def _figures(ranked: RankedPlan) -> tuple[str, ...]:
     prediction = ranked.prediction
-    at_once = prediction.job.concurrency
     return (
-        f"{at_once:,}" if at_once is not None else "",
+        load_cell(ranked),
         rate(ranked.tokens_per_second_per_chip),
         f"{prediction.tokens_per_second_per_user:,.1f}",
-        format_time(prediction.ttft.mean) if prediction.ttft.mean < float("inf") else "endless",
+        time_cell(prediction.ttft.mean),
         format_time(prediction.tpot.mean),
-        "" if ranked.cost_per_million is None else f"{ranked.cost_per_million:,.2f}",
+        cost_cell(ranked),
     )
 
 
@@ -202,9 +203,7 @@ def ranked_object(ranked: RankedPlan) -> dict[str, Any]:
         "intervals": {name: list(interval) for name, interval in ranked.intervals.items()},
         "tokens_per_second_per_chip": ranked.tokens_per_second_per_chip,
         "cost_per_million_tokens": ranked.cost_per_million,
-        "idle_chips": ranked.idle_chips,
-        "meets": ranked.meets,
-        "reason": ranked.reason,
+        **picked(ranked, "idle_chips meets reason"),
     }
 
 
@@ -215,35 +214,20 @@ def search_object(result: ServingSearchResult) -> dict[str, Any]:
         "limits": result.limits.given() | ({"p99": True} if result.limits.is_p99 else {}),
         "limit_headroom": result.limits.headroom,
         "chips": result.num_chips,
-        "num_evaluated": result.num_evaluated,
-        "num_feasible": result.num_feasible,
-        "rejected": dict(result.rejected),
-        "left_out": dict(result.left_out),
-        "search_time": result.search_time,
-        "plans": [ranked_object(ranked) for ranked in result.plans],
-        "disaggregated": [ranked_object(ranked) for ranked in result.disaggregated],
+        **picked(result, "num_evaluated num_feasible rejected left_out search_time"),
+        "plans": list(map(ranked_object, result.plans)),
+        "disaggregated": list(map(ranked_object, result.disaggregated)),
         "best": ranked_object(result.best),
         "baselines": {
             baseline.name: {
-                "meaning": baseline.meaning,
-                "reason": baseline.reason,
+                **picked(baseline, "meaning reason"),
                 **(ranked_object(baseline.plans[0]) if baseline.plans else {"fits": False}),
             }
             for baseline in result.baselines
         },
-        "pareto": [
-            {
-                "plan": point.plan.to_dict(),
-                "quantization": point.quantization,
-                "kv_precision": point.kv_precision,
-                "concurrency": point.concurrency,
-                "tokens_per_second_per_user": point.tokens_per_second_per_user,
-                "tokens_per_second_per_chip": point.tokens_per_second_per_chip,
-                "ttft": point.ttft,
-                "tpot": point.tpot,
-                "meets": point.meets,
-            }
-            for point in result.pareto
-        ],
+        "pareto": [{"plan": point.plan.to_dict(), **picked(point, _POINT)} for point in result.pareto],
         "price_per_hour": result.price_per_hour or None,
     }
+
+
+_POINT = "quantization kv_precision concurrency tokens_per_second_per_user tokens_per_second_per_chip ttft tpot meets"

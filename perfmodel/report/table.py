@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 
@@ -23,6 +23,20 @@ class Table:
     fold: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     caption: str = ""
+
+
+def shares_table(
+    title: str, headers: tuple[str, str], values: Mapping[str, float], whole: float, text: Callable[[float], str], last: tuple[str, ...]
+) -> Table:
+    """Return positive values and their shares of a whole, largest first. last: final row."""
+    shown = sorted(((name, value) for name, value in values.items() if value > 0), key=lambda item: -item[1])
+    rows = [(words(name), text(value), percent(value / whole), bar(value / whole)) for name, value in shown]
+    return Table(title=title, headers=(*headers, "share", ""), rows=(*rows, last), right=(headers[1], "share"))
+
+
+def without_total(memory: Mapping[str, float]) -> dict[str, float]:
+    """Return the classes of a memory."""
+    return {name: size for name, size in memory.items() if name != "total"}
 
 
 def bar(share: float, width: int = 20) -> str:
