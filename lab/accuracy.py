@@ -23,7 +23,7 @@ from lab.few_runs import DRAWS, GroupFigures, components_text, few_runs_figures,
 from lab.few_runs import rows_of as few_rows
 from lab.kernels.clocks import Rate, clocks_values, fitted_clocks
 from lab.memory_outcomes import MemoryOutcome, reliability, reliability_line, reliability_rows
-from lab.pages import Section, page, percent, percent_number, table
+from lab.pages import Section, page, percent, percent_number, statistics_text, table
 from lab.unseen import UnseenFigures, UnseenFrameworks, choices_of, choices_text, figures_of, fits_of, fits_text, over_groups
 from perfmodel.foundation.errors import InputError, one_line
 from perfmodel.foundation.grouping import grouped
@@ -33,10 +33,9 @@ from perfmodel.hardware.reader import list_calibrations, load_calibration
 from perfmodel.report.markdown import markdown_table
 from perfmodel.validation.cases import read_cases
 from perfmodel.validation.figures import write_figures
-from perfmodel.validation.judgement import ValidationResult, error_summary, errors_by, summarise
+from perfmodel.validation.judgement import ValidationResult, error_summary, errors_by, metric_errors, summarise
 from perfmodel.validation.plan_choice import NEAR_BEST, PlanChoices, PlanGroup
 from perfmodel.validation.rows import NO_TIMES, TrainingRow
-from perfmodel.validation.statistics import error_statistics
 from perfmodel.validation.tables import choice_table, error_table, expert_tables, fit_table, memory_table, reason_table
 from perfmodel.validation.validate import validate_cases
 
@@ -126,8 +125,8 @@ def document(report: AccuracyReport, *, figures: str = "figures") -> str:
 def _introduction(report: AccuracyReport) -> Sections:
     scored = report.scored
     overall = error_summary("all", scored).times
-    errors = {"median": percent(overall.median), "mean": percent(overall.mean), "p90": percent(overall.p90)}
-    yield "introduction", {"runs": f"{len(scored):,}", "sources": len({row.group for row in scored}), **errors}
+    counts = {"runs": f"{len(scored):,}", "sources": len({row.group for row in scored})}
+    yield "introduction", {**counts, **statistics_text(overall, "median mean p90", percent)}
 
 
 def _main_table(report: AccuracyReport) -> Sections:
@@ -143,29 +142,22 @@ def _main_table(report: AccuracyReport) -> Sections:
     yield "step_time", {"table": table(headers, filter(None, rows), headers[1:-1]), "medians": " ".join(medians)}
     if others:
         overall = error_summary("all", [row for row in others if every.holds(row.labels)]).times
-        errors = {name: percent(getattr(overall, name)) for name in ("median", "mean", "p90", "bias")}
-        yield "left_out", {"title": every.title, **errors}
+        yield "left_out", {"title": every.title, **statistics_text(overall, "median mean p90 bias", percent)}
     else:
         yield "not_left_out", {}
 
 
 def _line(title: str, line: AccuracyLine, scored: Sequence[TrainingRow], others: Sequence[TrainingRow]) -> tuple[str, ...]:
-    errors, left_out = ([row.time_error for row in rows if line.holds(row.labels)] for rows in (scored, others))
-    if not errors:
+    of, left = (metric_errors([row for row in rows if line.holds(row.labels)], "step_time") for rows in (scored, others))
+    if not of.count:
         return ()
-    of, left = error_statistics(errors), error_statistics(left_out)
-    numbers = [of.mean, of.median, of.p90, _largest(errors), of.bias]
-    numbers += [left.mean, left.p90, _largest(left_out)] if others else []
-    return (title, f"{of.count:,}", *map(percent_number, numbers), line.others)
+    left_out = statistics_text(left, "mean p90 largest").values() if others else ()
+    return (title, f"{of.count:,}", *statistics_text(of, "mean median p90 largest bias").values(), *left_out, line.others)
 
 
 def _source_median(rows: Sequence[TrainingRow], lines: Sequence[AccuracyLine], name: str) -> str:
     means = [error_summary("", part).times.mean for line in lines if (part := [row for row in rows if line.holds(row.labels)])]
     return f"{name}: the median of the mean errors of these rows is {percent(median(means) if means else math.nan)}."
-
-
-def _largest(errors: Sequence[float]) -> float:
-    return max(map(abs, errors), default=math.nan)
 
 
 def _tables_by_field(report: AccuracyReport, figures: str) -> Sections:

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,7 @@ from lab.kernels.chip_kernels import (
     latent_attention_of_chip,
     matmuls_of_chip,
 )
-from lab.kernels.kernel_fit import KernelFit
+from lab.kernels.kernel_fit import KernelFit, PartErrors
 from lab.kernels.serving import fit_serving
 from lab.kernels.tables import (
     AICONFIGURATOR_KINDS,
@@ -192,38 +191,26 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
     """Return the calibration of one chip, fitted to the tables in `folder`; `say` reports each part."""
     tables = TABLES[name]
     cluster = tables.cluster_of_fits()
-    points: dict[str, int] = {}
-    errors: dict[str, float] = {}
-
-    def note(part: str, part_errors: Array) -> None:
-        points[part], errors[part] = len(part_errors), round(float(np.median(part_errors)), 4)
-        median, p90 = np.median(part_errors), np.quantile(part_errors, 0.9)
-        say(f"{name} {part}: {len(part_errors)} points, held-out errors: median {median:.1%}, p90 {p90:.1%}")
-
-    def noted(kernel: KernelFit[Any, Any]) -> KernelFit[Any, Any]:
-        for part, part_errors in kernel.by_part(kernel.held_out_errors()):
-            note(part, part_errors)
-        return kernel
-
+    parts = PartErrors(label=f"{name} ", say=say)
     dtypes = [dtype for dtype in MEASURED_DTYPES if dtype in cluster.chip.peak_flop_rate]
-    matmul = {dtype: noted(matmuls_of_chip(folder, tables, dtype)).model() for dtype in dtypes}
-    grouped = {dtype: noted(grouped_of_chip(folder, tables, plain, dtype)).model() for dtype, plain in matmul.items()}
-    attention = _fit_attention(folder, tables, noted)
-    decode = {"flash": noted(decode_of_chip(folder, tables)).model()}
-    streaming = _fit_streaming(folder, tables, cluster, note, noted)
-    inside = {kind: with_tree(noted(collective_of_chip(folder, tables, kind))) for kind in AICONFIGURATOR_KINDS}
+    matmul = {dtype: parts.noted(matmuls_of_chip(folder, tables, dtype)).model() for dtype in dtypes}
+    grouped = {dtype: parts.noted(grouped_of_chip(folder, tables, plain, dtype)).model() for dtype, plain in matmul.items()}
+    attention = _fit_attention(folder, tables, parts)
+    decode = {"flash": parts.noted(decode_of_chip(folder, tables)).model()}
+    streaming = _fit_streaming(folder, tables, cluster, parts)
+    inside = {kind: with_tree(parts.noted(collective_of_chip(folder, tables, kind))) for kind in AICONFIGURATOR_KINDS}
     link = load_cluster({"a100_dgx": "dgx-a100", "h100_dgx": "dgx-h100"}[tables.sends]).tiers[0].link.bandwidth
-    inside[CollectiveKind.SEND_RECV] = _fit_sends(folder, tables.sends, 2, link, SCALE_UP, note)
-    between = {kind: noted(kernel).model() for kind, kernel in between_nodes(folder, TABLES["h100"])}
+    inside[CollectiveKind.SEND_RECV] = _fit_sends(folder, tables.sends, 2, link, SCALE_UP, parts)
+    between = {kind: parts.noted(kernel).model() for kind, kernel in between_nodes(folder, TABLES["h100"])}
     between[CollectiveKind.REDUCE_SCATTER] = between[CollectiveKind.ALL_GATHER]
     link = load_cluster("dgx-h100", num_chips=1024).tiers[-1].link.bandwidth
-    between[CollectiveKind.SEND_RECV] = _fit_sends(folder, "h100_dgx", 1, link, SCALE_OUT, note)
+    between[CollectiveKind.SEND_RECV] = _fit_sends(folder, "h100_dgx", 1, link, SCALE_OUT, parts)
     outside = {kind: between[kind] for kind in inside}
     if name == "b200":
         table, _ = simumax_matmuls(read_simumax(folder, "b200_bf16_ceperm"))
         is_large = 2 * table.m * table.n * table.k > 5e11
         ratio = np.median(predict_matmul(matmul[Dtype.BF16], table, cluster, Dtype.BF16)[is_large] / table.time[is_large])
-        points["1 - clock"], errors["1 - clock"] = int(is_large.sum()), round(float(1 - ratio), 4)
+        parts.points["1 - clock"], parts.errors["1 - clock"] = int(is_large.sum()), round(float(1 - ratio), 4)
         say(f"b200 clock: SimuMax's large matrix multiplies run at {ratio:.2f} of the burst rate")
     return Calibration(
         name=name,
@@ -251,8 +238,8 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
         exposed_floor_fraction=EXPOSED_FLOOR_FRACTION,
         context_bytes=CONTEXT_BYTES,
         channel_bytes=CHANNEL_BYTES,
-        points=points,
-        errors=errors,
+        points=parts.points,
+        errors=parts.errors,
         notes=(
             "No table has batches of small products: tiles are counted over the batch. Attention fitted for lengths from 512 and head dims "
             "64 and 128, of values narrower than keys for DeepSeek's widths alone, that of decoding for caches from 128 tokens and up to "
@@ -265,18 +252,13 @@ def fit_chip(folder: Path, name: str, *, say: Callable[[str], None] = print) -> 
     )
 
 
-Note = Callable[[str, Array], None]
-Noted = Callable[[KernelFit[Any, Any]], KernelFit[Any, Any]]
-"""Reports the held-out errors of a kernel, and returns it."""
-
-
-def _fit_attention(folder: Path, tables: ChipTables, noted: Noted) -> dict[str, AttentionModel]:
+def _fit_attention(folder: Path, tables: ChipTables, parts: PartErrors) -> dict[str, AttentionModel]:
     """Return the attention models; the backward rate of latent attention was measured on B200."""
     b200 = read_simumax(folder, "b200_bf16_ceperm")
     backward_rate = simumax_backward_rate(read_simumax(folder, "a100_pcie") if tables.folder == "a100_sxm" else b200)
-    flash = noted(attention_of_chip(folder, tables, backward_rate=backward_rate)).model()
+    flash = parts.noted(attention_of_chip(folder, tables, backward_rate=backward_rate)).model()
     latent = latent_attention_of_chip(folder, tables, flash, backward_rate=simumax_backward_rate(b200, key_dim=192))
-    return {"flash": flash, LATENT_KERNEL: noted(latent).model()}
+    return {"flash": flash, LATENT_KERNEL: parts.noted(latent).model()}
 
 
 def _linear_stream(num_bytes: Array, time: Array) -> tuple[float, float]:
@@ -299,10 +281,10 @@ def _weight_stream(folder: Path, tables: ChipTables) -> KernelFit[MatmulTable, t
     )
 
 
-def _fit_streaming(folder: Path, tables: ChipTables, cluster: Cluster, note: Note, noted: Noted) -> dict[KernelClass, StreamingModel]:
+def _fit_streaming(folder: Path, tables: ChipTables, cluster: Cluster, parts: PartErrors) -> dict[KernelClass, StreamingModel]:
     """Return plain streaming from this chip's weight streaming, and the other classes in their proportion to it on the A100."""
     peak = cluster.chip.memory.bandwidth
-    floor_time, bandwidth = noted(_weight_stream(folder, tables)).model()
+    floor_time, bandwidth = parts.noted(_weight_stream(folder, tables)).model()
     a100 = load_cluster("dgx-a100").chip.memory.bandwidth
     _, a100_stream = _weight_stream(folder, TABLES["a100"]).model()
     shares = {}
@@ -313,7 +295,7 @@ def _fit_streaming(folder: Path, tables: ChipTables, cluster: Cluster, note: Not
         kernel_bytes, kernel_time = 4 * elements[is_large], kernel_time[is_large]
         host_time, kernel_bandwidth = _linear_stream(kernel_bytes, kernel_time)
         shares[kernel] = min(kernel_bandwidth / a100_stream, 1.0)
-        note(f"streaming.{kernel} (in sample, A100)", relative_errors(host_time + kernel_bytes / kernel_bandwidth, kernel_time))
+        parts.note(f"streaming.{kernel} (in sample, A100)", relative_errors(host_time + kernel_bytes / kernel_bandwidth, kernel_time))
     simumax = read_simumax(folder, "a100_pcie")["accelerator"]["bandwidth"]
     pcie = 1935e9  # [byte/s] of its A100 PCIe 80 GB
     plain = simumax["default"]["efficient_factor"] * simumax["default"]["gbps"] * 1e9 / pcie * a100 / a100_stream
@@ -335,11 +317,11 @@ def _fit_streaming(folder: Path, tables: ChipTables, cluster: Cluster, note: Not
     }
 
 
-def _fit_sends(folder: Path, cluster: str, per_node: int, link: float, tier: str, note: Note) -> CollectiveModel:
+def _fit_sends(folder: Path, cluster: str, per_node: int, link: float, tier: str, parts: PartErrors) -> CollectiveModel:
     """Return the send-receive of two ranks, a straight line. link: bandwidth of which it is a fraction [byte/s]."""
     num_bytes, time = read_vidur_sends(folder, cluster, per_node=per_node)
     floor_time, bandwidth = _linear_stream(num_bytes, time)
-    note(f"{tier}.send_recv", relative_errors(floor_time + num_bytes / bandwidth, time))
+    parts.note(f"{tier}.send_recv", relative_errors(floor_time + num_bytes / bandwidth, time))
     return CollectiveModel(hop_time=floor_time, bandwidth_fraction=rounded(bandwidth / link))
 
 

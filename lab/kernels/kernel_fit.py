@@ -80,6 +80,27 @@ class KernelFit(Generic[_Table, _Model]):
             yield self.name + suffix, errors[rows]
 
 
+@dataclass(slots=True, kw_only=True)
+class PartErrors:
+    """Number of points and median error of each part of a calibration. label: beginning of the printed lines."""
+
+    label: str
+    say: Callable[[str], None] = print
+    points: dict[str, int] = field(default_factory=dict)
+    errors: dict[str, float] = field(default_factory=dict)
+
+    def note(self, part: str, errors: Array) -> None:
+        median, p90 = np.median(errors), np.quantile(errors, 0.9)
+        self.points[part], self.errors[part] = len(errors), round(float(median), 4)
+        self.say(f"{self.label}{part}: {len(errors)} points, held-out errors: median {median:.1%}, p90 {p90:.1%}")
+
+    def noted(self, kernel: KernelFit[_Table, _Model]) -> KernelFit[_Table, _Model]:
+        """Note the held-out errors of each part of a kernel, and return the kernel."""
+        for part, errors in kernel.by_part(kernel.held_out_errors()):
+            self.note(part, errors)
+        return kernel
+
+
 class Parameter(NamedTuple):
     """A fitted parameter: start and bounds of the fit, in units. is_inverse: the fit is of 1 / value."""
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from lab.kernels.chip_kernels import CACHE_READ, EXPERT_ROWS, FEW_ROWS, expert_weight, size_decades
 from lab.kernels.grouped import GATED_KERNELS, GroupedTable, tuned_grouped
-from lab.kernels.kernel_fit import DECODE_ROWS, MICRO, KernelFit, Parameter, fit_parameters, groups_of, sample
+from lab.kernels.kernel_fit import DECODE_ROWS, MICRO, KernelFit, Parameter, PartErrors, fit_parameters, groups_of, sample
 from lab.kernels.tables import DecodeTable, read_collectives, read_decode, read_latent_decode, read_matmuls, read_perf, serving_decode
 from perfmodel.calibrate.fits import Array, CollectiveTable, MatmulTable, bare_machine, octave_weight, relative_errors
 from perfmodel.cost.machine import Machine
@@ -71,16 +71,11 @@ def serving_kernels(folder: Path, tables: ChipTables, plain: MatmulModel) -> Ite
 
 def fit_serving(folder: Path, tables: ChipTables, plain: MatmulModel, *, say: Callable[[str], None] = print) -> ServingKernels:
     """Fit the kernels of serving to the tables in `folder`; `say` reports the held-out errors of each part."""
-    points: dict[str, int] = {}
-    errors: dict[str, float] = {}
+    parts = PartErrors(label=f"{tables.chip} serving.", say=say)
     models: dict[str, dict[str, Any]] = {}
     for kernel in serving_kernels(folder, tables, plain):
-        for called, part_errors in kernel.by_part(kernel.held_out_errors()):
-            points[called], errors[called] = len(part_errors), round(float(np.median(part_errors)), 4)
-            median, p90 = np.median(part_errors), np.quantile(part_errors, 0.9)
-            say(f"{tables.chip} serving.{called}: {len(part_errors)} points, held-out errors: median {median:.1%}, p90 {p90:.1%}")
-        models.setdefault(kernel.name.partition(".")[0], {}).update(kernel.model())
-    return ServingKernels(points=points, errors=errors, **models)
+        models.setdefault(kernel.name.partition(".")[0], {}).update(parts.noted(kernel).model())
+    return ServingKernels(points=parts.points, errors=parts.errors, **models)
 
 
 def serving_prior_errors(folder: Path, tables: ChipTables, plain: MatmulModel, prior: ServingKernels) -> Iterator[tuple[str, Array]]:

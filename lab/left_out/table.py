@@ -26,7 +26,7 @@ from lab.command import command_parser, exits_on_errors
 from lab.kernels.cross_validate import cross_validate, summary
 from lab.left_out.fits import LeftOut, PredictedRun
 from lab.left_out.runs import read_runs
-from lab.pages import percent
+from lab.pages import percent, statistics_text
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.foundation.text import columns_text
@@ -123,7 +123,7 @@ def kernels_text(folder: Path) -> str:
 
 def _cells(errors: Sequence[float]) -> tuple[str, ...]:
     of = error_statistics(errors)
-    return (str(of.count), *map(percent, (of.mean, of.median, of.p90, max(map(abs, errors)), of.bias)))
+    return (str(of.count), *statistics_text(of, "mean median p90 largest bias", percent).values())
 
 
 def rows_text(predictions: Sequence[PredictedRun], *, as_json: bool) -> str:

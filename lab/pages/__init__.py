@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
 
+from perfmodel.foundation.plain import picked
 from perfmodel.report.markdown import markdown_table
 from perfmodel.report.table import Table
+from perfmodel.validation.statistics import ErrorStatistics
 
 _LINE_WIDTH = 140
 
@@ -48,6 +50,11 @@ def percent(share: float) -> str:
 def percent_number(share: float) -> str:
     """Return a percentage without its sign: 4.1; - for nan."""
     return "-" if math.isnan(share) else f"{100 * share:.1f}"
+
+
+def statistics_text(of: ErrorStatistics, names: str, form: Callable[[float], str] = percent_number) -> dict[str, str]:
+    """Return the text of each named statistic. names: separated by spaces."""
+    return {name: form(value) for name, value in picked(of, names).items()}
 
 
 def _wrapped(block: str) -> str:

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 
 from lab.command import command_parser, exits_on_errors
-from lab.pages import Section, page, percent_number, table_of_figures
+from lab.pages import Section, page, percent_number, statistics_text, table_of_figures
 from lab.serving.choices import ChoiceFigures, Point, choice_figures, points_of
-from lab.serving.engines import elsewhere, read_rows, shipped_fits
-from lab.serving.fitting import EngineFit, left_out_residuals
+from lab.serving.engines import read_rows, shipped_fits
+from lab.serving.fitting import left_out_of
 from lab.serving.residuals import ServingResidual, every_basis, factors, known_residuals, unknown_residuals
 from lab.serving.saturation import Saturation, saturation_of
 from lab.splits import Split, cross_validated
@@ -28,6 +28,7 @@ from perfmodel.foundation.resources import write_atomically
 from perfmodel.frameworks.engine import fitted_numbers
 from perfmodel.parallel.interval import METRICS, interval_factors
 from perfmodel.planner.serving.result import LIMIT_HEADROOM
+from perfmodel.validation.judgement import summarise_serving
 from perfmodel.validation.rows import ServingRow
 from perfmodel.validation.run_labels import by_label
 from perfmodel.validation.serving.predict import Estimators
@@ -65,7 +66,7 @@ def measure(path: Path) -> ServingAccuracy:
     rows = read_rows(path, estimators, as_served=True)
     shipped = {(row.id, metric): row.error(metric) for row in rows for metric in METRICS if row.counts(metric)}
     fits = shipped_fits(rows, estimators)
-    without = {by: left_out_errors(fits, by) for by in ("model", "chip")}
+    without = {by: {(row.id, metric): math.expm1(log) for row, metric, log in left_out_of(fits, by)} for by in ("model", "chip")}
     metrics = {row.id: row.predicted for row in rows if row.is_predicted}
     return ServingAccuracy(
         rows=tuple(rows),
@@ -84,15 +85,6 @@ def _choices(points: Mapping[str, Sequence[Point]]) -> dict[str, ChoiceFigures]:
     for name, group in points.items():
         figures |= {f"{name}, headroom {margin:.0%}": choice_figures(group, margin=margin) for margin in _MARGINS}
     return figures
-
-
-def left_out_errors(fits: Mapping[str, EngineFit], by: str) -> dict[tuple[str, str], float]:
-    errors = {}
-    for name, fit in fits.items():
-        values, _ = left_out_residuals(fit, by, elsewhere(fits, name))
-        for target, value in zip(fit.targets, values, strict=True):
-            errors[fit.rows[target.row].id, target.metric] = math.expm1(float(value))
-    return errors
 
 
 def _moved(rows: Sequence[ServingRow], errors: Errors) -> dict[str, dict[str, float]]:
@@ -143,8 +135,8 @@ def _main_table(accuracy: ServingAccuracy) -> Sections:
 
 def _line(accuracy: ServingAccuracy, name: str, rows: Sequence[ServingRow], metric: str) -> tuple[str, ...]:
     shipped, model, chip = _errors(accuracy, rows, metric)
-    numbers = (shipped.median, shipped.p90, shipped.bias, model.median, model.p90, chip.median, chip.p90)
-    return (name, f"{shipped.count:,}", *map(percent_number, numbers))
+    left_out = (text for errors in (model, chip) for text in statistics_text(errors, "median p90").values())
+    return (name, f"{shipped.count:,}", *statistics_text(shipped, "median p90 bias").values(), *left_out)
 
 
 def _errors(accuracy: ServingAccuracy, rows: Sequence[ServingRow], metric: str) -> Iterator[ErrorStatistics]:
@@ -182,11 +174,8 @@ def _second_hand(accuracy: ServingAccuracy) -> Sections:
     ]
     if lines:
         of = error_statistics([row.error("request_latency") for row in rows])
-        numbers = {"mean": percent_number(of.mean), "median": percent_number(of.median), "bias": percent_number(of.bias)}
-        yield (
-            "second_hand_table",
-            {"table": table_of_figures(("model", "chip", "tp", "measured", "predicted", "error %"), lines), **numbers},
-        )
+        table = table_of_figures(("model", "chip", "tp", "measured", "predicted", "error %"), lines)
+        yield "second_hand_table", {"table": table, **statistics_text(of, "mean median bias")}
 
 
 def _saturation(accuracy: ServingAccuracy) -> Sections:
@@ -221,9 +210,8 @@ def _saturation(accuracy: ServingAccuracy) -> Sections:
     static = [row for row in accuracy.scored if row.kind == "static_batch" and row.planned is not None]
     waves = [row for row in static if row.planned and (row.planned.job.concurrency or 0) > row.max_sequences]
     of = error_statistics([row.error("request_latency") for row in waves])
-    numbers = {"median": percent_number(of.median), "p90": percent_number(of.p90), "bias": percent_number(of.bias)}
     out = sum(row.predicted_fits is False for row in accuracy.scored)
-    yield "waves", {"count": f"{of.count:,}", **numbers, "out": f"{out:,}"}
+    yield "waves", {"count": f"{of.count:,}", **statistics_text(of, "median p90 bias"), "out": f"{out:,}"}
 
 
 def _plan_choice(accuracy: ServingAccuracy) -> Sections:
@@ -302,18 +290,17 @@ def _engines(accuracy: ServingAccuracy) -> Sections:
 
 def _not_scored(accuracy: ServingAccuracy) -> Sections:
     suspect = Counter(_reason(row.case.suspect) for row in accuracy.rows if row.case.suspect and not row.is_second_hand)
-    missing = Counter(row.reason for row in accuracy.rows if not row.is_predicted)
-    secondary = [row for row in accuracy.rows if row.tier != "primary" and not row.case.suspect and row.is_predicted]
-    errors = {metric: error_statistics([row.error(metric) for row in secondary if row.counts(metric)]) for metric in METRICS}
-    lines = [(WORDS[metric], f"{of.count:,}", *map(percent_number, (of.median, of.p90, of.bias))) for metric, of in errors.items()]
+    result = summarise_serving(accuracy.rows)
+    errors = result.secondary.metrics.items()
+    lines = [(WORDS[metric], f"{of.count:,}", *statistics_text(of, "median p90 bias").values()) for metric, of in errors]
     yield (
         "not_scored",
         {
-            "secondary": f"{len(secondary):,}",
+            "secondary": f"{result.secondary.num_predicted:,}",
             "metrics": table_of_figures(("metric", "runs", "median", "p90", "bias"), lines),
             "noted": f"{sum(row.case.served is not None and bool(row.case.served.ttft_note) for row in accuracy.rows):,}",
             "suspect": table_of_figures(("runs", "reason"), [(f"{count:,}", reason) for reason, count in suspect.most_common(12)]),
-            "missing": table_of_figures(("runs", "reason"), [(f"{count:,}", reason) for reason, count in missing.most_common()]),
+            "missing": table_of_figures(("runs", "reason"), [(f"{count:,}", reason) for reason, count in result.reasons.items()]),
         },
     )
 

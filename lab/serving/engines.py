@@ -7,7 +7,6 @@ A few host times of each engine and the lockstep of its requests are fitted to a
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from lab.command import command_parser, exits_on_errors
-from lab.serving.fitting import DIGITS, EngineFit, EngineNumber, fit_engine, left_out_residuals, linearised, with_ranges
+from lab.serving.fitting import DIGITS, EngineFit, EngineNumber, elsewhere, fit_engine, left_out_residuals, linearised, with_ranges
 from perfmodel.calibrate.fits import rounded
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.foundation.units import exact_quantity
@@ -46,11 +45,7 @@ def read_rows(path: str | Path, estimators: Estimators, *, as_served: bool = Fal
 
 
 def predict_as(estimators: Estimators) -> Callable[[ServingRow, Engine], ServingPrediction]:
-    def predict(row: ServingRow, engine: Engine) -> ServingPrediction:
-        assert row.planned is not None
-        return estimators.predict(row.planned, engine)
-
-    return predict
+    return lambda row, engine: estimators.predict(row.run, engine)
 
 
 def fit_engines(rows: Sequence[ServingRow], estimators: Estimators, *, names: Sequence[str] = ()) -> dict[str, EngineFit]:
@@ -74,16 +69,6 @@ def shipped_fits(rows: Sequence[ServingRow], estimators: Estimators) -> dict[str
             fit = linearised(engine, scored, tuple(numbers), logs, predict_as(estimators))
             fits[name] = replace(fit, is_borrowed=name in RELATIVES)
     return fits
-
-
-def elsewhere(fits: Mapping[str, EngineFit], name: str) -> dict[str, float]:
-    """Return the geometric mean of each number over the other engines that determine it."""
-    logs: dict[str, list[float]] = {}
-    for other, fit in fits.items():
-        if other != name:
-            for number, log in zip(fit.names, fit.logs, strict=True):
-                logs.setdefault(number, []).append(float(log))
-    return {number: math.exp(float(np.mean(values))) for number, values in logs.items()}
 
 
 def fitted_text(fits: Mapping[str, EngineFit]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from lab.splits import leave_one_out
 from perfmodel.calibrate.fits import rounded
 from perfmodel.foundation.errors import PerfModelError
+from perfmodel.foundation.grouping import grouped
 from perfmodel.frameworks.engine import Engine
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.validation.rows import ServingRow
@@ -135,9 +136,8 @@ def predicted_logs(rows: Sequence[ServingRow], targets: Sequence[Target], engine
     """Return the logarithm of the prediction of each target; nan where there is none."""
     metrics: list[dict[str, float]] = []
     for row in rows:
-        assert row.planned is not None
         try:
-            metrics.append(metrics_of(row.planned, predict(row, engine)))
+            metrics.append(metrics_of(row.run, predict(row, engine)))
         except PerfModelError:
             metrics.append({})
     values = np.array([metrics[target.row].get(target.metric, math.nan) for target in targets], dtype=float)
@@ -223,6 +223,21 @@ def left_out_residuals(fit: EngineFit, by: str, elsewhere: Mapping[str, float]) 
         fits.append(logs)
         residuals[split.held_out] += (fit.slopes @ (logs - fit.logs))[split.held_out]
     return residuals, fits
+
+
+def elsewhere(fits: Mapping[str, EngineFit], name: str) -> dict[str, float]:
+    """Return the geometric mean of each number over the other engines that determine it."""
+    numbers = [number for other, fit in fits.items() if other != name for number in zip(fit.names, fit.logs.tolist(), strict=True)]
+    logs = grouped(numbers, lambda number: number[0])
+    return {number: math.exp(float(np.mean([log for _, log in values]))) for number, values in logs.items()}
+
+
+def left_out_of(fits: Mapping[str, EngineFit], by: str) -> Iterator[tuple[ServingRow, str, float]]:
+    """Yield the run, metric and log(predicted / measured) of each target, with its own label left out of the fit of its engine."""
+    for name, fit in fits.items():
+        residuals, _ = left_out_residuals(fit, by, elsewhere(fits, name))
+        for target, residual in zip(fit.targets, residuals.tolist(), strict=True):
+            yield fit.rows[target.row], target.metric, residual
 
 
 def with_ranges(fit: EngineFit, others: Sequence[Array]) -> tuple[EngineNumber, ...]:

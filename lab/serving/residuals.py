@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lab.command import command_parser, exits_on_errors
-from lab.serving.engines import TODAYS, elsewhere, generic_engine, predict_as, read_rows, shipped_fits
-from lab.serving.fitting import EngineFit, left_out_residuals, predicted_logs, targets_of
+from lab.serving.engines import TODAYS, generic_engine, predict_as, read_rows, shipped_fits
+from lab.serving.fitting import EngineFit, left_out_of, predicted_logs, targets_of
 from perfmodel.cost.calibrated import is_calibrated
 from perfmodel.foundation.resources import write_atomically
 from perfmodel.frameworks.engine import load_engine
@@ -40,15 +40,11 @@ class ServingResidual:
 
 
 def known_residuals(fits: Mapping[str, EngineFit], estimators: Estimators, *, by: str = "model") -> list[ServingResidual]:
-    residuals = []
-    for name, fit in fits.items():
-        values, _ = left_out_residuals(fit, by, elsewhere(fits, name))
-        for target, value in zip(fit.targets, values, strict=True):
-            row = fit.rows[target.row]
-            residuals.append(
-                ServingResidual(basis=basis_of(row, estimators, known=True), metric=target.metric, row=row, value=-float(value))
-            )
-    return [residual for residual in residuals if np.isfinite(residual.value)]
+    return [
+        ServingResidual(basis=basis_of(row, estimators, known=True), metric=metric, row=row, value=-residual)
+        for row, metric, residual in left_out_of(fits, by)
+        if np.isfinite(residual)
+    ]
 
 
 def unknown_residuals(fits: Mapping[str, EngineFit], estimators: Estimators) -> list[ServingResidual]:
@@ -69,9 +65,8 @@ def unknown_residuals(fits: Mapping[str, EngineFit], estimators: Estimators) -> 
 
 
 def basis_of(row: ServingRow, estimators: Estimators, *, known: bool) -> ServingBasis:
-    assert row.planned is not None
-    machine = estimators.estimator(row.planned, load_engine(row.planned.engine)).machine
-    return ServingBasis(engine_known=known, chip_measured=is_calibrated(machine), has_experts=row.planned.job.model.experts is not None)
+    machine = estimators.estimator(row.run, load_engine(row.run.engine)).machine
+    return ServingBasis(engine_known=known, chip_measured=is_calibrated(machine), has_experts=row.run.job.model.experts is not None)
 
 
 def factors(residuals: Sequence[ServingResidual], basis: ServingBasis, metric: str) -> tuple[float, float, int] | None:

@@ -14,6 +14,7 @@ import numpy as np
 class ErrorStatistics:
     """Statistics of |predicted / measured - 1|; nan without errors.
 
+    largest        the largest error
     bias           the median of predicted / measured - 1
     num_intervals  measured values with an 80 % interval; coverage: share of them that is inside it
     """
@@ -22,6 +23,7 @@ class ErrorStatistics:
     median: float
     p90: float
     mean: float
+    largest: float
     bias: float
     coverage: float
     num_intervals: int
@@ -40,6 +42,7 @@ def error_statistics(errors: Sequence[float], covered: Sequence[bool] = ()) -> E
         median=median(absolute) if known else math.nan,
         p90=float(np.quantile(absolute, 0.9)) if known else math.nan,
         mean=share_of(sum(absolute), len(absolute)),
+        largest=max(absolute, default=math.nan),
         bias=median(known) if known else math.nan,
         coverage=share_of(sum(covered), len(covered)),
         num_intervals=len(covered),
