@@ -19,9 +19,10 @@ from perfmodel.parallel.request import Request
 from perfmodel.report.document import Block, Document, Text
 
 if TYPE_CHECKING:
-    from perfmodel.validation.judgement import ServingResult, ValidationResult
+    from perfmodel.validation.judgement import ValidationResult
 
 _STATISTICS = "mean median p90 bias"
+_SERVING = "num_rows num_predicted overall by secondary second_hand num_suspect reasons"
 
 
 @command(
@@ -106,46 +107,17 @@ def _count_lines(path: Path) -> int:
 
 
 def _object(result: ValidationResult) -> dict[str, object]:
+    serving = result.serving
     return {
-        "num_rows": result.num_rows,
-        "num_predicted": result.num_predicted,
-        "kinds": {**result.kinds, **({"inference": result.serving.num_rows} if result.serving is not None else {})},
-        "overall": result.overall,
-        "sources": result.sources,
-        "by": result.by,
-        "choices": result.choices,
-        "memories": result.memories,
-        "experts": {
-            "num_releases": result.experts.num_releases,
-            "overall": result.experts.overall,
-            "by": result.experts.by,
-            "memories": result.experts.memories,
-        },
-        "fits": result.fits,
-        "framework_fits": result.framework_fits,
-        "source_fits": result.source_fits,
-        "scored": {
-            "num_runs": result.scored.num_runs,
-            "overall": result.scored.overall,
-            "by": result.scored.by,
-            "choices": result.scored.choices,
-        },
+        **picked(result, "num_rows num_predicted"),
+        "kinds": {**result.kinds, **({"inference": serving.num_rows} if serving is not None else {})},
+        **picked(result, "overall sources by choices memories"),
+        "experts": picked(result.experts, "num_releases overall by memories"),
+        **picked(result, "fits framework_fits source_fits"),
+        "scored": picked(result.scored, "num_runs overall by choices"),
         "reasons": result.reasons,
         "settings_passed_over": result.passed_over,
-        **({} if result.serving is None else {"serving": _serving_object(result.serving)}),
-    }
-
-
-def _serving_object(result: ServingResult) -> dict[str, object]:
-    return {
-        "num_rows": result.num_rows,
-        "num_predicted": result.num_predicted,
-        "overall": result.overall,
-        "by": result.by,
-        "secondary": result.secondary,
-        "second_hand": result.second_hand,
-        "num_suspect": result.num_suspect,
-        "reasons": result.reasons,
+        **({} if serving is None else {"serving": picked(serving, _SERVING)}),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from perfmodel.foundation.plain import picked
 from perfmodel.parallel.plan import plan_facts
 from perfmodel.parallel.training_run import training_cost, training_time
 
@@ -35,20 +36,9 @@ def prediction_row(prediction: Prediction, *, tokens: float = 0.0, interval: Ste
     """Return the job, the knobs, the results, the parts of the step and the classes of memory; with an interval its bounds [s]."""
     row: dict[str, Any] = plan_facts(prediction.plan) | {
         "order": "-".join(prediction.plan.order),
-        "calibration": prediction.calibration,
-        "step_time": prediction.step_time,
-        "tokens_per_second_per_chip": prediction.tokens_per_second_per_chip,
-        "tflops_per_chip": prediction.tflops_per_chip,
-        "mfu_palm": prediction.mfu_palm,
-        "mfu_causal": prediction.mfu_causal,
-        "hfu": prediction.hfu,
+        **picked(prediction, "calibration step_time tokens_per_second_per_chip tflops_per_chip mfu_palm mfu_causal hfu"),
         "memory_total": prediction.memory["total"],
-        "memory_usable": prediction.memory_usable,
-        "memory_spare": prediction.memory_spare,
-        "memory_low": prediction.memory_low,
-        "memory_high": prediction.memory_high,
-        "fits": prediction.fits,
-        "fits_probability": prediction.fits_probability,
+        **picked(prediction, "memory_usable memory_spare memory_low memory_high fits fits_probability"),
         "verdict": str(prediction.verdict),
     }
     if interval is not None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_quantity, format_time
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.rows import prediction_row
@@ -111,14 +112,10 @@ def saturation_lines(exploration: Exploration) -> Iterator[str]:
 def sensitivities_object(sensitivities: Sensitivities) -> dict[str, Any]:
     """Return the elasticities as the `--json` object."""
     return {
-        "metric": sensitivities.metric,
-        "time": sensitivities.time,
+        **picked(sensitivities, "metric time"),
         "plan": _plan(sensitivities.prediction),
         "step": STEP,
-        "elasticities": [
-            {"name": row.name, "value": row.value, "elasticity": row.elasticity, "smaller": row.smaller, "larger": row.larger}
-            for row in sensitivities.elasticities
-        ],
+        "elasticities": [picked(row, "name value elasticity smaller larger") for row in sensitivities.elasticities],
     }
 
 
@@ -150,23 +147,11 @@ def sensitivities_table(sensitivities: Sensitivities) -> Table:
 def waterfall_object(waterfall: Waterfall) -> dict[str, Any]:
     """Return the waterfall as the `--json` object."""
     return {
-        "start": waterfall.start,
-        "end": waterfall.end,
-        "metric": waterfall.metric,
-        "time": waterfall.time,
+        **picked(waterfall, "start end metric time"),
         "plan": _plan(waterfall.prediction),
         "total": waterfall.total,
         "rungs": [
-            {
-                "change": rung.change,
-                "before": rung.before,
-                "after": rung.after,
-                "time": rung.time,
-                "factor": rung.factor,
-                "plan_factor": rung.plan_factor,
-                "plan": _plan(rung.prediction),
-            }
-            for rung in waterfall.rungs
+            {**picked(rung, "change before after time factor plan_factor"), "plan": _plan(rung.prediction)} for rung in waterfall.rungs
         ],
     }
 

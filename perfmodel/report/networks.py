@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfmodel.foundation.memory_headroom import Verdict
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.parallel.per_operator.measurement import NetworkMeasurement
 from perfmodel.parallel.plan import Plan
@@ -123,14 +124,9 @@ def stages_table(stages: Sequence[Stage]) -> Table:
 def pipeline_object(search: PipelineSearch) -> dict[str, Any]:
     return {
         **prediction_object(search.best),
-        "lower_bound": search.lower_bound,
-        "gap": search.gap,
-        "cut_off": search.cut_off,
+        **picked(search, "lower_bound gap cut_off"),
         "num_microbatches": search.best.plan.num_microbatches,
-        "num_candidates": search.num_candidates,
-        "price": search.price,
-        "search_time": search.search_time,
-        "stages": search.stages,
+        **picked(search, "num_candidates price search_time stages"),
     }
 
 

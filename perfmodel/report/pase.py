@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_time
 from perfmodel.planner.pase.layer import text_of
 from perfmodel.planner.pase.search import PaseRun
@@ -118,12 +119,9 @@ def run_object(run: Any) -> dict[str, Any]:
     return {
         "graph": run.tables.graph.name,
         "num_devices": run.tables.num_devices,
-        "table_time": run.table_time,
-        "search_time": run.search_time,
+        **picked(run, "table_time search_time"),
         "cost_flops": run.solution.cost,
-        "is_proved": run.solution.is_proved,
-        "gap": run.solution.gap,
-        "method": run.solution.method,
+        **picked(run.solution, "is_proved gap method"),
         "times_data_parallel": run.times_data_parallel,
         "strategy": [
             {"kind": layer.kind, "parts": split}

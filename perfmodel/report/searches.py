@@ -393,8 +393,7 @@ def explanation_object(explanation: Explanation) -> dict[str, Any]:
     def described(alternative: Alternative) -> dict[str, Any]:
         return {
             "knobs": dict(alternative.knobs),
-            "reason": alternative.reason,
-            "slower_by": alternative.slower_by,
+            **picked(alternative, "reason slower_by"),
             "parts": dict(alternative.parts),
             "changed": dict(alternative.changed),
             "prediction": prediction_object(alternative.prediction[0]) if alternative.prediction else {},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_count
 from perfmodel.parallel.serving.measurement import MeasuredStep, ServedComparison
 from perfmodel.report.table import Table, times_like, words
@@ -70,15 +71,10 @@ def run_object(comparison: ServedComparison) -> dict[str, Any]:
     return {
         "model": measured.model.name,
         "num_parameters": measured.model.num_parameters,
-        "tp": measured.tp,
-        "dtype": measured.dtype,
-        "chip": measured.chip,
-        "device": measured.device,
+        **picked(measured, "tp dtype chip device"),
         "software": dict(measured.software),
-        "logit_error": measured.logit_error,
-        "busy_fraction": measured.busy_fraction,
-        "calibration": comparison.calibration,
-        "drift": comparison.drift,
+        **picked(measured, "logit_error busy_fraction"),
+        **picked(comparison, "calibration drift"),
         "steps": [
             {
                 "sequences": step.shape.sequences,
@@ -90,10 +86,7 @@ def run_object(comparison: ServedComparison) -> dict[str, Any]:
                 "predicted": predicted[step.shape].predicted if step.shape in predicted else None,
                 "error": predicted[step.shape].error if step.shape in predicted else None,
                 "parts": dict(predicted[step.shape].parts) if step.shape in predicted else {},
-                "flops": step.counts.flops,
-                "parameter_bytes": step.counts.parameter_bytes,
-                "cache_bytes": step.counts.cache_bytes,
-                "peak_memory": step.counts.peak_memory,
+                **picked(step.counts, "flops parameter_bytes cache_bytes peak_memory"),
                 "collectives": {collective.kind: collective.count for collective in step.counts.collectives},
             }
             for step in measured.steps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_step
 from perfmodel.parallel.interval import COVERAGE, NORMAL
 from perfmodel.report.predictions import grade_object
@@ -20,8 +21,7 @@ def trust_object(account: TrustAccount, step_time: float) -> dict[str, Any]:
             "what": remedy.says,
             "how": remedy.how,
             "interval": [step_time * remedy.low, step_time * remedy.high],
-            "share_left": remedy.share_left,
-            "halves": remedy.halves,
+            **picked(remedy, "share_left halves"),
         }
 
     return {
@@ -29,10 +29,7 @@ def trust_object(account: TrustAccount, step_time: float) -> dict[str, Any]:
         "coverage": COVERAGE,
         "interval": [step_time * account.interval.low, step_time * account.interval.high],
         "rests_on": account.interval.rests_on,
-        "doubts": [
-            {"what": source.name, "share": source.share, "spread": source.spread, "rests_on": source.rests_on}
-            for source in account.uncertainties
-        ],
+        "doubts": [{"what": source.name, **picked(source, "share spread rests_on")} for source in account.uncertainties],
         "remedies": [remedied(remedy) for remedy in account.remedies],
         "cheapest": remedied(cheapest) if cheapest else None,
     }
