@@ -100,8 +100,8 @@ def serve(
     --concurrency and --rate take several values (16,64,256): a row for each combination.
     """
     from perfmodel.foundation.values import several
-    from perfmodel.verbs.serving import NEEDED, with_workers_chips
-    from perfmodel.verbs.serving_requests import serving_requests
+    from perfmodel.verbs.serving.requests import serving_requests
+    from perfmodel.verbs.serving.setting import NEEDED, with_workers_chips
 
     line = _command(config, asked, chip, wanted, simulate=simulated, search=search, p99=p99, disaggregated=disaggregated)
     output, asked = files.check(output), replace(asked, assume=asked.assume or None)
@@ -174,8 +174,8 @@ def _check_together(wanted: WantedWords, *, search: bool, operators: bool, simul
 def _several(requests: list[ServingRequest], wanted: WantedWords, files: options.Files, output: Output) -> int:
     from perfmodel.report.serving import lengths_line, limits_object, serving_object, verdict_text
     from perfmodel.report.serving_rows import predicted_line, services_table, serving_row
-    from perfmodel.verbs.serving import limits_of
-    from perfmodel.verbs.serving_requests import served_several
+    from perfmodel.verbs.serving.predict import limits_of
+    from perfmodel.verbs.serving.requests import served_several
 
     answers, limits = served_several(requests), limits_of(wanted.limits())
     predicted = [answer.prediction for answer in answers if answer.prediction is not None]
@@ -237,7 +237,7 @@ def _predict(
         verdict_text,
     )
     from perfmodel.report.serving_rows import serving_row
-    from perfmodel.verbs.serving import launch_of, limits_of, serve_asked, simulated_in
+    from perfmodel.verbs.serving.predict import launch_of, limits_of, serve_asked, simulated_in
 
     setting, prediction = serve_asked(asked)
     if (simulated and prediction.fits) or (wanted.limits() and is_simulated(prediction)):
@@ -278,7 +278,7 @@ def _launch_blocks(lines: Sequence[LaunchLine]) -> Iterator[Block]:
 
 def _operators(asked: ServingRequest, files: options.Files, output: Output) -> None:
     from perfmodel.report.serving import headline, operator_object, operators_table, service_line, serving_object, shown_notes, verdict_line
-    from perfmodel.verbs.serving import operators_asked
+    from perfmodel.verbs.serving.predict import operators_asked
 
     _, prediction, operators = operators_asked(asked)
     if files.plot is not None:
@@ -328,7 +328,8 @@ def _search(
         search_object,
         search_tables,
     )
-    from perfmodel.verbs.serving import launch_of, limits_of, search_asked
+    from perfmodel.verbs.serving.predict import launch_of, limits_of
+    from perfmodel.verbs.serving.search import search_asked
 
     setting, result = search_asked(asked, **_search_arguments(wanted, p99=p99, disaggregated=disaggregated))
     line, launch = search_line(setting.job, result, setting.reference), launch_of(setting, result.best.prediction)
@@ -383,8 +384,8 @@ def _searches(
     from perfmodel.report.serving import lengths_line
     from perfmodel.report.serving_rows import ranked_row, searched_line, services_table
     from perfmodel.report.serving_searches import search_object
-    from perfmodel.verbs.serving import search_asked
-    from perfmodel.verbs.serving_requests import searched_several
+    from perfmodel.verbs.serving.requests import searched_several
+    from perfmodel.verbs.serving.search import search_asked
 
     arguments = _search_arguments(wanted, p99=p99, disaggregated=disaggregated)
     results = searched_several(requests, lambda request: search_asked(request, **arguments)[1])

@@ -132,7 +132,8 @@ def export_service(prediction: ServingPrediction | Name, *, to: str, stem: str =
     stem         name of the files without their endings
     """
     from perfmodel.report.serving import serving_object
-    from perfmodel.verbs.serving import pools_plan, serving_plan, serving_setting
+    from perfmodel.verbs.serving.plan import pools_plan, serving_plan
+    from perfmodel.verbs.serving.setting import serving_setting
 
     saved = serving_object(prediction) if isinstance(prediction, ServingPrediction) else _prediction_in(prediction)
     asked = _asked(saved["plan"])

@@ -27,7 +27,8 @@ from perfmodel.report.document import Block
 from perfmodel.report.page import Report, comparison_report, plan_report, service_report, sources_table
 from perfmodel.report.predictions import short_names
 from perfmodel.verbs.api import compare_plans, explain_plan, predict_plan
-from perfmodel.verbs.serving import ServingSetting, operators_of
+from perfmodel.verbs.serving.predict import operators_of
+from perfmodel.verbs.serving.setting import ServingSetting
 from perfmodel.verbs.setting import Name, load_plan, setting_of_plan
 from perfmodel.verbs.tracing import checked_ranks
 from perfmodel.workload.config import TransformerConfig

@@ -32,7 +32,8 @@ from perfmodel.verbs.api import predict
 from perfmodel.verbs.limits import find_limits, limits_rows
 from perfmodel.verbs.requests import make_requests, needs_chips, setting_of_request
 from perfmodel.verbs.searching import search_in
-from perfmodel.verbs.serving import find_serving, serve
+from perfmodel.verbs.serving.predict import serve
+from perfmodel.verbs.serving.search import find_serving
 from perfmodel.verbs.training import read_run
 
 VERSION = 1

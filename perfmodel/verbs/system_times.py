@@ -102,7 +102,9 @@ class SystemPredictor:
 
     def _serve(self, asked: ServingRequest, held: Plan | ServingPlan | None) -> ServingPrediction:
         from perfmodel.cost.serving.simulated import predict_served
-        from perfmodel.verbs.serving import search_asked, serve_asked, serving_setting
+        from perfmodel.verbs.serving.predict import serve_asked
+        from perfmodel.verbs.serving.search import search_asked
+        from perfmodel.verbs.serving.setting import serving_setting
 
         if isinstance(held, ServingPlan):
             setting = serving_setting(asked)
@@ -123,7 +125,7 @@ def system_of(asked: Request, knobs: Knobs, served: ServingRequest) -> System:
     Raises InputError.
     """
     from perfmodel.verbs.requests import make_requests, setting_of_request
-    from perfmodel.verbs.serving import serving_setting
+    from perfmodel.verbs.serving.setting import serving_setting
 
     if served.input_len is None and served.output_len is None:
         for name in words_of(ServingRequest):

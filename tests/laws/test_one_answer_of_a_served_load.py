@@ -9,7 +9,8 @@ import pytest
 from perfmodel.cost.serving.pools import predict_plan
 from perfmodel.cost.serving.simulated import predict_served, with_simulation
 from perfmodel.parallel.serving.request import ServingRequest
-from perfmodel.verbs.serving import pools_plan, serving_plan, serving_setting
+from perfmodel.verbs.serving.plan import pools_plan, serving_plan
+from perfmodel.verbs.serving.setting import serving_setting
 from tests.marks import mostly_nightly
 
 PLANS = (

@@ -13,7 +13,7 @@ from perfmodel.foundation.values import several
 from perfmodel.foundation.words import Words, takes
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
-from perfmodel.verbs.serving import serve_asked
+from perfmodel.verbs.serving.predict import serve_asked
 
 if TYPE_CHECKING:
     from perfmodel.planner.serving.result import ServingSearchResult

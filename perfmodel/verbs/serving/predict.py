@@ -1,0 +1,155 @@
+"""The verb `serve`, for Python: latencies, concurrency, throughput and bottlenecks of a service.
+
+import perfmodel
+
+found = perfmodel.serve(model="llama-3.3-70b", cluster="dgx-h100", chips=8, input_len=1024, output_len=1024, concurrency=64, tp=4)
+print(found.ttft.mean, found.tpot.mean, found.tokens_per_second_per_chip)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.foundation.values import read_integer
+from perfmodel.foundation.words import Words, takes
+from perfmodel.parallel.serving.prediction import ServingPrediction
+from perfmodel.parallel.serving.request import ServingRequest
+from perfmodel.verbs.serving.plan import pools_plan, serving_plan
+from perfmodel.verbs.serving.remedies import find_remedies
+from perfmodel.verbs.serving.setting import ServingSetting, serving_setting
+from perfmodel.workload.models import hub_id_of
+
+if TYPE_CHECKING:
+    from perfmodel.cost.serving.boundness import OperatorRow
+    from perfmodel.planner.serving.launch import LaunchLine
+
+
+@takes(asked=Words(ServingRequest, needed="model input_len output_len"))
+def serve(*, asked: ServingRequest) -> ServingPrediction:
+    """Predict a served load on one plan: time to first token, time per output token, throughput and memory.
+
+    Defaults: tp is the smallest that fits, replicas fill the chips, formats are those of the published model. Without concurrency and rate,
+    the largest number of requests that fits runs concurrently.
+    """
+    return serve_asked(asked)[1]
+
+
+def serve_asked(asked: ServingRequest) -> tuple[ServingSetting, ServingPrediction]:
+    """Return the result of `serve` with its setting; for a plan that does not fit also the smallest changes that fit."""
+    setting, prediction = _served(asked)
+    if prediction.fits:
+        return setting, prediction
+    of = setting.estimator
+    remedies = find_remedies(
+        asked, prediction, engine=of.engine, cluster=of.cluster, predict=lambda changed: _served(changed, simulates=False)[1]
+    )
+    return setting, replace(prediction, remedies=remedies)
+
+
+def _served(asked: ServingRequest, *, simulates: bool = True) -> tuple[ServingSetting, ServingPrediction]:
+    """Return the prediction of a request with its setting. simulates: whether its times are those of a simulation."""
+    from perfmodel.cost.serving.pools import predict_plan
+    from perfmodel.cost.serving.simulated import predict_served
+
+    setting = serving_setting(asked)
+    plan, notes = serving_plan(setting, asked) if asked.workers is None else (pools_plan(setting, asked), ())
+    prediction = (predict_served if simulates else predict_plan)(setting.estimator, setting.job, plan)
+    return setting, replace(priced(setting, prediction), notes=(*prediction.notes, *setting.notes, *notes))
+
+
+def priced(setting: ServingSetting, prediction: ServingPrediction) -> ServingPrediction:
+    """Return the prediction with cost, energy and carbon of output tokens, on all given chips: idle ones cost and draw as much."""
+    from perfmodel.cost.training_run import carbon_of, energy_of
+
+    tokens, watts = prediction.tokens_per_second_per_chip * prediction.plan.num_chips, setting.chip_watts
+    if not (tokens > 0.0 and prediction.fits):
+        return replace(prediction, price_per_hour=setting.price)
+    chip_hours = 1e6 / 3600.0 * setting.num_chips / tokens
+    energy = float(energy_of(chip_hours, watts, setting.assumptions))
+    return replace(
+        prediction,
+        price_per_hour=setting.price,
+        cost_per_million=chip_hours * setting.price or None,
+        energy_per_million=energy or None,
+        carbon_per_million=float(carbon_of(energy, setting.assumptions)) or None,
+    )
+
+
+def simulated_in(
+    setting: ServingSetting, prediction: ServingPrediction, *, limits: Mapping[str, Any] | None = None, seed: int = 0
+) -> ServingPrediction:
+    """Return the prediction of a step-by-step simulation of the engine, also at a rate; goodput counts requests within the limits."""
+    from perfmodel.cost.serving.simulated import with_simulation
+    from perfmodel.cost.serving.simulated_metrics import GoodputLimits
+
+    seed = read_integer(seed, "seed", least=0)
+    simulated = with_simulation(setting.estimator, prediction, limits=GoodputLimits(**limits_of(limits or {})), seed=seed)
+    return priced(setting, simulated)
+
+
+def limit_of(value: object, name: str) -> float:
+    """Return a time limit from `500ms`, `.5s` or seconds; infinite if none is given. [s]"""
+    from perfmodel.foundation.units import parse_quantity
+
+    if value in (None, ""):
+        return float("inf")
+    if isinstance(value, str) and re.fullmatch(r"\s*[\d.]+\s*", value):
+        number = value.strip()
+        raise bad_field(name, number, "a time needs its unit", f"write {number}ms or {number}s")
+    seconds = float(value) if isinstance(value, (int, float)) else parse_quantity(value, "time", field=name)
+    if not seconds > 0:
+        raise bad_field(name, value, "must be positive", "write 500ms")
+    return seconds
+
+
+def limits_of(given: Mapping[str, Any]) -> dict[str, float]:
+    """Return metric -> limit, for the given limits. [s]"""
+    times = {name: limit_of(value, name) for name, value in given.items()}
+    return {name: time for name, time in times.items() if time < float("inf")}
+
+
+def launch_of(setting: ServingSetting, prediction: ServingPrediction) -> tuple[LaunchLine, ...]:
+    """Return the commands that start a plan; empty for one that does not fit or run, or for an engine without a known command."""
+    from perfmodel.planner.serving.launch import launch_lines
+
+    if not prediction.fits or prediction.not_runnable:
+        return ()
+    node = setting.estimator.cluster.chips_per_node
+    try:
+        hub_id = hub_id_of(prediction.job.model.name)
+        model = hub_id if "/" in hub_id else "MODEL"
+        return launch_lines(prediction.plan, prediction.job, setting.estimator.engine, model=model, chips_per_node=node)
+    except InputError:
+        return ()
+
+
+@takes(asked=Words(ServingRequest, needed="model cluster chips input_len output_len"))
+def serve_operators(*, asked: ServingRequest) -> list[OperatorRow]:
+    """Return every operator of a decode step and of the prefill of a prompt, as `serve` has them: shape, FLOP, bytes, time, bound."""
+    return operators_asked(asked)[2]
+
+
+def operators_asked(asked: ServingRequest) -> tuple[ServingSetting, ServingPrediction, list[OperatorRow]]:
+    """Return the plan with every operator of a decode step and of a prefill: shape, work, time and bottleneck."""
+    setting, prediction = serve_asked(asked)
+    if prediction.plan.pools is not None:
+        raise bad_field("workers", prediction.plan.label(), "--operators is of workers that do both", "leave one of them out")
+    return setting, prediction, operators_of(setting, prediction)
+
+
+def operators_of(setting: ServingSetting, prediction: ServingPrediction) -> list[OperatorRow]:
+    """Return every operator of a decode step and of a prefill in the prediction's formats; empty for disaggregated serving."""
+    from perfmodel.cost.serving.boundness import operator_rows
+
+    if prediction.plan.pools is not None:
+        return []
+    job = prediction.job
+    estimator = replace(setting.estimator, quantization=job.quantization, cache=job.kv_precision)  # a search chooses among formats
+    costs = estimator.times([prediction.plan])
+    rows = operator_rows(costs, phase="decode", sequences=max(prediction.running, 1.0), cached=job.mean_context)
+    rows += operator_rows(costs, phase="prefill", tokens=job.new_tokens, cached=job.input_len.mean - job.new_tokens)
+    return rows
