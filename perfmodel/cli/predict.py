@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from perfmodel.cost.training_run import TrainingRun
     from perfmodel.parallel.prediction import NotPredicted, Prediction
     from perfmodel.planner.result import FittingChange
+    from perfmodel.verbs.confidence import Confidence
     from perfmodel.verbs.overrides import Change
     from perfmodel.verbs.requests import Answer
-    from perfmodel.verbs.setting import Confidence
     from perfmodel.verbs.training import AskedRun
 
 

@@ -247,7 +247,7 @@ def _write(results: list[tuple[Setting, SearchResult]], save: Path | None, plot:
 
 def _rows(results: list[tuple[Setting, SearchResult]], *, tokens: float, interval: bool) -> Iterator[dict[str, Any]]:
     from perfmodel.planner.rows import search_rows
-    from perfmodel.verbs.setting import interval_in
+    from perfmodel.verbs.confidence import interval_in
 
     for setting, result in results:
         yield from search_rows(result, tokens=tokens, interval_of=partial(interval_in, setting) if interval else None)
@@ -266,7 +266,7 @@ def _blocks(
         return
     from perfmodel.report.predictions import convention_lines, settings_table, settings_title
     from perfmodel.report.searches import search_line, value_cells
-    from perfmodel.verbs.setting import interval_in, need_intervals
+    from perfmodel.verbs.confidence import interval_in, need_intervals
 
     best = [result.plans[0] for _, result in results if result.plans]
     if best:
@@ -305,7 +305,7 @@ def _one_blocks(setting: Setting, result: SearchResult, *, run: AskedRun | None,
         search_notes,
     )
     from perfmodel.report.training_run import run_facts
-    from perfmodel.verbs.setting import interval_in, need_intervals
+    from perfmodel.verbs.confidence import interval_in, need_intervals
     from perfmodel.verbs.training import run_in
 
     searched = ("search", ("interrupted; the best so far: " if result.interrupted else "") + search_line(result))

@@ -25,6 +25,7 @@ from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Predictions
 from perfmodel.parallel.request import Request
 from perfmodel.planner.ties import TIES
+from perfmodel.verbs.confidence import trust_in_plan
 from perfmodel.verbs.configs import start_from
 from perfmodel.verbs.requests import make_requests, predict_requests, read_risk, setting_of_request
 from perfmodel.verbs.searching import ALSO, check_frameworks, remedies_in, search_in
@@ -36,7 +37,6 @@ from perfmodel.verbs.setting import (
     placed,
     predict_in,
     setting_of_plan,
-    trust_in_plan,
 )
 from perfmodel.verbs.training import read_run
 

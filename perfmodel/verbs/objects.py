@@ -11,8 +11,9 @@ from perfmodel.parallel.request import Request
 from perfmodel.planner.result import FittingChange, SearchResult
 from perfmodel.report.advice import remedies_objects
 from perfmodel.report.predictions import confidence_object, prediction_object
+from perfmodel.verbs.confidence import Confidence, confidence_in, interval_in, need_intervals
 from perfmodel.verbs.requests import Answer
-from perfmodel.verbs.setting import Confidence, Setting, confidence_in, interval_in, need_intervals
+from perfmodel.verbs.setting import Setting
 from perfmodel.verbs.training import AskedRun, run_in
 from perfmodel.workload.config import TransformerConfig
 

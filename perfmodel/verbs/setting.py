@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -34,15 +34,11 @@ if TYPE_CHECKING:
     from perfmodel.frameworks.profile import ExecutionProfile
     from perfmodel.hardware.calibration import Calibration
     from perfmodel.hardware.chip import Chip
-    from perfmodel.parallel.interval import StepInterval
     from perfmodel.parallel.prediction import Prediction
     from perfmodel.planner.uniform.kept import KeptSpaces
-    from perfmodel.uncertainty.sensitivity import Sensitivity
-    from perfmodel.uncertainty.sources import TrustAccount
     from perfmodel.workload.graph import Graph
 
 Name: TypeAlias = str | Path
-Confidence: TypeAlias = "tuple[StepInterval, tuple[Sensitivity, ...]]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -389,91 +385,6 @@ def tower_note(model: TransformerConfig) -> str:
         return ""
     counted = f"only the {model.num_parameters:,} parameters of its language model are counted"
     return f"{model.name}: {model.left_out} is left out; {counted}"
-
-
-def need_intervals(settings: Iterable[Setting]) -> bool:
-    """Return whether step times are shown with their interval by default: the kernels of a chip were not measured on it."""
-    from perfmodel.cost.calibrated import is_calibrated
-
-    return not all(is_calibrated(setting.estimator.machine) for setting in settings)
-
-
-def confidence_in(setting: Setting, plan: Plan) -> Confidence:
-    """Return the 80 % interval of the plan's step time with its grade, and the most sensitive parameters."""
-    from perfmodel.uncertainty.sensitivity import sensitivities
-
-    return interval_in(setting, plan), sensitivities(setting.estimator, plan)
-
-
-def interval_in(setting: Setting, plan: Plan) -> StepInterval:
-    """Return the 80 % interval of the plan's step time, with its grade."""
-    from perfmodel.cost.calibrated import is_calibrated, uncalibrated
-    from perfmodel.cost.resolve import choose_calibration
-    from perfmodel.uncertainty.account import open_in
-    from perfmodel.uncertainty.fitted_interval import fitted_interval
-    from perfmodel.uncertainty.grade import trust_in
-    from perfmodel.uncertainty.residuals import interval, load_residuals, shape_of, with_experts
-    from perfmodel.uncertainty.run_features import features_of
-    from perfmodel.uncertainty.sensitivity import fitted_slopes
-
-    estimator, residuals = setting.estimator, load_residuals()
-    chip, fitted, family = setting.cluster.chip.name, estimator.profile.fitted, estimator.profile.known_as
-    calibrated = is_calibrated(estimator.machine)
-    if fitted.num_runs:
-        slopes, model = fitted_slopes(estimator, plan), shape_of(plan.job.transformer)
-        step_interval = fitted_interval(fitted, slopes, features_of(plan, chip), residuals=residuals, model=model)
-    else:
-        is_known = any(model.family == family for model in residuals.models)
-        step_interval = interval(
-            residuals,
-            features_of(plan, chip),
-            family=family,
-            uncalibrated=uncalibrated(estimator.machine),
-            is_usual=estimator.machine.basis.calibration == choose_calibration(setting.cluster.chip).name,
-            open_behaviours=(0.0, 0.0) if is_known else open_in(estimator, plan, stated=_given_in(estimator.profile)),
-        )
-    if plan.has_experts:
-        step_interval = with_experts(step_interval, residuals.experts)
-    trust = trust_in(
-        residuals,
-        family=family,
-        chip=chip,
-        model=plan.job.transformer,
-        is_calibrated=calibrated,
-        fitted=fitted,
-        trains_all=plan.job.train.is_full,
-    )
-    return replace(step_interval, trust=str(trust))
-
-
-def trust_in_plan(setting: Setting, plan: Plan) -> TrustAccount:
-    """Return the sources of uncertainty of the plan's step time, and the cheapest measurements that reduce it."""
-    from perfmodel.uncertainty.account import trust_account
-    from perfmodel.uncertainty.residuals import load_residuals
-
-    if not isinstance(plan.job.model, TransformerConfig):
-        rule = "is for language models: no run of another network was held against its prediction"
-        raise bad_field("trust", plan.job.model.name, rule, "leave it out")
-    residuals, profile = load_residuals(), setting.estimator.profile
-    family = profile.known_as
-    return trust_account(
-        setting.estimator,
-        plan,
-        interval_in(setting, plan),
-        residuals=residuals,
-        is_known=any(model.family == family for model in residuals.models),
-        stated=_given_in(profile),
-    )
-
-
-def _given_in(profile: ExecutionProfile) -> Collection[str]:
-    """Return the profile fields that settings next to the framework's name determine."""
-    from perfmodel.frameworks.profile import list_profiles, load_profile
-    from perfmodel.parallel.framework_ref import SEPARATOR
-    from perfmodel.uncertainty.account import given_fields
-
-    family = framework_named(profile.name)
-    return given_fields(profile, load_profile(family)) if SEPARATOR in profile.name and family in list_profiles() else ()
 
 
 def setting_of_plan(

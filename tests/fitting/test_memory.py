@@ -12,8 +12,9 @@ from perfmodel.frameworks.memory_uncertainty import KNOWN, UNKNOWN, load_memory_
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
+from perfmodel.verbs.confidence import interval_in
 from perfmodel.verbs.requests import setting_of_request
-from perfmodel.verbs.setting import interval_in, plan_in
+from perfmodel.verbs.setting import plan_in
 from tests.fitting.made_up import BASE, JOB, PLANS, jsonl_text
 from tests.fitting.test_memory_snapshot import FORWARD, MIB, block, snapshot
 

@@ -11,7 +11,8 @@ from perfmodel.frameworks.profile import load_profile
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.uncertainty.residuals import shape_of
 from perfmodel.uncertainty.sources import REST
-from perfmodel.verbs.setting import make_job, make_setting, plan_in, trust_in_plan
+from perfmodel.verbs.confidence import trust_in_plan
+from perfmodel.verbs.setting import make_job, make_setting, plan_in
 from perfmodel.workload.network_model import NetworkModel
 
 

@@ -8,7 +8,8 @@ from perfmodel.parallel.knobs import Knobs
 from perfmodel.uncertainty.account import open_in
 from perfmodel.uncertainty.open_defaults import behaviour_changes, open_variance
 from perfmodel.uncertainty.priors import BEHAVIOURS
-from perfmodel.verbs.setting import interval_in, make_job, make_setting, plan_in
+from perfmodel.verbs.confidence import interval_in
+from perfmodel.verbs.setting import make_job, make_setting, plan_in
 
 GENERIC = load_profile("generic")
 

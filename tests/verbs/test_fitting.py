@@ -10,8 +10,9 @@ from perfmodel.frameworks.profile import load_profile
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.plan_file import write_plan
 from perfmodel.parallel.request import Request
+from perfmodel.verbs.confidence import confidence_in
 from perfmodel.verbs.requests import setting_of_request
-from perfmodel.verbs.setting import confidence_in, plan_in
+from perfmodel.verbs.setting import plan_in
 from tests.fitting.made_up import BASE, changed, csv_text, jsonl_text, rows
 
 
