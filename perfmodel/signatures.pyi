@@ -43,7 +43,7 @@ from perfmodel.validation.judgement import ValidationResult
 from perfmodel.verbs.doctor import Diagnosis as Diagnosis
 from perfmodel.verbs.limits import Limits
 from perfmodel.verbs.networks import NetworkComparison, ShardResult, Sizes
-from perfmodel.verbs.serving_requests import AnsweredRequest
+from perfmodel.verbs.serving.requests import AnsweredRequest
 from perfmodel.verbs.study import Study as Study
 from perfmodel.verbs.sweep import SweepResult as SweepResult
 from perfmodel.workload.config import TransformerConfig as TransformerConfig
@@ -1365,85 +1365,6 @@ def prediction_rows(
     `reason`. `pandas.DataFrame(predictions)` has a column for each field instead, of which some are records.
     """
 
-def find_serving(
-    *,
-    model: str | Path | TransformerConfig,
-    cluster: str | Path | Cluster,
-    chips: int | str | None = None,
-    input_len: int | str | Lengths,
-    output_len: int | str | Lengths,
-    concurrency: int | str | None = None,
-    rate: float | str | None = None,
-    prefix_hit: float | str | None = None,
-    engine: str | Path | Engine | None = None,
-    quantization: str | Quantization | None = None,
-    kv_precision: str | Dtype | None = None,
-    draft_tokens: int | None = None,
-    acceptance: float | str | None = None,
-    draft_model: str | Path | TransformerConfig | None = None,
-    tp: int | str | None = None,
-    pp: int | None = None,
-    ep: int | None = None,
-    attention_dp: int | None = None,
-    dcp: int | None = None,
-    pcp: int | None = None,
-    replicas: int | None = None,
-    workers: str | None = None,
-    max_batch: int | str | None = None,
-    max_tokens: int | str | None = None,
-    price: float | str | None = None,
-    assume: Mapping[str, float | str] | None = None,
-    calibration: str | Path | Calibration | None = None,
-    ttft: float | str | None = None,
-    tpot: float | str | None = None,
-    request_latency: float | str | None = None,
-    p99: bool = False,
-    limit_headroom: float | str | None = None,
-    objective: str = 'throughput',
-    top: int = 10,
-    quantizations: Sequence[str] = (),
-    disaggregated: bool = False,
-) -> ServingSearchResult:
-    """Find the best plans of a service on these chips under limits, reasons of others, and the front of tokens/s a chip against a user's.
-
-    ttft, tpot, request_latency   limits: seconds, or `500ms`; p99: of the 99th percentile over requests, not of the mean
-    limit_headroom  share of each limit that a plan is predicted to stay below it; None: 1.5 %
-    objective       throughput (output tokens/s a chip), latency, or cost (of a million output tokens)
-    quantizations   formats of weights that may be used; none: the model's own
-    disaggregated   also plans with separate prefill and decode workers
-    Knobs that are given are fixed. Without concurrency and rate each plan runs at its best load; with one of them and without chips the
-    search uses the fewest chips that sustain it.
-
-    Args:
-        model: A model's name (`perfmodel models`) or a config.json.
-        cluster: A cluster's name (`perfmodel clusters`) or file.
-        chips: Chips to use; with search and a load the fewest that hold it if left out.
-        input_len: Tokens of a prompt, such as 1k, or 800:1024 where they vary evenly.
-        output_len: Tokens of an answer, as input_len.
-        concurrency: Requests in flight, of all replicas together; each answer is followed by the next request.
-        rate: In place of concurrency: requests a second, whenever they come.
-        prefix_hit: Share of a prompt's tokens that the cache holds already.
-        engine: The serving engine that is assumed: vllm, sglang, tensorrt-llm, or a file; vllm if left out.
-        quantization: Format of weights: bf16, fp16, fp8, fp8-block, fp8-weights, int8, int8-weights, w4a16, w4a8, mxfp4, nvfp4, nvfp4-weights; as the model is published if left out.
-        kv_precision: Format of the cache: bf16, fp16 or fp8; bf16 if left out.
-        draft_tokens: Tokens drafted a step (speculative decoding).
-        acceptance: Of drafted tokens the share that is accepted, each given those before it; .7 if left out.
-        draft_model: The model that drafts; the model's own module for further tokens if left out.
-        tp: Tensor-parallel degree; the smallest that leaves room for the requests if left out.
-        pp: Pipeline-parallel degree.
-        ep: Expert-parallel degree: chips of a replica that split the experts.
-        attention_dp: Attention ranks of a replica that have sequences of their own (data-parallel attention).
-        dcp: Decode-context-parallel degree: ranks of tp that share the tokens of a cache which each would keep whole.
-        pcp: Prefill-context-parallel degree: chips in addition to tp that share the tokens of a prompt, zig-zag.
-        replicas: Independent copies; all chips if left out.
-        workers: Disaggregated serving: prefill and decode workers x chips of each, such as 3x4:1x8 or 1x8,tp=2,ep=8:1x8,tp=8; 3x4@h20:1x8@h200 on chips of two kinds, in place of cluster and chips.
-        max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
-        max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
-        price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
-        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
-        calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
-    """
-
 def serve(
     *,
     model: str | Path | TransformerConfig,
@@ -1602,6 +1523,85 @@ def serve_several(
     calibration: str | Path | Calibration | None = None,
 ) -> list[AnsweredRequest]:
     """`serve` for every combination of several clusters, chips, tp, and concurrencies or rates (lists, or texts such as `16,64`).
+
+    Args:
+        model: A model's name (`perfmodel models`) or a config.json.
+        cluster: A cluster's name (`perfmodel clusters`) or file.
+        chips: Chips to use; with search and a load the fewest that hold it if left out.
+        input_len: Tokens of a prompt, such as 1k, or 800:1024 where they vary evenly.
+        output_len: Tokens of an answer, as input_len.
+        concurrency: Requests in flight, of all replicas together; each answer is followed by the next request.
+        rate: In place of concurrency: requests a second, whenever they come.
+        prefix_hit: Share of a prompt's tokens that the cache holds already.
+        engine: The serving engine that is assumed: vllm, sglang, tensorrt-llm, or a file; vllm if left out.
+        quantization: Format of weights: bf16, fp16, fp8, fp8-block, fp8-weights, int8, int8-weights, w4a16, w4a8, mxfp4, nvfp4, nvfp4-weights; as the model is published if left out.
+        kv_precision: Format of the cache: bf16, fp16 or fp8; bf16 if left out.
+        draft_tokens: Tokens drafted a step (speculative decoding).
+        acceptance: Of drafted tokens the share that is accepted, each given those before it; .7 if left out.
+        draft_model: The model that drafts; the model's own module for further tokens if left out.
+        tp: Tensor-parallel degree; the smallest that leaves room for the requests if left out.
+        pp: Pipeline-parallel degree.
+        ep: Expert-parallel degree: chips of a replica that split the experts.
+        attention_dp: Attention ranks of a replica that have sequences of their own (data-parallel attention).
+        dcp: Decode-context-parallel degree: ranks of tp that share the tokens of a cache which each would keep whole.
+        pcp: Prefill-context-parallel degree: chips in addition to tp that share the tokens of a prompt, zig-zag.
+        replicas: Independent copies; all chips if left out.
+        workers: Disaggregated serving: prefill and decode workers x chips of each, such as 3x4:1x8 or 1x8,tp=2,ep=8:1x8,tp=8; 3x4@h20:1x8@h200 on chips of two kinds, in place of cluster and chips.
+        max_batch: Sequences that run at once, of an attention rank; the engine's if left out.
+        max_tokens: Tokens of a step: chunk size of prompts; the engine's if left out.
+        price: USD an hour for a chip, such as 2.5; as `perfmodel chips NAME` has it if left out.
+        assume: A constant of energy and carbon (`perfmodel assumptions`), such as pue=1.1 or location=france.
+        calibration: A calibration, spec-sheet for none, prior for its maker's other chips; the best known if left out.
+    """
+
+def find_serving(
+    *,
+    model: str | Path | TransformerConfig,
+    cluster: str | Path | Cluster,
+    chips: int | str | None = None,
+    input_len: int | str | Lengths,
+    output_len: int | str | Lengths,
+    concurrency: int | str | None = None,
+    rate: float | str | None = None,
+    prefix_hit: float | str | None = None,
+    engine: str | Path | Engine | None = None,
+    quantization: str | Quantization | None = None,
+    kv_precision: str | Dtype | None = None,
+    draft_tokens: int | None = None,
+    acceptance: float | str | None = None,
+    draft_model: str | Path | TransformerConfig | None = None,
+    tp: int | str | None = None,
+    pp: int | None = None,
+    ep: int | None = None,
+    attention_dp: int | None = None,
+    dcp: int | None = None,
+    pcp: int | None = None,
+    replicas: int | None = None,
+    workers: str | None = None,
+    max_batch: int | str | None = None,
+    max_tokens: int | str | None = None,
+    price: float | str | None = None,
+    assume: Mapping[str, float | str] | None = None,
+    calibration: str | Path | Calibration | None = None,
+    ttft: float | str | None = None,
+    tpot: float | str | None = None,
+    request_latency: float | str | None = None,
+    p99: bool = False,
+    limit_headroom: float | str | None = None,
+    objective: str = 'throughput',
+    top: int = 10,
+    quantizations: Sequence[str] = (),
+    disaggregated: bool = False,
+) -> ServingSearchResult:
+    """Find the best plans of a service on these chips under limits, reasons of others, and the front of tokens/s a chip against a user's.
+
+    ttft, tpot, request_latency   limits: seconds, or `500ms`; p99: of the 99th percentile over requests, not of the mean
+    limit_headroom  share of each limit that a plan is predicted to stay below it; None: 1.5 %
+    objective       throughput (output tokens/s a chip), latency, or cost (of a million output tokens)
+    quantizations   formats of weights that may be used; none: the model's own
+    disaggregated   also plans with separate prefill and decode workers
+    Knobs that are given are fixed. Without concurrency and rate each plan runs at its best load; with one of them and without chips the
+    search uses the fewest chips that sustain it.
 
     Args:
         model: A model's name (`perfmodel models`) or a config.json.

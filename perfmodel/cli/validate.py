@@ -109,9 +109,7 @@ def _count_lines(path: Path) -> int:
 def _object(result: ValidationResult) -> dict[str, object]:
     serving = result.serving
     return {
-        **picked(result, "num_rows num_predicted"),
-        "kinds": {**result.kinds, **({"inference": serving.num_rows} if serving is not None else {})},
-        **picked(result, "overall sources by choices memories"),
+        **picked(result, "num_rows num_predicted kinds overall sources by choices memories"),
         "experts": picked(result.experts, "num_releases overall by memories"),
         **picked(result, "fits framework_fits source_fits"),
         "scored": picked(result.scored, "num_runs overall by choices"),

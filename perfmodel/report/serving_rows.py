@@ -65,7 +65,7 @@ def ranked_row(ranked: RankedPlan, *, rank: int, kind: str) -> dict[str, Any]:
     kind   aggregated or disaggregated
     """
     return {"place": rank, "kind": kind} | serving_row(ranked.prediction) | _bounds(ranked.intervals) | {
-        "chips": ranked.num_chips,
+        "chips": ranked.plan.num_chips + ranked.idle_chips,
         **picked(ranked, "idle_chips tokens_per_second_per_chip"),
         "cost_per_million_tokens": ranked.cost_per_million,
         **picked(ranked, "meets reason"),
@@ -147,7 +147,8 @@ def services_table(lines: Sequence[ServiceLine], *, shows_load: bool = False, sh
     rows = []
     for line in lines:
         tp = f"tp {line.asked['tp']}" if line.result is None and line.asked.get("tp") else line.plan
-        chips, load = ("", "") if line.result is None else (f"{line.result.num_chips:,}", load_cell(line.result))
+        result = line.result
+        chips, load = ("", "") if result is None else (f"{result.plan.num_chips + result.idle_chips:,}", load_cell(result))
         cells = [shown(name, line.asked[name]) for name in varied] + ([chips] if shows_chips else [])
         cells += ([tp] if has_plan else []) + ([load] if shows_load else [])
         rows.append((*cells, *_figures(line.result, has_cost=has_cost), line.verdict))

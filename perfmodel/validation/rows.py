@@ -23,7 +23,7 @@ _Planned = TypeVar("_Planned", PlannedCase, PlannedServing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row(Generic[_Planned]):
+class CaseRow(Generic[_Planned]):
     """Prediction of one run next to its case: seconds, bytes, output tokens a second of all chips.
 
     kind       training, out of memory, or a kind of serving
@@ -117,12 +117,12 @@ class Row(Generic[_Planned]):
         return not math.isnan(self.error(metric)) and not has_queue
 
 
-TrainingRow: TypeAlias = Row[PlannedCase]
-ServingRow: TypeAlias = Row[PlannedServing]
+TrainingRow: TypeAlias = CaseRow[PlannedCase]
+ServingRow: TypeAlias = CaseRow[PlannedServing]
 AnyRow: TypeAlias = TrainingRow | ServingRow
 
 
-def attempted(row: Row[_Planned], predict: Callable[[Row[_Planned]], Row[_Planned]]) -> Row[_Planned]:
+def attempted(row: CaseRow[_Planned], predict: Callable[[CaseRow[_Planned]], CaseRow[_Planned]]) -> CaseRow[_Planned]:
     """Return the row with its prediction, or with the reason why there is none."""
     if row.reason:
         return row

@@ -31,8 +31,7 @@ Columns: TypeAlias = dict[str, Callable[[ErrorSummary], str]]
 
 def headline(result: ValidationResult) -> str:
     """Return the number of predicted runs, and the errors of the scored ones."""
-    counts = {**result.kinds, **({"inference": result.serving.num_rows} if result.serving is not None else {})}
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in result.kinds.items())
     lines = [f"{result.num_predicted:,} of {result.num_rows:,} cases predicted ({kinds or 'no cases'})."]
     if result.scored.num_runs:
         overall, choice = result.scored.overall.times, result.scored.choices.overall

@@ -31,7 +31,7 @@ from perfmodel.validation.assumed_framework import PlanCase, plan_as_stated
 from perfmodel.validation.case_plan import PlannedCase
 from perfmodel.validation.cases import NOT_FINITE, Case, read_cases
 from perfmodel.validation.judgement import ValidationResult, summarise, summarise_serving
-from perfmodel.validation.rows import AnyRow, Row, ServingRow, TrainingRow, attempted, case_columns, case_rows
+from perfmodel.validation.rows import AnyRow, CaseRow, ServingRow, TrainingRow, attempted, case_columns, case_rows
 from perfmodel.validation.run_labels import FIELDS, SERVING_FIELDS, check_fields, labels_of
 from perfmodel.validation.run_machine import calibration_of_run, cluster_of_run, machine_of_run
 from perfmodel.validation.serving.predict import ServingCasePredictor
@@ -89,7 +89,8 @@ def validate_cases(
         raise InputError(f"tier={one_line(tier)}: no case is of it; leave it out to see the tiers that there are (--by tier)")
     result = summarise(training, by=[field for field in fields if field in FIELDS], skip_broken_nvlink=skip_broken_nvlink)
     if served:
-        result = replace(result, serving=summarise_serving(served, by=[field for field in fields if field in SERVING_FIELDS]))
+        serving_result = summarise_serving(served, by=[field for field in fields if field in SERVING_FIELDS])
+        result = replace(result, serving=serving_result, kinds={**result.kinds, "inference": len(served)})
     if plots is not None:
         from perfmodel.validation.figures import write_figures
 
@@ -138,7 +139,7 @@ class CasePredictor:
 
     def row(self, case: Case) -> TrainingRow:
         kind = "out of memory" if case.ran is False else "training"
-        return attempted(Row(case=case, kind=kind, labels=labels_of(case, None), reason=case.reason), self._predicted)
+        return attempted(CaseRow(case=case, kind=kind, labels=labels_of(case, None), reason=case.reason), self._predicted)
 
     def _predicted(self, row: TrainingRow) -> TrainingRow:
         planned = self.plan_case(row.case)

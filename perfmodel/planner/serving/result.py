@@ -102,14 +102,9 @@ class RankedPlan:
         return self.prediction.plan
 
     @property
-    def num_chips(self) -> int:
-        """All given chips, including idle ones."""
-        return self.plan.num_chips + self.idle_chips
-
-    @property
     def intervals(self) -> dict[str, tuple[float, float]]:
         """Intervals of the prediction; tokens per second per chip count idle chips too."""
-        serving = self.plan.num_chips / self.num_chips
+        serving = self.plan.num_chips / (self.plan.num_chips + self.idle_chips)
         share = {name: serving if name == "tokens_per_second" else 1.0 for name in self.prediction.intervals}
         return {name: (low * share[name], high * share[name]) for name, (low, high) in self.prediction.intervals.items()}
 

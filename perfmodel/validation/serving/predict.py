@@ -16,7 +16,7 @@ from perfmodel.foundation.errors import one_line
 from perfmodel.frameworks.engine import Engine, load_engine
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.validation.cases import NOT_FINITE, Case
-from perfmodel.validation.rows import Row, ServingRow, attempted
+from perfmodel.validation.rows import CaseRow, ServingRow, attempted
 from perfmodel.validation.run_labels import labels_of_serving
 from perfmodel.validation.run_machine import calibration_of_run, cluster_of_run
 from perfmodel.validation.serving.cases import PlannedServing, plan_of_serving
@@ -72,7 +72,7 @@ class ServingCasePredictor:
 
     def row(self, case: Case) -> ServingRow:
         kind = one_line(case.inputs.get("kind") or "", 40)
-        row: ServingRow = Row(case=case, kind=kind, labels=labels_of_serving(case, None), reason=case.reason)
+        row: ServingRow = CaseRow(case=case, kind=kind, labels=labels_of_serving(case, None), reason=case.reason)
         return attempted(attempted(row, self._planned), self._predicted)
 
     def _planned(self, row: ServingRow) -> ServingRow:

@@ -9,7 +9,7 @@ import pytest
 
 from lab.serving.saturation import Saturated, admission_limited, running_in_benchmark, saturated_runs, saturation_of
 from perfmodel.validation.cases import Case, parse_case
-from perfmodel.validation.rows import Row, ServingRow
+from perfmodel.validation.rows import CaseRow, ServingRow
 from perfmodel.validation.run_labels import RunLabels
 from perfmodel.validation.serving.measured import Served
 from perfmodel.validation.serving.predict import Estimators, ServingCasePredictor
@@ -35,7 +35,10 @@ def test_equal_concurrency_at_any_cache_size_is_no_limit_of_caches() -> None:
     def runs(running: Sequence[float], clients: float = 512) -> list[Saturated]:
         return [
             Saturated(
-                row=Row(case=Case(id=str(i), inputs={}, served=Served()), labels=labels), clients=clients, running=num_running, held=held
+                row=CaseRow(case=Case(id=str(i), inputs={}, served=Served()), labels=labels),
+                clients=clients,
+                running=num_running,
+                held=held,
             )
             for i, (num_running, held) in enumerate(zip(running, (264.0, 740.0, 1691.0, 264.0), strict=True))
         ]
