@@ -26,11 +26,11 @@ class Table:
 
 
 def shares_table(
-    title: str, headers: tuple[str, str], values: Mapping[str, float], whole: float, text: Callable[[float], str], last: tuple[str, ...]
+    title: str, headers: tuple[str, str], values: Mapping[str, float], total: float, text: Callable[[float], str], last: tuple[str, ...]
 ) -> Table:
-    """Return positive values and their shares of a whole, largest first. last: final row."""
+    """Return positive values and their shares of a total, largest first. last: final row."""
     shown = sorted(((name, value) for name, value in values.items() if value > 0), key=lambda item: -item[1])
-    rows = [(words(name), text(value), percent(value / whole), bar(value / whole)) for name, value in shown]
+    rows = [(words(name), text(value), percent(value / total), bar(value / total)) for name, value in shown]
     return Table(title=title, headers=(*headers, "share", ""), rows=(*rows, last), right=(headers[1], "share"))
 
 
