@@ -287,6 +287,12 @@ _OTHER_SPELLINGS = {
     "--world-size": ("--chips",),
     "--gpu": ("--gpus", "--chip"),
     "--ddp": ("--dp", "--dp-replicate"),
+    "--lora": ("--train lora:RANK",),
+    "--lora-rank": ("--train lora:RANK",),
+    "--qlora": ("--train qlora:RANK",),
+    "--load-in-4bit": ("--train qlora:RANK", "--quantization"),
+    "--method": ("--train",),
+    "--quantization": ("--train qlora:RANK",),
 }
 
 
@@ -294,7 +300,7 @@ def _flag_remedy(error: Exception, verb: str, parameters: Sequence[Any]) -> str:
     """Return the remedy for an unknown flag: its name in perfmodel, or how to write a plan file with its value."""
     option = getattr(error, "option_name", "")
     known = {name for parameter in parameters for name in parameter.opts}
-    spellings = [name for name in _OTHER_SPELLINGS.get(option, ()) if name in known]
+    spellings = [name for name in _OTHER_SPELLINGS.get(option, ()) if name.partition(" ")[0] in known]
     if spellings:
         return f"No such option: {option} (here it is {' or '.join(spellings)})"
     takes_plan = any(parameter.name in ("plan", "plans") and parameter.required for parameter in parameters)

@@ -307,6 +307,7 @@ def test_flags_of_other_tools_are_named_as_they_are_here(call):
     assert code == 2
     assert "No such option: --batch-size (here it is --global-batch or --micro-batch or --batch-tokens)" in err
     assert "(here it is --batch)" in call("shard", "alexnet", "--batch-size", "8")[2]
+    assert "(here it is --train lora:RANK)" in call("predict", *JOB, "--lora-rank", "8")[2]
 
 
 def test_a_batch_of_millions_is_one_of_tokens(call):
