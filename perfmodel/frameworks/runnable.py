@@ -41,7 +41,8 @@ class Runs:
     flex                 prefixes of names of chips with a library that sends rows once to each node and rank (DeepEP, HybridEP)
     sharded_bases        formats of a quantised base that ZeRO 2 and 3 can shard; others are replicated on every data rank
     axes_of_bases        axes among tp, cp, pp with a quantised base
-    zero_beside_axes     ZeRO stages with tp or cp, if the state could be sharded over data ranks or cp
+    zero_beside_axes     ZeRO stages with tp, cp, pp or ep, if the state could be sharded over data ranks or cp; without 0 (DDP),
+                         replicas with such an axis need dp_shard above 1
     offloads             state that may be offloaded to host memory, as values of `--offload`; suggested if a plan does not fit
     default_recompute    documented default of the trainer for a plan that names none; empty: none
     source               source of these features
@@ -86,8 +87,9 @@ class Runs:
     def has_flex(self) -> bool:
         return bool(self.flex) or self == ANYTHING
 
-    def refuses_with_axes(self, zero: int, *, tp: int, cp: int, data: int) -> bool:
-        return (tp > 1 or cp > 1) and data * cp > 1 and zero not in self.zero_beside_axes
+    def admits_axes(self, zero: int, *, replicas_alone: bool) -> bool:
+        """Return whether a ZeRO stage is combined with tp, cp, pp or ep. replicas_alone: dp_replicate is above 1 and dp_shard is not."""
+        return zero in self.zero_beside_axes and (0 in self.zero_beside_axes or not replicas_alone)
 
     def dispatchers(self, chip: str) -> tuple[Dispatcher, ...]:
         """Return the dispatchers of tokens to experts on this chip."""
@@ -142,9 +144,13 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
     zero, pipelined = int(plan.zero), layout.pp > 1
     if zero in every.zero and zero not in runs.zero:
         return f"zero={zero}: {framework} cannot shard a base in {plan.job.train.base}, of which every data rank has a whole copy"
-    if runs.refuses_with_axes(zero, tp=layout.tp, cp=layout.cp, data=layout.data_parallel):
-        axis = "tp" if layout.tp > 1 else "cp"
-        return f"zero={zero}: {framework} has ZeRO {_listed(runs.zero_beside_axes)} only with {axis}={layout.degree(axis)}"
+    combines = max(layout.tp, layout.cp, layout.pp, plan.ep) > 1 and layout.data_parallel * layout.cp > 1
+    if combines and not runs.admits_axes(zero, replicas_alone=layout.dp_replicate > 1 and layout.dp_shard == 1):
+        degrees = {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "ep": plan.ep}
+        other = next(f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1)
+        if zero in runs.zero_beside_axes:
+            return f"dp_replicate={layout.dp_replicate}: {framework} combines replicas with {other} only if dp_shard is above 1"
+        return f"zero={zero}: {framework} has ZeRO {_listed(runs.zero_beside_axes)} only with {other}"
     if not runs.admits_zero(zero, pipelined=pipelined, replicated=False):
         condition, stages = (" with a pipeline", runs.zero_in_pipeline) if zero in runs.zero else ("", runs.zero)
         return f"zero={zero}: {framework} has ZeRO {_listed(stages)} only{condition}"

@@ -22,6 +22,9 @@ GIVEN = {
     "sequence_parallel": True, "uneven_stages": False, "few_microbatches": True, "source": "a page",
 }  # fmt: skip
 
+#: Shards over cp alone.
+REPLICAS = {"dp_replicate": 4, "dp_shard": 1, "zero": 3}
+
 
 @pytest.mark.parametrize("name", sorted(set(list_profiles()) - {"torch-gloo", "xla", GENERIC}))
 def test_shipped_frameworks_say_what_they_run_and_where_that_stands(name):
@@ -57,7 +60,11 @@ def test_shipped_frameworks_say_what_they_run_and_where_that_stands(name):
         ("verl-fsdp", {"tp": 2}, "tp=2: verl-fsdp has no tp"),
         ("verl-fsdp", {"cp": 2, "dp_shard": 8, "rules": "ulysses"}, ""),
         ("verl-megatron", {"dp_shard": 16}, "zero=3: verl-megatron has ZeRO 0 and 1 only"),
-        ("nemo-automodel", {"pp": 2, "schedule": "gpipe"}, "schedule=gpipe: nemo-automodel has 1f1b and interleaved only"),
+        ("hf-trainer", REPLICAS | {"cp": 4}, "hf-trainer combines replicas with cp=4 only if dp_shard is above 1"),
+        ("hf-trainer", {"cp": 16, "zero": 3}, ""),
+        ("nemo-automodel", {"pp": 2, "dp_shard": 8, "schedule": "gpipe"}, "schedule=gpipe: nemo-automodel has 1f1b and interleaved only"),
+        ("nemo-automodel", {"pp": 2}, "zero=0: nemo-automodel has ZeRO 2 and 3 only with pp=2"),
+        ("nemo-automodel", REPLICAS | {"cp": 4}, "nemo-automodel combines replicas with cp=4 only if dp_shard is above 1"),
     ],
 )  # fmt: skip
 def test_what_a_framework_cannot_run_has_a_sentence(profile, knobs, reason):

@@ -16,12 +16,17 @@ Array = NDArray[np.float64]
 Cells = NDArray[np.bool_]
 
 
+def combines_axes(rows: LayoutRows) -> Cells:
+    """Return the layouts with tp, cp, pp or ep whose state could be sharded over data ranks or cp."""
+    return np.asarray(((rows.tp > 1) | (rows.cp > 1) | (rows.ep > 1) | (rows.pp > 1)) & (rows.dp_replicate * rows.dp_shard * rows.cp > 1))
+
+
 def admitted_zero(runs: Runs, rows: LayoutRows, zero: int) -> Cells:
     """Return the layouts for which the framework has this ZeRO stage."""
-    pipelined, with_axes = rows.pp > 1, ((rows.tp > 1) | (rows.cp > 1)) & (rows.dp_replicate * rows.dp_shard * rows.cp > 1)
-    some, every = (runs.admits_zero(zero, pipelined=pipelined, replicated=replicated) for replicated in (True, False))
+    some, every = (runs.admits_zero(zero, pipelined=rows.pp > 1, replicated=replicated) for replicated in (True, False))
     admitted = np.where((rows.dp_shard > 1) & (rows.dp_replicate > 1), some, every)
-    return admitted if zero in runs.zero_beside_axes else admitted & ~with_axes
+    alone, sharded = (runs.admits_axes(zero, replicas_alone=replicas_alone) for replicas_alone in (True, False))
+    return admitted & (~combines_axes(rows) | np.where((rows.dp_shard == 1) & (rows.dp_replicate > 1), alone, sharded))
 
 
 def runnable_layouts(space: Space, rows: LayoutRows, rules: RuleSet, dispatcher: Dispatcher, *, zero: int, seq_len: int) -> Cells:

@@ -16,6 +16,7 @@ from perfmodel.cost.step import ParameterTerms
 from perfmodel.frameworks.runnable import Runs
 from perfmodel.parallel.algebra.folding import takes_replicas
 from perfmodel.planner.uniform.blocks import column_grid, ranks_to_compare
+from perfmodel.planner.uniform.runnable import combines_axes
 from perfmodel.planner.uniform.space import LayoutRows, PipelineGroup, Space
 from perfmodel.planner.uniform.tables import Tables, take_grid
 
@@ -36,26 +37,28 @@ def layouts_of(space: Space, rows: LayoutRows, rule: int) -> list[Index]:
     """
     order = np.argsort(sharding_of(rows), kind="stable")
     order = order[(rows.rules[order] >> rule & 1).astype(bool)]
-    if set(space.runs.zero) <= set(space.runs.zero_beside_axes):
+    if {0, *space.runs.zero} <= set(space.runs.zero_beside_axes):
         return [order] if len(order) else []
-    by_axes = ((rows.tp[order] > 1) | (rows.cp[order] > 1)) & (rows.data_parallel * rows.cp[order] > 1)
+    by_axes = combines_axes(rows)[order]
     return [part for part in (order[~by_axes], order[by_axes]) if len(part)]
 
 
 def zero_parts(runs: Runs, tables: Tables, rows: LayoutRows, rule: int) -> Iterator[tuple[int, slice]]:
     """Yield the ZeRO stages of layouts of one group (`layouts_of`), and the range of layouts that may have each."""
     sharding, pp = sharding_of(rows), rows.pp
-    of_first = {axis: int(getattr(rows, axis)[0]) for axis in ("tp", "cp")}  # a group is alike in this
+    by_axes = bool(combines_axes(rows)[0])  # a group is alike in this
     for zero in range(4):
         if (rule, zero, pp > 1) not in tables.parameters:
             continue
         if not runs.admits_zero(zero, pipelined=pp > 1, replicated=False):
             continue
-        if runs.refuses_with_axes(zero, **of_first, data=rows.data_parallel):
+        if by_axes and not runs.admits_axes(zero, replicas_alone=False):
             continue
-        # 0 and 1 admit stage 0, 1 to 3 the others
+        # 0 and 1 admit stage 0, 1 to 3 the others; all layouts with dp_shard=1 have as many replicas
+        needs_shards = by_axes and rows.data_parallel > 1 and not runs.admits_axes(zero, replicas_alone=True)
         last = 4 if runs.admits_zero(zero, pipelined=pp > 1, replicated=True) else 3
-        begin, end = (0, int(np.searchsorted(sharding, 2))) if zero == 0 else map(int, np.searchsorted(sharding, [1, last]))
+        kinds = (0, 2) if zero == 0 else (2 if needs_shards else 1, last)
+        begin, end = map(int, np.searchsorted(sharding, kinds))
         if begin < end:
             yield zero, slice(begin, end)
 

@@ -117,7 +117,7 @@ def test_pipelines_side_by_side_are_as_each_by_itself(profile, monkeypatch):
     assert best() == together
 
 
-FRAMEWORKS = [("megatron", 2, 8), ("torchtitan", 2, 8), ("hf-trainer", 2, 8), ("deepspeed", 6, 24)]
+FRAMEWORKS = [("megatron", 2, 8), ("torchtitan", 2, 8), ("hf-trainer", 2, 8), ("nemo-automodel", 2, 8), ("deepspeed", 6, 24)]
 
 
 @pytest.mark.parametrize(
