@@ -54,7 +54,7 @@ def zero_parts(runs: Runs, tables: Tables, rows: LayoutRows, rule: int) -> Itera
             continue
         if by_axes and not runs.admits_axes(zero, replicas_alone=False):
             continue
-        # 0 and 1 admit stage 0, 1 to 3 the others; all layouts with dp_shard=1 have as many replicas
+        # 0 and 1 admit stage 0, 1 to 3 the others; with dp_shard=1, all data ranks of a layout are replicas
         needs_shards = by_axes and rows.data_parallel > 1 and not runs.admits_axes(zero, replicas_alone=True)
         last = 4 if runs.admits_zero(zero, pipelined=pp > 1, replicated=True) else 3
         kinds = (0, 2) if zero == 0 else (2 if needs_shards else 1, last)
