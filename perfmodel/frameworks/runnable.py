@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from perfmodel.parallel.algebra.rules import MEGATRON, MEGATRON_SP, RuleSet, present_axes
 from perfmodel.parallel.assignment import cuts_as
@@ -126,6 +127,11 @@ RUNS_CHOICES: dict[str, tuple[int | str, ...]] = {
 }
 
 
+def combines_axes(*, tp: Any, cp: Any, pp: Any, ep: Any, data: Any) -> Any:
+    """Return whether tp, cp, pp or ep is above 1 and state could be sharded over data ranks or cp, for numbers or columns."""
+    return (tp * cp * pp * ep > 1) & (data * cp > 1)
+
+
 def _listed(values: Sequence[int | str]) -> str:
     *first, last = map(str, values) if values else ("none",)
     return f"{', '.join(first)} and {last}" if first else last
@@ -144,9 +150,10 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
     zero, pipelined = int(plan.zero), layout.pp > 1
     if zero in every.zero and zero not in runs.zero:
         return f"zero={zero}: {framework} cannot shard a base in {plan.job.train.base}, of which every data rank has a whole copy"
-    combines = max(layout.tp, layout.cp, layout.pp, plan.ep) > 1 and layout.data_parallel * layout.cp > 1
-    if combines and not runs.admits_axes(zero, replicas_alone=layout.dp_replicate > 1 and layout.dp_shard == 1):
-        degrees = {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "ep": plan.ep}
+    degrees = {"tp": layout.tp, "cp": layout.cp, "pp": layout.pp, "ep": plan.ep}
+    if combines_axes(**degrees, data=layout.data_parallel) and not runs.admits_axes(
+        zero, replicas_alone=layout.dp_replicate > 1 and layout.dp_shard == 1
+    ):
         other = next(f"{axis}={degree}" for axis, degree in degrees.items() if degree > 1)
         if zero in runs.zero_beside_axes:
             return f"dp_replicate={layout.dp_replicate}: {framework} combines replicas with {other} only if dp_shard is above 1"

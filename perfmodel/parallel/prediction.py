@@ -14,7 +14,7 @@ from perfmodel.foundation.units import format_bytes, format_count, format_step
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.loss_forms import CHUNKED_LOSS, FUSED_LOSS, WHOLE_LOSS
 from perfmodel.parallel.plan import Plan, expert_words
-from perfmodel.parallel.rows import table_rows
+from perfmodel.parallel.rows import table_rows, without_total
 from perfmodel.workload.job import TrainingJob
 from perfmodel.workload.network_model import NetworkModel
 from perfmodel.workload.routing import BALANCED
@@ -101,7 +101,7 @@ class Prediction:
 
     @property
     def largest_memory_class(self) -> str:
-        return max((name for name in self.memory if name != "total"), key=lambda name: self.memory[name])
+        return max(classes := without_total(self.memory), key=classes.__getitem__)
 
     @property
     def tokens_per_second(self) -> float:

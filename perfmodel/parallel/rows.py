@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.plain import picked
@@ -48,9 +48,14 @@ def prediction_row(prediction: Prediction, *, tokens: float = 0.0, interval: Ste
         row["days"], row["chip_hours"] = training_time(prediction, tokens)
         row["cost"] = training_cost(prediction, tokens) or None
     row |= {f"time_{part}": time for part, time in prediction.parts.items()}
-    row |= {f"memory_{kind}": size for kind, size in prediction.memory.items() if kind != "total"}
+    row |= {f"memory_{kind}": size for kind, size in without_total(prediction.memory).items()}
     return row | {"warnings": "; ".join(prediction.warnings), "reason": ""}
 
 
 def not_predicted_row(failure: NotPredicted) -> dict[str, Any]:
     return {name: failure.asked[name] for name in _JOB if name in failure.asked} | {"reason": failure.reason}
+
+
+def without_total(memory: Mapping[str, float]) -> dict[str, float]:
+    """Return the classes of a memory."""
+    return {name: size for name, size in memory.items() if name != "total"}

@@ -20,6 +20,7 @@ from perfmodel.foundation.resources import write_atomically
 from perfmodel.hardware.chip_cluster import short_name
 from perfmodel.parallel.plan import plan_facts
 from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.rows import without_total
 from perfmodel.planner.result import SearchResult
 from perfmodel.planner.serving.result import ServingSearchResult
 from perfmodel.report.predictions import degrees_line, workload_line
@@ -72,7 +73,7 @@ def predictions_figure(predictions: Sequence[Prediction], *, names: Sequence[str
     _stack(left, labels, times, PART_COLOURS, total=[f"{prediction.step_time * scale:.3g} {unit}" for prediction in predictions])
     left.set(ylabel=f"exposed time [{unit}]", title="Step time by part")
     capacities = [prediction.memory_usable / GIB for prediction in predictions]
-    sizes = [{name: size / GIB for name, size in prediction.memory.items() if name != "total"} for prediction in predictions]
+    sizes = [{name: size / GIB for name, size in without_total(prediction.memory).items()} for prediction in predictions]
     total = [f"{prediction.memory['total'] / GIB:.3g} GiB" for prediction in predictions]
     _stack(right, labels, sizes, MEMORY_COLOURS, total=total, lines=capacities)
     ends = [[index + side for index in range(len(predictions))] for side in (-0.45, 0.45)]

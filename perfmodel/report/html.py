@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from perfmodel.parallel.rows import without_total
 from perfmodel.report.document import Block, Command, Facts, Notes, Text
 from perfmodel.report.table import Table, percent, times_like, words
 
@@ -51,7 +52,7 @@ class Bar:
 
     @property
     def drawn(self) -> dict[str, float]:
-        return {name: size for name, size in self.sizes.items() if size > 0 and name != "total"}
+        return {name: size for name, size in without_total(self.sizes).items() if size > 0}
 
 
 def section_html(title: str, parts: Iterable[Part]) -> str:

@@ -12,6 +12,7 @@ from perfmodel.foundation.units import format_bytes, format_time
 from perfmodel.parallel.per_operator.measurement import NetworkMeasurement
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
+from perfmodel.parallel.rows import without_total
 from perfmodel.planner.per_operator.pipeline import PipelineSearch, Stage
 from perfmodel.report.predictions import fits_cell, memory_text, prediction_object
 from perfmodel.report.table import Table, bar, percent, words
@@ -95,7 +96,7 @@ def _strategy_row(name: str, prediction: Prediction, best: Prediction) -> tuple[
 
 
 def memory_line(memory: Mapping[str, float], usable: float, verdict: Verdict) -> str:
-    classes = ", ".join(f"{words(name)} {format_bytes(size)}" for name, size in memory.items() if name != "total" and size > 0)
+    classes = ", ".join(f"{words(name)} {format_bytes(size)}" for name, size in without_total(memory).items() if size > 0)
     return f"{memory_text(memory['total'], usable, verdict)} ({classes})"
 
 

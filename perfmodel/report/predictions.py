@@ -29,8 +29,9 @@ from perfmodel.parallel.prediction import (
     trained_text,
 )
 from perfmodel.parallel.recompute_modules import recompute_words
+from perfmodel.parallel.rows import without_total
 from perfmodel.parallel.training_run import training_cost, training_time
-from perfmodel.report.table import Table, bar, bytes_like, percent, shares_table, times_like, without_total, words
+from perfmodel.report.table import Table, bar, bytes_like, percent, shares_table, times_like, words
 from perfmodel.uncertainty.sensitivity import STEP, Sensitivity
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.network_model import NetworkModel

@@ -12,10 +12,11 @@ from perfmodel.foundation.grouping import grouped
 from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_count, format_time
 from perfmodel.hardware.chip_cluster import chips_text, short_name
+from perfmodel.parallel.rows import without_total
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.parallel.serving.prediction import ServingPrediction, Spread
 from perfmodel.planner.serving.launch import LaunchLine
-from perfmodel.report.table import Table, bar, bytes_like, percent, shares_table, times_like, without_total, words
+from perfmodel.report.table import Table, bar, bytes_like, percent, shares_table, times_like, words
 from perfmodel.report.training_run import JOULES_OF_A_KILOWATT_HOUR
 from perfmodel.workload.serving import Lengths, ServingJob
 

@@ -10,10 +10,11 @@ from typing import Any
 from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_time
 from perfmodel.hardware.chip_cluster import short_name
+from perfmodel.parallel.rows import without_total
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.planner.serving.result import RankedPlan, ServingSearchResult
 from perfmodel.report.serving import TIMES, limits_object, short_plan, throughput_object
-from perfmodel.report.table import Table, without_total, words
+from perfmodel.report.table import Table, words
 
 _HEADERS = {"concurrency": "in flight", "rate": "requests/s"}
 _PERCENTILES = ("mean", "p50", "p90", "p99")

@@ -34,11 +34,6 @@ def shares_table(
     return Table(title=title, headers=(*headers, "share", ""), rows=(*rows, last), right=(headers[1], "share"))
 
 
-def without_total(memory: Mapping[str, float]) -> dict[str, float]:
-    """Return the classes of a memory."""
-    return {name: size for name, size in memory.items() if name != "total"}
-
-
 def bar(share: float, width: int = 20) -> str:
     """Return a bar of `share` times `width` characters, at least one for a positive share."""
     filled = round(min(share, 1.0) * width)

@@ -102,6 +102,10 @@ class Residuals:
     experts: tuple[UnseenResiduals, ...] = ()
     features: tuple[tuple[str, float], ...] = ()
 
+    def has_family(self, family: str) -> bool:
+        """Return whether runs of this family are known."""
+        return any(model.family == family for model in self.models)
+
     def spread_of(self, feature: str) -> float:
         """Return the standard deviation of log(step time) of a run with a feature that its framework's runs lack.
 

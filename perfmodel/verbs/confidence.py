@@ -53,7 +53,7 @@ def interval_in(setting: Setting, plan: Plan) -> StepInterval:
         slopes, model = fitted_slopes(estimator, plan), shape_of(plan.job.transformer)
         step_interval = fitted_interval(fitted, slopes, features_of(plan, chip), residuals=residuals, model=model)
     else:
-        is_known = any(model.family == family for model in residuals.models)
+        is_known = residuals.has_family(family)
         step_interval = interval(
             residuals,
             features_of(plan, chip),
@@ -91,7 +91,7 @@ def trust_in_plan(setting: Setting, plan: Plan) -> TrustAccount:
         plan,
         interval_in(setting, plan),
         residuals=residuals,
-        is_known=any(model.family == family for model in residuals.models),
+        is_known=residuals.has_family(family),
         stated=_given_in(profile),
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.frameworks.runnable import Runs
+from perfmodel.frameworks.runnable import Runs, combines_axes
 from perfmodel.parallel.algebra.rules import RuleSet
 from perfmodel.parallel.layout import Dispatcher, Recompute
 from perfmodel.planner.uniform.space import LayoutRows, PipelineChoice, Space
@@ -16,9 +16,9 @@ Array = NDArray[np.float64]
 Cells = NDArray[np.bool_]
 
 
-def combines_axes(rows: LayoutRows) -> Cells:
-    """Return the layouts with tp, cp, pp or ep whose state could be sharded over data ranks or cp."""
-    return np.asarray(((rows.tp > 1) | (rows.cp > 1) | (rows.ep > 1) | (rows.pp > 1)) & (rows.dp_replicate * rows.dp_shard * rows.cp > 1))
+def with_other_axes(rows: LayoutRows) -> Cells:
+    """Return the layouts that combine other axes with state that could be sharded (`combines_axes`)."""
+    return np.asarray(combines_axes(tp=rows.tp, cp=rows.cp, pp=rows.pp, ep=rows.ep, data=rows.dp_replicate * rows.dp_shard))
 
 
 def admitted_zero(runs: Runs, rows: LayoutRows, zero: int) -> Cells:
@@ -26,7 +26,7 @@ def admitted_zero(runs: Runs, rows: LayoutRows, zero: int) -> Cells:
     some, every = (runs.admits_zero(zero, pipelined=rows.pp > 1, replicated=replicated) for replicated in (True, False))
     admitted = np.where((rows.dp_shard > 1) & (rows.dp_replicate > 1), some, every)
     alone, sharded = (runs.admits_axes(zero, replicas_alone=replicas_alone) for replicas_alone in (True, False))
-    return admitted & (~combines_axes(rows) | np.where((rows.dp_shard == 1) & (rows.dp_replicate > 1), alone, sharded))
+    return admitted & (~with_other_axes(rows) | np.where((rows.dp_shard == 1) & (rows.dp_replicate > 1), alone, sharded))
 
 
 def runnable_layouts(space: Space, rows: LayoutRows, rules: RuleSet, dispatcher: Dispatcher, *, zero: int, seq_len: int) -> Cells:

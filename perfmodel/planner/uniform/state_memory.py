@@ -16,7 +16,7 @@ from perfmodel.cost.step import ParameterTerms
 from perfmodel.frameworks.runnable import Runs
 from perfmodel.parallel.algebra.folding import takes_replicas
 from perfmodel.planner.uniform.blocks import column_grid, ranks_to_compare
-from perfmodel.planner.uniform.runnable import combines_axes
+from perfmodel.planner.uniform.runnable import with_other_axes
 from perfmodel.planner.uniform.space import LayoutRows, PipelineGroup, Space
 from perfmodel.planner.uniform.tables import Tables, take_grid
 
@@ -39,14 +39,14 @@ def layouts_of(space: Space, rows: LayoutRows, rule: int) -> list[Index]:
     order = order[(rows.rules[order] >> rule & 1).astype(bool)]
     if {0, *space.runs.zero} <= set(space.runs.zero_beside_axes):
         return [order] if len(order) else []
-    by_axes = combines_axes(rows)[order]
+    by_axes = with_other_axes(rows)[order]
     return [part for part in (order[~by_axes], order[by_axes]) if len(part)]
 
 
 def zero_parts(runs: Runs, tables: Tables, rows: LayoutRows, rule: int) -> Iterator[tuple[int, slice]]:
     """Yield the ZeRO stages of layouts of one group (`layouts_of`), and the range of layouts that may have each."""
     sharding, pp = sharding_of(rows), rows.pp
-    by_axes = bool(combines_axes(rows)[0])  # a group is alike in this
+    by_axes = bool(with_other_axes(rows)[0])  # a group is alike in this
     for zero in range(4):
         if (rule, zero, pp > 1) not in tables.parameters:
             continue
