@@ -207,11 +207,10 @@ class Prober:
         least = state.estimator.predict(state.least[0], memory_headroom=self.headroom, risk=self.risk)
         allowed, largest = memory_rule(self.headroom, self.risk).allowed(least.memory_usable), least.largest_memory_class
         lacking = least.memory["total"] - allowed
-        much = f"would need {format_bytes(lacking)} more than" if lacking > 0 else f"fits with {least.fits_probability:.0%} only into"
-        sentence = (
-            f"{what} {much} the {format_bytes(allowed)} that may be used "
-            f"(mostly {largest.replace('_', ' ')}, {format_bytes(least.memory[largest])})"
-        )
+        much = f"would need {format_bytes(lacking)} more than the {format_bytes(allowed)} that may be used"
+        if lacking <= 0:
+            much = f"would fit with a probability of only {least.fits_probability:.0%}"
+        sentence = f"{what} {much} (mostly {largest.replace('_', ' ')}, {format_bytes(least.memory[largest])})"
         moment = least.memory_moment
         return Limit(name=name, value=0, limited_by="memory", reason=sentence, memory_class=largest, memory_moment=moment)
 
