@@ -38,6 +38,7 @@ class Runs:
     uneven_stages        pipelines with different numbers of layers per rank
     few_microbatches     fewer micro-batches than pipeline ranks
     rules                names of shipped rule sets; none: any rules
+    hybrid_rules         those with which state may be sharded over a part of the data ranks (HSDP); none: all of `rules`
     recompute_modules    parts of a layer may be recomputed by name
     flex                 prefixes of names of chips with a library that sends rows once to each node and rank (DeepEP, HybridEP)
     sharded_bases        formats of a quantised base that ZeRO 2 and 3 can shard; others are replicated on every data rank
@@ -68,10 +69,16 @@ class Runs:
     offloads: tuple[str, ...] = ()
     default_recompute: str = ""
     context_forms: tuple[str, ...] = ()
+    hybrid_rules: tuple[str, ...] = ()
 
-    def cuts_alike(self, rules: RuleSet, model: TransformerConfig, attention: str, axes: frozenset[str]) -> bool:
+    def rules_for(self, *, hybrid: bool) -> tuple[str, ...]:
+        """Return the names of its rule sets, for plans with both data-parallel degrees above 1 or others; none: any."""
+        return (hybrid and self.hybrid_rules) or self.rules
+
+    def cuts_alike(self, rules: RuleSet, model: TransformerConfig, attention: str, axes: frozenset[str], *, hybrid: bool) -> bool:
         """Return whether one of its rule sets shards this model alike, where only these fine axes have more than one rank."""
-        return not self.rules or bool(cuts_as(self.rules, rules, model, attention, axes))
+        names = self.rules_for(hybrid=hybrid)
+        return not names or bool(cuts_as(names, rules, model, attention, axes))
 
     def admits_zero(self, zero: int, *, pipelined: bool, replicated: bool) -> bool:
         stages = set(self.zero) & set(self.zero_in_pipeline if pipelined else self.zero)
@@ -168,8 +175,10 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
         return f"sequence_parallel=true: {framework} has no sequence parallelism"
     model = plan.job.transformer
     axes = present_axes(cp=layout.cp, tp=layout.tp, num_key_value_heads=model.num_key_value_heads)
-    if not runs.cuts_alike(plan.rules, model, str(plan.attention), axes):
-        return f"rules={plan.rule_set}: {framework} cuts operators as one of {', '.join(runs.rules)} does"
+    if not runs.cuts_alike(plan.rules, model, str(plan.attention), axes, hybrid=replicated):
+        names = runs.rules_for(hybrid=replicated)
+        condition = "" if names == runs.rules else " if dp_replicate and dp_shard are above 1"
+        return f"rules={plan.rule_set}: {framework} cuts operators as one of {', '.join(names)} does{condition}"
     if str(plan.recompute) not in runs.recompute:
         return f"recompute={plan.recompute}: {framework} has recompute {_listed(runs.recompute)} only"
     if layout.cp > 1 and balanced_context and plan.job.seq_len % (2 * layout.cp):

@@ -93,7 +93,8 @@ class Knobs:
     rules: Sequence[RuleSet] | None = word(
         "How operators are cut by the axes (docs/rules.md)", otherwise="megatron, or megatron-sp with tp, if left out",
         metavar="NAME|FILE", takes="Name | RuleSet", read=read_rules, several=True,
-        several_help="Rule sets to try (docs/rules.md), several again and again; megatron and megatron-sp if left out.",
+        several_help="Rule sets to try (docs/rules.md), several again and again; megatron and megatron-sp if left out, and for long "
+        "sequences the Ulysses of the framework.",
     )  # fmt: skip
     sequence_parallel: bool | None = word("Shard the residual stream over tp", kind=bool, is_searched=True)
     micro_batch: int | None = _searched("Sequences of a rank in one pass", aliases=("--mbs",), in_files=1)

@@ -11,6 +11,7 @@ from perfmodel.foundation.errors import InputError, bad_field, shown, suggest, w
 from perfmodel.foundation.memory_headroom import Verdict, memory_rule
 from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.foundation.words import words_of
+from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, rule_labels, rule_set_of
 from perfmodel.parallel.knobs import Knobs, bounded_knobs, choices_of
 from perfmodel.parallel.layout import USUAL_DISPATCHERS, PipelineSchedule, Recompute
@@ -18,7 +19,7 @@ from perfmodel.parallel.plan import Plan, check_expert_knobs, make_plan, plan_fa
 from perfmodel.parallel.prediction import Prediction
 from perfmodel.planner.reasons import layouts_left_out
 from perfmodel.planner.result import FittingChange
-from perfmodel.planner.uniform.space import KNOBS, Space, runnable_space, unlimited_space
+from perfmodel.planner.uniform.space import KNOBS, Space, runnable_space, searched_rules, unlimited_space
 from perfmodel.planner.uniform.sweep import Sweep, sweep
 from perfmodel.uncertainty.sources import TrustAccount
 
@@ -124,18 +125,18 @@ def plan_knobs(plan: Plan) -> dict[str, int | str | bool]:
     return {knob: facts[knob] for knob in KNOBS if knob in facts} | {"rules": rule_labels(plan.rules)}
 
 
-def _rules_to_try(plan: Plan, knobs: Mapping[str, int | str | bool]) -> tuple[RuleSet, ...]:
-    """Return the given rule set, else the default ones and the plan's own."""
+def _rules_to_try(plan: Plan, knobs: Mapping[str, int | str | bool], profile: ExecutionProfile) -> tuple[RuleSet, ...]:
+    """Return the given rule set, else those of a search and the plan's own."""
     if "rules" in knobs:
         return (rule_set_of(knobs["rules"]),)
-    return tuple(dict.fromkeys((*default_rule_sets(), plan.rules)))
+    return tuple(dict.fromkeys((*searched_rules(profile, plan.job.seq_len), plan.rules)))
 
 
-def _space_of(plan: Plan, knobs: Mapping[str, int | str | bool], **more: Any) -> Space:
+def _space_of(plan: Plan, knobs: Mapping[str, int | str | bool], profile: ExecutionProfile) -> Space:
     fixed = {knob: value for knob, value in knobs.items() if knob != "rules"}
     # flex is tried only if the plan uses it
     dispatchers = tuple(dict.fromkeys((*USUAL_DISPATCHERS, plan.dispatcher)))
-    return Space(fixed=fixed, rules=_rules_to_try(plan, knobs), dispatchers=dispatchers, **more)
+    return Space(fixed=fixed, rules=_rules_to_try(plan, knobs, profile), dispatchers=dispatchers)
 
 
 def space_around(plan: Plan, fixed: Mapping[str, int | str | bool]) -> Space:
@@ -292,7 +293,7 @@ def _answer(against: _Comparison, knobs: dict[str, int | str | bool]) -> Alterna
     alone = () if has_it or "rules" in knobs else _turned(against, knobs, frees=True)
     turned = alone[0].prediction if alone else ()
     cause = _cause(turned[0], base) if turned and not turned[0].fits else ""
-    answer = best = _compared(against, knobs, against.sweep(_space_of(plan, knobs)), cause=cause)
+    answer = best = _compared(against, knobs, against.sweep(_space_of(plan, knobs, against.estimator.profile)), cause=cause)
     if not best.prediction or not best.prediction[0].fits:
         return replace(answer, reason=f"{answer.reason}; the plan itself has that") if has_it else answer
     _, _, numbers = best.reason.partition(": ")
@@ -426,5 +427,6 @@ def _rule(against: _Comparison, knobs: Mapping[str, int | str | bool]) -> str:
         )
     except InputError as error:
         return f"no such plan: {error}"
-    broken = [reason for reason in layouts_left_out(estimator.job, plan.num_chips, _space_of(plan, knobs)) if "given flag" not in reason]
+    space = _space_of(plan, knobs, estimator.profile)
+    broken = [reason for reason in layouts_left_out(estimator.job, plan.num_chips, space) if "given flag" not in reason]
     return "no such plan" + (f": {'; '.join(broken)}" if broken else " in the searched space (docs/space.md)")

@@ -13,8 +13,7 @@ from perfmodel.foundation.values import check_progress, choice_of, read_integer,
 from perfmodel.foundation.words import words_of
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.frameworks.settings import with_stated
-from perfmodel.parallel.algebra.rules import check_agrees, rule_set_of
-from perfmodel.parallel.context_forms import ULYSSES, ULYSSES_RULES
+from perfmodel.parallel.algebra.rules import check_agrees
 from perfmodel.parallel.framework_ref import FrameworkRef, framework_named
 from perfmodel.parallel.knobs import Knobs, bounded_knobs, choices_of
 from perfmodel.planner.ties import TIES
@@ -146,7 +145,7 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, any_
     from perfmodel.parallel.layout import ZERO_STAGES, AttentionKernel
     from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS, check_expert_knobs
     from perfmodel.parallel.recompute_modules import operators_of, useful_lists
-    from perfmodel.planner.uniform.space import SEARCHED_ORDERS, Space, runnable_space
+    from perfmodel.planner.uniform.space import SEARCHED_ORDERS, Space, runnable_space, searched_rules
 
     if not isinstance(maximum, Mapping):
         raise bad_field("maximum", shown(maximum), "must name knobs and their largest values", 'write {"tp": 8}')
@@ -155,8 +154,8 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, any_
     attention = choice_of(AttentionKernel, fixed.pop("attention", setting.estimator.profile.kernels.default_attention), "attention")
     order = fixed.pop("order", None)
     modules = fixed.pop("recompute_modules", None)
-    is_ulysses = setting.estimator.profile.communication.context_form == ULYSSES
-    rules = fixed.pop("rules", tuple(map(rule_set_of, ULYSSES_RULES)) if is_ulysses else ())
+    profile = setting.estimator.profile
+    rules = fixed.pop("rules", None) or searched_rules(profile, setting.job.seq_len)
     _check_rules(rules, fixed.get("sequence_parallel"))
     fixed |= {name: str(choice_of(kind, fixed[name], name)) for name, kind in choices_of().items() if name in fixed}
     if fixed.get("zero", 0) not in ZERO_STAGES:
@@ -171,7 +170,6 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, any_
     }
     orders = SEARCHED_ORDERS if order is None else (order,)
     operators = DEFAULT_RECOMPUTE_OPERATORS if modules is None else operators_of(modules)
-    profile = setting.estimator.profile
     runs = profile.runs
     tries_lists = runs.recompute_modules and "recompute" not in fixed and attention is AttentionKernel.FLASH
     space = Space(

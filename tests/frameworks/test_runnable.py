@@ -12,7 +12,7 @@ from perfmodel.frameworks.runnable import ANYTHING, not_runnable_reason
 from perfmodel.frameworks.schemas import runs_model
 from perfmodel.parallel.algebra.rules import RuleSet, load_rule_set
 from perfmodel.parallel.layout import AttentionKernel, Dispatcher
-from perfmodel.planner.uniform.space import Space, runnable_space
+from perfmodel.planner.uniform.space import LONG_SEQUENCE, Space, runnable_space, searched_rules
 from perfmodel.workload.layer_specs import Experts
 from perfmodel.workload.training import training_of
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, predict, sweep_all
@@ -62,6 +62,12 @@ def test_shipped_frameworks_say_what_they_run_and_where_that_stands(name):
         ("verl-megatron", {"dp_shard": 16}, "zero=3: verl-megatron has ZeRO 0 and 1 only"),
         ("hf-trainer", REPLICAS | {"cp": 4}, "hf-trainer combines replicas with cp=4 only if dp_shard is above 1"),
         ("hf-trainer", {"cp": 16, "zero": 3}, ""),
+        ("hf-trainer", {"cp": 2, "dp_shard": 8, "rules": "ulysses"}, ""),
+        ("hf-trainer", {"cp": 2, "dp_shard": 4, "dp_replicate": 2}, ""),
+        (
+            "hf-trainer", {"cp": 2, "dp_shard": 4, "dp_replicate": 2, "rules": "ulysses"},
+            "hf-trainer cuts operators as one of megatron does if dp_replicate and dp_shard are above 1",
+        ),
         ("nemo-automodel", {"pp": 2, "dp_shard": 8, "schedule": "gpipe"}, "schedule=gpipe: nemo-automodel has 1f1b and interleaved only"),
         ("nemo-automodel", {"pp": 2}, "zero=0: nemo-automodel has ZeRO 2 and 3 only with pp=2"),
         ("nemo-automodel", REPLICAS | {"cp": 4}, "nemo-automodel combines replicas with cp=4 only if dp_shard is above 1"),
@@ -95,13 +101,13 @@ def test_a_ring_that_is_balanced_halves_the_chunks():
     assert "2 cp equal chunks, and 4 does not divide 258" in predict(estimator_of(job), cp=2).not_runnable
 
 
-@pytest.mark.parametrize("profile", ["megatron", "deepspeed", "nanotron", "torchtitan", "composer-fsdp", "llm-c"])
+@pytest.mark.parametrize("profile", ["megatron", "deepspeed", "nanotron", "torchtitan", "composer-fsdp", "llm-c", "hf-trainer"])
 @pytest.mark.slow
 def test_the_space_of_a_framework_is_what_it_runs(profile):
     """The search evaluates exactly the plans of the unrestricted space that have no reason against them."""
     estimator = estimator_of(make_job(make_model(num_hidden_layers=6), batch=8), chips=8, profile=profile)
     behaviours = estimator.profile
-    space = Space(orders=Space().orders[:1])
+    space = Space(orders=Space().orders[:1], rules=searched_rules(behaviours, LONG_SEQUENCE if profile == "hf-trainer" else 0))
     all_plans, some = (
         sweep_all(estimator, searched, attention=AttentionKernel.UNFUSED)
         for searched in (space, replace(space, runs=behaviours.runs, balanced_context=behaviours.communication.context_chunks == HEAD_TAIL))

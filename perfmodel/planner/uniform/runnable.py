@@ -21,10 +21,15 @@ def with_other_axes(rows: LayoutRows) -> Cells:
     return np.asarray(combines_axes(tp=rows.tp, cp=rows.cp, pp=rows.pp, ep=rows.ep, data=rows.dp_replicate * rows.dp_shard))
 
 
+def _hybrid(rows: LayoutRows) -> Cells:
+    """Return the layouts with replicas of sharded state (HSDP)."""
+    return (rows.dp_shard > 1) & (rows.dp_replicate > 1)
+
+
 def admitted_zero(runs: Runs, rows: LayoutRows, zero: int) -> Cells:
     """Return the layouts for which the framework has this ZeRO stage."""
     some, every = (runs.admits_zero(zero, pipelined=rows.pp > 1, replicated=replicated) for replicated in (True, False))
-    admitted = np.where((rows.dp_shard > 1) & (rows.dp_replicate > 1), some, every)
+    admitted = np.where(_hybrid(rows), some, every)
     alone, sharded = (runs.admits_axes(zero, replicas_alone=replicas_alone) for replicas_alone in (True, False))
     return admitted & (~with_other_axes(rows) | np.where((rows.dp_shard == 1) & (rows.dp_replicate > 1), alone, sharded))
 
@@ -42,7 +47,8 @@ def runnable_layouts(space: Space, rows: LayoutRows, rules: RuleSet, dispatcher:
         runnable &= rows.tp == 1
     if dispatcher is Dispatcher.FLEX and not runs.has_flex:
         runnable &= rows.ep == 1
-    return runnable & (not runs.rules or rules.name in runs.rules)
+    some, every = (not (names := runs.rules_for(hybrid=hybrid)) or rules.name in names for hybrid in (True, False))
+    return runnable & np.where(_hybrid(rows), some, every)
 
 
 def runnable_ways(

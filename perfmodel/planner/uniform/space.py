@@ -21,6 +21,7 @@ from perfmodel.parallel.algebra.degrees import admits, fine_sizes
 from perfmodel.parallel.algebra.folding import foldings
 from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, load_rule_set, present_axes
 from perfmodel.parallel.assignment import cuts_alike
+from perfmodel.parallel.context_forms import ULYSSES, ULYSSES_RULES
 from perfmodel.parallel.knobs import searched_knobs
 from perfmodel.parallel.layout import (
     DEFAULT_ORDER,
@@ -52,6 +53,9 @@ SEARCHED_ORDERS: tuple[tuple[str, ...], ...] = (
 #: Knobs that a search fixes, bounds and tries.
 KNOBS = searched_knobs()
 
+#: Tokens of a sequence from which a search tries Ulysses as well as a framework's other form of context parallelism.
+LONG_SEQUENCE = 16384
+
 #: Bits of `LayoutRows.rules`, for two dispatchers.
 MOST_RULE_SETS = 31
 
@@ -63,7 +67,7 @@ class Space:
     fixed          knob -> its only value; `dp` is the product of both data-parallel degrees
     maximum        knob -> its largest value (whole-number knobs)
     orders         orders of the axes on the network
-    rules          rule sets; empty: `default_rule_sets`, which differ in `sequence_parallel`
+    rules          rule sets; empty: `searched_rules` of the framework
     runs           limits of a framework; balanced_context: 2 cp must divide its sequences
     recompute_operators   operators that selective recomputation runs again
     lists          further lists of them, tried for layouts that may be as fast as the best plans
@@ -97,11 +101,7 @@ class Space:
 
     @property
     def rule_sets(self) -> tuple[RuleSet, ...]:
-        """The given rule sets, else the usual ones, or the framework's if it has none of the usual ones (such as Ulysses alone)."""
-        usual = default_rule_sets()
-        if self.rules or not self.runs.rules or {rules.name for rules in usual} & {*self.runs.rules}:
-            return self.rules or usual
-        return tuple(load_rule_set(name) for name in self.runs.rules)
+        return self.rules or default_rule_sets()
 
     def cuts(self, job: TrainingJob) -> tuple[tuple[RuleSet, Dispatcher], ...]:
         """Return the rule sets for sharding operators, each with every dispatcher of tokens to experts."""
@@ -128,9 +128,31 @@ class Space:
         return has and (cp == 1 or not self.balanced_context or seq_len % (2 * cp) == 0)
 
 
+def searched_rules(profile: ExecutionProfile, seq_len: int) -> tuple[RuleSet, ...]:
+    """Return the rule sets that are searched if none are given.
+
+    They are those of the stated form of context parallelism, else the default ones, or the framework's if it has none of these (such as
+    Ulysses alone). For `LONG_SEQUENCE` and more, both forms of context parallelism of a framework that has two are searched.
+    """
+    form, names = profile.communication.context_form, profile.runs.rules
+    usual = default_rule_sets()
+    if form == ULYSSES:
+        return tuple(map(load_rule_set, ULYSSES_RULES))
+    if names and not {rules.name for rules in usual} & {*names}:
+        return tuple(map(load_rule_set, names))
+    if form or seq_len < LONG_SEQUENCE:
+        return usual
+    return (*usual, *(load_rule_set(name) for name in ULYSSES_RULES if name in names))
+
+
 def runnable_space(space: Space, profile: ExecutionProfile, job: TrainingJob) -> Space:
     """Return the part of the space that the framework of this profile can run for the job."""
-    return replace(space, runs=profile.runs.for_training(job.train), balanced_context=profile.communication.context_chunks == HEAD_TAIL)
+    return replace(
+        space,
+        rules=space.rules or searched_rules(profile, job.seq_len),
+        runs=profile.runs.for_training(job.train),
+        balanced_context=profile.communication.context_chunks == HEAD_TAIL,
+    )
 
 
 def unlimited_space(space: Space) -> Space:
@@ -143,15 +165,19 @@ class RuleChoices:
 
     def __init__(self, job: TrainingJob, space: Space, attention: AttentionKernel) -> None:
         self.job, self.space, self.attention = job, space, str(attention)
-        self.known: dict[tuple[int, int], int] = {}
+        self.known: dict[tuple[int, int, bool], int] = {}
         self.folded: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
         self.cuts = space.cuts(job)
 
-    def mask(self, cp: int, tp: int) -> int:
-        """Return bits of rule sets that admit these degrees; a bit is not set if an earlier set gives the same plan without unused axes."""
-        if (cp, tp) not in self.known:
-            self.known[cp, tp] = self._find(cp, tp)
-        return self.known[cp, tp]
+    def mask(self, cp: int, tp: int, *, hybrid: bool) -> int:
+        """Return bits of rule sets that admit these degrees; a bit is not set if an earlier set gives the same plan without unused axes.
+
+        hybrid   both data-parallel degrees are above 1
+        """
+        key = (cp, tp, hybrid and bool(self.space.runs.hybrid_rules))
+        if key not in self.known:
+            self.known[key] = self._find(*key)
+        return self.known[key]
 
     def foldings(self, tp: int, cp: int, data: int) -> list[tuple[int, int]]:
         """Return (ep, etp) of layouts with these degrees and an axis of `data` ranks for experts; (1, 1) for a model without experts."""
@@ -180,14 +206,14 @@ class RuleChoices:
                 bits |= mask << (i * count)
         return bits
 
-    def _find(self, cp: int, tp: int) -> int:
+    def _find(self, cp: int, tp: int, hybrid: bool) -> int:
         model, space = self.job.transformer, self.space
         axes = present_axes(cp=cp, tp=tp, num_key_value_heads=model.num_key_value_heads)
         mask, seen = 0, list[RuleSet]()
         for i, rules in enumerate(space.rule_sets):
             if not admits(rules, model, self.job.seq_len, cp=cp, tp=tp):
                 continue
-            if not space.runs.cuts_alike(rules, model, self.attention, axes):
+            if not space.runs.cuts_alike(rules, model, self.attention, axes, hybrid=hybrid):
                 continue
             scatters = tp > 1 and rules.scatters_residual
             is_new = not any(cuts_alike(rules, other, model, self.attention, axes) for other in seen)
@@ -406,8 +432,7 @@ def layout_blocks(job: TrainingJob, num_chips: int, space: Space, attention: Att
                 cp = rest // tp
                 if not space.admits("cp", cp) or not space.runs_degrees(job.seq_len, pp=pp, cp=cp, tp=tp):
                     continue
-                mask = choices.mask(cp, tp)
-                if not mask:
+                if not choices.mask(cp, tp, hybrid=False):
                     continue
                 for shard in divisors(data):
                     replicate = data // shard
@@ -420,7 +445,7 @@ def layout_blocks(job: TrainingJob, num_chips: int, space: Space, attention: Att
                         degrees = dict(zip(DEFAULT_ORDER, (2 if p else 1 for p in present), strict=True))
                         canonical[present] = [i for i in range(len(space.orders)) if is_canonical_order(space.orders, i, degrees)]
                     for ep, etp in choices.foldings(tp, cp, shard if shard > 1 else replicate):
-                        ways = choices.with_dispatchers(mask, ep)
+                        ways = choices.with_dispatchers(choices.mask(cp, tp, hybrid=shard > 1 and replicate > 1), ep)
                         rows += [(replicate, shard, cp, tp, ep, etp, order, ways) for order in canonical[present] if ways]
             if rows:
                 columns = np.array(rows, dtype=np.int64).T

@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 
+import perfmodel
 from perfmodel.foundation.errors import InputError
+from perfmodel.frameworks.profile import load_profile
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, PipelineSchedule, Recompute, check_order
 from perfmodel.parallel.plan import DEFAULT_RECOMPUTE_OPERATORS
 from perfmodel.parallel.recompute_modules import operators_of, useful_lists
 from perfmodel.planner.uniform.space import (
     KNOBS,
+    LONG_SEQUENCE,
     SEARCHED_ORDERS,
     Space,
     is_canonical_order,
@@ -16,6 +19,7 @@ from perfmodel.planner.uniform.space import (
     micro_batches,
     pipeline_groups,
     recompute_choices,
+    searched_rules,
     stage_layouts,
     tensor_degrees,
 )
@@ -24,6 +28,33 @@ from perfmodel.workload.layer_specs import Experts
 from tests.cost.jobs import LLAMA_LIKE, estimator_of, make_job, make_model, sweep_all
 
 EVERYTHING = Space()
+
+
+@pytest.mark.parametrize(
+    ("profile", "seq_len", "names"),
+    [
+        ("hf-trainer", 8192, ["megatron", "megatron-sp"]),
+        ("hf-trainer", LONG_SEQUENCE, ["megatron", "megatron-sp", "ulysses"]),
+        ("hf-trainer+cp_form=zigzag", LONG_SEQUENCE, ["megatron", "megatron-sp"]),
+        ("deepspeed+cp_form=ulysses", 8192, ["ulysses", "megatron-ulysses"]),
+        ("megatron", LONG_SEQUENCE, ["megatron", "megatron-sp", "ulysses", "megatron-ulysses"]),
+        ("torchtitan", LONG_SEQUENCE, ["megatron", "megatron-sp"]),
+        ("generic", LONG_SEQUENCE, ["megatron", "megatron-sp"]),
+        ("verl-fsdp", 8192, ["ulysses"]),
+    ],
+)
+def test_rule_sets_of_a_search_are_those_of_the_framework(profile, seq_len, names):
+    assert [rules.name for rules in searched_rules(load_profile(profile), seq_len)] == names
+
+
+def test_a_search_of_long_sequences_finds_ulysses_where_the_framework_has_it():
+    job = {"model": "llama-3-8b", "cluster": "dgx-a100", "chips": 32, "global_batch": 32, "seq_len": 65536, "profile": "hf-trainer"}
+    best = perfmodel.find_plans(**job).plans[0]
+    assert best.plan.rule_set == "ulysses"
+    assert not best.not_runnable
+    ring = perfmodel.find_plans(**job, cp_form="zigzag").plans[0]
+    assert ring.plan.rule_set != "ulysses"
+    assert ring.step_time > best.step_time
 
 
 @pytest.mark.parametrize("kv, degrees", [(8, [1, 2, 4, 8]), (2, [1, 2, 4, 8]), (1, [1, 2, 4, 8])])
