@@ -194,14 +194,14 @@ def _unit_remedy(unit: str, kind: str, units: dict[str, _Unit]) -> tuple[str, st
 
 
 def exact_quantity(value: float, kind: str) -> str:
-    """Return a string with unit that `parse_quantity` converts back to exactly `value`, with the prefix that makes it shortest."""
+    """Return a string with unit that `parse_quantity` converts back to exactly `value`, with the prefix that makes it shortest; amounts are in bytes."""
     units = _UNITS[kind]
     candidates = []
     for unit, (factor, power) in units.items():
         for digits in (f"{value / (factor * 10.0**power):.15g}", repr(float(value) / (factor * 10.0**power))):
             text = f"{digits} {unit}".strip()
             if "inf" not in digits and parse_quantity(text, kind) == value:
-                penalty = 4 * ("e" in digits) + 2 * (not 1 <= float(digits) < 1000)
+                penalty = 4 * ("e" in digits) + 2 * (not 1 <= float(digits) < 1000) + 4 * unit.endswith("bit")
                 candidates.append((len(digits) + penalty, len(text), text))
     base = next(unit for unit, scale in units.items() if scale == (1.0, 0))
     return min(candidates)[2] if candidates else f"{value!r} {base}".strip()

@@ -97,6 +97,7 @@ def test_exact_quantities_read_well():
     assert exact_quantity(450e9, "bandwidth") == "450 GB/s"
     assert exact_quantity(600e-9, "time") == "600 ns"
     assert exact_quantity(80 * 2.0**30, "bytes") == "80 GiB"
+    assert exact_quantity(500e6, "bytes") == "500 MB"
 
 
 def test_printouts_have_three_digits_and_a_unit():
