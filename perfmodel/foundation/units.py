@@ -194,7 +194,7 @@ def _unit_remedy(unit: str, kind: str, units: dict[str, _Unit]) -> tuple[str, st
 
 
 def exact_quantity(value: float, kind: str) -> str:
-    """Return a string with unit that `parse_quantity` converts back to exactly `value`, with the prefix that makes it shortest; amounts are in bytes."""
+    """Return a string that `parse_quantity` converts back to exactly `value`, with the shortest prefix, and bytes for data."""
     units = _UNITS[kind]
     candidates = []
     for unit, (factor, power) in units.items():

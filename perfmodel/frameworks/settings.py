@@ -215,12 +215,16 @@ def _switch(field: str) -> Callable[[ExecutionProfile, object], ExecutionProfile
 
 
 def _context_form(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    """Set the form of context parallelism and its rules; a framework without context parallelism has only its `context_forms`."""
+    """Set the form of context parallelism, and its rules where the framework names none.
+
+    A framework without context parallelism has only its `context_forms`.
+    """
     if value not in CONTEXT_FORMS:
         return profile
     chunks = profile.communication.context_chunks if value == ULYSSES else "contiguous" if value == RING else "head_tail"
     runs = profile.runs
-    rules = (*runs.rules, *ULYSSES_RULES) if value == ULYSSES and runs.rules else runs.rules
+    adds = value == ULYSSES and runs.rules and not {*ULYSSES_RULES} & {*runs.rules}
+    rules = (*runs.rules, *ULYSSES_RULES) if adds else runs.rules
     axes = (*runs.axes, "cp") if value in runs.context_forms else runs.axes
     runs = replace(runs, rules=tuple(dict.fromkeys(rules)), axes=tuple(dict.fromkeys(axes)))
     return profile.having(context_form=value, context_chunks=chunks, runs=runs)

@@ -12,7 +12,7 @@ from perfmodel.foundation.memory_headroom import Verdict, memory_rule
 from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.foundation.words import words_of
 from perfmodel.frameworks.profile import ExecutionProfile
-from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, rule_labels, rule_set_of
+from perfmodel.parallel.algebra.rules import default_rule_sets, rule_labels, rule_set_of
 from perfmodel.parallel.knobs import Knobs, bounded_knobs, choices_of
 from perfmodel.parallel.layout import USUAL_DISPATCHERS, PipelineSchedule, Recompute
 from perfmodel.parallel.plan import Plan, check_expert_knobs, make_plan, plan_facts
@@ -125,18 +125,13 @@ def plan_knobs(plan: Plan) -> dict[str, int | str | bool]:
     return {knob: facts[knob] for knob in KNOBS if knob in facts} | {"rules": rule_labels(plan.rules)}
 
 
-def _rules_to_try(plan: Plan, knobs: Mapping[str, int | str | bool], profile: ExecutionProfile) -> tuple[RuleSet, ...]:
-    """Return the given rule set, else those of a search and the plan's own."""
-    if "rules" in knobs:
-        return (rule_set_of(knobs["rules"]),)
-    return tuple(dict.fromkeys((*searched_rules(profile, plan.job.seq_len), plan.rules)))
-
-
 def _space_of(plan: Plan, knobs: Mapping[str, int | str | bool], profile: ExecutionProfile) -> Space:
+    """Return the plans with these knobs, under the given rule set, else those of a search and the plan's own."""
     fixed = {knob: value for knob, value in knobs.items() if knob != "rules"}
+    rules = (rule_set_of(knobs["rules"]),) if "rules" in knobs else (*searched_rules(profile, plan.job.seq_len), plan.rules)
     # flex is tried only if the plan uses it
-    dispatchers = tuple(dict.fromkeys((*USUAL_DISPATCHERS, plan.dispatcher)))
-    return Space(fixed=fixed, rules=_rules_to_try(plan, knobs, profile), dispatchers=dispatchers)
+    dispatchers = (*USUAL_DISPATCHERS, plan.dispatcher)
+    return Space(fixed=fixed, rules=tuple(dict.fromkeys(rules)), dispatchers=tuple(dict.fromkeys(dispatchers)))
 
 
 def space_around(plan: Plan, fixed: Mapping[str, int | str | bool]) -> Space:

@@ -33,7 +33,7 @@ SETTINGS = {
     "torchtitan": {"compile": (True,), "fused_optimizer": (True, False), "cp_form": ("all-gather",)},
     "megatron": {"fused_cross_entropy": (True,), "attention_kernel": ("cudnn",), "fp32_gradient_accumulation": (False,)},
     "nemo-automodel": {"compile": (True,), "loss": ("fused", "chunked"), "attention_kernel": ("flash2", "flash3")},
-    "trl": {"compile": (True,), "loss": ("fused", "chunked"), "attention_kernel": ("flash2", "flash3")},
+    "trl": {"compile": (True,), "loss": ("fused", "chunked"), "attention_kernel": ("flash2", "flash3"), "cp_form": ("ulysses",)},
     "llama-factory": {"compile": (True,), "loss": ("fused",), "attention_kernel": ("flash2", "flash3")},
     "axolotl": {"compile": (True,), "loss": ("fused", "chunked"), "attention_kernel": ("flash2", "flash3"), "cp_form": ("all-gather",),
         "fused_rmsnorm": (True,)},

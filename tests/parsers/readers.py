@@ -75,8 +75,9 @@ def read_accelerate(folder: Path) -> tuple[Values, list[str]]:
                 f"fsdp.{name}": getattr(fsdp, name) for name in ("fsdp_version", "reshard_after_forward", "activation_checkpointing")
             }
             values["fsdp.cpu_offload"] = type(fsdp.cpu_offload).__name__ == "CPUOffloadPolicy"
+        if args.use_parallelism_config:
             axes = ParallelismConfig()
-            names = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size", "total_size")
+            names = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size", "sp_size", "sp_backend", "total_size")
             values |= {f"parallelism.{name}": getattr(axes, name) for name in names}
             values["parallelism.cp_comm_strategy"] = getattr(axes.cp_handler, "cp_comm_strategy", None)
         if args.use_deepspeed:

@@ -27,9 +27,13 @@ NUM_PLANS = 40
 
 
 def uses_deepspeed(facts: Facts) -> bool:
-    """Whether accelerate's files name DeepSpeed: ZeRO 1, and where one of optimizer and parameters is offloaded."""
+    """Whether accelerate's files name DeepSpeed: ZeRO 1, Ulysses, and where one of optimizer and parameters is offloaded."""
     one_offload = bool(facts["optimizer_offload"]) != bool(facts["parameter_offload"])
-    return facts["zero"] == 1 or (facts["zero"] > 0 and one_offload)
+    return facts["zero"] == 1 or (facts["zero"] > 0 and (one_offload or uses_ulysses(facts)))
+
+
+def uses_ulysses(facts: Facts) -> bool:
+    return facts["cp"] > 1 and facts["cp_form"] == "ulysses"
 
 
 def trl_values(facts: Facts) -> dict[str, Any]:
@@ -55,7 +59,7 @@ def trl_values(facts: Facts) -> dict[str, Any]:
         "trainer.torch_compile": bool(facts["compile"]),
         "trainer.use_liger_kernel": facts["loss"] == "fused",
         "model.model_name_or_path": facts["model_id"],
-        "model.attn_implementation": kernels.get(facts["attention_kernel"], "sdpa"),
+        "model.attn_implementation": kernels.get(facts["attention_kernel"], "flash_attention_2" if uses_ulysses(facts) else "sdpa"),
         "model.use_peft": tuned,
         "model.use_dora": facts["adapters"] == "dora",
         "model.load_in_4bit": str(facts["base_format"]).startswith("nf4"),
@@ -69,11 +73,15 @@ def trl_values(facts: Facts) -> dict[str, Any]:
             "fsdp.reshard_after_forward": zero == 3,
             "fsdp.activation_checkpointing": full,
             "fsdp.cpu_offload": bool(facts["parameter_offload"]),
+        }
+    if fsdp or uses_ulysses(facts):
+        values |= {
             "parallelism.dp_replicate_size": facts["dp_replicate"],
             "parallelism.dp_shard_size": facts["dp_shard"],
             "parallelism.tp_size": facts["tp"],
-            "parallelism.cp_size": 1 if facts["cp_form"] == "ulysses" else cp,
-            "parallelism.sp_size": cp if facts["cp_form"] == "ulysses" else 1,
+            "parallelism.cp_size": 1 if uses_ulysses(facts) else cp,
+            "parallelism.sp_size": cp if uses_ulysses(facts) else 1,
+            "parallelism.sp_backend": "deepspeed",
             "parallelism.total_size": facts["chips"],
         }
     if deepspeed:
