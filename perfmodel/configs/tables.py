@@ -157,10 +157,12 @@ def load_tables() -> Mapping[str, FrameworkTable]:
 
 
 def table_named(name: str) -> FrameworkTable:
-    """Return the table of a framework for which plans can be written. Raises InputError."""
+    """Return the table of a framework for which plans can be written. Raises InputError, which names the files of a profile."""
     known = {key: table for key, table in load_tables().items() if table.outputs}
     if name not in known:
-        raise bad_field("to", name, "is no framework that plans are written for", suggest(name, known).removeprefix("; "))
+        of_profile = " or ".join(key for key, table in known.items() if table.profile == name)
+        remedy = f"use {of_profile}" if of_profile else suggest(name, known).removeprefix("; ")
+        raise bad_field("to", name, "is no framework that plans are written for", remedy)
     return known[name]
 
 

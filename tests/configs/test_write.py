@@ -223,8 +223,9 @@ def test_what_a_framework_cannot_express_is_named(drawn, to, holds, sentence):
 
 @pytest.mark.parametrize(
     ("framework", "to", "sentence"),
-    [("megatron", "nothing", "is no framework that plans are written for"), ("megatron", "vllm", "is no framework")],
-)
+    [("megatron", "nothing", "is no framework that plans are written for"), ("megatron", "vllm", "is no framework"),
+     ("trl", "hf-trainer", "use axolotl or ms-swift or trl"), ("megatron", "nemo", "use megatron-bridge")],
+)  # fmt: skip
 def test_an_unknown_framework_is_refused(framework, to, sentence):
     with pytest.raises(InputError, match=sentence):
         export_plan(draw_plan(framework, random.Random(1)), to=to)
