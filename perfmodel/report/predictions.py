@@ -443,6 +443,7 @@ PLAN_HEADERS = ("tp", "sp", "cp", "pp", "schedule", "dp", "zero", "micro", "reco
 PLAN_LEGEND = {
     "sp": "sequence parallel",
     "schedule": "with chunks per rank",
+    "cp form": "of context parallelism (--cp-form)",
     "dp": "dp_replicate x dp_shard",
     "micro": "micro-batch",
     "MFU": "of model FLOPs as PaLM counts them",

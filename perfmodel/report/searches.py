@@ -10,6 +10,7 @@ from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_step, format_time
 from perfmodel.frameworks.profile import GENERIC
 from perfmodel.parallel.algebra.rules import rule_labels
+from perfmodel.parallel.context_forms import ULYSSES, ULYSSES_RULES
 from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, plan_to_dict
 from perfmodel.parallel.prediction import PROBABILITY, Prediction, probability_cell
@@ -150,7 +151,7 @@ def plans_table(result: SearchResult) -> Table:
     shown = [(str(number), kind.prediction) for number, kind in enumerate(result.kinds, 1)]
     step, size = times_like(min((prediction.step_time for _, prediction in shown), default=1.0)), bytes_like(result.memory_usable)
     ranks = _place_ranges([kind.position for kind in result.kinds])
-    with_rules = any(rule_labels(prediction.plan.rules) for _, prediction in shown)
+    cuts = _cut_cells([prediction.plan for _, prediction in shown])
     unit = size(result.memory_usable).rpartition(" ")[2]
     of_run = value_cells(result.objective, [kind.value for kind in result.kinds if kind.value is not None])
     rows = [
@@ -163,7 +164,7 @@ def plans_table(result: SearchResult) -> Table:
             size(prediction.memory["total"]).removesuffix(f" {unit}"),
             probability_cell(prediction.fits_probability),
             *plan_cells(prediction.plan),
-            *((prediction.plan.rule_set,) if with_rules else ()),
+            *(cells[int(name) - 1] for cells in cuts.values()),
             rank,
             f"{prediction.tflops_per_chip:,.0f}",
             fits_cell(prediction.verdict),
@@ -171,7 +172,7 @@ def plans_table(result: SearchResult) -> Table:
         for rank, (name, prediction) in zip(ranks, shown, strict=True)
     ]
     results = ("plan", *of_run, "step time", "vs 1", "MFU", unit, PROBABILITY)
-    headers = (*results, *PLAN_HEADERS, *(("rules",) if with_rules else ()), *_MORE_COLUMNS)
+    headers = (*results, *PLAN_HEADERS, *cuts, *_MORE_COLUMNS)
     knobs = range(len(results), len(headers) - len(_MORE_COLUMNS))
     shared = [i for i in knobs if len({row[i] for row in rows}) == 1] if len(rows) > 1 else []
     kept = [i for i in range(len(headers)) if i not in shared]
@@ -184,6 +185,14 @@ def plans_table(result: SearchResult) -> Table:
         right=(*of_run, "step time", "vs 1", "TFLOP/s", "MFU", unit, PROBABILITY, "tp", "cp", "pp", "dp", "zero", "micro"),
         optional=(*_MORE_COLUMNS, "MFU", "vs 1", "sp", "rules", "schedule"),
     )
+
+
+def _cut_cells(plans: Sequence[Plan]) -> dict[str, list[str]]:
+    """Return the column of the rule sets, header -> cells: the form of context parallelism if they differ in no more; empty by default."""
+    labels = {rule_labels(plan.rules) for plan in plans} - {""}
+    if labels - {*ULYSSES_RULES}:
+        return {"rules": [plan.rule_set for plan in plans]}
+    return {"cp form": [ULYSSES if plan.rule_set in labels else "-" for plan in plans]} if labels else {}
 
 
 #: Columns that repeat information of other columns; on wide pages only.

@@ -74,6 +74,18 @@ def test_the_best_plans_are_no_wider_than_a_screen(capsys):
     assert sum(line.startswith("as good as") for line in lines) == sum(bool(kind.alike) for kind in result.kinds) > 0
 
 
+def test_plans_that_differ_in_the_form_of_context_parallelism_are_told_apart(capsys):
+    result = perfmodel.find_plans(model="llama-2-7b", cluster="dgx-h100", chips=16, global_batch=16, seq_len=131072, profile="megatron")
+    table = plans_table(result)
+    assert [row[-4] for row in table.rows] == ["ulysses" if "ulysses" in kind.prediction.plan.rule_set else "-" for kind in result.kinds]
+    print_blocks([table], Output())
+    printed = capsys.readouterr().out
+    assert "cp form" in printed
+    assert max(map(len, printed.splitlines())) <= 100
+    named = perfmodel.find_plans(model="gpt2", cluster="dgx-h100", chips=8, global_batch=8, seq_len=1024, rules="ddp")
+    assert "rules ddp" in plans_table(named).caption
+
+
 def test_rejected_plans_and_layouts_are_counted(result):
     counts = [int(row[0].replace(",", "")) for row in rejected_table(result).rows if row[1] == "plans"]
     assert sum(counts) == result.num_evaluated - result.num_feasible
