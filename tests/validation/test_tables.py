@@ -74,7 +74,7 @@ def test_the_best_plans_are_no_wider_than_a_screen(capsys):
     assert sum(line.startswith("as good as") for line in lines) == sum(bool(kind.alike) for kind in result.kinds) > 0
 
 
-def test_plans_that_differ_in_the_form_of_context_parallelism_are_told_apart(capsys):
+def test_the_form_of_context_parallelism_has_a_column_where_it_differs(capsys):
     result = perfmodel.find_plans(model="llama-2-7b", cluster="dgx-h100", chips=16, global_batch=16, seq_len=131072, profile="megatron")
     table = plans_table(result)
     assert [row[-4] for row in table.rows] == ["ulysses" if "ulysses" in kind.prediction.plan.rule_set else "-" for kind in result.kinds]
