@@ -34,7 +34,7 @@ def random_job(random: random.Random) -> dict[str, Any]:
         "cluster": random.choice(CLUSTERS),
         "chips": chips,
         "global_batch": chips * random.choice((1, 2, 8)),
-        "seq_len": 1024 if chips == 1 else random.choice((1000, 1024, 2048, 8192)),
+        "seq_len": 1024 if chips == 1 else random.choice((1000, 1024, 2048, 8192, 32768)),
         "profile": random.choice([name for name in list_profiles() if name != GENERIC]),
     }
     if random.random() < 0.2:
