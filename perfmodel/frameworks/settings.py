@@ -226,7 +226,7 @@ def _context_form(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     adds = value == ULYSSES and runs.rules and not {*ULYSSES_RULES} & {*runs.rules}
     rules = (*runs.rules, *ULYSSES_RULES) if adds else runs.rules
     axes = (*runs.axes, "cp") if value in runs.context_forms else runs.axes
-    runs = replace(runs, rules=tuple(dict.fromkeys(rules)), axes=tuple(dict.fromkeys(axes)))
+    runs = replace(runs, rules=rules, axes=tuple(dict.fromkeys(axes)))
     return profile.having(context_form=value, context_chunks=chunks, runs=runs)
 
 

@@ -155,7 +155,7 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, any_
     order = fixed.pop("order", None)
     modules = fixed.pop("recompute_modules", None)
     profile = setting.estimator.profile
-    rules = fixed.pop("rules", None) or searched_rules(profile, setting.job.seq_len)
+    rules = fixed.pop("rules", ())
     _check_rules(rules, fixed.get("sequence_parallel"))
     fixed |= {name: str(choice_of(kind, fixed[name], name)) for name, kind in choices_of().items() if name in fixed}
     if fixed.get("zero", 0) not in ZERO_STAGES:
@@ -176,7 +176,7 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, any_
         fixed=fixed,
         maximum=dict(maximum),
         orders=orders,
-        rules=rules,
+        rules=rules or searched_rules(profile, setting.job.seq_len),
         recompute_operators=operators,
         lists=tuple(map(operators_of, useful_lists(setting.job.transformer))) if tries_lists else (),
         dispatchers=runs.dispatchers(setting.cluster.chip.name),

@@ -67,7 +67,7 @@ class Space:
     fixed          knob -> its only value; `dp` is the product of both data-parallel degrees
     maximum        knob -> its largest value (whole-number knobs)
     orders         orders of the axes on the network
-    rules          rule sets; empty: `searched_rules` of the framework
+    rules          rule sets, such as `searched_rules` of a framework; empty: `default_rule_sets`, which differ in `sequence_parallel`
     runs           limits of a framework; balanced_context: 2 cp must divide its sequences
     recompute_operators   operators that selective recomputation runs again
     lists          further lists of them, tried for layouts that may be as fast as the best plans
@@ -147,12 +147,7 @@ def searched_rules(profile: ExecutionProfile, seq_len: int) -> tuple[RuleSet, ..
 
 def runnable_space(space: Space, profile: ExecutionProfile, job: TrainingJob) -> Space:
     """Return the part of the space that the framework of this profile can run for the job."""
-    return replace(
-        space,
-        rules=space.rules or searched_rules(profile, job.seq_len),
-        runs=profile.runs.for_training(job.train),
-        balanced_context=profile.communication.context_chunks == HEAD_TAIL,
-    )
+    return replace(space, runs=profile.runs.for_training(job.train), balanced_context=profile.communication.context_chunks == HEAD_TAIL)
 
 
 def unlimited_space(space: Space) -> Space:
@@ -444,8 +439,9 @@ def layout_blocks(job: TrainingJob, num_chips: int, space: Space, attention: Att
                     if present not in canonical:
                         degrees = dict(zip(DEFAULT_ORDER, (2 if p else 1 for p in present), strict=True))
                         canonical[present] = [i for i in range(len(space.orders)) if is_canonical_order(space.orders, i, degrees)]
+                    mask = choices.mask(cp, tp, hybrid=shard > 1 and replicate > 1)
                     for ep, etp in choices.foldings(tp, cp, shard if shard > 1 else replicate):
-                        ways = choices.with_dispatchers(choices.mask(cp, tp, hybrid=shard > 1 and replicate > 1), ep)
+                        ways = choices.with_dispatchers(mask, ep)
                         rows += [(replicate, shard, cp, tp, ep, etp, order, ways) for order in canonical[present] if ways]
             if rows:
                 columns = np.array(rows, dtype=np.int64).T
