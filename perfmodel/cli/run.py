@@ -13,6 +13,7 @@ from perfmodel.cli import options
 from perfmodel.cli.output import Output, Progress, show
 from perfmodel.cli.words import argument, command, option
 from perfmodel.foundation.errors import bad_field
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.resources import check_can_be_written
 from perfmodel.foundation.words import Words
 from perfmodel.parallel.request import Request
@@ -208,7 +209,11 @@ def demo(*, output: Output) -> None:
             | comparison_object(row.comparison)
             for row in result.rows
         ]
-        return {"rows": rows, "pairs_apart": result.pairs_apart, "pairs_right": result.pairs_right, "elapsed": result.elapsed}
+        return {
+            "rows": rows,
+            "largest_error": result.worst_error,
+            **picked(result, "pairs_apart pairs_right drift others turns discarded elapsed"),
+        }
 
     show(Document(content=content, blocks=lambda: _demo_blocks(result)), output)
 

@@ -191,6 +191,7 @@ def run_demo(
             group,
             job,
             [(name, prediction.plan) for name, prediction in plans],
+            expected_time=sum(prediction.step_time for _, prediction in plans),
             rounds=rounds,
             deadline=begin + TIME_LIMIT,
             progress=ran,

@@ -9,6 +9,7 @@ import pytest
 
 from perfmodel.cost.resolve import resolve_estimator
 from perfmodel.execute.launch.processor_use import ProcessorUse, processor_use
+from perfmodel.execute.measure.rounds import steps_of_a_turn
 from perfmodel.execute.refuse import executable_reason
 from perfmodel.frameworks.profile import load_profile
 from perfmodel.hardware.calibration import SPEC_SHEET
@@ -66,6 +67,11 @@ def test_only_pairs_that_are_apart_count():
     assert ordered_pairs([2.0, 1.0], [1.0, 1.1]) == (0, 0)
 
 
+@pytest.mark.parametrize("expected_time, steps", [(0.8, 6), (5.0, 4), (8.0, 2), (80.0, 2)])
+def test_a_slow_machine_times_fewer_steps_a_round(expected_time: float, steps: int):
+    assert steps_of_a_turn(43.0, 8, expected_time) == steps
+
+
 def test_what_other_processes_took_is_what_is_busy_and_not_ours(tmp_path: Path):
     """proc(5): the first line of stat in clock ticks; of a process, utime and stime are the 14th and 15th field."""
     tick = os.sysconf("SC_CLK_TCK")
@@ -106,6 +112,7 @@ def test_the_demo_runs_with_a_tiny_model(brief_machine, monkeypatch, tmp_path: P
     assert all(row.comparison.measurement.gradient_error < 1e-3 for row in result.rows)
     assert all(row.comparison.measurement.peak_memory > 0 for row in result.rows)
     assert 0 <= result.pairs_right <= result.pairs_apart
+    assert result.worst_error == max(abs(row.comparison.time_error) for row in result.rows)
     assert set(result.elapsed) == {"calibrate", "search", "run"}
     assert seen[-1][0] <= 1.0
     assert seen[0][0] < 0.1

@@ -21,9 +21,11 @@ from perfmodel.workload.job import TrainingJob
 Progress = Callable[[float, str], None]
 """Called with the finished share (0 to 1) and a description of the current measurement."""
 
-#: Warm-up and timed steps of a plan per round, and the number of rounds: A B C A B C, so that disturbances by other
-#: processes affect all plans equally.
-WARMUP, STEPS, ROUNDS = 2, 6, 3
+#: Warm-up steps and most and fewest timed steps of a plan per round, and the number of rounds: A B C A B C, so that disturbances by other
+#: processes and drift affect all plans equally. A slow machine times fewer steps a round rather than fewer rounds.
+WARMUP, STEPS, FEWEST_STEPS, ROUNDS = 2, 6, 2, 3
+#: Time of a turn before its first step: process groups, model, optimizer. Empirical, on two cores. [s]
+TURN_SETUP_TIME = 1.5
 #: A plan's turn is repeated if other processes took more than `MOST_BUSY` of the processors.
 MOST_ROUNDS = 8
 
@@ -75,13 +77,24 @@ class Measured:
 
 
 def measure_rounds(
-    group: WorkerGroup, job: TrainingJob, plans: Sequence[tuple[str, Plan]], *, rounds: int = ROUNDS, deadline: float, progress: Progress
+    group: WorkerGroup,
+    job: TrainingJob,
+    plans: Sequence[tuple[str, Plan]],
+    *,
+    expected_time: float,
+    rounds: int = ROUNDS,
+    deadline: float,
+    progress: Progress,
 ) -> Measured:
     """Measure the named plans in rounds until each has enough quiet turns or the deadline is near.
 
-    A plan without a quiet turn uses its quietest turn. job: job of the anchor. deadline: no round starts that would end later, on the
-    clock of `time.monotonic` [s].
+    A plan without a quiet turn uses its quietest turn.
+
+    job             job of the anchor
+    expected_time   sum of the plans' predicted step times; sets the timed steps of a turn so that all rounds end in time [s]
+    deadline        no round starts that would end later, on the clock of `time.monotonic` [s]
     """
+    steps = steps_of_a_turn((deadline - time.monotonic()) / rounds, len(plans), expected_time)
     turns_by_plan: list[list[Turn]] = [[] for _ in plans]
     anchors = [max(group.call(anchor_on_rank, job))]
     slowest_turn = 0.0
@@ -93,7 +106,7 @@ def measure_rounds(
             name, plan = plans[number]
             progress(min(index + position / len(due), rounds - 0.1) / rounds, f"round {index + 1}: {name}")
             start, inspects = time.monotonic(), index == 0
-            measurement = run_plan(plan, steps=STEPS, warmup=WARMUP, check_gradients=inspects, inspects=inspects, group=group)
+            measurement = run_plan(plan, steps=steps, warmup=WARMUP, check_gradients=inspects, inspects=inspects, group=group)
             turns_by_plan[number].append(Turn(measurement=measurement, others=measurement.busy_fraction))
             slowest_turn = max(slowest_turn, 0.0 if inspects else time.monotonic() - start)
         anchors.append(max(group.call(anchor_on_rank, job)))
@@ -105,6 +118,12 @@ def measure_rounds(
         turns=sum(map(len, counting)),
         discarded=sum(map(len, turns_by_plan)) - sum(map(len, counting)),
     )
+
+
+def steps_of_a_turn(round_time: float, num_plans: int, expected_time: float) -> int:
+    """Return the timed steps of each plan with which a round takes `round_time`. expected_time: sum of the plans' predicted step times."""
+    affordable = int((round_time - num_plans * TURN_SETUP_TIME) / expected_time) - WARMUP
+    return min(max(affordable, FEWEST_STEPS), STEPS)
 
 
 def quiet(turns: Sequence[Turn]) -> list[Turn]:
