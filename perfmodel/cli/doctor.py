@@ -23,7 +23,7 @@ def doctor(*, output: Output) -> None:
 
     def blocks() -> Iterator[Block]:
         facts = [("python", diagnosis.python)]
-        facts += [(part.name, part.version or f"not installed; {part.needed_for} need it") for part in diagnosis.parts]
+        facts += [(part.name, part.version or f"not installed; needed for {part.needed_for}") for part in diagnosis.parts]
         for gpu in diagnosis.devices:
             state = "calibrated" if gpu.is_calibrated else "not calibrated"
             chip = gpu.chip or "an unknown chip"
