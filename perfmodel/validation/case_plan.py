@@ -51,9 +51,9 @@ class HardwareOfCase:
     """
 
     chip: str
-    chips_per_node: int | None
     num_chips: int
-    inter_node_bandwidth_per_chip: float | None
+    chips_per_node: int | None = None
+    inter_node_bandwidth_per_chip: float | None = None
     cluster: str = ""
     calibration: str = ""
 
@@ -96,7 +96,9 @@ def plan_of_case(
     _check_optimizer(settings)
     profile = with_settings(load_profile_once(framework.profile), settings)
     policy, dtype = _precision(inputs, settings, assumed)
-    model = with_framework_defaults(_model(inputs, settings, seq_len=seq_len, tp=tp), inputs["model"], framework, settings)
+    model = inputs["model"]
+    config = model if isinstance(model, TransformerConfig) else config_from_case(model, settings=settings, seq_len=seq_len, tp=tp)
+    model = with_framework_defaults(config, model, framework, settings)
     profile, rules = context_of_case(profile, cp=cp, tp=tp, num_key_value_heads=model.num_key_value_heads, assumed=assumed)
     experts, recipe = None, None
     if model.experts is not None:
@@ -209,13 +211,6 @@ def _train(inputs: Mapping[str, Any], framework: Framework, assumed: list[str]) 
         assumed.append("train")
         return replace(training_of(framework.adapters), method=Method(value))
     return training_of(value)
-
-
-def _model(inputs: Mapping[str, Any], settings: Mapping[str, Any], *, seq_len: int, tp: int) -> TransformerConfig:
-    model = inputs["model"]
-    if isinstance(model, TransformerConfig):
-        return model
-    return config_from_case(model, settings=settings, seq_len=seq_len, tp=tp)
 
 
 def _micro_batch(inputs: Mapping[str, Any], framework: Framework, *, global_batch: int, dp: int, pp: int, assumed: list[str]) -> int:
@@ -344,12 +339,7 @@ def _hardware(inputs: Mapping[str, Any], num_chips: int) -> HardwareOfCase:
     per_node = optional_count(inputs, "chips_per_node")
     rate = inputs.get("inter_node_gbit_per_s_per_node")
     bandwidth = None if rate is None else rate * _GBIT / (per_node or 8)
-    return HardwareOfCase(
-        chip=chip,
-        chips_per_node=per_node,
-        num_chips=num_chips,
-        inter_node_bandwidth_per_chip=bandwidth,
-    )
+    return HardwareOfCase(chip=chip, num_chips=num_chips, chips_per_node=per_node, inter_node_bandwidth_per_chip=bandwidth)
 
 
 def _mixed_hardware(kinds: list[Any], num_chips: int) -> HardwareOfCase:
@@ -372,4 +362,4 @@ def _mixed_hardware(kinds: list[Any], num_chips: int) -> HardwareOfCase:
         pools.append(f"{count}@{kind['chip']}{stated}" + (f"*{speed:g}" if speed else ""))
     text = "+".join(pools) if len(pools) > 1 else pools[0].partition("@")[2]
     first = kinds[0]["chip"]
-    return HardwareOfCase(chip=first, chips_per_node=None, num_chips=num_chips, inter_node_bandwidth_per_chip=None, cluster=text)
+    return HardwareOfCase(chip=first, num_chips=num_chips, cluster=text)

@@ -143,7 +143,17 @@ def memory_table(memories: Sequence[MemorySummary], *, of: str = "") -> Table:
 def fit_table(result: ValidationResult) -> Table:
     sources = result.source_fits if len(result.source_fits) > 1 else ()
     headers = ("source", "right", "ran", "of them predicted not to fit", "ran out", "of them predicted to fit")
-    rows = tuple(_fit_row(counts) for counts in (*sources, result.fits))
+    rows = tuple(
+        (
+            counts.name,
+            share_text(counts.accuracy),
+            f"{counts.num_ran:,}",
+            _count(counts.ran_but_predicted_out, counts.false_out_fraction),
+            f"{counts.num_out:,}",
+            _count(counts.out_but_predicted_fits, counts.false_fit_fraction),
+        )
+        for counts in (*sources, result.fits)
+    )
     return Table(title="Does it fit? Runs that state their recomputation", headers=headers, rows=rows, right=headers[1:])
 
 
@@ -160,17 +170,6 @@ def fit_lines(counts: FitCounts) -> list[str]:
     elif not counts.num_ran:
         lines.append("All of these runs ran out of memory: how many that ran are predicted not to fit is not known; give a file of such.")
     return lines
-
-
-def _fit_row(counts: FitCounts) -> tuple[str, ...]:
-    return (
-        counts.name,
-        share_text(counts.accuracy),
-        f"{counts.num_ran:,}",
-        _count(counts.ran_but_predicted_out, counts.false_out_fraction),
-        f"{counts.num_out:,}",
-        _count(counts.out_but_predicted_fits, counts.false_fit_fraction),
-    )
 
 
 def choice_table(choices: PlanChoices, *, of: str = "") -> Table:
