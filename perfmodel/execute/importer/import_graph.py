@@ -183,12 +183,6 @@ def _remedy_of_factory(name: str, error: BaseException) -> str:
     return "call it by itself to see where"
 
 
-def _depends_on_values(error: BaseException) -> bool:
-    """Return whether the export failed on a data-dependent value (a branch, a size), and not on an error of forward itself."""
-    names = {type(cause).__name__ for cause in (error, error.__cause__, error.__context__) if cause is not None}
-    return bool(names & _OF_VALUES) or "data-dependent" in str(error).lower()
-
-
 _OF_VALUES = {"GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedOperatorException"}
 
 
@@ -219,7 +213,8 @@ def export_module(make: Callable[[], Any], inputs: Sequence[InputSpec], *, name:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # torch prints the graph that failed
                 program = torch.export.export(module, positional, named, strict=False)
         except Exception as error:
-            depends = _depends_on_values(error)
+            names = {type(cause).__name__ for cause in (error, error.__cause__, error.__context__) if cause is not None}
+            depends = bool(names & _OF_VALUES) or "data-dependent" in str(error).lower()
             what = "torch.export cannot follow it" if depends else "its forward fails on these inputs"
             shown = " ".join(map(str, inputs)) or "none"
             fitting = f"call it with types and sizes that it takes (inputs={shown})"

@@ -133,14 +133,10 @@ def _with_gradient(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Te
     """Return the backward pass alone, for all inputs of `function` that require a gradient."""
     output = function(x)
     gradient = torch.randn_like(output)
-    leaves = [x, *_leaves(function)]
-    return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
-
-
-def _leaves(function: Callable[..., object]) -> list[torch.Tensor]:
     cells = getattr(function, "__closure__", None) or ()
     contents = [cell.cell_contents for cell in cells]
-    return [value for value in contents if isinstance(value, torch.Tensor) and value.requires_grad]
+    leaves = [x, *(value for value in contents if isinstance(value, torch.Tensor) and value.requires_grad)]
+    return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
 
 
 def streaming_kernels(kernel: KernelClass, elements: int, dtype: Dtype, device: str) -> Iterator[Kernel]:

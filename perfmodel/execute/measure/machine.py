@@ -6,10 +6,9 @@ import platform
 import re
 import statistics
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 
-from perfmodel.execute.launch.launch import Worker, WorkerGroup
+from perfmodel.execute.launch.launch import DESCRIBE, Worker, WorkerGroup, workers_of
 from perfmodel.execute.launch.processor_use import processor_use
 from perfmodel.execute.measure.overhead_programs import overhead_plans, processor_time_on_rank
 from perfmodel.execute.measure.rounds import Progress
@@ -37,6 +36,8 @@ CPU_PROFILE, GPU_PROFILE = "torch-gloo", "torch-fsdp2"
 #: Cumulative progress after each phase: start of the workers, kernels, contention, collectives, tiny programs. Empirical.
 _PHASES = {False: (0.08, 0.45, 0.55, 0.7, 1.0), True: (0.15, 0.45, 0.55, 0.65, 1.0)}
 
+_MICROBENCHMARKS = "perfmodel.execute.measure.microbenchmarks"
+
 #: Steps of the tiny programs: warm-up and timed.
 _WARMUP, _STEPS, _BRIEF_STEPS = 3, 25, 10
 
@@ -46,24 +47,6 @@ def kernels_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
     from perfmodel.execute.per_operator.microbenchmarks import measure_network_kernels_on_rank
 
     return [*measure_kernels_on_rank(worker, scope), *measure_network_kernels_on_rank(worker, scope)]
-
-
-def contention_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
-    from perfmodel.execute.measure.microbenchmarks import measure_contention_on_rank
-
-    return measure_contention_on_rank(worker, scope)
-
-
-def collectives_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
-    from perfmodel.execute.measure.microbenchmarks import measure_collectives_on_rank
-
-    return measure_collectives_on_rank(worker, scope)
-
-
-def describe(worker: Worker) -> tuple[str, dict[str, str]]:
-    from perfmodel.execute.measure.measure import describe_on_rank
-
-    return describe_on_rank(worker)
 
 
 def measure_machine(
@@ -93,8 +76,7 @@ def measure_machine(
         limits[0] += 0.02 * (limits[1] - limits[0])
         report(limits[0], what)
 
-    scope = nullcontext(group) if group is not None else WorkerGroup(ranks, device=device, hang_timeout=60.0, on_progress=on_progress)
-    with scope as workers:
+    with workers_of(group, ranks, device=device, hang_timeout=60.0, on_progress=on_progress) as workers:
         before = workers.on_progress
         workers.on_progress = on_progress
         use = processor_use(workers.pids)
@@ -129,10 +111,10 @@ def _measure(group: WorkerGroup, brief: bool, limits: list[float], phases: Seque
     begin(1, "kernels")
     kernels = combine(group.call(kernels_on_rank, scope), slowest=False)
     begin(2, "contention")
-    contention = group.call(contention_on_rank, scope)[0]
+    contention = group.call((_MICROBENCHMARKS, "measure_contention_on_rank"), scope)[0]
     begin(3, "collectives")
-    collectives = combine(group.call(collectives_on_rank, scope), slowest=True)
-    name, software = group.call(describe)[0]
+    collectives = combine(group.call((_MICROBENCHMARKS, "measure_collectives_on_rank"), scope), slowest=True)
+    name, software = group.call(DESCRIBE)[0]
     cluster = machine_cluster(group, name)
     on_cpu = group.device == "cpu"
     if on_cpu:

@@ -123,8 +123,15 @@ class Parameters:
 
     def _reduce(self) -> None:
         """All-reduce all gradients at once, in place, so that the ranks synchronise only once. Aliased gradients are cloned first."""
-        if not self.adds_up:
-            self._part_gradients()
+        seen: set[int] = set()
+        for name in () if self.adds_up else self.unreduced:
+            parameter = self.tensors[name]
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            if (where := parameter.grad.untyped_storage().data_ptr()) in seen:
+                parameter.grad = parameter.grad.clone()
+            seen.add(where)
+            parameter.grad = parameter.grad.contiguous()
         pending = []
         for name in self.unreduced:
             gradient = self.sums[name] if self.adds_up else self.tensors[name].grad
@@ -133,18 +140,6 @@ class Parameters:
                 pending.append(begin_all_reduce(self.mesh, gradient, self.axes[name], purpose))
         for work in pending:
             work.wait()
-
-    def _part_gradients(self) -> None:
-        """Give each gradient a contiguous tensor of its own, in order."""
-        seen: set[int] = set()
-        for name in self.unreduced:
-            parameter = self.tensors[name]
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            if (where := parameter.grad.untyped_storage().data_ptr()) in seen:
-                parameter.grad = parameter.grad.clone()
-            seen.add(where)
-            parameter.grad = parameter.grad.contiguous()
 
     def update(self) -> None:
         if not self.learning_rate:
@@ -197,24 +192,13 @@ def _add_up(sums: Mapping[str, torch.Tensor], name: str, parameter: torch.Tensor
     parameter.grad = None
 
 
-def _launch(waiting: dict[int, int], number: int, flat: FlatUnit, parameter: torch.Tensor) -> None:
-    """Count a finished gradient, and start the unit's reduction after the last one of the step."""
-    waiting[number] -= 1
-    if not waiting[number]:
-        flat.launch()
-
-
 class FlatParameters(Parameters):
-    """ZeRO 0 and 1: gradients accumulate in flat buffers, reduced once a step. ZeRO 1 reduce-scatters them and all-gathers new weights.
-
-    waiting   number of gradients of each unit that are missing in this step; the last one starts the unit's overlapped reduction
-    """
+    """ZeRO 0 and 1: gradients accumulate in flat buffers, reduced once a step. ZeRO 1 reduce-scatters them and all-gathers new weights."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], units: Sequence[ParameterUnit], *rest: Any, **more: Any) -> None:
         super().__init__(tensors, units, *rest, **more)
         self.masters = {}
         self.launches = False
-        self.waiting: dict[int, int] = {}
         self.flat: list[tuple[ParameterUnit, FlatUnit]] = []
         for unit in units:
             unit_tensors = [tensors[name] for name in unit.parameters]
@@ -241,9 +225,9 @@ class FlatParameters(Parameters):
 
     def begin_step(self) -> None:
         self._register_hooks()
-        for number, (unit, flat) in enumerate(self.flat):
+        for unit, flat in self.flat:
             flat.gradients.zero_()
-            self.waiting[number] = len(unit.parameters) * self.times
+            flat.missing = len(unit.parameters) * self.times
             for name in unit.parameters:
                 self.tensors[name].grad = None if self.adds_up else self.sums[name]
 
@@ -251,16 +235,16 @@ class FlatParameters(Parameters):
         super()._register_hooks()
         if not self.launches:
             self.launches = True
-            for number, (unit, flat) in enumerate(self.flat):
+            for unit, flat in self.flat:
                 for name in unit.parameters:
-                    self.tensors[name].register_post_accumulate_grad_hook(partial(_launch, self.waiting, number, flat))
+                    self.tensors[name].register_post_accumulate_grad_hook(flat.arrived)
 
     def _kept_gradients(self, unit: ParameterUnit) -> Iterator[torch.Tensor]:
         yield from (flat.gradients[flat.shard] for owner, flat in self.flat if owner is unit)
 
     def _reduce(self) -> None:
-        for number, (_, flat) in enumerate(self.flat):
-            if self.waiting[number] > 0:  # a parameter without a reader has no gradient
+        for _, flat in self.flat:
+            if flat.missing > 0:  # a parameter without a reader has no gradient
                 flat.launch()
         for unit, flat in self.flat:
             flat.finish()

@@ -50,27 +50,18 @@ def _held(size: int, chunks: HeldChunks, mesh: NetworkMesh, coordinates: dict[st
     """Return the indices of a position of `size` held by the rank at `coordinates`; with uneven shards the last are shorter."""
     key = (size, chunks, *[coordinates[axis] for axis in (*chunks.axes, *chunks.further)])
     if key not in mesh.indices:
-        mesh.indices[key] = _indices(size, chunks, mesh, coordinates)
+        indices, further = np.arange(size), (*chunks.axes, *chunks.further)
+        if size % mesh.size(chunks.axes) == 0:
+            grid = indices.reshape(*(mesh.sizes[axis] for axis in chunks.axes), -1)
+            indices = grid[tuple(slice(None) if axis in chunks.free else coordinates[axis] for axis in chunks.axes)].reshape(-1)
+            further = chunks.further
+        elif chunks.free:
+            raise AssertionError(f"uneven chunks of {size} over {chunks.axes}")
+        for axis in further:
+            share = ceil(len(indices) / mesh.sizes[axis])
+            indices = indices[coordinates[axis] * share : (coordinates[axis] + 1) * share]
+        mesh.indices[key] = indices
     return mesh.indices[key]
-
-
-def _indices(size: int, chunks: HeldChunks, mesh: NetworkMesh, coordinates: dict[str, int]) -> np.ndarray:
-    indices = np.arange(size)
-    if size % mesh.size(chunks.axes) == 0:
-        grid = indices.reshape(*(mesh.sizes[axis] for axis in chunks.axes), -1)
-        indices = grid[tuple(slice(None) if axis in chunks.free else coordinates[axis] for axis in chunks.axes)].reshape(-1)
-        return _cut(indices, chunks.further, mesh, coordinates)
-    if chunks.free:
-        raise AssertionError(f"uneven chunks of {size} over {chunks.axes}")
-    return _cut(indices, (*chunks.axes, *chunks.further), mesh, coordinates)
-
-
-def _cut(indices: np.ndarray, axes: Sequence[str], mesh: NetworkMesh, coordinates: dict[str, int]) -> np.ndarray:
-    """Shard the held indices further over `axes`."""
-    for axis in axes:
-        share = ceil(len(indices) / mesh.sizes[axis])
-        indices = indices[coordinates[axis] * share : (coordinates[axis] + 1) * share]
-    return indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +166,11 @@ class Redistribution:
 
     def __init__(self, source: Layout, target: Layout, shape: Sequence[int], mesh: NetworkMesh, purpose: Purpose) -> None:
         self.mesh, self.purpose = mesh, purpose
-        self.moves = _moves_once(source, target, tuple(shape), mesh)
+        key = (source, target, tuple(shape))  # identical layers share the moves
+        if key not in mesh.moves:
+            steps = tuple(step for step in redistribute(source, target) if mesh.size(step.axes) > 1)
+            mesh.moves[key] = () if source == target else tuple(_moves(source, target, steps, shape, mesh))
+        self.moves: tuple[_Move, ...] = mesh.moves[key]
 
     @property
     def is_identity(self) -> bool:
@@ -256,18 +251,6 @@ class Redistribution:
             piece = piece.view(shape)
             _put(result, where, piece if pick is None else _take(piece, pick))
         return result
-
-
-def _moves_once(source: Layout, target: Layout, shape: tuple[int, ...], mesh: NetworkMesh) -> tuple[_Move, ...]:
-    """Return the cached moves: identical layers share them."""
-    if source == target:
-        return ()
-    key = (source, target, shape)
-    if key not in mesh.moves:
-        steps = tuple(step for step in redistribute(source, target) if mesh.size(step.axes) > 1)
-        mesh.moves[key] = tuple(_moves(source, target, steps, shape, mesh))
-    moves: tuple[_Move, ...] = mesh.moves[key]
-    return moves
 
 
 def _moves(source: Layout, target: Layout, steps: Sequence[Step], shape: Sequence[int], mesh: NetworkMesh) -> list[_Move]:

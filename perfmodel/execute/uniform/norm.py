@@ -7,7 +7,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial
 
 from perfmodel.execute.layers.norm import rms_norm
-from perfmodel.execute.local import local_tensor
+from perfmodel.execute.local import local_tensor, placed_like
 
 
 class RMSNorm(nn.RMSNorm):
@@ -19,5 +19,4 @@ class RMSNorm(nn.RMSNorm):
         if not isinstance(x, DTensor):
             return rms_norm(x, local_tensor(weight), self.eps)
         assert isinstance(weight, DTensor)
-        local = rms_norm(x.to_local(), weight.to_local(grad_placements=[Partial()]), self.eps)
-        return DTensor.from_local(local, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
+        return placed_like(rms_norm(x.to_local(), weight.to_local(grad_placements=[Partial()]), self.eps), x)
