@@ -84,6 +84,10 @@ def measurement_of(plan: Plan, measured: NetworkMeasurement) -> Measurement:
         key = (str(row.kind), _axes_name(row.axes))
         count, num_bytes = counts.get(key, (0, 0.0))
         counts[key] = (count + row.repeats, num_bytes + row.repeats * row.num_elements * row.itemsize)
+    parts = {}
+    for name, time in measured.parts.items():
+        kind, _, axes = name.partition(".")
+        parts[f"{kind}.{_axes_name(axes.split('+')) or axes}"] = time
     return Measurement(
         plan=plan,
         plan_hash=plan.hash(),
@@ -96,7 +100,7 @@ def measurement_of(plan: Plan, measured: NetworkMeasurement) -> Measurement:
         step_times=measured.step_times,
         step_time=measured.step_time,
         step_time_spread=measured.step_time_spread,
-        parts={_part_name(name): time for name, time in measured.parts.items()},
+        parts=parts,
         peak_memory=measured.peak_memory,
         memory_by_rank=measured.memory_by_rank,
         collectives=tuple(
@@ -113,8 +117,3 @@ def _axes_name(axes: Collection[str]) -> str:
     if STAGES in axes:
         return "pp"
     return "+".join(dict.fromkeys("tp" if axis in TENSOR_AXES else axis for axis in FINE_AXES if axis in axes))
-
-
-def _part_name(name: str) -> str:
-    kind, _, axes = name.partition(".")
-    return f"{kind}.{_axes_name(axes.split('+')) or axes}"

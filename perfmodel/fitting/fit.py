@@ -132,9 +132,10 @@ class LogTimes:
         chosen = range(len(self.runs)) if chosen is None else chosen
         below, above, share = self._between(values, chosen)
         near, nearest_times = (_TRAFFIC[0], below) if share < 0.5 else (_TRAFFIC[1], above)
-        columns = []
+        planned, columns = [self.runs[index].planned for index in chosen], []
         for index, (behaviour, constant) in enumerate(zip(self.behaviours, self.constants, strict=True)):
-            if (wanted is not None and not wanted[index]) or not any(self._touches(behaviour, run_index) for run_index in chosen):
+            is_wanted = wanted is None or wanted[index]
+            if not is_wanted or not any(behaviour.touches(run.plan, run.matmul_dtype) for run in planned):
                 columns.append(np.zeros(len(chosen)))
                 continue
             moved, spreads = moved_constant(constant, values[behaviour.name])
@@ -145,10 +146,6 @@ class LogTimes:
                 moved_times = self.times.predict(chosen, self._fields({**values, behaviour.name: moved, ELEMENTWISE: near}))
                 columns.append(np.log(moved_times / nearest_times) / spreads)
         return np.stack(columns, axis=1)
-
-    def _touches(self, behaviour: Behaviour, index: int) -> bool:
-        planned = self.runs[index].planned
-        return behaviour.touches(planned.plan, planned.matmul_dtype)
 
     def _between(self, values: Mapping[str, float], chosen: Sequence[int]) -> tuple[Array, Array, float]:
         """Return the times at the two traffics, and the interpolation weight of the values."""

@@ -45,7 +45,36 @@ _WARMUP = 3
 def run_of_row(row: Row, *, profile: str, calibration: str) -> UserRun:
     """Return the run that a row describes. profile: the framework's profile where the row names none; empty: `generic`."""
     try:
-        return _run(row, profile, calibration)
+        framework = row.text("framework") or profile
+        name = row.text("framework")  # of a profile, with settings (`torchtitan+compile`), or in any words
+        stated = dict(FrameworkRef.parse(name).settings) if framework_named(name) in list_profiles() else {}
+        settings = stated | settings_of(row.values)
+        plan = row.values.get("plan")
+        if isinstance(plan, (str, Plan)):
+            plan = read_plan(plan) if isinstance(plan, str) else plan
+            settings = {**plan.framework.settings, **settings}
+            planned = planned_of(plan, framework, calibration)
+        elif isinstance(plan, Mapping):  # a line of `perfmodel run --save`: run by our executor, independent of the plan's framework
+            on_cpu = row.values.get("device") == "cpu"
+            planned = planned_of(plan_from_dict(dict(plan), where="plan"), framework, calibration, cluster=LOCALHOST if on_cpu else "")
+        else:
+            planned = _planned(row, framework, settings, calibration)
+        plan = planned.plan
+        for logged, field, value in (("logged_batch", "global_batch", plan.job.global_batch), ("logged_chips", "chips", plan.num_chips)):
+            if row.values.get(logged) not in (None, value):  # a log or a trace contradicts its plan
+                raise bad_field(field, value, f"must be {row.values[logged]}, as the run itself wrote", "give the plan that it ran")
+        identity = row.values.get("id")
+        memory, memory_kind = _memory(row)
+        return UserRun(
+            id=one_line(identity, 80) if isinstance(identity, (str, int)) else row.location,
+            planned=planned,
+            measured=_step_time(row, planned.plan) if has_time(row) else math.nan,
+            memory=memory,
+            memory_kind=memory_kind,
+            profile=planned.framework.profile,
+            settings=settings,
+            assumed=planned.assumed,
+        )
     except InputError as error:
         raise InputError(f"{row.location}: {error}") from None
 
@@ -58,39 +87,6 @@ def has_time(row: Row) -> bool:
 
 def has_memory(row: Row) -> bool:
     return any(row.values.get(name) is not None or row.measured.get(name) is not None for name in MEMORIES)
-
-
-def _run(row: Row, profile: str, calibration: str) -> UserRun:
-    framework = row.text("framework") or profile
-    name = row.text("framework")  # of a profile, with settings (`torchtitan+compile`), or in any words
-    stated = dict(FrameworkRef.parse(name).settings) if framework_named(name) in list_profiles() else {}
-    settings = stated | settings_of(row.values)
-    plan = row.values.get("plan")
-    if isinstance(plan, (str, Plan)):
-        plan = read_plan(plan) if isinstance(plan, str) else plan
-        settings = {**plan.framework.settings, **settings}
-        planned = planned_of(plan, framework, calibration)
-    elif isinstance(plan, Mapping):  # a line of `perfmodel run --save`: run by our executor, independent of the plan's framework
-        on_cpu = row.values.get("device") == "cpu"
-        planned = planned_of(plan_from_dict(dict(plan), where="plan"), framework, calibration, cluster=LOCALHOST if on_cpu else "")
-    else:
-        planned = _planned(row, framework, settings, calibration)
-    plan = planned.plan
-    for logged, field, value in (("logged_batch", "global_batch", plan.job.global_batch), ("logged_chips", "chips", plan.num_chips)):
-        if row.values.get(logged) not in (None, value):  # a log or a trace contradicts its plan
-            raise bad_field(field, value, f"must be {row.values[logged]}, as the run itself wrote", "give the plan that it ran")
-    identity = row.values.get("id")
-    memory, memory_kind = _memory(row)
-    return UserRun(
-        id=one_line(identity, 80) if isinstance(identity, (str, int)) else row.location,
-        planned=planned,
-        measured=_step_time(row, planned.plan) if has_time(row) else math.nan,
-        memory=memory,
-        memory_kind=memory_kind,
-        profile=planned.framework.profile,
-        settings=settings,
-        assumed=planned.assumed,
-    )
 
 
 def planned_of(plan: Plan, framework: str, calibration: str, *, cluster: str = "") -> PlannedCase:

@@ -12,7 +12,6 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -67,25 +66,16 @@ def read_rows(path: str | Path) -> RunFile:
         )
         return RunFile(rows=(row,), needs_plan=True)
     try:
-        with _opened(path) as stream:
+        with open_input(path) as opened:
+            buffered = cast(io.BufferedReader, opened)
+            is_packed = buffered.peek(2)[:2] == b"\x1f\x8b"
+            stream = cast(BinaryIO, gzip.GzipFile(fileobj=buffered)) if is_packed else opened
             return _rows(_Content(stream=stream, path=path), Path(path).name)
     except InputError:
         raise
     except (OSError, ValueError, EOFError, zlib.error) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise InputError(f"{one_line(path, 200)}: cannot be read ({one_line(reason)}); give a file of measured runs") from None
-
-
-@contextmanager
-def _opened(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a file, decompressed if it is compressed."""
-    with open_input(path) as opened:
-        buffered = cast(io.BufferedReader, opened)
-        if buffered.peek(2)[:2] == b"\x1f\x8b":
-            with gzip.GzipFile(fileobj=buffered) as packed:
-                yield cast(BinaryIO, packed)
-        else:
-            yield opened
 
 
 @dataclass(slots=True)

@@ -31,8 +31,8 @@ def headline(profile: FittedProfile) -> list[tuple[str, str]]:
         lines.append(("outlier" if not index else "", f"{run.id}: {run.outlier} (counts {run.weight:.2f} of a run)"))
     for following in profile.next_runs:
         near = f"the uncertainty of similar plans falls from {percent(following.spread_before)} to {percent(following.spread_after)}"
-        run = f"{following.differs} ({degrees_line(following.plan)}; about {format_step(following.step_time)})"
-        lines.append(("next run", f"{run} is the most informative: {near}"))
+        what = f"{following.differs} ({degrees_line(following.plan)}; about {format_step(following.step_time)})"
+        lines.append(("next run", f"{what} is the most informative: {near}"))
     return lines + memory
 
 

@@ -141,15 +141,9 @@ def _profile_change(*names: str) -> Callable[[Estimator], Estimator | None]:
 
 
 #: Fields that are shares, at most 1.
-_SHARES = frozenset(
-    {
-        "exposed_gradient_fraction",
-        "exposed_scatter_fraction",
-        "tp_overlap_fraction",
-        "tp_backward_overlap_fraction",
-        "uneven_stage_weight",
-    }
-)
+_SHARES = frozenset({
+    "exposed_gradient_fraction", "exposed_scatter_fraction", "tp_overlap_fraction", "tp_backward_overlap_fraction", "uneven_stage_weight",
+})  # fmt: skip
 
 
 def _with_profile(estimator: Estimator, profile: ExecutionProfile) -> Estimator:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from perfmodel.execute.launch.launch import DESCRIBE, Worker, WorkerGroup, workers_of
@@ -20,7 +20,6 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.local import local_cluster
 from perfmodel.hardware.samples import (
     AttentionSample,
-    CollectiveSample,
     ContentionSample,
     ConvolutionSample,
     DecodeSample,
@@ -43,10 +42,11 @@ _WARMUP, _STEPS, _BRIEF_STEPS = 3, 25, 10
 
 
 def kernels_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
-    from perfmodel.execute.measure.microbenchmarks import measure_kernels_on_rank
-    from perfmodel.execute.per_operator.microbenchmarks import measure_network_kernels_on_rank
+    from perfmodel.execute.measure.microbenchmarks import measure_kernels_on_rank, time_kernels
+    from perfmodel.execute.per_operator.microbenchmarks import network_kernels
 
-    return [*measure_kernels_on_rank(worker, scope), *measure_network_kernels_on_rank(worker, scope)]
+    of_networks = network_kernels(scope.dtype, worker.device) if worker.device == "cpu" else ()
+    return [*measure_kernels_on_rank(worker, scope), *time_kernels(worker, of_networks, scope.budget)]
 
 
 def measure_machine(
@@ -143,19 +143,14 @@ def combine(by_rank: Sequence[Sequence[Sample]], *, slowest: bool) -> list[Sampl
     """Return one sample per measurement: the mean over ranks, or the slowest. A rank that did not take part has fewer samples."""
     length = max(len(samples) for samples in by_rank)
     columns = zip(*(samples for samples in by_rank if len(samples) == length), strict=True)
-    return [_merged(column, slowest=slowest) for column in columns]
-
-
-def _merged(samples: Sequence[Sample], *, slowest: bool) -> Sample:
     reduce = max if slowest else statistics.fmean
-    first = samples[0]
-    match first:
-        case AttentionSample():
-            both = [sample for sample in samples if isinstance(sample, AttentionSample)]
-            return replace(first, time=reduce(s.time for s in both), backward_time=reduce(s.backward_time for s in both))
-        case MatmulSample() | ConvolutionSample() | StreamingSample() | DecodeSample() | WeightSample() | CollectiveSample():
-            return replace(first, time=reduce(s.time for s in samples if not isinstance(s, ContentionSample)))
-    return first
+    return [_with_times(column[0], lambda name, of=column: reduce(getattr(sample, name) for sample in of)) for column in columns]  # type: ignore[misc]
+
+
+def _with_times(sample: Sample, time_of: Callable[[str], float]) -> Sample:
+    """Return the sample with other times. time_of: value of a field; a sample without times stays."""
+    changed = {name: time_of(name) for name in ("time", "backward_time") if hasattr(sample, name)}
+    return replace(sample, **changed)  # type: ignore[arg-type]
 
 
 _PART = {
@@ -172,12 +167,7 @@ def alone(sample: Sample, contention: Sequence[Sample]) -> Sample:
     """Return the sample without contention by other ranks; `resolve_machine` applies the contention of the actual number of ranks."""
     factors = {item.name: item.factor for item in contention if isinstance(item, ContentionSample)}
     factor = factors.get(_PART.get(type(sample), ""), 1.0)
-    match sample:
-        case AttentionSample():
-            return replace(sample, time=sample.time / factor, backward_time=sample.backward_time / factor)
-        case MatmulSample() | ConvolutionSample() | StreamingSample() | DecodeSample() | WeightSample():
-            return replace(sample, time=sample.time / factor)
-    return sample
+    return _with_times(sample, lambda name: getattr(sample, name) / factor)
 
 
 def machine_cluster(group: WorkerGroup, device_name: str) -> Cluster:

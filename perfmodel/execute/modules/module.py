@@ -172,11 +172,7 @@ class UserModule:
         dtype = getattr(torch, spec.dtype)
         if dtype.is_floating_point:
             return torch.randn(spec.shape, generator=generator).to(dtype)
-        limit = self._limit(name)
-        return torch.randint(limit, spec.shape, generator=generator).to(dtype) if limit else torch.ones(spec.shape, dtype=dtype)
-
-    def _limit(self, name: str) -> int:
-        """Return the upper bound of an integer input: rows of a table or number of classes; 0 if it indexes nothing."""
+        # upper bound: rows of a table or number of classes; 0 if the integers index nothing
         graph = self.imported.graph
         reached = {index for index, vertex in enumerate(graph.vertices) if vertex.outputs and self.imported.tensor(index, 0) == name}
         limits: list[int] = []
@@ -190,7 +186,8 @@ class UserModule:
                 limits.append(min(vertex.inputs[0].shape))
             elif vertex.outputs and vertex.outputs[0].is_index:
                 reached.add(edge.consumer)
-        return min(limits, default=0)
+        limit = min(limits, default=0)
+        return torch.randint(limit, spec.shape, generator=generator).to(dtype) if limit else torch.ones(spec.shape, dtype=dtype)
 
     # -------------------------------------------------------------------------------------------------------------- runs
 

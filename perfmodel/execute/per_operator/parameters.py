@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from perfmodel.execute.layers.kernel import differentiable
 from perfmodel.execute.local import local_tensor
 from perfmodel.execute.per_operator.interpret import Chain, Interpreter, Section, Values
 from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose, all_reduce, begin_all_reduce
@@ -29,9 +30,6 @@ from perfmodel.parallel.per_operator.parameters import ParameterUnit, tied_traff
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Pass
 from perfmodel.workload.job import Optimizer
-
-if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
 
 
 class Parameters:
@@ -272,18 +270,13 @@ class FlatParameters(Parameters):
     def release(self) -> None: ...
 
 
-class Summed(torch.autograd.Function):
-    """Identity whose gradient is all-reduced over axes."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, tensor: torch.Tensor, mesh: NetworkMesh, axes: frozenset[str], purpose: Purpose) -> torch.Tensor:
-        ctx.how = mesh, axes, purpose
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        mesh, axes, purpose = ctx.how
-        return all_reduce(mesh, gradients[0].clone(), axes, purpose), None, None, None
+#: (tensor, mesh, axes, purpose) -> the tensor; its gradient is all-reduced over the axes.
+summed = differentiable(
+    lambda tensor, mesh, axes, purpose: tensor.view_as(tensor),
+    lambda gradient, mesh, axes, purpose: all_reduce(mesh, gradient.clone(), axes, purpose),
+    keeps_inputs=False,
+    is_contiguous=False,
+)
 
 
 class _Holder(nn.Module):
@@ -308,7 +301,7 @@ class _Holder(nn.Module):
         if axes is None:
             return weight  # type: ignore[no-any-return]
         purpose = Purpose(Pass.BACKWARD, name, self.unit.operator, "sum")
-        return Summed.apply(weight, self.mesh, axes, purpose)  # type: ignore[no-any-return, no-untyped-call]
+        return summed(weight, self.mesh, axes, purpose)
 
     def forward(self, values: Mapping[str, torch.Tensor], microbatch: int) -> Values:
         return self.inner(values, microbatch)  # type: ignore[no-any-return]

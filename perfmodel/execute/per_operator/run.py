@@ -132,20 +132,8 @@ def _worst(errors: Sequence[Mapping[str, float]], what: str, dtype: str) -> floa
     return worst_error(errors, TOLERANCES[dtype], sentence)
 
 
-def expected_traffic(network: Graph, plan: Plan, stage: int = 0) -> Counter[NetworkTraffic]:
-    """Return the collectives that a rank of a pipeline must issue: `step_traffic` of its stages, evenly sharded, without axes of size 1."""
-    return _unpriced(_expected(network, plan, stage))
-
-
-def _unpriced(rows: Counter[NetworkTraffic]) -> Counter[NetworkTraffic]:
-    unpriced: Counter[NetworkTraffic] = Counter()
-    for row, count in rows.items():
-        unpriced[replace(row, itemsize=0.0)] += count
-    return unpriced
-
-
 def _expected(network: Graph, plan: Plan, stage: int) -> Counter[NetworkTraffic]:
-    """Return `expected_traffic` with the element size of each row."""
+    """Return the collectives that a rank of a pipeline must issue: `step_traffic` of its stages, evenly sharded, without axes of size 1."""
     sizes = {axis.name: axis.size for axis in plan.cuts.axes} | {STAGES: plan.layout.pp}
     expected: Counter[NetworkTraffic] = Counter()
     padded = padded_network(network, plan)
@@ -175,9 +163,10 @@ def _compare_stage(
     issued_outside = {row: count for row, count in next(iter(ranks.values())).record.items() if row.tensor in outside_plan}
     rows = {row: count for row, count in _expected(network, plan, stage).items() if row.tensor not in outside_plan}
     priced: Counter[NetworkTraffic] = Counter()
+    expected: Counter[NetworkTraffic] = Counter()  # in elements
     for row, count in (*rows.items(), *issued_outside.items()):
         priced[replace(row, itemsize=sizes.size(row))] += count
-    expected = _unpriced(priced)
+        expected[replace(row, itemsize=0.0)] += count
     for number, rank in ranks.items():
         missing, extra = expected - rank.record, rank.record - expected
         if missing or extra:

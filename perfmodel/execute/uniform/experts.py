@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Partial
 
 from perfmodel.execute.layers.experts import choose, combine_rows, expert_feed_forward, inverse, scatter_rows, unpermute, weighted_sum
-from perfmodel.execute.local import local_tensor
+from perfmodel.execute.local import gathered, local_tensor
 from perfmodel.execute.uniform.collective_ops import gather_sequence, scatter_partial
 from perfmodel.execute.uniform.once import counted_once, sent_once
 from perfmodel.execute.uniform.routing import (
@@ -67,11 +67,7 @@ def gathered_matrix(piece: torch.Tensor, name: str, experts: Experts, sharding: 
 
 def _joined(piece: torch.Tensor, group: dist.ProcessGroup | None, dim: int) -> torch.Tensor:
     """Return the concatenated pieces of all ranks of a group."""
-    if group is None:
-        return piece
-    pieces = [torch.empty_like(piece) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(pieces, piece, group=group)
-    return torch.cat(pieces, dim=dim)
+    return piece if group is None else gathered(piece, dim, group)
 
 
 def holds_all_biases(shape: torch.Size, name: str, config: TransformerConfig) -> bool:

@@ -59,7 +59,10 @@ class RecurrentMixer(nn.Module):
         """Return the scan's output [b, s, m, o] for mixed [b, s, m, c] and steps [b, s, m, ...]; names: the scan's parameters."""
         conv = [self._by_group(parameter) for parameter in self.conv.parameters()]
         parameters = [self._by_group(getattr(self, name)) for name in names]
-        return scanned(mixed, steps, conv, parameters, scan=self.scan, state=(self.heads, *self.state), chunk=self.chunk_of(mixed))
+        return self._run(mixed, steps, conv, parameters)
+
+    def _run(self, mixed: torch.Tensor, steps: torch.Tensor, conv: Sequence[torch.Tensor], scan: Sequence[torch.Tensor]) -> torch.Tensor:
+        return scanned(mixed, steps, conv, scan, scan=self.scan, state=(self.heads, *self.state), chunk=self.chunk_of(mixed))
 
 
 class MambaMixer(RecurrentMixer):

@@ -16,7 +16,7 @@ from perfmodel.frameworks.engine import version_of
 from perfmodel.hardware.reader import chip_called, list_chips
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
 from perfmodel.validation.case_plan import HardwareOfCase
-from perfmodel.validation.fields import CACHES, SERVED_PRECISIONS, optional_count, stated_count
+from perfmodel.validation.fields import CACHES, SERVED_PRECISIONS, optional_count, stated_count, stated_or
 from perfmodel.validation.schemas import ServingCaseFile, checked_inputs
 from perfmodel.validation.serving.models import model_of_case
 from perfmodel.validation.serving.software import engine_of, launch_of
@@ -61,15 +61,10 @@ def plan_of_serving(inputs: Mapping[str, Any]) -> PlannedServing:
     """Return the job and the plan of the run that `inputs` describe. Reads nothing but its arguments."""
     inputs = checked_inputs(ServingCaseFile, inputs)
     assumed: list[str] = []
-    kind = inputs.get("kind")
-    if kind is None:
-        assumed.append("kind")
-        kind = "max_throughput" if inputs.get("batch") is None else "serving"
+    kind = stated_or(inputs, "kind", "max_throughput" if inputs.get("batch") is None else "serving", assumed)
     chip = _chip(inputs)
-    if inputs.get("framework") is None:
-        assumed.append("framework")
-    engine = engine_of(inputs.get("framework"), chip=chip)
-    version = version_of(str(inputs.get("framework") or ""))
+    framework = stated_or(inputs, "framework", "", assumed)
+    engine, version = engine_of(framework, chip=chip), version_of(str(framework))
     launch = launch_of(inputs, engine, chip, version)
     plan, chips = _plan(inputs, engine, assumed)
     plan = replace(plan, max_batch=launch.max_batch, max_tokens=launch.max_tokens)
@@ -77,7 +72,7 @@ def plan_of_serving(inputs: Mapping[str, Any]) -> PlannedServing:
     if launch.cache is not None:
         job = replace(job, kv_precision=launch.cache)
     hardware = HardwareOfCase(chip=chip, num_chips=chips)
-    experts = job.model.experts
+    experts = job.model.experts  # equal sequences are routed to equal experts
     return PlannedServing(
         hardware=hardware,
         engine=engine,
@@ -110,7 +105,11 @@ def _chip(inputs: Mapping[str, Any]) -> str:
 
 
 def _plan(inputs: Mapping[str, Any], engine: str, assumed: list[str]) -> tuple[ServingPlan, int]:
-    """Return (plan, total number of chips)."""
+    """Return (plan, total number of chips).
+
+    In disaggregated serving, experts are sharded over all chips of a worker. Attention is data-parallel in prefill workers of such models,
+    and in decode workers if the run states it.
+    """
     if inputs.get("disaggregated") or inputs.get("disagg"):
         split = inputs.get("disagg")
         if not split:
@@ -174,11 +173,7 @@ def _job(inputs: Mapping[str, Any], kind: str, engine: str, assumed: list[str]) 
         assumed.append("acceptance")
         speculation = Speculation(draft_tokens=min(drafted or 1, 64), acceptance=ACCEPTANCE)
     model = model_of_case(inputs.get("model"), longest=prompt.most + answer.most, drafts=speculation is not None)
-    value = inputs.get("precision")
-    if value is None:
-        assumed.append("precision")
-        value = "bf16"
-    name = SERVED_PRECISIONS[value]
+    name = SERVED_PRECISIONS[stated_or(inputs, "precision", "bf16", assumed)]
     quantization = QUANTIZATIONS["fp8-block" if name == "fp8" and model.architecture.startswith(_BLOCK_FAMILIES) else name]
     return ServingJob(
         model=model,
