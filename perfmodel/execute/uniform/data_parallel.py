@@ -85,11 +85,11 @@ def tied_name(model: Transformer) -> str:
 
 @dataclass(slots=True)
 class _Slot:
-    """A parameter and its place in the flat buffers of its unit. has_gradient: in this step, a micro-batch has filled that place."""
+    """A parameter and its part of the flat buffers of its unit. has_gradient: in this step, a micro-batch has filled that part."""
 
     name: str
     parameter: nn.Parameter
-    place: slice
+    span: slice
     is_partial: bool
     has_gradient: bool = False
 
@@ -132,9 +132,9 @@ class FlatData:
         shards, replicas, every = ("edp_shard", "edp_replicate", "edp") if of_experts else ("dp_shard+cp", "dp_replicate", _DATA_AXES)
         shard_group, replica_group = (groups[shards], groups[replicas]) if self.shards else (None, groups[every])
         unit = _Unit(sizes, shard_group=shard_group, replica_group=replica_group, dtypes=self.dtypes, device=device)
-        unit.slots = [_Slot(*item, place, has_partial_gradient(*item)) for item, place in zip(ordered, unit.places, strict=True)]
+        unit.slots = [_Slot(*item, span, has_partial_gradient(*item)) for item, span in zip(ordered, unit.places, strict=True)]
         end = sum(sizes)
-        unit.partial = slice(next((slot.place.start for slot in unit.slots if slot.is_partial), end), end)
+        unit.partial = slice(next((slot.span.start for slot in unit.slots if slot.is_partial), end), end)
         unit.is_tied = is_tied
         for slot in unit.slots:
             self._move_into(module, slot, unit.weights)
@@ -146,7 +146,7 @@ class FlatData:
     def _move_into(module: nn.Module, slot: _Slot, weights: torch.Tensor) -> None:
         """Make the parameter a view of the flat buffer, in every module that holds it."""
         old = slot.parameter
-        slot.parameter = nn.Parameter(placed_like(weights[slot.place].view(local(old).shape), old))
+        slot.parameter = nn.Parameter(placed_like(weights[slot.span].view(local(old).shape), old))
         for child in module.modules():
             for name, parameter in list(child.named_parameters(recurse=False)):
                 if parameter is old:
@@ -156,7 +156,7 @@ class FlatData:
         def accumulate(parameter: torch.Tensor) -> None:
             gradient = parameter.grad
             assert gradient is not None
-            target = unit.gradients[slot.place]
+            target = unit.gradients[slot.span]
             local_gradient = gradient
             if isinstance(gradient, DTensor):
                 is_partial = gradient.placements[0].is_partial()
@@ -189,7 +189,7 @@ class FlatData:
             if unit.missing > 0:  # a parameter without a reader has no gradient
                 for slot in unit.slots:
                     if not slot.has_gradient:
-                        unit.gradients[slot.place].zero_()
+                        unit.gradients[slot.span].zero_()
                 unit.launch()
             unit.finish()
         self._reduce_partial()
@@ -229,7 +229,7 @@ class FlatData:
             for slot in unit.slots:
                 beat(f"filling {slot.name}")
                 piece = initial_piece(config, slot.name, slot.parameter, self.stages[0].sharding, exact.device)
-                exact[slot.place] = piece.reshape(-1)
+                exact[slot.span] = piece.reshape(-1)
             unit.weights.copy_(exact)
             unit.master.copy_(exact[unit.shard])
 
@@ -237,7 +237,7 @@ class FlatData:
         for unit in self.units:
             full = unit.full_gradients()
             for slot in unit.slots:
-                tensor = placed_like(full[slot.place].view(local(slot.parameter).shape), slot.parameter)
+                tensor = placed_like(full[slot.span].view(local(slot.parameter).shape), slot.parameter)
                 tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
                 yield slot.name, _all_experts(slot.name, tensor, self.stages[0])
 
