@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """Return the local shard of a DTensor, within the autograd graph, or any other tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def applied_locally(weight: torch.Tensor) -> torch.Tensor:
+    """Return a replicated weight that each rank applies to its own tokens or heads: its gradient is partial."""
+    return weight.to_local(grad_placements=[Partial()]) if isinstance(weight, DTensor) else weight
 
 
 def placed_like(tensor: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

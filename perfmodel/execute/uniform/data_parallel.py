@@ -20,14 +20,14 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPM
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import Partial as PartialPlacement
 
-from perfmodel.execute.local import placed_like
+from perfmodel.execute.local import local_tensor, placed_like
 from perfmodel.execute.uniform.experts import GroupedExperts, gathered_matrix, is_expert_parameter
 from perfmodel.execute.uniform.mesh import RunMesh
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.tensor_parallel import has_partial_gradient
 from perfmodel.execute.uniform.weights import fill, initial_piece
 from perfmodel.execute.zero.flat import Dtypes, FlatUnit, update
-from perfmodel.execute.zero.optimizers import ShardOptimizer, build_optimizer, local
+from perfmodel.execute.zero.optimizers import ShardOptimizer, build_optimizer
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer
 
@@ -126,7 +126,7 @@ class FlatData:
 
     def _build(self, module: nn.Module, parameters: dict[str, nn.Parameter], device: str, *, is_tied: bool) -> _Unit:
         ordered = sorted(parameters.items(), key=lambda item: has_partial_gradient(*item))  # partial gradients last, contiguous
-        sizes, groups = [local(parameter).numel() for _, parameter in ordered], self.mesh.groups
+        sizes, groups = [local_tensor(parameter).numel() for _, parameter in ordered], self.mesh.groups
         # experts process the tokens of other ranks too, so their groups are smaller
         of_experts = all(is_expert_parameter(name) for name in parameters)
         shards, replicas, every = ("edp_shard", "edp_replicate", "edp") if of_experts else ("dp_shard+cp", "dp_replicate", _DATA_AXES)
@@ -146,7 +146,7 @@ class FlatData:
     def _move_into(module: nn.Module, slot: _Slot, weights: torch.Tensor) -> None:
         """Make the parameter a view of the flat buffer, in every module that holds it."""
         old = slot.parameter
-        slot.parameter = nn.Parameter(placed_like(weights[slot.span].view(local(old).shape), old))
+        slot.parameter = nn.Parameter(placed_like(weights[slot.span].view(local_tensor(old).shape), old))
         for child in module.modules():
             for name, parameter in list(child.named_parameters(recurse=False)):
                 if parameter is old:
@@ -237,7 +237,7 @@ class FlatData:
         for unit in self.units:
             full = unit.full_gradients()
             for slot in unit.slots:
-                tensor = placed_like(full[slot.span].view(local(slot.parameter).shape), slot.parameter)
+                tensor = placed_like(full[slot.span].view(local_tensor(slot.parameter).shape), slot.parameter)
                 tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
                 yield slot.name, _all_experts(slot.name, tensor, self.stages[0])
 

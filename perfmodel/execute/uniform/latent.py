@@ -79,8 +79,7 @@ class LatentMixer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Compute [b, s, h] -> [b, s, h] of this rank's residual stream."""
-        if isinstance(x, DTensor):
-            x = x.to_local()
+        x = local_tensor(x)
         compressed, chosen = self._query_latent(x), None
         if self.latent.index_heads:
             compressed, read = self._for_indexer(compressed)
