@@ -115,7 +115,11 @@ def _planned(row: Row, framework: str, settings: Mapping[str, Any], calibration:
     dp, shard = _data_parallel(row)
     chips = _chips(row, degrees, dp)
     dp = chips // math.prod(degrees.values())
-    hardware = _hardware(row, chips, calibration)
+    cluster_name, chip = _cluster_name(row), row.text("chip")
+    cluster = _cluster(cluster_name, chips)
+    if row.text("cluster") and chip and _cluster(chip, chips).chip.name != cluster.chip.name:
+        raise bad_field("chip", chip, f"is not the chip of {cluster_name}, which is {cluster.chip.name}", "leave one of the two out")
+    hardware = HardwareOfCase(chip=cluster.chip.name, num_chips=chips, cluster=cluster_name, calibration=calibration)
     micro_batch, zero, sequence_parallel = row.integer("micro_batch"), row.integer("zero", least=0), row.flag("sequence_parallel")
     is_published = isinstance(row.values.get("model"), Mapping)  # its model is an object of sizes
     precision, recompute = row.text("precision").lower(), row.values.get("recompute")
@@ -128,7 +132,7 @@ def _planned(row: Row, framework: str, settings: Mapping[str, Any], calibration:
         "model": _model(row),
         "sequence_length": row.integer("seq_len"),
         "chip": hardware.chip,
-        "chips_per_node": _cluster(hardware.cluster, chips).chips_per_node,
+        "chips_per_node": cluster.chips_per_node,
         "num_chips": chips,
         "dp": dp,
         "precision": _PRECISIONS.get(precision, "bf16"),
@@ -198,15 +202,6 @@ def _cluster_name(row: Row) -> str:
     if chip_cluster(chip) is not None or not any(stated.values()):
         return chip
     return state_chip_cluster(chip, **{name: value for name, value in stated.items() if value is not None}).text
-
-
-def _hardware(row: Row, chips: int, calibration: str) -> HardwareOfCase:
-    cluster_name = _cluster_name(row)
-    cluster = _cluster(cluster_name, chips)
-    chip = row.text("chip")
-    if row.text("cluster") and chip and _cluster(chip, chips).chip.name != cluster.chip.name:
-        raise bad_field("chip", chip, f"is not the chip of {cluster_name}, which is {cluster.chip.name}", "leave one of the two out")
-    return HardwareOfCase(chip=cluster.chip.name, num_chips=chips, cluster=cluster_name, calibration=calibration)
 
 
 def _cluster(cluster_name: str, chips: int) -> Cluster:

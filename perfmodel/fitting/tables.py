@@ -15,9 +15,14 @@ _MOST_SHOWN = 20
 
 def headline(profile: FittedProfile) -> list[tuple[str, str]]:
     """Return the summary lines: (name, value)."""
-    memory = _memory_lines(profile.memory) if profile.memory else []
+    memory_lines = []
+    if profile.memory:
+        memory, number = profile.memory, len(profile.memory.runs)
+        left_out = f", {percent(memory.error_left_out)} of each run by a fit to the others" if number > 1 else ""
+        error = f"mean error {percent(memory.error_before)} before, {percent(memory.error_after)} after{left_out}"
+        memory_lines = [("peak memory", f"of {number} run{'s' * (number > 1)}: {error}")]
     if not profile.runs:
-        return memory
+        return memory_lines
     left_out = (
         f"{percent(profile.error_left_out)}: mean error of each run by a fit to the others"
         if len(profile.runs) > 1
@@ -33,13 +38,7 @@ def headline(profile: FittedProfile) -> list[tuple[str, str]]:
         near = f"the uncertainty of similar plans falls from {percent(following.spread_before)} to {percent(following.spread_after)}"
         what = f"{following.differs} ({degrees_line(following.plan)}; about {format_step(following.step_time)})"
         lines.append(("next run", f"{what} is the most informative: {near}"))
-    return lines + memory
-
-
-def _memory_lines(memory: FittedMemory) -> list[tuple[str, str]]:
-    left_out = f", {percent(memory.error_left_out)} of each run by a fit to the others" if len(memory.runs) > 1 else ""
-    error = f"mean error {percent(memory.error_before)} before, {percent(memory.error_after)} after{left_out}"
-    return [("peak memory", f"of {len(memory.runs)} run{'s' * (len(memory.runs) > 1)}: {error}")]
+    return lines + memory_lines
 
 
 def behaviours_table(profile: FittedProfile) -> Table:
