@@ -16,7 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from perfmodel.calibrate.fit_machine import fit_machine
-from perfmodel.calibrate.fits import Array, rounded
+from perfmodel.calibrate.fits import Array, fit_linear, rounded
 from perfmodel.cost.estimate import make_estimator
 from perfmodel.cost.machine import resolve_machine
 from perfmodel.foundation.collectives import CollectiveKind
@@ -78,8 +78,6 @@ def fit_host_times(
     runs: Sequence[tuple[Plan, float]], cluster: Cluster, calibration: Calibration, profile: ExecutionProfile
 ) -> Calibration:
     """Return the calibration with the host times that fit the runs best. A run is a plan and the processor time of its step [s]."""
-    from scipy.optimize import nnls
-
     plans = [plan for plan, _ in runs]
     measured = np.array([time for _, time in runs])
     bare = replace(calibration, launch_time=0.0, host_times={})
@@ -88,10 +86,7 @@ def fit_host_times(
         [(processor_times(plans, cluster, with_host_time(bare, event, _STEP), profile) - without) / _STEP for event in EVENTS], axis=1
     )
     counts = np.where(counts < 1e-6, 0.0, counts)
-    scaled = counts / measured[:, None]
-    norms = np.maximum(np.linalg.norm(scaled, axis=0), 1e-300)
-    solution, _ = nnls(scaled / norms, (measured - without) / measured)
-    times = {event: rounded(float(time)) for event, time in zip(EVENTS, solution / norms, strict=True)}
+    times = {event: rounded(float(time)) for event, time in zip(EVENTS, fit_linear(counts, measured, without), strict=True)}
     result = replace(bare, launch_time=times.pop(LAUNCH), host_times={event: time for event, time in times.items() if time > 0})
     errors = np.abs(processor_times(plans, cluster, result, profile) / measured - 1.0)
     return replace(

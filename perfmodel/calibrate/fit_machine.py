@@ -6,7 +6,6 @@ calibration.
 """
 
 import datetime
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -19,6 +18,7 @@ from perfmodel.cost.link_rates import RING_PASSES
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.dtypes import Dtype, itemsize
 from perfmodel.foundation.errors import InputError
+from perfmodel.foundation.grouping import grouped
 from perfmodel.hardware.calibration import (
     RAMP_BYTES,
     SCALE_UP,
@@ -96,11 +96,11 @@ def fit_machine(
     if bandwidth > 0:
         peaks["memory_bandwidth"] = bandwidth
     matmul = {}
-    for dtype, products in _grouped(_of(samples, MatmulSample), lambda sample: sample.dtype).items():
+    for dtype, products in grouped(_of(samples, MatmulSample), lambda sample: sample.dtype).items():
         peaks[f"flop_rate.{dtype}"], matmul[Dtype(dtype)] = _fit_matmul(products, dtype, peaks, record)
     convolution = {
         Dtype(dtype): _fit_convolution(group, dtype, peaks, record)
-        for dtype, group in _grouped(_of(samples, ConvolutionSample), lambda sample: sample.dtype).items()
+        for dtype, group in grouped(_of(samples, ConvolutionSample), lambda sample: sample.dtype).items()
     }
     attention = _fit_attention(_of(samples, AttentionSample), peaks, record)
     peaks |= _fit_weights(_of(samples, WeightSample), peaks, record)
@@ -139,15 +139,8 @@ def _of(samples: Iterable[Sample], kind: type[Item]) -> list[Item]:
     return [sample for sample in samples if isinstance(sample, kind)]
 
 
-def _grouped(samples: Iterable[Item], key: Callable[[Item], str]) -> dict[str, list[Item]]:
-    groups: dict[str, list[Item]] = defaultdict(list)
-    for sample in samples:
-        groups[key(sample)].append(sample)
-    return dict(groups)
-
-
 def _by_name(samples: Iterable[Item]) -> dict[str, list[Item]]:
-    return _grouped(samples, lambda sample: sample.name)  # type: ignore[attr-defined]  # host and contention samples have one
+    return grouped(samples, lambda sample: sample.name)  # type: ignore[attr-defined]  # host and contention samples have one
 
 
 def _median(values: Iterable[float]) -> float:
@@ -163,26 +156,36 @@ def _inverse(coefficient: float, most: float) -> float:
     return float(min(1.0 / coefficient, most)) if coefficient > 1.0 / most else most
 
 
-def _fit_matmul(samples: Sequence[MatmulSample], dtype: str, peaks: dict[str, float], record: _Record) -> tuple[float, MatmulModel]:
-    """Fit the peak rate [FLOP/s] and the model: t = t0 + 2 b m n (k + k0) / R + bytes / B.
+def _fit_products(
+    samples: Sequence[MatmulSample] | Sequence[ConvolutionSample], num_bytes: Array, part: str, record: _Record
+) -> tuple[float, float, float, float, float]:
+    """Fit t = t0 + 2 b m n (k + k0) / R + bytes / B.
 
-    The peak is the best observed rate, or slightly below R if every observed rate includes overhead (on a busy machine).
+    Return t0 [s], R [FLOP/s], the best observed rate [FLOP/s], k0, and 1 / B [s/byte].
     """
     m, n, k, batch, time = (_array(getattr(sample, name) for sample in samples) for name in ("m", "n", "k", "batch", "time"))
     flops = 2 * batch * m * n * k
-    num_bytes = batch * (m * k + k * n + m * n) * itemsize(Dtype(dtype))
     columns = np.stack([np.ones_like(time), flops, 2 * batch * m * n, num_bytes], axis=1)
     if len(time) < columns.shape[1]:
         columns[:, [0, 2, 3]] = 0.0
-    floor_time, per_flop, per_start, per_byte = record.add(f"matmul.{dtype}", columns, time)
+    floor_time, per_flop, per_start, per_byte = record.add(part, columns, time)
     fastest = float((flops / time).max())
     rate = _inverse(per_flop, 2.0 * fastest)
+    return floor_time, rate, fastest, per_start * rate, per_byte
+
+
+def _fit_matmul(samples: Sequence[MatmulSample], dtype: str, peaks: dict[str, float], record: _Record) -> tuple[float, MatmulModel]:
+    """Fit the peak rate [FLOP/s] and the model. The peak is the best observed rate, or slightly below R if every observed rate includes
+    overhead (on a busy machine)."""
+    m, n, k, batch, time = (_array(getattr(sample, name) for sample in samples) for name in ("m", "n", "k", "batch", "time"))
+    num_bytes = batch * (m * k + k * n + m * n) * itemsize(Dtype(dtype))
+    floor_time, rate, fastest, depth_offset, per_byte = _fit_products(samples, num_bytes, f"matmul.{dtype}", record)
     peak = max(fastest, rate / MOST_OF_PEAK)
     memory = peaks.get("memory_bandwidth", 0.0) or _inverse(per_byte, num_bytes.max() / time.min())
     peaks.setdefault("memory_bandwidth", memory)
     return rounded(peak, 6), MatmulModel(
         peak_fraction=rounded(rate / peak),
-        depth_offset=rounded(per_start * rate),
+        depth_offset=rounded(depth_offset),
         memory_fraction=rounded(_inverse(per_byte, 1e6 * memory) / memory),
         floor_time=rounded(floor_time),
         sharpness=1.0,
@@ -190,21 +193,14 @@ def _fit_matmul(samples: Sequence[MatmulSample], dtype: str, peaks: dict[str, fl
 
 
 def _fit_convolution(samples: Sequence[ConvolutionSample], dtype: str, peaks: dict[str, float], record: _Record) -> ConvolutionModel:
-    """Fit t = t0 + 2 b m n (k + k0) / R + bytes / B, all three passes together."""
-    names = ("m", "n", "k", "batch", "num_bytes", "time")
-    m, n, k, batch, num_bytes, time = (_array(getattr(sample, name) for sample in samples) for name in names)
-    flops = 2 * batch * m * n * k
-    columns = np.stack([np.ones_like(time), flops, 2 * batch * m * n, num_bytes], axis=1)
-    if len(time) < columns.shape[1]:
-        columns[:, [0, 2, 3]] = 0.0
-    floor_time, per_flop, per_start, per_byte = record.add(f"convolution.{dtype}", columns, time)
-    fastest = float((flops / time).max())
+    """Fit the model, all three passes together."""
+    num_bytes, time = (_array(getattr(sample, name) for sample in samples) for name in ("num_bytes", "time"))
+    floor_time, rate, fastest, depth_offset, per_byte = _fit_products(samples, num_bytes, f"convolution.{dtype}", record)
     peak = peaks.setdefault(f"flop_rate.{dtype}", rounded(fastest, 6))
-    rate = _inverse(per_flop, 2.0 * fastest)
     memory = peaks.setdefault("memory_bandwidth", rounded(float((num_bytes / time).max()), 6))
     return ConvolutionModel(
         peak_fraction=rounded(rate / peak),
-        depth_offset=rounded(per_start * rate),
+        depth_offset=rounded(depth_offset),
         memory_fraction=rounded(_inverse(per_byte, 1e6 * memory) / memory),
         floor_time=rounded(floor_time),
     )
@@ -216,7 +212,7 @@ def _fit_streaming(samples: Sequence[StreamingSample], record: _Record) -> tuple
     The default class gives the curve from cache to memory. Other classes scale that curve and add a time per element, if their samples
     support it.
     """
-    by_class = _grouped(samples, lambda sample: sample.kernel_class)
+    by_class = grouped(samples, lambda sample: sample.kernel_class)
     if not by_class:
         return 0.0, {}
     plain = by_class.get(KernelClass.DEFAULT) or max(by_class.values(), key=len)
@@ -300,8 +296,8 @@ def _fit_caches(samples: Sequence[StreamingSample], record: _Record) -> tuple[fl
 
 def _fit_attention(samples: Sequence[AttentionSample], peaks: dict[str, float], record: _Record) -> dict[str, AttentionModel]:
     models: dict[str, AttentionModel] = {}
-    for kernel, of_kernel in _grouped(samples, lambda sample: sample.kernel).items():
-        by_dtype = _grouped(of_kernel, lambda sample: sample.dtype)
+    for kernel, of_kernel in grouped(samples, lambda sample: sample.kernel).items():
+        by_dtype = grouped(of_kernel, lambda sample: sample.dtype)
         for dtype, group in by_dtype.items():
             model = _fit_one_attention(group, f"attention.{kernel}.{dtype}", Dtype(dtype), peaks, record)
             models[f"{kernel}.{dtype}"] = model
@@ -377,7 +373,7 @@ def _fit_decoding(samples: Sequence[DecodeSample], peaks: dict[str, float], reco
 def _fit_collectives(samples: Sequence[CollectiveSample], record: _Record) -> tuple[float, dict[CollectiveKind, CollectiveModel]]:
     """Fit the link bandwidth [byte/s] (the best of all kinds) and the models: t = a + a1 (n - 1) + wire / B + c sqrt(wire)."""
     fitted = {}
-    for name, group in _grouped((sample for sample in samples if sample.group_size > 1), lambda sample: sample.kind).items():
+    for name, group in grouped((sample for sample in samples if sample.group_size > 1), lambda sample: sample.kind).items():
         kind = CollectiveKind(name)
         num_bytes, ranks, time = (_array(getattr(sample, column) for sample in group) for column in ("num_bytes", "group_size", "time"))
         wire = RING_PASSES[kind] * num_bytes * (ranks - 1) / ranks

@@ -137,13 +137,13 @@ def fit_logarithm(
     return np.asarray(result.x)
 
 
-def fit_linear(columns: Array, time: Array) -> Array:
-    """Return the non-negative coefficients of the columns that minimise the squared relative errors of their sum."""
+def fit_linear(columns: Array, time: Array, explained: Array | float = 0.0) -> Array:
+    """Return the non-negative coefficients of the columns that minimise the squared relative errors of their sum and the explained time."""
     from scipy.optimize import nnls
 
     scaled = columns / time[:, None]
     norms = np.maximum(np.linalg.norm(scaled, axis=0), 1e-300)
-    coefficients, _ = nnls(scaled / norms, np.ones(len(time)))
+    coefficients, _ = nnls(scaled / norms, (time - explained) / time)
     return np.asarray(coefficients / norms)
 
 

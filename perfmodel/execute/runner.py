@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from perfmodel.execute.launch.launch import Worker, WorkerGroup, torchrun_worker
-from perfmodel.execute.launch.processor_use import processor_use
+from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.refuse import executable_reason
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.local import gpu_names
@@ -121,67 +119,13 @@ def run_on_rank(worker: Worker, plan: Plan, options: RunOptions) -> RankResult:
     return errors, measured, *describe_on_rank(worker)
 
 
-def run_modules(
-    plan: Plan,
-    *,
-    steps: int = 20,
-    warmup: int = 3,
-    device: str = "auto",
-    check_gradients: bool = True,
-    inspects: bool = True,
-    hang_timeout: float = 20.0,
-    group: WorkerGroup | None = None,
-    on_progress: Callable[[str], None] | None = None,
-) -> Measurement:
-    """Run the plan with torch's modules and measure it. Raise InputError if it cannot run here, RunError if the run fails.
+def gathered_results(worker: Worker, plan: Plan, options: RunOptions) -> list[RankResult]:
+    """Run the plan on this rank of a launcher's, and return the results of all ranks."""
+    import torch.distributed as dist
 
-    steps, warmup    timed steps, and steps before them
-    check_gradients  first compare every gradient with one process (models of up to CHECKED_PARAMETERS parameters)
-    inspects         also run a step that counts collectives and one that tracks memory, neither of them timed
-    hang_timeout     seconds without a heartbeat after which the run is ended
-    group            a running WorkerGroup of the right size to use; without one, processes are started for this run,
-                     unless a launcher such as torchrun started them
-    on_progress      called with the activity of rank 0
-    """
-    launched = torchrun_worker(hang_timeout + 5.0) if group is None else None
-    if launched is not None:
-        if launched.world_size != plan.num_chips:
-            raise InputError(f"chips={plan.num_chips}: the launcher started {launched.world_size} processes; start {plan.num_chips}")
-        device = launched.device
-    elif group is not None:
-        if group.num_ranks != plan.num_chips:
-            raise InputError(f"chips={plan.num_chips}: the worker group has {group.num_ranks} ranks; use one of {plan.num_chips}")
-        device = group.device
-    else:
-        device = pick_device(device, plan.num_chips)
-    check_memory(plan, device)
-    options = RunOptions(
-        steps=steps,
-        warmup=warmup,
-        checks=check_gradients and plan.job.transformer.num_parameters <= CHECKED_PARAMETERS,
-        inspects=inspects,
-    )
-    busy_fraction = 0.0
-    if launched is not None:
-        import torch.distributed as dist
-
-        results: list[RankResult] = [({}, None, "", {})] * launched.world_size  # type: ignore[list-item]
-        dist.all_gather_object(results, run_on_rank(launched, plan, options))
-    else:
-        with workers_of(plan, device, hang_timeout, group, on_progress) as workers:
-            use = processor_use(workers.pids)
-            results = workers.call(run_on_rank, plan, options)
-            busy_fraction = processor_use(workers.pids).others_since(use)
-    return assemble(plan, results, device=device, warmup=warmup, busy_fraction=busy_fraction)
-
-
-def workers_of(
-    plan: Plan, device: str, hang_timeout: float, group: WorkerGroup | None, on_progress: Callable[[str], None] | None
-) -> AbstractContextManager[WorkerGroup]:
-    """Return the given group, or a new one for this plan."""
-    if group is not None:
-        return nullcontext(group)
-    return WorkerGroup(plan.num_chips, device=device, hang_timeout=hang_timeout, on_progress=on_progress)
+    results: list[RankResult] = [({}, None, "", {})] * worker.world_size  # type: ignore[list-item]
+    dist.all_gather_object(results, run_on_rank(worker, plan, options))
+    return results
 
 
 def merge(measurements: Sequence[Measurement]) -> Measurement:

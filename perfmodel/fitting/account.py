@@ -51,15 +51,13 @@ def fit_rows(
         names = "step_time, tokens_per_s, tokens_per_s_per_chip, samples_per_s or peak_memory"
         raise InputError(f"runs: none has a step time or a peak of memory; give {names}")
     wanted = profile.name if profile is not None else ""
-    all_runs = [run_of_row(row, profile=wanted, calibration=calibration) for row in measured_rows]
-    runs = _once(all_runs)
+    runs = _once([run_of_row(row, profile=wanted, calibration=calibration) for row in measured_rows])
     check_one_framework(runs)
     base = base_of(runs, profile)
     timed = [run for run in runs if not math.isnan(run.measured)]
     filled = [run for run in runs if not math.isnan(run.memory)]
     fit, memory = fit_own(timed, base, check=check_times), fit_memory(filled, base)
-    duplicates = _duplicates_note(len(all_runs) - len(runs))
-    notes = (*duplicates, *_notes(files, rows, measured_rows, runs))
+    notes = tuple(_notes(files, rows, measured_rows, runs))
     fitted = result_of(fit, timed, name=name, next_runs=next_run(fit, timed), notes=notes)
     return fitted if memory is None else with_memory(fitted, memory, filled)
 
@@ -71,13 +69,6 @@ def _once(runs: Sequence[UserRun]) -> list[UserRun]:
         settings = tuple(sorted(map(str, run.settings.items())))
         unique.setdefault((run.planned.plan, run.profile, settings, str(run.measured), str(run.memory)), run)
     return list(unique.values())
-
-
-def _duplicates_note(number: int) -> tuple[str, ...]:
-    if not number:
-        return ()
-    is_one = number == 1
-    return (f"{number} row{' is a copy' if is_one else 's are copies'} of another run (same plan, same figures); each run counts once",)
 
 
 def _with_plans(files: Sequence[RunFile], plans: Sequence[Plan]) -> Sequence[RunFile]:
@@ -97,6 +88,10 @@ def _with_plans(files: Sequence[RunFile], plans: Sequence[Plan]) -> Sequence[Run
 
 def _notes(files: Sequence[RunFile], rows: Sequence[Row], measured_rows: Sequence[Row], runs: Sequence[UserRun]) -> Iterator[str]:
     """Yield notes on how the runs were read."""
+    copies = len(measured_rows) - len(runs)
+    if copies:
+        are = "is a copy" if copies == 1 else "are copies"
+        yield f"{copies} row{'s' * (copies > 1)} {are} of another run (same plan, same figures); each run counts once"
     unread = list(dict.fromkeys(column for file in files for column in file.unread))
     if unread:
         yield f"not read, for they mean nothing here: {', '.join(unread[:12])}{' ...' if len(unread) > 12 else ''}"

@@ -35,6 +35,12 @@ class Row:
         """Return the row with missing values taken from `defaults`."""
         return Row(location=self.location, values={**defaults, **self.values})
 
+    @property
+    def measured(self) -> Mapping[str, Any]:
+        """Measurements of a published run; empty for any other."""
+        measured = self.values.get("measured")
+        return measured if isinstance(measured, Mapping) else {}
+
     def integer(self, name: str, *, least: int = 1) -> int | None:
         """Return an integer, or None if it is not given."""
         value = self.values.get(name)
@@ -49,9 +55,7 @@ class Row:
     def number(self, name: str) -> float | None:
         """Return a positive number; see `positive`."""
         value = self.values.get(name)
-        if value is None:
-            return None
-        return positive(value, name)
+        return None if value is None else positive(value, name)
 
 
 def integer_of(value: object, name: str, *, least: int = 1) -> int:

@@ -47,32 +47,18 @@ def check_times(runs: Sequence[UserRun], log_errors: Array) -> None:
     for run, error in zip(runs, log_errors, strict=True):
         if abs(error) < math.log(_FAR):
             continue
-        predicted = format_step(run.measured * math.exp(error))
-        message = f"{run.id}: step_time={run.measured:.6g} s: is {_ratio_text(error)} the predicted {predicted}"
-        for factor, meaning, remedy in (*_UNITS, *_rate_faults(run)):
-            if abs(-error - math.log(factor)) < math.log(_NEAR) and _is_nearest(-error, factor, run):
-                raise InputError(f"{message}; it looks like a time {meaning} ({remedy}), unless its plan is another run's")
+        predicted, ratio = format_step(run.measured * math.exp(error)), math.exp(-error)
+        times = f"{ratio:,.0f} times" if ratio >= 1 else f"1/{1 / ratio:,.0f} of"
+        message = f"{run.id}: step_time={run.measured:.6g} s: is {times} the predicted {predicted}"
+        chips = float(run.planned.plan.num_chips)
+        rates = (  # tokens of all chips read as those of one, and the reverse
+            (chips, "from tokens a second of one chip taken for those of all", "name the column tokens_per_s_per_chip"),
+            (1 / chips, "from tokens a second of all chips taken for those of one", "name the column tokens_per_s"),
+        )
+        causes = (*_UNITS, *(rates if chips >= _FAR else ()))
+        factor, meaning, remedy = min(causes, key=lambda cause: abs(error + math.log(cause[0])))
+        if abs(error + math.log(factor)) < math.log(_NEAR):
+            raise InputError(f"{message}; it looks like a time {meaning} ({remedy}), unless its plan is another run's")
         raise InputError(
             f"{message}, more than frameworks differ; correct its plan, if that is another run's (model, batch, sequence, chips)"
         )
-
-
-def _rate_faults(run: UserRun) -> tuple[tuple[float, str, str], ...]:
-    """Return the faults of rates: tokens of all chips read as those of one, and the reverse."""
-    chips = float(run.planned.plan.num_chips)
-    if chips < _FAR:
-        return ()
-    return (
-        (chips, "from tokens a second of one chip taken for those of all", "name the column tokens_per_s_per_chip"),
-        (1 / chips, "from tokens a second of all chips taken for those of one", "name the column tokens_per_s"),
-    )
-
-
-def _is_nearest(log_ratio: float, factor: float, run: UserRun) -> bool:
-    factors = [cause[0] for cause in (*_UNITS, *_rate_faults(run))]
-    return abs(log_ratio - math.log(factor)) <= min(abs(log_ratio - math.log(cause_factor)) for cause_factor in factors) + 1e-12
-
-
-def _ratio_text(error: float) -> str:
-    ratio = math.exp(-error)
-    return f"{ratio:,.0f} times" if ratio >= 1 else f"1/{1 / ratio:,.0f} of"

@@ -132,9 +132,10 @@ class LogTimes:
         chosen = range(len(self.runs)) if chosen is None else chosen
         below, above, share = self._between(values, chosen)
         near, nearest_times = (_TRAFFIC[0], below) if share < 0.5 else (_TRAFFIC[1], above)
-        columns = []
+        planned, columns = [self.runs[index].planned for index in chosen], []
         for index, (behaviour, constant) in enumerate(zip(self.behaviours, self.constants, strict=True)):
-            if (wanted is not None and not wanted[index]) or not any(self._touches(behaviour, run_index) for run_index in chosen):
+            is_wanted = wanted is None or wanted[index]
+            if not is_wanted or not any(behaviour.touches(run.plan, run.matmul_dtype) for run in planned):
                 columns.append(np.zeros(len(chosen)))
                 continue
             moved, spreads = moved_constant(constant, values[behaviour.name])
@@ -145,10 +146,6 @@ class LogTimes:
                 moved_times = self.times.predict(chosen, self._fields({**values, behaviour.name: moved, ELEMENTWISE: near}))
                 columns.append(np.log(moved_times / nearest_times) / spreads)
         return np.stack(columns, axis=1)
-
-    def _touches(self, behaviour: Behaviour, index: int) -> bool:
-        planned = self.runs[index].planned
-        return behaviour.touches(planned.plan, planned.matmul_dtype)
 
     def _between(self, values: Mapping[str, float], chosen: Sequence[int]) -> tuple[Array, Array, float]:
         """Return the times at the two traffics, and the interpolation weight of the values."""
@@ -248,14 +245,18 @@ def fit_some(figures: LogFigures, chosen: Sequence[int], *, noise: float | None 
     log_measured = figures.log_measured[list(chosen)]
     values, posterior = most_likely(figures, log_measured, chosen, noise=noise)
     after = figures.at(values, chosen) - log_measured
-    left_out = _left_out(after, posterior, noise)
+    # leave-one-out errors to first order: e_i / (1 - h_i), with the leverage h_i of the run
+    leverage = posterior.variance(posterior.slopes) * posterior.weights / noise**2
+    left_out = after / np.maximum(1.0 - leverage, 1e-3)
+    # scatter of a further run: its prior, and the scatter of left-out runs beyond the variance of the constants
+    beyond = np.maximum(left_out**2 * posterior.weights - posterior.variance(posterior.slopes), 0.0)
     return UserFit(
         base=figures.base,
         behaviours=tuple(figures.behaviours),
         constants=figures.constants,
         values=values,
         posterior=posterior,
-        noise=_scatter(left_out, posterior),
+        noise=math.sqrt((_SCATTER_RUNS * SCATTER**2 + float(beyond.sum())) / (_SCATTER_RUNS + len(left_out))),
         before=figures.at(figures.start, chosen) - log_measured,
         after=after,
         left_out=left_out,
@@ -329,15 +330,3 @@ def _gauss_newton_step(slopes: Array, errors: Array, z: Array, bounds: tuple[Arr
             return moved - z
         candidate = moved
     return candidate - z
-
-
-def _left_out(errors: Array, posterior: Posterior, noise: float) -> Array:
-    """Return the leave-one-out errors of the runs, to first order: e_i / (1 - h_i), with the leverage h_i of the run."""
-    leverage = posterior.variance(posterior.slopes) * posterior.weights / noise**2
-    return errors / np.maximum(1.0 - leverage, 1e-3)
-
-
-def _scatter(left_out: Array, posterior: Posterior) -> float:
-    """Return the scatter of a further run: its prior, and the scatter of left-out runs beyond the variance of the constants."""
-    beyond = np.maximum(left_out**2 * posterior.weights - posterior.variance(posterior.slopes), 0.0)
-    return math.sqrt((_SCATTER_RUNS * SCATTER**2 + float(beyond.sum())) / (_SCATTER_RUNS + len(left_out)))

@@ -32,7 +32,7 @@ class LogFormat:
     """
 
     name: str
-    framework: str
+    framework: str = ""
     has: str
     pattern: re.Pattern[str]
 
@@ -75,19 +75,16 @@ FORMATS = (
     ),
     LogFormat(
         name="HF Trainer",
-        framework="",
         has="/it]",
         pattern=re.compile(r"\b(?P<step>\d+)/\d+\s*\[[\d:]+<[\d:?]+,\s*(?P<seconds>[\d.]+)s/it\]"),
     ),
     LogFormat(
         name="HF Trainer",
-        framework="",
         has="it/s]",
         pattern=re.compile(r"\b(?P<step>\d+)/\d+\s*\[[\d:]+<[\d:?]+,\s*(?P<rate>[\d.]+)it/s\]"),
     ),
     LogFormat(
         name="HF Trainer's summary",
-        framework="",
         has="train_steps_per_second",
         pattern=re.compile(r"train_steps_per_second\W+(?P<rate>[\d.]+)(?P<step>)"),
     ),

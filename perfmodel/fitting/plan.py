@@ -45,56 +45,48 @@ _WARMUP = 3
 def run_of_row(row: Row, *, profile: str, calibration: str) -> UserRun:
     """Return the run that a row describes. profile: the framework's profile where the row names none; empty: `generic`."""
     try:
-        return _run(row, profile, calibration)
+        framework = row.text("framework") or profile
+        name = row.text("framework")  # of a profile, with settings (`torchtitan+compile`), or in any words
+        stated = dict(FrameworkRef.parse(name).settings) if framework_named(name) in list_profiles() else {}
+        settings = stated | settings_of(row.values)
+        plan = row.values.get("plan")
+        if isinstance(plan, (str, Plan)):
+            plan = read_plan(plan) if isinstance(plan, str) else plan
+            settings = {**plan.framework.settings, **settings}
+            planned = planned_of(plan, framework, calibration)
+        elif isinstance(plan, Mapping):  # a line of `perfmodel run --save`: run by our executor, independent of the plan's framework
+            on_cpu = row.values.get("device") == "cpu"
+            planned = planned_of(plan_from_dict(dict(plan), where="plan"), framework, calibration, cluster=LOCALHOST if on_cpu else "")
+        else:
+            planned = _planned(row, framework, settings, calibration)
+        plan = planned.plan
+        for logged, field, value in (("logged_batch", "global_batch", plan.job.global_batch), ("logged_chips", "chips", plan.num_chips)):
+            if row.values.get(logged) not in (None, value):  # a log or a trace contradicts its plan
+                raise bad_field(field, value, f"must be {row.values[logged]}, as the run itself wrote", "give the plan that it ran")
+        identity = row.values.get("id")
+        memory, memory_kind = _memory(row)
+        return UserRun(
+            id=one_line(identity, 80) if isinstance(identity, (str, int)) else row.location,
+            planned=planned,
+            measured=_step_time(row, planned.plan) if has_time(row) else math.nan,
+            memory=memory,
+            memory_kind=memory_kind,
+            profile=planned.framework.profile,
+            settings=settings,
+            assumed=planned.assumed,
+        )
     except InputError as error:
         raise InputError(f"{row.location}: {error}") from None
 
 
 def has_time(row: Row) -> bool:
-    measured = row.values.get("measured")
-    inner = measured if isinstance(measured, Mapping) else {}
     return any(row.values.get(name) is not None for name in (*MEASURED, "logged_steps")) or any(
-        inner.get(name) is not None for name in ("step_time_s", "tokens_per_s_per_chip")
+        row.measured.get(name) is not None for name in ("step_time_s", "tokens_per_s_per_chip")
     )
 
 
 def has_memory(row: Row) -> bool:
-    measured = row.values.get("measured")
-    inner = measured if isinstance(measured, Mapping) else {}
-    return any(row.values.get(name) is not None or inner.get(name) is not None for name in MEMORIES)
-
-
-def _run(row: Row, profile: str, calibration: str) -> UserRun:
-    framework = row.text("framework") or profile
-    settings = _stated(row.text("framework")) | settings_of(row.values)
-    plan = row.values.get("plan")
-    if isinstance(plan, (str, Plan)):
-        plan = read_plan(plan) if isinstance(plan, str) else plan
-        settings = {**plan.framework.settings, **settings}
-        planned = planned_of(plan, framework, calibration)
-    elif isinstance(plan, Mapping):  # a line of `perfmodel run --save`: run by our executor, independent of the plan's framework
-        on_cpu = row.values.get("device") == "cpu"
-        planned = planned_of(plan_from_dict(dict(plan), where="plan"), framework, calibration, cluster=LOCALHOST if on_cpu else "")
-    else:
-        planned = _planned(row, framework, settings, calibration)
-    _check_logged(row, planned.plan)
-    identity = row.values.get("id")
-    memory, memory_kind = _memory(row)
-    return UserRun(
-        id=one_line(identity, 80) if isinstance(identity, (str, int)) else row.location,
-        planned=planned,
-        measured=_step_time(row, planned.plan) if has_time(row) else math.nan,
-        memory=memory,
-        memory_kind=memory_kind,
-        profile=planned.framework.profile,
-        settings=settings,
-        assumed=planned.assumed,
-    )
-
-
-def _stated(framework: str) -> dict[str, Any]:
-    """Return the settings in a framework's name, if it is the name of a profile: `torchtitan+compile`."""
-    return dict(FrameworkRef.parse(framework).settings) if framework_named(framework) in list_profiles() else {}
+    return any(row.values.get(name) is not None or row.measured.get(name) is not None for name in MEMORIES)
 
 
 def planned_of(plan: Plan, framework: str, calibration: str, *, cluster: str = "") -> PlannedCase:
@@ -106,9 +98,7 @@ def planned_of(plan: Plan, framework: str, calibration: str, *, cluster: str = "
     return PlannedCase(
         hardware=HardwareOfCase(
             chip=_cluster(cluster_name, plan.num_chips).chip.name,
-            chips_per_node=None,
             num_chips=plan.num_chips,
-            inter_node_bandwidth_per_chip=None,
             cluster=cluster_name,
             calibration=calibration or ("" if cluster else plan.calibration),
         ),
@@ -122,31 +112,38 @@ def planned_of(plan: Plan, framework: str, calibration: str, *, cluster: str = "
 
 def _planned(row: Row, framework: str, settings: Mapping[str, Any], calibration: str) -> PlannedCase:
     degrees = {name: row.integer(name) or 1 for name in ("tp", "pp", "cp")}
-    ways = math.prod(degrees.values())
     dp, shard = _data_parallel(row)
-    chips = _chips(row, ways, dp)
-    _check_degrees(row, chips, degrees, dp)
-    dp = chips // ways
-    hardware = _hardware(row, chips, calibration)
-    micro_batch = row.integer("micro_batch")
+    chips = _chips(row, degrees, dp)
+    dp = chips // math.prod(degrees.values())
+    cluster_name, chip = _cluster_name(row), row.text("chip")
+    cluster = _cluster(cluster_name, chips)
+    if row.text("cluster") and chip and _cluster(chip, chips).chip.name != cluster.chip.name:
+        raise bad_field("chip", chip, f"is not the chip of {cluster_name}, which is {cluster.chip.name}", "leave one of the two out")
+    hardware = HardwareOfCase(chip=cluster.chip.name, num_chips=chips, cluster=cluster_name, calibration=calibration)
+    micro_batch, zero, sequence_parallel = row.integer("micro_batch"), row.integer("zero", least=0), row.flag("sequence_parallel")
+    is_published = isinstance(row.values.get("model"), Mapping)  # its model is an object of sizes
+    precision, recompute = row.text("precision").lower(), row.values.get("recompute")
+    if precision and precision not in _PRECISIONS:
+        raise bad_field("precision", precision, "not known", f"use one of {', '.join(_PRECISIONS)}")
+    spelling = str(recompute).strip().lower()
     inputs = {
         **degrees,
         "framework": framework or None,
         "model": _model(row),
         "sequence_length": row.integer("seq_len"),
         "chip": hardware.chip,
-        "chips_per_node": _cluster_of(hardware).chips_per_node,
+        "chips_per_node": cluster.chips_per_node,
         "num_chips": chips,
         "dp": dp,
-        "precision": _choice(row, "precision", _PRECISIONS, "bf16"),
+        "precision": _PRECISIONS.get(precision, "bf16"),
         "global_batch": _global_batch(row, dp, micro_batch),
         "micro_batch": micro_batch,
         "virtual_stages": row.integer("virtual_stages"),
         # sequence parallelism is the default with tp today; published runs that do not mention it did not use it
-        "sequence_parallel": row.flag("sequence_parallel") if _is_case(row) else row.flag("sequence_parallel") is not False,
-        "zero_stage": _zero(row),
+        "sequence_parallel": sequence_parallel if is_published else sequence_parallel is not False,
+        "zero_stage": 3 if zero is None and shard else zero,
         "distributed_optimizer": row.flag("distributed_optimizer"),
-        "recompute": _recompute(row),
+        "recompute": None if recompute is None else _RECOMPUTE.get(spelling, spelling),
         "flash_attention": _flash(row),
         "settings": settings,
         "train": row.text("train") or None,
@@ -155,11 +152,6 @@ def _planned(row: Row, framework: str, settings: Mapping[str, Any], calibration:
         raise InputError("seq_len: is missing; say how many tokens a sequence has")
     optimizer = choice_of(Optimizer, row.text("optimizer").lower() or Optimizer.ADAMW, "optimizer")
     return plan_of_case(inputs, hardware=hardware, optimizer=optimizer, dp_shard=shard)
-
-
-def _is_case(row: Row) -> bool:
-    """Return whether the row has the format of a published run: its model is an object of sizes."""
-    return isinstance(row.values.get("model"), Mapping)
 
 
 def _data_parallel(row: Row) -> tuple[int | None, int | None]:
@@ -174,7 +166,9 @@ def _data_parallel(row: Row) -> tuple[int | None, int | None]:
     return product, shard if shard and shard > 1 else None
 
 
-def _chips(row: Row, ways: int, dp: int | None) -> int:
+def _chips(row: Row, degrees: Mapping[str, int], dp: int | None) -> int:
+    """Return the number of chips. Raise InputError if it does not match the degrees: either may be wrong."""
+    ways = math.prod(degrees.values())
     chips, nodes = row.integer("chips"), row.integer("nodes")
     if chips is None and nodes is not None:
         per_node = row.integer("chips_per_node") or load_cluster(_cluster_name(row), num_chips=None).chips_per_node
@@ -185,18 +179,13 @@ def _chips(row: Row, ways: int, dp: int | None) -> int:
         chips = load_cluster(LOCALHOST).num_chips
     if chips is None:
         raise InputError("chips: is missing; say on how many chips it ran")
-    return chips
-
-
-def _check_degrees(row: Row, chips: int, degrees: Mapping[str, int], dp: int | None) -> None:
-    """Raise InputError if the degrees do not match the number of chips: either may be wrong."""
-    ways = math.prod(degrees.values())
     degrees_text = "*".join(f"{name}={value}" for name, value in degrees.items() if value > 1) or "tp*pp*cp=1"
     if dp is not None and dp * ways != chips:
         rule = f"must equal dp={dp} times {degrees_text}, which is {dp * ways}"
         raise bad_field("chips", chips, rule, "correct the degrees or the number of chips")
     if chips % ways:
         raise bad_field("chips", chips, f"must be a multiple of {degrees_text}", "correct the degrees or the number of chips")
+    return chips
 
 
 def _cluster_name(row: Row) -> str:
@@ -215,22 +204,6 @@ def _cluster_name(row: Row) -> str:
     return state_chip_cluster(chip, **{name: value for name, value in stated.items() if value is not None}).text
 
 
-def _hardware(row: Row, chips: int, calibration: str) -> HardwareOfCase:
-    cluster_name = _cluster_name(row)
-    cluster = _cluster(cluster_name, chips)
-    chip = row.text("chip")
-    if row.text("cluster") and chip and _cluster(chip, chips).chip.name != cluster.chip.name:
-        raise bad_field("chip", chip, f"is not the chip of {cluster_name}, which is {cluster.chip.name}", "leave one of the two out")
-    return HardwareOfCase(
-        chip=cluster.chip.name,
-        chips_per_node=None,
-        num_chips=chips,
-        inter_node_bandwidth_per_chip=None,
-        cluster=cluster_name,
-        calibration=calibration,
-    )
-
-
 def _cluster(cluster_name: str, chips: int) -> Cluster:
     return _cluster_as_of(cluster_name, chips, _stamp(cluster_name))
 
@@ -247,10 +220,6 @@ def _stamp(name: str) -> tuple[int, ...]:
     except (OSError, ValueError):
         return ()
     return status.st_mtime_ns, status.st_size, status.st_ino
-
-
-def _cluster_of(hardware: HardwareOfCase) -> Cluster:
-    return _cluster(hardware.cluster, hardware.num_chips)
 
 
 def _model(row: Row) -> Mapping[str, Any] | TransformerConfig:
@@ -281,28 +250,6 @@ def _global_batch(row: Row, dp: int, micro_batch: int | None) -> int:
     return global_batch
 
 
-def _choice(row: Row, name: str, known: Mapping[str, str], default: str) -> str:
-    spelling = row.text(name).lower()
-    if spelling and spelling not in known:
-        raise bad_field(name, spelling, "not known", f"use one of {', '.join(known)}")
-    return known.get(spelling, default)
-
-
-def _zero(row: Row) -> int | None:
-    stage = row.integer("zero", least=0)
-    if stage is None and row.values.get("dp_shard") is not None and (row.integer("dp_shard") or 1) > 1:
-        return 3
-    return stage
-
-
-def _recompute(row: Row) -> str | None:
-    value = row.values.get("recompute")
-    if value is None:
-        return None
-    spelling = str(value).strip().lower()
-    return _RECOMPUTE.get(spelling, spelling)
-
-
 def _flash(row: Row) -> bool | None:
     value = row.values.get("attention")
     if value is None or isinstance(value, bool):
@@ -313,14 +260,6 @@ def _flash(row: Row) -> bool | None:
     if spelling in ("unfused", "eager", "math"):
         return False
     return flag_of(value, "attention")
-
-
-def _check_logged(row: Row, plan: Plan) -> None:
-    """Raise InputError if a log or a trace contradicts its plan."""
-    for name, field, value in (("logged_batch", "global_batch", plan.job.global_batch), ("logged_chips", "chips", plan.num_chips)):
-        logged = row.values.get(name)
-        if logged is not None and logged != value:
-            raise bad_field(field, value, f"must be {logged}, as the run itself wrote", "give the plan that it ran")
 
 
 def _step_time(row: Row, plan: Plan) -> float:
@@ -355,13 +294,11 @@ def _memory(row: Row) -> tuple[float, str]:
 
     The kind is "" for a published run: as its framework reports it.
     """
-    measured = row.values.get("measured")
-    inner = measured if isinstance(measured, Mapping) else {}
     for name, kind in MEMORIES.items():
         if row.values.get(name) is not None:
             return size_of(row.values[name], name), kind
-        if inner.get(name) is not None:
-            return size_of(inner[name], name), ""
+        if row.measured.get(name) is not None:
+            return size_of(row.measured[name], name), ""
     return math.nan, ""
 
 

@@ -12,7 +12,6 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -67,25 +66,16 @@ def read_rows(path: str | Path) -> RunFile:
         )
         return RunFile(rows=(row,), needs_plan=True)
     try:
-        with _opened(path) as stream:
+        with open_input(path) as opened:
+            buffered = cast(io.BufferedReader, opened)
+            is_packed = buffered.peek(2)[:2] == b"\x1f\x8b"
+            stream = cast(BinaryIO, gzip.GzipFile(fileobj=buffered)) if is_packed else opened
             return _rows(_Content(stream=stream, path=path), Path(path).name)
     except InputError:
         raise
     except (OSError, ValueError, EOFError, zlib.error) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
         raise InputError(f"{one_line(path, 200)}: cannot be read ({one_line(reason)}); give a file of measured runs") from None
-
-
-@contextmanager
-def _opened(path: str | Path) -> Iterator[BinaryIO]:
-    """Open a file, decompressed if it is compressed."""
-    with open_input(path) as opened:
-        buffered = cast(io.BufferedReader, opened)
-        if buffered.peek(2)[:2] == b"\x1f\x8b":
-            with gzip.GzipFile(fileobj=buffered) as packed:
-                yield cast(BinaryIO, packed)
-        else:
-            yield opened
 
 
 @dataclass(slots=True)
@@ -150,7 +140,17 @@ def _rows(content: _Content, name: str) -> RunFile:
         return _times_only(*row_of_trace(b"".join(content.pieces()), name))
     if re.match(rb'\{\s*["}\]]|\{$', start):  # the repr of a Python dictionary has other quotes
         return _json_lines(content, name)
-    return _table_or_log(content, name)
+    heading = next((line for line in content.start.decode("utf-8-sig", "replace").splitlines() if line.strip() and line[0] != "#"), "")
+    cells = re.split(r"[,;\t]", heading)
+    if sum(bool(name_of(cell)) for cell in cells) >= min(len(cells), 2):  # known names of columns
+        return _table(content, name, separator=max(",;\t", key=heading.count))
+    log_run = row_of_log(content.lines(), name)
+    if log_run is None:
+        table = "a table with a line of column names (model,chip,chips,tp,step_time)"
+        raise InputError(
+            f"{one_line(content.path, 200)}: holds no step; give {table}, JSON lines, a framework's log or a torch profiler trace"
+        )
+    return _times_only(*log_run)
 
 
 def _check_number(rows: Sequence[Row], content: _Content) -> None:
@@ -168,21 +168,6 @@ def rows_of(values: Mapping[str, Any], location: str) -> RunFile:
 def _times_only(row: Row, note: str) -> RunFile:
     """Return the contents of a file that gives times only."""
     return RunFile(rows=(row,), needs_plan=True, notes=(note,))
-
-
-def _table_or_log(content: _Content, name: str) -> RunFile:
-    """Read a table, if the first line has known column names, else a log."""
-    heading = _heading(content.start.decode("utf-8-sig", "replace"))
-    cells = re.split(r"[,;\t]", heading)
-    if sum(bool(name_of(cell)) for cell in cells) >= min(len(cells), 2):
-        return _table(content, name, separator=max(",;\t", key=heading.count))
-    log_run = row_of_log(content.lines(), name)
-    if log_run is None:
-        table = "a table with a line of column names (model,chip,chips,tp,step_time)"
-        raise InputError(
-            f"{one_line(content.path, 200)}: holds no step; give {table}, JSON lines, a framework's log or a torch profiler trace"
-        )
-    return _times_only(*log_run)
 
 
 def _json_lines(content: _Content, name: str) -> RunFile:
@@ -210,11 +195,6 @@ def _measurement(data: Mapping[str, Any]) -> dict[str, Any]:
     return {name: data[name] for name in ("plan", "device", "step_time") if name in data}
 
 
-def _heading(text: str) -> str:
-    """Return the first line that is neither empty nor a comment."""
-    return next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
-
-
 def _table(content: _Content, name: str, *, separator: str) -> RunFile:
     reader = csv.reader(content.text_lines(), delimiter=separator)
     columns: list[str] = []
@@ -227,7 +207,9 @@ def _table(content: _Content, name: str, *, separator: str) -> RunFile:
             location = f"{name} line {reader.line_num}"
             if not columns:
                 columns = [cell.strip() for cell in cells]
-                _check_headings(columns, location)
+                for column in filter(None, columns):
+                    if columns.count(column) > 1:  # the last would replace the first without notice
+                        raise InputError(f"{location}: two columns are called {one_line(column, 40)}; keep one of them")
                 continue
             if len(cells) != len(columns):
                 raise InputError(f"{location}: has {len(cells)} cells under {len(columns)} columns; correct the line")
@@ -237,13 +219,6 @@ def _table(content: _Content, name: str, *, separator: str) -> RunFile:
     except csv.Error as error:
         raise InputError(f"{name} line {reader.line_num}: no table ({error}); correct the line") from None
     return RunFile(rows=rows, unread=tuple(unread))
-
-
-def _check_headings(columns: Sequence[str], location: str) -> None:
-    """Raise InputError for two columns with one heading: the last would replace the first without notice."""
-    for number, column in enumerate(columns):
-        if column and column in columns[:number]:
-            raise InputError(f"{location}: two columns are called {one_line(column, 40)}; keep one of them")
 
 
 def _named(data: Mapping[str, Any], unread: dict[str, None], location: str) -> dict[str, Any]:

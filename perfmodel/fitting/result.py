@@ -131,11 +131,24 @@ class FittedProfile:
 
 def result_of(fit: UserFit, runs: Sequence[UserRun], *, name: str, next_runs: tuple[NextRun, ...], notes: tuple[str, ...]) -> FittedProfile:
     """Return the profile, called `name`, with the result of its fit."""
+    expected = fit.spread(fit.posterior.slopes)
     return FittedProfile(
         profile=_profile(fit, runs, name),
         base=fit.base.name,
         behaviours=tuple(_behaviour(fit, index, behaviour) for index, behaviour in enumerate(fit.behaviours)),
-        runs=_runs(fit, runs),
+        runs=tuple(
+            FittedRun(
+                id=run.id,
+                plan=run.planned.plan,
+                measured=run.measured,
+                before=run.measured * math.exp(fit.before[i]),
+                after=run.measured * math.exp(fit.after[i]),
+                left_out=run.measured * math.exp(fit.left_out[i]),
+                weight=float(fit.posterior.weights[i]),
+                outlier=_outlier(run, float(fit.left_out[i]), float(expected[i]), runs) if len(runs) > 2 else "",
+            )
+            for i, run in enumerate(runs)
+        ),
         error_before=mean_error(fit.before),
         error_after=mean_error(fit.after),
         error_left_out=mean_error(fit.left_out),
@@ -189,23 +202,6 @@ def _behaviour(fit: UserFit, index: int, behaviour: Behaviour) -> FittedBehaviou
         prior=constant.prior,
         prior_spread=constant.spread,
         determined="by the runs" if share >= _DETERMINED else "in part" if share >= _PARTLY else "still prior",
-    )
-
-
-def _runs(fit: UserFit, runs: Sequence[UserRun]) -> tuple[FittedRun, ...]:
-    expected = fit.spread(fit.posterior.slopes)
-    return tuple(
-        FittedRun(
-            id=run.id,
-            plan=run.planned.plan,
-            measured=run.measured,
-            before=run.measured * math.exp(fit.before[i]),
-            after=run.measured * math.exp(fit.after[i]),
-            left_out=run.measured * math.exp(fit.left_out[i]),
-            weight=float(fit.posterior.weights[i]),
-            outlier=_outlier(run, float(fit.left_out[i]), float(expected[i]), runs) if len(runs) > 2 else "",
-        )
-        for i, run in enumerate(runs)
     )
 
 

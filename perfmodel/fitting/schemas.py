@@ -19,18 +19,18 @@ from perfmodel.parallel.plan import Plan
 from perfmodel.workload.config import TransformerConfig
 
 
-def _read_text(value: object, field: str) -> None:
-    if not isinstance(value, str):
-        raise bad_field(field, shown(value), "must be a text", "correct it")
+def _of(types: tuple[type, ...], words: str, schema: dict[str, Any]) -> ReadBy:
+    """Return the annotation of a value of these types."""
+
+    def read(value: object, field: str) -> None:
+        if not isinstance(value, types):
+            raise bad_field(field, shown(value), f"must be {words}", "correct it")
+
+    return ReadBy(read, schema)
 
 
-def _read_object(value: object, field: str) -> None:
-    if not isinstance(value, str | Mapping | Plan | TransformerConfig):
-        raise bad_field(field, shown(value), "must be a text or a mapping", "correct it")
-
-
-_Text = Annotated[Any, ReadBy(_read_text, {"type": "string"})]
-_Object = Annotated[Any, ReadBy(_read_object, {"type": ["string", "object"]})]
+_Text = Annotated[Any, _of((str,), "a text", {"type": "string"})]
+_Object = Annotated[Any, _of((str, Mapping, Plan, TransformerConfig), "a text or a mapping", {"type": ["string", "object"]})]
 _Any = Annotated[Any, ReadBy(lambda value, field: value, {"type": ["string", "number", "boolean"]})]
 _Count = Annotated[Any, ReadBy(lambda value, field: integer_of(value, field), {"type": ["integer", "string"], "minimum": 1})]
 _Stage = Annotated[Any, ReadBy(lambda value, field: integer_of(value, field, least=0), {"type": ["integer", "string"], "minimum": 0})]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
 
-from perfmodel.fitting.result import FittedBehaviour, FittedMemory, FittedProfile, NextRun
+from perfmodel.fitting.result import FittedBehaviour, FittedMemory, FittedPeak, FittedProfile, FittedRun
 from perfmodel.foundation.units import format_step, format_time
 from perfmodel.report.predictions import degrees_line
 from perfmodel.report.table import Table, bytes_like, percent, times_like
@@ -15,9 +15,14 @@ _MOST_SHOWN = 20
 
 def headline(profile: FittedProfile) -> list[tuple[str, str]]:
     """Return the summary lines: (name, value)."""
-    memory = _memory_lines(profile.memory) if profile.memory else []
+    memory_lines = []
+    if profile.memory:
+        memory, number = profile.memory, len(profile.memory.runs)
+        left_out = f", {percent(memory.error_left_out)} of each run by a fit to the others" if number > 1 else ""
+        error = f"mean error {percent(memory.error_before)} before, {percent(memory.error_after)} after{left_out}"
+        memory_lines = [("peak memory", f"of {number} run{'s' * (number > 1)}: {error}")]
     if not profile.runs:
-        return memory
+        return memory_lines
     left_out = (
         f"{percent(profile.error_left_out)}: mean error of each run by a fit to the others"
         if len(profile.runs) > 1
@@ -29,34 +34,11 @@ def headline(profile: FittedProfile) -> list[tuple[str, str]]:
     ]
     for index, run in enumerate(profile.outliers):
         lines.append(("outlier" if not index else "", f"{run.id}: {run.outlier} (counts {run.weight:.2f} of a run)"))
-    lines += [("next run", text) for next_run in profile.next_runs for text in _next_lines(next_run)]
-    return lines + memory
-
-
-def _memory_lines(memory: FittedMemory) -> list[tuple[str, str]]:
-    left_out = f", {percent(memory.error_left_out)} of each run by a fit to the others" if len(memory.runs) > 1 else ""
-    error = f"mean error {percent(memory.error_before)} before, {percent(memory.error_after)} after{left_out}"
-    return [("peak memory", f"of {len(memory.runs)} run{'s' * (len(memory.runs) > 1)}: {error}")]
-
-
-def _next_lines(next_run: NextRun) -> Iterator[str]:
-    near = f"the uncertainty of similar plans falls from {percent(next_run.spread_before)} to {percent(next_run.spread_after)}"
-    yield f"{next_run.differs} ({degrees_line(next_run.plan)}; about {format_step(next_run.step_time)}) is the most informative: {near}"
-
-
-def peaks_table(memory: FittedMemory) -> Table:
-    """Return the measured peaks of memory and their predictions, the largest leave-one-out errors first."""
-    ordered = sorted(memory.runs, key=lambda run: -abs(run.left_out / run.measured - 1.0))
-    text = bytes_like(max(run.measured for run in memory.runs))
-    return Table(
-        title=f"Peak memory: measured, and predicted before the fit, after it, and by a fit to the other runs{_limit_note(len(ordered))}",
-        headers=("run", "counts", "measured", "before", "fitted", "left out", "error left out"),
-        rows=tuple(
-            (run.id, run.kind, *map(text, (run.measured, run.before, run.after, run.left_out)), f"{run.left_out / run.measured - 1.0:+.1%}")
-            for run in ordered[:_MOST_SHOWN]
-        ),
-        right=("measured", "before", "fitted", "left out", "error left out"),
-    )
+    for following in profile.next_runs:
+        near = f"the uncertainty of similar plans falls from {percent(following.spread_before)} to {percent(following.spread_after)}"
+        what = f"{following.differs} ({degrees_line(following.plan)}; about {format_step(following.step_time)})"
+        lines.append(("next run", f"{what} is the most informative: {near}"))
+    return lines + memory_lines
 
 
 def behaviours_table(profile: FittedProfile) -> Table:
@@ -64,21 +46,19 @@ def behaviours_table(profile: FittedProfile) -> Table:
     return Table(
         title="Fitted parameters, with one standard deviation",
         headers=("parameter", "value", "+-", "before", "+-", "determined"),
-        rows=tuple(map(_behaviour_row, behaviours)),
+        rows=tuple(
+            (
+                behaviour.says,
+                _written(behaviour, behaviour.value),
+                _spread(behaviour, behaviour.spread),
+                _written(behaviour, behaviour.prior),
+                _spread(behaviour, behaviour.prior_spread),
+                behaviour.determined,
+            )
+            for behaviour in behaviours
+        ),
         right=("value", "+-", "before"),
         fold=("parameter",),
-    )
-
-
-def _behaviour_row(behaviour: FittedBehaviour) -> tuple[str, ...]:
-    value, spread = _written(behaviour, behaviour.value), _spread(behaviour, behaviour.spread)
-    return (
-        behaviour.says,
-        value,
-        spread,
-        _written(behaviour, behaviour.prior),
-        _spread(behaviour, behaviour.prior_spread),
-        behaviour.determined,
     )
 
 
@@ -94,18 +74,31 @@ def _spread(behaviour: FittedBehaviour, spread: float) -> str:
 
 def runs_table(profile: FittedProfile) -> Table:
     """Return the runs, the largest leave-one-out errors first."""
-    ordered = sorted(profile.runs, key=lambda run: -abs(run.left_out / run.measured - 1.0))
-    text = times_like(max(run.measured for run in profile.runs))
+    return _worst_first("Runs", profile.runs, times_like)
+
+
+def peaks_table(memory: FittedMemory) -> Table:
+    """Return the measured peaks of memory and their predictions, the largest leave-one-out errors first."""
+    return _worst_first("Peak memory", memory.runs, bytes_like)
+
+
+def _worst_first(title: str, runs: Sequence[FittedRun | FittedPeak], like: Callable[[float], Callable[[float], str]]) -> Table:
+    """Return a table of measured and predicted figures. like: unit of all cells, by the largest figure."""
+    ordered = sorted(runs, key=lambda run: -abs(run.left_out / run.measured - 1.0))
+    text = like(max(run.measured for run in runs))
+    limit = f" ({_MOST_SHOWN} of {len(ordered)}, the worst first)" if len(ordered) > _MOST_SHOWN else ""
+    figures = ("measured", "before", "fitted", "left out", "error left out")
     return Table(
-        title=f"Runs: measured, and predicted before the fit, after it, and by a fit to the other runs{_limit_note(len(ordered))}",
-        headers=("run", "measured", "before", "fitted", "left out", "error left out"),
+        title=f"{title}: measured, and predicted before the fit, after it, and by a fit to the other runs{limit}",
+        headers=("run", *(["counts"] if isinstance(ordered[0], FittedPeak) else []), *figures),
         rows=tuple(
-            (run.id, *map(text, (run.measured, run.before, run.after, run.left_out)), f"{run.left_out / run.measured - 1.0:+.1%}")
+            (
+                run.id,
+                *([run.kind] if isinstance(run, FittedPeak) else []),
+                *map(text, (run.measured, run.before, run.after, run.left_out)),
+                f"{run.left_out / run.measured - 1.0:+.1%}",
+            )
             for run in ordered[:_MOST_SHOWN]
         ),
-        right=("measured", "before", "fitted", "left out", "error left out"),
+        right=figures,
     )
-
-
-def _limit_note(count: int) -> str:
-    return f" ({_MOST_SHOWN} of {count}, the worst first)" if count > _MOST_SHOWN else ""

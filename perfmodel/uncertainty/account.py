@@ -68,11 +68,11 @@ def trust_account(
     """
     fitted = estimator.profile.fitted
     if fitted.num_runs:
-        variance_sources = [*_open_constants(estimator, plan), *_unseen_variance(estimator, plan, residuals)]
+        variance_sources = [*_after_runs(estimator, plan, residuals)]
         rest = "how far one more run lies from the best of constants"
     else:
         behaviours = [] if is_known else [behaviour for behaviour in BEHAVIOURS if behaviour.name not in stated]
-        variance_sources = [*_behaviours(estimator, plan, behaviours), *_kernels(estimator, plan, residuals)]
+        variance_sources = [*_without_runs(estimator, plan, behaviours, residuals)]
         rest = f"how far runs of {'it' if is_known else 'frameworks'} lie from predictions: models, clusters, releases"
     every = with_rest(variance_sources, step_interval, rests_on=rest)
     return TrustAccount(
@@ -84,12 +84,6 @@ def trust_account(
             if option.share_left < _NO_EFFECT
         ),
     )
-
-
-def _behaviours(estimator: Estimator, plan: Plan, behaviours: Sequence[Behaviour]) -> Iterator[VarianceSource]:
-    for behaviour, changes in behaviour_changes(estimator.profile, behaviours, _log_change_of(estimator, plan)):
-        rests_on = f"{estimator.profile.name}: frameworks differ by {_width(behaviour)}"
-        yield VarianceSource(name=_name_of(behaviour), variance=float((changes**2).mean()), rests_on=rests_on)
 
 
 def _log_change_of(estimator: Estimator, plan: Plan) -> Callable[[Mapping[str, float]], float]:
@@ -113,30 +107,33 @@ def _width(behaviour: Behaviour) -> str:
     return f"{behaviour.spread * 1e3:g} ms" if behaviour.unit == "s" else f"{behaviour.spread:g}"
 
 
-def _open_constants(estimator: Estimator, plan: Plan) -> Iterator[VarianceSource]:
-    """Yield the variance that each fitted constant contributes after the user's runs."""
-    fitted, says = estimator.profile.fitted, {name: behaviour for behaviour in BEHAVIOURS for name in behaviour.fields}
+def _after_runs(estimator: Estimator, plan: Plan, residuals: Residuals) -> Iterator[VarianceSource]:
+    """Yield the variance that each fitted constant contributes after the user's runs, and that of a chip or model without any."""
+    fitted, chip, says = (
+        estimator.profile.fitted,
+        estimator.cluster.chip.name,
+        {name: behaviour for behaviour in BEHAVIOURS for name in behaviour.fields},
+    )
     slopes = fitted_slopes(estimator, plan)
     for i, constant in enumerate(fitted.constants):
         shared = slopes[i] * sum(value * slope for value, slope in zip(fitted.covariance[i], slopes, strict=True))
         name = constant.fields[0]
         known = f"your runs took away {constant.share_known:.0%} of what was open"
         yield VarianceSource(name=_name_of(says[name]) if name in says else name, variance=shared, rests_on=known)
-
-
-def _unseen_variance(estimator: Estimator, plan: Plan, residuals: Residuals) -> Iterator[VarianceSource]:
-    fitted, chip = estimator.profile.fitted, estimator.cluster.chip.name
     if chip not in fitted.chips:
         yield VarianceSource(name=f"chip: none of your runs is on {chip}", variance=residuals.between_chips**2, rests_on="published runs")
     if shape_of(plan.job.transformer) not in fitted.models:
         yield VarianceSource(name="model: your runs are of others", variance=residuals.between_models**2, rests_on="published runs")
 
 
-def _kernels(estimator: Estimator, plan: Plan, residuals: Residuals) -> Iterator[VarianceSource]:
-    """Yield the variance of the rates of the chip and its links.
+def _without_runs(estimator: Estimator, plan: Plan, behaviours: Sequence[Behaviour], residuals: Residuals) -> Iterator[VarianceSource]:
+    """Yield the variance of the framework's behaviours, and of the rates of the chip and its links.
 
     A calibrated rate has the error of its calibration; any other has the variance between calibrations of chips.
     """
+    for behaviour, changes in behaviour_changes(estimator.profile, behaviours, _log_change_of(estimator, plan)):
+        rests_on = f"{estimator.profile.name}: frameworks differ by {_width(behaviour)}"
+        yield VarianceSource(name=_name_of(behaviour), variance=float((changes**2).mean()), rests_on=rests_on)
     for parameter in sensitivities(estimator, plan, most=100):
         if parameter.part in _CALIBRATION_ERRORS:
             slope = math.log1p(parameter.change) / math.log1p(STEP)

@@ -20,18 +20,14 @@ def expected_times(estimator: Estimator, plans: Sequence[Plan], ensemble: Sequen
     """Return E t = sum_k w_k t(plan; profile k) of each plan. [s]"""
     batches: dict[Hashable, list[int]] = {}
     for index, plan in enumerate(plans):
-        batches.setdefault(_shared(plan), []).append(index)
+        program = (  # plans of one program are its columns
+            plan.rules, plan.attention, plan.recompute, plan.recompute_operators, int(plan.zero), plan.layout.pp > 1, plan.schedule,
+            plan.order, plan.ep, plan.etp, plan.dispatcher,
+        )  # fmt: skip
+        batches.setdefault(program, []).append(index)
     times = np.zeros(len(plans))
     for member in ensemble:
         member_estimator = at_profile(estimator, member.profile)
         for indices in batches.values():
             times[indices] += member.weight * np.asarray(step_columns(member_estimator, [plans[index] for index in indices]).step_time)
     return times
-
-
-def _shared(plan: Plan) -> Hashable:
-    """Return the key of plans that are columns of one program."""
-    return (
-        plan.rules, plan.attention, plan.recompute, plan.recompute_operators, int(plan.zero), plan.layout.pp > 1, plan.schedule,
-        plan.order, plan.ep, plan.etp, plan.dispatcher,
-    )  # fmt: skip

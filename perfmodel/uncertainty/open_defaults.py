@@ -29,8 +29,8 @@ def behaviour_changes(
         if framework_named(profile.name) != GENERIC and not profile.option(behaviour.name):
             continue  # the framework's code lacks this behaviour
         constant = behaviour.constant(profile)
-        values = [min(max(constant.value(spreads), constant.lower), constant.upper) for spreads in (1.0, -1.0)]
-        yield behaviour, np.array([log_change(behaviour.moved(profile, value)) for value in values], dtype=np.float64)
+        changes = [log_change(behaviour.moved(profile, constant.value(spreads))) for spreads in (1.0, -1.0)]
+        yield behaviour, np.array(changes, dtype=np.float64)
 
 
 def open_variance(

@@ -8,7 +8,6 @@ from __future__ import annotations
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.parallel.plan import Plan
 from perfmodel.uncertainty.residuals import RunFeatures, scale_of
-from perfmodel.workload.config import TransformerConfig
 
 ADAPTERS, LONG, WINDOWS = "adapters", "long sequences", "sliding windows"
 
@@ -23,17 +22,12 @@ def features_of(plan: Plan, chip: str) -> RunFeatures:
     """Return the features of a plan of a language model on `chip`."""
     job = plan.job
     recipe = job.policy.recipe
-    rare = _layers_of(job.transformer)
+    rare = {_MIXERS[kind.mixer] for kind in job.transformer.layer_kinds if kind.mixer in _MIXERS}
+    if job.transformer.sliding_layer_fraction > 0:
+        rare.add(WINDOWS)
     if not job.train.is_full:
         rare.add(ADAPTERS)
     if job.seq_len > LONG_SEQUENCE:
         rare.add(LONG)
     bits = 16 if recipe is None else round(8 * itemsize(recipe.product))
     return RunFeatures(chip=chip, scale=scale_of(plan.num_chips), bits=bits, rare=frozenset(rare))
-
-
-def _layers_of(model: TransformerConfig) -> set[str]:
-    features = {_MIXERS[kind.mixer] for kind in model.layer_kinds if kind.mixer in _MIXERS}
-    if model.sliding_layer_fraction > 0:
-        features.add(WINDOWS)
-    return features

@@ -12,7 +12,7 @@ import numpy as np
 from perfmodel.cost.assemble import step_columns
 from perfmodel.cost.estimate import Estimator, with_long_attention, with_rates_of
 from perfmodel.cost.link_rates import LINK_ROWS, LinkRates, tier_kind
-from perfmodel.cost.machine import Machine, StreamingRates
+from perfmodel.cost.machine import Machine
 from perfmodel.cost.mixed import MixedEstimator, mixed_step_time
 from perfmodel.cost.programs import Compiled
 from perfmodel.cost.step import element_bytes
@@ -49,8 +49,9 @@ def sensitivities(estimator: Estimator, plan: Plan, *, most: int = NUM_NAMED) ->
     for name, (source, change) in _PARAMETERS.items():
         changed = _of_each_pool(estimator, change)
         if changed is not None:
-            share = _step_time(changed, plan) / base - 1.0
-            sensitivities_found.append(Sensitivity(parameter=name, change=share, rests_on=_source(estimator, source), part=source))
+            share, parts = _step_time(changed, plan) / base - 1.0, estimator.machine.basis.parts
+            rests_on = f"profile: {estimator.profile.name}" if source == "profile" else parts.get(source, "spec sheet")
+            sensitivities_found.append(Sensitivity(parameter=name, change=share, rests_on=rests_on, part=source))
     ordered = sorted(sensitivities_found, key=lambda sensitivity: -abs(sensitivity.change))
     return tuple(sensitivity for sensitivity in ordered[:most] if abs(sensitivity.change) > _NOTHING)
 
@@ -79,15 +80,8 @@ def _of_each_pool(estimator: Estimator, change: Callable[[Estimator], Estimator 
     pools, joined = ([changed for of in group if (changed := change(of)) is not None] for group in (estimator.pools, estimator.joined))
     if len(pools) < len(estimator.pools):
         return None
-    first = pools[0]
-    return replace(
-        estimator,
-        machine=first.machine,
-        profile=first.profile,
-        programs=first.programs,
-        pools=tuple(pools),
-        joined=tuple(joined),
-    )
+    of = pools[0]
+    return replace(estimator, machine=of.machine, profile=of.profile, programs=of.programs, pools=tuple(pools), joined=tuple(joined))
 
 
 def fitted_slopes(estimator: Estimator, plan: Plan) -> tuple[float, ...]:
@@ -127,10 +121,6 @@ def at_profile(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
     return _with_profile(replace(estimator, machine=with_long_attention(profile, machine)), profile)
 
 
-def _source(estimator: Estimator, part: str) -> str:
-    return f"profile: {estimator.profile.name}" if part == "profile" else estimator.machine.basis.parts.get(part, "spec sheet")
-
-
 def _machine_change(change: Callable[[Machine, Cluster], Machine]) -> Callable[[Estimator], Estimator | None]:
     """Return the change of an estimator to the same programs on another machine."""
     return lambda estimator: replace(estimator, machine=change(estimator.machine, estimator.cluster))
@@ -151,15 +141,9 @@ def _profile_change(*names: str) -> Callable[[Estimator], Estimator | None]:
 
 
 #: Fields that are shares, at most 1.
-_SHARES = frozenset(
-    {
-        "exposed_gradient_fraction",
-        "exposed_scatter_fraction",
-        "tp_overlap_fraction",
-        "tp_backward_overlap_fraction",
-        "uneven_stage_weight",
-    }
-)
+_SHARES = frozenset({
+    "exposed_gradient_fraction", "exposed_scatter_fraction", "tp_overlap_fraction", "tp_backward_overlap_fraction", "uneven_stage_weight",
+})  # fmt: skip
 
 
 def _with_profile(estimator: Estimator, profile: ExecutionProfile) -> Estimator:
@@ -190,19 +174,15 @@ def _faster_attention(machine: Machine, _: Cluster) -> Machine:
 def _faster_memory(machine: Machine, _: Cluster) -> Machine:
     """Raise the memory bandwidth of every kernel: streaming, and operands of matrix multiplies and of attention."""
     kernels = {name: replace(rates, bandwidth=rates.bandwidth * (1.0 + STEP)) for name, rates in machine.attention.items()}
+    table = machine.streaming.table * np.array([[1.0], [1.0 / (1.0 + STEP)], [1.0]])
+    caches = tuple(cache * np.array([[1.0], [1.0 / (1.0 + STEP)]]) for cache in machine.streaming.caches)
     return replace(
         machine,
         memory=replace(machine.memory, bandwidth=machine.memory.bandwidth * (1.0 + STEP)),
-        streaming=_faster_streaming(machine.streaming),
+        streaming=replace(machine.streaming, table=table, caches=caches),
         matmul=replace(machine.matmul, bandwidth=machine.matmul.bandwidth * (1.0 + STEP)),
         attention=MappingProxyType(kernels),
     )
-
-
-def _faster_streaming(rates: StreamingRates) -> StreamingRates:
-    table = rates.table * np.array([[1.0], [1.0 / (1.0 + STEP)], [1.0]])
-    caches = tuple(cache * np.array([[1.0], [1.0 / (1.0 + STEP)]]) for cache in rates.caches)
-    return replace(rates, table=table, caches=caches)
 
 
 def _links(kind: str, rows: tuple[str, ...], factor: float) -> Callable[[Machine, Cluster], Machine]:

@@ -30,7 +30,7 @@ from perfmodel.validation.expert_cases import (
     with_framework_defaults,
     with_recipe,
 )
-from perfmodel.validation.fields import PRECISIONS, optional_count, stated_count
+from perfmodel.validation.fields import PRECISIONS, optional_count, stated_count, stated_or
 from perfmodel.validation.fine_tuning import stated_optimizer, stated_training
 from perfmodel.validation.framework_patterns import Framework, assumed_virtual_stages, framework_of, stage_layers_with_ends
 from perfmodel.validation.published_models import config_from_case
@@ -51,9 +51,9 @@ class HardwareOfCase:
     """
 
     chip: str
-    chips_per_node: int | None
     num_chips: int
-    inter_node_bandwidth_per_chip: float | None
+    chips_per_node: int | None = None
+    inter_node_bandwidth_per_chip: float | None = None
     cluster: str = ""
     calibration: str = ""
 
@@ -96,7 +96,9 @@ def plan_of_case(
     _check_optimizer(settings)
     profile = with_settings(load_profile_once(framework.profile), settings)
     policy, dtype = _precision(inputs, settings, assumed)
-    model = with_framework_defaults(_model(inputs, settings, seq_len=seq_len, tp=tp), inputs["model"], framework, settings)
+    model = inputs["model"]
+    config = model if isinstance(model, TransformerConfig) else config_from_case(model, settings=settings, seq_len=seq_len, tp=tp)
+    model = with_framework_defaults(config, model, framework, settings)
     profile, rules = context_of_case(profile, cp=cp, tp=tp, num_key_value_heads=model.num_key_value_heads, assumed=assumed)
     experts, recipe = None, None
     if model.experts is not None:
@@ -105,7 +107,9 @@ def plan_of_case(
         experts = expert_knobs(inputs, framework, recipe, tp=tp, ep=stated_count(inputs, "ep", default=1), assumed=assumed)
         check_expert_ranks(num_chips, pp=pp, knobs=experts)
     global_batch = stated_count(inputs, "global_batch")
-    micro_batch = _micro_batch(inputs, framework, global_batch=global_batch, dp=dp, pp=pp, assumed=assumed)
+    # by default the local batch in one pass (data-parallel frameworks without a pipeline), else one sequence
+    one_pass = max(global_batch // dp, 1) if framework.fills_memory and pp == 1 else 1
+    micro_batch = int(stated_or(inputs, "micro_batch", one_pass, assumed))
     train = _train(inputs, framework, assumed)
     optimizer = optimizer or stated_optimizer(inputs) or Optimizer.ADAMW
     job = TrainingJob(model=model, global_batch=global_batch, seq_len=seq_len, precision=policy, optimizer=optimizer, train=train)
@@ -121,6 +125,8 @@ def plan_of_case(
     zero = _zero(inputs, framework, settings, ways=dp * cp, assumed=assumed)
     shard = dp_shard or _shard_ways(settings, dp=dp, zero=zero, chips_per_node=optional_count(inputs, "chips_per_node") or 8)
     recompute, operators = _recompute(inputs, framework, settings, zero, assumed, () if recipe is None else recipe.recompute)
+    kernel = "unfused" if megatron_flags(settings).get("transformer-impl") == "local" else framework.attention
+    flash = stated_or(inputs, "flash_attention", None, assumed)
     hardware = hardware or _hardware(inputs, num_chips)
     sequence_parallel = inputs.get("sequence_parallel")
     plan = make_plan(
@@ -140,7 +146,7 @@ def plan_of_case(
         rules=rules,
         virtual_stages=virtual_stages,
         stage_layers=stage_layers or _stage_layers(model, profile, pp=pp, virtual_stages=virtual_stages),
-        attention=_attention(inputs, framework, settings, assumed),
+        attention=kernel if flash is None else "flash" if flash else "unfused",
         profile=profile.name,
         **({} if experts is None else asdict(experts)),
     )
@@ -189,10 +195,7 @@ _CURRENT_SCALING = ("tensorwise", "rowwise", "current")
 
 
 def _precision(inputs: Mapping[str, Any], settings: Mapping[str, Any], assumed: list[str]) -> tuple[Precision, Dtype]:
-    value = inputs.get("precision")
-    if value is None:
-        assumed.append("precision")
-        value = "bf16"
+    value = stated_or(inputs, "precision", "bf16", assumed)
     if value == "bf16" and settings.get("pure_bf16") is True:
         return Precision.BF16, Dtype.BF16
     if value == "fp8" and settings.get("fp8_recipe") in _CURRENT_SCALING:
@@ -209,22 +212,6 @@ def _train(inputs: Mapping[str, Any], framework: Framework, assumed: list[str]) 
         assumed.append("train")
         return replace(training_of(framework.adapters), method=Method(value))
     return training_of(value)
-
-
-def _model(inputs: Mapping[str, Any], settings: Mapping[str, Any], *, seq_len: int, tp: int) -> TransformerConfig:
-    model = inputs["model"]
-    if isinstance(model, TransformerConfig):
-        return model
-    return config_from_case(model, settings=settings, seq_len=seq_len, tp=tp)
-
-
-def _micro_batch(inputs: Mapping[str, Any], framework: Framework, *, global_batch: int, dp: int, pp: int, assumed: list[str]) -> int:
-    """Return the stated micro-batch, else the local batch in one pass (data-parallel frameworks without a pipeline), else 1."""
-    value = optional_count(inputs, "micro_batch")
-    if value is None:
-        assumed.append("micro_batch")
-        value = max(global_batch // dp, 1) if framework.fills_memory and pp == 1 else 1
-    return value
 
 
 def _virtual_stages(
@@ -274,19 +261,13 @@ def _zero(inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str
         distributed = inputs.get("distributed_optimizer")
         if distributed is not None:
             stage = 1 if distributed else 0
-        elif "use-distributed-optimizer=True" in _flags(settings):
+        elif megatron_flags(settings).get("use-distributed-optimizer") == "True":
             stage = 1
         else:
-            assumed.append("zero_stage")
-            stage = framework.zero
+            stage = stated_or(inputs, "zero_stage", framework.zero, assumed)
     if stage == ZeroStage.PARAMETERS and settings.get("reshard_after_forward") is False:
         stage = ZeroStage.GRADIENTS  # parameters are not resharded after forward
     return int(stage) if ways > 1 else 0  # sharded over the replicas and over the sequence
-
-
-def _flags(settings: Mapping[str, Any]) -> list[Any]:
-    flags = settings.get("megatron_args")
-    return flags if isinstance(flags, list) else []
 
 
 def _shard_ways(settings: Mapping[str, Any], *, dp: int, zero: int, chips_per_node: int) -> int:
@@ -327,14 +308,6 @@ def _recompute(
     return value, framework.recomputation.operators(zero)
 
 
-def _attention(inputs: Mapping[str, Any], framework: Framework, settings: Mapping[str, Any], assumed: list[str]) -> str:
-    value = inputs.get("flash_attention")
-    if value is not None:
-        return "flash" if value else "unfused"
-    assumed.append("flash_attention")
-    return framework.attention if "transformer-impl=local" not in _flags(settings) else "unfused"
-
-
 def _hardware(inputs: Mapping[str, Any], num_chips: int) -> HardwareOfCase:
     if inputs.get("chips"):
         return _mixed_hardware(inputs["chips"], num_chips)
@@ -344,12 +317,7 @@ def _hardware(inputs: Mapping[str, Any], num_chips: int) -> HardwareOfCase:
     per_node = optional_count(inputs, "chips_per_node")
     rate = inputs.get("inter_node_gbit_per_s_per_node")
     bandwidth = None if rate is None else rate * _GBIT / (per_node or 8)
-    return HardwareOfCase(
-        chip=chip,
-        chips_per_node=per_node,
-        num_chips=num_chips,
-        inter_node_bandwidth_per_chip=bandwidth,
-    )
+    return HardwareOfCase(chip=chip, num_chips=num_chips, chips_per_node=per_node, inter_node_bandwidth_per_chip=bandwidth)
 
 
 def _mixed_hardware(kinds: list[Any], num_chips: int) -> HardwareOfCase:
@@ -372,4 +340,4 @@ def _mixed_hardware(kinds: list[Any], num_chips: int) -> HardwareOfCase:
         pools.append(f"{count}@{kind['chip']}{stated}" + (f"*{speed:g}" if speed else ""))
     text = "+".join(pools) if len(pools) > 1 else pools[0].partition("@")[2]
     first = kinds[0]["chip"]
-    return HardwareOfCase(chip=first, chips_per_node=None, num_chips=num_chips, inter_node_bandwidth_per_chip=None, cluster=text)
+    return HardwareOfCase(chip=first, num_chips=num_chips, cluster=text)

@@ -32,15 +32,6 @@ def _kernel(value: object) -> object:
     return re.sub(r"^sdpa\W+", "", value, flags=re.IGNORECASE) if isinstance(value, str) else value
 
 
-def _fused_if(value: object) -> object:
-    return FUSED_LOSS if value is True else WHOLE_LOSS if value is False else None
-
-
-def _parameters(value: object) -> object:
-    """Return whether `{params: cpu}` is given; None otherwise."""
-    return True if isinstance(value, Mapping) and value.get("params") == "cpu" else None
-
-
 def _form(value: object) -> object:
     """Return the form of context parallelism; None if it is unknown.
 
@@ -61,9 +52,9 @@ SPELLINGS: Mapping[str, tuple[str, Callable[[object], object]]] = {
     "activation_checkpointing_offload": ("checkpoint_offload", _unchanged),
     "gradient_checkpointing": ("checkpoint_offload", _offloaded),
     "param_offload": ("parameter_offload", _unchanged),
-    "liger": ("loss", _fused_if),
+    "liger": ("loss", lambda value: FUSED_LOSS if value is True else WHOLE_LOSS if value is False else None),
     "fused_loss": ("fused_cross_entropy", _unchanged),
-    "offload": ("parameter_offload", _parameters),
+    "offload": ("parameter_offload", lambda value: True if isinstance(value, Mapping) and value.get("params") == "cpu" else None),
     "activations_offload": ("activation_offload", _unchanged),
 }
 

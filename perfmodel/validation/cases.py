@@ -134,12 +134,24 @@ def parse_case(line: bytes | str, number: int) -> Case:
     name = data.get("id")
     identity = (one_line(name, _MAX_ID) if isinstance(name, (str, int)) and not isinstance(name, bool) else "") or fallback
     if is_serving(data):
-        return _serving_case(data, identity)
+        return Case(
+            id=identity,
+            inputs=inputs_of(data),
+            group=re.split("[-_]", _group(data, identity))[0] or "?",
+            tier=_tier(data),
+            ran=True if data.get("measured") else None,
+            served=served_of(data),
+        )
     measured = data.get("measured")
     time, memory = _measured(data, measured if isinstance(measured, dict) else {})
     inputs = inputs_of(data)
-    if not states_training(inputs) and _is_lora(data):
+    notes = data.get("notes")
+    notes = notes[:5000] if isinstance(notes, str) else ""
+    text = f"{data.get('id')} {notes}".lower()
+    # fine-tuning of all weights is training
+    if not states_training(inputs) and re.search(r"(?<![a-z])lora(?![a-z])", text) is not None and "task=sft" not in text:
         inputs["train"] = str(Method.LORA)
+    match = _NOTED_ALL_REDUCE.search(notes)
     return Case(
         id=identity,
         inputs=inputs,
@@ -148,32 +160,14 @@ def parse_case(line: bytes | str, number: int) -> Case:
         group=_group(data, identity),
         measured_time=time,
         measured_memory=memory,
-        ran=_ran(data, time),
-        noted_all_reduce=_noted_all_reduce(data.get("notes")),
+        ran=False if data.get("outcome") == "out_of_memory" else None if math.isnan(time) else True,
+        noted_all_reduce=float(match[1]) * 1e9 if match else math.nan,
         tier=_tier(data),
-    )
-
-
-def _serving_case(data: Mapping[str, Any], identity: str) -> Case:
-    return Case(
-        id=identity,
-        inputs=inputs_of(data),
-        group=re.split("[-_]", _group(data, identity))[0] or "?",
-        tier=_tier(data),
-        ran=True if data.get("measured") else None,
-        served=served_of(data),
     )
 
 
 def _tier(data: Mapping[str, Any]) -> str:
     return one_line(data.get("tier") or "", 40) if isinstance(data.get("tier"), (str, int, float)) else ""
-
-
-def _is_lora(data: Mapping[str, Any]) -> bool:
-    """Return whether the name or the notes mention LoRA. Fine-tuning of all weights is training."""
-    notes = data.get("notes")
-    text = f"{data.get('id')} {notes[:5000] if isinstance(notes, str) else ''}".lower()
-    return re.search(r"(?<![a-z])lora(?![a-z])", text) is not None and "task=sft" not in text
 
 
 def inputs_of(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -193,17 +187,6 @@ def _measured(data: Mapping[str, Any], measured: Mapping[str, Any]) -> tuple[flo
         time = sizes[0] * sizes[1] / (rate * sizes[2])
         time = time if math.isfinite(time) and time > 0 else math.nan
     return time, positive(measured.get("peak_memory_gib")) * _GIB
-
-
-def _noted_all_reduce(notes: object) -> float:
-    match = _NOTED_ALL_REDUCE.search(notes[:5000]) if isinstance(notes, str) else None
-    return float(match[1]) * 1e9 if match else math.nan
-
-
-def _ran(data: Mapping[str, Any], time: float) -> bool | None:
-    if data.get("outcome") == "out_of_memory":
-        return False
-    return True if not math.isnan(time) else None
 
 
 def _group(data: Mapping[str, Any], identity: str) -> str:

@@ -45,6 +45,14 @@ def optional_count(inputs: Mapping[str, Any], field: str) -> int | None:
     return None if value is None else int(value)
 
 
+def stated_or(inputs: Mapping[str, Any], field: str, default: Any, assumed: list[str]) -> Any:
+    """Return what the run states, else the default; then the field is added to the assumed ones."""
+    if inputs.get(field) is None:
+        assumed.append(field)
+        return default
+    return inputs[field]
+
+
 def stated_count(inputs: Mapping[str, Any], field: str, default: int | None = None, *, within: str = "", name: str = "it") -> int:
     """Return a checked integer, or the default; without one the run must state it. Raises InputError.
 

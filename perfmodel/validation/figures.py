@@ -89,16 +89,8 @@ def error_by_chips(rows: Sequence[TrainingRow]) -> Figure:
     counts = sorted(count for count, errors in by_count.items() if len(errors) >= _ENOUGH)
     low, middle, high = np.transpose([np.quantile(by_count[count], (0.1, 0.5, 0.9)) for count in counts]) if counts else ((), (), ())
     axes.vlines(counts, low, high, color="black", linewidth=1.5, zorder=5)
-    axes.plot(
-        counts,
-        middle,
-        "D",
-        color="white",
-        markeredgecolor="black",
-        markersize=6,
-        zorder=6,
-        label=f"median, 10-90 % ({_ENOUGH} runs or more)",
-    )
+    label = f"median, 10-90 % ({_ENOUGH} runs or more)"
+    axes.plot(counts, middle, "D", color="white", markeredgecolor="black", markersize=6, zorder=6, label=label)
     axes.set_ylim(-0.85, _SHOWN_ERROR * 1.05)
     axes.yaxis.set_major_formatter(_percent_axis())
     axes.set_xlabel("chips")
@@ -152,9 +144,10 @@ def _by_source(rows: Sequence[TrainingRow]) -> list[tuple[str, list[TrainingRow]
     groups = grouped(rows, lambda row: row.labels.source)
     ordered = sorted(groups, key=lambda name: (-len(groups[name]), name))
     shown, others = ordered[: len(_COLOURS)], ordered[len(_COLOURS) :]
+    names = read_yaml(resource_dir("strategies") / "source_names.yaml")  # a source of the user's own keeps its prefix
     drawn = [
         (
-            f"{_source_name(name)} ({len(groups[name]):,})",
+            f"{names.get(name, name)} ({len(groups[name]):,})",
             groups[name],
             dict(color=colour, marker=marker, markersize=4.5, linestyle="none", alpha=0.65, markeredgewidth=0),
         )
@@ -165,11 +158,6 @@ def _by_source(rows: Sequence[TrainingRow]) -> list[tuple[str, list[TrainingRow]
         style = dict(color=_GREY, marker=".", markersize=6, linestyle="none", zorder=1.5)
         drawn.append((f"{len(others)} other source{'s' * (len(others) > 1)} ({len(rest):,})", rest, style))
     return drawn
-
-
-def _source_name(source: str) -> str:
-    """Return the name of a source as figures print it; a source of the user's own keeps its prefix."""
-    return str(read_yaml(resource_dir("strategies") / "source_names.yaml").get(source, source))
 
 
 def _shown(error: float) -> float:

@@ -42,11 +42,8 @@ def trains_adapters(inputs: Mapping[str, Any]) -> bool:
     return any(word in _method(inputs) for word in ("lora", "dora"))
 
 
-def stated_training(inputs: Mapping[str, Any], default_targets: tuple[str, ...] = ()) -> Training:
-    """Return the training of `method`, `lora` and `settings.base_weights`. Raises InputError if it is not predicted.
-
-    default_targets   of adapters, if the run does not list them
-    """
+def stated_training(inputs: Mapping[str, Any]) -> Training:
+    """Return the training of `method`, `lora` and `settings.base_weights`. Raises InputError if it is not predicted."""
     modality = inputs.get("modality")
     if modality not in (None, "text"):
         raise bad_field("modality", one_line(modality, 40), "is not modelled", "give runs over text")
@@ -66,19 +63,17 @@ def stated_training(inputs: Mapping[str, Any], default_targets: tuple[str, ...] 
     return Training(
         method=quantized if base else plain,
         rank=optional_count(fields, "r") or stated_count(fields, "rank", default=16),
-        targets=_targets(fields.get("targets"), default_targets),
+        targets=_targets(fields.get("targets")),
         num_adapters=stated_count(fields, "adapters", default=1),
         base=base,
     )
 
 
-def _targets(value: object, default: tuple[str, ...]) -> tuple[str, ...]:
+def _targets(value: object) -> tuple[str, ...]:
     """Return linear operators from a free-form list of targets; empty: all of them."""
     text = (" ".join(map(str, value)) if isinstance(value, list) else str(value or "")).lower()
     words = re.findall(r"[a-z_]+", text)
-    if not words:
-        return default
-    if "all" in words:
+    if not words or "all" in words:
         return ()
     named = [name for word in words for name in _words()["targets"].get(word, ())]
     # "attention q, v" names operators of attention, "attention" alone is all of them

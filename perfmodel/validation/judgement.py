@@ -15,7 +15,7 @@ from perfmodel.validation.case_settings import settings_passed_over
 from perfmodel.validation.cases import STEP_METRICS
 from perfmodel.validation.plan_choice import Choice, PlanChoices, choice_of, plan_choices
 from perfmodel.validation.rows import NO_TIMES, AnyRow, ServingRow, TrainingRow, case_columns, case_rows
-from perfmodel.validation.run_labels import by_label, setting_of
+from perfmodel.validation.run_labels import by_label, text_without
 from perfmodel.validation.statistics import ErrorStatistics, error_statistics, share_of
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ def best_releases(rows: Sequence[TrainingRow]) -> list[TrainingRow]:
     """Return the fastest of the runs that differ in the framework's release only, in the order of their first; keep runs without a time."""
     best: dict[str, TrainingRow] = {}
     for row in rows:
-        key = row.id if math.isnan(row.measured_step_time) else setting_of(row.case)
+        key = row.id if math.isnan(row.measured_step_time) else text_without(row.case, {"framework"})
         if key not in best or row.measured_step_time < best[key].measured_step_time:
             best[key] = row
     return list(best.values())

@@ -119,7 +119,10 @@ def plan_choices(choices: Iterable[Choice], *, skip_broken_nvlink: bool = False)
     broken = [choice for choice in choices if choice.noted_all_reduce < BROKEN_NVLINK]
     if skip_broken_nvlink:
         choices = [choice for choice in choices if not choice.noted_all_reduce < BROKEN_NVLINK]
-    merged = [_merge_repeats(runs) for runs in grouped(choices, lambda choice: choice.group).values()]
+    merged = []
+    for runs in grouped(choices, lambda choice: choice.group).values():
+        plans = grouped(runs, lambda choice: choice.plan).values()  # repeats of a plan count once
+        merged.append([replace(same[0], measured=median(run.measured for run in same), noted_all_reduce=math.nan) for same in plans])
     groups = tuple(judge_group(runs) for runs in merged if len(runs) >= LEAST_PLANS)
     names = sorted({group.source for group in groups})
     return PlanChoices(
@@ -130,11 +133,6 @@ def plan_choices(choices: Iterable[Choice], *, skip_broken_nvlink: bool = False)
         num_broken_nvlink=len(broken),
         skips_broken_nvlink=skip_broken_nvlink,
     )
-
-
-def _merge_repeats(runs: Sequence[Choice]) -> list[Choice]:
-    plans = grouped(runs, lambda choice: choice.plan).values()
-    return [replace(same[0], measured=median(run.measured for run in same), noted_all_reduce=math.nan) for same in plans]
 
 
 def judge_group(runs: Sequence[Choice]) -> PlanGroup:

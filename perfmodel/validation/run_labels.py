@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, suggest
@@ -23,22 +23,10 @@ _SIZES = ((1e9, "up to 1 B"), (1e10, "1-10 B"), (1e11, "10-100 B"), (math.inf, "
 _CHIPS = ((1, "1 chip"), (8, "2-8 chips"), (64, "9-64 chips"), (512, "65-512 chips"), (math.inf, "over 512 chips"))
 
 #: Fields of a case in which the runs of a plan group may differ; all other inputs are equal.
-PLAN_FIELDS = frozenset(
-    {
-        "dp",
-        "tp",
-        "pp",
-        "cp",
-        "ep",
-        "virtual_stages",
-        "micro_batch",
-        "sequence_parallel",
-        "zero_stage",
-        "distributed_optimizer",
-        "recompute",
-        "flash_attention",
-    }
-)
+PLAN_FIELDS = frozenset({
+    "dp", "tp", "pp", "cp", "ep", "virtual_stages", "micro_batch", "sequence_parallel", "zero_stage", "distributed_optimizer", "recompute",
+    "flash_attention",
+})  # fmt: skip
 #: The same for `settings`: parallelism options of the framework, not software versions.
 _PLAN_SETTINGS = frozenset({"tp_mode", "sharding"})
 
@@ -124,8 +112,12 @@ def labels_of(case: Case, planned: PlannedCase | None) -> RunLabels:
     """Return the labels that follow from the case; those that follow from a plan are unknown without one."""
     inputs = case.inputs
     model = inputs.get("model")
-    name = model.get("name") if isinstance(model, Mapping) else None
-    chips = _number(inputs.get("num_chips")) if planned is None else float(planned.plan.num_chips)
+    name, experts = None, UNKNOWN
+    if isinstance(model, Mapping):
+        name = model.get("name")
+        experts = f"{model.get('num_experts')}, {model.get('num_experts_per_tok')} chosen" if has_experts(model) else "dense"
+    chips = inputs.get("num_chips") if planned is None else planned.plan.num_chips
+    chips = float(chips) if isinstance(chips, int) and not isinstance(chips, bool) and 0 < chips < 2**31 else math.nan
     parameters = math.nan if planned is None else float(planned.plan.job.transformer.num_parameters)
     return RunLabels(
         source=ADAPTERS if case.trains_adapters else case.group or UNKNOWN,
@@ -138,7 +130,7 @@ def labels_of(case: Case, planned: PlannedCase | None) -> RunLabels:
         tier=case.tier or UNKNOWN,
         precision=label(inputs.get("precision")),
         profile=UNKNOWN if planned is None else planned.framework.profile,
-        experts=_experts(model),
+        experts=experts,
         dispatcher=UNKNOWN if planned is None or not planned.plan.has_experts else str(planned.plan.dispatcher),
         degrees=UNKNOWN if planned is None else degrees_line(planned.plan),
         parameters=parameters,
@@ -189,11 +181,11 @@ def parallel_form(planned: PlannedCase) -> str:
 
 def plan_group(case: Case) -> str:
     """Return a key of the runs of a source that differ in their plan only (and in measurements)."""
-    inputs = {key: value for key, value in case.inputs.items() if key not in PLAN_FIELDS and value is not None}
-    settings = inputs.get("settings")
+    settings = case.inputs.get("settings")
     if isinstance(settings, Mapping):
-        inputs["settings"] = {key: value for key, value in settings.items() if key not in _PLAN_SETTINGS}
-    return json.dumps([case.group, inputs], sort_keys=True, default=str)
+        of_source = {key: value for key, value in settings.items() if key not in _PLAN_SETTINGS}
+        case = replace(case, inputs={**case.inputs, "settings": of_source})
+    return text_without(case, PLAN_FIELDS)
 
 
 def plan_of(case: Case, planned: PlannedCase) -> str:
@@ -203,27 +195,11 @@ def plan_of(case: Case, planned: PlannedCase) -> str:
     return json.dumps([planned.plan.hash(), chosen], sort_keys=True, default=str)
 
 
-def setting_of(case: Case) -> str:
-    """Return a key of the runs of a source that differ in the release of the framework alone."""
-    return text_without(case, {"framework"})
-
-
 def text_without(case: Case, names: Collection[str]) -> str:
     """Return a key of the runs of a source that differ in these inputs alone."""
     inputs = {key: value for key, value in case.inputs.items() if key not in names and value is not None}
     return json.dumps([case.group, inputs], sort_keys=True, default=str)
 
 
-def _experts(model: object) -> str:
-    """Return the experts as the run states them."""
-    if not isinstance(model, Mapping):
-        return UNKNOWN
-    return f"{model.get('num_experts')}, {model.get('num_experts_per_tok')} chosen" if has_experts(model) else "dense"
-
-
 def _class_of(value: float, classes: Iterable[tuple[float, str]]) -> str:
     return next((name for bound, name in classes if value <= bound), UNKNOWN)
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else math.nan

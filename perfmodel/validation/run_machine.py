@@ -33,18 +33,15 @@ def calibration_of_run(hardware: HardwareOfCase, name: str | Path | None = None)
     name   name or path; None: the chip's default; "spec-sheet": none; "prior": the prior from the vendor's other generations
     """
     chip = cluster_of_run(hardware).chip
-    if name is None:
-        return choose_calibration(chip, hardware.calibration) if hardware.cluster else _default(chip.name)
+    if name is None and hardware.cluster:
+        return choose_calibration(chip, hardware.calibration)
     return _named_calibration(chip.name, name)
 
 
 @lru_cache(maxsize=256)
-def _default(chip: str) -> Calibration:
-    return default_calibration(chip, calibrations_for(chip))
-
-
-@lru_cache(maxsize=256)
-def _named_calibration(chip: str, name: str | Path) -> Calibration:
+def _named_calibration(chip: str, name: str | Path | None) -> Calibration:
+    if name is None:
+        return default_calibration(chip, calibrations_for(chip))
     if str(name) == SPEC_SHEET_NAME:
         return SPEC_SHEET
     if str(name) == PRIOR_NAME:

@@ -77,13 +77,13 @@ def error_table(field: str, summaries: Sequence[ErrorSummary], overall: ErrorSum
     columns: Columns = {
         "cases": lambda errors: f"{errors.num_rows:,}",
         "predicted": lambda errors: f"{errors.num_predicted:,}",
-        "times": _figure("step_time", "count", _number),
+        "times": _figure("step_time", "count", "{:,}".format),
         **{name: _figure("step_time", name) for name in ("mean", "median", "p90", "bias")},
     }
     if any(summary.times.num_intervals for summary in every):
         columns["in 80 %"] = _figure("step_time", "coverage", _rounded_share)
     if any(summary.memories.count for summary in every):
-        columns |= {"memories": _figure("memory", "count", _number), "their mean": _figure("memory", "mean")}
+        columns |= {"memories": _figure("memory", "count", "{:,}".format), "their mean": _figure("memory", "mean")}
     return _errors_table(f"Errors by {field}{of}", field, every, columns)
 
 
@@ -93,7 +93,7 @@ def serving_error_table(title: str, field: str, summaries: Sequence[ErrorSummary
     columns: Columns = {"cases": lambda errors: f"{errors.num_rows:,}"}
     for metric in METRICS:
         if any(errors.metrics[metric].count for errors in every):
-            columns[f"{WORDS[metric]}: runs"] = _figure(metric, "count", _number, empty="")
+            columns[f"{WORDS[metric]}: runs"] = _figure(metric, "count", "{:,}".format, empty="")
             columns |= {f"{WORDS[metric]}: {name}": _figure(metric, name, empty="") for name in ("median", "p90", "bias")}
     columns["no fit"] = lambda errors: str(errors.num_out or "")
     return _errors_table(title, field, every, columns)
@@ -143,7 +143,17 @@ def memory_table(memories: Sequence[MemorySummary], *, of: str = "") -> Table:
 def fit_table(result: ValidationResult) -> Table:
     sources = result.source_fits if len(result.source_fits) > 1 else ()
     headers = ("source", "right", "ran", "of them predicted not to fit", "ran out", "of them predicted to fit")
-    rows = tuple(_fit_row(counts) for counts in (*sources, result.fits))
+    rows = tuple(
+        (
+            counts.name,
+            share_text(counts.accuracy),
+            f"{counts.num_ran:,}",
+            _count(counts.ran_but_predicted_out, counts.false_out_fraction),
+            f"{counts.num_out:,}",
+            _count(counts.out_but_predicted_fits, counts.false_fit_fraction),
+        )
+        for counts in (*sources, result.fits)
+    )
     return Table(title="Does it fit? Runs that state their recomputation", headers=headers, rows=rows, right=headers[1:])
 
 
@@ -160,17 +170,6 @@ def fit_lines(counts: FitCounts) -> list[str]:
     elif not counts.num_ran:
         lines.append("All of these runs ran out of memory: how many that ran are predicted not to fit is not known; give a file of such.")
     return lines
-
-
-def _fit_row(counts: FitCounts) -> tuple[str, ...]:
-    return (
-        counts.name,
-        share_text(counts.accuracy),
-        f"{counts.num_ran:,}",
-        _count(counts.ran_but_predicted_out, counts.false_out_fraction),
-        f"{counts.num_out:,}",
-        _count(counts.out_but_predicted_fits, counts.false_fit_fraction),
-    )
 
 
 def choice_table(choices: PlanChoices, *, of: str = "") -> Table:
@@ -253,10 +252,6 @@ def serving_tables(result: ServingResult) -> list[Table]:
 def share_text(value: float) -> str:
     """Return a share with one digit, with a sign where it is negative: 4.1%, -0.3%."""
     return _NONE if math.isnan(value) else f"{value:.1%}"
-
-
-def _number(count: float) -> str:
-    return f"{count:,}"
 
 
 def _rounded_share(value: float) -> str:

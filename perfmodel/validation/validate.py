@@ -174,10 +174,8 @@ class CasePredictor:
             open_behaviours=open_in(self.estimator(planned), planned.plan) if framework.borrows else (0.0, 0.0),
         )
         if planned.plan.has_experts:
-            source = planned.framework.profile
-            step_interval = with_experts(
-                step_interval, [group for group in load_residuals().experts if group.family != source] or load_residuals().experts
-            )
+            experts = load_residuals().experts
+            step_interval = with_experts(step_interval, [group for group in experts if group.family != framework.profile] or experts)
         return step_interval.low, step_interval.high
 
     def predict(self, planned: PlannedCase) -> Prediction:

@@ -203,6 +203,6 @@ def count_collectives_on_rank(worker: Worker, plan: Plan, routing: RoutingCounts
     program = TrainingProgram(worker, plan, routing)
     program.step()
     program.clock.durations()
-    tally = count_step(program)
+    tally = count_step(program.step, program.mesh.axis_of, worker.device)
     program.close()
     return tally

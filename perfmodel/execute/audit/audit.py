@@ -219,14 +219,10 @@ class CountingProcess:
                     raise RunError("audit: its process was stopped from outside (SIGSTOP); audit again")
             number, *answer = self._connection.recv()
         except (EOFError, ConnectionResetError):
-            raise self._ended() from None
+            code = self._process.wait()
+            words = last_log_line(self._folder / "log", code)
+            remedy = "free some memory and audit again" if code == -signal.SIGKILL else "audit again"
+            raise RunError(f"audit: its process died ({exit_reason(code)}){words}; {remedy}") from None
         if number != self._number:
             raise RunError(f"audit: its process answered question {number} where {self._number} was asked; audit again")
         return tuple(answer)
-
-    def _ended(self) -> RunError:
-        assert self._process is not None
-        code = self._process.wait()
-        words = last_log_line(self._folder / "log", code)
-        remedy = "free some memory and audit again" if code == -signal.SIGKILL else "audit again"
-        return RunError(f"audit: its process died ({exit_reason(code)}){words}; {remedy}")

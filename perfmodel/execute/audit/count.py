@@ -127,23 +127,19 @@ def torch_counts(
 ) -> dict[int, RankCounts]:
     """Count one step of the rank's program for each number of micro-batches, with FLOPs by torch operator."""
     with fake_program(plan, rank, dropout=dropout, routing=routing) as program:
-        counted = {}
-        for number in numbers:
-            program.take(number)
-            counted[number] = _counts_of_step(program)
-    return counted
+        return {number: _counts_of_step(program, number) for number in numbers}
 
 
-def _counts_of_step(program: FakeProgram) -> RankCounts:
-    tracker = StorageTracker()
+def _counts_of_step(program: FakeProgram, num_microbatches: int) -> RankCounts:
+    program.take(num_microbatches)
+    tracker, saved = StorageTracker(), list[int]()
     counter = StepCounter(program.mesh.axis_of, tracker)
-    saved: list[int] = []
     with program.mode, tracker.observing(), counter, _before_first_backward(lambda: saved.append(tracker.allocated)):
         program.forward_backward()
-        held = _held(program)
+        weights, gradients, state = _held(program)
         program.data.optimizer_step()
     counts = replace(
-        counter.counts, parameters=held[0], gradients=held[1], optimizer=held[2], saved=float(saved[0]), peak=float(tracker.peak)
+        counter.counts, parameters=weights, gradients=gradients, optimizer=state, saved=float(saved[0]), peak=float(tracker.peak)
     )
     for (kind, axis), number in counter.tally.counts.items():
         counts.add_collective(kind, axis, number, counter.tally.num_bytes[kind, axis])

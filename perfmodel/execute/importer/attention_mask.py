@@ -77,7 +77,8 @@ class Masks:
         return self.values[mask]
 
     def _computed(self, node: Node) -> torch.Tensor | None:
-        if node.op != "call_function" or _entries(node.meta.get("val")) > _MOST_ENTRIES:
+        value = node.meta.get("val")
+        if node.op != "call_function" or (isinstance(value, torch.Tensor) and value.numel() > _MOST_ENTRIES):
             return None
 
         def known(argument: object) -> Any:
@@ -123,7 +124,3 @@ def _is_written(node: Node, known: set[Any]) -> bool:
 def _name(node: Node) -> str:
     schema = getattr(node.target, "_schema", None)
     return "" if schema is None else str(schema.name.rpartition("::")[2])
-
-
-def _entries(value: object) -> int:
-    return value.numel() if isinstance(value, torch.Tensor) else 0

@@ -40,27 +40,10 @@ if TYPE_CHECKING:
 #: Namespaces of operators whose names have a known meaning; another library may use the same name for something else.
 _NAMESPACES = ("aten", "perfmodel")
 
-_RESHAPES = frozenset(
-    {
-        "view",
-        "reshape",
-        "flatten",
-        "unflatten",
-        "squeeze",
-        "unsqueeze",
-        "contiguous",
-        "clone",
-        "detach",
-        "detach_",
-        "alias",
-        "ravel",
-        "_unsafe_view",
-        "view_as",
-        "reshape_as",
-        "lift",
-        "lift_fresh",
-    }
-)
+_RESHAPES = frozenset({
+    "view", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "contiguous", "clone", "detach", "detach_", "alias", "ravel",
+    "_unsafe_view", "view_as", "reshape_as", "lift", "lift_fresh",
+})  # fmt: skip
 PERMUTATIONS = frozenset({"transpose", "t", "permute", "movedim", "moveaxis", "swapaxes", "swapdims", "numpy_T", "mT"})
 EXPANSIONS = frozenset({"expand", "expand_as", "broadcast_to"})
 _CASTS = frozenset({"to", "_to_copy", "type_as"})

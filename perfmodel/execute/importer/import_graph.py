@@ -102,14 +102,6 @@ def _first_line(error: BaseException) -> str:
     return one_line(f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__, 300)
 
 
-def _make_inputs(specs: Sequence[InputSpec], device: torch.device) -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
-    def make(spec: InputSpec) -> torch.Tensor:
-        dtype = getattr(torch, spec.dtype)
-        return torch.zeros(spec.shape, dtype=dtype, device=device)
-
-    return tuple(make(spec) for spec in specs if not spec.name), {spec.name: make(spec) for spec in specs if spec.name}
-
-
 def _check_signature(module: nn.Module, specs: Sequence[InputSpec]) -> None:
     """Check names and number of the inputs against the signature of `forward` before the export."""
     try:
@@ -177,18 +169,6 @@ def _convertible() -> Iterator[None]:
         nn.Module._apply = original
 
 
-def _remedy_of_factory(name: str, error: BaseException) -> str:
-    if isinstance(error, TypeError) and "argument" in str(error):
-        return f"write its arguments behind it, as in {name.partition('(')[0]}(...)"
-    return "call it by itself to see where"
-
-
-def _depends_on_values(error: BaseException) -> bool:
-    """Return whether the export failed on a data-dependent value (a branch, a size), and not on an error of forward itself."""
-    names = {type(cause).__name__ for cause in (error, error.__cause__, error.__context__) if cause is not None}
-    return bool(names & _OF_VALUES) or "data-dependent" in str(error).lower()
-
-
 _OF_VALUES = {"GuardOnDataDependentSymNode", "DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedOperatorException"}
 
 
@@ -209,17 +189,24 @@ def export_module(make: Callable[[], Any], inputs: Sequence[InputSpec], *, name:
         except InputError:
             raise
         except (Exception, SystemExit) as error:
-            raise bad_field("module", name, f"its factory failed: {_first_line(error)}", _remedy_of_factory(name, error)) from error
+            lacks_arguments = isinstance(error, TypeError) and "argument" in str(error)
+            written = f"write its arguments behind it, as in {name.partition('(')[0]}(...)"
+            remedy = written if lacks_arguments else "call it by itself to see where"
+            raise bad_field("module", name, f"its factory failed: {_first_line(error)}", remedy) from error
         if not isinstance(module, nn.Module):
             raise bad_field("module", name, f"must give a torch.nn.Module, not {type(module).__name__}")
         _check_signature(module, inputs)
         first = next(iter(module.parameters()), None)
-        positional, named = _make_inputs(inputs, torch.device("cpu") if first is None else first.device)
+        device = torch.device("cpu") if first is None else first.device
+        tensors = [torch.zeros(spec.shape, dtype=getattr(torch, spec.dtype), device=device) for spec in inputs]
+        positional = tuple(tensor for tensor, spec in zip(tensors, inputs, strict=True) if not spec.name)
+        named = {spec.name: tensor for tensor, spec in zip(tensors, inputs, strict=True) if spec.name}
         try:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):  # torch prints the graph that failed
                 program = torch.export.export(module, positional, named, strict=False)
         except Exception as error:
-            depends = _depends_on_values(error)
+            names = {type(cause).__name__ for cause in (error, error.__cause__, error.__context__) if cause is not None}
+            depends = bool(names & _OF_VALUES) or "data-dependent" in str(error).lower()
             what = "torch.export cannot follow it" if depends else "its forward fails on these inputs"
             shown = " ".join(map(str, inputs)) or "none"
             fitting = f"call it with types and sizes that it takes (inputs={shown})"

@@ -37,21 +37,16 @@ def settle_sizes(program: ExportedProgram) -> int:
         if value is None:
             continue
         for symbol in _symbols(value) - set(sizes):
-            share = _picked(node)
+            mask = _mask(node)
+            share = None if mask is None else _share(mask)
             if share is not None:
-                sizes[symbol] = max(1, ceil(share))
+                sizes[symbol] = max(1, ceil(share * mask.meta["val"].numel()))
         node.meta["val"] = _settled(value, sizes)
     return len(sizes)
 
 
-def _picked(node: Node) -> float | None:
-    """Return the number of entries that an operator selects by value."""
-    mask = _mask(node)
-    share = None if mask is None else _share(mask)
-    return None if share is None else share * mask.meta["val"].numel()
-
-
 def _mask(node: Node) -> Any:
+    """Return the mask by whose values an operator selects entries; None for any other."""
     name, tensors = _name(node), [argument for argument in node.args if isinstance(argument, torch.fx.Node)]
     if name in ("nonzero", "nonzero_numpy") or (name == "where" and len(tensors) == 1):
         return tensors[0]

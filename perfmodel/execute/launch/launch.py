@@ -22,7 +22,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing import Pipe
@@ -47,6 +47,8 @@ STARTING = "starting up"
 #: Longer messages go through a file: a stopped rank would block the writer of the pipe in the middle of a message. [byte]
 _LONGEST_MESSAGE = 1 << 15
 #: Imported before a rank is ready, so that no call spends time on imports.
+#: Function that returns the device's name and the versions of software.
+DESCRIBE = ("perfmodel.execute.measure.measure", "describe_on_rank")
 PRELOADED = ("perfmodel.execute.measure.measure", "perfmodel.execute.uniform.gradient_check")
 
 #: A heartbeat file holds the monotonic time, a counter and the current activity of the rank.
@@ -164,6 +166,9 @@ def worker_main(descriptor: int, rank: int, world_size: int, device: str, folder
             except (EOFError, OSError):
                 os._exit(0)
             function, arguments = _posted(message, folder / f"call{rank}")
+            if isinstance(function, tuple):
+                module, name = function
+                function = getattr(importlib.import_module(module), name)
             worker.beat(f"starting {getattr(function, '__name__', function)}")
             result = function(worker, *arguments)
             worker.beat("done")
@@ -188,7 +193,8 @@ class WorkerGroup:
     with WorkerGroup(2) as group:
         results = group.call(function, argument)     # function(worker, argument) on every rank; results by rank
 
-    `function` must be importable (a module's top-level function); arguments and results must be picklable.
+    `function` must be importable (a module's top-level function, or its module and name if this process must not import torch);
+    arguments and results must be picklable.
     hang_timeout   seconds without a heartbeat of any unfinished rank after which the group is closed
     on_progress    called periodically with the activity of rank 0
     """
@@ -258,7 +264,7 @@ class WorkerGroup:
             theirs.close()
         return _Process(rank, popen, ours, heartbeat)
 
-    def call(self, function: Callable[..., Any], *arguments: Any, timeout: float = float("inf")) -> list[Any]:
+    def call(self, function: Callable[..., Any] | tuple[str, str], *arguments: Any, timeout: float = float("inf")) -> list[Any]:
         """Run `function(worker, *arguments)` on every rank and return the results by rank."""
         message = pickle.dumps((function, arguments))
         try:
@@ -372,6 +378,15 @@ class WorkerGroup:
             process.popen.wait()
         self._processes = []
         self._scope.close()
+
+
+def workers_of(
+    group: WorkerGroup | None, num_ranks: int, *, device: str, hang_timeout: float, on_progress: Callable[[str], None] | None = None
+) -> AbstractContextManager[WorkerGroup]:
+    """Return the given group, which stays open, or a new one."""
+    if group is not None:
+        return nullcontext(group)
+    return WorkerGroup(num_ranks, device=device, hang_timeout=hang_timeout, on_progress=on_progress)
 
 
 def torchrun_worker(timeout: float = 25.0) -> Worker | None:

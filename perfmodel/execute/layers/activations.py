@@ -3,39 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 from perfmodel.execute.layers.kernel import differentiable
 
-if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
-
-
 aten = torch.ops.aten
 
 
-class _SquaredRelu(torch.autograd.Function):
-    """Squared ReLU as one fused kernel: backward allocates only its result. torch's `square` would allocate two more tensors."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, x: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(x)
-        return F.relu(x).square_()
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> torch.Tensor:
-        (x,) = ctx.saved_tensors
-        return F.relu(x).mul_(gradients[0]).mul_(2.0)
-
+#: Squared ReLU as one fused kernel: backward allocates only its result. torch's `square` would allocate two more tensors.
+_squared_relu = differentiable(lambda x: F.relu(x).square_(), lambda gradient, x: F.relu(x).mul_(gradient).mul_(2.0), is_contiguous=False)
 
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
     "relu": F.relu,
-    "relu2": _SquaredRelu.apply,  # type: ignore[dict-item]
+    "relu2": _squared_relu,
     "silu": F.silu,
 }
 

@@ -6,7 +6,7 @@ import gc
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -59,16 +59,11 @@ def _num_bytes(tensors: Iterator[torch.Tensor]) -> int:
 
 def _group_ranks(arguments: tuple[Any, ...]) -> list[int]:
     for argument in arguments:
-        if isinstance(argument, str):
-            try:
+        with suppress(Exception):  # other texts and objects than process groups
+            if isinstance(argument, str):
                 return dist.get_process_group_ranks(dist.distributed_c10d._resolve_process_group(argument))  # type: ignore[arg-type]
-            except Exception:
-                continue
-        if isinstance(argument, torch.ScriptObject):
-            try:
+            if isinstance(argument, torch.ScriptObject):
                 return dist.get_process_group_ranks(dist.ProcessGroup.unbox(argument))
-            except Exception:
-                continue
     return []
 
 
@@ -99,7 +94,11 @@ class CollectiveCounter(TorchDispatchMode):
         start = time.perf_counter()
         result = func(*args, **kwargs)
         if blocks:
-            self._wait(result)
+            for item in result if isinstance(result, (list, tuple)) else [result]:
+                if isinstance(item, torch.Tensor):
+                    torch.ops._c10d_functional.wait_tensor(item)
+                elif isinstance(item, torch.ScriptObject):
+                    item.wait()
             self.synchronize()
             self.tally.add_time(axis, time.perf_counter() - start)
         into = _num_bytes(_tensors(args[0]))
@@ -109,14 +108,6 @@ class CollectiveCounter(TorchDispatchMode):
             into = max(into, _num_bytes(_tensors(args[1])))
         self.tally.add(kind, axis, float(into))
         return result
-
-    @staticmethod
-    def _wait(result: object) -> None:
-        for item in result if isinstance(result, (list, tuple)) else [result]:
-            if isinstance(item, torch.Tensor):
-                torch.ops._c10d_functional.wait_tensor(item)
-            elif isinstance(item, torch.ScriptObject):
-                item.wait()
 
 
 @contextmanager
@@ -222,16 +213,13 @@ class StorageTracker(TorchDispatchMode):
     def observe(self, func: Any, args: Any, result: Any) -> None:
         """Track the results of an operator."""
         if func._overloadpacket is _WAIT:
-            self._release(args[0], result)
+            # under fake tensors the result of a collective has a new storage; a real tensor keeps its own
+            key = args[0].untyped_storage()._cdata
+            if key in self.live and key != result.untyped_storage()._cdata:
+                self.current -= self.live[key]
+                self.live[key] = 0
         if isinstance(result, torch.Tensor):
             self._track(result)
         else:
             for tensor in _tensors(result):
                 self._track(tensor)
-
-    def _release(self, waiting: torch.Tensor, arrived: torch.Tensor) -> None:
-        """Release the storage of an awaited collective. Under fake tensors the result has a new storage; a real tensor keeps its own."""
-        key = waiting.untyped_storage()._cdata
-        if key in self.live and key != arrived.untyped_storage()._cdata:
-            self.current -= self.live[key]
-            self.live[key] = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +25,9 @@ from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import KernelClass
 from perfmodel.hardware.samples import AttentionSample, DecodeSample, MatmulSample, Sample, StreamingSample, WeightSample
 from perfmodel.workload.job import PRECISION_POLICIES, Optimizer, Precision
+
+#: Allocates operands, and returns a call on them.
+Make: TypeAlias = Callable[[], Callable[[], object]]
 
 #: Width of the activation rows. Streaming kernels depend on the size and hardly on the width.
 WIDTH = 512
@@ -129,18 +132,14 @@ def _streaming_function(kernel: KernelClass, rows: int, options: dict[str, Any])
     raise AssertionError(kernel)
 
 
-def _with_gradient(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Callable[[], object]:
+def with_gradient(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Callable[[], object]:
     """Return the backward pass alone, for all inputs of `function` that require a gradient."""
     output = function(x)
     gradient = torch.randn_like(output)
-    leaves = [x, *_leaves(function)]
-    return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
-
-
-def _leaves(function: Callable[..., object]) -> list[torch.Tensor]:
     cells = getattr(function, "__closure__", None) or ()
     contents = [cell.cell_contents for cell in cells]
-    return [value for value in contents if isinstance(value, torch.Tensor) and value.requires_grad]
+    leaves = [x, *(value for value in contents if isinstance(value, torch.Tensor) and value.requires_grad)]
+    return lambda: torch.autograd.grad(output, leaves, gradient, retain_graph=True)
 
 
 def streaming_kernels(kernel: KernelClass, elements: int, dtype: Dtype, device: str) -> Iterator[Kernel]:
@@ -156,15 +155,24 @@ def streaming_kernels(kernel: KernelClass, elements: int, dtype: Dtype, device: 
 
     def backward() -> Callable[[], object]:
         x = torch.randn(rows, WIDTH, **options).requires_grad_()
-        return _with_gradient(_streaming_function(kernel, rows, options), x)
+        return with_gradient(_streaming_function(kernel, rows, options), x)
 
-    for phase, make, moved in zip(("forward", "backward"), (forward, backward), _TENSORS_MOVED[kernel], strict=True):
-        if moved:
-            yield Kernel(
-                label=f"{kernel} {phase}",
-                call=in_rotation(make, 2 * size),
-                sample=_streaming_sample(kernel, moved * size, rows * WIDTH, phase),
-            )
+    moved = tuple(number * size for number in _TENSORS_MOVED[kernel])
+    yield from both_passes(kernel, (forward, backward), moved, rows * WIDTH, rotated=2 * size)
+
+
+def both_passes(
+    kernel: KernelClass, makes: Sequence[Make], moved: Sequence[float], elements: float, *, rotated: float = 0.0
+) -> Iterator[Kernel]:
+    """Yield the kernels of forward and backward.
+
+    moved     bytes of each; 0: no kernel
+    rotated   bytes of the operands of which copies are used in turn; 0: the moved ones
+    """
+    for phase, make, num_bytes in zip(("forward", "backward"), makes, moved, strict=True):
+        if num_bytes:
+            sample = _streaming_sample(kernel, num_bytes, elements, phase)
+            yield Kernel(label=f"{kernel} {phase}", call=in_rotation(make, rotated or num_bytes), sample=sample)
 
 
 def _streaming_sample(kernel: KernelClass, num_bytes: float, elements: float, phase: str = "forward") -> Callable[[float], Sample]:
@@ -198,14 +206,9 @@ def dropout_kernels(elements: int, dtype: Dtype, device: str) -> Iterator[Kernel
         return lambda: F.dropout(x, 0.1)
 
     def backward() -> Callable[[], object]:
-        return _with_gradient(lambda x: F.dropout(x, 0.1), torch.randn(elements, **options).requires_grad_())
+        return with_gradient(lambda x: F.dropout(x, 0.1), torch.randn(elements, **options).requires_grad_())
 
-    for phase, make in (("forward", forward), ("backward", backward)):
-        yield Kernel(
-            label=f"dropout {phase}",
-            call=in_rotation(make, 2 * size),
-            sample=_streaming_sample(KernelClass.DROPOUT, num_bytes, elements, phase),
-        )
+    yield from both_passes(KernelClass.DROPOUT, (forward, backward), (num_bytes, num_bytes), elements, rotated=2 * size)
 
 
 def embedding_kernels(rows: int, vocabulary: int, dtype: Dtype, device: str) -> Iterator[Kernel]:
@@ -222,14 +225,10 @@ def embedding_kernels(rows: int, vocabulary: int, dtype: Dtype, device: str) -> 
 
     def backward() -> Callable[[], object]:
         chosen = tokens()
-        return _with_gradient(lambda x: F.embedding(chosen, x), table)
+        return with_gradient(lambda x: F.embedding(chosen, x), table)
 
-    for phase, make, num_bytes in (("forward", forward, 2 * size), ("backward", backward, 2 * size + table_size)):
-        yield Kernel(
-            label=f"embedding {phase}",
-            call=in_rotation(make, 2 * size),
-            sample=_streaming_sample(KernelClass.EMBEDDING, num_bytes, rows * WIDTH, phase),
-        )
+    moved = (2 * size, 2 * size + table_size)
+    yield from both_passes(KernelClass.EMBEDDING, (forward, backward), moved, rows * WIDTH, rotated=2 * size)
 
 
 def loss_kernels(rows: int, vocabulary: int, logit_bytes: float, dtype: Dtype, device: str) -> Iterator[Kernel]:
@@ -256,12 +255,8 @@ def loss_kernels(rows: int, vocabulary: int, logit_bytes: float, dtype: Dtype, d
 
         return gradient
 
-    for phase, make in (("forward", forward), ("backward", backward)):
-        yield Kernel(
-            label=f"cross-entropy {phase}",
-            call=in_rotation(make, 3 * elements * options["dtype"].itemsize),
-            sample=_streaming_sample(KernelClass.CROSS_ENTROPY, elements * logit_bytes / 2, elements, phase),
-        )
+    moved, rotated = elements * logit_bytes / 2, 3 * elements * options["dtype"].itemsize
+    yield from both_passes(KernelClass.CROSS_ENTROPY, (forward, backward), (moved, moved), elements, rotated=rotated)
 
 
 def optimizer_kernel(elements: int, device: str) -> Kernel:

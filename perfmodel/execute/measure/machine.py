@@ -5,11 +5,10 @@ from __future__ import annotations
 import platform
 import re
 import statistics
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from perfmodel.execute.launch.launch import Worker, WorkerGroup
+from perfmodel.execute.launch.launch import DESCRIBE, Worker, WorkerGroup, workers_of
 from perfmodel.execute.launch.processor_use import processor_use
 from perfmodel.execute.measure.overhead_programs import overhead_plans, processor_time_on_rank
 from perfmodel.execute.measure.rounds import Progress
@@ -21,7 +20,6 @@ from perfmodel.hardware.cluster import Cluster
 from perfmodel.hardware.local import local_cluster
 from perfmodel.hardware.samples import (
     AttentionSample,
-    CollectiveSample,
     ContentionSample,
     ConvolutionSample,
     DecodeSample,
@@ -37,33 +35,18 @@ CPU_PROFILE, GPU_PROFILE = "torch-gloo", "torch-fsdp2"
 #: Cumulative progress after each phase: start of the workers, kernels, contention, collectives, tiny programs. Empirical.
 _PHASES = {False: (0.08, 0.45, 0.55, 0.7, 1.0), True: (0.15, 0.45, 0.55, 0.65, 1.0)}
 
+_MICROBENCHMARKS = "perfmodel.execute.measure.microbenchmarks"
+
 #: Steps of the tiny programs: warm-up and timed.
 _WARMUP, _STEPS, _BRIEF_STEPS = 3, 25, 10
 
 
 def kernels_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
-    from perfmodel.execute.measure.microbenchmarks import measure_kernels_on_rank
-    from perfmodel.execute.per_operator.microbenchmarks import measure_network_kernels_on_rank
+    from perfmodel.execute.measure.microbenchmarks import measure_kernels_on_rank, time_kernels
+    from perfmodel.execute.per_operator.microbenchmarks import network_kernels
 
-    return [*measure_kernels_on_rank(worker, scope), *measure_network_kernels_on_rank(worker, scope)]
-
-
-def contention_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
-    from perfmodel.execute.measure.microbenchmarks import measure_contention_on_rank
-
-    return measure_contention_on_rank(worker, scope)
-
-
-def collectives_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
-    from perfmodel.execute.measure.microbenchmarks import measure_collectives_on_rank
-
-    return measure_collectives_on_rank(worker, scope)
-
-
-def describe(worker: Worker) -> tuple[str, dict[str, str]]:
-    from perfmodel.execute.measure.measure import describe_on_rank
-
-    return describe_on_rank(worker)
+    of_networks = network_kernels(scope.dtype, worker.device) if worker.device == "cpu" else ()
+    return [*measure_kernels_on_rank(worker, scope), *time_kernels(worker, of_networks, scope.budget)]
 
 
 def measure_machine(
@@ -93,8 +76,7 @@ def measure_machine(
         limits[0] += 0.02 * (limits[1] - limits[0])
         report(limits[0], what)
 
-    scope = nullcontext(group) if group is not None else WorkerGroup(ranks, device=device, hang_timeout=60.0, on_progress=on_progress)
-    with scope as workers:
+    with workers_of(group, ranks, device=device, hang_timeout=60.0, on_progress=on_progress) as workers:
         before = workers.on_progress
         workers.on_progress = on_progress
         use = processor_use(workers.pids)
@@ -129,10 +111,10 @@ def _measure(group: WorkerGroup, brief: bool, limits: list[float], phases: Seque
     begin(1, "kernels")
     kernels = combine(group.call(kernels_on_rank, scope), slowest=False)
     begin(2, "contention")
-    contention = group.call(contention_on_rank, scope)[0]
+    contention = group.call((_MICROBENCHMARKS, "measure_contention_on_rank"), scope)[0]
     begin(3, "collectives")
-    collectives = combine(group.call(collectives_on_rank, scope), slowest=True)
-    name, software = group.call(describe)[0]
+    collectives = combine(group.call((_MICROBENCHMARKS, "measure_collectives_on_rank"), scope), slowest=True)
+    name, software = group.call(DESCRIBE)[0]
     cluster = machine_cluster(group, name)
     on_cpu = group.device == "cpu"
     if on_cpu:
@@ -161,19 +143,14 @@ def combine(by_rank: Sequence[Sequence[Sample]], *, slowest: bool) -> list[Sampl
     """Return one sample per measurement: the mean over ranks, or the slowest. A rank that did not take part has fewer samples."""
     length = max(len(samples) for samples in by_rank)
     columns = zip(*(samples for samples in by_rank if len(samples) == length), strict=True)
-    return [_merged(column, slowest=slowest) for column in columns]
-
-
-def _merged(samples: Sequence[Sample], *, slowest: bool) -> Sample:
     reduce = max if slowest else statistics.fmean
-    first = samples[0]
-    match first:
-        case AttentionSample():
-            both = [sample for sample in samples if isinstance(sample, AttentionSample)]
-            return replace(first, time=reduce(s.time for s in both), backward_time=reduce(s.backward_time for s in both))
-        case MatmulSample() | ConvolutionSample() | StreamingSample() | DecodeSample() | WeightSample() | CollectiveSample():
-            return replace(first, time=reduce(s.time for s in samples if not isinstance(s, ContentionSample)))
-    return first
+    return [_with_times(column[0], lambda name, of=column: reduce(getattr(sample, name) for sample in of)) for column in columns]  # type: ignore[misc]
+
+
+def _with_times(sample: Sample, time_of: Callable[[str], float]) -> Sample:
+    """Return the sample with other times. time_of: value of a field; a sample without times stays."""
+    changed = {name: time_of(name) for name in ("time", "backward_time") if hasattr(sample, name)}
+    return replace(sample, **changed)  # type: ignore[arg-type]
 
 
 _PART = {
@@ -190,12 +167,7 @@ def alone(sample: Sample, contention: Sequence[Sample]) -> Sample:
     """Return the sample without contention by other ranks; `resolve_machine` applies the contention of the actual number of ranks."""
     factors = {item.name: item.factor for item in contention if isinstance(item, ContentionSample)}
     factor = factors.get(_PART.get(type(sample), ""), 1.0)
-    match sample:
-        case AttentionSample():
-            return replace(sample, time=sample.time / factor, backward_time=sample.backward_time / factor)
-        case MatmulSample() | ConvolutionSample() | StreamingSample() | DecodeSample() | WeightSample():
-            return replace(sample, time=sample.time / factor)
-    return sample
+    return _with_times(sample, lambda name: getattr(sample, name) / factor)
 
 
 def machine_cluster(group: WorkerGroup, device_name: str) -> Cluster:

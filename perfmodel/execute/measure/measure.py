@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ import torch.distributed as dist
 
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.launch.rank_results import CollectiveTally, RankMeasurement
-from perfmodel.execute.measure.instrument import CollectiveCounter, StorageTracker, timed_pipeline_waits
+from perfmodel.execute.measure.instrument import CollectiveCounter, Label, StorageTracker, timed_pipeline_waits
 from perfmodel.execute.uniform.parallelize import TrainingProgram
 from perfmodel.parallel.plan import Plan
 
@@ -21,12 +22,11 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def count_step(program: TrainingProgram) -> CollectiveTally:
+def count_step(step: Callable[[], object], label: Label, device: str) -> CollectiveTally:
     """Count the collectives of one step, and the time that each axis blocked this rank."""
-    device = program.worker.device
-    counter = CollectiveCounter(program.mesh.axis_of, times_them=True, synchronize=lambda: synchronize(device))
+    counter = CollectiveCounter(label, times_them=True, synchronize=lambda: synchronize(device))
     with timed_pipeline_waits(counter.tally), counter:
-        program.step()
+        step()
     return counter.tally
 
 
@@ -63,7 +63,7 @@ def measure_on_rank(worker: Worker, plan: Plan, steps: int, warmup: int, *, insp
     if inspects:
         worker.beat("counted step")
         dist.barrier()
-        tally = count_step(program)
+        tally = count_step(program.step, program.mesh.axis_of, worker.device)
     if inspects and not on_gpu:
         worker.beat("tracked step")
         dist.barrier()

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import chain
 
 import torch
 import torch.distributed as dist
 
 from perfmodel.execute.launch.launch import Worker
-from perfmodel.execute.measure.kernels import all_kernels, attention_calls, linear_kernels, streaming_kernels
+from perfmodel.execute.measure.kernels import Kernel, all_kernels, attention_calls, linear_kernels, streaming_kernels
 from perfmodel.execute.measure.scope import Scope
 from perfmodel.execute.measure.state_kernels import state_kernels
 from perfmodel.execute.measure.stopwatch import MEBIBYTE, Stopwatch
@@ -27,15 +27,21 @@ from perfmodel.hardware.samples import CollectiveSample, ContentionSample, Sampl
 # ---------------------------------------------------------------------------------------------------------------------------------
 
 
-def measure_kernels_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
-    """Time every kernel, on all ranks at the same time."""
-    watch = Stopwatch(worker.device)
-    samples = []
-    of_states = (kernel for shape in scope.states for kernel in state_kernels(shape, scope.dtype, worker.device))
-    for kernel in chain(all_kernels(scope, worker.device), of_states):
+def time_kernels(worker: Worker, kernels: Iterable[Kernel], budget: float) -> list[Sample]:
+    """Time the kernels, on all ranks at the same time."""
+    watch, samples = Stopwatch(worker.device), []
+    for kernel in kernels:
         worker.beat(kernel.label)
         dist.barrier()
-        samples.append(kernel.sample(watch.time(kernel.call, budget=scope.budget)))
+        samples.append(kernel.sample(watch.time(kernel.call, budget=budget)))
+    return samples
+
+
+def measure_kernels_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
+    """Time every kernel of transformers."""
+    watch = Stopwatch(worker.device)
+    of_states = (kernel for shape in scope.states for kernel in state_kernels(shape, scope.dtype, worker.device))
+    samples = time_kernels(worker, chain(all_kernels(scope, worker.device), of_states), scope.budget)
     for shape in scope.attentions:
         worker.beat(f"attention over {shape[3]} tokens")
         forward, backward, sample = attention_calls(shape, scope.dtype, worker.device)

@@ -18,7 +18,7 @@ import torch
 from perfmodel.execute.importer.exported_graph import VertexCalls, arguments_of
 from perfmodel.execute.layers.norm import normalise
 from perfmodel.execute.layers.softmax import sharded_softmax
-from perfmodel.execute.layers.vocabulary import cross_entropy
+from perfmodel.execute.layers.vocabulary import cross_entropy, local_rows
 from perfmodel.execute.modules.views import joined_pieces, viewed
 from perfmodel.execute.per_operator.collective_rules import with_halo
 from perfmodel.execute.per_operator.context import OperatorContext
@@ -315,11 +315,11 @@ def embedding_rule(operator: ModuleOperator, node: Node, arguments: Arguments, c
     if not vocabulary:
         return _as_it_is(operator, node, arguments, context)
     table = arguments["weight"]
-    local = arguments["indices"] - context.index(vocabulary) * table.shape[0]
-    mine = (local >= 0) & (local < table.shape[0])
-    padding = int(arguments.get("padding_idx", -1)) - context.index(vocabulary) * table.shape[0]
+    first = context.index(vocabulary) * table.shape[0]
+    mine, index = local_rows(arguments["indices"], first, table.shape[0])
+    padding = int(arguments.get("padding_idx", -1)) - first
     padding = padding if arguments.get("padding_idx", -1) >= 0 and 0 <= padding < table.shape[0] else -1
-    rows = _as_it_is(operator, node, arguments | {"indices": torch.where(mine, local, 0), "padding_idx": padding}, context)
+    rows = _as_it_is(operator, node, arguments | {"indices": index, "padding_idx": padding}, context)
     return rows.masked_fill(~mine.unsqueeze(-1), 0.0)
 
 
@@ -331,9 +331,8 @@ def embedding_bag_rule(operator: ModuleOperator, node: Node, arguments: Argument
     vocabulary = _one(_cut(operator, context, "v"), operator)
     if vocabulary:
         table = arguments["weight"]
-        local = arguments["indices"] - context.index(vocabulary) * table.shape[0]
-        mine = (local >= 0) & (local < table.shape[0])
-        changed |= {"indices": torch.where(mine, local, 0), "per_sample_weights": mine.to(table.dtype)}
+        mine, index = local_rows(arguments["indices"], context.index(vocabulary) * table.shape[0], table.shape[0])
+        changed |= {"indices": index, "per_sample_weights": mine.to(table.dtype)}
     return _as_it_is(operator, node, arguments | changed, context)
 
 

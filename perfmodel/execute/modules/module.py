@@ -130,7 +130,9 @@ class UserModule:
         for index, vertex in enumerate(graph.vertices):
             for number, operand in enumerate(vertex.inputs):
                 if operand.parameter in self.imported.shapes and operand.parameter not in self.parameters:
-                    self.parameters[operand.parameter] = self._parameter(operand.parameter, self.exported.calls[index].reads[number])
+                    value = self.exported.calls[index].reads[number]
+                    parameter = self.module.get_parameter(value.parameter).detach()
+                    self.parameters[operand.parameter] = self._read_part(parameter, operand.parameter, value)
             name = self.imported.tensor(index, 0) if vertex.outputs else ""
             if vertex.kind is ImportedKind.INPUT and vertex.outputs:
                 named = [position for position, spec in enumerate(self.specs) if spec.name == vertex.name]
@@ -142,11 +144,10 @@ class UserModule:
                 )
                 self.constants[name] = node.target(*args, **kwargs).reshape(self.network.tensors[name].shape)
 
-    def _parameter(self, name: str, value: ExportedValue) -> torch.Tensor:
-        """Return a parameter, or the part of one that an operator reads, in the network's shape."""
-        parameter = self.module.get_parameter(value.parameter).detach()
-        shape = self.network.tensors[name].shape
-        return parameter.reshape(shape) if name == value.parameter else parameter.reshape(-1)[self.part(name, value)].reshape(shape)
+    def _read_part(self, tensor: torch.Tensor, name: str, value: ExportedValue) -> torch.Tensor:
+        """Return a parameter (or its gradient), or the part of one that an operator reads, in the network's shape."""
+        part = tensor if name == value.parameter else tensor.reshape(-1)[self.part(name, value)]
+        return part.reshape(self.network.tensors[name].shape)
 
     def part(self, name: str, value: ExportedValue) -> torch.Tensor:
         """Return the flat indices of a parameter's entries that belong to a part of it."""
@@ -171,11 +172,7 @@ class UserModule:
         dtype = getattr(torch, spec.dtype)
         if dtype.is_floating_point:
             return torch.randn(spec.shape, generator=generator).to(dtype)
-        limit = self._limit(name)
-        return torch.randint(limit, spec.shape, generator=generator).to(dtype) if limit else torch.ones(spec.shape, dtype=dtype)
-
-    def _limit(self, name: str) -> int:
-        """Return the upper bound of an integer input: rows of a table or number of classes; 0 if it indexes nothing."""
+        # upper bound: rows of a table or number of classes; 0 if the integers index nothing
         graph = self.imported.graph
         reached = {index for index, vertex in enumerate(graph.vertices) if vertex.outputs and self.imported.tensor(index, 0) == name}
         limits: list[int] = []
@@ -189,7 +186,8 @@ class UserModule:
                 limits.append(min(vertex.inputs[0].shape))
             elif vertex.outputs and vertex.outputs[0].is_index:
                 reached.add(edge.consumer)
-        return min(limits, default=0)
+        limit = min(limits, default=0)
+        return torch.randint(limit, spec.shape, generator=generator).to(dtype) if limit else torch.ones(spec.shape, dtype=dtype)
 
     # -------------------------------------------------------------------------------------------------------------- runs
 
@@ -324,11 +322,7 @@ class UserModule:
                     value = self.exported.calls[index].reads[number]
                     parameter = self.module.get_parameter(value.parameter)
                     gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                    shape = self.network.tensors[operand.parameter].shape
-                    if operand.parameter == value.parameter:
-                        yield operand.parameter, gradient.reshape(shape)
-                    else:
-                        yield operand.parameter, gradient.reshape(-1)[self.part(operand.parameter, value)].reshape(shape)
+                    yield operand.parameter, self._read_part(gradient, operand.parameter, value)
 
 
 #: Position of the dropout probability among the arguments of torch's functions.

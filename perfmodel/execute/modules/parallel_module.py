@@ -17,7 +17,7 @@ from perfmodel.execute.modules.views import viewed
 from perfmodel.execute.per_operator.context import OperatorContext
 from perfmodel.execute.per_operator.interpret import Interpreter, NetworkEnds
 from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose
-from perfmodel.execute.per_operator.parameters import ShardedParameters, Summed
+from perfmodel.execute.per_operator.parameters import ShardedParameters, summed
 from perfmodel.execute.per_operator.redistribute import Redistribution, local_part
 from perfmodel.execute.zero.flat import Dtypes
 from perfmodel.foundation.errors import InputError, bad_field
@@ -125,7 +125,7 @@ class ParallelModule(nn.Module):
         if name not in self._read_now:
             purpose = Purpose(Pass.BACKWARD, name, self._operator[name], "gradient")
             parameter = self.get_parameter(self._places[name])
-            self._read_now[name] = Summed.apply(parameter, self._mesh, self._axes[name], purpose)  # type: ignore[no-untyped-call]
+            self._read_now[name] = summed(parameter, self._mesh, self._axes[name], purpose)
         return self._read_now[name]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,7 @@ process groups (`context.py`). A new kind needs one more entry, here or in the t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from math import prod
 
 import torch
@@ -75,12 +75,7 @@ def _elementwise(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
         return inputs[0] * operator.settings["factor"]  # type: ignore[operator]
     function = _ELEMENTWISE[str(operator.settings["function"])]
     pieces = [aligned(x, operand, operator.output.dims) for x, operand in zip(inputs, operator.inputs, strict=True)]
-    if len(pieces) == 1:
-        return function(pieces[0])
-    result = pieces[0]
-    for piece in pieces[1:]:
-        result = function(result, piece)
-    return result
+    return function(pieces[0]) if len(pieces) == 1 else reduce(function, pieces)
 
 
 def _pair(context: OperatorContext, name: str) -> tuple[int, int]:
@@ -132,22 +127,6 @@ def _reduction(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     return aligned(result.to(inputs[0].dtype), Operand(tensor="", dims=tuple(order)), kept)
 
 
-def _over(context: OperatorContext) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Return the positions of x that batch norm averages over, those whose dims the weight lacks, and their dims."""
-    x, weight = context.operator.inputs[:2]
-    places = tuple(position for position, dim in enumerate(x.dims) if not dim or dim not in weight.dims)
-    return places, tuple(x.dims[position] for position in places)
-
-
-def _statistics_of_shares(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
-    """Compute unsynchronised batch norm: one process normalises each shard of the plan separately, as its ranks do."""
-    x = inputs[0]
-    places, _ = _over(context)
-    parts = [context.imitate.get(dim, 1) if position in places else 1 for position, dim in enumerate(context.operator.inputs[0].dims)]
-    pieces = [_batch_normalised((piece, *inputs[1:]), context, places, ()) for piece in shares(x, parts)]
-    return joined(pieces, parts) if len(pieces) > 1 else pieces[0]
-
-
 def _batch_normalised(inputs: Tensors, context: OperatorContext, places: tuple[int, ...], dims: tuple[str, ...]) -> torch.Tensor:
     x, weight, bias = inputs
     operands = context.operator.inputs
@@ -161,10 +140,14 @@ def _batch_normalised(inputs: Tensors, context: OperatorContext, places: tuple[i
 
 
 def _batch_norm(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
-    if not context.operator.settings["synchronised"]:
-        return _statistics_of_shares(inputs, context)
-    places, dims = _over(context)
-    return _batch_normalised(inputs, context, places, dims)
+    x, weight = context.operator.inputs[:2]
+    places = tuple(position for position, dim in enumerate(x.dims) if not dim or dim not in weight.dims)  # that it averages over
+    if context.operator.settings["synchronised"]:
+        return _batch_normalised(inputs, context, places, tuple(x.dims[position] for position in places))
+    # one process normalises each shard of the plan separately, as its ranks do
+    parts = [context.imitate.get(dim, 1) if position in places else 1 for position, dim in enumerate(x.dims)]
+    pieces = [_batch_normalised((piece, *inputs[1:]), context, places, ()) for piece in shares(inputs[0], parts)]
+    return joined(pieces, parts) if len(pieces) > 1 else pieces[0]
 
 
 def _row_norm(inputs: Tensors, context: OperatorContext, *, centred: bool) -> torch.Tensor:
@@ -192,7 +175,8 @@ def _softmax(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     if queries:
         rows = context.positions(queries, x.shape[dims.index(queries)], x.device)
         columns = context.positions(over, x.shape[position], x.device)
-        seen = masks.seen(rows, columns, _window(context), chunked=_is_chunked(context))
+        window, chunked = _window(context)
+        seen = masks.seen(rows, columns, window, chunked=chunked)
         seen = aligned(seen, Operand(tensor="", dims=(queries, over)), dims)
     if operator.settings.get("alibi", False):
         g, r = (dim for dim in dims if dim not in (dims[0], queries, over))
@@ -246,16 +230,6 @@ def _embedding(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     return result.expand(shape)
 
 
-def _dropout(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
-    """Return the input: a run has no dropout, because a single process would draw another mask and gradients could not be compared."""
-    return inputs[0]
-
-
-def _embedding_bag(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
-    ids, table = inputs
-    return bag_vectors(table, ids, first=_first_row(table, context))
-
-
 def _attention(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     """Compute q [b,q,g,r,d], k and v [b,z,g,d] -> [b,q,g,r,d]. q may be a chunk of the sequence; keys after it are sliced off."""
     q, k, v, *sinks = inputs
@@ -273,19 +247,15 @@ def _attention(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     else:
         slopes = _slopes(context, (g, groups), (r, shared), q) if settings.get("alibi", False) else None
         sink_scores = sinks[0].flatten() if sinks else None
-        window, chunked = _window(context), _is_chunked(context)
+        window, chunked = _window(context)
         result = causal_attention(heads, k, v, window=window, chunked=chunked, slopes=slopes, sinks=sink_scores, scale=scale)
     return result.transpose(1, 2).unflatten(2, (groups, shared))
 
 
-def _window(context: OperatorContext) -> int:
-    """Return the number of keys that a query sees; 0: all earlier keys."""
-    return int(context.operator.settings.get("window", 0))  # type: ignore[arg-type]
-
-
-def _is_chunked(context: OperatorContext) -> bool:
-    """Return whether the window is a chunk of the sequence, within which a query sees keys."""
-    return bool(context.operator.settings.get("chunked", False))
+def _window(context: OperatorContext) -> tuple[int, bool]:
+    """Return the number of keys that a query sees (0: all earlier keys), and whether they are those of its chunk of the sequence."""
+    settings = context.operator.settings
+    return int(settings.get("window", 0)), bool(settings.get("chunked", False))  # type: ignore[arg-type]
 
 
 def _slopes(context: OperatorContext, groups: tuple[str, int], shared: tuple[str, int], like: torch.Tensor) -> torch.Tensor:
@@ -309,28 +279,6 @@ def _rotary(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     return rotate(x, cosine, sine, start=start)
 
 
-def _lstm(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
-    return lstm(inputs[0], inputs[1], context=context, dim="e")
-
-
-def _concat(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
-    return torch.cat(list(inputs), int(context.operator.settings["axis"]))  # type: ignore[arg-type]
-
-
-def _prepend(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
-    token, x = inputs
-    return torch.cat((token.expand(x.shape[0], 1, -1), x), 1)
-
-
-def _select(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
-    settings = context.operator.settings
-    return inputs[0].select(int(settings["axis"]), int(settings["index"]))  # type: ignore[arg-type]
-
-
-def _flatten(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
-    return inputs[0].flatten(2).transpose(1, 2).contiguous()
-
-
 def _interaction(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     together = torch.stack(list(inputs), 1)
     products = together @ together.transpose(1, 2)
@@ -342,24 +290,25 @@ FUNCTIONS: Mapping[str, NetworkFunction] = {
     "attention": _attention,
     "batch_norm": _batch_norm,
     "binary_cross_entropy": _binary_cross_entropy,
-    "concat": _concat,
+    "concat": lambda inputs, context: torch.cat(list(inputs), mixers.number(context, "axis")),
     "convolution": _convolution,
     "cross_entropy": _cross_entropy,
-    "dropout": _dropout,
+    # a run has no dropout: a single process would draw another mask, and gradients could not be compared
+    "dropout": lambda inputs, context: inputs[0],
     "einsum": _einsum,
     "elementwise": _elementwise,
     "embedding": _embedding,
-    "embedding_bag": _embedding_bag,
-    "flatten": _flatten,
+    "embedding_bag": lambda inputs, context: bag_vectors(inputs[1], inputs[0], first=_first_row(inputs[1], context)),
+    "flatten": lambda inputs, context: inputs[0].flatten(2).transpose(1, 2).contiguous(),
     "interaction": _interaction,
     "layer_norm": partial(_row_norm, centred=True),
-    "lstm": _lstm,
+    "lstm": lambda inputs, context: lstm(inputs[0], inputs[1], context=context, dim="e"),
     "pooling": _pooling,
-    "prepend": _prepend,
+    "prepend": lambda inputs, context: torch.cat((inputs[0].expand(inputs[1].shape[0], 1, -1), inputs[1]), 1),
     "reduction": _reduction,
     "rms_norm": partial(_row_norm, centred=False),
     "rotary": _rotary,
-    "select": _select,
+    "select": lambda inputs, context: inputs[0].select(mixers.number(context, "axis"), mixers.number(context, "index")),
     "softmax": _softmax,
     **mixers.FUNCTIONS,
 }

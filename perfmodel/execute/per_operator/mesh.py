@@ -70,7 +70,7 @@ class NetworkMesh:
             names = [axis.name for axis in self.axes]
             for some in chain.from_iterable(combinations(names, count) for count in range(1, len(names) + 1)):
                 self.group(some)
-            self.stages_group()
+            self.holders_group(range(num_stages))
 
     @property
     def device(self) -> str:
@@ -93,13 +93,10 @@ class NetworkMesh:
             index = index * self.sizes[axis] + coordinates[axis]
         return index
 
-    def members(self, axes: Iterable[str]) -> list[int]:
-        """Return the ranks that differ from this one only in `axes`, in ascending order."""
-        return self._members(frozenset(axes), self.rank)
-
-    def _members(self, axes: frozenset[str], rank: int) -> list[int]:
-        ranks, stride = [0], 1
-        coordinates = self.coordinates(rank)
+    def members(self, axes: Iterable[str], rank: int | None = None) -> list[int]:
+        """Return the ranks that differ from a rank (default: this one) only in `axes`, in ascending order."""
+        axes, ranks, stride = frozenset(axes), [0], 1
+        coordinates = self.coordinates(self.rank if rank is None else rank)
         for axis in reversed(self.axes):
             steps = range(axis.size) if axis.name in axes else (coordinates[axis.name],)
             ranks = [step * stride + other for step in steps for other in ranks]
@@ -114,9 +111,10 @@ class NetworkMesh:
         chosen = frozenset(axis.name for axis in self.axes if axis.name in set(axes))
         if not chosen:
             return None
-        if self._key(chosen) not in self.worker.cache:
-            self.worker.cache[self._key(chosen)] = self._new_group(chosen)
-        return self.worker.cache[self._key(chosen)]  # type: ignore[no-any-return]
+        key = self._key(chosen)
+        if key not in self.worker.cache:
+            self.worker.cache[key] = self._new_group(chosen)
+        return self.worker.cache[key]  # type: ignore[no-any-return]
 
     def shard_mesh(self, shards: Iterable[str], replicas: Iterable[str]) -> DeviceMesh | None:
         """Return the mesh for `fully_shard`: replicas by shards, or shards alone."""
@@ -126,7 +124,7 @@ class NetworkMesh:
             return of
         key = ("shards and replicas", self._key(shards), self._key(replicas))
         if key not in self.worker.cache:
-            ranks = [[self.world_rank(rank) for rank in self._members(shards, replica)] for replica in self.members(replicas)]
+            ranks = [[self.world_rank(rank) for rank in self.members(shards, replica)] for replica in self.members(replicas)]
             groups = [over.get_group(), of.get_group()]
             names = ("replicas", "shards")
             self.worker.cache[key] = DeviceMesh.from_group(groups, self.device, mesh=torch.tensor(ranks), mesh_dim_names=names)
@@ -139,28 +137,14 @@ class NetworkMesh:
     def _new_group(self, axes: frozenset[str]) -> DeviceMesh:
         mine = dist.group.WORLD
         if len(self.members(axes)) < self.num_ranks * self.num_stages:
-            done: set[int] = set()
             for stage, rank in product(range(self.num_stages), range(self.num_ranks)):
-                if not rank:
-                    done.clear()
-                if rank in done:
-                    continue
-                members = self._members(axes, rank)
-                done |= set(members)
+                members = self.members(axes, rank)
+                if rank > members[0]:
+                    continue  # its first member has created the group
                 group = dist.new_group([stage * self.num_ranks + member for member in members])
                 if stage == self.stage and self.rank in members:
                     mine = group
         return DeviceMesh.from_group(mine, self.device)
-
-    def stages_group(self) -> dist.ProcessGroup | None:
-        """Return the group of ranks with this rank's coordinates in every stage; created once."""
-        key = ("network stages", self.num_stages, self.num_ranks)
-        if key not in self.worker.cache:
-            for rank in range(self.num_ranks):
-                group = dist.new_group([stage * self.num_ranks + rank for stage in range(self.num_stages)])
-                if rank == self.rank:
-                    self.worker.cache[key] = group
-        return self.worker.cache[key]  # type: ignore[no-any-return]
 
     def holders_group(self, stages: Iterable[int]) -> dist.ProcessGroup:
         """Return the group of ranks with this rank's coordinates in these stages. Collective over the world, in the same order."""

@@ -10,18 +10,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 
-from perfmodel.execute.launch.launch import Worker
-from perfmodel.execute.measure.kernels import Kernel
-from perfmodel.execute.measure.scope import Scope
-from perfmodel.execute.measure.stopwatch import Stopwatch, in_rotation
+from perfmodel.execute.measure.kernels import Kernel, both_passes, with_gradient
+from perfmodel.execute.measure.stopwatch import in_rotation
 from perfmodel.execute.per_operator.collective_rules import lstm_cell, lstm_cell_backward
 from perfmodel.execute.zero.flat import TORCH_DTYPES
 from perfmodel.foundation.dtypes import Dtype
 from perfmodel.hardware.calibration import KernelClass
-from perfmodel.hardware.samples import ConvolutionSample, Sample, StreamingSample
+from perfmodel.hardware.samples import ConvolutionSample
 
 #: (samples, channels, filters, side of the image, window, stride); padding is half the window. A window of 1 is a plain product.
 _CONVOLUTIONS = (
@@ -69,20 +66,6 @@ def convolution_kernels(shape: tuple[int, int, int, int, int, int], dtype: Dtype
         )
 
 
-def _streaming(
-    kernel: KernelClass, makes: tuple[Callable[[], Callable[[], object]], ...], num_bytes: tuple[float, float], elements: float
-) -> Iterator[Kernel]:
-    """Yield forward and backward of a class of kernels."""
-    for make, moved, is_backward in zip(makes, num_bytes, (False, True), strict=True):
-        yield Kernel(
-            label=f"{kernel} {'backward' if is_backward else 'forward'}",
-            call=in_rotation(make, moved),
-            sample=lambda seconds, moved=moved, is_backward=is_backward: StreamingSample(  # type: ignore[misc]
-                kernel_class=kernel, num_bytes=moved, num_elements=elements, time=seconds, is_backward=is_backward
-            ),
-        )
-
-
 def pooling_kernels(shape: tuple[int, int, int, int, int], dtype: Dtype, device: str) -> Iterator[Kernel]:
     """Yield maximum and average pooling; an element is one entry of one window."""
     batch, channels, side, window, stride = shape
@@ -101,16 +84,14 @@ def pooling_kernels(shape: tuple[int, int, int, int, int], dtype: Dtype, device:
     def backward(pool: Callable[..., torch.Tensor]) -> Callable[[], Callable[[], object]]:
         def make() -> Callable[[], object]:
             x = torch.randn(batch, channels, side, side, **options).requires_grad_()
-            y = pool(x, window, stride)
-            gradient = torch.randn_like(y)
-            return lambda: torch.autograd.grad(y, x, gradient, retain_graph=True)
+            return with_gradient(lambda x: pool(x, window, stride), x)
 
         return make
 
     # indices of the maxima have 8 bytes, which the operator kind counts as two entries
     for kernel, pool, kept in ((KernelClass.MAX_POOLING, F.max_pool2d, 2.0), (KernelClass.AVERAGE_POOLING, F.avg_pool2d, 0.0)):
         moved = read + written * (1.0 + kept)
-        yield from _streaming(kernel, (forward(pool), backward(pool)), (moved, moved), window * window * written / item)
+        yield from both_passes(kernel, (forward(pool), backward(pool)), (moved, moved), window * window * written / item)
 
 
 def cell_kernels(shape: tuple[int, int], dtype: Dtype, device: str) -> Iterator[Kernel]:
@@ -131,7 +112,7 @@ def cell_kernels(shape: tuple[int, int], dtype: Dtype, device: str) -> Iterator[
         return lambda: lstm_cell_backward(into, above + for_hidden, for_cell, values, cell, before)
 
     # as in the operator kind: 3 tensors of gates and 3 of the cell's size forward, 2 and 5 backward
-    yield from _streaming(KernelClass.LSTM_CELL, (forward, backward), (15.0 * size, 13.0 * size), 4.0 * batch * width)
+    yield from both_passes(KernelClass.LSTM_CELL, (forward, backward), (15.0 * size, 13.0 * size), 4.0 * batch * width)
 
 
 def network_kernels(dtype: Dtype, device: str) -> Iterator[Kernel]:
@@ -141,16 +122,3 @@ def network_kernels(dtype: Dtype, device: str) -> Iterator[Kernel]:
         yield from pooling_kernels(pooling, dtype, device)
     for cell in _CELLS:
         yield from cell_kernels(cell, dtype, device)
-
-
-def measure_network_kernels_on_rank(worker: Worker, scope: Scope) -> list[Sample]:
-    """Time every kernel, on all ranks at the same time."""
-    if worker.device == "cuda":
-        return []
-    watch = Stopwatch(worker.device)
-    samples = []
-    for kernel in network_kernels(scope.dtype, worker.device):
-        worker.beat(kernel.label)
-        dist.barrier()
-        samples.append(kernel.sample(watch.time(kernel.call, budget=scope.budget)))
-    return samples

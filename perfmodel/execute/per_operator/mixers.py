@@ -5,7 +5,8 @@ Recurrences are those of `execute/layers/recurrence.py`: a rank runs its shard o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,13 +18,13 @@ from perfmodel.execute.per_operator.context import OperatorContext
 Tensors = Sequence[torch.Tensor]
 
 
-def _number(context: OperatorContext, name: str) -> int:
+def number(context: OperatorContext, name: str) -> int:
     return int(context.operator.settings[name])  # type: ignore[arg-type]
 
 
 def piece(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     output = context.operator.output.dims
-    return inputs[0].narrow(-1, _number(context, "start"), context.operator.dims[output[-1]])
+    return inputs[0].narrow(-1, number(context, "start"), context.operator.dims[output[-1]])
 
 
 def copy(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
@@ -43,7 +44,7 @@ def side_by_side(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
 def causal_conv(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     """Compute the causal convolution of x [b,s,m,c] with weight [m,c,taps] and bias [m,c]."""
     x, weight = inputs[:2]
-    before, positions = _number(context, "taps") - 1, context.operator.inputs[0].dims[1]
+    before, positions = number(context, "taps") - 1, context.operator.inputs[0].dims[1]
     if context.parts(positions) > 1:
         row = x.numel() // x.shape[1]
         x = with_halo(x, position=1, above=before, below=0, context=context, dim=positions, fill=0.0, row=row)
@@ -54,24 +55,24 @@ def causal_conv(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
 
 def gated_norm(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
     x, gate, weight = inputs
-    return norm.gated_norm(x, gate, weight, _number(context, "width"), bool(context.operator.settings["gates_first"]))
+    return norm.gated_norm(x, gate, weight, number(context, "width"), bool(context.operator.settings["gates_first"]))
 
 
 def state_scan(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
-    x, steps, *parameters = inputs
-    shape = (x.shape[0], *steps.shape[2:], _number(context, "head_dim"), _number(context, "state"))
-    positions = context.operator.inputs[0].dims[1]
-    before = state_before(x, shape, context=context, dim=positions)
-    y, after = recurrence.state_scan(x, steps, before, *parameters)
-    return with_state_sent(y, after, context=context, dim=positions)
+    heads = inputs[1].shape[2:]
+    return _scanned(recurrence.state_scan, inputs, (*heads, number(context, "head_dim"), number(context, "state")), context)
 
 
 def delta_scan(inputs: Tensors, context: OperatorContext) -> torch.Tensor:
-    x, strengths, *parameters = inputs
-    shape = (x.shape[0], *parameters[0].shape, _number(context, "key_dim"), _number(context, "value_dim"))
+    heads = inputs[2].shape
+    return _scanned(recurrence.delta_scan, inputs, (*heads, number(context, "key_dim"), number(context, "value_dim")), context)
+
+
+def _scanned(scan: Callable[..., Any], inputs: Tensors, state: tuple[int, ...], context: OperatorContext) -> torch.Tensor:
+    """Scan the local positions from the state of those before them, which is received, and send the state after them."""
+    x, steps, *parameters = inputs
     positions = context.operator.inputs[0].dims[1]
-    before = state_before(x, shape, context=context, dim=positions)
-    y, after = recurrence.delta_scan(x, strengths, before, *parameters)
+    y, after = scan(x, steps, state_before(x, (x.shape[0], *state), context=context, dim=positions), *parameters)
     return with_state_sent(y, after, context=context, dim=positions)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from perfmodel.execute.layers.kernel import differentiable
 from perfmodel.execute.local import local_tensor
 from perfmodel.execute.per_operator.interpret import Chain, Interpreter, Section, Values
 from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose, all_reduce, begin_all_reduce
@@ -29,9 +30,6 @@ from perfmodel.parallel.per_operator.parameters import ParameterUnit, tied_traff
 from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Pass
 from perfmodel.workload.job import Optimizer
-
-if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
 
 
 class Parameters:
@@ -123,8 +121,15 @@ class Parameters:
 
     def _reduce(self) -> None:
         """All-reduce all gradients at once, in place, so that the ranks synchronise only once. Aliased gradients are cloned first."""
-        if not self.adds_up:
-            self._part_gradients()
+        seen: set[int] = set()
+        for name in () if self.adds_up else self.unreduced:
+            parameter = self.tensors[name]
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            if (where := parameter.grad.untyped_storage().data_ptr()) in seen:
+                parameter.grad = parameter.grad.clone()
+            seen.add(where)
+            parameter.grad = parameter.grad.contiguous()
         pending = []
         for name in self.unreduced:
             gradient = self.sums[name] if self.adds_up else self.tensors[name].grad
@@ -133,18 +138,6 @@ class Parameters:
                 pending.append(begin_all_reduce(self.mesh, gradient, self.axes[name], purpose))
         for work in pending:
             work.wait()
-
-    def _part_gradients(self) -> None:
-        """Give each gradient a contiguous tensor of its own, in order."""
-        seen: set[int] = set()
-        for name in self.unreduced:
-            parameter = self.tensors[name]
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            if (where := parameter.grad.untyped_storage().data_ptr()) in seen:
-                parameter.grad = parameter.grad.clone()
-            seen.add(where)
-            parameter.grad = parameter.grad.contiguous()
 
     def update(self) -> None:
         if not self.learning_rate:
@@ -197,24 +190,13 @@ def _add_up(sums: Mapping[str, torch.Tensor], name: str, parameter: torch.Tensor
     parameter.grad = None
 
 
-def _launch(waiting: dict[int, int], number: int, flat: FlatUnit, parameter: torch.Tensor) -> None:
-    """Count a finished gradient, and start the unit's reduction after the last one of the step."""
-    waiting[number] -= 1
-    if not waiting[number]:
-        flat.launch()
-
-
 class FlatParameters(Parameters):
-    """ZeRO 0 and 1: gradients accumulate in flat buffers, reduced once a step. ZeRO 1 reduce-scatters them and all-gathers new weights.
-
-    waiting   number of gradients of each unit that are missing in this step; the last one starts the unit's overlapped reduction
-    """
+    """ZeRO 0 and 1: gradients accumulate in flat buffers, reduced once a step. ZeRO 1 reduce-scatters them and all-gathers new weights."""
 
     def __init__(self, tensors: dict[str, torch.Tensor], units: Sequence[ParameterUnit], *rest: Any, **more: Any) -> None:
         super().__init__(tensors, units, *rest, **more)
         self.masters = {}
         self.launches = False
-        self.waiting: dict[int, int] = {}
         self.flat: list[tuple[ParameterUnit, FlatUnit]] = []
         for unit in units:
             unit_tensors = [tensors[name] for name in unit.parameters]
@@ -241,9 +223,9 @@ class FlatParameters(Parameters):
 
     def begin_step(self) -> None:
         self._register_hooks()
-        for number, (unit, flat) in enumerate(self.flat):
+        for unit, flat in self.flat:
             flat.gradients.zero_()
-            self.waiting[number] = len(unit.parameters) * self.times
+            flat.missing = len(unit.parameters) * self.times
             for name in unit.parameters:
                 self.tensors[name].grad = None if self.adds_up else self.sums[name]
 
@@ -251,16 +233,16 @@ class FlatParameters(Parameters):
         super()._register_hooks()
         if not self.launches:
             self.launches = True
-            for number, (unit, flat) in enumerate(self.flat):
+            for unit, flat in self.flat:
                 for name in unit.parameters:
-                    self.tensors[name].register_post_accumulate_grad_hook(partial(_launch, self.waiting, number, flat))
+                    self.tensors[name].register_post_accumulate_grad_hook(flat.arrived)
 
     def _kept_gradients(self, unit: ParameterUnit) -> Iterator[torch.Tensor]:
         yield from (flat.gradients[flat.shard] for owner, flat in self.flat if owner is unit)
 
     def _reduce(self) -> None:
-        for number, (_, flat) in enumerate(self.flat):
-            if self.waiting[number] > 0:  # a parameter without a reader has no gradient
+        for _, flat in self.flat:
+            if flat.missing > 0:  # a parameter without a reader has no gradient
                 flat.launch()
         for unit, flat in self.flat:
             flat.finish()
@@ -288,18 +270,13 @@ class FlatParameters(Parameters):
     def release(self) -> None: ...
 
 
-class Summed(torch.autograd.Function):
-    """Identity whose gradient is all-reduced over axes."""
-
-    @staticmethod
-    def forward(ctx: FunctionCtx, tensor: torch.Tensor, mesh: NetworkMesh, axes: frozenset[str], purpose: Purpose) -> torch.Tensor:
-        ctx.how = mesh, axes, purpose
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        mesh, axes, purpose = ctx.how
-        return all_reduce(mesh, gradients[0].clone(), axes, purpose), None, None, None
+#: (tensor, mesh, axes, purpose) -> the tensor; its gradient is all-reduced over the axes.
+summed = differentiable(
+    lambda tensor, mesh, axes, purpose: tensor.view_as(tensor),
+    lambda gradient, mesh, axes, purpose: all_reduce(mesh, gradient.clone(), axes, purpose),
+    keeps_inputs=False,
+    is_contiguous=False,
+)
 
 
 class _Holder(nn.Module):
@@ -324,7 +301,7 @@ class _Holder(nn.Module):
         if axes is None:
             return weight  # type: ignore[no-any-return]
         purpose = Purpose(Pass.BACKWARD, name, self.unit.operator, "sum")
-        return Summed.apply(weight, self.mesh, axes, purpose)  # type: ignore[no-any-return, no-untyped-call]
+        return summed(weight, self.mesh, axes, purpose)
 
     def forward(self, values: Mapping[str, torch.Tensor], microbatch: int) -> Values:
         return self.inner(values, microbatch)  # type: ignore[no-any-return]

@@ -101,7 +101,7 @@ class StagePipeline:
                 torch.device(program.worker.device),
                 input_args=(module.first,),
                 output_args=(module.last,),
-                group=mesh.stages_group(),
+                group=mesh.holders_group(range(mesh.num_stages)),
             )
             for module in modules
         ]

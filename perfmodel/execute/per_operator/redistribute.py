@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,12 +20,11 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
+from perfmodel.execute.layers.kernel import differentiable
+from perfmodel.execute.local import gathered, scattered
 from perfmodel.execute.per_operator.mesh import NetworkMesh, Purpose, all_gather, reduce_scatter
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.parallel.algebra.sharding import HeldChunks, Layout, Step, chunks_between, redistribute
-
-if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
 
 #: Indices that a rank holds at each position.
 Holding = tuple[np.ndarray, ...]
@@ -50,27 +48,18 @@ def _held(size: int, chunks: HeldChunks, mesh: NetworkMesh, coordinates: dict[st
     """Return the indices of a position of `size` held by the rank at `coordinates`; with uneven shards the last are shorter."""
     key = (size, chunks, *[coordinates[axis] for axis in (*chunks.axes, *chunks.further)])
     if key not in mesh.indices:
-        mesh.indices[key] = _indices(size, chunks, mesh, coordinates)
+        indices, further = np.arange(size), (*chunks.axes, *chunks.further)
+        if size % mesh.size(chunks.axes) == 0:
+            grid = indices.reshape(*(mesh.sizes[axis] for axis in chunks.axes), -1)
+            indices = grid[tuple(slice(None) if axis in chunks.free else coordinates[axis] for axis in chunks.axes)].reshape(-1)
+            further = chunks.further
+        elif chunks.free:
+            raise AssertionError(f"uneven chunks of {size} over {chunks.axes}")
+        for axis in further:
+            share = ceil(len(indices) / mesh.sizes[axis])
+            indices = indices[coordinates[axis] * share : (coordinates[axis] + 1) * share]
+        mesh.indices[key] = indices
     return mesh.indices[key]
-
-
-def _indices(size: int, chunks: HeldChunks, mesh: NetworkMesh, coordinates: dict[str, int]) -> np.ndarray:
-    indices = np.arange(size)
-    if size % mesh.size(chunks.axes) == 0:
-        grid = indices.reshape(*(mesh.sizes[axis] for axis in chunks.axes), -1)
-        indices = grid[tuple(slice(None) if axis in chunks.free else coordinates[axis] for axis in chunks.axes)].reshape(-1)
-        return _cut(indices, chunks.further, mesh, coordinates)
-    if chunks.free:
-        raise AssertionError(f"uneven chunks of {size} over {chunks.axes}")
-    return _cut(indices, (*chunks.axes, *chunks.further), mesh, coordinates)
-
-
-def _cut(indices: np.ndarray, axes: Sequence[str], mesh: NetworkMesh, coordinates: dict[str, int]) -> np.ndarray:
-    """Shard the held indices further over `axes`."""
-    for axis in axes:
-        share = ceil(len(indices) / mesh.sizes[axis])
-        indices = indices[coordinates[axis] * share : (coordinates[axis] + 1) * share]
-    return indices
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +164,11 @@ class Redistribution:
 
     def __init__(self, source: Layout, target: Layout, shape: Sequence[int], mesh: NetworkMesh, purpose: Purpose) -> None:
         self.mesh, self.purpose = mesh, purpose
-        self.moves = _moves_once(source, target, tuple(shape), mesh)
+        key = (source, target, tuple(shape))  # identical layers share the moves
+        if key not in mesh.moves:
+            steps = tuple(step for step in redistribute(source, target) if mesh.size(step.axes) > 1)
+            mesh.moves[key] = () if source == target else tuple(_moves(source, target, steps, shape, mesh))
+        self.moves: tuple[_Move, ...] = mesh.moves[key]
 
     @property
     def is_identity(self) -> bool:
@@ -207,16 +200,11 @@ class Redistribution:
 
     def _placed_directly(self, tensor: torch.Tensor, axes: tuple[str, ...], before: Placement, after: Placement) -> torch.Tensor:
         group = self.mesh.process_group(axes)
-        ways = self.mesh.size(axes)
+        assert group is not None
         if isinstance(before, Shard):
-            pieces = torch.empty((ways, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
-            dist.all_gather_into_tensor(pieces.view(-1), tensor.contiguous().view(-1), group=group)
-            return pieces.movedim(0, before.dim).flatten(before.dim, before.dim + 1)
+            return gathered(tensor, before.dim, group)
         if isinstance(after, Shard):
-            split = tensor.unflatten(after.dim, (ways, -1)).movedim(after.dim, 0).contiguous()
-            result = torch.empty(split.shape[1:], dtype=tensor.dtype, device=tensor.device)
-            dist.reduce_scatter_tensor(result.view(-1), split.view(-1), group=group)
-            return result
+            return scattered(tensor, after.dim, group)
         result = tensor.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(result, group=group)
         return result
@@ -256,18 +244,6 @@ class Redistribution:
             piece = piece.view(shape)
             _put(result, where, piece if pick is None else _take(piece, pick))
         return result
-
-
-def _moves_once(source: Layout, target: Layout, shape: tuple[int, ...], mesh: NetworkMesh) -> tuple[_Move, ...]:
-    """Return the cached moves: identical layers share them."""
-    if source == target:
-        return ()
-    key = (source, target, shape)
-    if key not in mesh.moves:
-        steps = tuple(step for step in redistribute(source, target) if mesh.size(step.axes) > 1)
-        mesh.moves[key] = tuple(_moves(source, target, steps, shape, mesh))
-    moves: tuple[_Move, ...] = mesh.moves[key]
-    return moves
 
 
 def _moves(source: Layout, target: Layout, steps: Sequence[Step], shape: Sequence[int], mesh: NetworkMesh) -> list[_Move]:
@@ -350,17 +326,12 @@ class Transition:
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         if self.there.is_identity and (not tensor.requires_grad or (self.back.is_identity and self.ways == 1)):
             return tensor
-        return _Redistribute.apply(tensor, self)  # type: ignore[no-any-return, no-untyped-call]
+        return _redistribute(tensor, self)
 
 
-class _Redistribute(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: FunctionCtx, tensor: torch.Tensor, transition: Transition) -> torch.Tensor:
-        ctx.transition = transition
-        return tensor.view_as(tensor) if transition.there.is_identity else transition.there(tensor)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        transition: Transition = ctx.transition
-        gradient = transition.back(gradients[0])
-        return (gradient if transition.ways == 1 else gradient / transition.ways), None
+_redistribute = differentiable(
+    lambda tensor, transition: tensor.view_as(tensor) if transition.there.is_identity else transition.there(tensor),
+    lambda gradient, transition: transition.back(gradient) if transition.ways == 1 else transition.back(gradient) / transition.ways,
+    keeps_inputs=False,
+    is_contiguous=False,
+)

@@ -13,25 +13,11 @@ from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph
 
 #: Kinds that have a torch function (`functions.FUNCTIONS`).
-KINDS = frozenset(
-    {
-        *(
-            "attention",
-            "batch_norm",
-            "binary_cross_entropy",
-            "concat",
-            "convolution",
-            "cross_entropy",
-            "dropout",
-            "einsum",
-            "elementwise",
-            "embedding",
-        ),
-        *("embedding_bag", "flatten", "interaction", "layer_norm", "lstm", "pooling", "prepend", "reduction", "rms_norm", "rotary"),
-        *("select", "softmax"),
-        *("piece", "copy", "side_by_side", "causal_conv", "gated_norm", "state_scan", "delta_scan"),
-    }
-)
+KINDS = frozenset({
+    "attention", "batch_norm", "binary_cross_entropy", "concat", "convolution", "cross_entropy", "dropout", "einsum", "elementwise",
+    "embedding", "embedding_bag", "flatten", "interaction", "layer_norm", "lstm", "pooling", "prepend", "reduction", "rms_norm", "rotary",
+    "select", "softmax", "piece", "copy", "side_by_side", "causal_conv", "gated_norm", "state_scan", "delta_scan",
+})  # fmt: skip
 
 
 def check_runnable(network: Graph, plan: Plan, further_kinds: Collection[str] = ()) -> None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from perfmodel.execute.launch.launch import WorkerGroup
+from perfmodel.execute.launch.launch import WorkerGroup, workers_of
 from perfmodel.execute.launch.processor_use import processor_use
 from perfmodel.execute.per_operator.options import NetworkOptions
 from perfmodel.execute.per_operator.padding import padded_network
@@ -31,7 +30,6 @@ from perfmodel.parallel.plan import Plan
 from perfmodel.workload.graph import Graph, TensorRole
 
 if TYPE_CHECKING:
-    from perfmodel.execute.launch.launch import Worker
     from perfmodel.execute.launch.rank_results import RankCheck, RankTimes
 
 #: Largest relative error that counts as round-off, by dtype. Measured errors are a hundred times smaller. In the plan's own precision (""),
@@ -67,19 +65,8 @@ class ElementBytes:
         return row.itemsize if self.uses_declared_sizes and row.itemsize > 0 else self.activation
 
 
-def check_on_rank(worker: Worker, network: Graph, plan: Plan, options: NetworkOptions) -> RankCheck:
-    from perfmodel.execute.per_operator import worker as network_worker
-
-    return network_worker.check_on_rank(worker, network, plan, options)
-
-
-def measure_on_rank(
-    worker: Worker, network: Graph, plans: Sequence[Plan], options: NetworkOptions, warmup: int, rounds: int
-) -> tuple[list[RankTimes], str, dict[str, str]]:
-    from perfmodel.execute.per_operator import worker as network_worker
-
-    return network_worker.measure_on_rank(worker, network, plans, options, warmup, rounds)
-
+_CHECK = ("perfmodel.execute.per_operator.worker", "check_on_rank")
+_MEASURE = ("perfmodel.execute.per_operator.worker", "measure_on_rank")
 
 #: Default options of checks and of timed runs. DTensor's overhead per small collective is not part of a prediction.
 CHECKED = NetworkOptions()
@@ -110,8 +97,8 @@ def check_network_plan(
     _check(network, plan, group, options)
     device = group.device if group is not None else pick_device(device, plan.num_chips)
     _check_memory(plan.num_chips, device)
-    with nullcontext(group) if group is not None else _start(plan.num_chips, device, hang_timeout, None) as workers:
-        results = workers.call(check_on_rank, network, plan, options)
+    with workers_of(group, plan.num_chips, device=device, hang_timeout=hang_timeout) as workers:
+        results = workers.call(_CHECK, network, plan, options)
     return assemble_check(network, plan, results, dtype)
 
 
@@ -145,20 +132,8 @@ def _worst(errors: Sequence[Mapping[str, float]], what: str, dtype: str) -> floa
     return worst_error(errors, TOLERANCES[dtype], sentence)
 
 
-def expected_traffic(network: Graph, plan: Plan, stage: int = 0) -> Counter[NetworkTraffic]:
-    """Return the collectives that a rank of a pipeline must issue: `step_traffic` of its stages, evenly sharded, without axes of size 1."""
-    return _unpriced(_expected(network, plan, stage))
-
-
-def _unpriced(rows: Counter[NetworkTraffic]) -> Counter[NetworkTraffic]:
-    unpriced: Counter[NetworkTraffic] = Counter()
-    for row, count in rows.items():
-        unpriced[replace(row, itemsize=0.0)] += count
-    return unpriced
-
-
 def _expected(network: Graph, plan: Plan, stage: int) -> Counter[NetworkTraffic]:
-    """Return `expected_traffic` with the element size of each row."""
+    """Return the collectives that a rank of a pipeline must issue: `step_traffic` of its stages, evenly sharded, without axes of size 1."""
     sizes = {axis.name: axis.size for axis in plan.cuts.axes} | {STAGES: plan.layout.pp}
     expected: Counter[NetworkTraffic] = Counter()
     padded = padded_network(network, plan)
@@ -188,9 +163,10 @@ def _compare_stage(
     issued_outside = {row: count for row, count in next(iter(ranks.values())).record.items() if row.tensor in outside_plan}
     rows = {row: count for row, count in _expected(network, plan, stage).items() if row.tensor not in outside_plan}
     priced: Counter[NetworkTraffic] = Counter()
+    expected: Counter[NetworkTraffic] = Counter()  # in elements
     for row, count in (*rows.items(), *issued_outside.items()):
         priced[replace(row, itemsize=sizes.size(row))] += count
-    expected = _unpriced(priced)
+        expected[replace(row, itemsize=0.0)] += count
     for number, rank in ranks.items():
         missing, extra = expected - rank.record, rank.record - expected
         if missing or extra:
@@ -285,14 +261,13 @@ def measure_network_plans(
     _check_memory(plans[0].num_chips, device)
     for plan in plans:
         _check(network, plan, group, options)
-    scope = nullcontext(group) if group is not None else _start(plans[0].num_chips, device, hang_timeout, on_progress)
-    with scope as workers:
+    with workers_of(group, plans[0].num_chips, device=device, hang_timeout=hang_timeout, on_progress=on_progress) as workers:
         use = processor_use(workers.pids)
         for index, plan in enumerate(plans):
             if check_gradients:
-                results = workers.call(check_on_rank, network, plan, checking)
+                results = workers.call(_CHECK, network, plan, checking)
                 errors[index] = assemble_check(network, plan, results, "float32").gradient_error
-        ranks = workers.call(measure_on_rank, network, tuple(plans), timing, warmup, rounds)
+        ranks = workers.call(_MEASURE, network, tuple(plans), timing, warmup, rounds)
         busy_fraction = processor_use(workers.pids).others_since(use)
     measurements = []
     for index, plan in enumerate(plans):
@@ -318,10 +293,6 @@ def measure_network_plans(
             )
         )
     return tuple(measurements)
-
-
-def _start(num_ranks: int, device: str, hang_timeout: float, on_progress: Callable[[str], None] | None) -> WorkerGroup:
-    return WorkerGroup(num_ranks, device=device, hang_timeout=hang_timeout, on_progress=on_progress)
 
 
 def _check_memory(num_ranks: int, device: str) -> None:

@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.launch.rank_results import CollectiveTally, RankCheck, RankTimes
-from perfmodel.execute.measure.instrument import CollectiveCounter, StorageTracker, timed_pipeline_waits
-from perfmodel.execute.measure.measure import describe_on_rank, synchronize
+from perfmodel.execute.measure.instrument import CollectiveCounter, StorageTracker
+from perfmodel.execute.measure.measure import count_step, describe_on_rank, synchronize
 from perfmodel.execute.modules.module import UserModule
 from perfmodel.execute.per_operator.mesh import Purpose
 from perfmodel.execute.per_operator.model import NetworkProgram, one_process
@@ -233,14 +233,8 @@ def measure_on_rank(
         worker.beat("counted step")
         dist.barrier()
         program.mesh.record, program.mesh.padding = Counter(), Counter()
-        counter = CollectiveCounter(
-            program.mesh.label,
-            times_them=True,
-            synchronize=lambda: synchronize(worker.device),
-        )
-        with timed_pipeline_waits(counter.tally), counter:
-            program.step()
-        result.record, result.padding, result.tally = program.mesh.record, program.mesh.padding, counter.tally
+        result.tally = count_step(program.step, program.mesh.label, worker.device)
+        result.record, result.padding = program.mesh.record, program.mesh.padding
         program.mesh.record = None
         worker.beat("tracked step")
         dist.barrier()

@@ -9,10 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from perfmodel.execute.layers.experts import choose, expert_feed_forward, unpermute, weighted_sum
-from perfmodel.execute.local import local_tensor
+from perfmodel.execute.local import local_tensor, placed_like
 from perfmodel.execute.serving.attention import CACHED_STATES, CachedAttention, CachedLatent
 from perfmodel.execute.serving.cache import PagedCache
 from perfmodel.execute.serving.step import ServedSharding, ServedStep
@@ -193,11 +192,6 @@ def _materialise(model: Decoder, device: str) -> None:
     """Allocate the parameters in place of those on the meta device. (torch's `to_empty` swaps tensors, which fails for fake ones.)"""
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False):
-            local = local_tensor(parameter)
-            empty = torch.empty_like(local, device=device, requires_grad=False)
-            if isinstance(parameter, DTensor):
-                empty = DTensor.from_local(
-                    empty, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
-                )
-            module.register_parameter(name, nn.Parameter(empty, requires_grad=False))
+            empty = torch.empty_like(local_tensor(parameter), device=device, requires_grad=False)
+            module.register_parameter(name, nn.Parameter(placed_like(empty, parameter), requires_grad=False))
     model.tie_weights()

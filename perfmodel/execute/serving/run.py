@@ -6,10 +6,9 @@ This module does not import torch: the workers of a run and the process of an au
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 
 from perfmodel.execute.audit.audit import CountingProcess
-from perfmodel.execute.launch.launch import Worker, WorkerGroup
+from perfmodel.execute.launch.launch import DESCRIBE, WorkerGroup, workers_of
 from perfmodel.execute.launch.processor_use import processor_use
 from perfmodel.execute.runner import CHECKED_PARAMETERS, num_devices, pick_device
 from perfmodel.execute.tolerance import worst_error
@@ -24,24 +23,7 @@ LOGIT_TOLERANCE = 1e-5
 ROUNDS, REPEATS = 5, 4
 
 
-def check_serving(worker: Worker, config: TransformerConfig) -> dict[str, float]:
-    from perfmodel.execute.serving.worker import check_on_rank
-
-    return {"logits": check_on_rank(worker, config)}
-
-
-def time_serving(
-    worker: Worker, config: TransformerConfig, shapes: Sequence[StepShape], dtype: Dtype, rounds: int, repeats: int
-) -> tuple[list[tuple[list[float], list[float], StepCounts]], float]:
-    from perfmodel.execute.serving.worker import measure_on_rank
-
-    return measure_on_rank(worker, config, shapes, dtype, rounds, repeats)
-
-
-def describe(worker: Worker) -> tuple[str, dict[str, str]]:
-    from perfmodel.execute.measure.measure import describe_on_rank
-
-    return describe_on_rank(worker)
+_WORKER = "perfmodel.execute.serving.worker"
 
 
 def run_serving(
@@ -69,11 +51,10 @@ def run_serving(
     device = group.device if group is not None else pick_device(device, tp)
     if tp > num_devices(device):
         raise InputError(f"tp={tp}: this machine has room for {num_devices(device)} ranks; use a smaller tp")
-    scope = nullcontext(group) if group is not None else WorkerGroup(tp, device=device, hang_timeout=hang_timeout, on_progress=on_progress)
-    with scope as ranks:
-        errors = ranks.call(check_serving, config) if checks and config.num_parameters <= CHECKED_PARAMETERS else []
+    with workers_of(group, tp, device=device, hang_timeout=hang_timeout, on_progress=on_progress) as ranks:
+        errors = ranks.call((_WORKER, "check_on_rank"), config) if checks and config.num_parameters <= CHECKED_PARAMETERS else []
         error = worst_error(
-            errors,
+            [{"logits": error} for error in errors],
             LOGIT_TOLERANCE,
             lambda name, error, _: (
                 f"cache check: {name} differ from the uncached forward pass by {error:.1e} of the largest (allowed {LOGIT_TOLERANCE:.0e}); "
@@ -81,9 +62,9 @@ def run_serving(
             ),
         )
         use = processor_use(ranks.pids)
-        results = ranks.call(time_serving, config, tuple(shapes), dtype, rounds, repeats)
+        results = ranks.call((_WORKER, "measure_on_rank"), config, tuple(shapes), dtype, rounds, repeats)
         busy = processor_use(ranks.pids).others_since(use)
-        chip, software = ranks.call(describe)[0]
+        chip, software = ranks.call(DESCRIBE)[0]
     steps = [
         MeasuredStep(
             shape=shape,
@@ -128,9 +109,6 @@ def _check(
         raise InputError(f"tp={tp}: the worker group has {group.num_ranks} ranks; use one of {tp}")
 
 
-_COUNTS = ("perfmodel.execute.serving.worker", "serving_counts")
-
-
 def audit_serving(
     config: TransformerConfig,
     shapes: Sequence[StepShape],
@@ -151,7 +129,9 @@ def audit_serving(
     if process is None:
         with CountingProcess() as counting:
             return audit_serving(config, shapes, tp=tp, ep=ep, dtype=dtype, process=counting)
-    counts, _, _ = process.ask(_COUNTS, config, tuple(shapes), tp, ep, dtype, about=config.name, program="a serving step of this model")
+    counts, _, _ = process.ask(
+        (_WORKER, "serving_counts"), config, tuple(shapes), tp, ep, dtype, about=config.name, program="a serving step of this model"
+    )
     return list(counts)
 
 

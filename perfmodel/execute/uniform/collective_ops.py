@@ -13,31 +13,11 @@ import torch.distributed as dist
 
 from perfmodel.execute.layers.kernel import differentiable
 from perfmodel.execute.layers.reduce import Reduce, unsharded
+from perfmodel.execute.local import gathered, scattered
 from perfmodel.workload.graph import Pass
 
 if TYPE_CHECKING:
     from torch.autograd.function import FunctionCtx
-
-
-def _all_gather(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-    ways = dist.get_world_size(group)
-    pieces = torch.empty((ways, *tensor.shape), dtype=tensor.dtype, device=tensor.device)
-    dist.all_gather_into_tensor(pieces.view(ways * tensor.shape[0], *tensor.shape[1:]), tensor.contiguous(), group=group)
-    # [ways, ..., local, ...] -> [..., ways * local, ...]
-    shape = list(tensor.shape)
-    shape[dim] *= ways
-    return pieces.movedim(0, dim).reshape(shape)
-
-
-def _reduce_scatter(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-    ways = dist.get_world_size(group)
-    shape = list(tensor.shape)
-    shape[dim] //= ways
-    split = tensor.reshape(*tensor.shape[:dim], ways, shape[dim], *tensor.shape[dim + 1 :])
-    pieces = split.movedim(dim, 0).contiguous()
-    result = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
-    dist.reduce_scatter_tensor(result, pieces.view(ways * shape[0], *shape[1:]), group=group)
-    return result
 
 
 def _exchange(tensor: torch.Tensor, split: int, join: int, group: dist.ProcessGroup) -> torch.Tensor:
@@ -61,11 +41,11 @@ def _all_reduced(gradient: torch.Tensor, group: dist.ProcessGroup) -> torch.Tens
 _redistribution = partial(differentiable, keeps_inputs=False, is_contiguous=False)
 
 #: (tensor, dim, group) -> all-gather of a dim sharded into contiguous chunks; the gradient is partial and is reduce-scattered.
-gather_sequence = _redistribution(_all_gather, _reduce_scatter)
+gather_sequence = _redistribution(gathered, scattered)
 #: (tensor, dim, group) -> all-gather; the gradient is replicated, so each rank takes its chunk.
-gather_copies = _redistribution(_all_gather, _local_chunk)
+gather_copies = _redistribution(gathered, _local_chunk)
 #: (tensor, dim, group) -> reduce-scatter: this rank's chunk along the dim of the sum over the group; the gradient is all-gathered.
-scatter_partial = _redistribution(_reduce_scatter, _all_gather)
+scatter_partial = _redistribution(scattered, gathered)
 #: (tensor, ways) -> the tensor; a replicated gradient is divided by `ways`, where gradients are summed over ranks.
 share_gradient = _redistribution(lambda tensor, ways: tensor.view_as(tensor), lambda gradient, ways: gradient / ways)
 #: (tensor, group) -> the replicated tensor; its gradient is partial and is all-reduced.
@@ -109,18 +89,12 @@ def reduced_over(group: dist.ProcessGroup | None) -> Reduce:
     return reduce
 
 
-class _AddLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: FunctionCtx, x: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
-        ctx.kind = loss.dtype, loss.device
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *gradients: torch.Tensor) -> Any:
-        dtype, device = ctx.kind
-        return gradients[0], torch.ones((), dtype=dtype, device=device)
+_with_loss = _redistribution(
+    lambda x, loss, dtype, device: x.view_as(x),
+    lambda gradient, dtype, device: (gradient, torch.ones((), dtype=dtype, device=device)),
+)
 
 
 def add_loss(x: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
     """Return x. Backward also adds `loss` to the loss computed from x, so that a pipeline needs to send the logits only."""
-    return _AddLoss.apply(x, loss)  # type: ignore[no-any-return, no-untyped-call]
+    return _with_loss(x, loss, loss.dtype, loss.device)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -21,18 +20,20 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPM
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import Partial as PartialPlacement
 
+from perfmodel.execute.local import local_tensor, placed_like
 from perfmodel.execute.uniform.experts import GroupedExperts, gathered_matrix, is_expert_parameter
 from perfmodel.execute.uniform.mesh import RunMesh
 from perfmodel.execute.uniform.model import Transformer
 from perfmodel.execute.uniform.tensor_parallel import has_partial_gradient
 from perfmodel.execute.uniform.weights import fill, initial_piece
 from perfmodel.execute.zero.flat import Dtypes, FlatUnit, update
-from perfmodel.execute.zero.optimizers import ShardOptimizer, build_optimizer, local
+from perfmodel.execute.zero.optimizers import ShardOptimizer, build_optimizer
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer
 
 _WRAPPERS = ("_checkpoint_wrapped_module", "branches", "attention", "mlp")
 _PREFIXES = ("experts", "shared")
+_DATA_AXES = "dp_replicate+dp_shard+cp"
 
 
 def canonical_name(name: str) -> str:
@@ -84,23 +85,21 @@ def tied_name(model: Transformer) -> str:
 
 @dataclass(slots=True)
 class _Slot:
-    """Location of a parameter in the flat buffers of its unit."""
+    """A parameter and its part of the flat buffers of its unit. has_gradient: in this step, a micro-batch has filled that part."""
 
     name: str
     parameter: nn.Parameter
-    offset: int
-    numel: int
+    span: slice
     is_partial: bool
-    fired: int = 0
+    has_gradient: bool = False
 
 
 class _Unit(FlatUnit):
     """Flat unit. `partial`: part of the buffers with gradients partial over tp; `is_tied`: held by two pipeline stages."""
 
-    def __init__(self, slots: list[_Slot], partial: slice, *, is_tied: bool, **buffers: Any) -> None:
-        super().__init__([slot.numel for slot in slots], **buffers)
-        self.slots, self.partial, self.is_tied = slots, partial, is_tied
-        self.launched = False
+    slots: list[_Slot]
+    partial: slice
+    is_tied: bool
 
 
 class FlatData:
@@ -108,7 +107,7 @@ class FlatData:
 
     def __init__(self, stages: Sequence[Transformer], mesh: RunMesh, *, shards: bool, dtypes: Dtypes, optimizer: Optimizer) -> None:
         self.mesh, self.shards, self.dtypes, self.num_microbatches = mesh, shards, dtypes, 1
-        self.tp_group = mesh.group("tp")
+        self.tp_group = mesh.groups["tp"]
         self.stages, self._optimizer_kind = stages, optimizer
         self.units: list[_Unit] = []
         self._hooks: list[Any] = []
@@ -127,46 +126,27 @@ class FlatData:
 
     def _build(self, module: nn.Module, parameters: dict[str, nn.Parameter], device: str, *, is_tied: bool) -> _Unit:
         ordered = sorted(parameters.items(), key=lambda item: has_partial_gradient(*item))  # partial gradients last, contiguous
-        slots, offset, first_partial = [], 0, -1
-        for name, parameter in ordered:
-            partial = has_partial_gradient(name, parameter)
-            if partial and first_partial < 0:
-                first_partial = offset
-            numel = local(parameter).numel()
-            slots.append(_Slot(name, parameter, offset, numel, partial))
-            offset += numel
-        shard_group, replica_group = self._groups(of_experts=all(is_expert_parameter(name) for name in parameters))
-        unit = _Unit(
-            slots,
-            slice(first_partial if first_partial >= 0 else offset, offset),
-            is_tied=is_tied,
-            shard_group=shard_group,
-            replica_group=replica_group,
-            dtypes=self.dtypes,
-            device=device,
-        )
-        for slot in slots:
+        sizes, groups = [local_tensor(parameter).numel() for _, parameter in ordered], self.mesh.groups
+        # experts process the tokens of other ranks too, so their groups are smaller
+        of_experts = all(is_expert_parameter(name) for name in parameters)
+        shards, replicas, every = ("edp_shard", "edp_replicate", "edp") if of_experts else ("dp_shard+cp", "dp_replicate", _DATA_AXES)
+        shard_group, replica_group = (groups[shards], groups[replicas]) if self.shards else (None, groups[every])
+        unit = _Unit(sizes, shard_group=shard_group, replica_group=replica_group, dtypes=self.dtypes, device=device)
+        unit.slots = [_Slot(*item, span, has_partial_gradient(*item)) for item, span in zip(ordered, unit.places, strict=True)]
+        end = sum(sizes)
+        unit.partial = slice(next((slot.span.start for slot in unit.slots if slot.is_partial), end), end)
+        unit.is_tied = is_tied
+        for slot in unit.slots:
             self._move_into(module, slot, unit.weights)
-        for slot in slots:
+        for slot in unit.slots:
             self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(self._hook(unit, slot)))
         return unit
-
-    def _groups(self, *, of_experts: bool) -> tuple[dist.ProcessGroup | None, dist.ProcessGroup | None]:
-        """Return (shard group, replica group) of a unit. Experts process the tokens of other ranks too, so their groups are smaller."""
-        groups = self.mesh.groups
-        if of_experts:
-            return (groups["edp_shard"], groups["edp_replicate"]) if self.shards else (None, groups["edp"])
-        data_axes = "dp_replicate+dp_shard+cp"
-        return (groups["dp_shard+cp"], groups["dp_replicate"]) if self.shards else (None, groups[data_axes])
 
     @staticmethod
     def _move_into(module: nn.Module, slot: _Slot, weights: torch.Tensor) -> None:
         """Make the parameter a view of the flat buffer, in every module that holds it."""
         old = slot.parameter
-        view = weights[slot.offset : slot.offset + slot.numel].view(local(old).shape)
-        if isinstance(old, DTensor):
-            view = DTensor.from_local(view, old.device_mesh, old.placements, run_check=False, shape=old.shape, stride=old.stride())
-        slot.parameter = nn.Parameter(view)
+        slot.parameter = nn.Parameter(placed_like(weights[slot.span].view(local_tensor(old).shape), old))
         for child in module.modules():
             for name, parameter in list(child.named_parameters(recurse=False)):
                 if parameter is old:
@@ -176,7 +156,7 @@ class FlatData:
         def accumulate(parameter: torch.Tensor) -> None:
             gradient = parameter.grad
             assert gradient is not None
-            target = unit.gradients[slot.offset : slot.offset + slot.numel]
+            target = unit.gradients[slot.span]
             local_gradient = gradient
             if isinstance(gradient, DTensor):
                 is_partial = gradient.placements[0].is_partial()
@@ -186,43 +166,36 @@ class FlatData:
                 elif is_partial and not slot.is_partial:
                     raise AssertionError(f"{slot.name}: its gradient is partial over tp")
             local_gradient = local_gradient.reshape(-1)
-            if slot.fired:
+            if slot.has_gradient:
                 target.add_(local_gradient)
             else:
                 target.copy_(local_gradient)
             parameter.grad = None
-            slot.fired += 1
-            if slot.fired == self.num_microbatches and all(other.fired == slot.fired for other in unit.slots):
-                self._launch(unit)
+            slot.has_gradient = True
+            unit.arrived(parameter)
 
         return accumulate
 
-    @staticmethod
-    def _launch(unit: _Unit) -> None:
-        """Start this unit's reduction, overlapped with backward."""
-        unit.launched = True
-        unit.launch()
-
     def begin_step(self) -> None:
         for unit in self.units:
-            unit.launched = False
+            unit.missing = len(unit.slots) * self.num_microbatches
             for slot in unit.slots:
-                slot.fired = 0
+                slot.has_gradient = False
 
     def begin_microbatch(self, *, is_last: bool) -> None: ...
 
     def finish_gradients(self) -> None:
         for unit in self.units:
-            if not unit.launched:  # a parameter without a reader has no gradient
+            if unit.missing > 0:  # a parameter without a reader has no gradient
                 for slot in unit.slots:
-                    if not slot.fired:
-                        unit.gradients[slot.offset : slot.offset + slot.numel].zero_()
-                self._launch(unit)
+                    if not slot.has_gradient:
+                        unit.gradients[slot.span].zero_()
+                unit.launch()
             unit.finish()
         self._reduce_partial()
         for unit in self.units:
             if unit.is_tied:
-                dist.all_reduce(unit.gradients[unit.shard], group=self.mesh.group("tied"))
+                dist.all_reduce(unit.gradients[unit.shard], group=self.mesh.groups["tied"])
 
     def _reduce_partial(self) -> None:
         """All-reduce the gradients of norm weights under sequence parallelism over tp, in one collective."""
@@ -256,7 +229,7 @@ class FlatData:
             for slot in unit.slots:
                 beat(f"filling {slot.name}")
                 piece = initial_piece(config, slot.name, slot.parameter, self.stages[0].sharding, exact.device)
-                exact[slot.offset : slot.offset + slot.numel] = piece.reshape(-1)
+                exact[slot.span] = piece.reshape(-1)
             unit.weights.copy_(exact)
             unit.master.copy_(exact[unit.shard])
 
@@ -264,17 +237,8 @@ class FlatData:
         for unit in self.units:
             full = unit.full_gradients()
             for slot in unit.slots:
-                parameter = slot.parameter
-                tensor = full[slot.offset : slot.offset + slot.numel].view(local(parameter).shape)
-                if isinstance(parameter, DTensor):
-                    tensor = DTensor.from_local(
-                        tensor,
-                        parameter.device_mesh,
-                        parameter.placements,
-                        run_check=False,
-                        shape=parameter.shape,
-                        stride=parameter.stride(),
-                    ).full_tensor()
+                tensor = placed_like(full[slot.span].view(local_tensor(slot.parameter).shape), slot.parameter)
+                tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
                 yield slot.name, _all_experts(slot.name, tensor, self.stages[0])
 
 
@@ -296,17 +260,14 @@ def _expert_mesh(mesh: RunMesh) -> FSDPMeshInfo | None:
     return HSDPMeshInfo(mesh.expert_mesh["edp_replicate", "edp_shard"], shard_mesh_dim=1, replicate_mesh_dim=0)
 
 
-def _placed(parameter: nn.Parameter, *, experts: set[nn.Parameter], mesh: FSDPMeshInfo) -> ShardPlacementResult | None:
-    """Return the placement of a parameter for `fully_shard`; None: the default."""
-    return ShardPlacementResult(Shard(0), mesh) if parameter in experts else None
-
-
 def _placement_function(
     modules: Iterable[nn.Module], mesh: FSDPMeshInfo | None
 ) -> Callable[[nn.Parameter], ShardPlacementResult | None] | None:
     """Return the `shard_placement_fn` of a unit with these modules; None if no experts have a mesh of their own."""
     experts = {p for module in modules if isinstance(module, GroupedExperts) for p in module.parameters()}
-    return partial(_placed, experts=experts, mesh=mesh) if experts and mesh is not None else None
+    if not experts or mesh is None:
+        return None
+    return lambda parameter: ShardPlacementResult(Shard(0), mesh) if parameter in experts else None
 
 
 def _divide_by_all_tokens(layer: nn.Module, experts: FSDPMeshInfo, data_ranks: int) -> None:
@@ -390,7 +351,7 @@ class ShardedData:
             if tied:
                 weight = model.get_parameter(tied)
                 assert isinstance(weight.grad, DTensor)
-                dist.all_reduce(weight.grad.to_local(), group=self.mesh.group("tied"))
+                dist.all_reduce(weight.grad.to_local(), group=self.mesh.groups["tied"])
 
     def optimizer_step(self) -> None:
         self._updates.step(parameter for _, parameter in self.parameters())

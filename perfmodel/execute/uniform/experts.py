@@ -9,10 +9,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.tensor import DTensor, Partial
 
 from perfmodel.execute.layers.experts import choose, combine_rows, expert_feed_forward, inverse, scatter_rows, unpermute, weighted_sum
-from perfmodel.execute.local import local_tensor
+from perfmodel.execute.local import applied_locally, gathered, local_tensor
 from perfmodel.execute.uniform.collective_ops import gather_sequence, scatter_partial
 from perfmodel.execute.uniform.once import counted_once, sent_once
 from perfmodel.execute.uniform.routing import (
@@ -67,11 +66,7 @@ def gathered_matrix(piece: torch.Tensor, name: str, experts: Experts, sharding: 
 
 def _joined(piece: torch.Tensor, group: dist.ProcessGroup | None, dim: int) -> torch.Tensor:
     """Return the concatenated pieces of all ranks of a group."""
-    if group is None:
-        return piece
-    pieces = [torch.empty_like(piece) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(pieces, piece, group=group)
-    return torch.cat(pieces, dim=dim)
+    return piece if group is None else gathered(piece, dim, group)
 
 
 def holds_all_biases(shape: torch.Size, name: str, config: TransformerConfig) -> bool:
@@ -96,10 +91,7 @@ class ReplicatedLinear(nn.Linear):
     """A linear layer that each tp rank applies to its own tokens: its weight gradient is partial over tp."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        def local(parameter: torch.Tensor) -> torch.Tensor:
-            return parameter.to_local(grad_placements=[Partial()]) if isinstance(parameter, DTensor) else parameter
-
-        return F.linear(x, local(self.weight), None if self.bias is None else local(self.bias))
+        return F.linear(x, applied_locally(self.weight), None if self.bias is None else applied_locally(self.bias))
 
 
 class ExpertMatrices(nn.Module):

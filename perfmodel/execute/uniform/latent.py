@@ -79,8 +79,7 @@ class LatentMixer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Compute [b, s, h] -> [b, s, h] of this rank's residual stream."""
-        if isinstance(x, DTensor):
-            x = x.to_local()
+        x = local_tensor(x)
         compressed, chosen = self._query_latent(x), None
         if self.latent.index_heads:
             compressed, read = self._for_indexer(compressed)
@@ -90,7 +89,10 @@ class LatentMixer(nn.Module):
         else:
             q = self._of_heads(compressed)
         compressed, shared = self.compress(x)
-        k, v = self.expand(compressed, self._for_heads(shared))
+        tp_group = self.sharding.tp_group
+        if tp_group is not None:  # the gradient of the input of the local heads is summed over the ranks' heads
+            shared = gather_sequence(shared, 1, tp_group) if self.sharding.sequence_parallel else add_gradients(shared, tp_group)
+        k, v = self.expand(compressed, shared)
         del compressed, shared
         group, exchanges = self.sharding.cp_group, self.sharding.exchanges_heads
         if group is not None and exchanges:
@@ -137,13 +139,6 @@ class LatentMixer(nn.Module):
         k = local_tensor(self.index_k_norm(self.index_k_proj(x))).unsqueeze(2)
         k = self._rotate(k, of_residual=True).squeeze(2)
         return q, k, self.index_weights_proj(x)
-
-    def _for_heads(self, shared: torch.Tensor) -> torch.Tensor:
-        """Return the input of the local heads for all tokens; its gradient is summed over the ranks' heads."""
-        group = self.sharding.tp_group
-        if group is None:
-            return shared
-        return gather_sequence(shared, 1, group) if self.sharding.sequence_parallel else add_gradients(shared, group)
 
     @staticmethod
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, chosen: torch.Tensor | None = None) -> torch.Tensor:

@@ -48,9 +48,6 @@ class RunMesh:
     expert_mesh: DeviceMesh | None = None
     places: dict[int, dict[str, int]] = field(default_factory=dict)
 
-    def group(self, *axes: str) -> dist.ProcessGroup | None:
-        return self.groups["+".join(axes)]
-
     def size(self, axis: str) -> int:
         """Return the number of ranks of a group."""
         group = self.groups[axis]
@@ -109,15 +106,8 @@ def build_mesh(worker: Worker, plan: Plan) -> RunMesh:
     ranks = rank_grid(layout, order)
     sizes = (layout.pp, layout.dp_replicate, layout.dp_shard * layout.cp, layout.tp)
     parameter_mesh = DeviceMesh(worker.device, ranks.reshape(sizes), mesh_dim_names=("pp", "dp_replicate", "dp_shard_cp", "tp"))
-    combinations = (
-        ("pp",),
-        ("cp",),
-        ("tp",),
-        ("dp_replicate",),
-        ("dp_shard", "cp"),
-        ("dp_replicate", "dp_shard", "cp"),
-    )
-    groups = {"+".join(axes): _new_group(_lists(ranks, CANONICAL_ORDER, axes), worker.rank) for axes in combinations}
+    combinations = ("pp", "cp", "tp", "dp_replicate", "dp_shard+cp", "dp_replicate+dp_shard+cp")
+    groups = {axes: _new_group(_lists(ranks, CANONICAL_ORDER, axes.split("+")), worker.rank) for axes in combinations}
     # Tied embeddings: the first and the last stage of each pipeline share a gradient (algebra: the pseudo-axis of R18).
     groups["tied"] = None
     if layout.pp > 1:

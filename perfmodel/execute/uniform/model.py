@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from perfmodel.execute.layers.activations import ACTIVATIONS
@@ -21,7 +21,7 @@ from perfmodel.execute.layers.dropout import dropout
 from perfmodel.execute.layers.norm import NORM_EPSILON, RMS_EPSILON
 from perfmodel.execute.layers.rotary import rotate
 from perfmodel.execute.layers.vocabulary import token_vectors
-from perfmodel.execute.local import local_tensor
+from perfmodel.execute.local import applied_locally, local_tensor
 from perfmodel.execute.uniform.collective_ops import add_loss, exchange, gather_sequence, reduce_partial, scatter_partial
 from perfmodel.execute.uniform.experts import ExpertMixture, ReplicatedLinear
 from perfmodel.execute.uniform.latent import LatentMixer
@@ -328,12 +328,9 @@ class PositionEmbedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.num_position_rows, config.hidden_size, device=device))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        weight = self.weight
-        ways, index = self.sharding.cp, self.sharding.cp_rank
+        weight, ways, index = applied_locally(self.weight), self.sharding.cp, self.sharding.cp_rank
         if self.sharding.sequence_parallel:
             ways, index = ways * self.sharding.tp, index * self.sharding.tp + self.sharding.tp_rank
-        if isinstance(weight, DTensor):
-            weight = weight.to_local(grad_placements=[Partial()])
         if self.sharding.positions is not None:
             return x + weight[self.offset + self.sharding.positions]
         length = x.shape[1]

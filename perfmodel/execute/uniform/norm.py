@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Partial
+from torch.distributed.tensor import DTensor
 
 from perfmodel.execute.layers.norm import rms_norm
-from perfmodel.execute.local import local_tensor
+from perfmodel.execute.local import applied_locally, local_tensor, placed_like
 
 
 class RMSNorm(nn.RMSNorm):
@@ -15,9 +15,6 @@ class RMSNorm(nn.RMSNorm):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         assert self.eps is not None
-        weight = self.weight
         if not isinstance(x, DTensor):
-            return rms_norm(x, local_tensor(weight), self.eps)
-        assert isinstance(weight, DTensor)
-        local = rms_norm(x.to_local(), weight.to_local(grad_placements=[Partial()]), self.eps)
-        return DTensor.from_local(local, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
+            return rms_norm(x, local_tensor(self.weight), self.eps)
+        return placed_like(rms_norm(x.to_local(), applied_locally(self.weight), self.eps), x)

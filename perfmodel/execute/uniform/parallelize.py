@@ -75,10 +75,10 @@ class TrainingProgram:
         self.sharding = Sharding(
             tp=layout.tp,
             tp_rank=coordinates["tp"],
-            tp_group=self.mesh.group("tp"),
+            tp_group=self.mesh.groups["tp"],
             cp=layout.cp,
             cp_rank=coordinates["cp"],
-            cp_group=self.mesh.group("cp"),
+            cp_group=self.mesh.groups["cp"],
             sequence_parallel=plan.sequence_parallel,
             exchanges_heads=plan.rules.exchanges_heads,
             experts=self._expert_sharding() if plan.has_experts else ExpertSharding(),
@@ -189,7 +189,8 @@ class TrainingProgram:
         # Static shapes; tensors with a gradient must set requires_grad, or the schedules send no gradient back.
         options: dict[str, Any] = {"dtype": self.dtypes.weight, "device": "meta", "requires_grad": True}
         activation = torch.empty(plan.micro_batch, local_length, job.transformer.hidden_size, **options)
-        columns = 0 if not self.has_head else _local_rows(self.stages[-1].lm_head.weight, self.sharding.tp)
+        # columns of the logits on a rank: global rows of the (padded) output matrix over tp
+        columns = int(self.stages[-1].lm_head.weight.shape[0]) // self.sharding.tp if self.has_head else 0
         logits = torch.empty(plan.micro_batch, length, columns, **options)
         ids = torch.empty(plan.micro_batch, length, dtype=torch.int64, device="meta")
         stages = [
@@ -200,7 +201,7 @@ class TrainingProgram:
                 torch.device(self.worker.device),
                 input_args=(ids if model.has_embedding else activation,),
                 output_args=(logits if model.has_head else activation,),
-                group=self.mesh.group("pp"),
+                group=self.mesh.groups["pp"],
             )
             for index, model in zip(self.stage_indices, self.stages, strict=True)
         ]
@@ -219,7 +220,7 @@ class TrainingProgram:
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Return this rank's share of the mean cross-entropy over the step's tokens."""
         first, vocab_size = self.sharding.tp_rank * logits.shape[-1], self.plan.job.transformer.vocab_size
-        losses = cross_entropy(logits, targets, first=first, size=vocab_size, reduce=reduced_over(self.mesh.group("tp")))
+        losses = cross_entropy(logits, targets, first=first, size=vocab_size, reduce=reduced_over(self.mesh.groups["tp"]))
         return losses.sum() * self.loss_scale
 
     def forward_backward(self) -> None:
@@ -276,8 +277,3 @@ class TrainingProgram:
         """Release the program's memory."""
         self.data.close()
         self.losses = []
-
-
-def _local_rows(weight: torch.Tensor, tp: int) -> int:
-    """Return the columns of the logits on a rank: global rows of the (padded) output matrix over tp."""
-    return int(weight.shape[0]) // tp

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Partial
 
 from perfmodel.execute.layers.norm import gated_norm
 from perfmodel.execute.layers.scans import Scan, delta_scan, scanned, state_scan
-from perfmodel.execute.local import local_tensor
+from perfmodel.execute.local import applied_locally, local_tensor
 from perfmodel.execute.uniform.sharding import Sharding
 from perfmodel.workload.config import TransformerConfig
 
@@ -117,9 +116,6 @@ class DeltaMixer(RecurrentMixer):
         """Compute [b, s, h] -> [b, s, h]; partial over tp."""
         mixed, gate = self.in_proj_qkvz(x).unflatten(-1, (-1, sum(self.pieces))).split(self.pieces, -1)
         y = self._scanned(mixed, self.in_proj_ba(x).unflatten(-1, (-1, 2 * self.heads)), ("dt_bias", "A_log"))
-        weight = self.delta_norm.weight
-        if isinstance(weight, DTensor):  # each rank normalises its own heads
-            weight = weight.to_local(grad_placements=[Partial()])
-        y = gated_norm(y, gate, weight, self.state[1], False)
+        y = gated_norm(y, gate, applied_locally(self.delta_norm.weight), self.state[1], False)
         output: torch.Tensor = self.out_proj(y.flatten(2))
         return output

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from perfmodel.execute.local import local_tensor
 from perfmodel.execute.uniform.experts import expert_shard, holds_all_biases, is_expert_parameter, unsharded_shape
 from perfmodel.execute.uniform.sharding import Sharding
 from perfmodel.workload.config import TransformerConfig
@@ -57,7 +58,7 @@ def initial_piece(config: TransformerConfig, name: str, parameter: nn.Parameter,
 
 @torch.no_grad()
 def fill(config: TransformerConfig, name: str, parameter: nn.Parameter, sharding: Sharding | None = None) -> None:
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter.detach()
+    local = local_tensor(parameter).detach()
     local.copy_(initial_piece(config, name, parameter, sharding or Sharding(), local.device))
 
 

@@ -39,6 +39,7 @@ class FlatUnit:
     replica_group   ranks with the same shards; None: no replicas
     places          slice of each parameter in the buffers, in order
     master          this rank's shard that the optimizer updates: a view of the weights if both have the same dtype
+    missing         number of gradients that are missing in this step; the last one starts the overlapped reduction
     """
 
     def __init__(
@@ -64,7 +65,14 @@ class FlatUnit:
             self.master = self.weights[self.shard]
         else:
             self.master = torch.zeros(piece, dtype=dtypes.master, device=device)
+        self.missing = 0
         self._work: list[Any] = []
+
+    def arrived(self, _: torch.Tensor) -> None:
+        """Count a finished gradient, and start the reduction after the last one of the step. (A hook of the parameters.)"""
+        self.missing -= 1
+        if not self.missing:
+            self.launch()
 
     def launch(self) -> None:
         """Start the reduction of the gradients over one group, overlapped with computation."""

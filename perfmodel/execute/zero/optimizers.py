@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import torch
-from torch.distributed.tensor import DTensor
 
+from perfmodel.execute.local import local_tensor
 from perfmodel.workload.job import Optimizer
 
 LEARNING_RATE = 1e-4
@@ -34,11 +34,6 @@ def state_of(optimizer: torch.optim.Optimizer | None) -> Iterator[torch.Tensor]:
         yield from (tensor for tensor in state.values() if torch.is_tensor(tensor))
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's shard of the tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()
-
-
 class ShardOptimizer:
     """An optimizer over the local shards of parameters, built at its first step. `optimizer` is None until then."""
 
@@ -52,14 +47,14 @@ class ShardOptimizer:
         pairs = [(p, p.grad) for p in parameters if p.grad is not None]
         if self.optimizer is None:
             # Views of the local shards, so that the optimizer works on plain tensors.
-            self._shards = [local(p).detach() for p, _ in pairs]
+            self._shards = [local_tensor(p).detach() for p, _ in pairs]
             # small weights over many ranks may leave this rank without any entries, but torch's optimizers require a parameter
             held = [shard for shard in self._shards if shard.numel()] or self._shards[:1]
             if not held:
                 return
             self.optimizer = build_optimizer(self._kind, held, learning_rate=self._learning_rate)
         for shard, (parameter, gradient) in zip(self._shards, pairs, strict=True):
-            shard.grad = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+            shard.grad = local_tensor(gradient)
             parameter.grad = None
         self.optimizer.step()
         for shard in self._shards:

@@ -16,7 +16,7 @@ from perfmodel.frameworks.engine import version_of
 from perfmodel.hardware.reader import chip_called, list_chips
 from perfmodel.parallel.serving.plan import Pools, ServingPlan
 from perfmodel.validation.case_plan import HardwareOfCase
-from perfmodel.validation.fields import CACHES, SERVED_PRECISIONS, optional_count, stated_count
+from perfmodel.validation.fields import CACHES, SERVED_PRECISIONS, optional_count, stated_count, stated_or
 from perfmodel.validation.schemas import ServingCaseFile, checked_inputs
 from perfmodel.validation.serving.models import model_of_case
 from perfmodel.validation.serving.software import engine_of, launch_of
@@ -61,22 +61,18 @@ def plan_of_serving(inputs: Mapping[str, Any]) -> PlannedServing:
     """Return the job and the plan of the run that `inputs` describe. Reads nothing but its arguments."""
     inputs = checked_inputs(ServingCaseFile, inputs)
     assumed: list[str] = []
-    kind = inputs.get("kind")
-    if kind is None:
-        assumed.append("kind")
-        kind = "max_throughput" if inputs.get("batch") is None else "serving"
+    kind = stated_or(inputs, "kind", "max_throughput" if inputs.get("batch") is None else "serving", assumed)
     chip = _chip(inputs)
-    if inputs.get("framework") is None:
-        assumed.append("framework")
-    engine = engine_of(inputs.get("framework"), chip=chip)
-    version = version_of(str(inputs.get("framework") or ""))
+    framework = stated_or(inputs, "framework", "", assumed)
+    engine, version = engine_of(framework, chip=chip), version_of(str(framework))
     launch = launch_of(inputs, engine, chip, version)
     plan, chips = _plan(inputs, engine, assumed)
     plan = replace(plan, max_batch=launch.max_batch, max_tokens=launch.max_tokens)
     job = _job(inputs, kind, engine, assumed)
     if launch.cache is not None:
         job = replace(job, kv_precision=launch.cache)
-    hardware = HardwareOfCase(chip=chip, chips_per_node=None, num_chips=chips, inter_node_bandwidth_per_chip=None)
+    hardware = HardwareOfCase(chip=chip, num_chips=chips)
+    experts = job.model.experts  # equal sequences are routed to equal experts
     return PlannedServing(
         hardware=hardware,
         engine=engine,
@@ -84,7 +80,7 @@ def plan_of_serving(inputs: Mapping[str, Any]) -> PlannedServing:
         job=job,
         plan=plan,
         kind=kind,
-        distinct_experts=_distinct_experts(inputs, job),
+        distinct_experts=float(experts.top_k) if inputs.get("repeated_prompts") and experts is not None else 0.0,
         assumed=tuple(assumed),
     )
 
@@ -109,9 +105,25 @@ def _chip(inputs: Mapping[str, Any]) -> str:
 
 
 def _plan(inputs: Mapping[str, Any], engine: str, assumed: list[str]) -> tuple[ServingPlan, int]:
-    """Return (plan, total number of chips)."""
+    """Return (plan, total number of chips).
+
+    In disaggregated serving, experts are sharded over all chips of a worker. Attention is data-parallel in prefill workers of such models,
+    and in decode workers if the run states it.
+    """
     if inputs.get("disaggregated") or inputs.get("disagg"):
-        return _pools(inputs, engine)
+        split = inputs.get("disagg")
+        if not split:
+            raise InputError("disagg: the run does not state how many chips its workers have; it cannot be predicted without it")
+        names = ("prefill_workers", "chips_per_prefill_worker", "decode_workers", "chips_per_decode_worker")
+        prefill_workers, prefill_chips, decode_workers, decode_chips = (stated_count(split, name) for name in names)
+        is_moe = _has_experts(inputs)
+        pools = Pools(
+            prefill=_worker(engine, prefill_chips, is_moe, spreads=is_moe),
+            decode=_worker(engine, decode_chips, is_moe, spreads=bool(split.get("decode_attention_dp"))),
+            prefill_workers=prefill_workers,
+            decode_workers=decode_workers,
+        )
+        return ServingPlan(engine=engine, pools=pools), pools.num_chips
     parallel = inputs.get("parallel") or {}
     attention_dp = stated_count(parallel, "attention_dp", default=1)
     stated, pp, tp = optional_count(inputs, "chips"), stated_count(inputs, "pp", default=1), optional_count(inputs, "tp")
@@ -143,27 +155,6 @@ def _has_experts(inputs: Mapping[str, Any]) -> bool:
     return bool((inputs.get("model") or {}).get("moe"))
 
 
-def _pools(inputs: Mapping[str, Any], engine: str) -> tuple[ServingPlan, int]:
-    """Return the plan of disaggregated serving, and its number of chips.
-
-    Experts are sharded over all chips of a worker. Attention is data-parallel in prefill workers of such models, and in decode workers if
-    the run states it.
-    """
-    split = inputs.get("disagg")
-    if not split:
-        raise InputError("disagg: the run does not state how many chips its workers have; it cannot be predicted without it")
-    names = ("prefill_workers", "chips_per_prefill_worker", "decode_workers", "chips_per_decode_worker")
-    prefill_workers, prefill_chips, decode_workers, decode_chips = (stated_count(split, name) for name in names)
-    is_moe = _has_experts(inputs)
-    pools = Pools(
-        prefill=_worker(engine, prefill_chips, is_moe, spreads=is_moe),
-        decode=_worker(engine, decode_chips, is_moe, spreads=bool(split.get("decode_attention_dp"))),
-        prefill_workers=prefill_workers,
-        decode_workers=decode_workers,
-    )
-    return ServingPlan(engine=engine, pools=pools), pools.num_chips
-
-
 def _worker(engine: str, chips: int, is_moe: bool, *, spreads: bool) -> ServingPlan:
     ep = chips if is_moe else 1
     return ServingPlan(engine=engine, tp=1 if spreads else chips, attention_dp=chips if spreads else 1, ep=ep)
@@ -177,9 +168,13 @@ def _worker(engine: str, chips: int, is_moe: bool, *, spreads: bool) -> ServingP
 def _job(inputs: Mapping[str, Any], kind: str, engine: str, assumed: list[str]) -> ServingJob:
     prompt = _lengths(inputs, "input_len")
     answer = constant(1) if kind == "ttft_only" else _lengths(inputs, "output_len")
-    speculation = _speculation(inputs, assumed)
+    drafted, speculation = optional_count(inputs, "draft_tokens"), None
+    if inputs.get("speculative") or drafted is not None:
+        assumed.append("acceptance")
+        speculation = Speculation(draft_tokens=min(drafted or 1, 64), acceptance=ACCEPTANCE)
     model = model_of_case(inputs.get("model"), longest=prompt.most + answer.most, drafts=speculation is not None)
-    quantization = _quantization(inputs, model.architecture.startswith(_BLOCK_FAMILIES), assumed)
+    name = SERVED_PRECISIONS[stated_or(inputs, "precision", "bf16", assumed)]
+    quantization = QUANTIZATIONS["fp8-block" if name == "fp8" and model.architecture.startswith(_BLOCK_FAMILIES) else name]
     return ServingJob(
         model=model,
         input_len=prompt,
@@ -192,12 +187,6 @@ def _job(inputs: Mapping[str, Any], kind: str, engine: str, assumed: list[str]) 
     )
 
 
-def _distinct_experts(inputs: Mapping[str, Any], job: ServingJob) -> float:
-    """Return the active experts of repeated prompts: equal sequences are routed to equal experts."""
-    experts = job.model.experts
-    return float(experts.top_k) if inputs.get("repeated_prompts") and experts is not None else 0.0
-
-
 def _lengths(inputs: Mapping[str, Any], field: str) -> Lengths:
     """Return nominal lengths, or a uniform distribution up to the nominal length with the stated mean."""
     mean = inputs.get(f"{field}_mean")
@@ -205,15 +194,6 @@ def _lengths(inputs: Mapping[str, Any], field: str) -> Lengths:
     if mean is None or not 0.5 * (most + 1) <= mean <= most:
         return constant(most)
     return Lengths(least=max(round(2.0 * mean - most), 1), most=most)
-
-
-def _quantization(inputs: Mapping[str, Any], in_blocks: bool, assumed: list[str]) -> Quantization:
-    value = inputs.get("precision")
-    if value is None:
-        assumed.append("precision")
-        value = "bf16"
-    name = SERVED_PRECISIONS[value]
-    return QUANTIZATIONS["fp8-block" if name == "fp8" and in_blocks else name]
 
 
 def _cache(inputs: Mapping[str, Any], quantization: Quantization, engine: str, assumed: list[str]) -> Dtype:
@@ -224,11 +204,3 @@ def _cache(inputs: Mapping[str, Any], quantization: Quantization, engine: str, a
     if quantization.product in (Dtype.FP8, Dtype.FP4) and engine in _FP8CACHES:
         return Dtype.FP8
     return Dtype.FP16 if quantization.product is Dtype.FP16 else Dtype.BF16
-
-
-def _speculation(inputs: Mapping[str, Any], assumed: list[str]) -> Speculation | None:
-    drafted = optional_count(inputs, "draft_tokens")
-    if not inputs.get("speculative") and drafted is None:
-        return None
-    assumed.append("acceptance")
-    return Speculation(draft_tokens=min(drafted or 1, 64), acceptance=ACCEPTANCE)

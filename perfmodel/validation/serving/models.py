@@ -39,16 +39,6 @@ def model_of_case(model: Mapping[str, Any] | None, *, longest: int, drafts: bool
     """Return the model of a run. longest: tokens of the longest sequence; drafts: multi-token-prediction modules are loaded."""
     if not model:
         raise InputError("model: the run does not state it; it cannot be predicted without its sizes")
-    config = shipped_equivalent(_stated_config(model))
-    positions = longest if config.position == "learned" else max(longest, _POSITIONS)
-    return replace(
-        config,
-        max_position_embeddings=max(config.max_position_embeddings, positions),
-        num_mtp_layers=max(config.num_mtp_layers, 1) if drafts else 0,
-    )
-
-
-def _stated_config(model: Mapping[str, Any]) -> TransformerConfig:
     name = one_line(model.get("name") or "model", 80)
     layers, hidden, heads = (stated_count(model, field, within="model.", name=name) for field in ("layers", "hidden", "heads"))
     if layers > MAX_LAYERS:
@@ -63,28 +53,36 @@ def _stated_config(model: Mapping[str, Any]) -> TransformerConfig:
         head_dim = hidden // heads
     width = None if experts is None else experts.width
     window = model.get("sliding_window") or 0
-    return TransformerConfig(
-        name=name,
-        num_hidden_layers=layers,
-        hidden_size=hidden,
-        num_attention_heads=heads,
-        num_key_value_heads=heads if latent is not None else model.get("kv_heads") or heads,
-        head_dim=head_dim,
-        intermediate_size=stated_count(model, "ffn", width, within="model.", name=name),
-        vocab_size=stated_count(model, "vocab", within="model.", name=name),
-        max_position_embeddings=1,
-        position="rotary",
-        **block_fields(gated=gated),
-        tie_word_embeddings=False,
-        sliding_window=window,
-        full_attention_every=(model.get("full_attention_interval") or 0) if window else 0,
-        attention_gate=bool(model.get("attention_output_gate")),
-        experts=experts,
-        latent=latent,
-        mamba=_mamba(model.get("mamba")),
-        delta=_delta(model.get("linear_attention")),
-        kinds=_kinds(model, layers, latent is not None, experts is not None),
-        source="sizes of a published run",
+    config = shipped_equivalent(
+        TransformerConfig(
+            name=name,
+            num_hidden_layers=layers,
+            hidden_size=hidden,
+            num_attention_heads=heads,
+            num_key_value_heads=heads if latent is not None else model.get("kv_heads") or heads,
+            head_dim=head_dim,
+            intermediate_size=stated_count(model, "ffn", width, within="model.", name=name),
+            vocab_size=stated_count(model, "vocab", within="model.", name=name),
+            max_position_embeddings=1,
+            position="rotary",
+            **block_fields(gated=gated),
+            tie_word_embeddings=False,
+            sliding_window=window,
+            full_attention_every=(model.get("full_attention_interval") or 0) if window else 0,
+            attention_gate=bool(model.get("attention_output_gate")),
+            experts=experts,
+            latent=latent,
+            mamba=_mamba(model.get("mamba")),
+            delta=_delta(model.get("linear_attention")),
+            kinds=_kinds(model, layers, latent is not None, experts is not None),
+            source="sizes of a published run",
+        )
+    )
+    positions = longest if config.position == "learned" else max(longest, _POSITIONS)
+    return replace(
+        config,
+        max_position_embeddings=max(config.max_position_embeddings, positions),
+        num_mtp_layers=max(config.num_mtp_layers, 1) if drafts else 0,
     )
 
 
