@@ -36,8 +36,11 @@ def import_(
 
     Operators are recognised by name as iteration spaces over named dims; what is not recognised is listed, and counts as replicated.
     """
+    import json
+
     from perfmodel.foundation.resources import check_can_be_written, write_atomically
     from perfmodel.verbs.importing import import_graph
+    from perfmodel.workload.imported.graph import graph_to_dict
 
     if search is not None and search < 1:
         raise bad_field("search", search, "must be a whole number of at least 1", "write --search 32")
@@ -49,7 +52,7 @@ def import_(
         graph = import_graph(module, inputs or ())
     took = time.monotonic() - start
     if save is not None:
-        write_atomically(save, _graph_file(graph))
+        write_atomically(save, json.dumps(graph_to_dict(graph), indent=1, allow_nan=False) + "\n")
     strategies: list[ImportedStrategy] = []
     if search is not None:
         from perfmodel.planner.pase.imported import search_imported
@@ -63,14 +66,6 @@ def import_(
         *([Text(f"saved to {save}", apart=True)] if save is not None else []),
     )
     show(Document(content=lambda: _as_object(graph, took, strategies), blocks=blocks), output)
-
-
-def _graph_file(graph: ImportedGraph) -> str:
-    import json
-
-    from perfmodel.workload.imported.graph import graph_to_dict
-
-    return json.dumps(graph_to_dict(graph), indent=1, allow_nan=False) + "\n"
 
 
 def _as_object(graph: ImportedGraph, took: float, strategies: list[ImportedStrategy]) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from perfmodel.parallel.request import Request
 from perfmodel.report.document import Block, Document, Notes, Text
 
 if TYPE_CHECKING:
-    from perfmodel.report.table import Table
     from perfmodel.verbs.limits import Limits
 
 _WORDS = {
@@ -103,9 +102,10 @@ def _object(result: Limits) -> dict[str, Any]:
 
 
 def _blocks(result: Limits) -> Iterator[Block]:
-    from perfmodel.foundation.units import format_bytes, format_count
-    from perfmodel.parallel.prediction import trained_text
-    from perfmodel.report.predictions import headroom_words
+    from perfmodel.foundation.units import format_bytes, format_count, format_step
+    from perfmodel.parallel.prediction import PROBABILITY, probability_cell, trained_text
+    from perfmodel.report.predictions import headroom_words, short_plan_text
+    from perfmodel.report.table import Table
     from perfmodel.verbs.setting import tower_note
 
     setting = result.setting
@@ -119,17 +119,6 @@ def _blocks(result: Limits) -> Iterator[Block]:
         f"framework {setting.estimator.profile.name}"
     )
     yield Text(f"{format_bytes(result.memory_usable)} of a chip{least} usable, {headroom_words(result.memory_headroom, result.risk)}")
-    yield _table(result)
-    tower = tower_note(job.transformer)
-    yield Notes([*(f"{_WORDS[limit.name]}: {limit.reason}" for limit in result), *([tower] if tower else [])])
-
-
-def _table(result: Limits) -> Table:
-    from perfmodel.foundation.units import format_bytes, format_step
-    from perfmodel.parallel.prediction import PROBABILITY, probability_cell
-    from perfmodel.report.predictions import short_plan_text
-    from perfmodel.report.table import Table
-
     rows = []
     for limit in result:
         value = f"{limit.value:,}" if limit.value else "none"
@@ -148,7 +137,7 @@ def _table(result: Limits) -> Table:
                 short_plan_text(plan.plan),
             )
         )
-    return Table(
+    yield Table(
         title="Limits, and the fastest plan at each",
         headers=("what", "value", "limited by", "memory", PROBABILITY, "step time", "plan"),
         rows=tuple(rows),
@@ -156,3 +145,5 @@ def _table(result: Limits) -> Table:
         fold=("plan",),
         optional=("memory", "limited by"),
     )
+    tower = tower_note(job.transformer)
+    yield Notes([*(f"{_WORDS[limit.name]}: {limit.reason}" for limit in result), *([tower] if tower else [])])

@@ -319,7 +319,10 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
     fewest = next((count for count in possible[:_MOST_PROBES] if probe(count).fastest), 0)
     rest = possible[_MOST_PROBES:]
     if not fewest and rest:
-        doubled = [rest[index] for index in _doubling(len(rest))]
+        # indices 0, 1, 3, 7, ... and the last one
+        length = len(rest)
+        places = [(1 << power) - 1 for power in range(length.bit_length()) if (1 << power) - 1 < length]
+        doubled = [rest[index] for index in sorted({*places, length - 1})]
         enough = next((count for count in doubled if probe(count).fastest), 0)
         if enough:
             before = max([0, *(rest.index(count) + 1 for count in doubled if count < enough)])
@@ -375,12 +378,6 @@ def chip_counts(estimator: Estimator) -> list[int]:
 
 def _found(prober: Prober, state: Probe | None) -> tuple[Prediction, ...]:
     return prober.fastest(state) if state is not None else ()
-
-
-def _doubling(length: int) -> list[int]:
-    """Return the indices 0, 1, 3, 7, ... and the last one."""
-    places = [(1 << power) - 1 for power in range(length.bit_length()) if (1 << power) - 1 < length]
-    return sorted({*places, length - 1})
 
 
 def _last(

@@ -235,12 +235,15 @@ def headline(prediction: Prediction, *, verbose: bool = False) -> list[tuple[str
     verbose   add the axis order, other utilisation conventions and the basis of every part
     """
     plan = prediction.plan
+    framework = short_name(plan.profile)
+    if plan.framework.name == GENERIC:
+        framework += " (not given: the mean of the known ones; --profile NAME, or --setting such as compile, narrows it)"
     lines = [
         ("job", job_line(plan)),
         *layers_row(plan.job),
         ("plan", plan_line(plan)),
         *([("axes", f"on the network, innermost first: {'-'.join(plan.order)}")] if verbose and plan.assignment is None else []),
-        ("framework", _framework_text(plan)),
+        ("framework", framework),
         ("step time", f"{format_step(prediction.step_time)} for {format_count(plan.job.tokens_per_step)} {plan.job.unit}"),
         (
             "throughput",
@@ -257,13 +260,6 @@ def headline(prediction: Prediction, *, verbose: bool = False) -> list[tuple[str
 
 def _bytes_range(low: float, high: float) -> str:
     return f"{format_bytes(low)} to {format_bytes(high)}"
-
-
-def _framework_text(plan: Plan) -> str:
-    framework = short_name(plan.profile)
-    if plan.framework.name == GENERIC:
-        framework += " (not given: the mean of the known ones; --profile NAME, or --setting such as compile, narrows it)"
-    return framework
 
 
 def _utilisation(prediction: Prediction, *, verbose: bool) -> list[tuple[str, str]]:

@@ -150,7 +150,11 @@ def plans_table(result: SearchResult) -> Table:
     best = result.plans[0].step_time if result.plans else 0.0
     shown = [(str(number), kind.prediction) for number, kind in enumerate(result.kinds, 1)]
     step, size = times_like(min((prediction.step_time for _, prediction in shown), default=1.0)), bytes_like(result.memory_usable)
-    ranks = _place_ranges([kind.position for kind in result.kinds])
+    positions = [kind.position for kind in result.kinds]
+    ranks = []  # `1-3` for the first three of a tie
+    for position in positions:
+        first, tied = positions.index(position) + 1, positions.count(position)
+        ranks.append(f"{first}-{first + tied - 1}" if tied > 1 else str(first))
     cuts = _cut_cells([prediction.plan for _, prediction in shown])
     unit = size(result.memory_usable).rpartition(" ")[2]
     of_run = value_cells(result.objective, [kind.value for kind in result.kinds if kind.value is not None])
@@ -242,15 +246,6 @@ def other_lines(result: SearchResult) -> list[str]:
     lines = [f"axis order on the network, innermost first: {'; '.join([*unusual, *others])}"] if unusual else []
     alike = ((number, _alike_text(kind)) for number, kind in enumerate(result.kinds, 1))
     return [*lines, *(f"as good as {number} with: {text}" for number, text in alike if text)]
-
-
-def _place_ranges(ranks: Sequence[int]) -> list[str]:
-    """Return rank ranges of tied rows: `1-3` for the first three of a tie."""
-    return [
-        f"{first}-{last}" if last > first else str(first)
-        for rank in ranks
-        for first, last in [(ranks.index(rank) + 1, ranks.index(rank) + ranks.count(rank))]
-    ]
 
 
 def _alike_text(kind: AlikePlans) -> str:

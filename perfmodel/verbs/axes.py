@@ -74,7 +74,7 @@ def axes_of(system: System) -> dict[str, AxisField]:
     axes |= _technology_axes(system.spec) if system.spec is not None else {}
     axes |= hardware_axes(system)
     axes |= {
-        f"model.{model_field.name}": AxisField(get=_reader("model", model_field.name), put=_put_model(model_field.name))
+        f"model.{model_field.name}": AxisField(get=_reader("model", model_field.name), put=_writer("model", model_field.name))
         for model_field in fields(TransformerConfig)
         if isinstance(getattr(system.model, model_field.name), (int, float, str))
     }
@@ -84,7 +84,7 @@ def axes_of(system: System) -> dict[str, AxisField]:
             axes[f"job.{name}"] = AxisField(get=_reader("asked", name), put=_put_request(name))
     for name in knobs:
         record = "asked" if system.is_service else "knobs"
-        axes[f"plan.{name}"] = AxisField(get=_reader(record, name), put=_put_request(name) if system.is_service else _put_knobs(name))
+        axes[f"plan.{name}"] = AxisField(get=_reader(record, name), put=_writer(record, name))
     return axes
 
 
@@ -125,7 +125,10 @@ def read_axis(text: str, system: System, *, points: int | None = None) -> Axis:
     name, separator, values = str(text).partition("=")
     name, known = name.strip(), axes_of(system)
     if system.cluster.pools and name not in known and "." in name:
-        name = _with_kind(name, system.cluster)
+        group, *kind_and_rest = name.split(".", 2)  # the kind may be a longer or the full name of the chip
+        chips = {kind: system.cluster.pools[members[0]].chip.name for kind, members in _kinds(system.cluster).items()}
+        kinds = [kind for kind, chip in chips.items() if _begins(chip, kind_and_rest[0])]
+        name = ".".join([group, kinds[0], *kind_and_rest[1:]]) if len(kinds) == 1 else name
     if name not in known:
         if name.startswith("technology.") and system.spec is None:
             rule = "the chip is not made from technology; give --chip with a specification, such as a100-spec (perfmodel chip --from)"
@@ -142,20 +145,15 @@ def read_axis(text: str, system: System, *, points: int | None = None) -> Axis:
     present = field.get(system)
     ends = values.split("..")
     if len(ends) == 2:
-        axis_values = _range(*_ends(ends, field, present, name), points=points)
+        first, last = (_value(end, field, present, name) for end in _with_units([end.strip() for end in ends]))
+        if not all(isinstance(end, (int, float)) and end > 0 for end in (first, last)) or first > last:
+            raise bad_field(name, "..".join(ends), "must be two positive numbers, the smaller first", f"write {name}=a,b,c for names")
+        axis_values = _range(first, last, points=points)
     elif len(ends) == 1:
         axis_values = [_value(part, field, present, name) for part in _with_units(several(values))]
     else:
         raise bad_field(name, values, "must be a list or one range", f"write {name}=a,b,c or {name}=a..b")
     return Axis(name=name, values=tuple(dict.fromkeys(axis_values)), kind=field.kind)
-
-
-def _ends(ends: list[str], field: AxisField, present: object, name: str) -> tuple[Any, Any]:
-    """Return both ends of a range."""
-    first, last = (_value(end, field, present, name) for end in _with_units([end.strip() for end in ends]))
-    if not all(isinstance(end, (int, float)) and end > 0 for end in (first, last)) or first > last:
-        raise bad_field(name, "..".join(ends), "must be two positive numbers, the smaller first", f"write {name}=a,b,c for names")
-    return first, last
 
 
 def _with_units(texts: list[Any]) -> list[str]:
@@ -195,6 +193,10 @@ def _value(text: str, field: AxisField, present: object, name: str) -> Any:
 
 def _reader(record: str, name: str) -> Callable[[System], Any]:
     return lambda at: getattr(getattr(at, record), name)
+
+
+def _writer(record: str, name: str) -> Callable[[System, Any], System]:
+    return lambda at, value: replace(at, **{record: replace(getattr(at, record), **{name: value})})
 
 
 def _with_model(at: System, name: object) -> System:
@@ -276,20 +278,12 @@ def _replaced(record: Any, path: tuple[str, ...], value: Any) -> Any:
     return replace(record, **{first: value})
 
 
-def _put_model(name: str) -> Callable[[System, Any], System]:
-    return lambda at, value: replace(at, model=replace(at.model, **{name: value}))
-
-
 def _put_request(name: str) -> Callable[[System, Any], System]:
     def put(at: System, value: Any) -> System:
         cluster = at.cluster.with_chips(read_integer(value, "chips")) if name == "chips" else at.cluster
         return replace(at, asked=replace(at.asked, **{name: value}), cluster=cluster)
 
     return put
-
-
-def _put_knobs(name: str) -> Callable[[System, Any], System]:
-    return lambda at, value: replace(at, knobs=replace(at.knobs, **{name: value}))
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------
@@ -315,13 +309,6 @@ def _kinds(cluster: Cluster) -> dict[str, list[int]]:
 
 def _begins(name: str, start: str) -> bool:
     return f"{name}-".startswith(f"{start}-")
-
-
-def _with_kind(axis: str, cluster: Cluster) -> str:
-    """Return the name of an axis with the kind of chips in place of a longer or full name of the chip."""
-    group, *kind_and_rest = axis.split(".", 2)
-    kinds = [kind for kind, members in _kinds(cluster).items() if _begins(cluster.pools[members[0]].chip.name, kind_and_rest[0])]
-    return ".".join([group, kinds[0], *kind_and_rest[1:]]) if len(kinds) == 1 else axis
 
 
 def _in_pools(field: AxisField, members: Sequence[int]) -> AxisField:

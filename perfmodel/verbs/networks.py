@@ -569,8 +569,9 @@ def run_network_plan(
     measured_cluster = LOCALHOST if device == "cpu" else trained.cluster  # the prediction is for the measured machine
     if device == "cpu":
         calibration = own_calibration(calibration, ranks=trained.num_chips, progress=progress)
+    operators = (replace(op, forward=(), backward=(), saved=()) if op.kind == "dropout" else op for op in graph.operators)
     setting = setting_of_network_plan(
-        replace(trained, profile=""), network=_without_dropout(graph), cluster=measured_cluster, calibration=calibration
+        replace(trained, profile=""), network=replace(graph, operators=tuple(operators)), cluster=measured_cluster, calibration=calibration
     )
     plans = {"this plan": placed_on_tiers(trained, setting)}
     if with_strategies:
@@ -618,9 +619,3 @@ def _runnable(plan: Plan, network: Graph | str | None) -> tuple[Graph, ModuleRef
     check_network(plan, network)
     module = ModuleReference(name=model.name, inputs=model.inputs)
     return readable_module(module, plan).network, module
-
-
-def _without_dropout(network: Graph) -> Graph:
-    """Return the network of a run, whose gradients are compared: its dropout operators do nothing."""
-    operators = (replace(op, forward=(), backward=(), saved=()) if op.kind == "dropout" else op for op in network.operators)
-    return replace(network, operators=tuple(operators))

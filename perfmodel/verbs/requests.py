@@ -33,7 +33,7 @@ from perfmodel.verbs.setting import (
 )
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
-from perfmodel.workload.routing import BALANCED, Routing
+from perfmodel.workload.routing import BALANCED
 from perfmodel.workload.training import FULL_TRAINING
 
 
@@ -47,7 +47,10 @@ def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[s
     if risk is not None and headroom is not None:
         rule = f"cannot be given with {spelled('memory_headroom')}, which it replaces"
         raise InputError(f"{spelled('risk')}: {rule}; leave out one of them")
-    _refuse_millions(given.global_batch, spelled)
+    for value in several(given.global_batch):  # millions are meant in tokens; as sequences they would give days instead of seconds
+        if isinstance(value, str) and value.strip()[-1:] in ("m", "M", "g", "G") and value.strip()[:1].isdigit():
+            rule = f"counts sequences, of which no batch has millions; for tokens give {spelled('batch_tokens')} {value.strip()}"
+            raise InputError(f"{spelled('global_batch')}={value.strip()}: {rule}")
     asked: dict[str, list[Any]] = {}
     for name, word in words_of(Request).items():
         if word.several:
@@ -57,7 +60,11 @@ def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[s
         if asked[one] and asked[other]:
             raise InputError(f"{spelled(one)}: cannot be given with {spelled(other)}, which means the same; leave out one of them")
     if not of_plan:
-        _check_complete(asked, spelled)
+        absent = absent_fields(asked)
+        if absent:
+            others = {name: spelled(name) for name in ("nodes", "batch_tokens")}
+            meanings = ((spelled(name), meaning.format(**others)) for name, meaning in absent.items())
+            raise InputError("; ".join(f"{name}: is missing; give {meaning}" for name, meaning in meanings))
     for name in asked["cluster"]:
         check_name(name, "cluster", Cluster, "see `perfmodel clusters`")
     for name in asked["model"]:
@@ -104,14 +111,6 @@ def read_risk(given: object) -> float | None:
     return risk
 
 
-def _refuse_millions(given: object, spelled: Callable[[str], str]) -> None:
-    """Raise InputError for a global batch of millions: it is meant in tokens, and as sequences it would give days instead of seconds."""
-    for value in several(given):
-        if isinstance(value, str) and value.strip()[-1:] in ("m", "M", "g", "G") and value.strip()[:1].isdigit():
-            rule = f"counts sequences, of which no batch has millions; for tokens give {spelled('batch_tokens')} {value.strip()}"
-            raise InputError(f"{spelled('global_batch')}={value.strip()}: {rule}")
-
-
 def _once(values: list[Any]) -> list[Any]:
     """Return the values without duplicates; objects of a user may not be hashable."""
     try:
@@ -128,14 +127,6 @@ def names_in(value: object) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return [name for entry in value for name in names_in(entry)]
     return several(value)
-
-
-def _check_complete(asked: Mapping[str, list[Any]], spelled: Callable[[str], str]) -> None:
-    absent = absent_fields(asked)
-    if absent:
-        others = {name: spelled(name) for name in ("nodes", "batch_tokens")}
-        meanings = ((spelled(name), meaning.format(**others)) for name, meaning in absent.items())
-        raise InputError("; ".join(f"{name}: is missing; give {meaning}" for name, meaning in meanings))
 
 
 def absent_fields(asked: Mapping[str, list[Any]]) -> dict[str, str]:
@@ -336,12 +327,6 @@ def setting_of_request(request: Request, *, plan: Plan | None = None) -> Setting
     return setting_of_plan(plan, job=job, chips=chips, cluster=request.cluster, calibration=calibration, **assumed)
 
 
-def _routing(request: Request, plan_routing: Routing) -> Routing:
-    """Return the routing of a request, else that of its plan."""
-    routing = plan_routing if request.routing is None else request.routing.with_capacity(plan_routing.capacity_factor)
-    return routing if request.capacity_factor is None else routing.with_capacity(request.capacity_factor)
-
-
 def _job_of(request: Request, plan: Plan | None) -> TrainingJob:
     plan_job = plan.job if plan is not None else None
     seq_len = request.seq_len if request.seq_len is not None or plan_job is None else plan_job.seq_len
@@ -349,6 +334,8 @@ def _job_of(request: Request, plan: Plan | None) -> TrainingJob:
     if request.batch_tokens is not None:
         batch = _sequences(request.batch_tokens, seq_len or 1)
     model = request.model if request.model is not None or plan_job is None else plan_job.transformer
+    plan_routing = plan_job.routing if plan_job else BALANCED
+    routing = plan_routing if request.routing is None else request.routing.with_capacity(plan_routing.capacity_factor)
     return make_job(
         model,
         global_batch=batch if batch is not None or plan_job is None else plan_job.global_batch,  # type: ignore[arg-type]
@@ -356,7 +343,7 @@ def _job_of(request: Request, plan: Plan | None) -> TrainingJob:
         precision=request.precision or (plan_job.precision if plan_job else Precision.BF16_MIXED),
         optimizer=request.optimizer or (plan_job.optimizer if plan_job else Optimizer.ADAMW),
         train=request.train or (plan_job.train if plan_job else FULL_TRAINING),
-        routing=_routing(request, plan_job.routing if plan_job else BALANCED),
+        routing=routing if request.capacity_factor is None else routing.with_capacity(request.capacity_factor),
     )
 
 

@@ -357,7 +357,21 @@ def _affordable_space(network: Graph, axes: tuple[MeshAxis, ...], most_dims: int
             break
         if not most_dims or coarser < most_dims:
             space = network_space(network, axes, most_dims=coarser)
-    _check_divides(network, space, math.prod(axis.size for axis in axes))
+    # without a product that can be sharded, chips would only repeat each other's work
+    num_chips = math.prod(axis.size for axis in axes)
+    products = [
+        rows
+        for operator, rows in zip(network.operators, space.operators, strict=True)
+        if any(isinstance(work, (Product, FusedAttention)) for work in operator.forward)
+    ]
+    if products and num_chips > 1 and max(float(rows.parts.prod(axis=1).max()) for rows in products) == 1.0:
+        factors = sorted({axis.size for axis in space.axes})
+        raise bad_field(
+            "chips",
+            num_chips,
+            f"no dim of a product in {network.name} divides by {' or '.join(map(str, factors))}",
+            "use another number, or another batch",
+        )
     return space
 
 
@@ -372,23 +386,6 @@ def _least_host_time(run: Graph, estimator: Estimator, num_microbatches: int) ->
     """Return the least host time of any choice: launches of `run`, in which every possible fusion is made, and the step constant. [s]"""
     profile = estimator.profile
     return num_microbatches * profile.timing.host_launch_time * graph_launches(run, profile) + profile.timing.step_time_constant
-
-
-def _check_divides(network: Graph, space: NetworkSpace, num_chips: int) -> None:
-    """Check that some product can be sharded at all; otherwise chips would only repeat each other's work."""
-    products = [
-        rows
-        for operator, rows in zip(network.operators, space.operators, strict=True)
-        if any(isinstance(work, (Product, FusedAttention)) for work in operator.forward)
-    ]
-    if products and num_chips > 1 and max(float(rows.parts.prod(axis=1).max()) for rows in products) == 1.0:
-        factors = sorted({axis.size for axis in space.axes})
-        raise bad_field(
-            "chips",
-            num_chips,
-            f"no dim of a product in {network.name} divides by {' or '.join(map(str, factors))}",
-            "use another number, or another batch",
-        )
 
 
 def fixed_parts(wanted: Mapping[str, Mapping[str, int]]) -> Filter:
