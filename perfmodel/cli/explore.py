@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import Output, Progress, show
+from perfmodel.cli.output import Output, Progress
 from perfmodel.cli.words import command
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.values import read_integer
@@ -103,8 +102,7 @@ def explore(
         else:
             points = None if wanted.points is None else read_integer(wanted.points, "points")
             document = _explore({**words, "vary": wanted.vary, "points": points, "search": search, "shares": shares}, files, progress)
-    files.write_csv(document)
-    show(replace(document, blocks=lambda: chain(document.blocks(), files.written(output))), output)
+    files.finish(document, output)
 
 
 def _explore(words: dict[str, Any], files: options.Files, progress: Progress) -> Document:

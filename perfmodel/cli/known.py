@@ -435,17 +435,13 @@ def calibrations(
         else:
             yield from table_with_sources(
                 ("calibration", "date", "measured on", "lent to", "source"),
-                [(*_calibration_row(calibration), calibration.source) for calibration in known],
+                [(one.name, one.date, ", ".join(one.chips), ", ".join(one.relatives) or "-", one.source) for one in known],
                 title=f"Known calibrations: {len(known)}. The user's own are in {places}.",
                 fold=("lent to",),
                 sources=sources,
             )
 
     show(Document(content=lambda: {"calibrations": known}, blocks=blocks), output)
-
-
-def _calibration_row(calibration: Calibration) -> tuple[str, ...]:
-    return (calibration.name, calibration.date, ", ".join(calibration.chips), ", ".join(calibration.relatives) or "-")
 
 
 def calibration_facts(calibration: Calibration) -> list[tuple[str, str]]:

@@ -102,7 +102,6 @@ def shard(
     if stages:
         _with_pipeline(network, batch, stages, microbatches, given, files=files, output=output)
         return
-    from perfmodel.parallel.plan_file import write_plan
     from perfmodel.verbs.networks import shard_network
 
     counts = _counts(microbatches, "microbatches") or [1]
@@ -119,8 +118,7 @@ def shard(
             progress=progress.step,
             **given,
         )
-    if save is not None:
-        write_plan(result.best.plan, save)
+    files.save_plan(result.best.plan)
     code = f" --network {shlex.quote(network)}" if ":" in network else ""
     saved: list[Block] = (
         [Text(f"plan: {save}; run it here with:", apart=True), Command(f"perfmodel run {save}{code}")] if save is not None else []
@@ -243,7 +241,6 @@ def _blocks(result: ShardResult, cluster: str) -> Iterator[Block]:
 def _with_pipeline(
     network: str, batch: int | None, stages: str, microbatches: str, given: dict[str, Any], *, files: options.Files, output: Output
 ) -> None:
-    from perfmodel.parallel.plan_file import write_plan
     from perfmodel.report.networks import pipeline_object
     from perfmodel.verbs.networks import shard_pipeline
 
@@ -257,15 +254,12 @@ def _with_pipeline(
             progress=progress.step,
             **given,
         )
-    if files.save is not None:
-        write_plan(best.best.plan, files.save)
-    show(
-        Document(
-            content=lambda: {"network": network, "zero": int(best.best.plan.zero), **pipeline_object(best)},
-            blocks=lambda: chain(_pipeline_blocks(network, batch or 0, best, given), files.written(output)),
-        ),
-        output,
+    files.save_plan(best.best.plan)
+    document = Document(
+        content=lambda: {"network": network, "zero": int(best.best.plan.zero), **pipeline_object(best)},
+        blocks=lambda: _pipeline_blocks(network, batch or 0, best, given),
     )
+    files.finish(document, output)
 
 
 def _pipeline_blocks(network: str, batch: int, search: PipelineSearch, given: dict[str, Any]) -> Iterator[Block]:
