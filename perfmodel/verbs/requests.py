@@ -241,8 +241,12 @@ def _placed(request: Request, knobs: Knobs, plan: Plan | None, settings: dict[tu
             notes = (*notes, f"recompute={default}: not given, so the default of {setting.profile}")
     else:
         wanted = overridden(plan, setting, knobs)
-    setting = replace(setting, notes=(*notes, *_notes_on(knobs, wanted)))
-    return _Placed(request=request, knobs=knobs, setting=setting, plan=wanted)
+    if knobs.schedule and wanted.layout.pp == 1:
+        notes = (*notes, f"schedule={knobs.schedule} does nothing without a pipeline (pp=1)")
+    if (knobs.zero or knobs.fsdp) and not int(wanted.zero):
+        idle = f"zero={knobs.searched()['zero']} does nothing"
+        notes = (*notes, f"{idle}: one data-parallel rank holds the whole state, as with zero=0")
+    return _Placed(request=request, knobs=knobs, setting=replace(setting, notes=notes), plan=wanted)
 
 
 _MOST_COLUMNS = 512
@@ -354,13 +358,3 @@ def _sequences(tokens: int, seq_len: int) -> int:
         remedy = f"use {' or '.join(str(count) for count in near)} (4M is 4194304), or give global_batch in sequences"
         raise bad_field("batch_tokens", tokens, f"must be whole sequences of seq_len={seq_len} tokens", remedy)
     return tokens // seq_len
-
-
-def _notes_on(knobs: Knobs, plan: Plan) -> list[str]:
-    """Return notes on given knobs that have no effect in this plan."""
-    notes = []
-    if knobs.schedule and plan.layout.pp == 1:
-        notes.append(f"schedule={knobs.schedule} does nothing without a pipeline (pp=1)")
-    if (knobs.zero or knobs.fsdp) and not int(plan.zero):
-        notes.append(f"zero={knobs.searched()['zero']} does nothing: one data-parallel rank holds the whole state, as with zero=0")
-    return notes
