@@ -122,5 +122,7 @@ def compare(
         if not same_job:
             yield Notes(["these plans run different jobs: compare tokens/s a chip, not step times"])
 
-    rows = ({"file": name, **row} for name, row in zip(plans, table_rows(predictions), strict=True))
-    files.finish(Document(content=content, blocks=blocks, rows=lambda: rows), output)
+    def rows() -> Iterator[dict[str, Any]]:
+        return ({"file": name, **row} for name, row in zip(plans, table_rows(predictions), strict=True))
+
+    files.finish(Document(content=content, blocks=blocks, rows=rows), output)

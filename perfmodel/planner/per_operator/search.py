@@ -22,6 +22,7 @@ from perfmodel.cost.launches import graph_launches
 from perfmodel.cost.memory.chip import sole_outside_bytes
 from perfmodel.cost.per_operator.operators import MeshPrices, StepSetting
 from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes
 from perfmodel.parallel.per_operator.mesh import MeshAxis, mesh_axes
 from perfmodel.parallel.plan import Plan, assigned_plan
@@ -96,7 +97,7 @@ class _Solved:
     cost: float
     lower_bound: float
     is_proved: bool
-    price: float
+    price: float = 0.0
     cut_off: str = ""
 
 
@@ -209,14 +210,7 @@ class NetworkPlanner(Generic[Priced]):
         choice = fold.unfold(solution.choice)
         limit = memory_limit - self.context_bytes
         if math.isinf(limit) or self.bytes_of(choice) <= limit:
-            return _Solved(
-                choice=choice,
-                cost=solution.cost,
-                lower_bound=solution.lower_bound,
-                is_proved=solution.is_proved,
-                price=0.0,
-                cut_off=solution.cut_off,
-            )
+            return _Solved(choice=choice, **picked(solution, "cost lower_bound is_proved cut_off"))
         weights, copies = fold.problem(self.tables.held_bytes(), self.tables.edge_bytes)
         try:
             within = eliminate_within(vectors, between, weights, limit, edge_weights=copies, gap=_GAP, budget=budget)
@@ -225,14 +219,7 @@ class NetworkPlanner(Generic[Priced]):
         except InputError:
             least = self._lean(fold, vectors, between).cost + self.context_bytes
             raise _too_large(memory_limit, least) from None
-        return _Solved(
-            choice=fold.unfold(within.choice),
-            cost=within.cost,
-            lower_bound=within.lower_bound,
-            is_proved=within.is_proved,
-            price=within.price,
-            cut_off=within.cut_off,
-        )
+        return _Solved(choice=fold.unfold(within.choice), **picked(within, "cost lower_bound is_proved price cut_off"))
 
     def bytes_of(self, choice: Sequence[int]) -> float:
         """Return the memory of a choice, without the context. [byte]"""
@@ -251,7 +238,7 @@ class NetworkPlanner(Generic[Priced]):
         solution = self._lean(fold, fold.costs(costs, edges.within), edges.between)
         choice = fold.unfold(solution.choice)
         cost = self._cost(choice, costs)
-        return self.price(choice), _Solved(choice=choice, cost=cost, lower_bound=0.0, is_proved=False, price=0.0, cut_off="memory limit")
+        return self.price(choice), _Solved(choice=choice, cost=cost, lower_bound=0.0, is_proved=False, cut_off="memory limit")
 
     def _cost(self, choice: Sequence[int], costs: Sequence[Array]) -> float:
         """Return the additive cost of a choice. [s]"""
