@@ -11,6 +11,7 @@ from perfmodel.cli import options
 from perfmodel.cli.output import Output, Progress, show
 from perfmodel.cli.words import argument, command, option
 from perfmodel.foundation.errors import bad_field, first_of
+from perfmodel.foundation.plain import picked
 from perfmodel.report.document import Block, Document, Facts, Text
 from perfmodel.report.table import Table
 
@@ -70,17 +71,12 @@ def import_(
 
 def _as_object(graph: ImportedGraph, took: float, strategies: list[ImportedStrategy]) -> dict[str, Any]:
     content: dict[str, Any] = {
-        "name": graph.name,
-        "source": graph.source,
+        **picked(graph, "name source"),
         "convention": CONVENTION,
         "import_time": took,
         "num_vertices": len(graph.vertices),
         "num_edges": len(graph.edges),
-        "flops": graph.flops,
-        "num_parameters": graph.num_parameters,
-        "parameter_bytes": graph.parameter_bytes,
-        "buffer_bytes": graph.buffer_bytes,
-        "activation_bytes": graph.activation_bytes,
+        **picked(graph, "flops num_parameters parameter_bytes buffer_bytes activation_bytes"),
         "operators": graph.totals(),
         "unrecognised": graph.unrecognised(),
         "unused_parameters": graph.unused_parameters,
@@ -95,12 +91,7 @@ def strategy_object(graph: ImportedGraph, strategy: ImportedStrategy) -> dict[st
         "num_devices": strategy.num_devices,
         "cost_flops": strategy.cost,
         "data_parallel_cost_flops": strategy.data_parallel_cost,
-        "data_parallel_devices": strategy.data_parallel_devices,
-        "times_data_parallel": strategy.times_data_parallel,
-        "is_proved": strategy.is_proved,
-        "gap": strategy.gap,
-        "table_time": strategy.table_time,
-        "search_time": strategy.search_time,
+        **picked(strategy, "data_parallel_devices times_data_parallel is_proved gap table_time search_time"),
         "strategy": [
             {"name": vertex.name, "kind": vertex.kind, "parts": parts} for vertex, parts in zip(graph.vertices, strategy.parts, strict=True)
         ],

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -91,6 +91,8 @@ def search(
     """
     from perfmodel.foundation.values import read_integer
     from perfmodel.parallel.prediction import NotPredicted, first_reasons
+    from perfmodel.planner.rows import search_rows
+    from perfmodel.verbs.confidence import interval_in
     from perfmodel.verbs.configs import start_from
     from perfmodel.verbs.objects import searches_object
     from perfmodel.verbs.requests import check_names, make_requests, setting_of_request
@@ -172,7 +174,10 @@ def search(
             _blocks(results, failures, run=asked_run, interval=interval, output=output),
             [Notes(read)] if read else (),
         ),
-        rows=lambda: _rows(results, tokens=num_tokens, interval=interval),
+        rows=lambda: chain.from_iterable(
+            search_rows(result, tokens=num_tokens, interval_of=partial(interval_in, setting) if interval else None)
+            for setting, result in results
+        ),
     )
     files.finish(document, output, {"plan": None, "best plan": files.save})
     if was_interrupted:
@@ -228,14 +233,6 @@ def _search_once(
             progress=report,
         )
         return result, was_interrupted()
-
-
-def _rows(results: list[tuple[Setting, SearchResult]], *, tokens: float, interval: bool) -> Iterator[dict[str, Any]]:
-    from perfmodel.planner.rows import search_rows
-    from perfmodel.verbs.confidence import interval_in
-
-    for setting, result in results:
-        yield from search_rows(result, tokens=tokens, interval_of=partial(interval_in, setting) if interval else None)
 
 
 def _blocks(

@@ -12,6 +12,7 @@ from perfmodel.cli import options
 from perfmodel.cli.output import Output, Progress, show
 from perfmodel.cli.words import argument, command, option
 from perfmodel.foundation.errors import InputError, bad_field, whole_number
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.values import optional_share, read_integer
 from perfmodel.foundation.words import Words, given_words, word, words_of
 from perfmodel.parallel.knobs import Knobs
@@ -172,21 +173,12 @@ def _as_object(result: ShardResult) -> dict[str, Any]:
     return {
         "network": result.network.name,
         "num_operators": len(result.network.operators),
-        "num_parameters": result.network.num_parameters,
-        "flops": result.network.flops,
+        **picked(result.network, "num_parameters flops"),
         "zero": result.zero,
         "best": prediction_object(result.best),
         "zero_searched": list(result.searches),
-        "lower_bound": result.lower_bound,
-        "is_proved": result.is_proved,
-        "gap": result.gap,
-        "cut_off": result.cut_off,
-        "price": search.price,
-        "has_equal_layers": search.has_equal_layers,
-        "most_dims": search.most_dims,
-        "num_configurations": search.num_configurations,
-        "table_time": search.table_time,
-        "search_time": search.search_time,
+        **picked(result, "lower_bound is_proved gap cut_off"),
+        **picked(search, "price has_equal_layers most_dims num_configurations table_time search_time"),
         "strategies": {name: prediction_object(prediction) for name, prediction in result.strategies.items()},
         "treatments": result.treatments,
     }
@@ -329,8 +321,7 @@ def networks(*, output: Output) -> None:
                 "name": name,
                 "batch": built.batch,
                 "num_operators": len(built.operators),
-                "num_parameters": built.num_parameters,
-                "flops": built.flops,
+                **picked(built, "num_parameters flops"),
                 "sizes": sizes,
                 "source": built.source,
             }
