@@ -21,8 +21,6 @@ from perfmodel.parallel.request import Request
 from perfmodel.report.document import Text
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from perfmodel.parallel.plan import Plan
     from perfmodel.report.document import Block, Document
     from perfmodel.verbs.training import AskedRun
@@ -73,7 +71,7 @@ class Files:
 
             write_plan(plan, self.save)
 
-    def draw(self, figure: Callable[[Any], Figure]) -> None:
+    def draw(self, figure: Callable[[Any], Any]) -> None:
         """Draw to the file of `--plot`. figure: a function of the module of the figures, which is loaded for it alone."""
         if self.plot is not None:
             from perfmodel.report import figures
