@@ -78,8 +78,21 @@ def make_app(*, with_options: bool = False) -> typer.Typer:
 
     with_options   load the options of the verbs, for shell completion
     """
+    import typer
+
     app = _empty_app(add_completion=True)
-    app.callback()(_root())
+
+    def print_version(wanted: bool) -> None:
+        if wanted:
+            from perfmodel import __version__
+
+            typer.echo(f"perfmodel {__version__}")
+            raise typer.Exit
+
+    def root(version: bool = typer.Option(False, "--version", callback=print_version, is_eager=True, help="Print the version.")) -> None:
+        """Options before the verb."""
+
+    app.callback()(root)
     for name, (module, summary) in VERBS.items():
         function = _function(module, name) if with_options else _placeholder(name)
         app.command(name, short_help=summary)(function)
@@ -87,7 +100,8 @@ def make_app(*, with_options: bool = False) -> typer.Typer:
 
 
 def _function(module: str, verb: str) -> Any:
-    return getattr(import_module(f"perfmodel.cli.{module}"), _function_of(verb))
+    name = verb.replace("-", "_")
+    return getattr(import_module(f"perfmodel.cli.{module}"), f"{name}_" if iskeyword(name) else name)
 
 
 def command_of(verb: str) -> Any:
@@ -162,11 +176,6 @@ def _empty_app(*, add_completion: bool = False) -> typer.Typer:
     )
 
 
-def _function_of(verb: str) -> str:
-    name = verb.replace("-", "_")
-    return f"{name}_" if iskeyword(name) else name
-
-
 def _placeholder(name: str) -> Callable[[], Any]:
     def stand_in() -> None:
         from perfmodel.foundation.errors import PerfModelError
@@ -174,22 +183,6 @@ def _placeholder(name: str) -> Callable[[], Any]:
         raise PerfModelError(f"{name}: was not loaded; give the verb first, as in perfmodel {name} --help")
 
     return stand_in
-
-
-def _root() -> Callable[..., None]:
-    import typer
-
-    def print_version(wanted: bool) -> None:
-        if wanted:
-            from perfmodel import __version__
-
-            typer.echo(f"perfmodel {__version__}")
-            raise typer.Exit
-
-    def root(version: bool = typer.Option(False, "--version", callback=print_version, is_eager=True, help="Print the version.")) -> None:
-        """Options before the verb."""
-
-    return root
 
 
 def wants_json(arguments: Sequence[str]) -> bool:

@@ -12,6 +12,7 @@ from perfmodel.cli import options
 from perfmodel.cli.output import Output, Progress, show
 from perfmodel.cli.words import argument, command, option
 from perfmodel.foundation.errors import bad_field
+from perfmodel.foundation.plain import picked
 from perfmodel.report.document import Block, Document, Facts, Text
 from perfmodel.report.table import Table
 
@@ -82,8 +83,7 @@ def _as_object(result: Audit, prediction: Prediction, num_differences: int, tole
         "num_differences": num_differences,
         "tolerance": tolerance,
         "convention": CONVENTION,
-        "torch": result.torch,
-        "profile": result.profile,
+        **picked(result, "torch profile"),
         "plan_profile": prediction.plan.profile,
         "plan_memory": prediction.memory["total"],
         "memory_usable": prediction.memory_usable,
@@ -95,22 +95,9 @@ def _as_object(result: Audit, prediction: Prediction, num_differences: int, tole
             {
                 "rank": audited.rank,
                 "place": audited.coordinates,
-                "elapsed": audited.elapsed,
-                "memory": audited.memory,
-                "peak_moment": audited.peak_moment,
+                **picked(audited, "elapsed memory peak_moment"),
                 "peak_by_class": dict(audited.peak_by_class),
-                "rows": [
-                    {
-                        "group": row.group,
-                        "name": row.name,
-                        "unit": row.unit,
-                        "predicted": row.predicted,
-                        "counted": row.counted,
-                        "difference": row.difference,
-                        "tolerance": row.tolerance,
-                    }
-                    for row in audited.rows
-                ],
+                "rows": [picked(row, "group name unit predicted counted difference tolerance") for row in audited.rows],
             }
             for audited in result.ranks
         ],
@@ -122,13 +109,18 @@ def _blocks(result: Audit, prediction: Prediction, num_differences: int, toleran
     from perfmodel.foundation.units import format_bytes, format_time
     from perfmodel.report.predictions import job_line, plan_line
 
+    counted, total = result.counted_microbatches, result.plan.num_microbatches
+    microbatches = f"counted with all {total}"
+    if counted != (total,):
+        numbers = " and ".join(f"{number:,}" for number in counted)
+        microbatches = f"counted with {numbers} of {total:,}, which is exact as every further one repeats the last"
     took = ", ".join(f"rank {audited.rank} {format_time(audited.elapsed)}" for audited in result.ranks)
     memory = max(audited.memory for audited in result.ranks)
     facts = [
         ("plan", plan_line(result.plan)),
         ("counted by", f"torch {result.torch}, one step of the executor's program under fake tensors"),
         ("profile", _profile_line(result, prediction)),
-        ("microbatches", _microbatches(result)),
+        ("microbatches", microbatches),
         *([("tokens", f"unevenly many for experts: the fullest rank gets {result.skew:.4g} times the mean")] if result.skew else []),
         ("convention", CONVENTION),
         ("took", f"{took}; {format_bytes(memory)} of this machine's memory"),
@@ -169,14 +161,6 @@ def _profile_line(result: Audit, prediction: Prediction) -> str:
         f"{result.profile}, as the executor runs it; the plan's own is {prediction.plan.profile}, under which the fullest chip needs "
         f"{format_bytes(prediction.memory['total'])} (perfmodel predict PLAN; with --profile {result.profile} as audited)"
     )
-
-
-def _microbatches(result: Audit) -> str:
-    counted, total = result.counted_microbatches, result.plan.num_microbatches
-    if counted == (total,):
-        return f"counted with all {total}"
-    numbers = " and ".join(f"{number:,}" for number in counted)
-    return f"counted with {numbers} of {total:,}, which is exact as every further one repeats the last"
 
 
 def _title(audited: RankAudit, result: Audit) -> str:

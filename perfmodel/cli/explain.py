@@ -17,7 +17,6 @@ from perfmodel.parallel.request import Request
 from perfmodel.report.document import Block, Document, Facts, Notes, Text
 
 if TYPE_CHECKING:
-    from perfmodel.parallel.prediction import Prediction
     from perfmodel.planner.explain import Explanation
 
 
@@ -102,7 +101,7 @@ def compare(
 ) -> None:
     """Compare plans side by side: time, its parts, memory, and the knobs that differ."""
     from perfmodel.parallel.rows import table_rows
-    from perfmodel.report.predictions import short_names
+    from perfmodel.report.predictions import comparison_tables, comparison_verdict, is_one_job, prediction_object, short_names
     from perfmodel.verbs.api import compare_plans
 
     output = files.check(output)
@@ -110,31 +109,20 @@ def compare(
         raise InputError("compare: needs at least two plans; give their files, or use perfmodel predict for one")
     predictions = compare_plans(plans, **given_words(assumed))
     names = short_names(plans)
-    if files.plot is not None:
-        from perfmodel.report.figures import predictions_figure, write_figure
+    files.draw(lambda figures: figures.predictions_figure(predictions, names=names))
+    same_job = is_one_job(predictions)
 
-        write_figure(predictions_figure(predictions, names=names), files.plot)
-    show(
-        Document(
-            content=lambda: _compared_object(plans, predictions),
-            blocks=lambda: chain(_compared_blocks(names, predictions), files.written(output)),
-            rows=lambda: ({"file": name, **row} for name, row in zip(plans, table_rows(predictions), strict=True)),
-        ),
-        output,
-    )
+    def content() -> dict[str, Any]:
+        objects = [{"file": name, **prediction_object(prediction)} for name, prediction in zip(plans, predictions, strict=True)]
+        return {"same_job": same_job, "plans": objects}
 
+    def blocks() -> Iterator[Block]:
+        yield Text(comparison_verdict(names, predictions))
+        yield from comparison_tables(names, predictions)
+        if not same_job:
+            yield Notes(["these plans run different jobs: compare tokens/s a chip, not step times"])
 
-def _compared_object(plans: Sequence[str], predictions: Sequence[Prediction]) -> dict[str, Any]:
-    from perfmodel.report.predictions import is_one_job, prediction_object
+    def rows() -> Iterator[dict[str, Any]]:
+        return ({"file": name, **row} for name, row in zip(plans, table_rows(predictions), strict=True))
 
-    objects = [{"file": name, **prediction_object(prediction)} for name, prediction in zip(plans, predictions, strict=True)]
-    return {"same_job": is_one_job(predictions), "plans": objects}
-
-
-def _compared_blocks(names: Sequence[str], predictions: Sequence[Prediction]) -> Iterator[Block]:
-    from perfmodel.report.predictions import comparison_tables, comparison_verdict, is_one_job
-
-    yield Text(comparison_verdict(names, predictions))
-    yield from comparison_tables(names, predictions)
-    if not is_one_job(predictions):
-        yield Notes(["these plans run different jobs: compare tokens/s a chip, not step times"])
+    files.finish(Document(content=content, blocks=blocks, rows=rows), output)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import Output, Progress, show
+from perfmodel.cli.output import Output, Progress
 from perfmodel.cli.words import command
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.values import read_integer
@@ -74,6 +73,9 @@ def explore(
 
     Training, or with --input-len and --output-len a service. One of --vary, --sensitivity, or --from with --to.
     """
+    from perfmodel.report.explorations import sensitivities_object, sensitivities_table, waterfall_object, waterfall_table
+    from perfmodel.verbs.explore import explore_sensitivity, explore_waterfall
+
     output = files.check(output)
     if sum(map(bool, (wanted.vary, sensitivity, wanted.to))) != 1:
         raise InputError("--vary, --sensitivity, --to: give one of them; --vary chip.memory.bandwidth=1..8TB/s is an axis")
@@ -90,14 +92,17 @@ def explore(
         words["metric"] = wanted.metric
     with Progress("explore") as progress:
         if wanted.to:
-            document = _waterfall({**words, "to": wanted.to, "to_precision": wanted.to_precision}, files, progress)
+            waterfall = explore_waterfall(**words, to=wanted.to, to_precision=wanted.to_precision, progress=progress.share)
+            _draw(waterfall, files)
+            document = Document(content=lambda: waterfall_object(waterfall), blocks=lambda: [waterfall_table(waterfall)])
         elif sensitivity:
-            document = _sensitivity({**words, "search": search}, files)
+            sensitivities = explore_sensitivity(**words, search=search)
+            _draw(sensitivities, files)
+            document = Document(content=lambda: sensitivities_object(sensitivities), blocks=lambda: [sensitivities_table(sensitivities)])
         else:
             points = None if wanted.points is None else read_integer(wanted.points, "points")
             document = _explore({**words, "vary": wanted.vary, "points": points, "search": search, "shares": shares}, files, progress)
-    files.write_csv(document)
-    show(replace(document, blocks=lambda: chain(document.blocks(), files.written(output))), output)
+    files.finish(document, output)
 
 
 def _explore(words: dict[str, Any], files: options.Files, progress: Progress) -> Document:
@@ -121,21 +126,3 @@ def _draw(result: Exploration | Sensitivities | Waterfall, files: options.Files)
         from perfmodel.report.figures import write_figure
 
         write_figure(figure_of(result), files.plot)
-
-
-def _sensitivity(words: dict[str, Any], files: options.Files) -> Document:
-    from perfmodel.report.explorations import sensitivities_object, sensitivities_table
-    from perfmodel.verbs.explore import explore_sensitivity
-
-    sensitivities = explore_sensitivity(**words)
-    _draw(sensitivities, files)
-    return Document(content=lambda: sensitivities_object(sensitivities), blocks=lambda: [sensitivities_table(sensitivities)])
-
-
-def _waterfall(words: dict[str, Any], files: options.Files, progress: Progress) -> Document:
-    from perfmodel.report.explorations import waterfall_object, waterfall_table
-    from perfmodel.verbs.explore import explore_waterfall
-
-    waterfall = explore_waterfall(**words, progress=progress.share)
-    _draw(waterfall, files)
-    return Document(content=lambda: waterfall_object(waterfall), blocks=lambda: [waterfall_table(waterfall)])

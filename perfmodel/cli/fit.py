@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, show
 from perfmodel.cli.words import argument, command, option
+from perfmodel.foundation.plain import picked
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
 from perfmodel.report.document import Block, Document, Facts, Notes, Text
 from perfmodel.verbs.fitting import ASKED, KNOBS
 
 if TYPE_CHECKING:
-    from perfmodel.fitting.result import FittedMemory, FittedProfile
+    from perfmodel.fitting.result import FittedProfile
 
 
 @command(asked=ASKED, knobs=KNOBS, output=options.PLAIN_OUTPUT)
@@ -53,26 +54,23 @@ def _object(fitted: FittedProfile, save: Path | None) -> dict[str, Any]:
         return {name: plan_to_dict(run.plan) if name == "plan" else getattr(run, name) for name in run.__dataclass_fields__}
 
     return {
-        "profile": fitted.profile,
-        "base": fitted.base,
+        **picked(fitted, "profile base"),
         "num_runs": len(fitted.runs),
-        "error_before": fitted.error_before,
-        "error_after": fitted.error_after,
-        "error_left_out": fitted.error_left_out,
-        "noise": fitted.noise,
+        **picked(fitted, "error_before error_after error_left_out noise"),
         "habits": [asdict(behaviour) for behaviour in fitted.behaviours],
         "runs": [run_object(run) for run in fitted.runs],
         "outliers": [run.id for run in fitted.outliers],
         "next_run": next(map(run_object, fitted.next_runs), None),
-        "memory": None if fitted.memory is None else _memory_object(fitted.memory, run_object),
+        "memory": None
+        if (memory := fitted.memory) is None
+        else {
+            **picked(memory, "error_before error_after error_left_out"),
+            "habit": asdict(memory.behaviour),
+            "runs": list(map(run_object, memory.runs)),
+        },
         "notes": fitted.notes,
         "saved": save,
     }
-
-
-def _memory_object(memory: FittedMemory, run_object: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
-    errors = {name: getattr(memory, name) for name in ("error_before", "error_after", "error_left_out")}
-    return {**errors, "habit": asdict(memory.behaviour), "runs": [run_object(run) for run in memory.runs]}
 
 
 def _blocks(fitted: FittedProfile, save: Path | None) -> Iterator[Block]:

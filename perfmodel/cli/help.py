@@ -63,7 +63,7 @@ def shell_lines(command: str, *, width: int) -> list[str]:
 
 def with_groups(command: Any) -> Any:
     """Return the command, with its options under headings in its help."""
-    command.format_options = partial(_write_options, command)
+    command.format_options = lambda context, formatter: _write_sections(formatter, option_groups(command, context))
     return command
 
 
@@ -82,10 +82,6 @@ def option_groups(command: Any, context: Any) -> dict[str, list[tuple[str, str]]
             is_argument = parameter.param_type_name == "argument"
             rows.setdefault("Arguments" if is_argument else _HEADING.get(parameter.name, _OTHER), []).append(record)
     return {heading: rows[heading] for heading in ("Arguments", *_OPTIONS, _OTHER) if heading in rows}
-
-
-def _write_options(command: object, context: object, formatter: object) -> None:
-    _write_sections(formatter, option_groups(command, context))
 
 
 def _write_commands(group: Any, context: Any, formatter: Any) -> None:

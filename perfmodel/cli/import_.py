@@ -11,6 +11,7 @@ from perfmodel.cli import options
 from perfmodel.cli.output import Output, Progress, show
 from perfmodel.cli.words import argument, command, option
 from perfmodel.foundation.errors import bad_field, first_of
+from perfmodel.foundation.plain import picked
 from perfmodel.report.document import Block, Document, Facts, Text
 from perfmodel.report.table import Table
 
@@ -36,8 +37,11 @@ def import_(
 
     Operators are recognised by name as iteration spaces over named dims; what is not recognised is listed, and counts as replicated.
     """
+    import json
+
     from perfmodel.foundation.resources import check_can_be_written, write_atomically
     from perfmodel.verbs.importing import import_graph
+    from perfmodel.workload.imported.graph import graph_to_dict
 
     if search is not None and search < 1:
         raise bad_field("search", search, "must be a whole number of at least 1", "write --search 32")
@@ -49,7 +53,7 @@ def import_(
         graph = import_graph(module, inputs or ())
     took = time.monotonic() - start
     if save is not None:
-        write_atomically(save, _graph_file(graph))
+        write_atomically(save, json.dumps(graph_to_dict(graph), indent=1, allow_nan=False) + "\n")
     strategies: list[ImportedStrategy] = []
     if search is not None:
         from perfmodel.planner.pase.imported import search_imported
@@ -65,27 +69,14 @@ def import_(
     show(Document(content=lambda: _as_object(graph, took, strategies), blocks=blocks), output)
 
 
-def _graph_file(graph: ImportedGraph) -> str:
-    import json
-
-    from perfmodel.workload.imported.graph import graph_to_dict
-
-    return json.dumps(graph_to_dict(graph), indent=1, allow_nan=False) + "\n"
-
-
 def _as_object(graph: ImportedGraph, took: float, strategies: list[ImportedStrategy]) -> dict[str, Any]:
     content: dict[str, Any] = {
-        "name": graph.name,
-        "source": graph.source,
+        **picked(graph, "name source"),
         "convention": CONVENTION,
         "import_time": took,
         "num_vertices": len(graph.vertices),
         "num_edges": len(graph.edges),
-        "flops": graph.flops,
-        "num_parameters": graph.num_parameters,
-        "parameter_bytes": graph.parameter_bytes,
-        "buffer_bytes": graph.buffer_bytes,
-        "activation_bytes": graph.activation_bytes,
+        **picked(graph, "flops num_parameters parameter_bytes buffer_bytes activation_bytes"),
         "operators": graph.totals(),
         "unrecognised": graph.unrecognised(),
         "unused_parameters": graph.unused_parameters,
@@ -100,12 +91,7 @@ def strategy_object(graph: ImportedGraph, strategy: ImportedStrategy) -> dict[st
         "num_devices": strategy.num_devices,
         "cost_flops": strategy.cost,
         "data_parallel_cost_flops": strategy.data_parallel_cost,
-        "data_parallel_devices": strategy.data_parallel_devices,
-        "times_data_parallel": strategy.times_data_parallel,
-        "is_proved": strategy.is_proved,
-        "gap": strategy.gap,
-        "table_time": strategy.table_time,
-        "search_time": strategy.search_time,
+        **picked(strategy, "data_parallel_devices times_data_parallel is_proved gap table_time search_time"),
         "strategy": [
             {"name": vertex.name, "kind": vertex.kind, "parts": parts} for vertex, parts in zip(graph.vertices, strategy.parts, strict=True)
         ],

@@ -241,7 +241,12 @@ def _cluster_row(cluster: Cluster) -> tuple[str, ...]:
 
 
 def _cluster_facts(cluster: Cluster) -> list[tuple[str, str]]:
+    from perfmodel.cost.link_rates import LINK_ROWS, tier_kind
+    from perfmodel.cost.machine import resolve_machine
+    from perfmodel.cost.resolve import choose_calibration
+    from perfmodel.foundation.collectives import CollectiveKind
     from perfmodel.foundation.units import format_bandwidth, format_time
+    from perfmodel.hardware.calibration import COLLECTIVE_CODE
 
     facts = [
         ("chip", cluster.chip.name),
@@ -249,14 +254,17 @@ def _cluster_facts(cluster: Cluster) -> list[tuple[str, str]]:
         ("chips per node", str(cluster.chips_per_node)),
         ("largest job", f"{cluster.largest_job:,} chips" if cluster.largest_job else ""),
     ]
-    used = _hops(cluster)
-    for tier, hop in zip(cluster.tiers, used, strict=True):
+    machine = resolve_machine(cluster, choose_calibration(cluster.chip), dtype=_training_dtype(cluster.chip))
+    hops = machine.links.table[LINK_ROWS.index("hop")][:, COLLECTIVE_CODE[CollectiveKind.ALL_GATHER]]
+    for tier, hop in zip(cluster.tiers, hops, strict=True):
         link = tier.link
+        is_as_stated = abs(hop / link.latency - 1) < 1e-6
+        predicted = "" if is_as_stated else f" ({format_time(hop)} a hop of a ring; {machine.basis.parts[tier_kind(cluster, tier)]})"
         parts = [
             f"{tier.topology} of {tier.size}",
             f"{format_bandwidth(link.bandwidth)} to all peers",
             f"{format_bandwidth(link.pair_bandwidth)} to one",
-            f"latency {format_time(link.latency)}{hop}",
+            f"latency {format_time(link.latency)}{predicted}",
         ]
         if tier.torus_shape:
             parts.append("torus " + " x ".join(str(size) for size in tier.torus_shape))
@@ -269,25 +277,6 @@ def _cluster_facts(cluster: Cluster) -> list[tuple[str, str]]:
         facts += [(f"tier {tier.name}", ", ".join(parts)), ("  source", tier.source)]
     facts += [("source", cluster.source), ("notes", cluster.notes)]
     return [(name, value) for name, value in facts if value]
-
-
-def _hops(cluster: Cluster) -> list[str]:
-    """Return the predicted time of a ring hop per tier, if it differs from the latency in the file."""
-    from perfmodel.cost.link_rates import LINK_ROWS, tier_kind
-    from perfmodel.cost.machine import resolve_machine
-    from perfmodel.cost.resolve import choose_calibration
-    from perfmodel.foundation.collectives import CollectiveKind
-    from perfmodel.foundation.units import format_time
-    from perfmodel.hardware.calibration import COLLECTIVE_CODE
-
-    machine = resolve_machine(cluster, choose_calibration(cluster.chip), dtype=_training_dtype(cluster.chip))
-    hops = machine.links.table[LINK_ROWS.index("hop")][:, COLLECTIVE_CODE[CollectiveKind.ALL_GATHER]]
-    return [
-        ""
-        if abs(hop / tier.link.latency - 1) < 1e-6
-        else f" ({format_time(hop)} a hop of a ring; {machine.basis.parts[tier_kind(cluster, tier)]})"
-        for tier, hop in zip(cluster.tiers, hops, strict=True)
-    ]
 
 
 @command(output=options.PLAIN_OUTPUT)
@@ -378,22 +367,18 @@ def profiles(
 
 def _profile_row(profile: ExecutionProfile) -> tuple[str, ...]:
     from perfmodel.foundation.units import format_time
+    from perfmodel.parallel.layout import ZERO_STAGES
 
+    stages = profile.communication.overlaps_gradients
     return (
         profile.name,
         profile.kernels.default_attention,
         f"{profile.state.accumulate_dtype}, reduced in {profile.communication.reduce_dtype}",
         "shards" if profile.state.zero2_stores_shards else "whole copies",
-        _overlapped(profile.communication.overlaps_gradients),
+        "yes" if stages == ZERO_STAGES else f"ZeRO {', '.join(map(str, stages))} alone" if stages else "no",
         format_time(profile.timing.host_launch_time) if profile.timing.host_launch_time else "-",
         format_time(profile.timing.step_time_constant) if profile.timing.step_time_constant else "-",
     )
-
-
-def _overlapped(stages: tuple[int, ...]) -> str:
-    from perfmodel.parallel.layout import ZERO_STAGES
-
-    return "yes" if stages == ZERO_STAGES else f"ZeRO {', '.join(map(str, stages))} alone" if stages else "no"
 
 
 def _profile_facts(name: str, value: object) -> list[tuple[str, str]]:
@@ -450,17 +435,13 @@ def calibrations(
         else:
             yield from table_with_sources(
                 ("calibration", "date", "measured on", "lent to", "source"),
-                [(*_calibration_row(calibration), calibration.source) for calibration in known],
+                [(one.name, one.date, ", ".join(one.chips), ", ".join(one.relatives) or "-", one.source) for one in known],
                 title=f"Known calibrations: {len(known)}. The user's own are in {places}.",
                 fold=("lent to",),
                 sources=sources,
             )
 
     show(Document(content=lambda: {"calibrations": known}, blocks=blocks), output)
-
-
-def _calibration_row(calibration: Calibration) -> tuple[str, ...]:
-    return (calibration.name, calibration.date, ", ".join(calibration.chips), ", ".join(calibration.relatives) or "-")
 
 
 def calibration_facts(calibration: Calibration) -> list[tuple[str, str]]:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from perfmodel.cli import options
 from perfmodel.cli.output import Output, Progress, show
 from perfmodel.cli.words import argument, command, flag
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.words import Words
 from perfmodel.parallel.knobs import Knobs
 from perfmodel.parallel.request import Request
 from perfmodel.report.document import Block, Document, Notes, Text
 
 if TYPE_CHECKING:
-    from perfmodel.report.table import Table
     from perfmodel.verbs.limits import Limits
 
 _WORDS = {
@@ -86,15 +86,10 @@ def _object(result: Limits) -> dict[str, Any]:
     return {
         **setting.described(),
         "global_batch": result.given_batch,
-        "memory_usable": result.memory_usable,
-        "memory_headroom": result.memory_headroom,
-        "risk": result.risk,
+        **picked(result, "memory_usable memory_headroom risk"),
         "limits": {
             limit.name: {
-                "value": limit.value,
-                "limited_by": limit.limited_by,
-                "reason": limit.reason,
-                "memory_class": limit.memory_class,
+                **picked(limit, "value limited_by reason memory_class"),
                 "prediction": prediction_object(limit.prediction[0]) if limit.prediction else {},
             }
             for limit in result
@@ -103,9 +98,10 @@ def _object(result: Limits) -> dict[str, Any]:
 
 
 def _blocks(result: Limits) -> Iterator[Block]:
-    from perfmodel.foundation.units import format_bytes, format_count
-    from perfmodel.parallel.prediction import trained_text
-    from perfmodel.report.predictions import headroom_words
+    from perfmodel.foundation.units import format_bytes, format_count, format_step
+    from perfmodel.parallel.prediction import PROBABILITY, probability_cell, trained_text
+    from perfmodel.report.predictions import headroom_words, short_plan_text
+    from perfmodel.report.table import table_of_rows
     from perfmodel.verbs.setting import tower_note
 
     setting = result.setting
@@ -119,40 +115,26 @@ def _blocks(result: Limits) -> Iterator[Block]:
         f"framework {setting.estimator.profile.name}"
     )
     yield Text(f"{format_bytes(result.memory_usable)} of a chip{least} usable, {headroom_words(result.memory_headroom, result.risk)}")
-    yield _table(result)
-    tower = tower_note(job.transformer)
-    yield Notes([*(f"{_WORDS[limit.name]}: {limit.reason}" for limit in result), *([tower] if tower else [])])
-
-
-def _table(result: Limits) -> Table:
-    from perfmodel.foundation.units import format_bytes, format_step
-    from perfmodel.parallel.prediction import PROBABILITY, probability_cell
-    from perfmodel.report.predictions import short_plan_text
-    from perfmodel.report.table import Table
-
     rows = []
     for limit in result:
-        value = f"{limit.value:,}" if limit.value else "none"
-        if not limit.prediction:
-            rows.append((_WORDS[limit.name], value, limit.limited_by, "", "", "", ""))
-            continue
-        plan = limit.prediction[0]
+        best = limit.prediction[0] if limit.prediction else None
         rows.append(
-            (
-                _WORDS[limit.name],
-                value,
-                limit.limited_by or "-",
-                format_bytes(plan.memory["total"]),
-                probability_cell(plan.fits_probability),
-                format_step(plan.step_time) if math.isfinite(plan.step_time) else "",
-                short_plan_text(plan.plan),
-            )
+            {
+                "what": _WORDS[limit.name],
+                "value": f"{limit.value:,}" if limit.value else "none",
+                "limited by": limit.limited_by or ("-" if best else ""),
+                "memory": format_bytes(best.memory["total"]) if best else "",
+                PROBABILITY: probability_cell(best.fits_probability) if best else "",
+                "step time": format_step(best.step_time) if best and math.isfinite(best.step_time) else "",
+                "plan": short_plan_text(best.plan) if best else "",
+            }
         )
-    return Table(
-        title="Limits, and the fastest plan at each",
-        headers=("what", "value", "limited by", "memory", PROBABILITY, "step time", "plan"),
-        rows=tuple(rows),
+    yield table_of_rows(
+        "Limits, and the fastest plan at each",
+        rows,
         right=("value", "memory", PROBABILITY, "step time"),
         fold=("plan",),
         optional=("memory", "limited by"),
     )
+    tower = tower_note(job.transformer)
+    yield Notes([*(f"{_WORDS[limit.name]}: {limit.reason}" for limit in result), *([tower] if tower else [])])

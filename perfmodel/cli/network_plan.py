@@ -10,9 +10,7 @@ from perfmodel.report.document import Block, Document, Facts, Notes
 
 if TYPE_CHECKING:
     from perfmodel.parallel.plan import Plan
-    from perfmodel.parallel.prediction import Prediction
     from perfmodel.parallel.request import Request
-    from perfmodel.workload.graph import Graph
 
 
 def predict_network_file(plan: Plan, asked: Request, *, network: str, output: Output, **others: object) -> None:
@@ -20,8 +18,10 @@ def predict_network_file(plan: Plan, asked: Request, *, network: str, output: Ou
 
     others   flags that a per-operator plan fixes
     """
+    from perfmodel.parallel.prediction import notes
     from perfmodel.parallel.rows import table_rows
-    from perfmodel.report.predictions import prediction_object
+    from perfmodel.report.networks import operators_table
+    from perfmodel.report.predictions import headline, memory_table, parts_table, prediction_object, verdict_line
     from perfmodel.verbs.networks import network_of_plan, predict_requested
 
     graph = network_of_plan(plan, named=network or None)
@@ -31,15 +31,10 @@ def predict_network_file(plan: Plan, asked: Request, *, network: str, output: Ou
         objects = [prediction_object(prediction) for prediction in predictions]
         return objects[0] if len(objects) == 1 else {"predictions": objects}
 
-    blocks = (block for prediction in predictions for block in _blocks(graph, prediction, verbose=output.verbose))
-    show(Document(content=content, blocks=lambda: blocks, rows=lambda: table_rows(predictions)), output)
+    def blocks() -> Iterator[Block]:
+        for prediction in predictions:
+            yield Facts(verdict_line(prediction), headline(prediction, verbose=output.verbose))
+            yield from (parts_table(prediction), memory_table(prediction), operators_table(graph, prediction.plan))
+            yield Notes(notes(prediction))
 
-
-def _blocks(network: Graph, prediction: Prediction, *, verbose: bool) -> Iterator[Block]:
-    from perfmodel.parallel.prediction import notes
-    from perfmodel.report.networks import operators_table
-    from perfmodel.report.predictions import headline, memory_table, parts_table, verdict_line
-
-    yield Facts(verdict_line(prediction), headline(prediction, verbose=verbose))
-    yield from (parts_table(prediction), memory_table(prediction), operators_table(network, prediction.plan))
-    yield Notes(notes(prediction))
+    show(Document(content=content, blocks=blocks, rows=lambda: table_rows(predictions)), output)

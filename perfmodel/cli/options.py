@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from perfmodel.cli.output import Form, Output
+from perfmodel.cli.output import Form, Output, csv_of, show
 from perfmodel.cli.words import Group, flag
 from perfmodel.foundation.errors import InputError, bad_field
-from perfmodel.foundation.resources import check_can_be_written
+from perfmodel.foundation.resources import check_can_be_written, write_atomically
 from perfmodel.foundation.words import Words, word, words_of
 from perfmodel.parallel.request import Request
 from perfmodel.report.document import Text
 
 if TYPE_CHECKING:
+    from perfmodel.parallel.plan import Plan
     from perfmodel.report.document import Block, Document
     from perfmodel.verbs.training import AskedRun
 
@@ -56,21 +57,34 @@ class Files:
     def check(self, output: Output) -> Output:
         """Return the form of the output: CSV with `--csv -`. Raise InputError before the work for files that cannot be written."""
         check_figure(self.plot)
-        check_plan_path(self.save)
+        if self.save is not None:
+            check_can_be_written(self.save, "save", endings=".yaml .yml", rule=".yaml", remedy="write --save plan.yaml")
         if self.report is not None:
             check_can_be_written(self.report, "--report", endings=".html .htm", rule=".html", remedy="write report.html")
         check_csv(self.csv, output)
         return replace(output, form=Form.CSV) if str(self.csv) == "-" else output
 
-    def write_csv(self, document: Document) -> None:
-        """Write the rows of the result atomically to the file of `--csv`."""
+    def save_plan(self, plan: Plan) -> None:
+        """Write a plan to the file of `--save`."""
+        if self.save is not None:
+            from perfmodel.parallel.plan_file import write_plan
+
+            write_plan(plan, self.save)
+
+    def draw(self, figure: Callable[[Any], Any]) -> None:
+        """Draw to the file of `--plot`. figure: a function of the module of the figures, which is loaded for it alone."""
+        if self.plot is not None:
+            from perfmodel.report import figures
+
+            figures.write_figure(figure(figures), self.plot)
+
+    def finish(self, document: Document, output: Output, others: Mapping[str, Path | None] = {}) -> None:
+        """Write the rows of a result to the file of `--csv`, and print the result and one line per written file, also `others`."""
         if self.csv is not None and str(self.csv) != "-":
-            from perfmodel.cli.output import csv_of
-            from perfmodel.foundation.resources import write_atomically
-
             write_atomically(self.csv, csv_of(document))
+        show(replace(document, blocks=lambda: chain(document.blocks(), self.written(output, others))), output)
 
-    def written(self, output: Output, **others: Path | None) -> Iterator[Block]:
+    def written(self, output: Output, others: Mapping[str, Path | None] = {}) -> Iterator[Block]:
         """Yield one line per written file."""
         paths = {"figure": self.plot, "table": self.csv, "plan": self.save, "page": self.report, **others}
         for name, path in paths.items():
@@ -213,8 +227,3 @@ def check_figure(path: Path | None) -> None:
     """Raise InputError before the work for a figure that cannot be written."""
     if path is not None:
         check_can_be_written(path, "plot", endings=".png .svg .pdf", rule=".png, .svg or .pdf", remedy="write --plot plan.png")
-
-
-def check_plan_path(path: Path | None) -> None:
-    if path is not None:
-        check_can_be_written(path, "save", endings=".yaml .yml", rule=".yaml", remedy="write --save plan.yaml")

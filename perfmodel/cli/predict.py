@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perfmodel.cli import options
-from perfmodel.cli.output import Form, Output, Progress, show
+from perfmodel.cli.output import Form, Output, Progress
 from perfmodel.cli.words import argument, command, flag, option
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.words import Words
@@ -92,7 +91,8 @@ def predict(
         raise InputError("--save: can write one plan only; give one value of everything")
     answers, failures = predict_requests(requests, knobs, plan=given_plan)
     predictions = [answer.prediction for answer in answers]
-    _save_and_plot(predictions, files.save, files.plot)
+    files.save_plan(predictions[0].plan)
+    files.draw(lambda figures: figures.predictions_figure(predictions))
     confidences = shown_intervals(answers, interval=interval)
     runs = _runs(answers, asked_run)
     if is_one:
@@ -111,11 +111,10 @@ def predict(
     read = start.notes(verbose=output.verbose) if start is not None else []
     document = Document(
         content=lambda: content() | (start.object() if start is not None else {}),
-        blocks=lambda: chain(blocks(), [Notes(read)] if read else (), files.written(output)),
+        blocks=lambda: chain(blocks(), [Notes(read)] if read else ()),
         rows=lambda: table_rows(predictions, failures, tokens=num_tokens, intervals=intervals),
     )
-    files.write_csv(document)
-    show(document, output)
+    files.finish(document, output)
 
 
 def _runs(answers: Sequence[Answer], asked: AskedRun | None) -> list[TrainingRun]:
@@ -123,17 +122,6 @@ def _runs(answers: Sequence[Answer], asked: AskedRun | None) -> list[TrainingRun
     from perfmodel.verbs.training import run_in
 
     return [run_in(answer.setting, answer.prediction, asked) for answer in answers] if asked else []
-
-
-def _save_and_plot(predictions: list[Prediction], save: Path | None, plot: Path | None) -> None:
-    if save is not None:
-        from perfmodel.parallel.plan_file import write_plan
-
-        write_plan(predictions[0].plan, save)
-    if plot is not None:
-        from perfmodel.report.figures import predictions_figure, write_figure
-
-        write_figure(predictions_figure(predictions), plot)
 
 
 def _one_blocks(

@@ -114,11 +114,7 @@ def _run_network(
                 "name": name,
                 "time_error": result.error(index),
                 "prediction": prediction_object(result.predictions[index]),
-                "step_time": measured.step_time,
-                "step_time_spread": measured.step_time_spread,
-                "gradient_error": measured.gradient_error,
-                "memory_by_rank": measured.memory_by_rank,
-                "traffic": measured.traffic,
+                **picked(measured, "step_time step_time_spread gradient_error memory_by_rank traffic"),
             }
             for index, (name, measured) in enumerate(zip(result.names, result.measurements, strict=True))
         ]

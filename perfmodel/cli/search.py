@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from perfmodel.cli import options
 from perfmodel.cli.exit_codes import EXIT_INTERRUPTED, EXIT_NOTHING_FITS
-from perfmodel.cli.output import Form, Output, Progress, first_interrupt, print_error, show
+from perfmodel.cli.output import Form, Output, Progress, first_interrupt, print_error
 from perfmodel.cli.words import argument, command, flag, largest_of
 from perfmodel.foundation.error_objects import ErrorCode
 from perfmodel.foundation.errors import InputError
@@ -92,6 +91,8 @@ def search(
     """
     from perfmodel.foundation.values import read_integer
     from perfmodel.parallel.prediction import NotPredicted, first_reasons
+    from perfmodel.planner.rows import search_rows
+    from perfmodel.verbs.confidence import interval_in
     from perfmodel.verbs.configs import start_from
     from perfmodel.verbs.objects import searches_object
     from perfmodel.verbs.requests import check_names, make_requests, setting_of_request
@@ -157,7 +158,13 @@ def search(
     if not results:
         raise InputError(first_reasons(failures))
     results.sort(key=lambda pair: pair[1].values[:1] or (math.inf,))  # by the objective of the whole training run, else in the given order
-    written = _write(results, files.save, files.plot)
+    with_plans = [result for _, result in results if result.plans]
+    if with_plans:
+        best = [result.plans[0] for result in with_plans]
+        files.save_plan(best[0].plan)
+        files.draw(lambda figures: figures.search_figure(with_plans[0]) if len(results) == 1 else figures.scaling_figure(best))
+    else:
+        files = replace(files, save=None, plot=None)
     read = start.notes(verbose=output.verbose) if start is not None else []
     document = Document(
         content=lambda: (
@@ -166,12 +173,13 @@ def search(
         blocks=lambda: chain(
             _blocks(results, failures, run=asked_run, interval=interval, output=output),
             [Notes(read)] if read else (),
-            replace(files, save=None, plot=None).written(output, **written),
         ),
-        rows=lambda: _rows(results, tokens=num_tokens, interval=interval),
+        rows=lambda: chain.from_iterable(
+            search_rows(result, tokens=num_tokens, interval_of=partial(interval_in, setting) if interval else None)
+            for setting, result in results
+        ),
     )
-    files.write_csv(document)
-    show(document, output)
+    files.finish(document, output, {"plan": None, "best plan": files.save})
     if was_interrupted:
         return EXIT_INTERRUPTED
     if any(result.num_feasible for _, result in results):
@@ -225,32 +233,6 @@ def _search_once(
             progress=report,
         )
         return result, was_interrupted()
-
-
-def _write(results: list[tuple[Setting, SearchResult]], save: Path | None, plot: Path | None) -> dict[str, Path]:
-    """Write the best plan and the figure, if any plan fits. Return the written files."""
-    with_plans = [result for _, result in results if result.plans]
-    written: dict[str, Path] = {}
-    if save is not None and with_plans:
-        from perfmodel.parallel.plan_file import write_plan
-
-        write_plan(with_plans[0].plans[0].plan, save)
-        written["best plan"] = save
-    if plot is not None and with_plans:
-        from perfmodel.report.figures import scaling_figure, search_figure, write_figure
-
-        is_one = len(results) == 1
-        write_figure(search_figure(with_plans[0]) if is_one else scaling_figure([result.plans[0] for result in with_plans]), plot)
-        written = {"figure": plot, **written}
-    return written
-
-
-def _rows(results: list[tuple[Setting, SearchResult]], *, tokens: float, interval: bool) -> Iterator[dict[str, Any]]:
-    from perfmodel.planner.rows import search_rows
-    from perfmodel.verbs.confidence import interval_in
-
-    for setting, result in results:
-        yield from search_rows(result, tokens=tokens, interval_of=partial(interval_in, setting) if interval else None)
 
 
 def _blocks(

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import chain
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -45,6 +44,18 @@ class WantedWords:
         """Return the given limits as text, by latency."""
         times = {"ttft": self.ttft, "tpot": self.tpot, "request_latency": self.latency}
         return {name: limit for name, limit in times.items() if limit}
+
+    def of_search(self, *, p99: bool, disaggregated: bool) -> dict[str, Any]:
+        """Return the arguments of a search in addition to its request."""
+        return {
+            "limits": self.limits(),
+            "p99": p99,
+            "limit_headroom": self.limit_headroom,
+            "objective": self.objective or "throughput",
+            "top": 10 if self.top is None else self.top,
+            "quantizations": [name.strip() for name in self.allow.split(",") if name.strip()],
+            "disaggregated": disaggregated,
+        }
 
 
 #: Files that `serve` writes in addition to its output.
@@ -134,12 +145,12 @@ def serve(
             other = "--operators" if operators else "--simulate" if simulated else "--plot" if plot is not None else "--report"
             raise InputError(f"{other}: takes one cluster, one load and one of each degree; give one value of everything")
         if search:
-            _searches(requests, wanted, p99=p99, disaggregated=disaggregated, files=files, output=output)
+            _searches(requests, wanted.of_search(p99=p99, disaggregated=disaggregated), files, output)
             return 0
         return _several(requests, wanted, files, output)
     asked = requests[0]
     if search:
-        _search(asked, wanted, line, p99=p99, disaggregated=disaggregated, files=files, output=output)
+        _search(asked, wanted.of_search(p99=p99, disaggregated=disaggregated), line, files, output)
     elif operators:
         if files.report is not None:
             raise InputError("--report: has the operators already; leave --operators out")
@@ -196,21 +207,8 @@ def _several(requests: list[ServingRequest], wanted: WantedWords, files: options
             yield Text(f"not predicted: {reason}", apart=True)
 
     rows = [serving_row(answer.prediction) if answer.prediction else {**answer.asked, "reason": answer.reason} for answer in answers]
-    _write_and_show(content, blocks, lambda: rows, files, output)
+    files.finish(Document(content=content, blocks=blocks, rows=lambda: rows), output)
     return 0 if any(prediction.fits for prediction in predicted) else EXIT_NOTHING_FITS
-
-
-def _write_and_show(
-    content: Callable[[], dict[str, Any]],
-    blocks: Callable[[], Iterator[Block]],
-    rows: Callable[[], Iterable[dict[str, Any]]] | None,
-    files: options.Files,
-    output: Output,
-) -> None:
-    """Write the CSV file and print a result."""
-    document = Document(content=content, blocks=lambda: chain(blocks(), files.written(output)), rows=rows)
-    files.write_csv(document)
-    show(document, output)
 
 
 def _predict(
@@ -261,7 +259,7 @@ def _predict(
             yield from _launch_blocks(launch)
         yield Notes([*shown_notes(prediction), *read])
 
-    _write_and_show(content, blocks, lambda: [serving_row(prediction)], files, output)
+    files.finish(Document(content=content, blocks=blocks, rows=lambda: [serving_row(prediction)]), output)
     return 0 if prediction.fits else EXIT_NOTHING_FITS
 
 
@@ -281,10 +279,7 @@ def _operators(asked: ServingRequest, files: options.Files, output: Output) -> N
     from perfmodel.verbs.serving.predict import operators_asked
 
     _, prediction, operators = operators_asked(asked)
-    if files.plot is not None:
-        from perfmodel.report.figures import roofline_figure, write_figure
-
-        write_figure(roofline_figure(operators, service_line(prediction)), files.plot)
+    files.draw(lambda figures: figures.roofline_figure(operators, service_line(prediction)))
 
     def rows() -> list[dict[str, Any]]:
         return [operator_object(row) for row in operators]
@@ -294,7 +289,8 @@ def _operators(asked: ServingRequest, files: options.Files, output: Output) -> N
         yield from (operators_table(operators, phase) for phase in ("decode", "prefill"))
         yield Notes(shown_notes(prediction))
 
-    _write_and_show(lambda: {**serving_object(prediction), "operators": rows()}, blocks, rows, files, output)
+    content = lambda: {**serving_object(prediction), "operators": rows()}  # noqa: E731
+    files.finish(Document(content=content, blocks=blocks, rows=rows), output)
 
 
 def _run(asked: ServingRequest, output: Output) -> None:
@@ -314,9 +310,7 @@ def _run(asked: ServingRequest, output: Output) -> None:
     show(Document(content=lambda: run_object(comparison), blocks=blocks), output)
 
 
-def _search(
-    asked: ServingRequest, wanted: WantedWords, command_line: str, *, p99: bool, disaggregated: bool, files: options.Files, output: Output
-) -> None:
+def _search(asked: ServingRequest, arguments: Mapping[str, Any], command_line: str, files: options.Files, output: Output) -> None:
     from perfmodel.report.serving import launch_object
     from perfmodel.report.serving_rows import search_rows
     from perfmodel.report.serving_searches import (
@@ -331,27 +325,25 @@ def _search(
     from perfmodel.verbs.serving.predict import launch_of, limits_of
     from perfmodel.verbs.serving.search import search_asked
 
-    setting, result = search_asked(asked, **_search_arguments(wanted, p99=p99, disaggregated=disaggregated))
+    setting, result = search_asked(asked, **arguments)
     line, launch = search_line(setting.job, result, setting.reference), launch_of(setting, result.best.prediction)
-    if files.plot is not None:
-        from perfmodel.report.figures import front_figure, write_figure
-
-        write_figure(front_figure(result, line), files.plot)
+    files.draw(lambda figures: figures.front_figure(result, line))
     if files.report is not None:
         from perfmodel.verbs.reporting import write_service_report
 
-        start, limits = list(_launch_blocks(launch)), limits_of(wanted.limits())
+        start, limits = list(_launch_blocks(launch)), limits_of(arguments["limits"])
         write_service_report(
             setting, result.best.prediction, out=files.report, limits=limits, start=start, command=command_line, search=result
         )
 
     def blocks() -> Iterator[Block]:
         yield Facts(best_line(result), [("job", line), *search_facts(result)])
-        yield from search_tables(result, with_pools=disaggregated)
+        yield from search_tables(result, with_pools=arguments["disaggregated"])
         yield from _launch_blocks(launch)
         yield Notes([*search_notes(result), *setting.notes], search_details(result))
 
-    _write_and_show(lambda: {**search_object(result), "launch": launch_object(launch)}, blocks, lambda: search_rows(result), files, output)
+    content = lambda: {**search_object(result), "launch": launch_object(launch)}  # noqa: E731
+    files.finish(Document(content=content, blocks=blocks, rows=lambda: search_rows(result)), output)
 
 
 def _command(config: str, *records: Any, **flags: bool) -> str:
@@ -364,31 +356,15 @@ def _command(config: str, *records: Any, **flags: bool) -> str:
     return shlex.join([*words, *(flag(name) for name, is_given in flags.items() if is_given)])
 
 
-def _search_arguments(wanted: WantedWords, *, p99: bool, disaggregated: bool) -> dict[str, Any]:
-    """Return the arguments of a search in addition to its request."""
-    return {
-        "limits": wanted.limits(),
-        "p99": p99,
-        "limit_headroom": wanted.limit_headroom,
-        "objective": wanted.objective or "throughput",
-        "top": 10 if wanted.top is None else wanted.top,
-        "quantizations": [name.strip() for name in wanted.allow.split(",") if name.strip()],
-        "disaggregated": disaggregated,
-    }
-
-
-def _searches(
-    requests: list[ServingRequest], wanted: WantedWords, *, p99: bool, disaggregated: bool, files: options.Files, output: Output
-) -> None:
+def _searches(requests: list[ServingRequest], arguments: Mapping[str, Any], files: options.Files, output: Output) -> None:
     """Print the best plan of each of several searches."""
     from perfmodel.report.serving import lengths_line
     from perfmodel.report.serving_rows import ranked_row, searched_line, services_table
     from perfmodel.report.serving_searches import search_object
-    from perfmodel.verbs.serving.requests import searched_several
+    from perfmodel.verbs.serving.requests import answered_each
     from perfmodel.verbs.serving.search import search_asked
 
-    arguments = _search_arguments(wanted, p99=p99, disaggregated=disaggregated)
-    results = searched_several(requests, lambda request: search_asked(request, **arguments)[1])
+    results = answered_each(requests, lambda request: search_asked(request, **arguments)[1])
     none = [{**asked, "reason": reason} for asked, result, reason in results if result is None]
 
     def rows() -> list[dict[str, Any]]:
@@ -409,4 +385,4 @@ def _searches(
         for reason in dict.fromkeys(reason for _, _, reason in results if reason):
             yield Text(f"no plan: {reason}", apart=True)
 
-    _write_and_show(content, blocks, rows, files, output)
+    files.finish(Document(content=content, blocks=blocks, rows=rows), output)

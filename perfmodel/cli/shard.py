@@ -12,6 +12,7 @@ from perfmodel.cli import options
 from perfmodel.cli.output import Output, Progress, show
 from perfmodel.cli.words import argument, command, option
 from perfmodel.foundation.errors import InputError, bad_field, whole_number
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.values import optional_share, read_integer
 from perfmodel.foundation.words import Words, given_words, word, words_of
 from perfmodel.parallel.knobs import Knobs
@@ -102,7 +103,6 @@ def shard(
     if stages:
         _with_pipeline(network, batch, stages, microbatches, given, files=files, output=output)
         return
-    from perfmodel.parallel.plan_file import write_plan
     from perfmodel.verbs.networks import shard_network
 
     counts = _counts(microbatches, "microbatches") or [1]
@@ -119,8 +119,7 @@ def shard(
             progress=progress.step,
             **given,
         )
-    if save is not None:
-        write_plan(result.best.plan, save)
+    files.save_plan(result.best.plan)
     code = f" --network {shlex.quote(network)}" if ":" in network else ""
     saved: list[Block] = (
         [Text(f"plan: {save}; run it here with:", apart=True), Command(f"perfmodel run {save}{code}")] if save is not None else []
@@ -174,21 +173,12 @@ def _as_object(result: ShardResult) -> dict[str, Any]:
     return {
         "network": result.network.name,
         "num_operators": len(result.network.operators),
-        "num_parameters": result.network.num_parameters,
-        "flops": result.network.flops,
+        **picked(result.network, "num_parameters flops"),
         "zero": result.zero,
         "best": prediction_object(result.best),
         "zero_searched": list(result.searches),
-        "lower_bound": result.lower_bound,
-        "is_proved": result.is_proved,
-        "gap": result.gap,
-        "cut_off": result.cut_off,
-        "price": search.price,
-        "has_equal_layers": search.has_equal_layers,
-        "most_dims": search.most_dims,
-        "num_configurations": search.num_configurations,
-        "table_time": search.table_time,
-        "search_time": search.search_time,
+        **picked(result, "lower_bound is_proved gap cut_off"),
+        **picked(search, "price has_equal_layers most_dims num_configurations table_time search_time"),
         "strategies": {name: prediction_object(prediction) for name, prediction in result.strategies.items()},
         "treatments": result.treatments,
     }
@@ -243,7 +233,6 @@ def _blocks(result: ShardResult, cluster: str) -> Iterator[Block]:
 def _with_pipeline(
     network: str, batch: int | None, stages: str, microbatches: str, given: dict[str, Any], *, files: options.Files, output: Output
 ) -> None:
-    from perfmodel.parallel.plan_file import write_plan
     from perfmodel.report.networks import pipeline_object
     from perfmodel.verbs.networks import shard_pipeline
 
@@ -257,15 +246,12 @@ def _with_pipeline(
             progress=progress.step,
             **given,
         )
-    if files.save is not None:
-        write_plan(best.best.plan, files.save)
-    show(
-        Document(
-            content=lambda: {"network": network, "zero": int(best.best.plan.zero), **pipeline_object(best)},
-            blocks=lambda: chain(_pipeline_blocks(network, batch or 0, best, given), files.written(output)),
-        ),
-        output,
+    files.save_plan(best.best.plan)
+    document = Document(
+        content=lambda: {"network": network, "zero": int(best.best.plan.zero), **pipeline_object(best)},
+        blocks=lambda: _pipeline_blocks(network, batch or 0, best, given),
     )
+    files.finish(document, output)
 
 
 def _pipeline_blocks(network: str, batch: int, search: PipelineSearch, given: dict[str, Any]) -> Iterator[Block]:
@@ -335,8 +321,7 @@ def networks(*, output: Output) -> None:
                 "name": name,
                 "batch": built.batch,
                 "num_operators": len(built.operators),
-                "num_parameters": built.num_parameters,
-                "flops": built.flops,
+                **picked(built, "num_parameters flops"),
                 "sizes": sizes,
                 "source": built.source,
             }

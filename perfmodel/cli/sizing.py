@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
-from itertools import chain
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from perfmodel.cli import options
-from perfmodel.cli.output import Form, Output, Progress, first_interrupt, print_error, show
+from perfmodel.cli.output import Form, Output, Progress, first_interrupt, print_error
 from perfmodel.cli.words import flag
 from perfmodel.foundation.error_objects import ErrorCode
 from perfmodel.foundation.errors import InputError
@@ -37,7 +37,7 @@ def size(
     output: Output,
 ) -> tuple[Sizing, bool]:
     """Print the Pareto front and write the files. Return the result, and whether a run meets deadline and budget."""
-    from perfmodel.report.sizing import plot_sizing, sizing_facts, sizing_object, sizing_table
+    from perfmodel.report.sizing import sizing_facts, sizing_figure, sizing_object, sizing_table
     from perfmodel.verbs.sizing import read_budget, read_deadline, size_asked
 
     if run is None:
@@ -54,12 +54,11 @@ def size(
             asked, knobs, maximum, run=run, deadline=deadline, budget=budget, ties=ties, any_framework=any_framework,
             plan=start.plan if start is not None else None, spelled=flag, progress=report,
         )  # fmt: skip
-    if files.save is not None and sizing.best is not None:
-        from perfmodel.parallel.plan_file import write_plan
-
-        write_plan(sizing.best.prediction.plan, files.save)
-    if files.plot is not None:
-        plot_sizing(sizing, files.plot)
+    if sizing.best is None:
+        files = replace(files, save=None)
+    else:
+        files.save_plan(sizing.best.prediction.plan)
+    files.draw(lambda _: sizing_figure(sizing))
 
     def blocks() -> Iterator[Block]:
         yield sizing_facts(sizing)
@@ -69,11 +68,10 @@ def size(
 
     document = Document(
         content=lambda: sizing_object(sizing) | (start.object() if start is not None else {}),
-        blocks=lambda: chain(blocks(), files.written(output, plan=files.save if sizing.best is not None else None)),
+        blocks=blocks,
         rows=sizing.rows,
     )
-    files.write_csv(document)
-    show(document, output)
+    files.finish(document, output)
     if sizing.best is None and not sizing.interrupted:
         sys.stdout.flush()
         print_error(sizing.reason, code=ErrorCode.NOTHING_MEETS, as_json=output.form is Form.JSON)

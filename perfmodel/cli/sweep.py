@@ -82,6 +82,8 @@ def _reasons(result: SweepResult) -> list[str]:
 
 
 def _blocks(result: SweepResult, out: Path) -> Iterator[Block]:
+    from perfmodel.verbs.study import column_of
+
     study, kept = result.study, result.study.num_points - result.num_computed
     axes = [f"{name} {len(values)}" for group in (*study.zip, study.axes) for name, values in group.items()]
     facts = [
@@ -91,7 +93,22 @@ def _blocks(result: SweepResult, out: Path) -> Iterator[Block]:
         ("table", f"{out} ({len(result.rows):,} rows)"),
     ]
     yield Facts(f"{study.num_points:,} points of {study.verb}, {len(result.failures):,} without a result", facts)
-    yield _table(result)
+    rows, varied = result.rows[:_SHOWN_ROWS], [column_of(result.study.verb, name) for name in result.study.varied]
+    knobs = [name for name in _COLUMNS["knobs"] if any(row.get(name) not in (None, "", 0, 1, "none") for row in rows)]
+    results = [name for name in _COLUMNS["results"] if any(row.get(name) not in (None, "") for row in rows)]
+    columns = {name: _COLUMNS["results"].get(name, (name, "text")) for name in (*varied, *knobs, *results)}
+    cells = (
+        ("" if row.get(name) in (None, "") else (_FORMATS.get(form) or form.format)(row[name]) for name, (_, form) in columns.items())
+        for row in rows
+    )
+    yield Table(
+        title=f"The first {len(rows)} rows of {len(result.rows):,}" if len(rows) < len(result.rows) else f"{len(rows)} rows",
+        headers=tuple(header for header, _ in columns.values()),
+        rows=tuple(map(tuple, cells)),
+        right=tuple(header for name, (header, _) in columns.items() if any(isinstance(row.get(name), (int, float)) for row in rows)),
+        fold=("reason",),
+        optional=tuple(name for name in knobs if name not in varied),
+    )
     more = len(set(result.failures)) - _SHOWN_REASONS
     yield Notes([*_reasons(result), *([f"{more:,} more reasons in the column reason"] if more > 0 else [])])
     read = "read_parquet" if out.suffix.lower() == ".parquet" else "read_csv"
@@ -102,25 +119,3 @@ def _blocks(result: SweepResult, out: Path) -> Iterator[Block]:
 #: Columns of the printed table in addition to the axes: non-default knobs, and results -> header and format.
 _COLUMNS = read_yaml(Path(__file__).with_name("sweep.yaml"))
 _FORMATS: Mapping[str, Callable[[Any], str]] = {"text": one_line, "time": format_time, "bytes": format_bytes}
-
-
-def _table(result: SweepResult) -> Table:
-    """Return the first rows as a table."""
-    from perfmodel.verbs.study import column_of
-
-    rows, varied = result.rows[:_SHOWN_ROWS], [column_of(result.study.verb, name) for name in result.study.varied]
-    knobs = [name for name in _COLUMNS["knobs"] if any(row.get(name) not in (None, "", 0, 1, "none") for row in rows)]
-    results = [name for name in _COLUMNS["results"] if any(row.get(name) not in (None, "") for row in rows)]
-    columns = {name: _COLUMNS["results"].get(name, (name, "text")) for name in (*varied, *knobs, *results)}
-    cells = (
-        ("" if row.get(name) in (None, "") else (_FORMATS.get(form) or form.format)(row[name]) for name, (_, form) in columns.items())
-        for row in rows
-    )
-    return Table(
-        title=f"The first {len(rows)} rows of {len(result.rows):,}" if len(rows) < len(result.rows) else f"{len(rows)} rows",
-        headers=tuple(header for header, _ in columns.values()),
-        rows=tuple(map(tuple, cells)),
-        right=tuple(header for name, (header, _) in columns.items() if any(isinstance(row.get(name), (int, float)) for row in rows)),
-        fold=("reason",),
-        optional=tuple(name for name in knobs if name not in varied),
-    )

@@ -89,7 +89,7 @@ def validate(
     show(
         Document(
             content=lambda: _flat(_object(result)),
-            blocks=lambda: chain(_blocks(result), options.Files().written(output, table=out, figures=plots)),
+            blocks=lambda: chain(_blocks(result), options.Files().written(output, {"table": out, "figures": plots})),
             rows=lambda: case_rows([*result.rows, *(result.serving.rows if result.serving is not None else ())]),
         ),
         output,

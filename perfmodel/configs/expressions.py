@@ -84,7 +84,12 @@ def value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
         case ast.Dict(keys=keys) if None not in keys:
             return {value(key): value(entry) for key, entry in zip(keys, node.values, strict=True) if key is not None}
         case ast.BinOp(op=op) if type(op) in _OPERATORS:
-            return _checked(_OPERATORS[type(op)](value(node.left), value(node.right)))
+            result = _OPERATORS[type(op)](value(node.left), value(node.right))
+            if isinstance(result, int) and result.bit_length() > 4 * _MOST_DIGITS:
+                raise Unknown
+            if isinstance(result, (str, list)) and len(result) > 1 << 16:
+                raise Unknown
+            return result
         case ast.UnaryOp(op=ast.USub()):
             return -value(node.operand)
         case ast.UnaryOp(op=ast.Not()):
@@ -111,15 +116,6 @@ def _number(value: object) -> Any:
     if not isinstance(value, (int, float)):
         raise Unknown
     return value
-
-
-def _checked(result: object) -> Any:
-    """Refuse numbers and texts that grow without bound."""
-    if isinstance(result, int) and result.bit_length() > 4 * _MOST_DIGITS:
-        raise Unknown
-    if isinstance(result, (str, list)) and len(result) > 1 << 16:
-        raise Unknown
-    return result
 
 
 # --- functions of expressions ---------------------------------------------------------------------------------------------

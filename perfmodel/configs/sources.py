@@ -61,7 +61,16 @@ def read_source(path: str | Path) -> ConfigKeys:
     else:
         script = read_text(path, _WHAT)
     if script or not source.keys:
-        source.keys = _launch_keys(path, script)
+        # the command that starts the job is that with the most options
+        try:
+            commands = read_script(script)
+        except RecursionError:
+            raise InputError(f"{one_line(path, 200)}: has substitutions nested too deep to read; write their values") from None
+        if not commands:
+            raise InputError(f"{one_line(path, 200)}: has no command; give the path of a {_WHAT}")
+        options = [sum(word.startswith("-") or "=" in word for word in words) + len(environment) for words, environment in commands]
+        words, environment = commands[options.index(max(options))]
+        source.keys = {f"env.{name}": _value(value) for name, value in environment.items() if value} | dict(_options(words))
     _read_named_files(source)
     source.keys = _resolved(source.keys, where=str(path))
     return source
@@ -100,19 +109,6 @@ def _script_in(keys: Mapping[str, Any]) -> tuple[str, dict[str, str]]:
                     case {"kind": "TrainJob", "spec": {"trainer": {"command": [*_, str(last)]}}}:
                         script = last
     return script, files
-
-
-def _launch_keys(path: Path, script: str) -> dict[str, Any]:
-    """Return the keys of the command that starts the job: the command of a script with most options."""
-    try:
-        commands = read_script(script)
-    except RecursionError:
-        raise InputError(f"{one_line(path, 200)}: has substitutions nested too deep to read; write their values") from None
-    if not commands:
-        raise InputError(f"{one_line(path, 200)}: has no command; give the path of a {_WHAT}")
-    options = [sum(word.startswith("-") or "=" in word for word in words) + len(environment) for words, environment in commands]
-    words, environment = commands[options.index(max(options))]
-    return {f"env.{name}": _value(value) for name, value in environment.items() if value} | dict(_options(words))
 
 
 def _in_container(words: Sequence[str]) -> Sequence[str]:

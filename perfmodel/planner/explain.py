@@ -309,18 +309,7 @@ def _answer(against: _Comparison, knobs: dict[str, int | str | bool]) -> Alterna
 
 
 def _named(knobs: Mapping[str, int | str | bool]) -> str:
-    return ", ".join(f"{knob}={_text(value)}" for knob, value in knobs.items())
-
-
-def _no_plan(against: _Comparison, knobs: dict[str, int | str | bool], space: Space) -> Alternative:
-    """Return an alternative without a plan; its reason is what the framework lacks, or the rule that the knobs break."""
-    reason = _rule(against, knobs)
-    if not against.any_framework:
-        lifted = replace(against, any_framework=True).sweep(space)
-        if lifted.num_evaluated:
-            lacking = against.predict(lifted.plan(int(lifted.least.ids[0]))).not_runnable or "other knobs of the plan rule it out"
-            reason = f"not a plan for this framework: {lacking}; --any-framework compares it all the same"
-    return Alternative(knobs=knobs, prediction=(), reason=f"{_named(knobs)}: {reason}", slower_by=0.0, parts={})
+    return ", ".join(f"{knob}={str(value).lower() if isinstance(value, bool) else value}" for knob, value in knobs.items())
 
 
 def _compared(against: _Comparison, knobs: dict[str, int | str | bool], state: Sweep, cause: str = "") -> Alternative:
@@ -330,7 +319,13 @@ def _compared(against: _Comparison, knobs: dict[str, int | str | bool], state: S
     """
     base, named = against.base, _named(knobs)
     if state.num_evaluated == 0:
-        return _no_plan(against, knobs, state.space)
+        reason = _rule(against, knobs)
+        if not against.any_framework:
+            lifted = replace(against, any_framework=True).sweep(state.space)
+            if lifted.num_evaluated:
+                lacks = against.predict(lifted.plan(int(lifted.least.ids[0]))).not_runnable or "other knobs of the plan rule it out"
+                reason = f"not a plan for this framework: {lacks}; --any-framework compares it all the same"
+        return Alternative(knobs=knobs, prediction=(), reason=f"{named}: {reason}", slower_by=0.0, parts={})
     ids = state.best_time.ids if state.num_feasible else state.least.ids
     other = against.predict(state.plan(int(ids[0])))
     difference = {part: other.parts[part] - base.parts[part] for part in base.parts}
@@ -383,10 +378,6 @@ def _parts(difference: Mapping[str, float], cause: str, largest: str) -> str:
     if cause == largest:
         return f"mostly {text(cause)}"
     return text(cause) if difference[cause] * difference[largest] > 0 else f"{text(cause)} but {text(largest)}"
-
-
-def _text(value: int | str | bool) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _rule(against: _Comparison, knobs: Mapping[str, int | str | bool]) -> str:

@@ -196,7 +196,10 @@ class Prober:
         except InputError:
             return None
 
-    def fastest(self, state: Probe) -> tuple[Prediction, ...]:
+    def fastest(self, state: Probe | None) -> tuple[Prediction, ...]:
+        """Return the prediction of the fastest plan of a pass; empty without a pass or a plan that fits."""
+        if state is None:
+            return ()
         return tuple(state.estimator.predict(plan, memory_headroom=self.headroom, risk=self.risk) for plan in state.fastest)
 
     def limit(self, name: str, what: str, state: Probe) -> Limit:
@@ -227,9 +230,9 @@ def largest_micro_batch(prober: Prober) -> Limit:
     value = values[last] if last >= 0 else 0
     if following == len(values):
         reason = f"the global batch of {batch:,} has no larger divisor" if batch else "nothing up to the largest that was tried"
-        return Limit(name="micro_batch", value=value, limited_by="batch" if batch else "", reason=reason, prediction=_found(prober, state))
+        return Limit(name="micro_batch", value=value, limited_by="batch" if batch else "", reason=reason, prediction=prober.fastest(state))
     limit = prober.limit("micro_batch", f"micro-batch {values[following]:,}", prober.probe(ask(values[following])))
-    return replace(limit, value=value, prediction=_found(prober, state))
+    return replace(limit, value=value, prediction=prober.fastest(state))
 
 
 def largest_global_batch(prober: Prober) -> Limit:
@@ -261,7 +264,7 @@ def largest_global_batch(prober: Prober) -> Limit:
         following = values[last] + 1
         limit = prober.limit(limit.name, f"a step of {following * pp * dp:,} sequences at once", prober.probe(ask(following)))
     more = "; more than these are accumulated, without a limit" if best else ""
-    return replace(limit, value=best, reason=limit.reason + more, prediction=_found(prober, best_state))
+    return replace(limit, value=best, reason=limit.reason + more, prediction=prober.fastest(best_state))
 
 
 def longest_sequence(prober: Prober) -> Limit:
@@ -292,7 +295,7 @@ def longest_sequence(prober: Prober) -> Limit:
     beyond, too_much = (
         (values[following] * unit, prober.probe(ask(values[following]))) if following < len(values) else (positions, at_positions)
     )
-    return replace(prober.limit("seq_len", f"a sequence of {beyond:,}", too_much), value=value, prediction=_found(prober, state))
+    return replace(prober.limit("seq_len", f"a sequence of {beyond:,}", too_much), value=value, prediction=prober.fastest(state))
 
 
 def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
@@ -319,7 +322,10 @@ def fewest_chips(prober: Prober, candidates: Sequence[int]) -> Limit:
     fewest = next((count for count in possible[:_MOST_PROBES] if probe(count).fastest), 0)
     rest = possible[_MOST_PROBES:]
     if not fewest and rest:
-        doubled = [rest[index] for index in _doubling(len(rest))]
+        # indices 0, 1, 3, 7, ... and the last one
+        length = len(rest)
+        places = [(1 << power) - 1 for power in range(length.bit_length()) if (1 << power) - 1 < length]
+        doubled = [rest[index] for index in sorted({*places, length - 1})]
         enough = next((count for count in doubled if probe(count).fastest), 0)
         if enough:
             before = max([0, *(rest.index(count) + 1 for count in doubled if count < enough)])
@@ -371,16 +377,6 @@ def chip_counts(estimator: Estimator) -> list[int]:
             continue
         counts.append(count)
     return counts
-
-
-def _found(prober: Prober, state: Probe | None) -> tuple[Prediction, ...]:
-    return prober.fastest(state) if state is not None else ()
-
-
-def _doubling(length: int) -> list[int]:
-    """Return the indices 0, 1, 3, 7, ... and the last one."""
-    places = [(1 << power) - 1 for power in range(length.bit_length()) if (1 << power) - 1 < length]
-    return sorted({*places, length - 1})
 
 
 def _last(

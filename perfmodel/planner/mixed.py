@@ -19,7 +19,6 @@ import numpy as np
 from perfmodel.cost.mixed import MixedEstimator, balanced_plan, mixed_step_time
 from perfmodel.foundation.errors import InputError
 from perfmodel.foundation.memory_headroom import Verdict, memory_rule
-from perfmodel.hardware.cluster import Cluster
 from perfmodel.parallel.layout import AttentionKernel
 from perfmodel.parallel.plan import Plan
 from perfmodel.parallel.prediction import Prediction
@@ -67,7 +66,8 @@ def search_mixed(
     def candidates(space: Space) -> Iterator[Plan]:
         nonlocal number, interrupted
         for pool in estimator.pools:
-            alike = replace(pool, cluster=_alone(pool.cluster, estimator.cluster.num_chips))
+            kind, chips = pool.cluster, estimator.cluster.num_chips  # all chips as chips of one kind, in nodes that divide them
+            alike = replace(pool, cluster=replace(kind, num_chips=chips, chips_per_node=math.gcd(chips, kind.chips_per_node)))
             state = sweep(alike, space, top=CANDIDATES, memory_headroom=memory_headroom, risk=risk, attention=attention, progress=progress)
             number, interrupted = max(number, state.num_evaluated), interrupted or state.interrupted
             for plan_id in dict.fromkeys(int(i) for kept in (state.best_time, state.front, state.least) for i in kept.ids):
@@ -122,11 +122,6 @@ def search_mixed(
         risk=rule.risk if rule.risk < 1.0 else None,
         interrupted=interrupted,
     )
-
-
-def _alone(pool: Cluster, chips: int) -> Cluster:
-    """Return a cluster of this number of chips of one kind, in nodes that divide it."""
-    return replace(pool, num_chips=chips, chips_per_node=math.gcd(chips, pool.chips_per_node))
 
 
 def _refined(estimator: MixedEstimator, prediction: Prediction, predict: Callable[[Plan], Prediction]) -> Prediction:

@@ -11,7 +11,6 @@ from perfmodel.report.explorations import job_text, time_text
 from perfmodel.report.figures import LINE_COLOURS, new_figure, plain_numbers
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _SHARES = {"compute": "#D55E00", "memory": "#0072B2", "network": "#CC79A7", "other": "#BBBBBB"}
@@ -31,10 +30,33 @@ def exploration_figure(exploration: Exploration) -> Figure:
     figure = new_figure(width=10.0 if with_shares else 7.0, height=4.6)
     panels = figure.subplots(1, 2 if with_shares else 1, squeeze=False)[0]
     figure.suptitle(job_text(next(point.prediction for point in exploration.points if point.prediction is not None)), fontsize=9)
+    axes = panels[0]
+    times = [[point.time if math.isfinite(point.time) else math.nan for point in line] for line in exploration.lines()]
     if len(exploration.axes) == 2 and all(axis.is_numeric and len(axis.values) >= _LEAST_CELLS for axis in exploration.axes):
-        _heat_map(exploration, panels[0], figure)
+        rows, columns = exploration.axes
+        image = axes.imshow(times, origin="lower", aspect="auto", cmap="viridis", norm="log")
+        axes.set_xticks(range(len(columns.values)), [columns.text(value) for value in columns.values], rotation=45, fontsize=7)
+        axes.set_yticks(range(len(rows.values)), [rows.text(value) for value in rows.values], fontsize=7)
+        axes.set(xlabel=columns.name, ylabel=rows.name)
+        figure.colorbar(image, ax=axes, label=f"{exploration.metric} [s]")
     else:
-        _curves(exploration, panels[0])
+        last = exploration.axes[-1]
+        for number, line in enumerate(exploration.lines()):
+            label = ", ".join(axis.text(line[0].values[axis.name]) for axis in exploration.axes[:-1])
+            texts = [point.values[last.name] if last.is_numeric else last.text(point.values[last.name]) for point in line]
+            axes.plot(texts, times[number], marker="o", markersize=3, color=LINE_COLOURS[number % len(LINE_COLOURS)], label=label or None)
+        axes.set_yscale("log")
+        plain_numbers(axes.yaxis)
+        if last.is_numeric:
+            axes.set_xscale("log")
+            axes.set_xticks([float(value) for value in last.values], [last.text(value) for value in last.values], rotation=45, fontsize=7)
+            axes.set_xticks([], minor=True)
+        axes.set(
+            xlabel=last.name, ylabel=f"{exploration.metric} [s]" if exploration.metric != "throughput" else "s for each token and chip"
+        )
+        axes.grid(which="major", alpha=0.3)
+        if len(exploration.axes) > 1:
+            axes.legend(title=", ".join(axis.name for axis in exploration.axes[:-1]), fontsize=7, title_fontsize=7)
     if with_shares:
         texts = [exploration.axes[0].text(value) for value in exploration.axes[0].values]
         floor = [0.0] * len(exploration.points)
@@ -46,35 +68,6 @@ def exploration_figure(exploration: Exploration) -> Figure:
         panels[1].tick_params(axis="x", labelrotation=45, labelsize=7)
         panels[1].legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     return figure
-
-
-def _curves(exploration: Exploration, axes: Axes) -> None:
-    last = exploration.axes[-1]
-    for number, line in enumerate(exploration.lines()):
-        label = ", ".join(axis.text(line[0].values[axis.name]) for axis in exploration.axes[:-1])
-        texts = [point.values[last.name] if last.is_numeric else last.text(point.values[last.name]) for point in line]
-        times = [point.time if math.isfinite(point.time) else math.nan for point in line]
-        axes.plot(texts, times, marker="o", markersize=3, color=LINE_COLOURS[number % len(LINE_COLOURS)], label=label or None)
-    axes.set_yscale("log")
-    plain_numbers(axes.yaxis)
-    if last.is_numeric:
-        axes.set_xscale("log")
-        axes.set_xticks([float(value) for value in last.values], [last.text(value) for value in last.values], rotation=45, fontsize=7)
-        axes.set_xticks([], minor=True)
-    axes.set(xlabel=last.name, ylabel=f"{exploration.metric} [s]" if exploration.metric != "throughput" else "s for each token and chip")
-    axes.grid(which="major", alpha=0.3)
-    if len(exploration.axes) > 1:
-        axes.legend(title=", ".join(axis.name for axis in exploration.axes[:-1]), fontsize=7, title_fontsize=7)
-
-
-def _heat_map(exploration: Exploration, axes: Axes, figure: Figure) -> None:
-    rows, columns = exploration.axes
-    times = [[point.time if math.isfinite(point.time) else math.nan for point in line] for line in exploration.lines()]
-    image = axes.imshow(times, origin="lower", aspect="auto", cmap="viridis", norm="log")
-    axes.set_xticks(range(len(columns.values)), [columns.text(value) for value in columns.values], rotation=45, fontsize=7)
-    axes.set_yticks(range(len(rows.values)), [rows.text(value) for value in rows.values], fontsize=7)
-    axes.set(xlabel=columns.name, ylabel=rows.name)
-    figure.colorbar(image, ax=axes, label=f"{exploration.metric} [s]")
 
 
 def tornado_figure(sensitivities: Sensitivities) -> Figure:

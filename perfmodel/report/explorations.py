@@ -15,7 +15,7 @@ from perfmodel.planner.exploration import SATURATED, Exploration, Sensitivities,
 from perfmodel.report.predictions import short_plan_text, workload_line
 from perfmodel.report.serving import service_line, short_plan
 from perfmodel.report.serving_rows import serving_row
-from perfmodel.report.table import Table, bar, percent
+from perfmodel.report.table import Table, bar, percent, table_of_rows
 from perfmodel.uncertainty.sensitivity import STEP
 
 _THROUGHPUT = "throughput"
@@ -68,7 +68,6 @@ def time_text(metric: str, time: float) -> str:
 
 def exploration_table(exploration: Exploration) -> Table:
     """Return one row per point, with the gain over the previous value of the last axis."""
-    names = [axis.name for axis in exploration.axes]
     shares = list(next((point.shares for point in exploration.points if point.shares), {}))
     predictions = [point.prediction for point in exploration.points]
     first = next(prediction for prediction in predictions if prediction is not None)
@@ -76,24 +75,20 @@ def exploration_table(exploration: Exploration) -> Table:
     is_one = len(set(plans)) == 1
     rows = []
     for point, gain, plan in zip(exploration.points, exploration.gains(), plans, strict=True):
-        cells = [axis.text(point.values[axis.name]) for axis in exploration.axes]
-        gained = "" if math.isnan(gain) else f"{gain:.2f}x"
-        parts = (percent(point.shares[name]) if point.shares else "" for name in shares)
-        memory = _memory_cell(point.prediction) if point.prediction is not None else ""
-        rows.append((*cells, time_text(exploration.metric, point.time), gained, *parts, memory, *(() if is_one else (plan,))))
+        row = {axis.name: axis.text(point.values[axis.name]) for axis in exploration.axes}
+        row |= {exploration.metric: time_text(exploration.metric, point.time), "gain": "" if math.isnan(gain) else f"{gain:.2f}x"}
+        row |= {name: percent(point.shares[name]) if point.shares else "" for name in shares}
+        row["memory"] = ""
+        if point.prediction is not None:
+            row["memory"] = format_bytes(point.prediction.memory["total"]) + ("" if point.prediction.fits else ", does not fit")
+        rows.append(row if is_one else row | {"plan": plan})
     kind = "the best plan of each point" if exploration.is_searched else f"at {plans[0]}" if is_one else "the given plan at each point"
-    return Table(
-        title=f"{job_text(first)}; {kind}",
-        headers=(*names, exploration.metric, "gain", *shares, "memory", *(() if is_one else ("plan",))),
-        rows=tuple(rows),
+    return table_of_rows(
+        f"{job_text(first)}; {kind}",
+        rows,
         right=(*(axis.name for axis in exploration.axes if axis.is_numeric), exploration.metric, "gain", *shares, "memory"),
         fold=("plan",),
     )
-
-
-def _memory_cell(prediction: Prediction | ServingPrediction) -> str:
-    total = format_bytes(prediction.memory["total"])
-    return total if prediction.fits else f"{total}, does not fit"
 
 
 def saturation_lines(exploration: Exploration) -> Iterator[str]:

@@ -18,7 +18,7 @@ def markdown_table(table: Table, *, title: bool = False) -> str:
     """Return a pipe table with right-aligned numbers."""
     rule = ["---:" if header in table.right else "---" for header in table.headers]
     rows = [table.headers, tuple(rule), *table.rows]
-    lines = ["| " + " | ".join(_cell(cell) for cell in row) + " |" for row in rows]
+    lines = ["| " + " | ".join(_one_line(cell.replace("|", "\\|")) or " " for cell in row) + " |" for row in rows]
     return "\n".join([*([f"**{table.title}**", ""] if title and table.title else []), *lines])
 
 
@@ -44,7 +44,3 @@ def _lines(block: Block, *, verbose: bool) -> Iterator[str]:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _cell(text: str) -> str:
-    return _one_line(text.replace("|", "\\|")) or " "

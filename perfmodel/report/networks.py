@@ -15,7 +15,7 @@ from perfmodel.parallel.prediction import Prediction
 from perfmodel.parallel.rows import without_total
 from perfmodel.planner.per_operator.pipeline import PipelineSearch, Stage
 from perfmodel.report.predictions import fits_cell, memory_text, prediction_object
-from perfmodel.report.table import Table, bar, percent, words
+from perfmodel.report.table import Table, bar, percent, table_of_rows, words
 from perfmodel.workload.graph import Graph, Operator
 
 _NUMBER = re.compile(r"\d+")
@@ -74,25 +74,19 @@ def parts_table(parts: Mapping[str, float], step_time: float) -> Table:
 
 def strategies_table(best: Prediction, strategies: Mapping[str, Prediction]) -> Table:
     """Return the best plan and the common strategies, with step time, memory and fit."""
-    rows = [_strategy_row("every operator by itself", best, best)]
-    rows += [_strategy_row(name, prediction, best) for name, prediction in strategies.items()]
-    return Table(
-        title="Compared with common strategies",
-        headers=("strategy", "step time", "vs best", "memory", "fits"),
-        rows=tuple(rows),
-        right=("step time", "vs best", "memory"),
-    )
-
-
-def _strategy_row(name: str, prediction: Prediction, best: Prediction) -> tuple[str, ...]:
-    times = prediction.step_time / best.step_time
-    return (
-        name,
-        format_time(prediction.step_time),
-        "-" if prediction is best else f"{times - 1.0:+.1%}" if times < _MANY else f"{times:.3g} x",
-        format_bytes(prediction.memory["total"]),
-        fits_cell(prediction.verdict),
-    )
+    rows = []
+    for name, prediction in {"every operator by itself": best, **strategies}.items():
+        times = prediction.step_time / best.step_time
+        rows.append(
+            {
+                "strategy": name,
+                "step time": format_time(prediction.step_time),
+                "vs best": "-" if prediction is best else f"{times - 1.0:+.1%}" if times < _MANY else f"{times:.3g} x",
+                "memory": format_bytes(prediction.memory["total"]),
+                "fits": fits_cell(prediction.verdict),
+            }
+        )
+    return table_of_rows("Compared with common strategies", rows, right=("step time", "vs best", "memory"))
 
 
 def memory_line(memory: Mapping[str, float], usable: float, verdict: Verdict) -> str:
@@ -106,20 +100,18 @@ def price_line(price: float) -> str:
 
 
 def stages_table(stages: Sequence[Stage]) -> Table:
-    rows = []
-    for index, stage in enumerate(stages):
-        rows.append(
-            (
-                str(index + 1),
-                f"{stage.first} .. {stage.last}",
-                f"{stage.num_operators:,}",
-                str(stage.in_flight),
-                format_time(stage.microbatch_time),
-                format_bytes(stage.memory["total"]),
-            )
-        )
-    headers = ("stage", "operators", "number", "in flight", "a microbatch", "memory")
-    return Table(title="Stages", headers=headers, rows=tuple(rows), right=("stage", "number", "in flight", "a microbatch", "memory"))
+    rows = [
+        {
+            "stage": str(number),
+            "operators": f"{stage.first} .. {stage.last}",
+            "number": f"{stage.num_operators:,}",
+            "in flight": str(stage.in_flight),
+            "a microbatch": format_time(stage.microbatch_time),
+            "memory": format_bytes(stage.memory["total"]),
+        }
+        for number, stage in enumerate(stages, 1)
+    ]
+    return table_of_rows("Stages", rows, right=("stage", "number", "in flight", "a microbatch", "memory"))
 
 
 def pipeline_object(search: PipelineSearch) -> dict[str, Any]:
@@ -139,18 +131,15 @@ def trained_line(plan: Plan) -> str:
 
 
 def measured_table(names: Sequence[str], predictions: Sequence[Prediction], measurements: Sequence[NetworkMeasurement]) -> Table:
-    rows = []
-    for name, predicted, measured in zip(names, predictions, measurements, strict=True):
-        error = predicted.step_time / measured.step_time - 1.0
-        rows.append(
-            (
-                name,
-                format_time(predicted.step_time),
-                format_time(measured.step_time),
-                f"{error:+.1%}",
-                format_time(measured.step_time_spread),
-                f"{measured.gradient_error:.1e}",
-            )
-        )
-    headers = ("plan", "predicted", "measured", "error", "spread", "gradients, off by")
-    return Table(title="Predicted against measured, all in one run", headers=headers, rows=tuple(rows), right=headers[1:])
+    rows = [
+        {
+            "plan": name,
+            "predicted": format_time(predicted.step_time),
+            "measured": format_time(measured.step_time),
+            "error": f"{predicted.step_time / measured.step_time - 1.0:+.1%}",
+            "spread": format_time(measured.step_time_spread),
+            "gradients, off by": f"{measured.gradient_error:.1e}",
+        }
+        for name, predicted, measured in zip(names, predictions, measurements, strict=True)
+    ]
+    return table_of_rows("Predicted against measured, all in one run", rows, right=tuple(rows[0])[1:])

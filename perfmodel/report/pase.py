@@ -15,7 +15,6 @@ from perfmodel.foundation.units import format_time
 from perfmodel.planner.pase.layer import text_of
 from perfmodel.planner.pase.search import PaseRun
 from perfmodel.report.table import Table
-from perfmodel.workload.graph import Operator
 
 SOURCE = "Elango, PaSE, IPDPS 2021 (arXiv 2407.04001)"
 #: Devices of Table II.
@@ -94,7 +93,7 @@ def strategies_table(runs: Sequence[PaseRun]) -> Table:
     for run in runs:
         groups: Counter[tuple[str, str, str]] = Counter()
         for layer, split in zip(run.tables.graph.layers, run.tables.strategy(run.solution.choice), strict=True):
-            groups[_named(layer), " ".join(split), " ".join(map(str, split.values()))] += 1
+            groups[f"{layer.kind} {text_of(layer, 'equation')}".strip(), " ".join(split), " ".join(map(str, split.values()))] += 1
         rows += [
             (run.tables.graph.name, f"{count} x {kind}" if count > 1 else kind, dims, configuration, "found")
             for (kind, dims, configuration), count in groups.items()
@@ -105,10 +104,6 @@ def strategies_table(runs: Sequence[PaseRun]) -> Table:
         headers=("network", "layers", "dims", "configuration", "from"),
         rows=tuple(rows),
     )
-
-
-def _named(layer: Operator) -> str:
-    return f"{layer.kind} {text_of(layer, 'equation')}".strip()
 
 
 def _seconds(value: float) -> str:

@@ -31,7 +31,7 @@ from perfmodel.parallel.prediction import (
 from perfmodel.parallel.recompute_modules import recompute_words
 from perfmodel.parallel.rows import without_total
 from perfmodel.parallel.training_run import training_cost, training_time
-from perfmodel.report.table import Table, bar, bytes_like, percent, shares_table, times_like, words
+from perfmodel.report.table import Table, bar, bytes_like, percent, shares_table, table_of_rows, times_like, words
 from perfmodel.uncertainty.sensitivity import STEP, Sensitivity
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.network_model import NetworkModel
@@ -235,12 +235,16 @@ def headline(prediction: Prediction, *, verbose: bool = False) -> list[tuple[str
     verbose   add the axis order, other utilisation conventions and the basis of every part
     """
     plan = prediction.plan
+    framework = short_name(plan.profile)
+    if plan.framework.name == GENERIC:
+        framework += " (not given: the mean of the known ones; --profile NAME, or --setting such as compile, narrows it)"
+    memory_low, memory_high = format_bytes(prediction.memory_low), format_bytes(prediction.memory_high)
     lines = [
         ("job", job_line(plan)),
         *layers_row(plan.job),
         ("plan", plan_line(plan)),
         *([("axes", f"on the network, innermost first: {'-'.join(plan.order)}")] if verbose and plan.assignment is None else []),
-        ("framework", _framework_text(plan)),
+        ("framework", framework),
         ("step time", f"{format_step(prediction.step_time)} for {format_count(plan.job.tokens_per_step)} {plan.job.unit}"),
         (
             "throughput",
@@ -249,21 +253,10 @@ def headline(prediction: Prediction, *, verbose: bool = False) -> list[tuple[str
         ),
         *_utilisation(prediction, verbose=verbose),
         ("memory", memory_line(prediction)),
-        ("", f"{fits_text(prediction.fits_probability)}; 80 % interval {_bytes_range(prediction.memory_low, prediction.memory_high)}"),
+        ("", f"{fits_text(prediction.fits_probability)}; 80 % interval {memory_low} to {memory_high}"),
     ]
     basis = basis_lines(prediction)
     return lines + [("based on" if i == 0 else "", line) for i, line in enumerate(basis if verbose else basis[:1])]
-
-
-def _bytes_range(low: float, high: float) -> str:
-    return f"{format_bytes(low)} to {format_bytes(high)}"
-
-
-def _framework_text(plan: Plan) -> str:
-    framework = short_name(plan.profile)
-    if plan.framework.name == GENERIC:
-        framework += " (not given: the mean of the known ones; --profile NAME, or --setting such as compile, narrows it)"
-    return framework
 
 
 def _utilisation(prediction: Prediction, *, verbose: bool) -> list[tuple[str, str]]:
@@ -324,46 +317,34 @@ def settings_table(
     varying = _varying(predictions)
     knobs = [name for name in _KNOB_COLUMNS if name in varied]
     step, size = times_like(min(prediction.step_time for prediction in predictions)), bytes_like(predictions[0].memory_usable)
-    days = ("days", "chip-hours", "USD") if tokens else ()
-    interval_header = (f"{COVERAGE:.0%} interval",) if intervals else ()
-    rows = []
+    bounds = f"{COVERAGE:.0%} interval"
+    rows: list[dict[str, str]] = []
     for index, prediction in enumerate(predictions):
-        bounds = tuple(
-            f"{step(prediction.step_time * interval.low)} to {step(prediction.step_time * interval.high)}"
-            for interval in intervals[index : index + 1]
-        )
-        cost: tuple[str, ...] = ()
+        row = {name: _COLUMNS[name](prediction) for name in varying} | {words(name): _KNOB_COLUMNS[name](prediction.plan) for name in knobs}
+        row |= {header: cells[index] for header, cells in of_run.items()}
+        row["step time"] = step(prediction.step_time)
+        for interval in intervals[index : index + 1]:
+            row[bounds] = f"{step(prediction.step_time * interval.low)} to {step(prediction.step_time * interval.high)}"
+        row |= {
+            "tokens/s/chip": f"{prediction.tokens_per_second_per_chip:,.0f}",
+            "TFLOP/s/chip": flop_rate_text(prediction.tflops_per_chip),
+            "MFU": percent(prediction.mfu_palm),
+            "memory": size(prediction.memory["total"]),
+            "fits": fits_cell(prediction.verdict),
+            PROBABILITY: probability_cell(prediction.fits_probability),
+        }
         if tokens:
-            days_taken, hours = training_time(prediction, tokens)
+            days, hours = training_time(prediction, tokens)
             price = training_cost(prediction, tokens)
-            cost = (f"{days_taken:,.1f}", format_count(hours), f"{price:,.0f}" if price else "-")
-        rows.append(
-            (
-                *(_COLUMNS[name](prediction) for name in varying),
-                *(_KNOB_COLUMNS[name](prediction.plan) for name in knobs),
-                *(cells[index] for cells in of_run.values()),
-                step(prediction.step_time),
-                *bounds,
-                f"{prediction.tokens_per_second_per_chip:,.0f}",
-                flop_rate_text(prediction.tflops_per_chip),
-                percent(prediction.mfu_palm),
-                size(prediction.memory["total"]),
-                fits_cell(prediction.verdict),
-                probability_cell(prediction.fits_probability),
-                *cost,
-                degrees_line(prediction.plan),
-                basis_lines(prediction)[0],
-            )
-        )
-    return Table(
-        title="",
-        headers=(*varying, *map(words, knobs), *of_run, "step time", *interval_header, "tokens/s/chip", "TFLOP/s/chip", "MFU",
-                 "memory", "fits", PROBABILITY, *days, "plan", "based on"),
-        rows=tuple(rows),
+            row |= {"days": f"{days:,.1f}", "chip-hours": format_count(hours), "USD": f"{price:,.0f}" if price else "-"}
+        rows.append(row | {"plan": degrees_line(prediction.plan), "based on": basis_lines(prediction)[0]})
+    return table_of_rows(
+        "",
+        rows,
         fold=("plan", "based on"),
         optional=("TFLOP/s/chip", "fits", "based on", "MFU", "chip-hours", "tokens/s/chip"),
-        right=("chips", "batch", "seq", *of_run, "step time", *interval_header, "tokens/s/chip", "TFLOP/s/chip", "MFU", "memory",
-               PROBABILITY, *days),
+        right=("chips", "batch", "seq", *of_run, "step time", bounds, "tokens/s/chip", "TFLOP/s/chip", "MFU", "memory", PROBABILITY,
+               "days", "chip-hours", "USD"),
     )  # fmt: skip
 
 
@@ -400,7 +381,8 @@ def _varying(predictions: Sequence[Prediction]) -> list[str]:
 
 def settings_title(predictions: Sequence[Prediction]) -> str:
     """Return the values that all rows of a table share, and the assumed framework."""
-    job, varying = predictions[0].plan.job, _varying(predictions)
+    plan, job, varying = predictions[0].plan, predictions[0].plan.job, _varying(predictions)
+    chips, cluster = f"{plan.num_chips:,} chip{'s' * (plan.num_chips > 1)}", short_name(plan.cluster)
     shared = {
         "model": model_text(job.model),
         "batch": f"{job.global_batch:,} sequence{'s' * (job.global_batch > 1)} a step",
@@ -409,18 +391,10 @@ def settings_title(predictions: Sequence[Prediction]) -> str:
         "optimizer": str(job.optimizer),
         **({} if job.train == FULL_TRAINING else {"train": str(job.train) if "model" in varying else trained_text(job).removeprefix(", ")}),
         **({} if job.routing == BALANCED else {"routing": routed_text(job).removeprefix(", ")}),
-        "framework": f"{short_name(predictions[0].plan.profile)} as the framework",
-        **_chips_and_cluster(predictions[0].plan, varying),
+        "framework": f"{short_name(plan.profile)} as the framework",
+        **({"chips": chips, "cluster": cluster} if {"cluster", "chips"} & {*varying} else {"chips": f"{chips} of {cluster}"}),
     }
     return ", ".join(text for name, text in shared.items() if name not in varying)
-
-
-def _chips_and_cluster(plan: Plan, varying: Sequence[str]) -> dict[str, str]:
-    """Return the chip count and cluster that all rows share."""
-    count, cluster = f"{plan.num_chips:,} chip{'s' * (plan.num_chips > 1)}", short_name(plan.cluster)
-    if "cluster" in varying or "chips" in varying:
-        return {"chips": count, "cluster": cluster}
-    return {"chips": f"{count} of {cluster}"}
 
 
 def convention_lines(predictions: Sequence[Prediction]) -> list[str]:
@@ -439,7 +413,6 @@ def convention_lines(predictions: Sequence[Prediction]) -> list[str]:
     return [*marked, *dict.fromkeys([*logits, *(text for prediction in predictions for text in prediction.warnings)]), counted]
 
 
-PLAN_HEADERS = ("tp", "sp", "cp", "pp", "schedule", "dp", "zero", "micro", "recompute")
 PLAN_LEGEND = {
     "sp": "sequence parallel",
     "schedule": "with chunks per rank",
@@ -462,20 +435,21 @@ def short_plan_text(plan: Plan) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def plan_cells(plan: Plan) -> tuple[str, ...]:
+def plan_cells(plan: Plan) -> dict[str, str]:
+    """Return the knobs of a plan as cells by header."""
     layout = plan.layout
     interleaved = f"{plan.schedule} x{plan.virtual_stages}" if plan.virtual_stages > 1 else str(plan.schedule)
-    return (
-        str(layout.tp),
-        "yes" if plan.sequence_parallel else "-",
-        str(layout.cp),
-        str(layout.pp),
-        interleaved if layout.pp > 1 else "-",
-        ", ".join([f"{layout.dp_replicate}x{layout.dp_shard}", *expert_words(plan)]),
-        str(int(plan.zero)),
-        str(plan.micro_batch),
-        recompute_words(plan.recompute, plan.recompute_operators),
-    )
+    return {
+        "tp": str(layout.tp),
+        "sp": "yes" if plan.sequence_parallel else "-",
+        "cp": str(layout.cp),
+        "pp": str(layout.pp),
+        "schedule": interleaved if layout.pp > 1 else "-",
+        "dp": ", ".join([f"{layout.dp_replicate}x{layout.dp_shard}", *expert_words(plan)]),
+        "zero": str(int(plan.zero)),
+        "micro": str(plan.micro_batch),
+        "recompute": recompute_words(plan.recompute, plan.recompute_operators),
+    }
 
 
 def short_names(plans: Sequence[str]) -> list[str]:
@@ -493,48 +467,43 @@ def comparison_tables(names: Sequence[str], predictions: Sequence[Prediction]) -
         max(prediction.tokens_per_second_per_chip for prediction in predictions),
     )
     step, size = times_like(best), bytes_like(predictions[0].memory_usable)
-    same_job = is_one_job(predictions)
-    columns = tuple(names)
 
-    def row(name: str, values: Sequence[str]) -> tuple[str, ...]:
-        return (name, *values)
+    def table(title: str, header: str, rows: Mapping[str, Sequence[str]]) -> Table:
+        cells = tuple((words(name), *row) for name, row in rows.items())
+        return Table(title=title, headers=(header, *names), rows=cells, right=tuple(names))
 
-    results = [
-        row("step time", [step(prediction.step_time) for prediction in predictions]),
-        *([row("against the fastest", [_more(prediction.step_time / best) for prediction in predictions])] if same_job else []),
-        row(f"{predictions[0].plan.job.unit}/s/chip", [f"{prediction.tokens_per_second_per_chip:,.0f}" for prediction in predictions]),
-        *(
-            []
-            if same_job
-            else [row("against the most", [_less(prediction.tokens_per_second_per_chip / most) for prediction in predictions])]
-        ),
-        row("TFLOP/s/chip", [flop_rate_text(prediction.tflops_per_chip) for prediction in predictions]),
-        row("MFU (PaLM)", [percent(prediction.mfu_palm) for prediction in predictions]),
-        row("fits", [fits_cell(prediction.verdict) for prediction in predictions]),
-        row("probability that it fits", [probability_cell(prediction.fits_probability) for prediction in predictions]),
-        row("memory to spare", [size(prediction.memory_spare) for prediction in predictions]),
-    ]
-    parts = [
-        row(words(part), [step(prediction.parts[part]) if prediction.parts.get(part) else "-" for prediction in predictions])
+    results = {"step time": [step(prediction.step_time) for prediction in predictions]}
+    rates = {f"{predictions[0].plan.job.unit}/s/chip": [f"{prediction.tokens_per_second_per_chip:,.0f}" for prediction in predictions]}
+    if is_one_job(predictions):
+        results |= {"against the fastest": [_apart(prediction.step_time / best) for prediction in predictions]} | rates
+    else:
+        results |= rates | {"against the most": [_apart(prediction.tokens_per_second_per_chip / most) for prediction in predictions]}
+    results |= {
+        "TFLOP/s/chip": [flop_rate_text(prediction.tflops_per_chip) for prediction in predictions],
+        "MFU (PaLM)": [percent(prediction.mfu_palm) for prediction in predictions],
+        "fits": [fits_cell(prediction.verdict) for prediction in predictions],
+        "probability that it fits": [probability_cell(prediction.fits_probability) for prediction in predictions],
+        "memory to spare": [size(prediction.memory_spare) for prediction in predictions],
+    }
+    parts = {
+        part: [step(prediction.parts[part]) if prediction.parts.get(part) else "-" for prediction in predictions]
         for part in dict.fromkeys(part for prediction in predictions for part in prediction.parts)  # parts differ between plans
         if any(prediction.parts.get(part) for prediction in predictions)
-    ]
-    memory = [
-        row(words(name), [size(prediction.memory[name]) if prediction.memory[name] else "-" for prediction in predictions])
+    }
+    memory = {
+        name: [size(prediction.memory[name]) if prediction.memory[name] else "-" for prediction in predictions]
         for name in predictions[0].memory
         if any(prediction.memory[name] for prediction in predictions)
-    ]
+    }
     knobs = [_knobs(prediction) for prediction in predictions]
     settings = {knob: [values.get(knob, "-") for values in knobs] for knob in dict.fromkeys(knob for values in knobs for knob in values)}
-    differing = [row(words(knob), values) for knob, values in settings.items() if len(set(values)) > 1]
-    tables = [
-        Table(title="Results", headers=("", *columns), rows=tuple(results), right=columns),
-        Table(title="Where the step goes", headers=("part", *columns), rows=tuple(parts), right=columns),
-        Table(title="Memory of the fullest chip", headers=("class", *columns), rows=tuple(memory), right=columns),
+    differing = {knob: values for knob, values in settings.items() if len(set(values)) > 1}
+    return [
+        table("Results", "", results),
+        table("Where the step goes", "part", parts),
+        table("Memory of the fullest chip", "class", memory),
+        *([table("Knobs that differ", "knob", differing)] if differing else []),
     ]
-    if differing:
-        tables.append(Table(title="Knobs that differ", headers=("knob", *columns), rows=tuple(differing), right=columns))
-    return tables
 
 
 def is_one_job(predictions: Sequence[Prediction]) -> bool:
@@ -546,12 +515,8 @@ def is_one_job(predictions: Sequence[Prediction]) -> bool:
     return len(set(jobs)) == 1
 
 
-def _more(ratio: float) -> str:
-    return "-" if ratio == 1.0 else f"+{percent(ratio - 1)}"
-
-
-def _less(ratio: float) -> str:
-    return "-" if ratio == 1.0 else f"-{percent(1 - ratio)}"
+def _apart(ratio: float) -> str:
+    return "-" if ratio == 1.0 else f"{'+' if ratio > 1.0 else '-'}{percent(abs(ratio - 1))}"
 
 
 def _knobs(prediction: Prediction) -> dict[str, str]:

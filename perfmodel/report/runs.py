@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_time, format_traffic
 from perfmodel.hardware.calibration import MEASURED_NOW, MOST_BUSY
 from perfmodel.parallel.results import Comparison, Measurement
@@ -15,8 +16,7 @@ from perfmodel.report.table import Table, words
 
 def comparison_object(comparison: Comparison) -> dict[str, Any]:
     return {
-        "time_error": comparison.time_error,
-        "memory_error": comparison.memory_error,
+        **picked(comparison, "time_error memory_error"),
         "prediction": prediction_object(comparison.prediction),
         "measurement": comparison.measurement.to_dict(),
     }

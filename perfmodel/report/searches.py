@@ -16,10 +16,9 @@ from perfmodel.parallel.plan import Plan, plan_to_dict
 from perfmodel.parallel.prediction import PROBABILITY, Prediction, probability_cell
 from perfmodel.planner.baselines import MEANINGS
 from perfmodel.planner.explain import Alternative, Explanation
-from perfmodel.planner.result import AlikePlans, Baseline, Certainty, FittingChange, Objective, SearchResult
+from perfmodel.planner.result import AlikePlans, Certainty, FittingChange, Objective, SearchResult
 from perfmodel.report.advice import flags_text, remedies_objects
 from perfmodel.report.predictions import (
-    PLAN_HEADERS,
     PLAN_LEGEND,
     fits_cell,
     headroom_words,
@@ -28,7 +27,7 @@ from perfmodel.report.predictions import (
     prediction_object,
     short_plan_text,
 )
-from perfmodel.report.table import Table, bytes_like, percent, times_like
+from perfmodel.report.table import Table, bytes_like, percent, table_of_rows, times_like
 from perfmodel.report.training_run import JOULES_OF_A_MEGAWATT_HOUR
 from perfmodel.report.trust import trust_object
 
@@ -55,7 +54,12 @@ def search_object(result: SearchResult, *, tokens: float = 0.0) -> dict[str, Any
             plan | {"place": rank} | ({"objective_value": value} if value is not None else {})
             for plan, rank, value in zip(described(result.plans), result.places, result.values or [None] * len(result.plans), strict=True)
         ],
-        "baselines": {baseline.name: _baseline_object(baseline, tokens) for baseline in result.baselines},
+        "baselines": {
+            baseline.name: prediction_object(baseline.prediction[0], tokens=tokens) | {"means": MEANINGS[baseline.name]}
+            if baseline.prediction
+            else {"fits": False, "reason": baseline.reason}
+            for baseline in result.baselines
+        },
         "pareto": described(result.pareto),
         **({} if result.plans else {"remedies": remedies_objects(result.remedies)}),
         "any_framework": described(result.any_framework)[0] if result.any_framework else {},
@@ -79,32 +83,20 @@ def certainty_table(result: SearchResult) -> Table:
     best = [certainty.prediction[0].step_time for certainty in result.certainty if certainty.prediction]
     step = times_like(min(best, default=1.0))
 
-    def row(certainty: Certainty) -> tuple[str, ...]:
-        if not certainty.prediction:
-            return percent(certainty.risk), "-", "-", "-", "none"
-        prediction = certainty.prediction[0]
-        against = _relative_to_best(prediction.step_time, best[0])
-        return (
-            percent(certainty.risk),
-            step(prediction.step_time),
-            against,
-            probability_cell(prediction.fits_probability),
-            short_plan_text(prediction.plan),
+    rows = []
+    for certainty in result.certainty:
+        prediction = certainty.prediction[0] if certainty.prediction else None
+        rows.append(
+            {
+                "risk": percent(certainty.risk),
+                "step time": step(prediction.step_time) if prediction else "-",
+                "slower": _relative_to_best(prediction.step_time, best[0]) if prediction else "-",
+                PROBABILITY: probability_cell(prediction.fits_probability) if prediction else "-",
+                "plan": short_plan_text(prediction.plan) if prediction else "none",
+            }
         )
-
-    return Table(
-        title="Fastest plan at each risk of running out of memory",
-        headers=("risk", "step time", "slower", PROBABILITY, "plan"),
-        rows=tuple(map(row, result.certainty)),
-        right=("risk", "step time", "slower", PROBABILITY),
-        fold=("plan",),
-    )
-
-
-def _baseline_object(baseline: Baseline, tokens: float) -> dict[str, Any]:
-    if not baseline.prediction:
-        return {"fits": False, "reason": baseline.reason}
-    return prediction_object(baseline.prediction[0], tokens=tokens) | {"means": MEANINGS[baseline.name]}
+    title, right = "Fastest plan at each risk of running out of memory", ("risk", "step time", "slower", PROBABILITY)
+    return table_of_rows(title, rows, right=right, fold=("plan",))
 
 
 def _rate_text(result: SearchResult) -> str:
@@ -145,45 +137,37 @@ def value_cells(objective: Objective, values: Sequence[float]) -> dict[str, list
 def plans_table(result: SearchResult) -> Table:
     """Return the table of the best plans, one row per group of nearly equal plans.
 
-    Only knobs that differ have a column; the caption lists the others. `_MORE_COLUMNS` appear on wide pages only.
+    Only knobs that differ have a column; the caption lists the others. Columns that repeat information of others are on wide pages only.
     """
     best = result.plans[0].step_time if result.plans else 0.0
-    shown = [(str(number), kind.prediction) for number, kind in enumerate(result.kinds, 1)]
-    step, size = times_like(min((prediction.step_time for _, prediction in shown), default=1.0)), bytes_like(result.memory_usable)
-    ranks = _place_ranges([kind.position for kind in result.kinds])
-    cuts = _cut_cells([prediction.plan for _, prediction in shown])
+    shown = [kind.prediction for kind in result.kinds]
+    step, size = times_like(min((prediction.step_time for prediction in shown), default=1.0)), bytes_like(result.memory_usable)
+    positions = [kind.position for kind in result.kinds]
+    ranks = []  # `1-3` for the first three of a tie
+    for position in positions:
+        first, tied = positions.index(position) + 1, positions.count(position)
+        ranks.append(f"{first}-{first + tied - 1}" if tied > 1 else str(first))
+    cuts = _cut_cells([prediction.plan for prediction in shown])
     unit = size(result.memory_usable).rpartition(" ")[2]
     of_run = value_cells(result.objective, [kind.value for kind in result.kinds if kind.value is not None])
-    rows = [
-        (
-            f"{name}{_MARK}" if prediction.not_runnable else name,
-            *(cells[int(name) - 1] for cells in of_run.values()),
-            step(prediction.step_time),
-            _relative_to_best(prediction.step_time, best),
-            percent(prediction.mfu_palm),
-            size(prediction.memory["total"]).removesuffix(f" {unit}"),
-            probability_cell(prediction.fits_probability),
-            *plan_cells(prediction.plan),
-            *(cells[int(name) - 1] for cells in cuts.values()),
-            rank,
-            f"{prediction.tflops_per_chip:,.0f}",
-            fits_cell(prediction.verdict),
+    rows, knobs = [], []
+    for index, (rank, prediction) in enumerate(zip(ranks, shown, strict=True)):
+        knobs.append(plan_cells(prediction.plan) | {header: cells[index] for header, cells in cuts.items()})
+        rows.append(
+            {"plan": f"{index + 1}{_MARK if prediction.not_runnable else ''}"}
+            | {header: cells[index] for header, cells in of_run.items()}
+            | _result_cells(prediction, best, step, size)
+            | knobs[index]
+            | {"place": rank, "TFLOP/s": f"{prediction.tflops_per_chip:,.0f}", "fits": fits_cell(prediction.verdict)}
         )
-        for rank, (name, prediction) in zip(ranks, shown, strict=True)
-    ]
-    results = ("plan", *of_run, "step time", "vs 1", "MFU", unit, PROBABILITY)
-    headers = (*results, *PLAN_HEADERS, *cuts, *_MORE_COLUMNS)
-    knobs = range(len(results), len(headers) - len(_MORE_COLUMNS))
-    shared = [i for i in knobs if len({row[i] for row in rows}) == 1] if len(rows) > 1 else []
-    kept = [i for i in range(len(headers)) if i not in shared]
-    same = [f"{headers[i]} {rows[0][i]}" for i in shared if rows[0][i] not in ("-", "")]
-    return Table(
-        title="Best plans",
+    shared = [name for name in knobs[0] if len({row[name] for row in rows}) == 1] if len(rows) > 1 else []
+    same = [f"{name} {rows[0][name]}" for name in shared if rows[0][name] not in ("-", "")]
+    return table_of_rows(
+        "Best plans",
+        [{name: cell for name, cell in row.items() if name not in shared} for row in rows],
         caption=f"in every row: {', '.join(same)}" if same else "",
-        headers=tuple(headers[i] for i in kept),
-        rows=tuple(tuple(row[i] for i in kept) for row in rows),
         right=(*of_run, "step time", "vs 1", "TFLOP/s", "MFU", unit, PROBABILITY, "tp", "cp", "pp", "dp", "zero", "micro"),
-        optional=(*_MORE_COLUMNS, "MFU", "vs 1", "sp", "rules", "schedule"),
+        optional=("place", "TFLOP/s", "fits", "MFU", "vs 1", "sp", "rules", "schedule"),
     )
 
 
@@ -195,41 +179,34 @@ def _cut_cells(plans: Sequence[Plan]) -> dict[str, list[str]]:
     return {"cp form": [ULYSSES if plan.rule_set in labels else "-" for plan in plans]} if labels else {}
 
 
-#: Columns that repeat information of other columns; on wide pages only.
-_MORE_COLUMNS = ("place", "TFLOP/s", "fits")
-
-
 def baselines_table(result: SearchResult) -> Table:
     """Return the table of the baselines, including slower and non-fitting ones."""
     best = result.plans[0].step_time if result.plans else 0.0
     shown = [baseline.prediction[0] for baseline in result.baselines if baseline.prediction]
     step, size = times_like(min((prediction.step_time for prediction in shown), default=1.0)), bytes_like(result.memory_usable)
     unit = size(result.memory_usable).rpartition(" ")[2]
+    results = ("step time", "vs 1", "MFU", unit, PROBABILITY)
     rows = []
     for baseline in result.baselines:
-        if not baseline.prediction:
-            rows.append((baseline.name, *["-"] * 5, f"no such plan: {baseline.reason}"))
-            continue
-        prediction = baseline.prediction[0]
-        rows.append(
-            (
-                f"{baseline.name}{_MARK}" if prediction.not_runnable else baseline.name,
-                step(prediction.step_time),
-                _relative_to_best(prediction.step_time, best),
-                percent(prediction.mfu_palm),
-                size(prediction.memory["total"]).removesuffix(f" {unit}"),
-                probability_cell(prediction.fits_probability),
-                short_plan_text(prediction.plan),
-            )
-        )
-    return Table(
-        title="Without a search",
-        headers=("baseline", "step time", "vs 1", "MFU", unit, PROBABILITY, "plan"),
-        rows=tuple(rows),
-        right=("step time", "vs 1", "MFU", unit, PROBABILITY),
-        fold=("plan",),
-        optional=("MFU", "vs 1"),
-    )
+        if baseline.prediction:
+            prediction = baseline.prediction[0]
+            name, cells = f"{baseline.name}{_MARK if prediction.not_runnable else ''}", _result_cells(prediction, best, step, size)
+            rows.append({"baseline": name} | cells | {"plan": short_plan_text(prediction.plan)})
+        else:
+            rows.append({"baseline": baseline.name} | dict.fromkeys(results, "-") | {"plan": f"no such plan: {baseline.reason}"})
+    return table_of_rows("Without a search", rows, right=results, fold=("plan",), optional=("MFU", "vs 1"))
+
+
+def _result_cells(prediction: Prediction, best: float, step: Callable[[float], str], size: Callable[[float], str]) -> dict[str, str]:
+    """Return the results of a plan as cells by header. best: step time of the first plan [s]."""
+    memory, _, unit = size(prediction.memory["total"]).rpartition(" ")
+    return {
+        "step time": step(prediction.step_time),
+        "vs 1": _relative_to_best(prediction.step_time, best),
+        "MFU": percent(prediction.mfu_palm),
+        unit: memory,
+        PROBABILITY: probability_cell(prediction.fits_probability),
+    }
 
 
 def other_lines(result: SearchResult) -> list[str]:
@@ -242,15 +219,6 @@ def other_lines(result: SearchResult) -> list[str]:
     lines = [f"axis order on the network, innermost first: {'; '.join([*unusual, *others])}"] if unusual else []
     alike = ((number, _alike_text(kind)) for number, kind in enumerate(result.kinds, 1))
     return [*lines, *(f"as good as {number} with: {text}" for number, text in alike if text)]
-
-
-def _place_ranges(ranks: Sequence[int]) -> list[str]:
-    """Return rank ranges of tied rows: `1-3` for the first three of a tie."""
-    return [
-        f"{first}-{last}" if last > first else str(first)
-        for rank in ranks
-        for first, last in [(ranks.index(rank) + 1, ranks.index(rank) + ranks.count(rank))]
-    ]
 
 
 def _alike_text(kind: AlikePlans) -> str:
@@ -270,7 +238,7 @@ def _alike_text(kind: AlikePlans) -> str:
 
 
 def _alike_cells(plan: Plan) -> dict[str, str]:
-    cells = dict(zip(PLAN_HEADERS, plan_cells(plan), strict=True))
+    cells = plan_cells(plan)
     return {
         "schedule": cells["schedule"].removeprefix("interleaved "),
         "dp": cells["dp"].replace(" ", ""),
@@ -430,26 +398,22 @@ def neighbours_table(explanation: Explanation) -> Table:
 
     rows = []
     for neighbour in sorted(explanation.neighbours, key=rank):
-        knobs = knobs_text({**neighbour.knobs, **neighbour.changed})
-        if not neighbour.prediction:
-            rows.append((knobs, *["-"] * 5, neighbour.reason.partition(": ")[2]))
-            continue
-        prediction = neighbour.prediction[0]
+        prediction = neighbour.prediction[0] if neighbour.prediction else None
+        change = neighbour.reason.partition(": ")[2] if prediction is None else _largest_change(neighbour) if prediction.fits else ""
         rows.append(
-            (
-                knobs,
-                step(prediction.step_time),
-                _relative_to_best(prediction.step_time, step_time),
-                size(prediction.memory["total"]),
-                fits_cell(prediction.verdict),
-                probability_cell(prediction.fits_probability),
-                _largest_change(neighbour) if prediction.fits else "",
-            )
+            {
+                "knob": knobs_text({**neighbour.knobs, **neighbour.changed}),
+                "step time": step(prediction.step_time) if prediction else "-",
+                "change": _relative_to_best(prediction.step_time, step_time) if prediction else "-",
+                "memory": size(prediction.memory["total"]) if prediction else "-",
+                "fits": fits_cell(prediction.verdict) if prediction else "-",
+                PROBABILITY: probability_cell(prediction.fits_probability) if prediction else "-",
+                "largest change": change,
+            }
         )
-    return Table(
-        title="One knob changed, with every other knob that has to follow",
-        headers=("knob", "step time", "change", "memory", "fits", PROBABILITY, "largest change"),
-        rows=tuple(rows),
+    return table_of_rows(
+        "One knob changed, with every other knob that has to follow",
+        rows,
         right=("step time", "change", "memory", PROBABILITY),
         fold=("knob", "largest change"),
         optional=("fits",),

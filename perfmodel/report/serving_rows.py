@@ -14,7 +14,7 @@ from perfmodel.parallel.rows import without_total
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.planner.serving.result import RankedPlan, ServingSearchResult
 from perfmodel.report.serving import TIMES, limits_object, short_plan, throughput_object
-from perfmodel.report.table import Table, words
+from perfmodel.report.table import Table, table_of_rows, words
 
 _HEADERS = {"concurrency": "in flight", "rate": "requests/s"}
 _PERCENTILES = ("mean", "p50", "p90", "p99")
@@ -128,16 +128,6 @@ def services_table(lines: Sequence[ServiceLine], *, shows_load: bool = False, sh
     varied = [name for name in lines[0].asked if name != "tp"] if lines else []
     has_plan = len({line.plan for line in lines if line.plan}) > 1 or shows_load or shows_chips
     has_cost = any(line.result is not None and line.result.cost_per_million is not None for line in lines)
-    headers = [*(_HEADERS.get(name, name) for name in varied), *(["chips"] if shows_chips else []), *(["plan"] if has_plan else [])]
-    headers += [
-        *(["in flight"] if shows_load else []),
-        "TTFT",
-        "TPOT",
-        "tok/s/chip",
-        "tok/s/user",
-        *(["USD/M"] if has_cost else []),
-        "verdict",
-    ]
     right = ("chips", "in flight", "requests/s", "TTFT", "TPOT", "tok/s/chip", "tok/s/user", "USD/M")
 
     def shown(name: str, value: object) -> str:
@@ -147,32 +137,25 @@ def services_table(lines: Sequence[ServiceLine], *, shows_load: bool = False, sh
 
     rows = []
     for line in lines:
-        tp = f"tp {line.asked['tp']}" if line.result is None and line.asked.get("tp") else line.plan
         result = line.result
-        chips, load = ("", "") if result is None else (f"{result.plan.num_chips + result.idle_chips:,}", load_cell(result))
-        cells = [shown(name, line.asked[name]) for name in varied] + ([chips] if shows_chips else [])
-        cells += ([tp] if has_plan else []) + ([load] if shows_load else [])
-        rows.append((*cells, *_figures(line.result, has_cost=has_cost), line.verdict))
-    return Table(
-        title=f"{len(lines)} services",
-        headers=tuple(headers),
-        rows=tuple(rows),
-        right=right,
-        fold=("plan", "verdict"),
-        optional=("USD/M", "tok/s/user"),
-    )
-
-
-def _figures(result: RankedPlan | None, *, has_cost: bool) -> tuple[str, ...]:
-    if result is None or not result.prediction.fits:
-        return ("",) * (4 + has_cost)
-    prediction = result.prediction
-    return (
-        *map(time_cell, (prediction.ttft.mean, prediction.tpot.mean)),
-        f"{result.tokens_per_second_per_chip:,.0f}",
-        f"{prediction.tokens_per_second_per_user:,.1f}",
-        *([cost_cell(result)] if has_cost else []),
-    )
+        row = {_HEADERS.get(name, name): shown(name, line.asked[name]) for name in varied}
+        if shows_chips:
+            row["chips"] = f"{result.plan.num_chips + result.idle_chips:,}" if result else ""
+        if has_plan:
+            row["plan"] = f"tp {line.asked['tp']}" if result is None and line.asked.get("tp") else line.plan
+        if shows_load:
+            row["in flight"] = load_cell(result) if result else ""
+        fitting = result if result is not None and result.prediction.fits else None
+        row |= {
+            "TTFT": time_cell(fitting.prediction.ttft.mean) if fitting else "",
+            "TPOT": time_cell(fitting.prediction.tpot.mean) if fitting else "",
+            "tok/s/chip": f"{fitting.tokens_per_second_per_chip:,.0f}" if fitting else "",
+            "tok/s/user": f"{fitting.prediction.tokens_per_second_per_user:,.1f}" if fitting else "",
+        }
+        if has_cost:
+            row["USD/M"] = cost_cell(fitting) if fitting else ""
+        rows.append(row | {"verdict": line.verdict})
+    return table_of_rows(f"{len(lines)} services", rows, right=right, fold=("plan", "verdict"), optional=("USD/M", "tok/s/user"))
 
 
 def load_cell(result: RankedPlan) -> str:

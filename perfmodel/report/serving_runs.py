@@ -7,7 +7,7 @@ from typing import Any
 from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes, format_count
 from perfmodel.parallel.serving.measurement import MeasuredStep, ServedComparison
-from perfmodel.report.table import Table, times_like, words
+from perfmodel.report.table import Table, table_of_rows, times_like, words
 
 
 def run_line(comparison: ServedComparison) -> str:
@@ -43,18 +43,18 @@ def run_table(comparison: ServedComparison) -> Table:
         prediction = predicted.get(step.shape)
         largest = max(prediction.parts, key=lambda name: prediction.parts[name]) if prediction is not None else ""
         rows.append(
-            (
-                _shape(step),
-                shown(step.time),
-                shown(step.undisturbed),
-                shown(step.undisturbed_spread),
-                *(("", "", "") if prediction is None else (shown(prediction.predicted), f"{prediction.error:+.1%}", words(largest))),
-                format_bytes(step.counts.peak_memory),
-            )
+            {
+                "step": _shape(step),
+                "time": shown(step.time),
+                "processor time": shown(step.undisturbed),
+                "quartiles apart": shown(step.undisturbed_spread),
+                "predicted": shown(prediction.predicted) if prediction is not None else "",
+                "error": f"{prediction.error:+.1%}" if prediction is not None else "",
+                "most of it": words(largest),
+                "peak memory": format_bytes(step.counts.peak_memory),
+            }
         )
-    headers = ("step", "time", "processor time", "quartiles apart", "predicted", "error", "most of it", "peak memory")
-    right = (*headers[1:6], headers[7])
-    return Table(title="Steps, measured and predicted", headers=headers, rows=tuple(rows), right=right)
+    return table_of_rows("Steps, measured and predicted", rows, right=tuple(name for name in rows[0] if name not in ("step", "most of it")))
 
 
 def _shape(step: MeasuredStep) -> str:

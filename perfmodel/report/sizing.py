@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfmodel.foundation.units import format_count
@@ -12,7 +11,7 @@ from perfmodel.parallel.prediction import PROBABILITY
 from perfmodel.parallel.training_run import SECONDS_OF_A_DAY
 from perfmodel.planner.sizing import SizedRun, Sizing
 from perfmodel.report.document import Facts
-from perfmodel.report.figures import label_marks, new_figure, plain_numbers, write_figure
+from perfmodel.report.figures import label_marks, new_figure, plain_numbers
 from perfmodel.report.predictions import prediction_object, settings_table, settings_title, workload_line
 from perfmodel.report.table import Table, percent
 from perfmodel.report.training_run import JOULES_OF_A_MEGAWATT_HOUR
@@ -76,12 +75,8 @@ def sizing_object(sizing: Sizing) -> dict[str, Any]:
     }
 
 
-def plot_sizing(sizing: Sizing, path: Path) -> None:
-    """Draw cost against time: one line per cluster, one point per chip count, Pareto front, deadline and budget."""
-    write_figure(sizing_figure(sizing), path)
-
-
 def sizing_figure(sizing: Sizing) -> Figure:
+    """Draw cost against time: one line per cluster, one point per chip count, Pareto front, deadline and budget."""
     figure = new_figure(width=8.4, height=5.2)
     axes = figure.subplots()
     scale, unit = (1e6, "million USD") if max(sized.run.cost for sized in sizing.runs) >= 1e6 else (1e3, "thousand USD")

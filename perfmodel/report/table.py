@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -23,6 +23,20 @@ class Table:
     fold: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()
     caption: str = ""
+
+
+def table_of_rows(
+    title: str,
+    rows: Sequence[Mapping[str, str]],
+    *,
+    right: tuple[str, ...] = (),
+    fold: tuple[str, ...] = (),
+    optional: tuple[str, ...] = (),
+    caption: str = "",
+) -> Table:
+    """Return a table of rows that name their columns: header -> cell. All rows have the headers of the first."""
+    headers, cells = tuple(rows[0]) if rows else (), tuple(tuple(row.values()) for row in rows)
+    return Table(title=title, headers=headers, rows=cells, right=right, fold=fold, optional=optional, caption=caption)
 
 
 def shares_table(

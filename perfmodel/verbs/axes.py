@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from perfmodel.foundation.dtypes import Dtype
@@ -68,23 +69,23 @@ class AxisField:
 def axes_of(system: System) -> dict[str, AxisField]:
     """Return every axis of a system by name: complete parts first, because setting the others changes their result."""
     axes = {
-        "chip": AxisField(get=lambda at: at.cluster.chip.name, put=_with_chip_named),
-        "model": AxisField(get=lambda at: at.model.name, put=_with_model),
+        "chip": AxisField(get=attrgetter("cluster.chip.name"), put=_with_chip_named),
+        "model": AxisField(get=attrgetter("model.name"), put=_with_model),
     }
     axes |= _technology_axes(system.spec) if system.spec is not None else {}
     axes |= hardware_axes(system)
     axes |= {
-        f"model.{model_field.name}": AxisField(get=_reader("model", model_field.name), put=_put_model(model_field.name))
+        f"model.{model_field.name}": AxisField(get=attrgetter(f"model.{model_field.name}"), put=_writer("model", model_field.name))
         for model_field in fields(TransformerConfig)
         if isinstance(getattr(system.model, model_field.name), (int, float, str))
     }
     words, knobs = words_of(type(system.asked)), SERVING_KNOBS if system.is_service else tuple(words_of(Knobs))
     for name in words:
         if name not in _NO_AXIS and name not in knobs:
-            axes[f"job.{name}"] = AxisField(get=_reader("asked", name), put=_put_request(name))
+            axes[f"job.{name}"] = AxisField(get=attrgetter(f"asked.{name}"), put=_put_request(name))
     for name in knobs:
         record = "asked" if system.is_service else "knobs"
-        axes[f"plan.{name}"] = AxisField(get=_reader(record, name), put=_put_request(name) if system.is_service else _put_knobs(name))
+        axes[f"plan.{name}"] = AxisField(get=attrgetter(f"{record}.{name}"), put=_writer(record, name))
     return axes
 
 
@@ -125,7 +126,10 @@ def read_axis(text: str, system: System, *, points: int | None = None) -> Axis:
     name, separator, values = str(text).partition("=")
     name, known = name.strip(), axes_of(system)
     if system.cluster.pools and name not in known and "." in name:
-        name = _with_kind(name, system.cluster)
+        group, *kind_and_rest = name.split(".", 2)  # the kind may be a longer or the full name of the chip
+        chips = {kind: system.cluster.pools[members[0]].chip.name for kind, members in _kinds(system.cluster).items()}
+        kinds = [kind for kind, chip in chips.items() if _begins(chip, kind_and_rest[0])]
+        name = ".".join([group, kinds[0], *kind_and_rest[1:]]) if len(kinds) == 1 else name
     if name not in known:
         if name.startswith("technology.") and system.spec is None:
             rule = "the chip is not made from technology; give --chip with a specification, such as a100-spec (perfmodel chip --from)"
@@ -142,20 +146,15 @@ def read_axis(text: str, system: System, *, points: int | None = None) -> Axis:
     present = field.get(system)
     ends = values.split("..")
     if len(ends) == 2:
-        axis_values = _range(*_ends(ends, field, present, name), points=points)
+        first, last = (_value(end, field, present, name) for end in _with_units([end.strip() for end in ends]))
+        if not all(isinstance(end, (int, float)) and end > 0 for end in (first, last)) or first > last:
+            raise bad_field(name, "..".join(ends), "must be two positive numbers, the smaller first", f"write {name}=a,b,c for names")
+        axis_values = _range(first, last, points=points)
     elif len(ends) == 1:
         axis_values = [_value(part, field, present, name) for part in _with_units(several(values))]
     else:
         raise bad_field(name, values, "must be a list or one range", f"write {name}=a,b,c or {name}=a..b")
     return Axis(name=name, values=tuple(dict.fromkeys(axis_values)), kind=field.kind)
-
-
-def _ends(ends: list[str], field: AxisField, present: object, name: str) -> tuple[Any, Any]:
-    """Return both ends of a range."""
-    first, last = (_value(end, field, present, name) for end in _with_units([end.strip() for end in ends]))
-    if not all(isinstance(end, (int, float)) and end > 0 for end in (first, last)) or first > last:
-        raise bad_field(name, "..".join(ends), "must be two positive numbers, the smaller first", f"write {name}=a,b,c for names")
-    return first, last
 
 
 def _with_units(texts: list[Any]) -> list[str]:
@@ -193,8 +192,9 @@ def _value(text: str, field: AxisField, present: object, name: str) -> Any:
 # ---------------------------------------------------------------------------------------------------------------------------------
 
 
-def _reader(record: str, name: str) -> Callable[[System], Any]:
-    return lambda at: getattr(getattr(at, record), name)
+def _writer(*path: str) -> Callable[[Any, Any], Any]:
+    """Return the setter of a field of a record, or of records in it."""
+    return lambda record, value: _replaced(record, path, value)
 
 
 def _with_model(at: System, name: object) -> System:
@@ -230,7 +230,7 @@ def _technology_axes(spec: ChipSpec) -> dict[str, AxisField]:
     for path, value in _leaves(spec, ()):
         short = path[:-1] if path[-1] in ("generation", "link") else path
         kind = quantity_of(path[-1]) if isinstance(value, float) else ""
-        axes["technology." + ".".join(short)] = AxisField(get=_spec_reader(path), put=_put_spec(path), kind=kind)
+        axes["technology." + ".".join(short)] = AxisField(get=attrgetter(".".join(("spec", *path))), put=_put_spec(path), kind=kind)
     return axes
 
 
@@ -241,16 +241,6 @@ def _leaves(record: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...
             yield from _leaves(value, (*path, record_field.name))
         elif isinstance(value, (int, float, str)) and record_field.name not in ("name", "vendor", "source", "technology"):
             yield (*path, record_field.name), value
-
-
-def _spec_reader(path: tuple[str, ...]) -> Callable[[System], Any]:
-    def read(at: System) -> Any:
-        value: Any = at.spec
-        for name in path:
-            value = getattr(value, name)
-        return value
-
-    return read
 
 
 def _put_spec(path: tuple[str, ...]) -> Callable[[System, Any], System]:
@@ -276,20 +266,12 @@ def _replaced(record: Any, path: tuple[str, ...], value: Any) -> Any:
     return replace(record, **{first: value})
 
 
-def _put_model(name: str) -> Callable[[System, Any], System]:
-    return lambda at, value: replace(at, model=replace(at.model, **{name: value}))
-
-
 def _put_request(name: str) -> Callable[[System, Any], System]:
     def put(at: System, value: Any) -> System:
         cluster = at.cluster.with_chips(read_integer(value, "chips")) if name == "chips" else at.cluster
         return replace(at, asked=replace(at.asked, **{name: value}), cluster=cluster)
 
     return put
-
-
-def _put_knobs(name: str) -> Callable[[System, Any], System]:
-    return lambda at, value: replace(at, knobs=replace(at.knobs, **{name: value}))
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------
@@ -315,13 +297,6 @@ def _kinds(cluster: Cluster) -> dict[str, list[int]]:
 
 def _begins(name: str, start: str) -> bool:
     return f"{name}-".startswith(f"{start}-")
-
-
-def _with_kind(axis: str, cluster: Cluster) -> str:
-    """Return the name of an axis with the kind of chips in place of a longer or full name of the chip."""
-    group, *kind_and_rest = axis.split(".", 2)
-    kinds = [kind for kind, members in _kinds(cluster).items() if _begins(cluster.pools[members[0]].chip.name, kind_and_rest[0])]
-    return ".".join([group, kinds[0], *kind_and_rest[1:]]) if len(kinds) == 1 else axis
 
 
 def _in_pools(field: AxisField, members: Sequence[int]) -> AxisField:
@@ -374,22 +349,10 @@ _ChipField = tuple[str, Callable[[System], Any], Callable[[Chip, Any], Chip]]
 #: Axis -> (kind, getter, setter on the chip). `chip.peak_flop_rate` is the rate in 16 bits and scales all rates.
 _CHIP: Mapping[str, _ChipField] = {
     "chip.peak_flop_rate": (QuantityKind.FLOP_RATE, lambda at: wide_rate(at.cluster.chip), _with_wide_rate),
-    "chip.memory.bandwidth": (
-        QuantityKind.BANDWIDTH,
-        lambda at: at.cluster.chip.memory.bandwidth,
-        lambda chip, value: replace(chip, memory=replace(chip.memory, bandwidth=value)),
-    ),
-    "chip.memory.capacity": (QuantityKind.BYTES, lambda at: at.cluster.chip.memory.capacity, _with_capacity),
-    "chip.on_chip.compute_units": (
-        "",
-        lambda at: at.cluster.chip.compute_units,
-        lambda chip, value: replace(chip, compute_units=value),
-    ),
-    "chip.host_link": (
-        QuantityKind.BANDWIDTH,
-        lambda at: at.cluster.chip.host_bandwidth,
-        lambda chip, value: replace(chip, host_bandwidth=value),
-    ),
+    "chip.memory.bandwidth": (QuantityKind.BANDWIDTH, attrgetter("cluster.chip.memory.bandwidth"), _writer("memory", "bandwidth")),
+    "chip.memory.capacity": (QuantityKind.BYTES, attrgetter("cluster.chip.memory.capacity"), _with_capacity),
+    "chip.on_chip.compute_units": ("", attrgetter("cluster.chip.compute_units"), _writer("compute_units")),
+    "chip.host_link": (QuantityKind.BANDWIDTH, attrgetter("cluster.chip.host_bandwidth"), _writer("host_bandwidth")),
 }
 
 
@@ -400,14 +363,10 @@ def _with_link_bandwidth(tier: NetworkTier, bandwidth: float) -> NetworkTier:
 
 _TierField = tuple[str, Callable[[NetworkTier], Any], Callable[[NetworkTier, Any], NetworkTier]]
 _TIER: Mapping[str, _TierField] = {
-    "bandwidth": (QuantityKind.BANDWIDTH, lambda tier: tier.link.bandwidth, _with_link_bandwidth),
-    "latency": (
-        QuantityKind.TIME,
-        lambda tier: tier.link.latency,
-        lambda tier, value: replace(tier, link=replace(tier.link, latency=value)),
-    ),
-    "size": ("", lambda tier: tier.size, lambda tier, value: replace(tier, size=value)),
-    "oversubscription": ("", lambda tier: tier.oversubscription, lambda tier, value: replace(tier, oversubscription=float(value))),
+    "bandwidth": (QuantityKind.BANDWIDTH, attrgetter("link.bandwidth"), _with_link_bandwidth),
+    "latency": (QuantityKind.TIME, attrgetter("link.latency"), _writer("link", "latency")),
+    "size": ("", attrgetter("size"), _writer("size")),
+    "oversubscription": ("", attrgetter("oversubscription"), lambda tier, value: replace(tier, oversubscription=float(value))),
 }
 
 

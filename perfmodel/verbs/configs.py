@@ -87,7 +87,25 @@ def start_from(path: Plan | Name, asked: Request, *, spelled: Callable[[str], st
     if setup.table.serves:
         raise InputError(f"{one_line(path, 200)}: starts a {setup.table.framework} server; give it to `perfmodel serve`")
     try:
-        return Start(plan=_plan_of(setup, given, spelled), setup=setup)
+        words = dict(setup.request)
+        for name, value in given.items():
+            held = {"nodes": "chips", "batch_tokens": "global_batch"}.get(name, name)
+            if value is not None and (name in ("cluster", "profile") or held not in setup.request):
+                words[name] = value
+        _check_complete(setup, words, spelled)
+        request = make_requests(Request(**words), spelled=spelled)[0]
+        if request.batch_tokens is not None:  # whole sequences: the rest is dropped
+            request = replace(request, global_batch=request.batch_tokens // request.seq_len, batch_tokens=None)
+        setting = setting_of_request(request)
+        knobs = setup.knobs  # those of experts apply only with experts, and none of an axis of degree 1 does
+        idle = [] if setting.job.transformer.experts is not None else ["ep", "etp", "dispatcher"]
+        idle += ["sequence_parallel"] if knobs.get("tp", 1) == 1 else []
+        idle += ["schedule", "virtual_stages"] if knobs.get("pp", 1) == 1 else []
+        plan = plan_in(setting, Knobs(**{name: value for name, value in knobs.items() if name not in idle}))
+        if (stage_layers := setup.facts.get("stage_layers")) and plan.layout.pp > 1:
+            plan = replace(plan, stage_layers=tuple(stage_layers))
+        operators = setup.facts.get("recompute_operators")
+        return Start(plan=replace(plan, recompute_operators=tuple(operators)) if operators else plan, setup=setup)
     except InputError as error:
         raise InputError(f"{one_line(Path(str(path)).name, 60)} ({setup.table.framework}): {error.full}") from None
 
@@ -130,29 +148,6 @@ def _number(value: object) -> Any:
         return read_integer(value, "number")
     except InputError:
         return value
-
-
-def _plan_of(setup: ConfigSetup, given: Mapping[str, Any], spelled: Callable[[str], str]) -> Plan:
-    """Return the plan that a configuration describes. Raise InputError with the names of missing fields."""
-    words = dict(setup.request)
-    for name, value in given.items():
-        held = {"nodes": "chips", "batch_tokens": "global_batch"}.get(name, name)
-        if value is not None and (name in ("cluster", "profile") or held not in setup.request):
-            words[name] = value
-    _check_complete(setup, words, spelled)
-    request = make_requests(Request(**words), spelled=spelled)[0]
-    if request.batch_tokens is not None:  # whole sequences: the rest is dropped
-        request = replace(request, global_batch=request.batch_tokens // request.seq_len, batch_tokens=None)
-    setting = setting_of_request(request)
-    knobs = setup.knobs  # those of experts apply only with experts, and none of an axis of degree 1 does
-    idle = [] if setting.job.transformer.experts is not None else ["ep", "etp", "dispatcher"]
-    idle += ["sequence_parallel"] if knobs.get("tp", 1) == 1 else []
-    idle += ["schedule", "virtual_stages"] if knobs.get("pp", 1) == 1 else []
-    plan = plan_in(setting, Knobs(**{name: value for name, value in knobs.items() if name not in idle}))
-    if (stage_layers := setup.facts.get("stage_layers")) and plan.layout.pp > 1:
-        plan = replace(plan, stage_layers=tuple(stage_layers))
-    operators = setup.facts.get("recompute_operators")
-    return replace(plan, recompute_operators=tuple(operators)) if operators else plan
 
 
 def _check_complete(setup: ConfigSetup, words: Mapping[str, Any], spelled: Callable[[str], str]) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from perfmodel.configs.tables import FrameworkTable, table_named
+from perfmodel.configs.tables import table_named
 from perfmodel.configs.write import TORCHRUN, ExportedPlan, facts_of_plan, launch_files, launcher_named, write_config
 from perfmodel.foundation.errors import InputError, bad_field, one_line
 from perfmodel.foundation.files import read_text
@@ -54,33 +54,28 @@ def export_plan(plan: Plan | Name, *, to: str, stem: str = "plan", launcher: str
     exported = write_config(
         facts_of_plan(loaded, setting.cluster), table, prediction=predict_in(setting, loaded), stem=stem, launcher=launcher
     )
-    return replace(exported, notes=(*exported.notes, *_checked(exported, loaded, table)))
-
-
-def _checked(exported: ExportedPlan, plan: Plan, table: FrameworkTable) -> list[str]:
-    """Read the files back: raise InputError if the plan differs, and return notes on settings without an option of the framework."""
     with tempfile.TemporaryDirectory() as folder:
         for name, text in exported.files.items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
         script = Path(folder) / exported.script
-        asked = Request(cluster=plan.cluster, chips=plan.num_chips)
+        asked = Request(cluster=loaded.cluster, chips=loaded.num_chips)
         try:
             again = start_from(script, asked).plan
         except InputError:
-            again = start_from(script, replace(asked, model=plan.job.model)).plan
-    wanted, read_back = _compared(plan), _compared(again)
+            again = start_from(script, replace(asked, model=loaded.job.model)).plan
+    wanted, read_back = _compared(loaded), _compared(again)
     for name in wanted:
         if wanted[name] != read_back[name]:
             rule = f"cannot be written for {table.framework}, whose files would mean {one_line(read_back[name], 60)}"
             raise bad_field(name, one_line(wanted[name], 60), rule, f"change {name}, or export to another framework")
     notes = []
-    lost = {name: value for name, value in plan.framework.settings.items() if again.framework.settings.get(name) != value}
+    lost = {name: value for name, value in loaded.framework.settings.items() if again.framework.settings.get(name) != value}
     if lost:
         named = ", ".join(f"{name}={str(value).lower()}" for name, value in lost.items())
         notes.append(f"{table.framework} has no option that is known here for the settings {named}")
-    if plan.framework.name != again.framework.name:
-        notes.append(f"the plan assumes {plan.framework.name}; a prediction of the files assumes {again.framework.name}")
-    return notes
+    if loaded.framework.name != again.framework.name:
+        notes.append(f"the plan assumes {loaded.framework.name}; a prediction of the files assumes {again.framework.name}")
+    return replace(exported, notes=(*exported.notes, *notes))
 
 
 def _compared(plan: Plan) -> dict[str, Any]:

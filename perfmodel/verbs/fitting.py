@@ -57,7 +57,10 @@ def fit_runs(
     given = [runs] if isinstance(runs, (str, Path, Mapping)) else runs
     if not isinstance(given, (list, tuple)) or not given:
         raise bad_field("runs", shown(runs), "must be files of measured runs", "see docs/fitting.md")
-    defaults = _defaults(asked, knobs)
+    fields = {name: getattr(asked, name) for name in ASKED.words() if name not in ("profile", "settings", "calibration")}
+    defaults = {name: str(value) if isinstance(value, Path) else value for name, value in fields.items() if value is not None}
+    defaults |= {f"settings.{name}": value for name, value in read_settings(asked.settings).items()}
+    defaults |= {name: value if isinstance(value, (bool, int)) else str(value) for name, value in knobs.searched().items()}
     wanted: Sequence[Any] = plan if isinstance(plan, (list, tuple)) else [] if plan is None else [plan]
     plans = [load_plan(file) for file in wanted]
     files = [rows_of(file, f"run {number}") if isinstance(file, Mapping) else read_rows(file) for number, file in enumerate(given, 1)]
@@ -87,11 +90,3 @@ def _profile(asked: Any) -> ExecutionProfile | None:
         return asked
     check_name(asked, "profile", ExecutionProfile, "see `perfmodel profiles`")
     return load_profile(asked)
-
-
-def _defaults(asked: Request, knobs: Knobs) -> dict[str, Any]:
-    """Return the values that apply to all runs, by column name."""
-    fields = {name: getattr(asked, name) for name in ASKED.words() if name not in ("profile", "settings", "calibration")}
-    defaults = {name: str(value) if isinstance(value, Path) else value for name, value in fields.items() if value is not None}
-    defaults |= {f"settings.{name}": value for name, value in read_settings(asked.settings).items()}
-    return {**defaults, **{name: value if isinstance(value, (bool, int)) else str(value) for name, value in knobs.searched().items()}}

@@ -11,7 +11,7 @@ A network is a built-in one by name, any `torch.nn.Module` as `module:factory` w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -223,7 +223,6 @@ def shard_network(
 
     budget = _budget(time_limit)
     memory_headroom = _headroom(asked.memory_headroom)
-    check_headroom(memory_headroom)
     setting, found_network, treatments = network_setting(network, asked, inputs=inputs, batch=batch, sizes=sizes, microbatches=microbatches)
     limit = memory_rule(memory_headroom).allowed(setting.estimator.machine.memory.usable)
     searches: dict[int, NetworkSearch[Prediction]] = {}
@@ -250,31 +249,26 @@ def shard_network(
         raise reasons[-1]
     zero = min(searches, key=lambda stage: searches[stage].best.step_time)
     strategies = _strategies(planners[zero], found_network) if with_strategies else {}
-
-    def predicted(prediction: Prediction) -> Prediction:
-        return _predicted(setting, prediction.plan, memory_headroom)
-
+    # a strategy of the same space may have the faster complete prediction
+    fitting = [prediction for prediction in strategies.values() if prediction.memory["total"] <= limit]
+    best = min([searches[zero].best, *fitting], key=lambda prediction: prediction.step_time)
     return ShardResult(
         network=found_network,
         zero=zero,
-        best=predicted(_best(searches[zero].best, strategies.values(), limit)),
+        best=_predicted(setting, best.plan, memory_headroom),
         searches=searches,
-        strategies={name: predicted(prediction) for name, prediction in strategies.items()},
+        strategies={name: _predicted(setting, prediction.plan, memory_headroom) for name, prediction in strategies.items()},
         treatments=treatments,
         cut_off=cut_off,
     )
 
 
-def _best(searched: Prediction, strategies: Iterable[Prediction], limit: float) -> Prediction:
-    """Return the plan of a search, or a strategy of the same space if its complete prediction is faster."""
-    fitting = [prediction for prediction in strategies if prediction.memory["total"] <= limit]
-    return min([searched, *fitting], key=lambda prediction: prediction.step_time)
-
-
 def _headroom(given: float | str | None) -> float:
     """Return the headroom of a network's plan; its search limits bytes, so the default is a headroom and no risk."""
     headroom = optional_share(given, "memory_headroom")
-    return DEFAULT_HEADROOM if headroom is None else headroom
+    headroom = DEFAULT_HEADROOM if headroom is None else headroom
+    check_headroom(headroom)
+    return headroom
 
 
 def _predicted(setting: Setting, plan: Plan, memory_headroom: float) -> Prediction:
@@ -363,7 +357,6 @@ def shard_pipeline(
     if ":" in network:
         raise bad_field("network", network, "a pipeline needs the network at several batches", "use a built-in network")
     memory_headroom = _headroom(asked.memory_headroom)
-    check_headroom(memory_headroom)
     setting, _, _ = network_setting(network, asked, sizes=sizes, global_batch=global_batch)
     searches: dict[int, PipelineSearch] = {}
     reasons: list[InputError] = []
@@ -416,7 +409,6 @@ def predict_network_plan(
     network   the network itself, or its name in the plan: needed for a module of your own
     """
     memory_headroom = _headroom(memory_headroom)
-    check_headroom(memory_headroom)
     trained = trained_otherwise(load_network_plan(plan), precision=precision, optimizer=optimizer, zero=zero)
     setting = setting_of_network_plan(
         trained, network=network, cluster=cluster, profile=profile, settings=settings, calibration=calibration
@@ -569,8 +561,9 @@ def run_network_plan(
     measured_cluster = LOCALHOST if device == "cpu" else trained.cluster  # the prediction is for the measured machine
     if device == "cpu":
         calibration = own_calibration(calibration, ranks=trained.num_chips, progress=progress)
+    operators = (replace(op, forward=(), backward=(), saved=()) if op.kind == "dropout" else op for op in graph.operators)
     setting = setting_of_network_plan(
-        replace(trained, profile=""), network=_without_dropout(graph), cluster=measured_cluster, calibration=calibration
+        replace(trained, profile=""), network=replace(graph, operators=tuple(operators)), cluster=measured_cluster, calibration=calibration
     )
     plans = {"this plan": placed_on_tiers(trained, setting)}
     if with_strategies:
@@ -618,9 +611,3 @@ def _runnable(plan: Plan, network: Graph | str | None) -> tuple[Graph, ModuleRef
     check_network(plan, network)
     module = ModuleReference(name=model.name, inputs=model.inputs)
     return readable_module(module, plan).network, module
-
-
-def _without_dropout(network: Graph) -> Graph:
-    """Return the network of a run, whose gradients are compared: its dropout operators do nothing."""
-    operators = (replace(op, forward=(), backward=(), saved=()) if op.kind == "dropout" else op for op in network.operators)
-    return replace(network, operators=tuple(operators))

@@ -33,7 +33,7 @@ from perfmodel.verbs.setting import (
 )
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Optimizer, Precision, TrainingJob
-from perfmodel.workload.routing import BALANCED, Routing
+from perfmodel.workload.routing import BALANCED
 from perfmodel.workload.training import FULL_TRAINING
 
 
@@ -47,7 +47,10 @@ def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[s
     if risk is not None and headroom is not None:
         rule = f"cannot be given with {spelled('memory_headroom')}, which it replaces"
         raise InputError(f"{spelled('risk')}: {rule}; leave out one of them")
-    _refuse_millions(given.global_batch, spelled)
+    for value in several(given.global_batch):  # millions are meant in tokens; as sequences they would give days instead of seconds
+        if isinstance(value, str) and value.strip()[-1:] in ("m", "M", "g", "G") and value.strip()[:1].isdigit():
+            rule = f"counts sequences, of which no batch has millions; for tokens give {spelled('batch_tokens')} {value.strip()}"
+            raise InputError(f"{spelled('global_batch')}={value.strip()}: {rule}")
     asked: dict[str, list[Any]] = {}
     for name, word in words_of(Request).items():
         if word.several:
@@ -57,7 +60,11 @@ def make_requests(given: Request, *, of_plan: bool = False, spelled: Callable[[s
         if asked[one] and asked[other]:
             raise InputError(f"{spelled(one)}: cannot be given with {spelled(other)}, which means the same; leave out one of them")
     if not of_plan:
-        _check_complete(asked, spelled)
+        absent = absent_fields(asked)
+        if absent:
+            others = {name: spelled(name) for name in ("nodes", "batch_tokens")}
+            meanings = ((spelled(name), meaning.format(**others)) for name, meaning in absent.items())
+            raise InputError("; ".join(f"{name}: is missing; give {meaning}" for name, meaning in meanings))
     for name in asked["cluster"]:
         check_name(name, "cluster", Cluster, "see `perfmodel clusters`")
     for name in asked["model"]:
@@ -104,14 +111,6 @@ def read_risk(given: object) -> float | None:
     return risk
 
 
-def _refuse_millions(given: object, spelled: Callable[[str], str]) -> None:
-    """Raise InputError for a global batch of millions: it is meant in tokens, and as sequences it would give days instead of seconds."""
-    for value in several(given):
-        if isinstance(value, str) and value.strip()[-1:] in ("m", "M", "g", "G") and value.strip()[:1].isdigit():
-            rule = f"counts sequences, of which no batch has millions; for tokens give {spelled('batch_tokens')} {value.strip()}"
-            raise InputError(f"{spelled('global_batch')}={value.strip()}: {rule}")
-
-
 def _once(values: list[Any]) -> list[Any]:
     """Return the values without duplicates; objects of a user may not be hashable."""
     try:
@@ -128,14 +127,6 @@ def names_in(value: object) -> list[Any]:
     if isinstance(value, (list, tuple)):
         return [name for entry in value for name in names_in(entry)]
     return several(value)
-
-
-def _check_complete(asked: Mapping[str, list[Any]], spelled: Callable[[str], str]) -> None:
-    absent = absent_fields(asked)
-    if absent:
-        others = {name: spelled(name) for name in ("nodes", "batch_tokens")}
-        meanings = ((spelled(name), meaning.format(**others)) for name, meaning in absent.items())
-        raise InputError("; ".join(f"{name}: is missing; give {meaning}" for name, meaning in meanings))
 
 
 def absent_fields(asked: Mapping[str, list[Any]]) -> dict[str, str]:
@@ -250,8 +241,12 @@ def _placed(request: Request, knobs: Knobs, plan: Plan | None, settings: dict[tu
             notes = (*notes, f"recompute={default}: not given, so the default of {setting.profile}")
     else:
         wanted = overridden(plan, setting, knobs)
-    setting = replace(setting, notes=(*notes, *_notes_on(knobs, wanted)))
-    return _Placed(request=request, knobs=knobs, setting=setting, plan=wanted)
+    if knobs.schedule and wanted.layout.pp == 1:
+        notes = (*notes, f"schedule={knobs.schedule} does nothing without a pipeline (pp=1)")
+    if (knobs.zero or knobs.fsdp) and not int(wanted.zero):
+        idle = f"zero={knobs.searched()['zero']} does nothing"
+        notes = (*notes, f"{idle}: one data-parallel rank holds the whole state, as with zero=0")
+    return _Placed(request=request, knobs=knobs, setting=replace(setting, notes=notes), plan=wanted)
 
 
 _MOST_COLUMNS = 512
@@ -336,12 +331,6 @@ def setting_of_request(request: Request, *, plan: Plan | None = None) -> Setting
     return setting_of_plan(plan, job=job, chips=chips, cluster=request.cluster, calibration=calibration, **assumed)
 
 
-def _routing(request: Request, plan_routing: Routing) -> Routing:
-    """Return the routing of a request, else that of its plan."""
-    routing = plan_routing if request.routing is None else request.routing.with_capacity(plan_routing.capacity_factor)
-    return routing if request.capacity_factor is None else routing.with_capacity(request.capacity_factor)
-
-
 def _job_of(request: Request, plan: Plan | None) -> TrainingJob:
     plan_job = plan.job if plan is not None else None
     seq_len = request.seq_len if request.seq_len is not None or plan_job is None else plan_job.seq_len
@@ -349,6 +338,8 @@ def _job_of(request: Request, plan: Plan | None) -> TrainingJob:
     if request.batch_tokens is not None:
         batch = _sequences(request.batch_tokens, seq_len or 1)
     model = request.model if request.model is not None or plan_job is None else plan_job.transformer
+    plan_routing = plan_job.routing if plan_job else BALANCED
+    routing = plan_routing if request.routing is None else request.routing.with_capacity(plan_routing.capacity_factor)
     return make_job(
         model,
         global_batch=batch if batch is not None or plan_job is None else plan_job.global_batch,  # type: ignore[arg-type]
@@ -356,7 +347,7 @@ def _job_of(request: Request, plan: Plan | None) -> TrainingJob:
         precision=request.precision or (plan_job.precision if plan_job else Precision.BF16_MIXED),
         optimizer=request.optimizer or (plan_job.optimizer if plan_job else Optimizer.ADAMW),
         train=request.train or (plan_job.train if plan_job else FULL_TRAINING),
-        routing=_routing(request, plan_job.routing if plan_job else BALANCED),
+        routing=routing if request.capacity_factor is None else routing.with_capacity(request.capacity_factor),
     )
 
 
@@ -367,13 +358,3 @@ def _sequences(tokens: int, seq_len: int) -> int:
         remedy = f"use {' or '.join(str(count) for count in near)} (4M is 4194304), or give global_batch in sequences"
         raise bad_field("batch_tokens", tokens, f"must be whole sequences of seq_len={seq_len} tokens", remedy)
     return tokens // seq_len
-
-
-def _notes_on(knobs: Knobs, plan: Plan) -> list[str]:
-    """Return notes on given knobs that have no effect in this plan."""
-    notes = []
-    if knobs.schedule and plan.layout.pp == 1:
-        notes.append(f"schedule={knobs.schedule} does nothing without a pipeline (pp=1)")
-    if (knobs.zero or knobs.fsdp) and not int(plan.zero):
-        notes.append(f"zero={knobs.searched()['zero']} does nothing: one data-parallel rank holds the whole state, as with zero=0")
-    return notes

@@ -28,7 +28,6 @@ from perfmodel.verbs.training import check_objective, with_run_values
 
 if TYPE_CHECKING:
     from perfmodel.cost.estimate import Estimator
-    from perfmodel.parallel.algebra.rules import RuleSet
     from perfmodel.parallel.layout import AttentionKernel
     from perfmodel.parallel.plan import Plan
     from perfmodel.parallel.prediction import Prediction
@@ -156,7 +155,9 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, any_
     modules = fixed.pop("recompute_modules", None)
     profile = setting.estimator.profile
     rules = fixed.pop("rules", ())
-    _check_rules(rules, fixed.get("sequence_parallel"))
+    sequence_parallel = fixed.get("sequence_parallel")
+    if sequence_parallel is not None and rules and all(rule_set.scatters_residual is not sequence_parallel for rule_set in rules):
+        check_agrees(rules[0], sequence_parallel)
     fixed |= {name: str(choice_of(kind, fixed[name], name)) for name, kind in choices_of().items() if name in fixed}
     if fixed.get("zero", 0) not in ZERO_STAGES:
         raise InputError(f"zero={fixed['zero']}: must be 0, 1, 2 or 3; use 3 for FSDP")
@@ -187,12 +188,6 @@ def space_in(setting: Setting, knobs: Knobs, maximum: Mapping[str, int], *, any_
 def check_frameworks(*, only_runnable: bool, any_framework: bool) -> None:
     if only_runnable and any_framework:
         raise bad_field("any_framework", "true", "contradicts only_runnable=true", "leave one of them out")
-
-
-def _check_rules(rules: tuple[RuleSet, ...], sequence_parallel: bool | None) -> None:
-    """Raise InputError if none of the rule sets agrees with `sequence_parallel`."""
-    if sequence_parallel is not None and rules and all(rule_set.scatters_residual is not sequence_parallel for rule_set in rules):
-        check_agrees(rules[0], sequence_parallel)
 
 
 def _why_empty(setting: Setting, knobs: Knobs, result: SearchResult, *, any_framework: bool) -> str:

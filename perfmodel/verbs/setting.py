@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -109,24 +109,21 @@ def make_setting(
 
     reference, found_cluster = find_cluster(cluster, chips)
     chosen, behaviours = constants_of(found_cluster, calibration, profile, settings)
+    said = [*notes]
     if chips is None and not isinstance(cluster, Cluster) and reference != LOCALHOST and not found_cluster.pools:
-        notes = (f"chips={found_cluster.num_chips}: not given, so taken from the file of {found_cluster.name}", *notes)
+        said.insert(0, f"chips={found_cluster.num_chips}: not given, so taken from the file of {found_cluster.name}")
     if chosen.busy_fraction > MOST_BUSY:
-        notes = (
-            *notes,
-            f"calibration={chosen.name}: was measured while other processes took {chosen.busy_fraction:.0%} of the processors; "
-            "calibrate again when the machine is quiet",
-        )
+        busy = f"was measured while other processes took {chosen.busy_fraction:.0%} of the processors"
+        said.append(f"calibration={chosen.name}: {busy}; calibrate again when the machine is quiet")
     if calibration is not None and chosen.chips and found_cluster.chip.name not in chosen.chips:
-        notes = (
-            *notes,
-            f"calibration={chosen.name}: was measured on {', '.join(chosen.chips[:3])}, not on {found_cluster.chip.name}: its shares of "
-            "the data sheet's rates are taken over",
-        )
+        elsewhere = f"was measured on {', '.join(chosen.chips[:3])}, not on {found_cluster.chip.name}"
+        said.append(f"calibration={chosen.name}: {elsewhere}: its shares of the data sheet's rates are taken over")
     if profile is None and default_profile(found_cluster.chip) not in (ACCELERATOR_PROFILE, CPU_PROFILE):
-        notes = (*notes, f"profile={default_profile(found_cluster.chip)}: not given, so assumed for {found_cluster.chip.name}")
+        said.append(f"profile={default_profile(found_cluster.chip)}: not given, so assumed for {found_cluster.chip.name}")
+    file = framework_named(str(profile)) if isinstance(profile, Name) else ""
+    named = stated(file_reference(file), FrameworkRef.parse(behaviours.name).settings) if is_path(file) else behaviours.name
     if profile is None or isinstance(profile, Name):
-        notes = (*notes, *_without_effect(_profile_reference(profile, behaviours), of_plan))
+        said += _without_effect(named, of_plan)
     reference_given = (
         "" if not calibration else file_reference(calibration) if isinstance(calibration, Name) else calibration_reference(chosen)
     )
@@ -134,17 +131,11 @@ def make_setting(
         reference=reference,
         cluster=found_cluster,
         calibration=reference_given,
-        profile=_profile_reference(profile, behaviours),
+        profile=named,
         rests_on=reference_given or calibration_reference(chosen),
         estimator=resolve_estimator(job, found_cluster, calibration=chosen, profile=behaviours, network_at=network_at or _network_at(job)),
-        notes=notes,
+        notes=tuple(said),
     )
-
-
-def _profile_reference(profile: Name | ExecutionProfile | None, behaviours: ExecutionProfile) -> str:
-    """Return the name of the profile in a plan file, with its settings."""
-    file = framework_named(str(profile)) if isinstance(profile, Name) else ""
-    return stated(file_reference(file), FrameworkRef.parse(behaviours.name).settings) if is_path(file) else behaviours.name
 
 
 def _without_effect(profile: str, of_plan: Collection[str]) -> list[str]:
@@ -330,7 +321,13 @@ def predict_in_columns(
 def annotated(prediction: Prediction, setting: Setting) -> Prediction:
     """Return the prediction with the names of its setting, and with the warnings of its plan, model and cluster."""
     job = prediction.plan.job
-    warnings = [*prediction.warnings, *setting.notes, *(_beyond_model(job, job.model) if isinstance(job.model, TransformerConfig) else ())]
+    model = job.model if isinstance(job.model, TransformerConfig) else None
+    warnings = [*prediction.warnings, *setting.notes]
+    if model is not None and job.seq_len > model.max_position_embeddings:
+        positions = f"is beyond the {model.max_position_embeddings} positions of {model.name} (max_position_embeddings)"
+        warnings.append(f"seq_len={job.seq_len} {positions}: time and memory are predicted as if it took them")
+    if model is not None and (note := tower_note(model)):
+        warnings.append(note)
     if loss := default_loss(setting.estimator.profile):
         warnings.append(f"loss={loss}: not given, so the default of {setting.profile} (--setting loss=whole keeps all logits)")
     unlike = unlike_recipe(setting.estimator.profile, prediction.plan, setting.cluster.chip.name)
@@ -354,9 +351,7 @@ def annotated(prediction: Prediction, setting: Setting) -> Prediction:
         warnings.append(
             "MFU as PaLM counts it is above 100 %: it counts the full square of attention, of which causal attention computes half"
         )
-    if isinstance(job.model, TransformerConfig) and (
-        kernel := attention_note(prediction, setting.estimator.profile, setting.estimator.machine)
-    ):
+    if model is not None and (kernel := attention_note(prediction, setting.estimator.profile, setting.estimator.machine)):
         warnings.append(kernel)
     at_loss = prediction.verdict is Verdict.DOES_NOT_FIT and prediction.memory_moment == LOSS_MOMENT
     return replace(
@@ -366,17 +361,6 @@ def annotated(prediction: Prediction, setting: Setting) -> Prediction:
         small_loss=small_loss(setting.estimator.profile) if at_loss else "",
         warnings=tuple(dict.fromkeys(warnings)),
     )
-
-
-def _beyond_model(job: TrainingJob, model: TransformerConfig) -> Iterator[str]:
-    """Yield notes on values of a job that exceed the model's limits."""
-    if job.seq_len > model.max_position_embeddings:
-        yield (
-            f"seq_len={job.seq_len} is beyond the {model.max_position_embeddings} positions of {model.name} "
-            "(max_position_embeddings): time and memory are predicted as if it took them"
-        )
-    if note := tower_note(model):
-        yield note
 
 
 def tower_note(model: TransformerConfig) -> str:

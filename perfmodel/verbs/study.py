@@ -238,7 +238,14 @@ def _check(study: Study) -> None:
         raise bad_field("version", study.version, "is of another release", f"write version: {VERSION}")
     if study.num_points > MOST_POINTS:
         raise InputError(f"axes: make {study.num_points:,} points, and {MOST_POINTS:,} is the most; give fewer values")
-    _check_needed(study.verb, columns)
+    needed = {SweptVerb.LIMITS: "model cluster seq_len", **dict.fromkeys(_RUN_VERBS, "model cluster chips global_batch seq_len")}
+    has_chips = {"nodes", "plan"} & set(columns) or not any(map(needs_chips, columns.get("cluster", [""])))
+    is_sized = study.verb is SweptVerb.SERVE_SEARCH and {"concurrency", "rate"} & set(columns)  # the fewest chips that hold the load
+    given = {*columns, *(["chips"] if has_chips or is_sized else []), *(["global_batch"] if "batch_tokens" in columns else [])}
+    absent = [name for name in needed.get(study.verb, "model cluster chips input_len output_len").split() if name not in given]
+    if absent and "plan" not in columns:
+        lacks = f"no point has {'it' if len(absent) == 1 else 'them'}"
+        raise InputError(f"{', '.join(absent)}: {lacks}; give a value in fixed, or several in axes")
 
 
 def _check_value(name: str, value: object, word: Word | None) -> None:
@@ -250,15 +257,3 @@ def _check_value(name: str, value: object, word: Word | None) -> None:
         raise bad_field(name, shown(value), rule, "write a name or the path of a file") from None
     if word is not None and (word.several or word.is_varied) and len(word.values(value, name)) > 1 and not Path(str(value)).exists():
         raise bad_field(name, shown(value), "is several values", "write them as a list under axes")
-
-
-def _check_needed(verb: SweptVerb, columns: Mapping[str, list[Any]]) -> None:
-    """Raise InputError for a study whose points lack a required argument."""
-    needed = {SweptVerb.LIMITS: "model cluster seq_len", **dict.fromkeys(_RUN_VERBS, "model cluster chips global_batch seq_len")}
-    has_chips = {"nodes", "plan"} & set(columns) or not any(map(needs_chips, columns.get("cluster", [""])))
-    is_sized = verb is SweptVerb.SERVE_SEARCH and {"concurrency", "rate"} & set(columns)  # the fewest chips that hold the load
-    given = {*columns, *(["chips"] if has_chips or is_sized else []), *(["global_batch"] if "batch_tokens" in columns else [])}
-    absent = [name for name in needed.get(verb, "model cluster chips input_len output_len").split() if name not in given]
-    if absent and "plan" not in columns:
-        lacks = f"no point has {'it' if len(absent) == 1 else 'them'}"
-        raise InputError(f"{', '.join(absent)}: {lacks}; give a value in fixed, or several in axes")

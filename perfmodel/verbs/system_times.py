@@ -71,11 +71,17 @@ class SystemPredictor:
         The systems differ in floats of their clusters, or in the sizes of their jobs. Raises InputError if it is about all systems.
         """
         from perfmodel.cost.resolve import fresh_estimator
-        from perfmodel.verbs.requests import setting_of_request
+        from perfmodel.verbs.requests import predict_cases, setting_of_request
         from perfmodel.verbs.setting import annotated, constants_of, plan_in
 
         if any(system.asked != systems[0].asked for system in systems):
-            return self._predict_sizes(systems)
+            smallest = min((system.cluster for system in systems), key=lambda cluster: cluster.num_chips)
+            cases = []
+            for system in systems:
+                asked = _placed(replace(system, model=systems[0].model))
+                assert isinstance(asked, Request)
+                cases.append((replace(asked, cluster=smallest), systems[0].knobs))
+            return [outcome if isinstance(outcome, InputError) else outcome.prediction for outcome in predict_cases(cases)]
         asked = _placed(systems[0])
         assert isinstance(asked, Request)
         setting = setting_of_request(asked)
@@ -88,17 +94,6 @@ class SystemPredictor:
         estimator = fresh_estimator(setting.job, cluster, calibration, profile)
         rule = {"memory_headroom": asked.memory_headroom, "risk": asked.risk}
         return [annotated(prediction, setting) for prediction in estimator.predict_columns([plan] * len(systems), **rule)]
-
-    def _predict_sizes(self, systems: Sequence[System]) -> Sequence[Prediction | InputError]:
-        from perfmodel.verbs.requests import predict_cases
-
-        smallest = min((system.cluster for system in systems), key=lambda cluster: cluster.num_chips)
-        cases = []
-        for system in systems:
-            asked = _placed(replace(system, model=systems[0].model))
-            assert isinstance(asked, Request)
-            cases.append((replace(asked, cluster=smallest), systems[0].knobs))
-        return [outcome if isinstance(outcome, InputError) else outcome.prediction for outcome in predict_cases(cases)]
 
     def _serve(self, asked: ServingRequest, held: Plan | ServingPlan | None) -> ServingPrediction:
         from perfmodel.cost.serving.simulated import predict_served

@@ -71,7 +71,12 @@ def write_site(folder: str | Path, pyodide: str) -> list[Path]:
     except OSError as error:
         raise bad_field("static", folder, f"cannot be written ({error.strerror})", "choose another folder") from None
     worker = Template(_part("static_worker.js")).substitute(runtime=f"{runtime}/", packages=json.dumps(_COMPILED))
-    files: Mapping[str, str | bytes] = {"perfmodel.zip": _archive(), "worker.js": worker, "index.html": page(is_static=True)[0]}
+    zipped = io.BytesIO()
+    with zipfile.ZipFile(zipped, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name, path in sorted(_archived()):
+            entry = zipfile.ZipInfo(name)  # without a timestamp, so that the same version gives the same bytes
+            archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
+    files: Mapping[str, str | bytes] = {"perfmodel.zip": zipped.getvalue(), "worker.js": worker, "index.html": page(is_static=True)[0]}
     for name, content in files.items():
         write_atomically(target / name, content)
     return [*(target / _RUNTIME / file.name for file in copied), *(target / name for name in files)]
@@ -94,16 +99,6 @@ def _runtime_files(folder: Path) -> Iterator[Path]:
         wanted += [dependency for dependency in package.get("depends", ()) if dependency not in wanted]
         if (folder / str(package.get("file_name"))).is_file():
             yield folder / package["file_name"]
-
-
-def _archive() -> bytes:
-    """Return a ZIP archive of perfmodel, its data and its pure-Python dependencies, importable from one folder."""
-    content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
-        for name, path in sorted(_archived()):
-            entry = zipfile.ZipInfo(name)  # without a timestamp, so that the same version gives the same bytes
-            archive.writestr(entry, path.read_bytes(), zipfile.ZIP_DEFLATED)
-    return content.getvalue()
 
 
 def _archived() -> Iterator[tuple[str, Path]]:

@@ -58,7 +58,14 @@ def search_imported(graph: ImportedGraph, num_devices: int, *, word_flops: float
         raise bad_field("num_devices", num_devices, "must be a whole number of at least 1", "use 4, 8, 16, 32 or 64")
     start = time.process_time()
     configurations, costs = _vertex_tables(graph, num_devices, word_flops)
-    edges = _edge_tables(graph, configurations, word_flops)
+    known: dict[object, Array] = {}
+    edges = []
+    for edge in graph.edges:
+        producer, consumer = graph.vertices[edge.producer], graph.vertices[edge.consumer]
+        key = (id(configurations[edge.producer]), id(configurations[edge.consumer]), tuple(producer.dims), tuple(consumer.dims), edge.links)
+        if key not in known:
+            known[key] = _edge_cost(edge, producer, configurations[edge.producer], consumer, configurations[edge.consumer], word_flops)
+        edges.append((edge.producer, edge.consumer, known[key]))
     middle = time.process_time()
     solution = eliminate(costs, edges)
     end = time.process_time()
@@ -85,20 +92,19 @@ def _vertex_tables(graph: ImportedGraph, num_devices: int, word_flops: float) ->
     known: dict[object, tuple[Splits, Array]] = {}
     configurations, costs = [], []
     for vertex in graph.vertices:
-        key = _likeness(vertex)
+        operands = tuple((operand.shape, operand.dims) for operand in (*vertex.inputs, *vertex.outputs))
+        key = vertex.kind, _factors(vertex), tuple(vertex.dims.items()), operands, vertex.reduced, vertex.unsplit, vertex.chain
         if key not in known:
             splits = _configurations(vertex, num_devices)
-            known[key] = splits, _cost(vertex, splits, word_flops)
+            total: Array = np.zeros(len(splits))
+            names = list(vertex.dims)
+            for operator, of_dims in _layers(vertex):
+                total = total + layer_cost(operator, splits[:, [names.index(name) for name in of_dims]], word_flops=word_flops)
+            known[key] = splits, total
         splits, cost = known[key]
         configurations.append(splits)
         costs.append(cost)
     return configurations, costs
-
-
-def _likeness(vertex: ImportedVertex) -> tuple[object, ...]:
-    """Return a key that is equal for vertices with equal tables."""
-    operands = tuple((operand.shape, operand.dims) for operand in (*vertex.inputs, *vertex.outputs))
-    return vertex.kind, _factors(vertex), tuple(vertex.dims.items()), operands, vertex.reduced, vertex.unsplit, vertex.chain
 
 
 def _configurations(vertex: ImportedVertex, num_devices: int) -> Splits:
@@ -119,14 +125,6 @@ def _configurations(vertex: ImportedVertex, num_devices: int) -> Splits:
 # ---------------------------------------------------------------------------------------------------------------------------------
 # Cost of a vertex
 # ---------------------------------------------------------------------------------------------------------------------------------
-
-
-def _cost(vertex: ImportedVertex, splits: Splits, word_flops: float) -> Array:
-    total: Array = np.zeros(len(splits))
-    names = list(vertex.dims)
-    for operator, of_dims in _layers(vertex):
-        total = total + layer_cost(operator, splits[:, [names.index(name) for name in of_dims]], word_flops=word_flops)
-    return total
 
 
 def _layers(vertex: ImportedVertex) -> list[tuple[Operator, tuple[str, ...]]]:
@@ -223,18 +221,6 @@ def _pooling(vertex: ImportedVertex) -> tuple[Operator, tuple[str, ...]]:
 # ---------------------------------------------------------------------------------------------------------------------------------
 # Cost of a tensor between two vertices
 # ---------------------------------------------------------------------------------------------------------------------------------
-
-
-def _edge_tables(graph: ImportedGraph, configurations: Sequence[Splits], word_flops: float) -> list[tuple[int, int, Array]]:
-    known: dict[object, Array] = {}
-    edges = []
-    for edge in graph.edges:
-        producer, consumer = graph.vertices[edge.producer], graph.vertices[edge.consumer]
-        key = (id(configurations[edge.producer]), id(configurations[edge.consumer]), tuple(producer.dims), tuple(consumer.dims), edge.links)
-        if key not in known:
-            known[key] = _edge_cost(edge, producer, configurations[edge.producer], consumer, configurations[edge.consumer], word_flops)
-        edges.append((edge.producer, edge.consumer, known[key]))
-    return edges
 
 
 def _edge_cost(

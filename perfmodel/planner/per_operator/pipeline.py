@@ -266,16 +266,13 @@ class _Pipeline:
         self.edges = self.fold.edges(self.tables.edges)
         self.solutions: dict[float, Solution] = {}
         self.blocks = blocks_of(self.network)
-        self.block_of = self._blocks_of_vertices()
-
-    def _blocks_of_vertices(self) -> list[int]:
-        """Return the block of each vertex; a held tensor belongs to its first reader."""
+        # a held tensor belongs to the block of its first reader
         of = [0] * len(self.network.operators)
         for index, (start, end) in enumerate(self.blocks):
             for operator in range(start, end):
                 of[operator] = index
         readers = self.network.readers()
-        return of + [of[readers[tensor][0][0]] for tensor in self.space.held]
+        self.block_of = of + [of[readers[tensor][0][0]] for tensor in self.space.held]
 
     def bound(self) -> float:
         """Return a lower bound of the time of any plan with these numbers of stages and microbatches, without a memory limit. [s]
@@ -325,7 +322,7 @@ class _Pipeline:
         bounds = self._cut(choice)
         lean: tuple[int, ...] = ()
         for stage in range(stages):
-            inside = self._inside(bounds, stage)
+            inside = {v for v, block in enumerate(self.block_of) if bounds[stage] <= block < bounds[stage + 1]}
             if self._bytes(choice, inside, stage) <= self.limit:
                 continue
             mixed = [lean[v] if lean and v in inside else label for v, label in enumerate(choice)]
@@ -335,13 +332,21 @@ class _Pipeline:
             labels, prices[stage] = self._fit(choice, inside, stage)
             choice = [labels.get(v, label) for v, label in enumerate(choice)]
             # these labels are tried in the other stages before they are searched
-            lean = self._spread(labels, choice)
-        return self._prediction(choice, bounds, prices, bound)
-
-    def _spread(self, labels: Mapping[int, int], choice: Sequence[int]) -> tuple[int, ...]:
-        """Return the labels of a stage for every vertex that folds with one of its vertices."""
-        by_fold = {self.fold.of[v]: label for v, label in labels.items()}
-        return tuple(by_fold.get(self.fold.of[v], label) for v, label in enumerate(choice))
+            by_fold = {self.fold.of[v]: label for v, label in labels.items()}
+            lean = tuple(by_fold.get(self.fold.of[v], label) for v, label in enumerate(choice))
+        first = tuple(self.network.operators[self.blocks[block][0]].name for block in bounds[:-1])
+        begins = first if len(first) > 1 else ()
+        plan = chosen_plan(self.estimator, self.space, self.planner.setting, choice, cluster=self.cluster, stages=begins)
+        best = self.estimator.predict(plan)
+        return PipelineSearch(
+            best=best,
+            stages=plan_stages(self.estimator, plan),
+            lower_bound=min(bound, best.step_time),
+            price=max(prices),
+            num_candidates=1,
+            search_time=0.0,
+            cut_off=self.cut_off,
+        )
 
     # --- stages -----------------------------------------------------------------------------------------------------------------------
 
@@ -380,9 +385,6 @@ class _Pipeline:
             partition = partition_chain(chains[0], budget=self.budget.part(_CUT_WORK), **common)
         self.cut_off = self.cut_off or partition.cut_off
         return list(partition.cuts)
-
-    def _inside(self, bounds: Sequence[int], stage: int) -> set[int]:
-        return {v for v, block in enumerate(self.block_of) if bounds[stage] <= block < bounds[stage + 1]}
 
     def _in_flight(self, stage: int) -> int:
         return min(self.candidate.num_microbatches, self.candidate.num_stages - stage)
@@ -434,21 +436,3 @@ class _Pipeline:
         self.cut_off = self.cut_off or solution.cut_off
         unfolded = fold.unfold(solution.choice)
         return {v: unfolded[i] for i, v in enumerate(members)}, solution.price
-
-    # --- prediction -------------------------------------------------------------------------------------------------------------------
-
-    def _prediction(self, choice: Sequence[int], bounds: Sequence[int], prices: Sequence[float], lower_bound: float) -> PipelineSearch:
-        """Return the choice as a plan with its prediction."""
-        first = tuple(self.network.operators[self.blocks[block][0]].name for block in bounds[:-1])
-        stages = first if len(first) > 1 else ()
-        plan = chosen_plan(self.estimator, self.space, self.planner.setting, choice, cluster=self.cluster, stages=stages)
-        best = self.estimator.predict(plan)
-        return PipelineSearch(
-            best=best,
-            stages=plan_stages(self.estimator, plan),
-            lower_bound=min(lower_bound, best.step_time),
-            price=max(prices),
-            num_candidates=1,
-            search_time=0.0,
-            cut_off=self.cut_off,
-        )

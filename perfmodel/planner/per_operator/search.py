@@ -22,6 +22,7 @@ from perfmodel.cost.launches import graph_launches
 from perfmodel.cost.memory.chip import sole_outside_bytes
 from perfmodel.cost.per_operator.operators import MeshPrices, StepSetting
 from perfmodel.foundation.errors import InputError, bad_field
+from perfmodel.foundation.plain import picked
 from perfmodel.foundation.units import format_bytes
 from perfmodel.parallel.per_operator.mesh import MeshAxis, mesh_axes
 from perfmodel.parallel.plan import Plan, assigned_plan
@@ -96,7 +97,7 @@ class _Solved:
     cost: float
     lower_bound: float
     is_proved: bool
-    price: float
+    price: float = 0.0
     cut_off: str = ""
 
 
@@ -209,14 +210,7 @@ class NetworkPlanner(Generic[Priced]):
         choice = fold.unfold(solution.choice)
         limit = memory_limit - self.context_bytes
         if math.isinf(limit) or self.bytes_of(choice) <= limit:
-            return _Solved(
-                choice=choice,
-                cost=solution.cost,
-                lower_bound=solution.lower_bound,
-                is_proved=solution.is_proved,
-                price=0.0,
-                cut_off=solution.cut_off,
-            )
+            return _Solved(choice=choice, **picked(solution, "cost lower_bound is_proved cut_off"))
         weights, copies = fold.problem(self.tables.held_bytes(), self.tables.edge_bytes)
         try:
             within = eliminate_within(vectors, between, weights, limit, edge_weights=copies, gap=_GAP, budget=budget)
@@ -225,14 +219,7 @@ class NetworkPlanner(Generic[Priced]):
         except InputError:
             least = self._lean(fold, vectors, between).cost + self.context_bytes
             raise _too_large(memory_limit, least) from None
-        return _Solved(
-            choice=fold.unfold(within.choice),
-            cost=within.cost,
-            lower_bound=within.lower_bound,
-            is_proved=within.is_proved,
-            price=within.price,
-            cut_off=within.cut_off,
-        )
+        return _Solved(choice=fold.unfold(within.choice), **picked(within, "cost lower_bound is_proved price cut_off"))
 
     def bytes_of(self, choice: Sequence[int]) -> float:
         """Return the memory of a choice, without the context. [byte]"""
@@ -251,7 +238,7 @@ class NetworkPlanner(Generic[Priced]):
         solution = self._lean(fold, fold.costs(costs, edges.within), edges.between)
         choice = fold.unfold(solution.choice)
         cost = self._cost(choice, costs)
-        return self.price(choice), _Solved(choice=choice, cost=cost, lower_bound=0.0, is_proved=False, price=0.0, cut_off="memory limit")
+        return self.price(choice), _Solved(choice=choice, cost=cost, lower_bound=0.0, is_proved=False, cut_off="memory limit")
 
     def _cost(self, choice: Sequence[int], costs: Sequence[Array]) -> float:
         """Return the additive cost of a choice. [s]"""
@@ -357,7 +344,21 @@ def _affordable_space(network: Graph, axes: tuple[MeshAxis, ...], most_dims: int
             break
         if not most_dims or coarser < most_dims:
             space = network_space(network, axes, most_dims=coarser)
-    _check_divides(network, space, math.prod(axis.size for axis in axes))
+    # without a product that can be sharded, chips would only repeat each other's work
+    num_chips = math.prod(axis.size for axis in axes)
+    products = [
+        rows
+        for operator, rows in zip(network.operators, space.operators, strict=True)
+        if any(isinstance(work, (Product, FusedAttention)) for work in operator.forward)
+    ]
+    if products and num_chips > 1 and max(float(rows.parts.prod(axis=1).max()) for rows in products) == 1.0:
+        factors = sorted({axis.size for axis in space.axes})
+        raise bad_field(
+            "chips",
+            num_chips,
+            f"no dim of a product in {network.name} divides by {' or '.join(map(str, factors))}",
+            "use another number, or another batch",
+        )
     return space
 
 
@@ -372,23 +373,6 @@ def _least_host_time(run: Graph, estimator: Estimator, num_microbatches: int) ->
     """Return the least host time of any choice: launches of `run`, in which every possible fusion is made, and the step constant. [s]"""
     profile = estimator.profile
     return num_microbatches * profile.timing.host_launch_time * graph_launches(run, profile) + profile.timing.step_time_constant
-
-
-def _check_divides(network: Graph, space: NetworkSpace, num_chips: int) -> None:
-    """Check that some product can be sharded at all; otherwise chips would only repeat each other's work."""
-    products = [
-        rows
-        for operator, rows in zip(network.operators, space.operators, strict=True)
-        if any(isinstance(work, (Product, FusedAttention)) for work in operator.forward)
-    ]
-    if products and num_chips > 1 and max(float(rows.parts.prod(axis=1).max()) for rows in products) == 1.0:
-        factors = sorted({axis.size for axis in space.axes})
-        raise bad_field(
-            "chips",
-            num_chips,
-            f"no dim of a product in {network.name} divides by {' or '.join(map(str, factors))}",
-            "use another number, or another batch",
-        )
 
 
 def fixed_parts(wanted: Mapping[str, Mapping[str, int]]) -> Filter:

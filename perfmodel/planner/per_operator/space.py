@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.foundation.disjoint_sets import DisjointSets
+from perfmodel.foundation.grouping import grouped
 from perfmodel.parallel.algebra.sharding import Held, Sharding
 from perfmodel.parallel.per_operator.assignment import Assignment, cut_sizes, divides
 from perfmodel.parallel.per_operator.mesh import MeshAxis, axes_mask
@@ -115,7 +116,7 @@ def network_space(network: Graph, axes: tuple[MeshAxis, ...], *, most_dims: int 
     most_dims   largest number of sharded dims of an operator within the innermost tier; one less (at least one) within each other; 0: any
     """
     classes, _ = dim_classes(network)
-    groups = _groups(axes)
+    groups = list(grouped(range(len(axes)), lambda i: (axes[i].tier, axes[i].size)).values())  # of interchangeable axes
     counts = _part_counts(axes)
     known: dict[object, Configurations] = {}
     operators = []
@@ -131,14 +132,6 @@ def network_space(network: Graph, axes: tuple[MeshAxis, ...], *, most_dims: int 
         _layouts(network, tensor, producers[tensor], reading, classes, axes, groups, most_dims, known) for tensor, reading in shared.items()
     )
     return NetworkSpace(network=network, axes=axes, operators=tuple(operators), held=tuple(shared), layouts=layouts, most_dims=most_dims)
-
-
-def _groups(axes: tuple[MeshAxis, ...]) -> list[list[int]]:
-    """Return the indices of interchangeable axes: one tier, one size."""
-    groups: dict[tuple[int, int], list[int]] = {}
-    for i, axis in enumerate(axes):
-        groups.setdefault((axis.tier, axis.size), []).append(i)
-    return list(groups.values())
 
 
 def _part_counts(axes: tuple[MeshAxis, ...]) -> list[int]:

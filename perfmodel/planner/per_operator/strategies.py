@@ -42,7 +42,8 @@ def one_weird_trick(network: Graph) -> Filter:
         batch = samples.get(operator.name, "")
         if operator.name not in heads:
             return _only(rows, batch)
-        if _reads_weights(network, operator):
+        has_product = any(isinstance(work, Product) for work in operator.forward)
+        if has_product and any(network.tensors[operand.tensor].role is TensorRole.PARAMETER for operand in operator.inputs):
             return _only(rows, _features(network, operator) or batch)
         return np.ones(len(rows), dtype=bool)
 
@@ -96,11 +97,6 @@ def _only(rows: Configurations, dim: str) -> Rows:
         parts = rows.parts[:, rows.dims.index(dim)]
         only &= parts == parts[only].max()
     return np.asarray(only)
-
-
-def _reads_weights(network: Graph, operator: Operator) -> bool:
-    has_product = any(isinstance(work, Product) for work in operator.forward)
-    return has_product and any(network.tensors[operand.tensor].role is TensorRole.PARAMETER for operand in operator.inputs)
 
 
 def _features(network: Graph, operator: Operator) -> str:

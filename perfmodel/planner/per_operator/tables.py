@@ -224,18 +224,15 @@ class TableMaker:
         )
         if key not in self.known_vertices:
             if key not in self.known_costs:
-                self.known_costs[key] = self._operator_cost(index, operator, rows)
+                unsharded = {dim: (dim,) for dim in operator.dims}
+                compiled = compile_operators(self.run, [(self.run.operators[index], unsharded, self.also_saved(index))], self.setting)
+                self.known_costs[key] = operator_cost(compiled, self.grid(rows), self.prices.machine)
             self.known_vertices[key] = self._operator_vertex(operator, rows, parameters, self.known_costs[key])
         return self.known_vertices[key]
 
     def _signature(self, operand: Operand) -> object:
         tensor = self.network.tensors[operand.tensor]
         return tensor.shape, tensor.num_rows, tensor.role, operand.dims
-
-    def _operator_cost(self, index: int, operator: Operator, rows: Configurations) -> OperatorCost:
-        unsharded = {dim: (dim,) for dim in operator.dims}
-        compiled = compile_operators(self.run, [(self.run.operators[index], unsharded, self.also_saved(index))], self.setting)
-        return operator_cost(compiled, self.grid(rows), self.prices.machine)
 
     def _operator_vertex(self, operator: Operator, rows: Configurations, parameters: Sequence[int], cost: OperatorCost) -> VertexColumns:
         setting, prices = self.setting, self.prices

@@ -49,31 +49,25 @@ def pools_plan(setting: ServingSetting, asked: ServingRequest) -> ServingPlan:
         if getattr(asked, name) is not None:
             raise bad_field(name, getattr(asked, name), "workers says how many chips and copies there are", f"leave {name} out")
     used = prefill.count * prefill.chips + decode.count * decode.chips
-    prefill_estimator = setting.estimator.prefill
-    kinds = (
-        ()
-        if prefill_estimator is None
-        else (("prefill", prefill, prefill_estimator.cluster), ("decode", decode, setting.estimator.cluster))
-    )
-    for name, group, cluster in kinds:
-        if group.count * group.chips > cluster.num_chips:
-            rule = f"{name} workers take more than the {cluster.num_chips} chips of {cluster.name}"
-            raise bad_field("workers", asked.workers, rule, "use fewer or smaller workers")
+    if (of_prefill := setting.estimator.prefill) is not None:
+        for name, group, cluster in (("prefill", prefill, of_prefill.cluster), ("decode", decode, setting.estimator.cluster)):
+            if group.count * group.chips > cluster.num_chips:
+                rule = f"{name} workers take more than the {cluster.num_chips} chips of {cluster.name}"
+                raise bad_field("workers", asked.workers, rule, "use fewer or smaller workers")
     if used > setting.num_chips:
         raise bad_field("workers", asked.workers, f"take {used} chips of {setting.num_chips}", "use fewer or smaller workers")
     limits = {name: read.pop(name) for name in ("max_batch", "max_tokens") if name in read}
-    shared = read_given(asked, "dcp", "pcp")
+    of_decode, of_prompts = read_given(asked, "dcp"), read_given(asked, "pcp")
     engine = str(asked.engine or setting.estimator.engine.name)
 
-    def worker(group: StatedWorkers, **more: int) -> ServingPlan:
-        degrees: dict[str, Any] = worker_degrees(
-            group.chips, {**more, **read, **group.degrees}, has_experts=setting.job.model.experts is not None
-        )
+    def worker(group: StatedWorkers, shared: Mapping[str, int]) -> ServingPlan:
+        given = {**shared, **read, **group.degrees}
+        degrees: dict[str, Any] = worker_degrees(group.chips, given, has_experts=setting.job.model.experts is not None)
         return ServingPlan(engine=engine, **degrees, **limits)
 
     pools = Pools(
-        prefill=worker(prefill, **{name: shared[name] for name in ("pcp",) if name in shared}),
-        decode=worker(decode, **{name: shared[name] for name in ("dcp",) if name in shared}),
+        prefill=worker(prefill, of_prompts),
+        decode=worker(decode, of_decode),
         prefill_workers=prefill.count,
         decode_workers=decode.count,
     )

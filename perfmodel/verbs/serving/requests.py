@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from perfmodel.foundation.errors import InputError, bad_field
 from perfmodel.foundation.values import several
@@ -14,9 +14,6 @@ from perfmodel.foundation.words import Words, takes
 from perfmodel.parallel.serving.prediction import ServingPrediction
 from perfmodel.parallel.serving.request import ServingRequest
 from perfmodel.verbs.serving.predict import serve_asked
-
-if TYPE_CHECKING:
-    from perfmodel.planner.serving.result import ServingSearchResult
 
 Answer = TypeVar("Answer")
 
@@ -62,20 +59,14 @@ def serving_requests(asked: ServingRequest) -> list[ServingRequest]:
 
 def served_several(requests: list[ServingRequest]) -> list[AnsweredRequest]:
     """Predict each request; those that cannot be predicted have a reason. Raises the first reason if none can be predicted."""
-    answers = _answered(requests, lambda request: serve_asked(request)[1])
+    answers = answered_each(requests, lambda request: serve_asked(request)[1])
     return [AnsweredRequest(asked=asked, prediction=prediction, reason=reason) for asked, prediction, reason in answers]
 
 
-def searched_several(
-    requests: list[ServingRequest], search: Callable[[ServingRequest], ServingSearchResult]
-) -> list[tuple[dict[str, Any], ServingSearchResult | None, str]]:
-    """Return (varied fields, result or None, reason of the failure) of each. Raises the first reason if all fail."""
-    return _answered(requests, search)
-
-
-def _answered(
+def answered_each(
     requests: list[ServingRequest], answer: Callable[[ServingRequest], Answer]
 ) -> list[tuple[dict[str, Any], Answer | None, str]]:
+    """Return (varied fields, answer or None, reason of the failure) of each request. Raises the first reason if all fail."""
     varied = [name for name in LISTED if len({str(getattr(request, name)) for request in requests}) > 1]
     answers: list[tuple[dict[str, Any], Answer | None, str]] = []
     errors: list[InputError] = []

@@ -83,7 +83,12 @@ def serving_setting(asked: ServingRequest) -> ServingSetting:
     model = _model(asked.model, "model")
     quantization = given.get("quantization") or published_format(model.architecture)
     reference, cluster = find_cluster(asked.cluster, given["chips"])
-    pools = _two_pools(cluster, asked)
+    if cluster.pools and (asked.workers is None or len(cluster.pools) != 2):
+        rule = "has several kinds of chips, of which one replica has one"
+        raise bad_field(
+            "cluster", cluster.name, rule, "give prefill and decode workers of one kind each, such as --workers 3x4@h20:1x8@h200"
+        )
+    pools = joined_pools(cluster.pools) if cluster.pools else ()
     assumptions = load_assumptions().with_given(read_assumed(asked.assume)).on(cluster)
     engine = load_engine(asked.engine or DEFAULT_ENGINE)
     is_given = asked.quantization is not None
@@ -148,16 +153,6 @@ def with_workers_chips(asked: ServingRequest) -> ServingRequest:
         return asked
     cluster = find_cluster(text, None)[1]
     return replace(asked, cluster=text, chips=cluster.num_chips) if cluster.pools else asked
-
-
-def _two_pools(cluster: Cluster, asked: ServingRequest) -> tuple[Cluster, ...]:
-    """Return the clusters of prefill and of decode workers, for a cluster of two kinds of chips."""
-    if cluster.pools and (asked.workers is None or len(cluster.pools) != 2):
-        rule = "has several kinds of chips, of which one replica has one"
-        raise bad_field(
-            "cluster", cluster.name, rule, "give prefill and decode workers of one kind each, such as --workers 3x4@h20:1x8@h200"
-        )
-    return joined_pools(cluster.pools) if cluster.pools else ()
 
 
 def _format_that_runs(
