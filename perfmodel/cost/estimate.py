@@ -34,12 +34,11 @@ from perfmodel.cost.programs import Programs
 from perfmodel.cost.stages import rank_runs, slowest_stage, stage_sums, total_pass
 from perfmodel.cost.step import (
     beat_of,
-    communication_time,
     element_bytes,
-    exposed_exchange_time,
-    exposed_fraction,
+    exposed_communication,
+    exposed_exchange_times,
     exposed_sends,
-    overlapped_exchange_time,
+    overlapped_exchange_times,
     pace,
     recomputed_phases,
 )
@@ -415,7 +414,7 @@ def _part_times(
     recomputed = recomputed_phases(plan.recompute, profile)
     work_times = (micro.matmul + micro.attention) + micro.streaming
     works = work_times[:, 0].tolist() if work_times.shape[1] == 1 else list(work_times)
-    shown = [exposed_fraction(profile, name) for name in COMM]
+    sent = exposed_communication(micro, profile)
     for region, graph_region in enumerate(columns.plans.program.regions):
         if not weights[region]:
             continue
@@ -426,7 +425,7 @@ def _part_times(
             detail["backward" if phase == "backward" else "forward"] += work * weights[region]
             detail["recompute"] += work * (times - 1.0) * weights[region]
             for j, name in enumerate(COMM):
-                time = scalar(communication_time(micro, profile, segment, j)) * shown[j]
+                time = scalar(sent[segment * len(COMM) + j])
                 if name == "regather":
                     time *= 0.0 if graph_region.is_block and plan.recompute is Recompute.FULL else 1.0
                 if name in ("regather", "input_gradient"):
@@ -436,18 +435,15 @@ def _part_times(
     steady = pass_times[critical]
     if profile.timing.uneven_stage_weight != 1.0:
         steady = scalar(pace(tuple(pass_times), total_f + total_b, p, profile.timing.uneven_stage_weight))
+    exchanges = None
     if profile.communication.hides_exchanges:
-        detail[f"{EXCHANGED}_communication"] = sum(
-            weights[region] * scalar(exposed_exchange_time(micro, profile, plan.recompute, region))
-            for region, graph_region in enumerate(columns.plans.program.regions)
-            if graph_region.is_block and weights[region]
-        )
-    elif columns.plans.micro.concurrent is not None:
-        detail[f"{EXCHANGED}_communication"] -= sum(
-            weights[region] * scalar(sum(overlapped_exchange_time(micro, profile, plan.recompute, region)))
-            for region, graph_region in enumerate(columns.plans.program.regions)
-            if graph_region.is_block and weights[region]
-        )
+        detail[f"{EXCHANGED}_communication"] = 0.0
+        exchanges = exposed_exchange_times(micro, profile, plan.recompute)
+    elif micro.concurrent is not None:
+        exchanges = -overlapped_exchange_times(micro, profile, plan.recompute).sum(axis=0)
+    for region, graph_region in enumerate(columns.plans.program.regions):
+        if exchanges is not None and graph_region.is_block and weights[region]:
+            detail[f"{EXCHANGED}_communication"] += weights[region] * scalar(exchanges[region])
     device = sum(detail.values())
     detail["host"] = rank_time - device
     scale = m * steady / pass_times[critical]

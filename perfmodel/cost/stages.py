@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,11 @@ def inner_regions(regions: Regions) -> range:
     """Return the regions from the first block to the last; without blocks, an empty range before the last region."""
     blocks = [i for i, region in enumerate(regions) if region.is_block]
     return range(blocks[0], blocks[-1] + 1) if blocks else range(len(regions) - 1, len(regions) - 1)
+
+
+def block_rows(regions: Sequence[Region]) -> NDArray[np.bool_]:
+    """Return [regions, 1]: whether each region is a block."""
+    return np.array([*map(attrgetter("is_block"), regions)], dtype=bool)[:, None]
 
 
 def mean_block(values: ByRegion, regions: Regions, inner: range, runs: ByRegion) -> Any:

@@ -49,35 +49,35 @@ class ActivationTerms:
 
 def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: ExecutionProfile, tp: Column) -> ActivationTerms:
     """Return the activation memory of a micro-batch, by region."""
-    kept: list[Any] = []
+    kept = list(kept_bytes(micro, recompute))
     peaks: list[tuple[Any, Any]] = []
     forward: list[Any] = []
     program = micro.program
+    exchanged = exchanged_passes(micro, profile, recompute)
     for region, it in enumerate(program.regions):
         again = recompute if it.is_block else Recompute.NONE
-        kept.append(kept_bytes(micro, again, region))
         first = program.peaks.backward[region, again]
         leaving, staying = micro.peaks[first], micro.peaks[first + 1]
-        if it.is_block:
+        if (region, again) not in program.peaks.forward:
+            forward.append(0.0 * micro.boundary)
+        else:
             forward.append(micro.peaks[program.peaks.forward[region, again]])
+        if it.is_block:
             alone = np.maximum(leaving, forward[-1]), np.maximum(staying, forward[-1])
             if profile.communication.hides_exchanges:
                 # another micro-batch's block runs forward concurrently, and is saved before this one is freed
                 if (region, again) in program.peaks.delayed:
                     late = program.peaks.delayed[region, again]
                     leaving, staying = micro.peaks[late], micro.peaks[late + 1]
-                overlapped, exchanges = forward[-1] + kept[-1], sum(exchanged_passes(micro, profile, recompute, region)) > 0.0
+                overlapped, exchanges = forward[-1] + kept[region], (exchanged[0] + exchanged[1])[region] > 0.0
                 leaving, staying = (np.where(exchanges, x + overlapped, y) for x, y in zip((leaving, staying), alone, strict=True))
             else:
                 leaving, staying = alone
-        elif (region, again) in program.peaks.forward:
-            forward.append(micro.peaks[program.peaks.forward[region, again]])
-        else:
-            forward.append(0.0 * micro.boundary)
         if it.is_block and offloads_saved(profile, recompute):
             # offloaded activations are on the chip when their layer runs, and those of the next layer are in transfer
-            in_flight = IN_FLIGHT * kept[-1]
-            leaving, staying, forward[-1], kept[-1] = leaving + in_flight, staying + in_flight, forward[-1] + in_flight, 0.0 * kept[-1]
+            in_flight = IN_FLIGHT * kept[region]
+            leaving, staying, forward[-1] = leaving + in_flight, staying + in_flight, forward[-1] + in_flight
+            kept[region] = 0.0 * kept[region]
         peaks.append((leaving, staying))
     return ActivationTerms(
         kept=tuple(kept),
