@@ -86,9 +86,9 @@ class FrozenBytes:
     def map_columns(self, function: Callable[[Any], Any]) -> FrozenBytes:
         """Return a copy with `function` applied to each column."""
         return FrozenBytes(
-            full=tuple(function(x) for x in self.full),
-            shard=tuple(function(x) for x in self.shard),
-            padded=tuple(function(x) for x in self.padded),
+            full=tuple(map(function, self.full)),
+            shard=tuple(map(function, self.shard)),
+            padded=tuple(map(function, self.padded)),
             tied=(function(self.tied[0]), function(self.tied[1])),
         )
 
@@ -110,10 +110,10 @@ class CastTimes:
     def map_columns(self, function: Callable[[Any], Any]) -> CastTimes:
         """Return a copy with `function` applied to each column."""
         return CastTimes(
-            first=tuple(function(x) for x in self.first),
-            forward=tuple(function(x) for x in self.forward),
-            backward=tuple(function(x) for x in self.backward),
-            update=tuple(function(x) for x in self.update),
+            first=tuple(map(function, self.first)),
+            forward=tuple(map(function, self.forward)),
+            backward=tuple(map(function, self.backward)),
+            update=tuple(map(function, self.update)),
         )
 
 

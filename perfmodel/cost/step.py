@@ -180,11 +180,11 @@ class RegionTimes:
     def map_columns(self, function: Callable[[Any], Any]) -> RegionTimes:
         """Return a copy with `function` applied to each column."""
         return RegionTimes(
-            forward=tuple(function(x) for x in self.forward),
-            backward=tuple(function(x) for x in self.backward),
-            free_forward=tuple(function(x) for x in self.free_forward),
-            free_backward=tuple(function(x) for x in self.free_backward),
-            ends=tuple(function(x) for x in self.ends),
+            forward=tuple(map(function, self.forward)),
+            backward=tuple(map(function, self.backward)),
+            free_forward=tuple(map(function, self.free_forward)),
+            free_backward=tuple(map(function, self.free_backward)),
+            ends=tuple(map(function, self.ends)),
         )
 
 
