@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
-from perfmodel.cost.assemble import PlanColumns, StepColumns, plan_columns, step_columns
+from perfmodel.cost.assemble import PlanColumns, StepColumns, column_of, plan_columns, step_columns
 from perfmodel.cost.machine import Machine, is_machine_of
 from perfmodel.cost.memory.chip import ActivationBytes, kept_by_moment, static_memory
 from perfmodel.cost.memory.moments import At, activation_terms
@@ -20,6 +20,7 @@ from perfmodel.cost.memory.plan import (
     RankMemoryTerms,
     adding_up,
     entries,
+    entries_of,
     fullest_by_class,
     memory_by_class,
     memory_row,
@@ -31,15 +32,17 @@ from perfmodel.cost.memory.plan import (
 from perfmodel.cost.pipeline import live_layers
 from perfmodel.cost.program import PHASES
 from perfmodel.cost.programs import Programs
-from perfmodel.cost.stages import rank_runs, slowest_stage, stage_sums, total_pass
+from perfmodel.cost.stages import plus, rank_runs, slowest_stage, stage_sums, total_pass
 from perfmodel.cost.step import (
     beat_of,
+    by_phase,
     element_bytes,
     exposed_communication,
     exposed_exchange_times,
     exposed_sends,
     overlapped_exchange_times,
     pace,
+    passes_of,
     recomputed_phases,
 )
 from perfmodel.foundation.columns import Column
@@ -131,7 +134,7 @@ class Estimator:
         Alternatively predict one plan for each machine of a cluster that has columns (`foundation.columns.as_columns`).
         """
         columns = plan_columns(self, plans)
-        row = PlanRow(columns=step_columns(self, plans, columns), memory_row=_memory_row(self, plans[0], columns))
+        row = PlanRow(columns=step_columns(self, plans, columns), memory_row=evaluate_memory(self, plans[0], columns))
         return _predictions(self, plans, row, memory_rule(memory_headroom, risk))
 
 
@@ -192,8 +195,6 @@ def with_long_attention(profile: ExecutionProfile, machine: Machine) -> Machine:
     """Return the machine with the long-sequence rates of the framework's generation of fused attention."""
     rates = machine.fused_attention.long.get(profile.kernels.attention_kernel)
     long = None if rates is None else (rates[0] * profile.rates.attention_rate_fraction, rates[1] * profile.rates.attention_rate_fraction)
-    if all(kernel.long == long for kernel in machine.attention.values()):
-        return machine
     return replace(machine, attention={name: replace(kernel, long=long) for name, kernel in machine.attention.items()})
 
 
@@ -212,15 +213,12 @@ class PlanRow:
 def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
     """Evaluate the step and the memory of one plan."""
     columns = plan_columns(estimator, [plan])
-    return PlanRow(columns=step_columns(estimator, [plan], columns), memory_row=_memory_row(estimator, plan, columns))
+    return PlanRow(columns=step_columns(estimator, [plan], columns), memory_row=evaluate_memory(estimator, plan, columns))
 
 
 def evaluate_memory(estimator: Estimator, plan: Plan, columns: PlanColumns | None = None) -> MemoryRow:
     """Evaluate only the memory of one plan. columns: its `plan_columns`, computed if not given."""
-    return _memory_row(estimator, plan, columns or plan_columns(estimator, [plan]))
-
-
-def _memory_row(estimator: Estimator, plan: Plan, columns: PlanColumns) -> MemoryRow:
+    columns = columns or plan_columns(estimator, [plan])
     micro, tp = columns.micro, columns.grid.degree["tp"]
     make = partial(activation_terms, micro, plan.recompute, estimator.profile, tp)
     return memory_row(plan, columns, columns.once(micro, ("activations", plan.recompute), make), estimator=estimator)
@@ -230,12 +228,16 @@ def _predictions(estimator: Estimator, plans: Sequence[Plan], row: PlanRow, rule
     machine, first, number = estimator.machine, plans[0], len(plans)
     counted = machine.low or machine  # the dtype of most FLOPs
     time, peak = scalar(row.columns.step_time), counted.peak_flop_rate
-    tokens = _column_of(plan.job.tokens_per_step for plan in plans)
-    by_length = {plan.job.seq_len: plan for plan in plans}
-    flops = {length: model_flops(estimator, plan) for length, plan in by_length.items()}
-    reasons = {id(plan): estimator.profile.not_runnable_reason(plan) for plan in {id(plan): plan for plan in plans}.values()}
-    palm, causal = (_column_of(values) for values in zip(*(flops[plan.job.seq_len] for plan in plans), strict=True))
-    num_chips = _column_of(plan.num_chips for plan in plans)
+    flops: dict[int, tuple[float, float]] = {}  # by sequence length
+    reasons: dict[int, str] = {}
+    counts = []
+    for plan in plans:
+        if plan.job.seq_len not in flops:
+            flops[plan.job.seq_len] = model_flops(estimator, plan)
+        if id(plan) not in reasons:
+            reasons[id(plan)] = estimator.profile.not_runnable_reason(plan)
+        counts.append((plan.job.tokens_per_step, plan.num_chips, *flops[plan.job.seq_len]))
+    tokens, num_chips, palm, causal = map(scalar, map(column_of, zip(*counts, strict=True)))
     scale = tokens / (time * num_chips * peak)
     parts = step_parts(estimator, first, row.columns, number)
     capacities, usable = entries(machine.memory.capacity, number), entries(machine.memory.usable, number)
@@ -254,7 +256,7 @@ def _predictions(estimator: Estimator, plans: Sequence[Plan], row: PlanRow, rule
         "peak_flop_rate": peak,
         "host_memory": host_memory(estimator, plans, row),
     }
-    values = zip(*(entries(column, number) for column in columns.values()), strict=True)
+    values = entries_of(columns.values(), number)
     memories = memory_fields(estimator, first, row.memory_row, rule, usable)
     predictions = []
     for i, (plan, value, memory) in enumerate(zip(plans, values, memories, strict=True)):
@@ -262,12 +264,6 @@ def _predictions(estimator: Estimator, plans: Sequence[Plan], row: PlanRow, rule
         fields = {**shared, **named, **memory, "not_runnable": reasons[id(plan)]}
         predictions.append(Prediction(plan=plan, **fields, parts=parts[i], memory_capacity=capacities[i]))
     return predictions
-
-
-def _column_of(values: Iterable[float]) -> Column:
-    """Return the values as an array, or as a number if all are equal."""
-    numbers = [float(value) for value in values]
-    return numbers[0] if all(value == numbers[0] for value in numbers) else np.array(numbers)
 
 
 def memory_fields(estimator: Estimator, plan: Plan, row: MemoryRow, rule: MemoryRule, usable: Sequence[float]) -> list[dict[str, Any]]:
@@ -344,20 +340,12 @@ def model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
 
 def executed_flops(estimator: Estimator, plans: Sequence[Plan], row: PlanRow) -> Column:
     """Return the executed FLOPs of all chips in one step, with recomputation. [FLOP]"""
-    plan = plans[0]
-    executed = row.columns.plans.micro.flops
-    flops: list[Any] = executed[:, 0].tolist() if executed.shape[1] == 1 else list(executed)
-    total: Column = 0.0
-    for region, graph_region in enumerate(row.columns.plans.program.regions):
-        by_phase = {phase: flops[region * len(PHASES) + i] for i, phase in enumerate(PHASES)}
-        once = sum(by_phase.values())
-        if graph_region.is_block:
-            once += sum(by_phase[phase] for phase in recomputed_phases(plan.recompute, estimator.profile))
-        total += once * scalar(row.columns.plans.stages.total[region])
-    layouts = [of.layout for of in plans]
+    plan, columns = plans[0], row.columns.plans
+    flops = passes_of(by_phase(columns.micro.flops), 0.0, columns.program.regions, estimator.profile, plan.recompute)
+    total = total_pass(tuple(flops[0] + flops[1]), columns.stages)
     num_chips = plan.assignment.num_chips if plan.assignment is not None else 0
-    ranks = _column_of(num_chips or layout.data_parallel * layout.cp * layout.tp for layout in layouts)
-    return total * scalar(row.columns.plans.num_microbatches) * ranks
+    ranks = column_of(num_chips or of.layout.data_parallel * of.layout.cp * of.layout.tp for of in plans)
+    return scalar(total) * scalar(columns.num_microbatches) * scalar(ranks)
 
 
 #: Parts of a step in display order. They sum to the step time.
@@ -385,14 +373,13 @@ def step_parts(
     runs   number of times that the rank runs each region; None: of the critical rank
     """
     stages, regions = columns.plans.stages, columns.regions
-    pass_times = [scalar(f + b) for f, b in zip(stage_sums(regions.forward, stages), stage_sums(regions.backward, stages), strict=True)]
-    critical = [by_rank.index(max(by_rank)) for by_rank in zip(*(entries(times, number) for times in pass_times), strict=True)]
+    pass_times = [*map(scalar, plus(stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)))]
+    critical = [by_rank.index(max(by_rank)) for by_rank in entries_of(pass_times, number)]
     parts: list[dict[str, float]] = [{}] * number
     steps = entries(scalar(columns.step_time), number)
     for slowest in set(critical):
         detail = _part_times(estimator, plan, columns, pass_times, slowest, runs)
-        values = zip(*(entries(times, number) for times in detail.values()), strict=True)
-        for i, times in enumerate(values):
+        for i, times in enumerate(entries_of(detail.values(), number)):
             if critical[i] == slowest:
                 shown = {name: 0.0 if abs(time) < 1e-13 * steps[i] else time for name, time in zip(detail, times, strict=True)}
                 parts[i] = adding_up(shown, steps[i])

@@ -195,7 +195,7 @@ def exposed_communication(micro: MicrobatchCost, profile: ExecutionProfile) -> A
     """
     sent, classes = micro.communication, len(COMM)
     if profile.communication.context_form in RINGS:
-        attention = _by_phase(micro.attention)
+        attention = by_phase(micro.attention)
         core, rest, tail, backward = attention
         forward = (core + rest) + tail
         hidden = np.stack([forward, forward, forward, backward], axis=1).reshape(micro.attention.shape)
@@ -213,7 +213,7 @@ def exposed_communication(micro: MicrobatchCost, profile: ExecutionProfile) -> A
     return sent * np.tile(list(shares.values()), len(sent) // classes)[:, None]
 
 
-def _by_phase(segments: Array) -> Array:
+def by_phase(segments: Array) -> Array:
     """Return rows of segments as [phases, regions, rows]."""
     return segments.reshape(-1, len(PHASES), segments.shape[-1]).swapaxes(0, 1)
 
@@ -225,7 +225,7 @@ def _with_communication(work: Array, communication: Array) -> tuple[Array, Array
     for i, name in enumerate(COMM):
         if name != "regather":
             total = total + by_class[:, i]
-    return _by_phase(total), by_class[PHASES.index("backward") :: len(PHASES), COMM.index("regather")]
+    return by_phase(total), by_class[PHASES.index("backward") :: len(PHASES), COMM.index("regather")]
 
 
 def phase_times(micro: MicrobatchCost, profile: ExecutionProfile) -> tuple[Array, Array]:
@@ -293,7 +293,7 @@ TRANSFER_UNITS = 20.0 / 132.0
 
 def exchanged_passes(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute) -> Array:
     """Return the exchange time of each region in a forward and a backward pass. [s]"""
-    exchanged = _by_phase(micro.communication[COMM.index(EXCHANGED) :: len(COMM)])
+    exchanged = by_phase(micro.communication[COMM.index(EXCHANGED) :: len(COMM)])
     return passes_of(exchanged, 0.0, micro.program.regions, profile, recompute)
 
 
@@ -335,7 +335,7 @@ def _alone_with_exchanges(micro: MicrobatchCost, profile: ExecutionProfile, reco
     alone = times + np.where(is_block, exchanged_passes(micro, profile, recompute), 0.0)
     if micro.weight_gradients is None:
         return alone
-    half = _by_phase(micro.communication[COMM.index(EXCHANGED) :: len(COMM)])[PHASES.index("backward")] / 2.0
+    half = by_phase(micro.communication[COMM.index(EXCHANGED) :: len(COMM)])[PHASES.index("backward")] / 2.0
     before, after = micro.weight_gradients[::2], micro.weight_gradients[1::2]
     hidden = (1.0 - TRANSFER_UNITS) * (np.minimum(before, half) + np.minimum(after, half))
     return np.stack([alone[0], alone[1] - np.where(is_block, hidden, 0.0)])
@@ -355,7 +355,7 @@ def ends_time(regions: RegionTimes, stages: Stages) -> Any:
 def overlapped_exchange_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute) -> Array:
     """Return the overlap of exchanges with independent work of the same micro-batch, less the slow-down of that work. [s]"""
     assert micro.concurrent is not None
-    work = passes_of(_by_phase(micro.concurrent), 0.0, micro.program.regions, profile, recompute)
+    work = passes_of(by_phase(micro.concurrent), 0.0, micro.program.regions, profile, recompute)
     return (1.0 - TRANSFER_UNITS) * np.minimum(work, exchanged_passes(micro, profile, recompute))
 
 
@@ -430,7 +430,7 @@ def wait_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Reco
     """
     if micro.waits is None:
         return 0.0
-    counts = passes_of(_by_phase(micro.waits[COMM.index(EXCHANGED) :: len(COMM)]), 0.0, micro.program.regions, profile, recompute)
+    counts = passes_of(by_phase(micro.waits[COMM.index(EXCHANGED) :: len(COMM)]), 0.0, micro.program.regions, profile, recompute)
     return FORWARD * profile.timing.host_launch_time * counts
 
 
