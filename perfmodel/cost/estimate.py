@@ -381,8 +381,8 @@ def step_parts(
         detail = _part_times(estimator, plan, columns, pass_times, slowest, runs)
         for i, times in enumerate(entries_of(detail.values(), number)):
             if critical[i] == slowest:
-                shown = {name: 0.0 if abs(time) < 1e-13 * steps[i] else time for name, time in zip(detail, times, strict=True)}
-                parts[i] = adding_up(shown, steps[i])
+                shown = np.where(np.abs(times) < 1e-13 * steps[i], 0.0, times).tolist()
+                parts[i] = adding_up(dict(zip(detail, shown, strict=True)), steps[i])
     return parts
 
 

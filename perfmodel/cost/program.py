@@ -198,9 +198,11 @@ class _Compilation:
         return {op.name: "core" if op.name in names else "tail" if op.name in tail else "rest" for op in self.graph.operators}
 
     def _row_compiler(self) -> RowCompiler:
-        cuts = (self.run.shardings[op.name].get(dim, ()) for op in self.graph.operators for dim in op.per_sample)
-        data_axes = frozenset(axis for axes in cuts for axis in axes)
-        return RowCompiler(self.graph, self.profile, self.graph.activation_bytes, data_axes & BATCH_AXES | DATA_AXES)
+        data_axes = set(DATA_AXES)
+        for op in self.graph.operators:
+            for dim in op.per_sample:
+                data_axes |= BATCH_AXES.intersection(self.run.shardings[op.name].get(dim, ()))
+        return RowCompiler(self.graph, self.profile, self.graph.activation_bytes, frozenset(data_axes))
 
     def timed(self, rows: RowCompiler, num_phases: int = len(PHASES)) -> TimedRows:
         num_segments = len(self.graph.regions) * num_phases
@@ -261,7 +263,9 @@ class _Compilation:
         """Add redistributions. Return the (tensor, operator) pairs with a saved input shard that backward gathers again (R17)."""
         phases = self.phases
         # inputs of the first operator of a tail are still needed
-        first_tails = {next((op.name for op in operators if phases[op.name] == "tail"), "") for operators in self.blocks}
+        first_tails: set[str] = set()
+        for operators in self.blocks:
+            first_tails.update([op.name for op in operators if phases[op.name] == "tail"][:1])
         for traffic in self.run.traffic:
             phase = "backward"
             if traffic.phase is Pass.FORWARD:

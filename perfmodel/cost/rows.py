@@ -358,15 +358,16 @@ class RowCompiler:
 
     def _arrays(self) -> Amounts:
         amounts = list(self._amounts)
-        batch_dims = tuple(dict.fromkeys(("", *(a.batch_dim for a in amounts))))
+        batch_dims = {"": 0}
+        batch = [batch_dims.setdefault(a.batch_dim, len(batch_dims)) for a in amounts]
         axes = np.array([self.mask(a.axes) for a in amounts], dtype=np.int64)
         times = [self.mask(a.times) for a in amounts]
         padded_axes = np.array([self.mask(a.padded_axes) for a in amounts], dtype=np.int64)
         parts = np.array([float(a.parts) for a in amounts])[:, None]
         return Amounts(
             base=np.array([a.base for a in amounts])[:, None],
-            batch=np.array([batch_dims.index(a.batch_dim) for a in amounts], dtype=np.int64),
-            batch_dims=batch_dims,
+            batch=np.array(batch, dtype=np.int64),
+            batch_dims=tuple(batch_dims),
             length_power=np.array([a.length_power for a in amounts], dtype=np.int64),
             parts=parts if (parts > 1.0).any() else None,
             axes=axes,

@@ -196,10 +196,14 @@ class _Backward:
                 input_gradients = [(operand, incoming) for operand in inputs]
         else:
             for operand in inputs:
-                is_stored = graph.tensors[operand.tensor].is_stored
-                stored = (terms.operand(op, operand),) if is_stored else ()
-                arriving += stored
-                input_gradients.append((operand, _Storage(stored, full_gradient=self.full_gradient_of(op, operand))))
+                tensor = graph.tensors[operand.tensor]
+                storage = _Storage((terms.operand(op, operand),) if tensor.is_stored else ())
+                if operand.tensor in op.parts:
+                    itemsize = tensor.itemsize * op.parts[operand.tensor]
+                    full = self.sharded.operand_bytes(op, operand, itemsize=itemsize, is_expanded=False)
+                    storage.full_gradient = (terms.number(full),)
+                arriving += storage.terms
+                input_gradients.append((operand, storage))
             if op.name != graph.loss:  # the loss is a moment of its own: its copies are in the execution profile
                 self.note(*weight_terms, *self.temporary_terms(op), *arriving)
             self.add(arriving)
@@ -211,13 +215,6 @@ class _Backward:
             self.arrive(operand, storage)
         if not self.keeps_weight_gradients:
             self.add(weight_terms, -1.0)
-
-    def full_gradient_of(self, op: Operator, operand: Operand) -> tuple[Term, ...]:
-        """Return the full-size gradient of a tensor of which the operator reads a slice."""
-        if operand.tensor not in op.parts:
-            return ()
-        itemsize = self.sharded.graph.tensors[operand.tensor].itemsize * op.parts[operand.tensor]
-        return (self.terms.number(self.sharded.operand_bytes(op, operand, itemsize=itemsize, is_expanded=False)),)
 
     def temporary_terms(self, op: Operator) -> list[Term]:
         """Return the terms that are alive only during the operator's backward pass: inputs gathered again, and workspaces."""

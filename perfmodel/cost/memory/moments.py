@@ -233,7 +233,11 @@ class _Moments:
             if temporary is not None:
                 gone = freed + self.of_turn(i, a.kept) if regions[i].turn else freed
                 name = f"backward of {'a' if regions[i].is_block else 'the'} {regions[i].name or 'network'}"
-                moments.append(Moment(name=name, at=at, freed=gone, temporary=temporary, buffers=self.reduced_before(i)))
+                before, buffers = neighbour(regions, i, 1), 0.0
+                if self.t.program.holds_sharded_gradients and before < len(regions):
+                    # gradients are reduced after each micro-batch: those of the previous unit are in their reduce-scatter buffer
+                    buffers = self.t.padded[before] * sizes.reduced
+                moments.append(Moment(name=name, at=at, freed=gone, temporary=temporary, buffers=buffers))
         return moments
 
     def optimizer_step(self) -> Moment:
@@ -254,15 +258,6 @@ class _Moments:
             return 0.0
         leaves = (0.0 if self.rank == 0 else 1.0) * np.minimum(self.m - 1.0, 1.0)
         return (1.0 - self.stages.is_single) * ((leaves - (0.0 if self.is_last_rank else 1.0)) * self.a.boundary)
-
-    def reduced_before(self, region: int) -> Any:
-        """Return the reduce-scatter buffer of the previous unit's gradients, if gradients are reduced after each micro-batch."""
-        if not self.t.program.holds_sharded_gradients:
-            return 0.0
-        before = neighbour(self.regions, region, 1)
-        if before == len(self.regions):
-            return 0.0
-        return self.t.padded[before] * self.sizes.reduced
 
 
 class _Sharded:
