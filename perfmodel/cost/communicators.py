@@ -9,7 +9,6 @@ src/graph/connect.cc (channels).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -63,7 +62,7 @@ def world_communicator_bytes(machine: Machine, num_chips: int) -> float:
     return 0.0
 
 
-def _buffers(machine: Machine, is_inside: Sequence[NDArray[np.bool_]]) -> Any:
+def _buffers(machine: Machine, is_inside: NDArray[np.bool_]) -> Any:
     """Return the buffers of one communicator, by the innermost tier inside which it has several ranks. [byte]"""
     if not machine.memory.communicator_bytes:
         return 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -71,6 +72,14 @@ _MAX_CACHED = 4096
 """Entries of an estimator's cache of micro-batch and parameter costs, a few kB each."""
 
 
+#: Fields of plans and jobs in which plans must agree for one call of `Estimator.predict_columns`.
+_SHARED_BY_COLUMNS = attrgetter(
+    *("layout.pp", "layout.cp", "layout.tp"),
+    *(knob.name for knob in fields(Plan) if knob.name not in ("job", "num_chips", "layout")),
+    *(f"job.{knob.name}" for knob in fields(TrainingJob) if knob.name not in ("global_batch", "seq_len")),
+)
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Estimator:
     """Predicts plans of one job on one cluster. Estimators of equal jobs may share the compiled `programs`."""
@@ -113,10 +122,7 @@ class Estimator:
 
     def shared_by_columns(self, plan: Plan) -> tuple[Any, ...]:
         """Return the fields in which plans must agree for one call of `predict_columns`."""
-        of_plan = tuple(getattr(plan, knob.name) for knob in fields(plan) if knob.name not in ("job", "num_chips", "layout"))
-        of_job = tuple(getattr(plan.job, knob.name) for knob in fields(plan.job) if knob.name not in ("global_batch", "seq_len"))
-        layout = plan.layout.pp, plan.layout.cp, plan.layout.tp
-        return id(self.machine), id(self.profile), id(self.programs.compiled), *layout, *of_plan, *of_job
+        return id(self.machine), id(self.profile), id(self.programs.compiled), *_SHARED_BY_COLUMNS(plan)
 
     def predict(self, plan: Plan, *, memory_headroom: float | None = None, risk: float | None = None) -> Prediction:
         """Predict the plan's step with every part named.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -300,7 +301,10 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
     }
 
     sharing = slowdown("host")
+    tier_sizes, communicator_bytes = [], []
     for tier in cluster.tiers:
+        tier_sizes.append(tier.size)
+        communicator_bytes.append(channels_of(tier.link.bandwidth) * calibration.channel_bytes)
         rests_on[tier_kind(cluster, tier)] = label(tier_kind(cluster, tier), tier_models(cluster, tier, calibration))
     return Machine(
         cluster=cluster.name,
@@ -308,7 +312,7 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
         dtype=dtype,
         peak_flop_rate=peak,
         compute_units=units,
-        tier_sizes=tuple(tier.size for tier in cluster.tiers),
+        tier_sizes=tuple(tier_sizes),
         matmul=matmul,
         streaming=streaming,
         attention=MappingProxyType(attention),
@@ -331,7 +335,7 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
             capacity=memory_capacity,
             usable=memory_capacity * chip.memory.usable_fraction,
             context_bytes=calibration.context_bytes,
-            communicator_bytes=tuple(channels_of(tier.link.bandwidth) * calibration.channel_bytes for tier in cluster.tiers),
+            communicator_bytes=tuple(communicator_bytes),
             allocator_factor=calibration.allocator_factor,
         ),
         host=HostRates(
@@ -505,7 +509,7 @@ def _streaming_rates(
     """Return the rates of kernel classes. factor: slow-down by contention, which leaves capacities."""
     columns, backward = np.shape(memory_bandwidth), np.ones(len(KernelClass))
     table = np.zeros((3, len(KernelClass), *columns))
-    num_caches = max(len(model.caches) for model in models.values())
+    num_caches = max(map(len, map(attrgetter("caches"), models.values())))
     caches = np.zeros((num_caches, 2, len(KernelClass), *columns))
     if KernelClass.DEFAULT not in models:
         raise InputError("streaming: the calibration has no class 'default'; add it")
