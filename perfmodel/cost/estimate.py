@@ -201,6 +201,8 @@ def with_long_attention(profile: ExecutionProfile, machine: Machine) -> Machine:
     """Return the machine with the long-sequence rates of the framework's generation of fused attention."""
     rates = machine.fused_attention.long.get(profile.kernels.attention_kernel)
     long = None if rates is None else (rates[0] * profile.rates.attention_rate_fraction, rates[1] * profile.rates.attention_rate_fraction)
+    if all(kernel.long == long for kernel in machine.attention.values()):
+        return machine
     return replace(machine, attention={name: replace(kernel, long=long) for name, kernel in machine.attention.items()})
 
 
