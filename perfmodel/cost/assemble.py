@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -146,9 +149,9 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
     profile, machine, first = estimator.profile, estimator.machine, plans[0]
     check_equal_chips(estimator.cluster)
     program = estimator.programs.program_of(first)
-    rows = [first] if all(_form(plan) == _form(first) for plan in plans) else plans
+    rows = [first] if len(set(map(_FORM, plans))) == 1 else plans
     grid, stage_layers = _placed(estimator, rows)
-    lengths = _column(plan.job.seq_len for plan in plans)
+    lengths = column_of(map(attrgetter("job.seq_len"), plans))
     once = _once(estimator, grid, is_assigned=first.assignment is not None, is_single=grid.num_rows * len(lengths) == 1)
     parameters = estimator.programs.parameter_program(
         program, first.assignment or first.rules, int(first.zero), pipelined=first.layout.pp > 1
@@ -156,7 +159,7 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
 
     def micro() -> MicrobatchCost:
         """Return the cost of a micro-batch, evaluated once if it is the same for all rows of the grid."""
-        sizes, of_rows = _column(plan.micro_batch for plan in rows), grid
+        sizes, of_rows = column_of(map(attrgetter("micro_batch"), rows)), grid
         if grid.num_rows > 1 and all((column == column[0]).all() for column in microbatch_depends_on(grid, profile)):
             of_rows, _ = _placed(estimator, [first])
         return microbatch_cost(program, machine, of_rows, sizes, lengths)
@@ -164,15 +167,9 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
     return PlanColumns(
         program=program,
         grid=grid,
-        num_microbatches=_column(plan.num_microbatches for plan in plans),
+        num_microbatches=column_of(map(attrgetter("num_microbatches"), plans)),
         micro=once(program, (*once.microbatch, first.micro_batch, *lengths), micro),
-        stages=once(
-            program,
-            ("stages", stage_layers[0], first.layout.pp),
-            lambda: stage_columns(
-                [stages_of(program.regions, blocks, plan.layout.pp) for plan, blocks in zip(rows, stage_layers, strict=True)]
-            ),
-        ),
+        stages=stage_columns([*map(stages_of, repeat(program.regions), stage_layers, map(attrgetter("layout.pp"), rows))]),
         stage_layers=stage_layers[0],
         is_scattered=first.rules.scatters_residual if first.assignment is None else is_scattered(program),
         terms=once(parameters, once.layout, lambda: parameter_terms(parameters, parameter_cost(parameters, profile, machine, grid))),
@@ -180,9 +177,8 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
     )
 
 
-def _form(plan: Plan) -> tuple[Any, ...]:
-    """Return the fields of a plan that determine its row of the grid and its stages."""
-    return plan.layout, plan.micro_batch, plan.virtual_stages, plan.stage_layers, plan.ep, plan.etp
+#: Fields of a plan that determine its row of the grid and its stages.
+_FORM = attrgetter("layout", "micro_batch", "virtual_stages", "stage_layers", "ep", "etp")
 
 
 def _placed(estimator: Estimator, plans: Sequence[Plan]) -> tuple[LayoutGrid, list[tuple[int, ...]]]:
@@ -191,15 +187,14 @@ def _placed(estimator: Estimator, plans: Sequence[Plan]) -> tuple[LayoutGrid, li
     if first.assignment is not None:
         return assigned_grid(first.assignment, first.layout.pp, tiers), [estimator.programs.stage_layers(first)]
 
-    def make() -> LayoutGrid:
-        return make_grid(
-            {axis: [plan.layout.degree(axis) for plan in plans] for axis in DEFAULT_ORDER},
-            [first.order],
-            tier_sizes=tiers,
-            num_key_value_heads=first.job.transformer.num_key_value_heads,
-            folding=[plan.folding for plan in plans],
-        )
-
+    make = partial(
+        make_grid,
+        {axis: [plan.layout.degree(axis) for plan in plans] for axis in DEFAULT_ORDER},
+        [first.order],
+        tier_sizes=tiers,
+        num_key_value_heads=first.job.transformer.num_key_value_heads,
+        folding=[plan.folding for plan in plans],
+    )
     # a single plan's layout is placed once, whatever its batch or micro-batch
     grid = estimator.once(estimator.machine, (first.layout, first.order, first.folding), make) if len(plans) == 1 else make()
     return grid, [plan.stage_layers for plan in plans]
@@ -211,20 +206,16 @@ def step_columns(estimator: Estimator, plans: Sequence[Plan], columns: PlanColum
     columns = columns or plan_columns(estimator, plans)
     grid, micro, stages, terms, once = columns.grid, columns.micro, columns.stages, columns.terms, columns.once
     tp = grid.degree["tp"]
-    m, v = columns.num_microbatches, _column(plan.virtual_stages for plan in plans)
-    regions = once(micro, ("regions", first.recompute), lambda: region_times(micro, profile, first.recompute, tp))
-    scattered = columns.is_scattered
-    seq_len = _column(plan.job.seq_len for plan in plans)
+    m, v = columns.num_microbatches, column_of(map(attrgetter("virtual_stages"), plans))
+    regions = once(micro, ("regions", first.recompute), partial(region_times, micro, profile, first.recompute, tp))
+    seq_len = column_of(map(attrgetter("job.seq_len"), plans))
     hop = once(
         micro,
         ("hop", *once.layout),
-        lambda: hop_time(micro.boundary, tp, profile, machine, grid, seq_len=seq_len, is_scattered=scattered),
+        partial(hop_time, micro.boundary, tp, profile, machine, grid, seq_len=seq_len, is_scattered=columns.is_scattered),
     )
-    tied = once(terms, (), lambda: tied_time(columns.program, terms, sizes, machine, grid))
-
-    def time_outside(waits: Waits) -> OutsidePipelineTime:
-        return outside_pipeline(estimator, terms, tied, regions, stages, waits, num_microbatches=m)
-
+    tied = once(terms, (), partial(tied_time, columns.program, terms, sizes, machine, grid))
+    time_outside = partial(outside_pipeline, estimator, terms, tied, regions, stages, num_microbatches=m)
     return assembled_step(columns, regions, hop, time_outside, first, profile, num_microbatches=m, virtual_stages=v)
 
 
@@ -283,12 +274,12 @@ def _once(estimator: Estimator, grid: LayoutGrid, *, is_assigned: bool, is_singl
     return _Once(
         estimator=estimator,
         is_single=True,
-        microbatch=tuple(column.item() for column in microbatch_depends_on(grid, estimator.profile)),
-        layout=tuple(column.item() for column in parameters_depend_on(grid)),
+        microbatch=tuple(np.concatenate(microbatch_depends_on(grid, estimator.profile)).tolist()),
+        layout=tuple(np.concatenate(parameters_depend_on(grid)).tolist()),
     )
 
 
-def _column(values: Iterable[float]) -> NDArray[np.float64]:
+def column_of(values: Iterable[float]) -> NDArray[np.float64]:
     """Return the values as an array, or one entry if all are equal."""
-    column = np.array([float(value) for value in values])
+    column = np.fromiter(values, dtype=np.float64)
     return column[:1] if (column == column[0]).all() else column

@@ -59,7 +59,7 @@ def collective_time(
     where NCCL leaves its low-latency protocol and enters its bulk protocol.
     """
     links = machine.links
-    code = _code(kind)
+    code = COLLECTIVE_CODE[kind] if isinstance(kind, str) else kind
     if len(inside) == 1:
         return _one_tier_time(num_bytes, group_size, links.of(code)[:, 0], links, exchanged)
     return _nested_time(num_bytes, group_size, inside, code, links, exchanged)
@@ -99,10 +99,6 @@ def lone_rate(ranks: Column, hop: Sequence[Column], machine: Machine) -> Any:
         return 1.0
     nodes = 1.0 + (2.0 - hop[-2]) * (ranks - 1.0)
     return np.where(nodes > 1.0, np.minimum(ranks / nodes, machine.links.lone), 1.0)
-
-
-def _code(kind: CollectiveKind | NDArray[np.integer]) -> Any:
-    return COLLECTIVE_CODE[kind] if isinstance(kind, str) else kind
 
 
 def _one_tier_time(num_bytes: Column, group_size: Column, coefficients: Array, links: LinkRates, exchanged: Sequence[Column] | None) -> Any:
@@ -179,9 +175,9 @@ def _nested_time(
         moving = np.minimum(moving, num_bytes * in_switch)
     if links.has_ramp:
         moving = moving + ramp * np.power(sent, exponent)
-    time = latency + _slowest(moving)
+    time = latency + moving.max(axis=0)  # a maximum is exact in any order
     if links.has_one_shot:
-        time = np.minimum(time, _total(crossed * one_shot) + ((n - 1.0) * num_bytes) * _slowest(crossed * seconds))
+        time = np.minimum(time, _total(crossed * one_shot) + ((n - 1.0) * num_bytes) * (crossed * seconds).max(axis=0))
     return time
 
 
@@ -198,10 +194,6 @@ def _total(by_tier: Array) -> Array:
     for values in by_tier[1:]:
         total = total + values
     return total
-
-
-def _slowest(by_tier: Array) -> Array:
-    return by_tier.max(axis=0)  # a maximum is exact in any order
 
 
 def _tree_levels(branches: Column) -> Any:

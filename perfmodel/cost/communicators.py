@@ -9,9 +9,11 @@ src/graph/connect.cc (channels).
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.cost.machine import Machine
 from perfmodel.foundation.columns import Column
@@ -37,19 +39,18 @@ def communicator_bytes(machine: Machine, grid: LayoutGrid) -> Any:
     total: Column = 0.0
     largest: Column = 0.0
     count: Column = 0.0
-    named = {part for parts in _GROUPS.values() for part in parts}
-    others = tuple(axis for axis in grid.fine if axis not in named)
+    others = grid.fine.keys() - chain(*_GROUPS.values())
     for axis, parts in _GROUPS.items():
         # axes that are not named count as data-parallel
-        buffers = _of_group(machine, grid, (*parts, *others) if axis == "dp_replicate" else parts)
+        buffers = _buffers(machine, np.greater(grid.group_inside((*parts, *others) if axis == "dp_replicate" else parts), 1.0))
         is_used = np.minimum(grid.degree[axis] - 1.0, 1.0)
         total, largest, count = total + is_used * buffers, np.maximum(largest, is_used * buffers), count + is_used
     is_pipelined = np.minimum(grid.degree["pp"] - 1.0, 1.0)
-    sends = is_pipelined * _of_sends(machine, grid)
+    sends = is_pipelined * _buffers(machine, np.greater_equal(grid.hop, 2.0))
     total, largest, count = total + sends, np.maximum(largest, sends), count + is_pipelined
     if not grid.fine.keys().isdisjoint(EXPERT_AXES):
         has_groups = np.minimum(grid.size(EXPERT_AXES) - 1.0, 1.0)
-        total = total + has_groups * (2.0 * _of_group(machine, grid, EXPERT_AXES))
+        total = total + has_groups * (2.0 * _buffers(machine, np.greater(grid.group_inside(EXPERT_AXES), 1.0)))
     return total + np.minimum(np.maximum(count - 1.0, 0.0), 1.0) * largest
 
 
@@ -61,21 +62,11 @@ def world_communicator_bytes(machine: Machine, num_chips: int) -> float:
     return 0.0
 
 
-def _of_group(machine: Machine, grid: LayoutGrid, parts: tuple[str, ...]) -> Any:
-    """Return the buffers of one communicator, by the innermost tier in which it has more than one rank. [byte]"""
+def _buffers(machine: Machine, is_inside: NDArray[np.bool_]) -> Any:
+    """Return the buffers of one communicator, by the innermost tier inside which it has several ranks. [byte]"""
     if not machine.memory.communicator_bytes:
         return 0.0
     buffers: Column = machine.memory.communicator_bytes[-1]
-    for num_bytes, inside in reversed(list(zip(machine.memory.communicator_bytes, grid.group_inside(parts), strict=True))):
-        buffers = np.where(inside > 1.0, num_bytes, buffers)
-    return buffers
-
-
-def _of_sends(machine: Machine, grid: LayoutGrid) -> Any:
-    """Return the buffers of the communicator of pipeline sends. [byte]"""
-    if not machine.memory.communicator_bytes:
-        return 0.0
-    buffers: Column = machine.memory.communicator_bytes[-1]
-    for num_bytes, hop in reversed(list(zip(machine.memory.communicator_bytes, grid.hop, strict=True))):
-        buffers = np.where(hop >= 2.0, num_bytes, buffers)
+    for num_bytes, inside in reversed(list(zip(machine.memory.communicator_bytes, is_inside, strict=True))):
+        buffers = np.where(inside, num_bytes, buffers)
     return buffers

@@ -53,7 +53,7 @@ def smooth_maximum(first: Column, second: Column, sharpness: float) -> Any:
 def compute_part(batch: Column, m: Column, n: Column, k: Column, rates: MatmulRates) -> Any:
     """Return C of `matmul_time`. [s]"""
     depths = () if rates.fills_units else (k * rates.inverse_least_waves, k, k / (1.0 + k * rates.inverse_split_depth))
-    if _size(batch, m, n, *depths) <= STACK_LIMIT:
+    if np.broadcast(batch, m, n, *depths).size <= STACK_LIMIT:
         shape = (-1,) + (1,) * max(np.ndim(batch), np.ndim(m), np.ndim(n), *map(np.ndim, depths))
         inverse_m, inverse_n, weight = (column.reshape(shape) for column in rates.tile_columns)
         work = _tile_work(batch, m, n, depths, inverse_m, inverse_n, weight, rates).min(axis=0)  # a minimum is exact in any order
@@ -171,10 +171,6 @@ def _tile_work(
     spread, depth_of_k, shortest = depths
     depth = np.maximum(np.minimum(waves * spread, depth_of_k), shortest) + rates.depth_offset
     return np.maximum(paid, rates.least_waves) * weight * depth
-
-
-def _size(*operands: Column) -> int:
-    return np.broadcast(*operands).size
 
 
 def streaming_time(

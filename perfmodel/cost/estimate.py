@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
 
-from perfmodel.cost.assemble import PlanColumns, StepColumns, plan_columns, step_columns
+from perfmodel.cost.assemble import PlanColumns, StepColumns, column_of, plan_columns, step_columns
 from perfmodel.cost.machine import Machine, is_machine_of
 from perfmodel.cost.memory.chip import ActivationBytes, kept_by_moment, static_memory
 from perfmodel.cost.memory.moments import At, activation_terms
@@ -20,6 +21,7 @@ from perfmodel.cost.memory.plan import (
     RankMemoryTerms,
     adding_up,
     entries,
+    entries_of,
     fullest_by_class,
     memory_by_class,
     memory_row,
@@ -31,16 +33,17 @@ from perfmodel.cost.memory.plan import (
 from perfmodel.cost.pipeline import live_layers
 from perfmodel.cost.program import PHASES
 from perfmodel.cost.programs import Programs
-from perfmodel.cost.stages import rank_runs, slowest_stage, stage_sums, total_pass
+from perfmodel.cost.stages import plus, rank_runs, slowest_stage, stage_sums, total_pass
 from perfmodel.cost.step import (
     beat_of,
-    communication_time,
+    by_phase,
     element_bytes,
-    exposed_exchange_time,
-    exposed_fraction,
+    exposed_communication,
+    exposed_exchange_times,
     exposed_sends,
-    overlapped_exchange_time,
+    overlapped_exchange_times,
     pace,
+    passes_of,
     recomputed_phases,
 )
 from perfmodel.foundation.columns import Column
@@ -67,6 +70,14 @@ _Value = TypeVar("_Value")
 
 _MAX_CACHED = 4096
 """Entries of an estimator's cache of micro-batch and parameter costs, a few kB each."""
+
+
+#: Fields of plans and jobs in which plans must agree for one call of `Estimator.predict_columns`.
+_SHARED_BY_COLUMNS = attrgetter(
+    *("layout.pp", "layout.cp", "layout.tp"),
+    *(knob.name for knob in fields(Plan) if knob.name not in ("job", "num_chips", "layout")),
+    *(f"job.{knob.name}" for knob in fields(TrainingJob) if knob.name not in ("global_batch", "seq_len")),
+)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -111,10 +122,7 @@ class Estimator:
 
     def shared_by_columns(self, plan: Plan) -> tuple[Any, ...]:
         """Return the fields in which plans must agree for one call of `predict_columns`."""
-        of_plan = tuple(getattr(plan, knob.name) for knob in fields(plan) if knob.name not in ("job", "num_chips", "layout"))
-        of_job = tuple(getattr(plan.job, knob.name) for knob in fields(plan.job) if knob.name not in ("global_batch", "seq_len"))
-        layout = plan.layout.pp, plan.layout.cp, plan.layout.tp
-        return id(self.machine), id(self.profile), id(self.programs.compiled), *layout, *of_plan, *of_job
+        return id(self.machine), id(self.profile), id(self.programs.compiled), *_SHARED_BY_COLUMNS(plan)
 
     def predict(self, plan: Plan, *, memory_headroom: float | None = None, risk: float | None = None) -> Prediction:
         """Predict the plan's step with every part named.
@@ -132,7 +140,7 @@ class Estimator:
         Alternatively predict one plan for each machine of a cluster that has columns (`foundation.columns.as_columns`).
         """
         columns = plan_columns(self, plans)
-        row = PlanRow(columns=step_columns(self, plans, columns), memory_row=_memory_row(self, plans[0], columns))
+        row = PlanRow(columns=step_columns(self, plans, columns), memory_row=evaluate_memory(self, plans[0], columns))
         return _predictions(self, plans, row, memory_rule(memory_headroom, risk))
 
 
@@ -213,15 +221,12 @@ class PlanRow:
 def evaluate_plan(estimator: Estimator, plan: Plan) -> PlanRow:
     """Evaluate the step and the memory of one plan."""
     columns = plan_columns(estimator, [plan])
-    return PlanRow(columns=step_columns(estimator, [plan], columns), memory_row=_memory_row(estimator, plan, columns))
+    return PlanRow(columns=step_columns(estimator, [plan], columns), memory_row=evaluate_memory(estimator, plan, columns))
 
 
 def evaluate_memory(estimator: Estimator, plan: Plan, columns: PlanColumns | None = None) -> MemoryRow:
     """Evaluate only the memory of one plan. columns: its `plan_columns`, computed if not given."""
-    return _memory_row(estimator, plan, columns or plan_columns(estimator, [plan]))
-
-
-def _memory_row(estimator: Estimator, plan: Plan, columns: PlanColumns) -> MemoryRow:
+    columns = columns or plan_columns(estimator, [plan])
     micro, tp = columns.micro, columns.grid.degree["tp"]
     make = partial(activation_terms, micro, plan.recompute, estimator.profile, tp)
     return memory_row(plan, columns, columns.once(micro, ("activations", plan.recompute), make), estimator=estimator)
@@ -231,12 +236,16 @@ def _predictions(estimator: Estimator, plans: Sequence[Plan], row: PlanRow, rule
     machine, first, number = estimator.machine, plans[0], len(plans)
     counted = machine.low or machine  # the dtype of most FLOPs
     time, peak = scalar(row.columns.step_time), counted.peak_flop_rate
-    tokens = _column_of(plan.job.tokens_per_step for plan in plans)
-    by_length = {plan.job.seq_len: plan for plan in plans}
-    flops = {length: model_flops(estimator, plan) for length, plan in by_length.items()}
-    reasons = {id(plan): estimator.profile.not_runnable_reason(plan) for plan in {id(plan): plan for plan in plans}.values()}
-    palm, causal = (_column_of(values) for values in zip(*(flops[plan.job.seq_len] for plan in plans), strict=True))
-    num_chips = _column_of(plan.num_chips for plan in plans)
+    flops: dict[int, tuple[float, float]] = {}  # by sequence length
+    reasons: dict[int, str] = {}
+    counts = []
+    for plan in plans:
+        if plan.job.seq_len not in flops:
+            flops[plan.job.seq_len] = model_flops(estimator, plan)
+        if id(plan) not in reasons:
+            reasons[id(plan)] = estimator.profile.not_runnable_reason(plan)
+        counts.append((plan.job.tokens_per_step, plan.num_chips, *flops[plan.job.seq_len]))
+    tokens, num_chips, palm, causal = map(scalar, map(column_of, zip(*counts, strict=True)))
     scale = tokens / (time * num_chips * peak)
     parts = step_parts(estimator, first, row.columns, number)
     capacities, usable = entries(machine.memory.capacity, number), entries(machine.memory.usable, number)
@@ -255,7 +264,7 @@ def _predictions(estimator: Estimator, plans: Sequence[Plan], row: PlanRow, rule
         "peak_flop_rate": peak,
         "host_memory": host_memory(estimator, plans, row),
     }
-    values = zip(*(entries(column, number) for column in columns.values()), strict=True)
+    values = entries_of(columns.values(), number)
     memories = memory_fields(estimator, first, row.memory_row, rule, usable)
     predictions = []
     for i, (plan, value, memory) in enumerate(zip(plans, values, memories, strict=True)):
@@ -263,12 +272,6 @@ def _predictions(estimator: Estimator, plans: Sequence[Plan], row: PlanRow, rule
         fields = {**shared, **named, **memory, "not_runnable": reasons[id(plan)]}
         predictions.append(Prediction(plan=plan, **fields, parts=parts[i], memory_capacity=capacities[i]))
     return predictions
-
-
-def _column_of(values: Iterable[float]) -> Column:
-    """Return the values as an array, or as a number if all are equal."""
-    numbers = [float(value) for value in values]
-    return numbers[0] if all(value == numbers[0] for value in numbers) else np.array(numbers)
 
 
 def memory_fields(estimator: Estimator, plan: Plan, row: MemoryRow, rule: MemoryRule, usable: Sequence[float]) -> list[dict[str, Any]]:
@@ -345,20 +348,12 @@ def model_flops(estimator: Estimator, plan: Plan) -> tuple[float, float]:
 
 def executed_flops(estimator: Estimator, plans: Sequence[Plan], row: PlanRow) -> Column:
     """Return the executed FLOPs of all chips in one step, with recomputation. [FLOP]"""
-    plan = plans[0]
-    executed = row.columns.plans.micro.flops
-    flops: list[Any] = executed[:, 0].tolist() if executed.shape[1] == 1 else list(executed)
-    total: Column = 0.0
-    for region, graph_region in enumerate(row.columns.plans.program.regions):
-        by_phase = {phase: flops[region * len(PHASES) + i] for i, phase in enumerate(PHASES)}
-        once = sum(by_phase.values())
-        if graph_region.is_block:
-            once += sum(by_phase[phase] for phase in recomputed_phases(plan.recompute, estimator.profile))
-        total += once * scalar(row.columns.plans.stages.total[region])
-    layouts = [of.layout for of in plans]
+    plan, columns = plans[0], row.columns.plans
+    flops = passes_of(by_phase(columns.micro.flops), 0.0, columns.program.regions, estimator.profile, plan.recompute)
+    total = total_pass(tuple(flops[0] + flops[1]), columns.stages)
     num_chips = plan.assignment.num_chips if plan.assignment is not None else 0
-    ranks = _column_of(num_chips or layout.data_parallel * layout.cp * layout.tp for layout in layouts)
-    return total * scalar(row.columns.plans.num_microbatches) * ranks
+    ranks = column_of(num_chips or of.layout.data_parallel * of.layout.cp * of.layout.tp for of in plans)
+    return scalar(total) * scalar(columns.num_microbatches) * scalar(ranks)
 
 
 #: Parts of a step in display order. They sum to the step time.
@@ -386,17 +381,16 @@ def step_parts(
     runs   number of times that the rank runs each region; None: of the critical rank
     """
     stages, regions = columns.plans.stages, columns.regions
-    pass_times = [scalar(f + b) for f, b in zip(stage_sums(regions.forward, stages), stage_sums(regions.backward, stages), strict=True)]
-    critical = [by_rank.index(max(by_rank)) for by_rank in zip(*(entries(times, number) for times in pass_times), strict=True)]
+    pass_times = [*map(scalar, plus(stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)))]
+    critical = [by_rank.index(max(by_rank)) for by_rank in entries_of(pass_times, number)]
     parts: list[dict[str, float]] = [{}] * number
     steps = entries(scalar(columns.step_time), number)
     for slowest in set(critical):
         detail = _part_times(estimator, plan, columns, pass_times, slowest, runs)
-        values = zip(*(entries(times, number) for times in detail.values()), strict=True)
-        for i, times in enumerate(values):
+        for i, times in enumerate(entries_of(detail.values(), number)):
             if critical[i] == slowest:
-                shown = {name: 0.0 if abs(time) < 1e-13 * steps[i] else time for name, time in zip(detail, times, strict=True)}
-                parts[i] = adding_up(shown, steps[i])
+                shown = np.where(np.abs(times) < 1e-13 * steps[i], 0.0, times).tolist()
+                parts[i] = adding_up(dict(zip(detail, shown, strict=True)), steps[i])
     return parts
 
 
@@ -415,7 +409,7 @@ def _part_times(
     recomputed = recomputed_phases(plan.recompute, profile)
     work_times = (micro.matmul + micro.attention) + micro.streaming
     works = work_times[:, 0].tolist() if work_times.shape[1] == 1 else list(work_times)
-    shown = [exposed_fraction(profile, name) for name in COMM]
+    sent = exposed_communication(micro, profile)
     for region, graph_region in enumerate(columns.plans.program.regions):
         if not weights[region]:
             continue
@@ -426,7 +420,7 @@ def _part_times(
             detail["backward" if phase == "backward" else "forward"] += work * weights[region]
             detail["recompute"] += work * (times - 1.0) * weights[region]
             for j, name in enumerate(COMM):
-                time = scalar(communication_time(micro, profile, segment, j)) * shown[j]
+                time = scalar(sent[segment * len(COMM) + j])
                 if name == "regather":
                     time *= 0.0 if graph_region.is_block and plan.recompute is Recompute.FULL else 1.0
                 if name in ("regather", "input_gradient"):
@@ -436,18 +430,15 @@ def _part_times(
     steady = pass_times[critical]
     if profile.timing.uneven_stage_weight != 1.0:
         steady = scalar(pace(tuple(pass_times), total_f + total_b, p, profile.timing.uneven_stage_weight))
+    exchanges = None
     if profile.communication.hides_exchanges:
-        detail[f"{EXCHANGED}_communication"] = sum(
-            weights[region] * scalar(exposed_exchange_time(micro, profile, plan.recompute, region))
-            for region, graph_region in enumerate(columns.plans.program.regions)
-            if graph_region.is_block and weights[region]
-        )
-    elif columns.plans.micro.concurrent is not None:
-        detail[f"{EXCHANGED}_communication"] -= sum(
-            weights[region] * scalar(sum(overlapped_exchange_time(micro, profile, plan.recompute, region)))
-            for region, graph_region in enumerate(columns.plans.program.regions)
-            if graph_region.is_block and weights[region]
-        )
+        detail[f"{EXCHANGED}_communication"] = 0.0
+        exchanges = exposed_exchange_times(micro, profile, plan.recompute)
+    elif micro.concurrent is not None:
+        exchanges = -overlapped_exchange_times(micro, profile, plan.recompute).sum(axis=0)
+    for region, graph_region in enumerate(columns.plans.program.regions):
+        if exchanges is not None and graph_region.is_block and weights[region]:
+            detail[f"{EXCHANGED}_communication"] += weights[region] * scalar(exchanges[region])
     device = sum(detail.values())
     detail["host"] = rank_time - device
     scale = m * steady / pass_times[critical]

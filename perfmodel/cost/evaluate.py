@@ -66,18 +66,13 @@ def amount_values(amounts: Amounts, grid: LayoutGrid, microbatch: Array | float 
 
     seq_len   tokens of a sequence; unused for amounts of a network, whose graph contains its sizes
     """
-    sizes = np.array([grid.size(mask) for mask in amounts.masks])
+    sizes = np.array([*map(grid.size, amounts.masks)])
     batch = np.where(amounts.batch[:, None] > 0, microbatch, 1.0)
-    return values_of_sizes(amounts, sizes, batch * _powers(seq_len, amounts.length_power)), sizes
-
-
-def _powers(seq_len: Array | float, powers: NDArray[np.int64]) -> Array:
-    """Return [amounts, columns] powers of the length, by repeated multiplication: unlike `**` it keeps integers exact."""
     length = np.atleast_1d(np.asarray(seq_len, dtype=np.float64))
-    powers_of_length = [np.ones_like(length)]
-    for _ in range(int(powers.max(initial=0))):
-        powers_of_length.append(powers_of_length[-1] * length)
-    return np.array(powers_of_length)[powers]
+    powers = [np.ones_like(length)]
+    for _ in range(int(amounts.length_power.max(initial=0))):
+        powers.append(powers[-1] * length)  # unlike `**`, repeated multiplication keeps integers exact
+    return values_of_sizes(amounts, sizes, batch * np.array(powers)[amounts.length_power]), sizes
 
 
 def values_of_sizes(amounts: Amounts, sizes: Array, counted: Array) -> Array:
@@ -92,14 +87,6 @@ def values_of_sizes(amounts: Amounts, sizes: Array, counted: Array) -> Array:
     return values if amounts.times is None else values * sizes[amounts.times]
 
 
-def by_segment(values: Array, rows: Rows, num_segments: int, num_columns: int) -> Array:
-    """Return the sum over the rows of each segment."""
-    total = np.zeros((num_segments, num_columns))
-    if rows.names:
-        total[rows.present] = np.add.reduceat(values, rows.starts, axis=0)
-    return total
-
-
 def row_times(
     rows: TimedRows, machine: Machine, inside: Sequence[Array], amount: Array, sizes: Array, step: EngineStep | None = None
 ) -> RowTimes:
@@ -110,7 +97,7 @@ def row_times(
     step            step of a serving engine whose kernels and host run these rows; None: a training step
     """
     num_columns = amount.shape[1]
-    work = {kind: np.zeros((rows.num_segments, num_columns)) for kind in ("matmul", "streaming", "attention")}
+    work: dict[str, Array] = dict(zip(("matmul", "streaming", "attention"), np.zeros((3, rows.num_segments, num_columns)), strict=True))
     for kind, timed, time in work_times(rows, machine, amount, sizes, step):
         work[kind] = work[kind] + summed(time, timed, rows.num_segments)
     matmul, streaming, attention = work["matmul"], work["streaming"], work["attention"]
@@ -167,7 +154,11 @@ def counts_across(groups: NDArray[np.int64], sizes: Array) -> Array:
 
 def summed(time: Any, rows: Rows, num_segments: int) -> Array:
     """Return the sum by segment, each row multiplied by its repeats."""
-    return by_segment(time if rows.repeats is None else time * rows.repeats, rows, num_segments, time.shape[1])
+    total = np.zeros((num_segments, time.shape[1]))
+    if rows.names:
+        values = time if rows.repeats is None else time * rows.repeats
+        total[rows.present] = np.add.reduceat(values, rows.starts, axis=0)
+    return total
 
 
 def product_times(rows: TimedRows, machine: Machine, amount: Array, step: EngineStep | None = None) -> Iterator[tuple[Rows, Array]]:
@@ -318,11 +309,9 @@ def redistribution_time(num_bytes: Array, group_size: Array, machine: Machine) -
 
 def members_inside(rows: TimedRows, grid: LayoutGrid) -> list[Array]:
     """Return [masks, columns] members of every group inside one domain of each tier; none for rows without traffic."""
-    masks = rows.amounts.masks
     if not rows.traffic.names:
         return []
-    by_mask = [grid.group_inside(mask) for mask in masks]
-    return [np.array([by_mask[i][tier] for i in range(len(masks))]) for tier in range(len(grid.inside))]
+    return [*map(np.array, zip(*map(grid.group_inside, rows.amounts.masks), strict=True))]
 
 
 def product_flops(rows: TimedRows, amount: Array) -> Array:
@@ -346,7 +335,6 @@ def product_flops(rows: TimedRows, amount: Array) -> Array:
 __all__ = [
     "RowTimes",
     "amount_values",
-    "by_segment",
     "members_inside",
     "product_flops",
     "product_sizes",
@@ -355,6 +343,7 @@ __all__ = [
     "redistribution_time",
     "row_times",
     "streaming_times",
+    "summed",
     "traffic_times",
     "values_of_sizes",
     "work_times",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
+from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -264,11 +266,9 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
 
     clock = calibration.clock_fractions.get(dtype, calibration.sustained_clock_fraction)
 
-    def label(part: str, is_there: object) -> str:
-        return _label(calibration, chip, part) if is_there else str(Provenance.SPEC_SHEET)
-
-    def floor(time: float) -> float:
-        return time * calibration.exposed_floor_fraction
+    label = partial(_label, calibration, chip)
+    slowdown = partial(contention_factor, calibration.contention, num_processes=cluster.num_chips)
+    exposed_floor = calibration.exposed_floor_fraction
 
     rates = {
         rate_dtype: (calibration.peaks.get(f"flop_rate.{rate_dtype}", 0.0) or peak_rate)
@@ -279,32 +279,32 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
     matmul_model, is_own = _nearest_matmul(calibration.matmul or SPEC_SHEET.matmul, dtype)
     if not is_own and calibration.provenance is Provenance.CALIBRATED and calibration.matmul:
         rests_on["matmul"] = f"{Provenance.PRIOR}: {calibration.name}"
-    matmul = _matmul_rates(matmul_model, peak * clock, memory_bandwidth, units, floor(matmul_model.floor_time))
+    matmul = _matmul_rates(matmul_model, peak * clock, memory_bandwidth, units, matmul_model.floor_time * exposed_floor, slowdown("matmul"))
 
     plain, grouped = _wide_matmul(calibration, dtype, rates, memory_bandwidth, units)
 
     streaming_models = calibration.streaming or SPEC_SHEET.streaming
     rests_on["streaming"] = label("streaming", calibration.streaming)
-    streaming = _streaming_rates(streaming_models, memory_bandwidth, calibration.exposed_floor_fraction)
+    streaming = _streaming_rates(streaming_models, memory_bandwidth, exposed_floor, slowdown("streaming"))
 
     attention_models = calibration.attention or SPEC_SHEET.attention
     rests_on["attention"] = label("attention", calibration.attention)
     attention = {
         name: AttentionRates(
             model=model,
-            flop_rate=peak * calibration.attention_clock_fraction * model.peak_fraction,
+            flop_rate=peak * calibration.attention_clock_fraction * model.peak_fraction / slowdown("attention"),
             compute_units=units,
-            bandwidth=memory_bandwidth * model.memory_fraction,
-            floor_time=floor(model.floor_time),
+            bandwidth=memory_bandwidth * model.memory_fraction / slowdown("attention"),
+            floor_time=model.floor_time * exposed_floor * slowdown("attention"),
         )
         for name, model in _of_dtype(attention_models, dtype).items()
     }
 
-    def slowdown(part: str) -> float:
-        return contention_factor(calibration.contention, part, cluster.num_chips)
-
     sharing = slowdown("host")
+    tier_sizes, communicator_bytes = [], []
     for tier in cluster.tiers:
+        tier_sizes.append(tier.size)
+        communicator_bytes.append(channels_of(tier.link.bandwidth) * calibration.channel_bytes)
         rests_on[tier_kind(cluster, tier)] = label(tier_kind(cluster, tier), tier_models(cluster, tier, calibration))
     return Machine(
         cluster=cluster.name,
@@ -312,10 +312,10 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
         dtype=dtype,
         peak_flop_rate=peak,
         compute_units=units,
-        tier_sizes=tuple(tier.size for tier in cluster.tiers),
-        matmul=_slower_matmul(matmul, slowdown("matmul")),
-        streaming=_slower_streaming(streaming, slowdown("streaming")),
-        attention=MappingProxyType({name: _slower_attention(rates, slowdown("attention")) for name, rates in attention.items()}),
+        tier_sizes=tuple(tier_sizes),
+        matmul=matmul,
+        streaming=streaming,
+        attention=MappingProxyType(attention),
         fused_attention=AttentionGenerations(
             generations=calibration.attention_generations,
             long={name: (peak * fractions.forward, peak * fractions.backward) for name, fractions in calibration.long_attention.items()},
@@ -335,7 +335,7 @@ def resolve_machine(cluster: Cluster, calibration: Calibration = SPEC_SHEET, *, 
             capacity=memory_capacity,
             usable=memory_capacity * chip.memory.usable_fraction,
             context_bytes=calibration.context_bytes,
-            communicator_bytes=tuple(channels_of(tier.link.bandwidth) * calibration.channel_bytes for tier in cluster.tiers),
+            communicator_bytes=tuple(communicator_bytes),
             allocator_factor=calibration.allocator_factor,
         ),
         host=HostRates(
@@ -417,7 +417,7 @@ def _grouped_rates(
         tiles=plain.tiles if plain.tiles == NO_TILES else (*plain.tiles, GROUPED_TILE),
     )
     return GroupedMatmulRates(
-        matmul=_slower_matmul(_matmul_rates(products, flop_rate, memory_bandwidth, units, 0.0), factor),
+        matmul=_matmul_rates(products, flop_rate, memory_bandwidth, units, 0.0, factor),
         row_bandwidth=memory_bandwidth * model.row_fraction / factor,
         expert_time=model.expert_time * factor,
         floor_time=model.floor_time * calibration.exposed_floor_fraction * factor,
@@ -453,27 +453,8 @@ def contention_factor(contention: Mapping[str, float], part: str, num_processes:
     return (1.0 + (contention.get(part, 1.0) - 1.0) * busy) * max(num_processes / cores, 1.0)
 
 
-def _slower_matmul(rates: MatmulRates, factor: float) -> MatmulRates:
-    if factor == 1.0:
-        return rates
-    return replace(rates, flop_rate=rates.flop_rate / factor, bandwidth=rates.bandwidth / factor, floor_time=rates.floor_time * factor)
-
-
-def _slower_streaming(rates: StreamingRates, factor: float) -> StreamingRates:
-    if factor == 1.0:
-        return rates
-    caches = tuple(np.stack([cache[0], cache[1] * factor]) for cache in rates.caches)  # capacities do not change
-    return replace(rates, table=rates.table * factor, caches=caches)
-
-
-def _slower_attention(rates: AttentionRates, factor: float) -> AttentionRates:
-    if factor == 1.0:
-        return rates
-    return replace(rates, flop_rate=rates.flop_rate / factor, bandwidth=rates.bandwidth / factor, floor_time=rates.floor_time * factor)
-
-
-def _label(calibration: Calibration, chip: Chip, part: str) -> str:
-    if calibration.provenance is Provenance.SPEC_SHEET:
+def _label(calibration: Calibration, chip: Chip, part: str, is_there: object) -> str:
+    if calibration.provenance is Provenance.SPEC_SHEET or not is_there:
         return str(Provenance.SPEC_SHEET)
     if calibration.provenance is not Provenance.CALIBRATED or chip.name not in calibration.chips:
         return f"{Provenance.PRIOR}: {calibration.name}"
@@ -498,34 +479,38 @@ def _of_dtype(models: Mapping[str, AttentionModel], dtype: Dtype) -> dict[str, A
     return plain | {name.removesuffix(f".{dtype}"): model for name, model in models.items() if name.endswith(f".{dtype}")}
 
 
-def _matmul_rates(model: MatmulModel, flop_rate: float, memory_bandwidth: float, units: float, floor_time: float) -> MatmulRates:
-    tiles = tuple(
-        (1.0 / rows, 1.0 / columns, rows * columns * (1.0 + exponent * model.small_tile_penalty)) for rows, columns, exponent in model.tiles
-    )
-    columns = np.array(tiles).T
+def _matmul_rates(
+    model: MatmulModel, flop_rate: float, memory_bandwidth: float, units: float, floor_time: float, factor: float = 1.0
+) -> MatmulRates:
+    """Return the rates of a model. factor: slow-down by contention."""
+    rows, columns, exponent = np.array(model.tiles, dtype=np.float64).T
+    tile_columns = 1.0 / rows, 1.0 / columns, rows * columns * (1.0 + exponent * model.small_tile_penalty)
     return MatmulRates(
-        flop_rate=flop_rate * model.peak_fraction,
+        flop_rate=flop_rate * model.peak_fraction / factor,
         depth_offset=model.depth_offset,
         wave_softness=model.wave_softness,
         compute_units=units if model.tiles != NO_TILES else 1.0,  # without tiles there are no waves
-        bandwidth=memory_bandwidth * model.memory_fraction,
-        floor_time=floor_time,
+        bandwidth=memory_bandwidth * model.memory_fraction / factor,
+        floor_time=floor_time * factor,
         sharpness=model.sharpness,
         least_waves=model.least_waves,
         inverse_least_waves=1.0 / model.least_waves if model.least_waves > 0 else NEVER,
         inverse_split_depth=1.0 / model.split_depth if model.split_depth > 0 else 0.0,
         few_rows=model.few_rows,
         fills_units=model.least_waves == 0 and model.split_depth == 0,
-        tiles=tiles,
-        tile_columns=(columns[0], columns[1], columns[2]),
+        tiles=tuple(zip(*map(np.ndarray.tolist, tile_columns), strict=True)),
+        tile_columns=tile_columns,
     )
 
 
-def _streaming_rates(models: Mapping[KernelClass, StreamingModel], memory_bandwidth: Any, exposed_floor: float) -> StreamingRates:
+def _streaming_rates(
+    models: Mapping[KernelClass, StreamingModel], memory_bandwidth: Any, exposed_floor: float, factor: float
+) -> StreamingRates:
+    """Return the rates of kernel classes. factor: slow-down by contention, which leaves capacities."""
     columns, backward = np.shape(memory_bandwidth), np.ones(len(KernelClass))
     table = np.zeros((3, len(KernelClass), *columns))
-    num_caches = max(len(model.caches) for model in models.values())
-    caches = [np.zeros((2, len(KernelClass), *columns)) for _ in range(num_caches)]
+    num_caches = max(map(len, map(attrgetter("caches"), models.values())))
+    caches = np.zeros((num_caches, 2, len(KernelClass), *columns))
     if KernelClass.DEFAULT not in models:
         raise InputError("streaming: the calibration has no class 'default'; add it")
     for code, kernel in enumerate(KernelClass):
@@ -536,5 +521,5 @@ def _streaming_rates(models: Mapping[KernelClass, StreamingModel], memory_bandwi
         backward[code] = model.backward_factor
         table[0, code], table[1, code], table[2, code] = model.floor_time * exposed_floor, inverse[0], model.element_time
         for level, (capacity, _) in enumerate(model.caches):
-            caches[level][0, code], caches[level][1, code] = 1.0 / capacity, inverse[level + 1] - inverse[level]
-    return StreamingRates(table=table, caches=tuple(caches), backward=backward, has_backward=bool(np.any(backward != 1.0)))
+            caches[level, 0, code], caches[level, 1, code] = 1.0 / capacity, (inverse[level + 1] - inverse[level]) * factor
+    return StreamingRates(table=table * factor, caches=tuple(caches), backward=backward, has_backward=bool(np.any(backward != 1.0)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfmodel.cost.evaluate import amount_values, by_segment, counts_across, has_several, members_inside, product_flops, row_times
+from perfmodel.cost.evaluate import amount_values, counts_across, has_several, members_inside, product_flops, row_times, summed
 from perfmodel.cost.launches import BY_HAND, FUSED_MATRICES, collective_launches, counted_launches
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.program import SAVED, Program
@@ -84,7 +84,7 @@ def microbatch_cost(program: Program, machine: Machine, grid: LayoutGrid, microb
     """
     amount, sizes = amount_values(program.amounts, grid, microbatch, seq_len)
     times = row_times(program.rows, machine, members_inside(program.rows, grid), amount, sizes)
-    saved = by_segment(amount[program.saved.columns["amount"]], program.saved, len(program.regions) * len(SAVED), amount.shape[1])
+    saved = summed(amount[program.saved.columns["amount"]], program.saved, len(program.regions) * len(SAVED))
     return MicrobatchCost(
         program=program,
         matmul=times.matmul,

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import permutations
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -86,9 +88,9 @@ class FrozenBytes:
     def map_columns(self, function: Callable[[Any], Any]) -> FrozenBytes:
         """Return a copy with `function` applied to each column."""
         return FrozenBytes(
-            full=tuple(function(x) for x in self.full),
-            shard=tuple(function(x) for x in self.shard),
-            padded=tuple(function(x) for x in self.padded),
+            full=tuple(map(function, self.full)),
+            shard=tuple(map(function, self.shard)),
+            padded=tuple(map(function, self.padded)),
             tied=(function(self.tied[0]), function(self.tied[1])),
         )
 
@@ -110,10 +112,10 @@ class CastTimes:
     def map_columns(self, function: Callable[[Any], Any]) -> CastTimes:
         """Return a copy with `function` applied to each column."""
         return CastTimes(
-            first=tuple(function(x) for x in self.first),
-            forward=tuple(function(x) for x in self.forward),
-            backward=tuple(function(x) for x in self.backward),
-            update=tuple(function(x) for x in self.update),
+            first=tuple(map(function, self.first)),
+            forward=tuple(map(function, self.forward)),
+            backward=tuple(map(function, self.backward)),
+            update=tuple(map(function, self.update)),
         )
 
 
@@ -247,7 +249,7 @@ def compile_parameters(
             key = (what, str(event.times), region, event.kind, mask(event.axes))
             unit = (*key, i if shares or what == "sum" or (profile.communication.parameter_unit == "tensor" and what != "reduce") else -1)
             events.append((unit, i, event, itemsize, on_shard))
-    events.sort(key=lambda entry: entry[0])
+    events.sort(key=itemgetter(0))
     units = [entry[0] for entry in events]
     starts = [i for i, unit in enumerate(units) if i == 0 or unit != units[i - 1]]
     return ParameterProgram(
@@ -281,18 +283,17 @@ def compile_parameters(
 
 def _mergeable_units(units: list[tuple[Any, ...]], masks: tuple[frozenset[str], ...]) -> tuple[tuple[int, int], ...]:
     """Return (into, from) of mergeable units: equal cell and kind, and equal groups if the axes of only one of them are of size 1."""
-    pairs = [
-        (a, b)
-        for a, first in enumerate(units)
-        for b, second in enumerate(units)
-        if first[:4] == second[:4] and first[5] == second[5] and masks[first[4]] < masks[second[4]]
-    ]
-    return tuple(sorted(pairs, key=lambda pair: (-len(masks[units[pair[1]][4]]), len(masks[units[pair[0]][4]]))))
+    pairs = []
+    for (a, first), (b, second) in permutations(enumerate(units), 2):
+        into, of = masks[first[4]], masks[second[4]]
+        if first[:4] == second[:4] and first[5] == second[5] and into < of:
+            pairs.append((-len(of), len(into), a, b))
+    return tuple(map(itemgetter(2, 3), sorted(pairs)))
 
 
 def parameters_depend_on(grid: LayoutGrid) -> list[Array]:
     """Return the grid columns that determine the cost of parameters, tied ones too: rows that agree in all of them cost the same."""
-    columns = [grid.degree[axis] for axis in DEFAULT_ORDER[:-1]]
+    columns = [*map(grid.degree.__getitem__, DEFAULT_ORDER[:-1])]
     for tier in grid.inside:
         columns += list(tier.values())
     columns += list(grid.hop)  # placement of the first and last stage, for tied embeddings
@@ -302,9 +303,9 @@ def parameters_depend_on(grid: LayoutGrid) -> list[Array]:
 
 def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine: Machine, grid: LayoutGrid) -> ParameterCost:
     """Return times and elements on every row of the grid."""
-    sizes = np.array([grid.size(mask) for mask in program.masks])
-    rows = np.array([[float(p.num_rows)] for p in program.parameters])
-    columns = np.array([[float(p.num_columns)] for p in program.parameters])
+    sizes = np.array([*map(grid.size, program.masks)])
+    rows = np.array([*map(attrgetter("num_rows"), program.parameters)], dtype=np.float64)[:, None]
+    columns = np.array([*map(attrgetter("num_columns"), program.parameters)], dtype=np.float64)[:, None]
     local_rows = np.ceil(rows / sizes[program.row_mask])
     local_columns = columns / sizes[program.column_mask]
     ways = sizes[program.zero_mask]
@@ -330,7 +331,7 @@ def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine
             # a tensor is never split: no more buckets than tensors
             num_calls = np.where(bucketed, np.clip(np.ceil(num_bytes / bucket), 1.0, _tensors_of_units(program, sizes)), 1.0)
             num_units = np.where(bucketed, np.maximum(np.floor(bucket / np.maximum(num_bytes, 1.0)), 1.0), 1.0)
-        inside = [np.array([tier[program.unit_mask[i]] for i in range(len(program.unit_mask))]) for tier in _inside(program, grid)]
+        inside = [np.array(tier)[program.unit_mask] for tier in zip(*map(grid.group_inside, program.masks), strict=True)]
         one = collective_time(
             program.unit_kind[:, None],
             num_bytes * num_units / num_calls,
@@ -431,7 +432,7 @@ def _added_up(
     is_frozen   False: trained parameters; True: frozen ones; None: all
     """
     local, cut, gathered = values
-    full, shard, padded = (np.zeros((len(program.members), num_rows)) for _ in values)
+    full, shard, padded = np.zeros((3, len(program.members), num_rows))
     for region, members in enumerate(program.members):
         for i in members:
             if is_frozen in (None, program.parameters[i].is_frozen):
@@ -470,8 +471,3 @@ def _handling_time(program: ParameterProgram, num_bytes: Array, group_size: Arra
     once = np.where(is_gather, host.get("gather_unit", 0.0), host.get("reduce_unit", 0.0))
     per_byte = np.where(is_gather, host.get("gather_mebibyte", 0.0), host.get("reduce_mebibyte", 0.0)) / MEBIBYTE
     return np.minimum(group_size - 1.0, 1.0) * (once + num_bytes * per_byte)
-
-
-def _inside(program: ParameterProgram, grid: LayoutGrid) -> list[list[Array]]:
-    by_mask = [grid.group_inside(mask) for mask in program.masks]
-    return [[by_mask[i][tier] for i in range(len(program.masks))] for tier in range(len(grid.inside))]

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
+from itertools import repeat
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -158,7 +160,7 @@ def three_live_layers(
     """
     row = _live_row(schedule, num_ranks, num_microbatches)
     selected = table[row if table.ndim == 3 else row[..., 0]]
-    first, middle, last = (_columns(selected[..., i, :], schedule, num_microbatches) for i in range(3))
+    first, middle, last = map(_columns, np.moveaxis(selected, -2, 0), repeat(schedule), repeat(num_microbatches))
     return [first, *[middle] * num_between, last]
 
 
@@ -169,7 +171,7 @@ def live_table(schedule: PipelineSchedule, stage_layers: tuple[int, ...], num_ra
     Without a middle rank its entries are zeros. `_live_row` maps a number of micro-batches to a row. Entries of gpipe are per micro-batch.
     """
     p = num_ranks
-    first, last = (_live_rows(schedule, stage_layers[rank::p], rank, p) for rank in (0, p - 1))
+    first, last = _live_rows(schedule, stage_layers[::p], 0, p), _live_rows(schedule, stage_layers[p - 1 :: p], p - 1, p)
     # among ranks with equal layers, the first has the most in flight
     ranks = {stage_layers[rank::p]: rank for rank in range(p - 2, 0, -1)}
     middle = np.zeros_like(first)
@@ -185,9 +187,8 @@ def live_of_table(table: NDArray[np.float64]) -> LiveLayers:
 
 
 def _columns(rows: NDArray[np.float64], schedule: PipelineSchedule, num_microbatches: Column) -> LiveLayers:
-    columns: dict[str, Column] = {
-        column.name: rows[..., i] if rows.ndim > 1 else float(rows[i]) for i, column in enumerate(fields(LiveLayers))
-    }
+    values = np.moveaxis(rows, -1, 0) if rows.ndim > 1 else rows.tolist()
+    columns: dict[str, Column] = dict(zip(map(attrgetter("name"), fields(LiveLayers)), values, strict=True))
     if schedule is PipelineSchedule.GPIPE:
         columns |= {name: num_microbatches * columns[name] for name in ("at_first", "most")}
     return LiveLayers(**columns)

@@ -136,7 +136,7 @@ def compile_program(
         tokens = tokens_at_once(loss, profile)
         logits = logits.at_once(tokens) if tokens else logits.scaled(logit_share(derivation.graph, profile))
     softmaxes = tuple(
-        (compilation.forward[op.name], compilation.backward(op), amount(matrices))
+        (compilation.forward[op.name], compilation.backward[op.name], amount(matrices))
         for op in graph.operators
         if (matrices := score_matrices(op, shardings[op.name], profile)) is not None
     )
@@ -164,7 +164,7 @@ class _Compilation:
 
     region_index   position of each region in the graph
     core           operators that selective recomputation repeats
-    forward        segment of each operator's forward pass
+    forward, backward   segment of each operator's passes
     launches_across   as in `Program`
     """
 
@@ -175,6 +175,7 @@ class _Compilation:
         self.core = {op.name for op in run.graph.operators if {op.group, op.name_in_layer}.intersection(recompute_operators) - {""}}
         self.phases = self._forward_phases(recompute_operators)
         self.forward = {op.name: segment(self.region_index[op.layer], self.phases[op.name]) for op in run.graph.operators}
+        self.backward = {op.name: segment(self.region_index[op.layer], "backward") for op in run.graph.operators}
         self.rows = self._row_compiler()
         self.launches_across: list[tuple[int, int, float]] = []
 
@@ -197,12 +198,11 @@ class _Compilation:
         return {op.name: "core" if op.name in names else "tail" if op.name in tail else "rest" for op in self.graph.operators}
 
     def _row_compiler(self) -> RowCompiler:
-        cuts = (self.run.shardings[op.name].get(dim, ()) for op in self.graph.operators for dim in op.per_sample)
-        data_axes = frozenset(axis for axes in cuts for axis in axes)
-        return RowCompiler(self.graph, self.profile, self.graph.activation_bytes, data_axes & BATCH_AXES | DATA_AXES)
-
-    def backward(self, op: Operator) -> int:
-        return segment(self.region_index[op.layer], "backward")
+        data_axes = set(DATA_AXES)
+        for op in self.graph.operators:
+            for dim in op.per_sample:
+                data_axes |= BATCH_AXES.intersection(self.run.shardings[op.name].get(dim, ()))
+        return RowCompiler(self.graph, self.profile, self.graph.activation_bytes, frozenset(data_axes))
 
     def timed(self, rows: RowCompiler, num_phases: int = len(PHASES)) -> TimedRows:
         num_segments = len(self.graph.regions) * num_phases
@@ -222,16 +222,16 @@ class _Compilation:
                 self.launches_across.append((self.forward[op.name], self.rows.mask(across.pop()), forward))
             else:
                 launches[self.forward[op.name]] += forward
-            launches[self.backward(op)] += backward
+            launches[self.backward[op.name]] += backward
             if self.graph.tensors[op.output.tensor].has_gradient:
                 # gradients from several readers are added: two reads and a write for each after the first
                 for reader, i in self.graph.consumers(op.output.tensor)[1:]:
-                    self.rows.added_gradient(reader, self.run.shardings[reader.name], i, segment=self.backward(reader))
-                    added[self.backward(reader)] += 1.0
+                    self.rows.added_gradient(reader, self.run.shardings[reader.name], i, segment=self.backward[reader.name])
+                    added[self.backward[reader.name]] += 1.0
         return np.asarray(launches + added)
 
     def _add_work(self, op: Operator, rows: RowCompiler) -> None:
-        sharding, backward = self.run.shardings[op.name], self.backward(op)
+        sharding, backward = self.run.shardings[op.name], self.backward[op.name]
         for work in op.forward:
             rows.work(op, sharding, work, segment=self.forward[op.name], name=op.name, is_backward=False)
         for number, work in enumerate(op.backward):
@@ -263,7 +263,9 @@ class _Compilation:
         """Add redistributions. Return the (tensor, operator) pairs with a saved input shard that backward gathers again (R17)."""
         phases = self.phases
         # inputs of the first operator of a tail are still needed
-        first_tails = {next((op.name for op in operators if phases[op.name] == "tail"), "") for operators in self.blocks}
+        first_tails: set[str] = set()
+        for operators in self.blocks:
+            first_tails.update([op.name for op in operators if phases[op.name] == "tail"][:1])
         for traffic in self.run.traffic:
             phase = "backward"
             if traffic.phase is Pass.FORWARD:
@@ -313,36 +315,43 @@ class _Compilation:
             return False
         if comm_class(traffic.axes) != "tensor_parallel":
             return False
-        products = [op for op, _ in self.graph.consumers(traffic.tensor) if op.is_product]
-        tensors = [self.graph.tensors[operand.tensor] for op in products for operand in op.inputs]
-        # a frozen weight has no gradient to compute at the same time
-        return bool(products) and all(tensor.has_gradient or tensor.role is not TensorRole.PARAMETER for tensor in tensors)
+        has_products = False
+        for op, _ in self.graph.consumers(traffic.tensor):
+            if op.is_product:
+                has_products = True
+                for operand in op.inputs:
+                    tensor = self.graph.tensors[operand.tensor]
+                    if tensor.role is TensorRole.PARAMETER and not tensor.has_gradient:
+                        return False  # a frozen weight has no gradient to compute at the same time
+        return has_products
 
     # --- memory -----------------------------------------------------------------------------------------------------------------------
 
     def saved_rows(self, kept: list[SavedTensor]) -> Rows:
         """Return the rows of saved tensors, by region and class (`SAVED`)."""
-        rows: list[tuple[int, str, dict[str, int]]] = []
-
-        def add(region: str, name: str, tensor: str, amount: Amount) -> None:
-            rows.append((self.region_index[region] * len(SAVED) + SAVED.index(name), tensor, {"amount": self.rows.amount(amount)}))
-
-        given = {region.name: self.run.entering[region.name] for region in self.graph.regions if region.is_block}
-        # tensors between repeated layers are kept already, unless they have no gradient
-        carried = [region.carried for region in self.graph.regions if region.is_repeated]
-        seen = {tensor for tensor in carried if self.graph.tensors[tensor].has_gradient}
-        for entry in kept:
-            is_given = entry.tensor in given.get(entry.region, ())
-            add(
-                entry.region, "boundary" if is_given else "dropped_by_selective" if entry.is_dropped else "kept", entry.tensor, entry.amount
-            )
-            if is_given:
-                seen.add(entry.tensor)
+        given, seen = dict[str, Collection[str]](), set[str]()
+        for region in self.graph.regions:
+            if region.is_block:
+                given[region.name] = self.run.entering[region.name]
+            # tensors between repeated layers are kept already, unless they have no gradient
+            if region.is_repeated and self.graph.tensors[region.carried].has_gradient:
+                seen.add(region.carried)
+        tensors = []
+        for saved in kept:
+            name = "dropped_by_selective" if saved.is_dropped else "kept"
+            if saved.tensor in given.get(saved.region, ()):
+                name = "boundary"
+                seen.add(saved.tensor)
+            tensors.append((saved.region, name, saved.tensor, saved.amount))
         for op in self.graph.operators:
             for operand in op.inputs:
                 if operand.tensor in given.get(op.layer, ()) and operand.tensor not in seen:
                     seen.add(operand.tensor)
-                    add(op.layer, "entering", operand.tensor, self.run.operand_bytes(op, operand))
+                    tensors.append((op.layer, "entering", operand.tensor, self.run.operand_bytes(op, operand)))
+        rows = []
+        for region_name, name, tensor, amount in tensors:
+            number = self.region_index[region_name] * len(SAVED) + SAVED.index(name)
+            rows.append((number, tensor, {"amount": self.rows.amount(amount)}))
         return plain_rows(rows, ("amount",))
 
     def peaks(self, kept: list[SavedTensor], regathers: set[tuple[str, str]], recomputes: Collection[Recompute]) -> Peaks:

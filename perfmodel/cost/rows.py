@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, chain, starmap
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -169,7 +170,7 @@ class RowCompiler:
     profile: ExecutionProfile
     activation_bytes: float
     data_axes: frozenset[str] = DATA_AXES
-    _masks: dict[frozenset[str], int] = field(default_factory=lambda: {frozenset(): 0})
+    _masks: dict[frozenset[str], int] = field(default_factory={frozenset[str](): 0}.copy)
     _amounts: dict[Amount, int] = field(default_factory=dict)
     _known: dict[Amount, int] = field(default_factory=dict)
     """Indices of amounts as they were requested, before their data axes cancel."""
@@ -193,18 +194,16 @@ class RowCompiler:
         return self._masks.setdefault(axes, len(self._masks))
 
     def amount(self, amount: Amount) -> int:
-        index = self._known.get(amount)
-        if index is None:
-            index = self._known[amount] = self._amount(amount)
-        return index
-
-    def _amount(self, amount: Amount) -> int:
-        if amount.batch_dim:
-            if not amount.axes >= DATA_AXES:
-                raise InputError("rules: batch must be cut by dp_replicate and dp_shard, both; add `batch: [dp_replicate, dp_shard]`")
-            # the micro-batch is per data-parallel rank, so these axes cancel; an axis that does not shard the tensor multiplies it
-            amount = replace(amount, axes=amount.axes - self.data_axes, times=self.data_axes - amount.axes)
-        return self._amounts.setdefault(amount, len(self._amounts))
+        """Return the index of an amount."""
+        if amount not in self._known:
+            cancelled = amount
+            if amount.batch_dim:
+                if not amount.axes >= DATA_AXES:
+                    raise InputError("rules: batch must be cut by dp_replicate and dp_shard, both; add `batch: [dp_replicate, dp_shard]`")
+                # the micro-batch is per data-parallel rank, so these axes cancel; an axis that does not shard the tensor multiplies it
+                cancelled = replace(amount, axes=amount.axes - self.data_axes, times=self.data_axes - amount.axes)
+            self._known[amount] = self._amounts.setdefault(cancelled, len(self._amounts))
+        return self._known[amount]
 
     def data_amount(self, op: Operator, sharding: Sharding, data: Data) -> Amount:
         """Return the bytes that an operator reads, writes or keeps."""
@@ -300,7 +299,7 @@ class RowCompiler:
             "element_flops": round(element_flops),
             "across": self.mask(only_across),
         }
-        self._streaming.append(_Entry(segment, op.name, columns, repeats, [self.amount(access) for access in accesses]))
+        self._streaming.append(_Entry(segment, op.name, columns, repeats, [*map(self.amount, accesses)]))
 
     def added_gradient(self, reader: Operator, sharding: Sharding, position: int, *, segment: int) -> None:
         """Add the accumulation of an input gradient to the gradients of earlier readers: two reads and a write."""
@@ -335,6 +334,7 @@ class RowCompiler:
 
     def rows(self, *, attention_kernel: str, num_segments: int, num_traffic_segments: int) -> TimedRows:
         """Return all rows as arrays. Call it when all amounts are registered."""
+        traffic = _rows(self._traffic, ("kind", "group", "amount", "copies", "counted"))
         return TimedRows(
             amounts=self._arrays(),
             matmul=_rows(_with_calls(self._matmul), (*_PRODUCT, "mesh")),
@@ -346,27 +346,28 @@ class RowCompiler:
             cached=tuple(self._cached),
             experts=tuple(self._experts),
             streaming=_rows(self._streaming, ("kernel", "elements", "mesh", "backward", "fused", "element_flops", "across")),
-            traffic=_rows(self._traffic, ("kind", "group", "amount", "copies", "counted")),
+            traffic=traffic,
             copies=tuple(self._copies),
             activation_bytes=self.activation_bytes,
             attention_behaviours=tuple(self._behaviours),
             attention_kernel=attention_kernel,
             num_segments=num_segments,
             num_traffic_segments=num_traffic_segments,
-            has_sends=any(entry.columns["kind"] == COLLECTIVE_CODE[CollectiveKind.SEND_RECV] for entry in self._traffic),
+            has_sends=bool((traffic.columns["kind"] == COLLECTIVE_CODE[CollectiveKind.SEND_RECV]).any()),
         )
 
     def _arrays(self) -> Amounts:
         amounts = list(self._amounts)
-        batch_dims = tuple(dict.fromkeys(("", *(a.batch_dim for a in amounts))))
+        batch_dims = {"": 0}
+        batch = [batch_dims.setdefault(a.batch_dim, len(batch_dims)) for a in amounts]
         axes = np.array([self.mask(a.axes) for a in amounts], dtype=np.int64)
         times = [self.mask(a.times) for a in amounts]
         padded_axes = np.array([self.mask(a.padded_axes) for a in amounts], dtype=np.int64)
         parts = np.array([float(a.parts) for a in amounts])[:, None]
         return Amounts(
             base=np.array([a.base for a in amounts])[:, None],
-            batch=np.array([batch_dims.index(a.batch_dim) for a in amounts], dtype=np.int64),
-            batch_dims=batch_dims,
+            batch=np.array(batch, dtype=np.int64),
+            batch_dims=tuple(batch_dims),
             length_power=np.array([a.length_power for a in amounts], dtype=np.int64),
             parts=parts if (parts > 1.0).any() else None,
             axes=axes,
@@ -390,28 +391,28 @@ def _accumulator_bytes(profile: ExecutionProfile, activation_bytes: float) -> fl
 
 def plain_rows(entries: Sequence[tuple[int, str, dict[str, int]]], columns: Sequence[str]) -> Rows:
     """Return rows of (segment, name, columns) without repeats or accesses."""
-    return _rows([_Entry(*entry) for entry in entries], columns)
+    return _rows([*starmap(_Entry, entries)], columns)
 
 
 def _rows(entries: Sequence[_Entry], columns: Sequence[str]) -> Rows:
     """Return rows sorted by segment (stable)."""
     if not entries:
         return _empty(tuple(columns))
-    entries = sorted(entries, key=lambda entry: entry.segment)
-    segments = [entry.segment for entry in entries]
-    starts = [i for i, segment in enumerate(segments) if i == 0 or segment != segments[i - 1]]
-    accesses = [index for entry in entries for index in entry.accesses]
-    values = np.array([[entry.columns[name] for entry in entries] for name in columns], dtype=np.int64)
-    is_repeated = any(entry.repeats != 1 for entry in entries)
+    entries = sorted(entries, key=attrgetter("segment"))
+    segments = np.array([*map(attrgetter("segment"), entries)], dtype=np.int64)
+    starts = np.flatnonzero(np.diff(segments, prepend=-1))
+    accesses = [*map(attrgetter("accesses"), entries)]
+    values = np.array([[*map(entry.columns.__getitem__, columns)] for entry in entries], dtype=np.int64)
+    repeats = np.array([*map(attrgetter("repeats"), entries)], dtype=np.float64)[:, None]
     return Rows(
-        names=tuple(entry.name for entry in entries),
-        segments=np.array(segments, dtype=np.int64),
-        starts=np.array(starts, dtype=np.intp),
-        present=np.array([segments[i] for i in starts], dtype=np.int64),
-        columns=dict(zip(columns, values, strict=True)),
-        repeats=np.array([[float(entry.repeats)] for entry in entries]) if is_repeated else None,
-        accesses=np.array(accesses, dtype=np.int64),
-        access_starts=np.array([0, *accumulate(len(entry.accesses) for entry in entries[:-1])] if accesses else [], dtype=np.intp),
+        names=tuple(map(attrgetter("name"), entries)),
+        segments=segments,
+        starts=starts,
+        present=segments[starts],
+        columns=dict(zip(columns, np.ascontiguousarray(values.T), strict=True)),
+        repeats=repeats if (repeats != 1.0).any() else None,
+        accesses=np.array([*chain(*accesses)], dtype=np.int64),
+        access_starts=np.array([0, *accumulate(map(len, accesses))][:-1] if any(accesses) else [], dtype=np.intp),
     )
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import islice
+from itertools import compress, islice
+from operator import add, attrgetter
 from typing import Any
 
 import numpy as np
@@ -56,8 +57,8 @@ class Stages:
 
     def __post_init__(self) -> None:
         # the last rank is summed from its end of the graph, as the first is
-        sums = [_sum(runs) for runs in self.runs[:-1]] + [_sum(self.runs[-1])[::-1]]
-        for name, value in (("num_ranks", len(self.runs)), ("sums", tuple(sums)), ("total_sum", _sum(self.total))):
+        sums = *map(_sum, self.runs[:-1]), _sum(self.runs[-1])[::-1]
+        for name, value in (("num_ranks", len(self.runs)), ("sums", sums), ("total_sum", _sum(self.total))):
             object.__setattr__(self, name, value)
 
     def is_first(self, rank: int) -> Any:
@@ -70,7 +71,7 @@ class Stages:
 
     def blocks(self, rank: int) -> Any:
         """Return the number of blocks of all kinds that a rank runs."""
-        return sum_of([runs for runs, region in zip(self.runs[rank], self.regions, strict=True) if region.is_block])
+        return sum_of([*compress(self.runs[rank], map(attrgetter("is_block"), self.regions))])
 
     def take(self, places: NDArray[np.int64]) -> Stages:
         """Return the stages of some of the plans."""
@@ -101,8 +102,13 @@ def sum_of(values: Sequence[Any]) -> Any:
 
 def inner_regions(regions: Regions) -> range:
     """Return the regions from the first block to the last; without blocks, an empty range before the last region."""
-    blocks = [i for i, region in enumerate(regions) if region.is_block]
+    blocks = np.flatnonzero(block_rows(regions)).tolist()
     return range(blocks[0], blocks[-1] + 1) if blocks else range(len(regions) - 1, len(regions) - 1)
+
+
+def block_rows(regions: Sequence[Region]) -> NDArray[np.bool_]:
+    """Return [regions, 1]: whether each region is a block."""
+    return np.array([*map(attrgetter("is_block"), regions)], dtype=bool)[:, None]
 
 
 def mean_block(values: ByRegion, regions: Regions, inner: range, runs: ByRegion) -> Any:
@@ -167,15 +173,15 @@ def order_on_pools(regions: Regions, stage_layers: Sequence[int], pools: tuple[i
 def _stages(regions: Regions, per_rank: Sequence[tuple[float, ...]], stage_layers: tuple[int, ...]) -> Stages:
     """Return the stages of pipeline ranks, given how often each rank runs each region."""
     p = len(per_rank)
-    blocks = [sum(stage_layers[rank::p]) for rank in range(p)]
+    by_rank = np.reshape(stage_layers, (-1, p))
     between = _largest(per_rank[1:-1]) or [(0.0,) * len(regions)]
     return Stages(
         regions=regions,
         inner=inner_regions(regions),
         runs=(per_rank[0], *between, per_rank[-1]),
-        total=tuple(float(sum(runs)) for runs in zip(*per_rank, strict=True)),
+        total=tuple(np.sum(per_rank, axis=0).tolist()),
         is_single=1.0 if p == 1 else 0.0,
-        unequal=max(stage_layers) - max(blocks) / (len(stage_layers) // p),
+        unequal=max(stage_layers) - float(by_rank.sum(axis=0).max() / len(by_rank)),
     )
 
 
@@ -196,38 +202,36 @@ def rank_runs(regions: Regions, stage_layers: Sequence[int], num_ranks: int, ran
 @lru_cache(maxsize=4096)
 def runs_of_ranks(regions: Regions, stage_layers: tuple[int, ...], num_ranks: int) -> tuple[tuple[float, ...], ...]:
     """Return how often each rank runs each region."""
-    by_stage = _runs_of_stages(regions, stage_layers)
-    return tuple(tuple(float(sum(runs)) for runs in zip(*by_stage[rank::num_ranks], strict=True)) for rank in range(num_ranks))
+    by_rank = _runs_of_stages(regions, stage_layers).reshape(-1, num_ranks, len(regions)).sum(axis=0)
+    return tuple(map(tuple, by_rank.astype(np.float64).tolist()))
 
 
 def stage_order(regions: Regions, stage_layers: Sequence[int]) -> list[list[int]]:
     """Return the regions of each virtual stage in forward order."""
     inner, order = inner_regions(regions), iter(_order(regions))
     stage_regions = []
-    for runs in _runs_of_stages(regions, stage_layers):
+    for runs in _runs_of_stages(regions, stage_layers).tolist():
         before = [i for i in range(inner.start) if runs[i]]
         after = [i for i in range(inner.stop, len(regions)) if runs[i]]
         stage_regions.append([*before, *islice(order, sum(runs[inner.start : inner.stop])), *after])
     return stage_regions
 
 
-def _runs_of_stages(regions: Regions, stage_layers: Sequence[int]) -> list[list[int]]:
-    """Return the number of runs as [virtual stage][region]."""
+def _runs_of_stages(regions: Regions, stage_layers: Sequence[int]) -> NDArray[np.int64]:
+    """Return the number of runs as [virtual stage, region]."""
     inner = inner_regions(regions)
-    stage_runs = [[0] * len(regions) for _ in stage_layers]
-    for i in range(len(regions)):
-        if i not in inner:
-            stage_runs[0 if i < inner.start else -1][i] = 1
+    stage_runs = np.zeros((len(stage_layers), len(regions)), dtype=np.int64)
+    stage_runs[0, : inner.start] = 1
+    stage_runs[-1, inner.stop :] = 1
     if len(inner) == 1:
-        for runs, layers in zip(stage_runs, stage_layers, strict=True):
-            runs[inner.start] = layers
+        stage_runs[:, inner.start] = stage_layers
         return stage_runs
     ends, done, stage = np.cumsum(stage_layers).tolist(), 0, 0
     for i in _order(regions):
         # a region that is not a block runs with the next block
         while stage < len(ends) - 1 and done >= ends[stage]:
             stage += 1
-        stage_runs[stage][i] += 1
+        stage_runs[stage, i] += 1
         done += int(regions[i].is_block)
     return stage_runs
 
@@ -245,7 +249,7 @@ def _order(regions: Regions) -> list[int]:
 
 def stage_columns(plans: Sequence[Stages]) -> Stages:
     """Return the stages of several plans as one: arrays with one entry a plan, or numbers if all are the same."""
-    if all(stages is plans[0] for stages in plans):
+    if len(set(map(id, plans))) == 1:
         return plans[0]
     between = max(stages.num_ranks for stages in plans) - 2
     nothing = (0.0,) * len(plans[0].regions)
@@ -278,8 +282,13 @@ def total_pass(values: ByRegion, stages: Stages) -> Any:
 
 
 def _sum(runs: ByRegion) -> _Sum:
-    numbers = [(i, times) for i, times in enumerate(runs) if not (isinstance(times, float) and times == 0.0)]
-    return tuple((i, None if isinstance(times, float) and times == 1.0 else times) for i, times in numbers)
+    terms = []
+    for i, times in enumerate(runs):
+        if not isinstance(times, float):
+            terms.append((i, times))
+        elif times != 0.0:
+            terms.append((i, None if times == 1.0 else times))
+    return tuple(terms)
 
 
 def _added(values: ByRegion, sums: Sequence[_Sum]) -> Ranks:
@@ -308,4 +317,4 @@ def slowest_stage(values: Sequence[Any]) -> Any:
 
 
 def plus(values: Ranks, others: Ranks) -> Ranks:
-    return tuple([a + b for a, b in zip(values, others, strict=True)])
+    return tuple(map(add, values, others))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,12 @@ from perfmodel.cost.collectives import CollectiveKind, collective_time, lone_rat
 from perfmodel.cost.compute import streaming_time
 from perfmodel.cost.launches import FORWARD
 from perfmodel.cost.machine import MEBIBYTE, Machine
-from perfmodel.cost.memory.offload import carried_bytes, hosted_bytes
+from perfmodel.cost.memory.offload import hosted_bytes, kept_bytes, offloads_saved
 from perfmodel.cost.microbatch import MicrobatchCost
-from perfmodel.cost.parameters import CastTimes, FrozenBytes, ParameterCost, ParameterProgram
+from perfmodel.cost.parameters import TIMES, WHAT, CastTimes, FrozenBytes, ParameterCost, ParameterProgram
 from perfmodel.cost.pipeline import pipeline_time, send_delay
 from perfmodel.cost.program import PHASES, Program
-from perfmodel.cost.stages import Ranks, Stages, inner_regions, mean_block, plus, slowest_stage, stage_sums, sum_of, total_pass
+from perfmodel.cost.stages import Ranks, Stages, block_rows, inner_regions, mean_block, plus, slowest_stage, stage_sums, sum_of, total_pass
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.dtypes import itemsize
 from perfmodel.frameworks.profile import ExecutionProfile
@@ -179,53 +180,57 @@ class RegionTimes:
     def map_columns(self, function: Callable[[Any], Any]) -> RegionTimes:
         """Return a copy with `function` applied to each column."""
         return RegionTimes(
-            forward=tuple(function(x) for x in self.forward),
-            backward=tuple(function(x) for x in self.backward),
-            free_forward=tuple(function(x) for x in self.free_forward),
-            free_backward=tuple(function(x) for x in self.free_backward),
-            ends=tuple(function(x) for x in self.ends),
+            forward=tuple(map(function, self.forward)),
+            backward=tuple(map(function, self.backward)),
+            free_forward=tuple(map(function, self.free_forward)),
+            free_backward=tuple(map(function, self.free_backward)),
+            ends=tuple(map(function, self.ends)),
         )
 
 
-def exposed_fraction(profile: ExecutionProfile, name: str) -> float:
-    """Return the share of a communication class that does not overlap with compute. [-]"""
-    match name:
-        case "tensor_parallel":
-            return 1.0 - profile.timing.tp_overlap_fraction
-        case name if name == EXCHANGED:
-            return 0.0 if profile.communication.hides_exchanges else 1.0
-        case "regather" | "input_gradient":
-            return 1.0 - max(profile.timing.tp_overlap_fraction, profile.timing.tp_backward_overlap_fraction)
-    return 1.0
-
-
-def communication_time(micro: MicrobatchCost, profile: ExecutionProfile, segment: int, which: int) -> Any:
-    """Return the time of the `which`-th communication class of a segment, less the overlap with attention. [s]
+def exposed_communication(micro: MicrobatchCost, profile: ExecutionProfile) -> Array:
+    """Return [segments * COMM, rows] seconds of communication that do not overlap with compute.
 
     Ring attention sends keys and values during the products of the previous block: max(s - a, 0) stays exposed.
     """
-    sent = micro.communication[segment * len(COMM) + which]
-    if profile.communication.context_form not in RINGS or COMM[which] != "context_parallel":
-        return sent
-    region, phase = divmod(segment, len(PHASES))
-    first, backward = region * len(PHASES), PHASES.index("backward")
-    hidden = micro.attention[segment] if phase == backward else sum(micro.attention[first + i] for i in range(len(PHASES)) if i != backward)
-    return np.maximum(sent - hidden, 0.0)
+    sent, classes = micro.communication, len(COMM)
+    if profile.communication.context_form in RINGS:
+        attention = by_phase(micro.attention)
+        core, rest, tail, backward = attention
+        forward = (core + rest) + tail
+        hidden = np.stack([forward, forward, forward, backward], axis=1).reshape(micro.attention.shape)
+        sent = sent + np.zeros_like(hidden[0])  # with a column for each machine, as attention
+        ring = slice(COMM.index("context_parallel"), None, classes)
+        sent[ring] = np.maximum(sent[ring] - hidden, 0.0)
+    timing = profile.timing
+    in_backward = 1.0 - max(timing.tp_overlap_fraction, timing.tp_backward_overlap_fraction)
+    shares = dict.fromkeys(COMM, 1.0) | {
+        "tensor_parallel": 1.0 - timing.tp_overlap_fraction,
+        "regather": in_backward,
+        "input_gradient": in_backward,
+        EXCHANGED: 0.0 if profile.communication.hides_exchanges else 1.0,
+    }
+    return sent * np.tile(list(shares.values()), len(sent) // classes)[:, None]
 
 
-def phase_times(micro: MicrobatchCost, profile: ExecutionProfile, region: int) -> dict[str, Any]:
-    """Return compute and exposed communication of each phase of a region; `regather` is separate. [s]"""
-    times: dict[str, Any] = {}
-    for i, phase in enumerate(PHASES):
-        segment = region * len(PHASES) + i
-        total = (micro.matmul[segment] + micro.attention[segment]) + micro.streaming[segment]
-        for j, name in enumerate(COMM):
-            if name != "regather":
-                total = total + communication_time(micro, profile, segment, j) * exposed_fraction(profile, name)
-        times[phase] = total
-    regather = (region * len(PHASES) + PHASES.index("backward")) * len(COMM) + COMM.index("regather")
-    times["regather"] = micro.communication[regather] * exposed_fraction(profile, "regather")
-    return times
+def by_phase(segments: Array) -> Array:
+    """Return rows of segments as [phases, regions, rows]."""
+    return segments.reshape(-1, len(PHASES), segments.shape[-1]).swapaxes(0, 1)
+
+
+def _with_communication(work: Array, communication: Array) -> tuple[Array, Array]:
+    """Return the sum of work and communication as [phases, regions, rows], and the communication of `regather`, which is separate."""
+    by_class = communication.reshape(-1, len(COMM), communication.shape[-1])
+    total = work
+    for i, name in enumerate(COMM):
+        if name != "regather":
+            total = total + by_class[:, i]
+    return by_phase(total), by_class[PHASES.index("backward") :: len(PHASES), COMM.index("regather")]
+
+
+def phase_times(micro: MicrobatchCost, profile: ExecutionProfile) -> tuple[Array, Array]:
+    """Return compute and exposed communication of each phase, [phases, regions, rows]; `regather` is separate. [s]"""
+    return _with_communication((micro.matmul + micro.attention) + micro.streaming, exposed_communication(micro, profile))
 
 
 def recomputed_phases(recompute: Recompute, profile: ExecutionProfile) -> tuple[str, ...]:
@@ -238,53 +243,46 @@ def recomputed_phases(recompute: Recompute, profile: ExecutionProfile) -> tuple[
             return ("core", "rest") if profile.activations.recompute_stops_early else ("core", "rest", "tail")
 
 
-def passes_of(phase: Mapping[str, Any], graph_region: Region, profile: ExecutionProfile, recompute: Recompute) -> tuple[Any, Any]:
-    """Return forward and backward sums of a quantity given by phase, recomputation in backward. `regather`: repeated all-gathers."""
-    forward, backward = (phase["core"] + phase["rest"]) + phase["tail"], phase["backward"]
-    if not graph_region.is_block or recompute is not Recompute.FULL:  # full recomputation repeats these all-gathers anyway
-        backward = backward + phase["regather"]
-    if graph_region.is_block:
-        for name in recomputed_phases(recompute, profile):
-            backward = backward + phase[name]
-    return forward, backward
+def passes_of(phases: Array, regather: Column, regions: Sequence[Region], profile: ExecutionProfile, recompute: Recompute) -> Array:
+    """Return forward and backward sums of a quantity given by phase, [passes, regions, rows], recomputation in backward.
+
+    regather   repeated all-gathers
+    """
+    core, rest, tail, backward = phases
+    is_block = block_rows(regions)
+    # full recomputation repeats these all-gathers anyway
+    backward = backward + (np.where(is_block, 0.0, regather) if recompute is Recompute.FULL else regather)
+    for name in recomputed_phases(recompute, profile):
+        backward = backward + np.where(is_block, phases[PHASES.index(name)], 0.0)
+    return np.stack([(core + rest) + tail, backward])
 
 
 def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Array) -> RegionTimes:
     """Return forward and backward times of each region. Host launches and host-memory transfers are lower bounds."""
-    forward, backward = [], []
-    unpaired: tuple[list[Any], list[Any]] = ([], [])
-    for region, graph_region in enumerate(micro.program.regions):
-        f, b = passes_of(phase_times(micro, profile, region), graph_region, profile, recompute)
-        if profile.communication.hides_exchanges:
-            pair = _alone_with_exchanges(micro, profile, recompute, region, f, b) if graph_region.is_block else (f, b)
-            for passes, pass_time in zip(unpaired, pair, strict=True):
-                passes.append(pass_time)
-        if profile.communication.hides_exchanges and graph_region.is_block:
-            f, b = _between_exchanges(micro, profile, recompute, region, f, b)
-        elif micro.concurrent is not None and graph_region.is_block:
-            hidden = overlapped_exchange_time(micro, profile, recompute, region)
-            f, b = f - hidden[0], b - hidden[1]
-        forward.append(f)
-        backward.append(b)
-    if profile.has_host_floor:
-        host = [host_times(micro, profile, recompute, tp, region) for region in range(len(forward))]
-        waits = [wait_times(micro, profile, recompute, region) for region in range(len(forward))]
-        of_pass = [([passes[i] for passes in host], [passes[i] for passes in waits]) for i in range(2)]
-        forward, backward = (_with_host_time(micro, times, *of_pass[i]) for i, times in enumerate((forward, backward)))
-        if profile.communication.hides_exchanges:
-            unpaired = (_with_host_time(micro, unpaired[0], *of_pass[0]), _with_host_time(micro, unpaired[1], *of_pass[1]))
-    carried = [carried_bytes(micro, profile, recompute, region) for region in range(len(forward))]
-    forward, backward = (_at_least_transfers(times, carried, micro.host_bandwidth) for times in (forward, backward))
-    ends: tuple[Any, ...] = ()
+    regions = micro.program.regions
+    times = passes_of(*phase_times(micro, profile), regions, profile, recompute)
+    alone: Array | None = None
     if profile.communication.hides_exchanges:
-        ends = tuple(np.maximum(sum(t) - (f + b), 0.0) for t, f, b in zip(zip(*unpaired, strict=True), forward, backward, strict=True))
-    times = RegionTimes(forward=tuple(forward), backward=tuple(backward), ends=ends)
-    return times if micro.between_nodes is None else _free_times(times, micro, micro.between_nodes, profile, recompute)
-
-
-def _at_least_transfers(times: list[Any], carried: Sequence[Any], bandwidth: float) -> list[Any]:
-    """Return pass times with their host-memory transfers as lower bounds; None: the pass transfers nothing."""
-    return [time if num_bytes is None else np.maximum(time, num_bytes / bandwidth) for time, num_bytes in zip(times, carried, strict=True)]
+        alone = _alone_with_exchanges(micro, profile, recompute, times)
+        times = np.where(block_rows(regions), _between_exchanges(micro, profile, recompute, times), times)
+    elif micro.concurrent is not None:
+        times = times - np.where(block_rows(regions), overlapped_exchange_times(micro, profile, recompute), 0.0)
+    if profile.has_host_floor:
+        host, waits = host_times(micro, profile, recompute, tp), wait_times(micro, profile, recompute)
+        times = _with_host_time(micro, times, host, waits)
+        alone = None if alone is None else _with_host_time(micro, alone, host, waits)
+    if offloads_saved(profile, recompute):
+        carried = np.where(block_rows(regions), kept_bytes(micro, recompute), 0.0)
+        times = np.maximum(times, carried / micro.host_bandwidth)
+    forward, backward = times
+    ends = () if alone is None else tuple(np.maximum((alone[0] + alone[1]) - (forward + backward), 0.0))
+    region_times = RegionTimes(forward=tuple(forward), backward=tuple(backward), ends=ends)
+    if micro.between_nodes is None:
+        return region_times
+    # the time in which collectives occupy inter-node links
+    held = _with_communication(np.zeros_like(micro.matmul), micro.between_nodes)
+    free_forward, free_backward = np.maximum(times - passes_of(*held, regions, profile, recompute), 0.0)
+    return replace(region_times, free_forward=tuple(free_forward), free_backward=tuple(free_backward))
 
 
 TRANSFER_UNITS = 20.0 / 132.0
@@ -293,17 +291,14 @@ TRANSFER_UNITS = 20.0 / 132.0
 """
 
 
-def exchanged_passes(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> tuple[Any, Any]:
-    """Return the exchange time of a region in a forward and a backward pass. [s]"""
-    segments = {phase: (region * len(PHASES) + i) * len(COMM) + COMM.index(EXCHANGED) for i, phase in enumerate(PHASES)}
-    sent = {phase: micro.communication[segment] for phase, segment in segments.items()}
-    return passes_of(sent | {"regather": 0.0}, micro.program.regions[region], profile, recompute)
+def exchanged_passes(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute) -> Array:
+    """Return the exchange time of each region in a forward and a backward pass. [s]"""
+    exchanged = by_phase(micro.communication[COMM.index(EXCHANGED) :: len(COMM)])
+    return passes_of(exchanged, 0.0, micro.program.regions, profile, recompute)
 
 
-def _between_exchanges(
-    micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int, f: Column, b: Column
-) -> tuple[Any, Any]:
-    """Return pass times of a block whose forward pass runs with another micro-batch's backward pass. [s]
+def _between_exchanges(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, times: Array) -> Array:
+    """Return pass times of blocks whose forward pass runs with another micro-batch's backward pass. [s]
 
         max(f + u s_b, s_b) and max(b + u s_f, s_f)
         with delayed weight gradients: max(f + b + u s, s), divided in the ratio of these two
@@ -317,20 +312,17 @@ def _between_exchanges(
     attention forward, dispatch forward then backward with the experts' backward, weight gradients and forward, combine forward with
     attention backward); DeepSeek-V3 (arXiv 2412.19437), section 3.2.1, separate backward for inputs and for weights.
     """
-    sent_f, sent_b = exchanged_passes(micro, profile, recompute, region)
-    forward, backward = np.maximum(f + TRANSFER_UNITS * sent_b, sent_b), np.maximum(b + TRANSFER_UNITS * sent_f, sent_f)
+    sent = exchanged_passes(micro, profile, recompute)
+    paired = np.maximum(times + TRANSFER_UNITS * sent[::-1], sent[::-1])
     if not profile.communication.delays_weight_gradients:
-        return forward, backward
-    sent = sent_f + sent_b
-    factor = np.maximum((f + b) + TRANSFER_UNITS * sent, sent) / np.maximum(forward + backward, _LEAST)
-    factor = np.minimum(factor, 1.0)  # without exposed exchanges the factor is 1 up to rounding
-    return forward * factor, backward * factor
+        return paired
+    both = sent[0] + sent[1]
+    factor = np.maximum((times[0] + times[1]) + TRANSFER_UNITS * both, both) / np.maximum(paired[0] + paired[1], _LEAST)
+    return paired * np.minimum(factor, 1.0)  # without exposed exchanges the factor is 1 up to rounding
 
 
-def _alone_with_exchanges(
-    micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int, f: Column, b: Column
-) -> tuple[Any, Any]:
-    """Return pass times of a block without a concurrent micro-batch: f + s_f and b + s_b - h. [s]
+def _alone_with_exchanges(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, times: Array) -> Array:
+    """Return pass times of regions without a concurrent micro-batch: of blocks f + s_f and b + s_b - h. [s]
 
         h = (1 - u) sum over both exchanges of min(w, s_b / 2)    w  time of the weight gradients
 
@@ -339,13 +331,14 @@ def _alone_with_exchanges(
 
     Source: as `_between_exchanges`, where one of the layers is None.
     """
-    sent_f, sent_b = exchanged_passes(micro, profile, recompute, region)
+    is_block = block_rows(micro.program.regions)
+    alone = times + np.where(is_block, exchanged_passes(micro, profile, recompute), 0.0)
     if micro.weight_gradients is None:
-        return f + sent_f, b + sent_b
-    half = micro.communication[(region * len(PHASES) + PHASES.index("backward")) * len(COMM) + COMM.index(EXCHANGED)] / 2.0
-    before, after = micro.weight_gradients[2 * region], micro.weight_gradients[2 * region + 1]
+        return alone
+    half = by_phase(micro.communication[COMM.index(EXCHANGED) :: len(COMM)])[PHASES.index("backward")] / 2.0
+    before, after = micro.weight_gradients[::2], micro.weight_gradients[1::2]
     hidden = (1.0 - TRANSFER_UNITS) * (np.minimum(before, half) + np.minimum(after, half))
-    return f + sent_f, b + sent_b - hidden
+    return np.stack([alone[0], alone[1] - np.where(is_block, hidden, 0.0)])
 
 
 def ends_time(regions: RegionTimes, stages: Stages) -> Any:
@@ -359,50 +352,33 @@ def ends_time(regions: RegionTimes, stages: Stages) -> Any:
     return total_pass(regions.ends, stages) if regions.ends else 0.0
 
 
-def overlapped_exchange_time(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> tuple[Any, Any]:
+def overlapped_exchange_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute) -> Array:
     """Return the overlap of exchanges with independent work of the same micro-batch, less the slow-down of that work. [s]"""
     assert micro.concurrent is not None
-    work = {phase: micro.concurrent[region * len(PHASES) + i] for i, phase in enumerate(PHASES)}
-    passes = passes_of(work | {"regather": 0.0}, micro.program.regions[region], profile, recompute)
-    sent = exchanged_passes(micro, profile, recompute, region)
-    forward, backward = ((1.0 - TRANSFER_UNITS) * np.minimum(w, s) for w, s in zip(passes, sent, strict=True))
-    return forward, backward
+    work = passes_of(by_phase(micro.concurrent), 0.0, micro.program.regions, profile, recompute)
+    return (1.0 - TRANSFER_UNITS) * np.minimum(work, exchanged_passes(micro, profile, recompute))
 
 
-def exposed_exchange_time(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> Any:
-    """Return the time that exchanges add to the passes of a block, with the overlap of another micro-batch. [s]"""
-    f, b = passes_of(phase_times(micro, profile, region), micro.program.regions[region], profile, recompute)
-    return sum(_between_exchanges(micro, profile, recompute, region, f, b)) - (f + b)
+def exposed_exchange_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute) -> Array:
+    """Return the time that exchanges add to the passes of each block, with the overlap of another micro-batch. [s]"""
+    times = passes_of(*phase_times(micro, profile), micro.program.regions, profile, recompute)
+    paired = _between_exchanges(micro, profile, recompute, times)
+    return (paired[0] + paired[1]) - (times[0] + times[1])
 
 
-def _free_times(times: RegionTimes, micro: MicrobatchCost, held: Array, profile: ExecutionProfile, recompute: Recompute) -> RegionTimes:
-    """Return the times with `free_forward` and `free_backward`. held: time in which collectives occupy inter-node links. [s]"""
-    forward, backward = [], []
-    for region, graph_region in enumerate(micro.program.regions):
-
-        def on_links(phase: str, name: str, region: int = region) -> Any:
-            return held[(region * len(PHASES) + PHASES.index(phase)) * len(COMM) + COMM.index(name)]
-
-        by_phase = {phase: sum(on_links(phase, name) for name in COMM if name != "regather") for phase in PHASES}
-        f, b = passes_of(by_phase | {"regather": on_links("backward", "regather")}, graph_region, profile, recompute)
-        forward.append(np.maximum(times.forward[region] - f, 0.0))
-        backward.append(np.maximum(times.backward[region] - b, 0.0))
-    return replace(times, free_forward=tuple(forward), free_backward=tuple(backward))
-
-
-def _with_host_time(micro: MicrobatchCost, device: list[Any], host: list[Any], waits: list[Any]) -> list[Any]:
-    """Return the pass time of each region with the host's launch time, and with the chip's waits for the host.
+def _with_host_time(micro: MicrobatchCost, device: Array, host: Array, waits: Column) -> Array:
+    """Return the pass times of each region with the host's launch time, and with the chip's waits for the host.
 
     Blocks of all kinds share one factor, as the host runs ahead from one to the next: how a graph divides them does not matter.
     """
     if micro.host_is_chip:
-        return [d + h for d, h in zip(device, host, strict=True)]
+        return device + host
     regions, inner = micro.program.regions, inner_regions(micro.program.regions)
-    factors = [host_factor(d, h) for d, h in zip(device, host, strict=True)]
+    factors = host_factor(device, host)
     if len(inner) > 1:
-        together = (sum_of([regions[i].count * times[i] for i in inner]) for times in (device, host))
-        factors[inner.start : inner.stop] = [host_factor(*together)] * len(inner)
-    return [d * factor + wait for d, factor, wait in zip(device, factors, waits, strict=True)]
+        together = (sum_of([regions[i].count * times[:, i] for i in inner]) for times in (device, host))
+        factors[:, inner.start : inner.stop] = host_factor(*together)[:, None]
+    return np.asarray(device * factors + waits)
 
 
 FORWARD_SHARE = 1.0 / 3.0
@@ -425,35 +401,26 @@ _LEAST = 1e-15
 """Smallest divisor, for regions without work. [s]"""
 
 
-def phase_launches(micro: MicrobatchCost, region: int) -> dict[str, Any]:
-    """Return the kernels and collectives of each phase of a region; `regather` is separate."""
-    launches: dict[str, Any] = {}
-    for i, phase in enumerate(PHASES):
-        segment = region * len(PHASES) + i
-        total = micro.launches[segment]
-        for j, name in enumerate(COMM):
-            if name != "regather":
-                total = total + micro.collectives[segment * len(COMM) + j]
-        launches[phase] = total
-    launches["regather"] = micro.collectives[(region * len(PHASES) + PHASES.index("backward")) * len(COMM) + COMM.index("regather")]
-    return launches
+def phase_launches(micro: MicrobatchCost) -> tuple[Array, Array]:
+    """Return the kernels and collectives of each phase, [phases, regions, rows]; `regather` is separate."""
+    return _with_communication(micro.launches, micro.collectives)
 
 
-def host_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Column, region: int) -> tuple[Any, Any]:
-    """Return the host time to launch a region's forward pass, and its backward pass with recomputation. [s]"""
-    graph_region, launches = micro.program.regions[region], phase_launches(micro, region)
-    launches |= {name: FORWARD * launches[name] for name in ("core", "rest", "tail")}
-    forward, backward = passes_of(launches, graph_region, profile, recompute)
-    f, b = profile.timing.host_launch_time * forward, profile.timing.host_launch_time * backward
-    if profile.timing.host_layer_time_per_tp_across_nodes > 0 and graph_region.is_block:
-        across = graph_region.host_layers * profile.timing.host_layer_time_per_tp_across_nodes * micro.crosses_nodes * tp
+def host_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Column) -> Array:
+    """Return the host time to launch each region's forward pass, and its backward pass with recomputation. [s]"""
+    regions, (launches, regather) = micro.program.regions, phase_launches(micro)
+    launches = np.stack([*(FORWARD * launches[:-1]), launches[PHASES.index("backward")]])
+    times = profile.timing.host_launch_time * passes_of(launches, regather, regions, profile, recompute)
+    if profile.timing.host_layer_time_per_tp_across_nodes > 0:
+        layers = np.array([[region.host_layers if region.is_block else 0] for region in regions])
+        across = layers * profile.timing.host_layer_time_per_tp_across_nodes * micro.crosses_nodes * tp
         recomputed = FORWARD_SHARE if recompute is Recompute.FULL else 0.0
-        f, b = f + FORWARD_SHARE * across, b + (1.0 - FORWARD_SHARE + recomputed) * across
-    return f, b
+        times = times + np.stack([FORWARD_SHARE * across, (1.0 - FORWARD_SHARE + recomputed) * across])
+    return np.asarray(times)
 
 
-def wait_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> tuple[Any, Any]:
-    """Return the time that the chip waits for the host in the passes of a region. [s]
+def wait_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute) -> Any:
+    """Return the time that the chip waits for the host in the passes of each region. [s]
 
     If the sizes of an exchange are counted on chips, the host reads them before it launches the exchange. Until then the chip has no
     queued work. Each wait costs one launch of a forward pass, again if the pass is recomputed. The copy itself is not counted.
@@ -462,29 +429,22 @@ def wait_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Reco
     `generate_permute_indices` and DeepEP's normal mode likewise.
     """
     if micro.waits is None:
-        return 0.0, 0.0
-    counts = {phase: micro.waits[(region * len(PHASES) + i) * len(COMM) + COMM.index(EXCHANGED)] for i, phase in enumerate(PHASES)}
-    passes = passes_of(counts | {"regather": 0.0}, micro.program.regions[region], profile, recompute)
-    forward, backward = (FORWARD * profile.timing.host_launch_time * count for count in passes)
-    return forward, backward
+        return 0.0
+    counts = passes_of(by_phase(micro.waits[COMM.index(EXCHANGED) :: len(COMM)]), 0.0, micro.program.regions, profile, recompute)
+    return FORWARD * profile.timing.host_launch_time * counts
 
 
 def run_ahead_fraction(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, tp: Column) -> Any:
     """Return the fill of the launch queue: d / (d + h) of a block's device and host time; 0 without blocks. [-]"""
     regions = micro.program.regions
-    inner = inner_regions(regions)
+    inner, is_block = inner_regions(regions), block_rows(regions)
     if not inner:
         return 0.0 * tp
-
-    def device_time(region: int) -> Any:
-        phase = phase_times(micro, profile, region)
-        return ((phase["core"] + phase["rest"]) + phase["tail"]) + phase["backward"]
-
-    times = tuple(device_time(i) if region.is_block else 0.0 for i, region in enumerate(regions))
-    counts = tuple(region.count for region in regions)
-    device = mean_block(times, regions, inner, counts)
-    launching = [host_times(micro, profile, recompute, tp, i) if region.is_block else (0.0, 0.0) for i, region in enumerate(regions)]
-    return device / (device + mean_block(tuple(f + b for f, b in launching), regions, inner, counts))
+    core, rest, tail, backward = phase_times(micro, profile)[0]
+    forward_host, backward_host = host_times(micro, profile, recompute, tp)
+    counts = tuple(map(attrgetter("count"), regions))
+    device = mean_block(tuple(np.where(is_block, ((core + rest) + tail) + backward, 0.0)), regions, inner, counts)
+    return device / (device + mean_block(tuple(np.where(is_block, forward_host + backward_host, 0.0)), regions, inner, counts))
 
 
 def pace(values: Ranks, total: Column, num_ranks: Column, weight: float) -> Any:
@@ -626,16 +586,13 @@ class ParameterTerms:
 
 
 def parameter_terms(program: ParameterProgram, cost: ParameterCost) -> ParameterTerms:
-    def by_region(what: str, times: str) -> tuple[Any, ...]:
-        return tuple(cost.of(what, times))
-
-    both = ("microbatch", "step")
+    forward, backward, sums, reduce, publish = cost.time.reshape(len(WHAT), len(TIMES), len(cost.full), -1)
     return ParameterTerms(
-        gather_forward={times: by_region("gather_forward", times) for times in both},
-        gather_backward={times: by_region("gather_backward", times) for times in both},
-        tp_sum={times: by_region("sum", times) for times in both if ("sum", times) in program.happens},
-        reduce={times: by_region("reduce", times) for times in both},
-        publish=by_region("publish", "step"),
+        gather_forward=dict(zip(TIMES, map(tuple, forward), strict=True)),
+        gather_backward=dict(zip(TIMES, map(tuple, backward), strict=True)),
+        tp_sum={times: tuple(sums[i]) for i, times in enumerate(TIMES) if ("sum", times) in program.happens},
+        reduce=dict(zip(TIMES, map(tuple, reduce), strict=True)),
+        publish=tuple(publish[TIMES.index("step")]),
         full=tuple(cost.full),
         shard=tuple(cost.shard),
         padded=tuple(cost.padded),

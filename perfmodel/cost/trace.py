@@ -28,7 +28,7 @@ from perfmodel.cost.program import PHASES
 from perfmodel.cost.rows import Rows
 from perfmodel.cost.schedule_orders import BACKWARD, FORWARD, order_of, pass_starts
 from perfmodel.cost.stages import order_on_pools
-from perfmodel.cost.step import communication_time, exposed_fraction, recomputed_phases
+from perfmodel.cost.step import exposed_communication, recomputed_phases
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.grouping import grouped
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
@@ -400,14 +400,13 @@ def _operator_spans(estimator: Estimator, plan: Plan, columns: StepColumns) -> I
         return
     named_axes = plan.assignment is None or plan.assignment.has_named_axes
     times, _, _ = traffic_times(rows, machine, members_inside(rows, grid), amount, sizes)
-    traffic, codes = rows.traffic, rows.traffic.columns["kind"].tolist()
+    traffic, codes, sent = rows.traffic, rows.traffic.columns["kind"].tolist(), exposed_communication(micro, profile)
     for name, cell, code, time in zip(traffic.names, traffic.segments.tolist(), codes, _repeated(times, traffic), strict=True):
         segment, j = divmod(cell, len(COMM))
         if COMM[j] == "regather" and program.regions[segment // len(PHASES)].is_block and plan.recompute is Recompute.FULL:
             continue
         total = scalar(micro.communication[cell])
-        share = scalar(communication_time(micro, profile, segment, j)) / total if total else 0.0
-        share *= exposed_fraction(profile, COMM[j])
+        share = scalar(sent[cell]) / total if total else 0.0
         if COMM[j] == EXCHANGED and profile.communication.hides_exchanges:
             share = 1.0  # `rank_parts` contains the exposed part
         shown = "tensor_parallel" if COMM[j] in ("regather", "input_gradient") else COMM[j]

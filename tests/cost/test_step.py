@@ -10,6 +10,7 @@ from perfmodel.cost.estimate import evaluate_plan
 from perfmodel.cost.launches import BY_HAND, FORWARD
 from perfmodel.cost.memory.plan import adding_up
 from perfmodel.cost.overlap import exposed_each_microbatch, parameter_time
+from perfmodel.cost.program import PHASES
 from perfmodel.cost.stages import stage_sums, stages_of
 from perfmodel.cost.step import (
     element_bytes,
@@ -34,6 +35,12 @@ LAYER, HEAD = 1, 2
 def row_of(*, chips=16, profile="megatron", job=None, **knobs):
     estimator = estimator_of(job or make_job(make_model(tie_word_embeddings=False)), chips=chips, profile=profile)
     return evaluate_plan(estimator, make_plan(estimator.job, cluster="test", num_chips=chips, **knobs)).columns
+
+
+def launches_of(micro, region):
+    """The launches of a region by phase, with `regather`."""
+    phases, regather = phase_launches(micro)
+    return dict(zip(PHASES, phases[:, region], strict=True)) | {"regather": regather[region]}
 
 
 # --- copies of a parameter ----------------------------------------------------------------------------------------
@@ -104,7 +111,7 @@ def test_host_floor_is_a_smooth_maximum():
     profile = profile_of("megatron").having(host_launch_time=1.0)
     row = row_of(profile=profile, tp=4, recompute="full")  # a host that is far slower than the device
     for region in (0, LAYER, HEAD):
-        launches = phase_launches(row.plans.micro, region)
+        launches = launches_of(row.plans.micro, region)
         forward = FORWARD * (launches["core"] + launches["rest"] + launches["tail"])
         assert row.regions.forward[region] == pytest.approx(forward, rel=1e-9)
         again = forward if region == LAYER else launches["regather"]
@@ -115,14 +122,14 @@ def test_sharding_keeps_the_number_of_launches_and_adds_collectives():
     unsharded, cut = (row_of(tp=tp, dp_replicate=16 // tp).plans for tp in (1, 4))
     assert np.array_equal(unsharded.program.launches, cut.program.launches)
     assert unsharded.micro.collectives.sum() == 0
-    layer = phase_launches(cut.micro, LAYER)
-    alone = phase_launches(unsharded.micro, LAYER)
+    layer = launches_of(cut.micro, LAYER)
+    alone = launches_of(unsharded.micro, LAYER)
     assert sum(layer[phase] - alone[phase] for phase in ("core", "rest", "tail")) == 4  # two gathers and two scatters of a layer
 
 
 def test_megatrons_fused_softmax_takes_four_heads_or_sequences_at_a_time():
     def core(profile="megatron", **knobs):
-        return phase_launches(row_of(chips=8, profile=profile, attention="unfused", dp_replicate=2, **knobs).plans.micro, LAYER)["core"]
+        return launches_of(row_of(chips=8, profile=profile, attention="unfused", dp_replicate=2, **knobs).plans.micro, LAYER)["core"]
 
     assert core(tp=4, micro_batch=2) + BY_HAND == core(tp=4, micro_batch=1)  # two heads of eight on a rank
     assert core("torch-fsdp2", tp=4, micro_batch=2) == core("torch-fsdp2", tp=4, micro_batch=1)
@@ -137,7 +144,7 @@ def test_what_computes_launches_where_the_chip_is_its_own_host():
         evaluate_plan(estimator, make_plan(job, cluster="test", num_chips=1)).columns
         for estimator in (estimator_of(job, chips=1, profile=behaviour, chip=core) for behaviour in (profile, profile_of("torch-gloo")))
     ]
-    launches = phase_launches(rows[0].plans.micro, LAYER)
+    launches = launches_of(rows[0].plans.micro, LAYER)
     forward = FORWARD * (launches["core"] + launches["rest"] + launches["tail"])
     assert rows[0].regions.forward[LAYER] == pytest.approx(rows[1].regions.forward[LAYER] + 1e-3 * forward, rel=1e-12)
 

@@ -40,8 +40,7 @@ class _Backward:
     """Walks one region backward and records its moments.
 
     saved, core    saved tensors of the region, and the operators that selective recomputation runs again
-    lives          saved or recomputed tensors, with the operators in whose backward passes they are read
-    remaining      operators whose backward passes have not run
+    lives          saved or recomputed tensors, with the operators in whose remaining backward passes they are read
     is_recomputed  recomputation has run, or there is none
     delayed        products whose weight gradients are delayed, with their weight gradients and output gradients
     live           tensors alive now; gradients: those of tensors whose gradient has been produced
@@ -60,7 +59,6 @@ class _Backward:
     is_in_buffer: bool
     delays_weight_gradients: bool
     lives: list[tuple[Term, set[str]]] = field(default_factory=list)
-    remaining: set[str] = field(default_factory=set)
     is_recomputed: bool = False
     delayed: list[tuple[Operator, list[Term], _Storage | None]] = field(default_factory=list)
     live: LiveBytes = field(default_factory=dict)
@@ -75,12 +73,11 @@ class _Backward:
             else:
                 self.live[term] = value
 
-    def note(self, *temporary: Iterable[Term]) -> None:
+    def note(self, *temporary: Term) -> None:
         moment = dict(self.live)
-        for terms in temporary:
-            for term in terms:
-                moment[term] = moment.get(term, 0.0) + 1.0
-        self.moments.append({term: factor for term, factor in moment.items() if factor})
+        for term in temporary:
+            moment[term] = moment.get(term, 0.0) + 1.0
+        self.moments.append(moment)
 
     def free(self, storage: _Storage) -> None:
         storage.references -= 1
@@ -89,15 +86,18 @@ class _Backward:
 
     def freed_after(self, op: Operator) -> list[Term]:
         """Return the terms that no later backward pass reads."""
-        freed = [term for term, holders in self.lives if op.name in holders and holders & self.remaining == {op.name}]
-        self.remaining.discard(op.name)
+        freed = []
+        for term, readers in self.lives:
+            if op.name in readers:
+                readers.remove(op.name)
+                if not readers:
+                    freed.append(term)
         return freed
 
     # ------------------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         graph, operators = self.sharded.graph, self.operators
-        self.remaining = {op.name for op in operators}
         self.is_recomputed = self.recompute is Recompute.NONE
         self.set_lives(self.core if self.recompute is Recompute.SELECTIVE else ())
         for op in operators:
@@ -129,9 +129,9 @@ class _Backward:
         all of it, in addition to any copies that it makes.
         """
         inside = [op for op in self.operators if op.name in core]
-        outputs = {op.output.tensor for op in inside}
+        outputs, names = {op.output.tensor for op in inside}, {op.name for op in self.operators}
         for kept in self.saved:
-            term, holders = self.terms.number(kept.amount), set(kept.holders)
+            term, holders = self.terms.number(kept.amount), names.intersection(kept.holders)
             within = holders.intersection(core)
             if kept.is_made_twice and core:
                 self.lives.append((term, within))
@@ -165,7 +165,7 @@ class _Backward:
     def make_weight_gradients(self) -> None:
         """Compute delayed weight gradients one after another. Each keeps its input and the gradient of its output until then."""
         for op, weight_terms, incoming in self.delayed:
-            self.note(weight_terms)
+            self.note(*weight_terms)
             self.add(weight_terms)
             if incoming is not None:
                 self.free(incoming)
@@ -189,19 +189,24 @@ class _Backward:
             weight_terms = []
         inputs = [operand for operand in op.inputs if graph.makes_gradient(operand)]
         input_gradients: list[tuple[Operand, _Storage]] = []
+        arriving: list[Term] = []
         if op.passes_gradient:
             if incoming is not None:
                 incoming.references += len(inputs)
                 input_gradients = [(operand, incoming) for operand in inputs]
         else:
             for operand in inputs:
-                is_stored = graph.tensors[operand.tensor].is_stored
-                stored = (terms.operand(op, operand),) if is_stored else ()
-                input_gradients.append((operand, _Storage(stored, full_gradient=self.full_gradient_of(op, operand))))
+                tensor = graph.tensors[operand.tensor]
+                storage = _Storage((terms.operand(op, operand),) if tensor.is_stored else ())
+                if operand.tensor in op.parts:
+                    itemsize = tensor.itemsize * op.parts[operand.tensor]
+                    full = self.sharded.operand_bytes(op, operand, itemsize=itemsize, is_expanded=False)
+                    storage.full_gradient = (terms.number(full),)
+                arriving += storage.terms
+                input_gradients.append((operand, storage))
             if op.name != graph.loss:  # the loss is a moment of its own: its copies are in the execution profile
-                self.note(weight_terms, self.temporary_terms(op), *(storage.terms for _, storage in input_gradients))
-            for _, storage in input_gradients:
-                self.add(storage.terms)
+                self.note(*weight_terms, *self.temporary_terms(op), *arriving)
+            self.add(arriving)
         self.add(weight_terms)
         if incoming is not None and not is_delayed:
             self.free(incoming)
@@ -210,13 +215,6 @@ class _Backward:
             self.arrive(operand, storage)
         if not self.keeps_weight_gradients:
             self.add(weight_terms, -1.0)
-
-    def full_gradient_of(self, op: Operator, operand: Operand) -> tuple[Term, ...]:
-        """Return the full-size gradient of a tensor of which the operator reads a slice."""
-        if operand.tensor not in op.parts:
-            return ()
-        itemsize = self.sharded.graph.tensors[operand.tensor].itemsize * op.parts[operand.tensor]
-        return (self.terms.number(self.sharded.operand_bytes(op, operand, itemsize=itemsize, is_expanded=False)),)
 
     def temporary_terms(self, op: Operator) -> list[Term]:
         """Return the terms that are alive only during the operator's backward pass: inputs gathered again, and workspaces."""
@@ -271,7 +269,7 @@ class _Backward:
         if self.profile.kernels.redistribution_copies and not is_streamed:
             copies = [number(t.amount, t.axes) for t in traffic if t.kind in (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_GATHER)]
         # a single copy if no axis has more than one rank: then nothing is redistributed
-        self.note([number(size, frozenset(axis for t in traffic for axis in t.axes))], copies)
+        self.note(number(size, frozenset(axis for t in traffic for axis in t.axes)), *copies)
         self.add(result.terms)
         self.free(storage)
         for other in together:

@@ -52,16 +52,16 @@ def static_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_re
     states = held_elements(terms, stages, sharded=terms.zero >= 1)
     full = held_elements(terms, stages, sharded=False)
     sharded = held_elements(terms, stages, sharded=True)
-    held = [held_bytes(terms.program, sizes, full=full[i], shard=sharded[i], states=states[i], copy=copy) for i in range(stages.num_ranks)]
+    held = []
+    for i in range(stages.num_ranks):
+        held.append(held_bytes(terms.program, sizes, full=full[i], shard=sharded[i], states=states[i], copy=copy))
     if terms.frozen is None:
         return held
-    stored = [
-        on_chip * (not sizes.hosts_weights) for on_chip in frozen_bytes(terms.frozen, stages, sharded=terms.program.holds_sharded_weights)
-    ]
+    stored = frozen_bytes(terms.frozen, stages, sharded=terms.program.holds_sharded_weights)
     gathered_frozen = frozen_bytes(terms.frozen, stages, sharded=False)
-    stays = float(keeps_gathered(terms.program))
+    on_chip, stays = float(not sizes.hosts_weights), float(keeps_gathered(terms.program))
     return [
-        (weights + stored[i], gradients, optimizer, gathered + stays * gathered_frozen[i])
+        (weights + stored[i] * on_chip, gradients, optimizer, gathered + stays * gathered_frozen[i])
         for i, (weights, gradients, optimizer, gathered) in enumerate(held)
     ]
 
@@ -115,28 +115,18 @@ class Pipelining:
     virtual_stages: Column
     live: Sequence[LiveLayers]
 
-    def index(self, rank: int) -> Any:
-        """Return the index in the pipeline of one of the distinct ranks."""
-        return 0.0 if rank == 0 else self.num_ranks - 1.0 if rank == len(self.live) - 1 else np.minimum(1.0, self.num_ranks - 1.0)
-
 
 def kept_memory(
     activations: ActivationTerms, stages: Stages, pipelining: Pipelining, profile: ExecutionProfile, *, activation_bytes: float
 ) -> list[ActivationBytes]:
     """Return (saved activations, receive buffers) of each distinct rank, as `kept_on_rank`. [byte]"""
-    return [
-        kept_by_moment(
-            activations,
-            stages,
-            pipelining,
-            profile,
-            rank=rank,
-            index=pipelining.index(rank),
-            live=live,
-            activation_bytes=activation_bytes,
+    last, kept = pipelining.num_ranks - 1.0, []
+    for rank, live in enumerate(pipelining.live):
+        index = 0.0 if rank == 0 else last if rank == len(pipelining.live) - 1 else np.minimum(1.0, last)
+        kept.append(
+            kept_by_moment(activations, stages, pipelining, profile, rank=rank, index=index, live=live, activation_bytes=activation_bytes)
         )
-        for rank, live in enumerate(pipelining.live)
-    ]
+    return kept
 
 
 def kept_by_moment(
@@ -159,8 +149,9 @@ def kept_by_moment(
     }
     # no logits if the most blocks are in flight while another virtual stage runs
     has_output = 1.0 - np.minimum(live.fewer_at_last, 1.0)
-    return {
-        at: kept_on_rank(
+    kept = {}
+    for at in runs_at(rank, stages):
+        kept[at] = kept_on_rank(
             activations,
             stages,
             pipelining,
@@ -172,8 +163,7 @@ def kept_by_moment(
             has_output=1.0 if at is At.LAST else has_output,
             activation_bytes=activation_bytes,
         )
-        for at in runs_at(rank, stages)
-    }
+    return kept
 
 
 def no_gradient_sent(live: LiveLayers, rank: int, num_microbatches: Column) -> Any:
@@ -252,9 +242,9 @@ class UnreducedGradients:
         return (*cases, (self.below, 0.0)) if at is At.FIRST else cases
 
     def at(self, at: At) -> Any:
-        most, *others = (gradients - gone for gradients, gone in self.cases(at))
-        for other in others:
-            most = np.maximum(most, other)
+        (most, _), *others = self.cases(at)  # of the first case no activations are freed
+        for gradients, gone in others:
+            most = np.maximum(most, gradients - gone)
         return most
 
 
@@ -271,12 +261,10 @@ def unreduced_gradients(
     activation_bytes: float,
     factor: float = 1.0,
 ) -> UnreducedGradients:
-    """Return the unreduced gradients of a distinct rank if weights stay gathered; otherwise none. `factor`: the allocator's.
+    """Return the unreduced gradients of a distinct rank whose weights stay gathered. `factor`: the allocator's.
 
     They accumulate while activations are alive: a rank runs the backward passes of its virtual stages from the last to the first.
     """
-    if not keeps_gathered(terms.program):
-        return UnreducedGradients()
     size = sizes.whole_gradient * factor
     gradients = held_elements(terms, stages, sharded=False)[rank] * size
     keeps_sent = float(profile.stages.pipeline_keeps_boundaries)
@@ -314,23 +302,6 @@ def unreduced_gradients(
 def fixed_memory(static: tuple[Any, Any, Any, Any]) -> Any:
     weights, gradients, states, gathered = static
     return ((weights + gradients) + states) + gathered
-
-
-def outside_memory(terms: ParameterTerms, stages: Stages, sizes: Bytes, *, num_replicas: Column) -> Sequence[Any]:
-    """Return the memory that a framework may keep on each distinct rank, although the profile does not include it. [byte]
-
-    In a pipeline, the unsharded tensors of its shards: weights that stay gathered, gradients unreduced until the last micro-batch (torch).
-    Gradients as produced, in addition to accumulators of another dtype, until replicas have reduced them (nanotron, bf16 optimizer of
-    DeepSpeed).
-    """
-    program = terms.program
-    if program.holds_sharded_gradients and np.any(stages.is_single != 1.0):
-        more: Column = (1.0 - stages.is_single) * (sizes.whole_gradient + program.holds_sharded_weights * sizes.gathered)
-    elif program.holds_sharded_weights or sizes.gradient_copy or sizes.produced == sizes.whole_gradient:
-        return (0.0,) * stages.num_ranks
-    else:
-        more = np.minimum(num_replicas - 1.0, 1.0) * sizes.produced
-    return [elements * more for elements in held_elements(terms, stages, sharded=False)]
 
 
 def reserve_factor(profile: ExecutionProfile, machine: Machine) -> float:
@@ -376,18 +347,3 @@ def waiting_memory(
     later = np.minimum(num_microbatches - 1.0, 1.0)
     waiting = held_elements(terms, stages, sharded=False)[rank] * (sizes.produced * profile.allocator.waiting_gradient_fraction)
     return (delayed + later * waiting) + profile.allocator.workspace_bytes
-
-
-def reserved_memory(kept: Column, base: Column, unreduced: Column) -> Any:
-    """Return the bytes that a rank needs.
-
-    kept       saved activations in flight, multiplied by the allocator's factor
-    base       `base_memory`
-    unreduced  unreduced gradients
-    """
-    return kept + (base + unreduced)
-
-
-def base_memory(moment: Column, fixed: Column, waiting: Column, *, factor: float, outside: Column) -> Any:
-    """Return the memory that does not depend on the schedule: the largest moment with fragmentation, static, waiting and outside memory."""
-    return ((moment * factor + fixed) + waiting) + outside

@@ -58,7 +58,9 @@ class _Forward:
 
     def note(self, *more: Term) -> None:
         moment: LiveBytes = {}
-        for term in (*(term for term, _ in self.live.values()), *more):
+        for term, _ in self.live.values():
+            moment[term] = moment.get(term, 0.0) + 1.0
+        for term in more:
             moment[term] = moment.get(term, 0.0) + 1.0
         for _, term in self.awaited:
             moment[term] = moment.get(term, 0.0) - 1.0

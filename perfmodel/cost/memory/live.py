@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 
@@ -75,7 +76,8 @@ class Terms:
     def streamed(self, op: Operator) -> list[Term]:
         """Return the blocks of other ranks that an operator holds while it runs."""
         terms = []
-        for operand in (op.inputs[index] for index in op.streamed):
+        for index in op.streamed:
+            operand = op.inputs[index]
             axes = self.sharded.axes_of(operand.tensor, Pass.FORWARD)
             if axes:
                 terms.append(self.number(self.size(op, operand).scaled(BLOCKS), axes))
@@ -86,11 +88,14 @@ class Terms:
 
         Amounts that differ in their base only are one term, whose factor is in bytes.
         """
-        summed = [self._added_up(moment) for moment in moments]
-        columns = {term: column for column, term in enumerate({term for moment in summed for term in moment})}
+        summed = [*map(self._added_up, moments)]
+        columns: dict[Term, int] = {}
+        for term in chain(*summed):
+            columns.setdefault(term, len(columns))
         factors = np.zeros((len(summed), len(columns)))
         for row, moment in enumerate(summed):
-            factors[row, [columns[term] for term in moment]] = list(moment.values())
+            for term, factor in moment.items():
+                factors[row, columns[term]] = factor
         covers = (factors[:, None] >= factors).all(axis=-1)
         is_covered = (covers & ~covers.T | np.triu(covers & covers.T, k=1)).any(axis=0)
         return [summed[row] for row in np.flatnonzero(~is_covered)]

@@ -7,7 +7,7 @@ formula takes arrays of any shapes that broadcast.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -49,35 +49,35 @@ class ActivationTerms:
 
 def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: ExecutionProfile, tp: Column) -> ActivationTerms:
     """Return the activation memory of a micro-batch, by region."""
-    kept: list[Any] = []
+    kept = list(kept_bytes(micro, recompute))
     peaks: list[tuple[Any, Any]] = []
     forward: list[Any] = []
     program = micro.program
+    exchanged = exchanged_passes(micro, profile, recompute)
     for region, it in enumerate(program.regions):
         again = recompute if it.is_block else Recompute.NONE
-        kept.append(kept_bytes(micro, again, region))
         first = program.peaks.backward[region, again]
         leaving, staying = micro.peaks[first], micro.peaks[first + 1]
-        if it.is_block:
+        if (region, again) not in program.peaks.forward:
+            forward.append(0.0 * micro.boundary)
+        else:
             forward.append(micro.peaks[program.peaks.forward[region, again]])
+        if it.is_block:
             alone = np.maximum(leaving, forward[-1]), np.maximum(staying, forward[-1])
             if profile.communication.hides_exchanges:
                 # another micro-batch's block runs forward concurrently, and is saved before this one is freed
                 if (region, again) in program.peaks.delayed:
                     late = program.peaks.delayed[region, again]
                     leaving, staying = micro.peaks[late], micro.peaks[late + 1]
-                overlapped, exchanges = forward[-1] + kept[-1], sum(exchanged_passes(micro, profile, recompute, region)) > 0.0
+                overlapped, exchanges = forward[-1] + kept[region], (exchanged[0] + exchanged[1])[region] > 0.0
                 leaving, staying = (np.where(exchanges, x + overlapped, y) for x, y in zip((leaving, staying), alone, strict=True))
             else:
                 leaving, staying = alone
-        elif (region, again) in program.peaks.forward:
-            forward.append(micro.peaks[program.peaks.forward[region, again]])
-        else:
-            forward.append(0.0 * micro.boundary)
         if it.is_block and offloads_saved(profile, recompute):
             # offloaded activations are on the chip when their layer runs, and those of the next layer are in transfer
-            in_flight = IN_FLIGHT * kept[-1]
-            leaving, staying, forward[-1], kept[-1] = leaving + in_flight, staying + in_flight, forward[-1] + in_flight, 0.0 * kept[-1]
+            in_flight = IN_FLIGHT * kept[region]
+            leaving, staying, forward[-1] = leaving + in_flight, staying + in_flight, forward[-1] + in_flight
+            kept[region] = 0.0 * kept[region]
         peaks.append((leaving, staying))
     return ActivationTerms(
         kept=tuple(kept),
@@ -128,11 +128,6 @@ class Moment:
         return (self.temporary + self.freed) + ((self.gathered + self.gradients) + self.buffers)
 
 
-def moments_at(moments: list[Moment], at: At, kept: Container[At]) -> list[Moment]:
-    """Return the moments with the passes in flight that `kept` has for `at`; by default those of blocks."""
-    return [moment for moment in moments if (moment.at if moment.at in kept else At.BLOCKS) is at]
-
-
 def rank_moments(
     activations: ActivationTerms,
     terms: ParameterTerms,
@@ -146,10 +141,10 @@ def rank_moments(
 ) -> list[Moment]:
     """Return the moments of a distinct rank (`Stages`). [byte]"""
     walk = _Moments(
-        a=activations,
-        t=terms,
-        stages=stages,
-        sizes=sizes,
+        activations,
+        terms,
+        stages,
+        sizes,
         rank=rank,
         m=num_microbatches,
         profile=profile,
@@ -160,46 +155,36 @@ def rank_moments(
     return [*moments, walk.optimizer_step()] if sizes.optimizer_copy else moments
 
 
-@dataclass(slots=True, kw_only=True)
 class _Moments:
-    """Moments of a distinct rank. Units of weights that are gathered and freed are in `_Sharded`."""
+    """Moments of a distinct rank. Units of weights that are gathered and freed are in `_Sharded`.
 
-    a: ActivationTerms
-    t: ParameterTerms
-    stages: Stages
-    sizes: Bytes
-    rank: int
-    m: Column
-    profile: ExecutionProfile
-    activation_bytes: float
+    runs   number of times that this rank runs each region
+    tied   elements of a matrix that both ends of this rank read: its first gradient waits for the second
+    """
 
-    @property
-    def regions(self) -> Regions:
-        return self.stages.regions
-
-    @property
-    def runs(self) -> tuple[Any, ...]:
-        """Number of times that this rank runs each region."""
-        return self.stages.runs[self.rank]
-
-    @property
-    def is_last_rank(self) -> bool:
-        return self.rank == self.stages.num_ranks - 1
-
-    @property
-    def tied(self) -> Any:
-        """Elements of a matrix that both ends of this rank read: its first gradient waits for the second."""
-        return self.stages.is_single * self.t.tied[0]
+    def __init__(
+        self,
+        a: ActivationTerms,
+        t: ParameterTerms,
+        stages: Stages,
+        sizes: Bytes,
+        *,
+        rank: int,
+        m: Column,
+        profile: ExecutionProfile,
+        activation_bytes: float,
+    ) -> None:
+        self.a, self.t, self.stages, self.sizes, self.rank, self.m = a, t, stages, sizes, rank, m
+        self.profile, self.activation_bytes = profile, activation_bytes
+        self.regions: Regions = stages.regions
+        self.runs = stages.runs[rank]
+        self.is_last_rank = rank == stages.num_ranks - 1
+        self.tied: Any = stages.is_single * t.tied[0]
 
     def at(self, region: int) -> At:
         """Return the part of the model to which a region belongs."""
         inner = self.stages.inner
         return At.FIRST if region < inner.start else At.LAST if region >= inner.stop else At.BLOCKS
-
-    def label(self, region: int) -> str:
-        """Return the name of a region with its article: one of the blocks, or the region."""
-        name = self.regions[region].name or "network"
-        return f"a {name}" if self.regions[region].is_block else f"the {name}"
 
     def of_turn(self, region: int, values: Sequence[Any]) -> Any:
         """Return the sum over the regions that alternate with this one and follow it, without the one that runs backward before it."""
@@ -247,9 +232,12 @@ class _Moments:
                 temporary = run_times(runs[i], peak + (2.0 if i == 0 else 1.0) * gradient)
             if temporary is not None:
                 gone = freed + self.of_turn(i, a.kept) if regions[i].turn else freed
-                moments.append(
-                    Moment(name=f"backward of {self.label(i)}", at=at, freed=gone, temporary=temporary, buffers=self.reduced_before(i))
-                )
+                name = f"backward of {'a' if regions[i].is_block else 'the'} {regions[i].name or 'network'}"
+                before, buffers = neighbour(regions, i, 1), 0.0
+                if self.t.program.holds_sharded_gradients and before < len(regions):
+                    # gradients are reduced after each micro-batch: those of the previous unit are in their reduce-scatter buffer
+                    buffers = self.t.padded[before] * sizes.reduced
+                moments.append(Moment(name=name, at=at, freed=gone, temporary=temporary, buffers=buffers))
         return moments
 
     def optimizer_step(self) -> Moment:
@@ -270,15 +258,6 @@ class _Moments:
             return 0.0
         leaves = (0.0 if self.rank == 0 else 1.0) * np.minimum(self.m - 1.0, 1.0)
         return (1.0 - self.stages.is_single) * ((leaves - (0.0 if self.is_last_rank else 1.0)) * self.a.boundary)
-
-    def reduced_before(self, region: int) -> Any:
-        """Return the reduce-scatter buffer of the previous unit's gradients, if gradients are reduced after each micro-batch."""
-        if not self.t.program.holds_sharded_gradients:
-            return 0.0
-        before = neighbour(self.regions, region, 1)
-        if before == len(self.regions):
-            return 0.0
-        return self.t.padded[before] * self.sizes.reduced
 
 
 class _Sharded:

@@ -7,10 +7,13 @@ figures: Rajbhandari et al. 2021 (ZeRO-Infinity, arXiv 2104.07857), section 4.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.program import SAVED
+from perfmodel.cost.stages import block_rows
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.layout import Recompute
 
@@ -29,24 +32,13 @@ def offloads_saved(profile: ExecutionProfile, recompute: Recompute) -> bool:
     return profile.activations.offloads_activations or (profile.activations.offloads_checkpoints and recompute is Recompute.FULL)
 
 
-def carried_bytes(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Recompute, region: int) -> Any:
-    """Return the bytes that a region offloads in a forward pass and fetches in a backward pass; None if it offloads nothing."""
-    if not micro.program.regions[region].is_block or not offloads_saved(profile, recompute):
-        return None
-    return kept_bytes(micro, recompute, region)
-
-
-def kept_bytes(micro: MicrobatchCost, recompute: Recompute, region: int) -> Any:
-    """Return the saved activation memory of one pass of a region. [byte]"""
-    rows = len(SAVED)
-    keep, dropped, boundary, entering = (micro.saved[region * rows + i] for i in range(rows))
-    match recompute:
-        case Recompute.NONE:
-            return (keep + boundary) + dropped
-        case Recompute.SELECTIVE:
-            return keep + boundary
-        case Recompute.FULL:
-            return boundary + entering
+def kept_bytes(micro: MicrobatchCost, recompute: Recompute) -> NDArray[np.float64]:
+    """Return [regions, rows] saved activation memory of one pass of each region; only blocks are recomputed. [byte]"""
+    keep, dropped, boundary, entering = micro.saved.reshape(-1, len(SAVED), micro.saved.shape[-1]).swapaxes(0, 1)
+    kept = (keep + boundary) + dropped
+    if recompute is Recompute.NONE:
+        return kept
+    return np.where(block_rows(micro.program.regions), keep + boundary if recompute is Recompute.SELECTIVE else boundary + entering, kept)
 
 
 def hosted_bytes(gradient: float, weight: float) -> float:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,21 +16,18 @@ from perfmodel.cost.memory.chip import (
     ActivationBytes,
     Pipelining,
     UnreducedGradients,
-    base_memory,
     fixed_memory,
     kept_memory,
     outside_bytes,
-    outside_memory,
     reserve_factor,
-    reserved_memory,
     static_memory,
     unreduced_gradients,
     waiting_memory,
 )
-from perfmodel.cost.memory.moments import ActivationTerms, At, Moment, keeps_gathered, largest, moments_at, rank_moments
+from perfmodel.cost.memory.moments import ActivationTerms, At, Moment, keeps_gathered, largest, rank_moments
 from perfmodel.cost.pipeline import LiveLayers, live_table, three_live_layers
 from perfmodel.cost.stages import Stages, slowest_stage
-from perfmodel.cost.step import Bytes, ParameterTerms
+from perfmodel.cost.step import Bytes, ParameterTerms, held_elements
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.memory_headroom import MemoryUncertainty, RankNeed
 from perfmodel.frameworks.layer_placement import imbalance
@@ -83,8 +82,9 @@ class RankMemoryTerms:
 
     def base(self, at: At, times: Container[At]) -> Any:
         """Return the memory while this part runs, without passes in flight. times: parts with their own passes in flight. [byte]"""
-        most = largest(moments_at(self.moments, at, times))
-        return base_memory(most, self.fixed, self.waiting, factor=self.factor, outside=self.outside)
+        most = largest([moment for moment in self.moments if (moment.at if moment.at in times else At.BLOCKS) is at])
+        # the largest moment with fragmentation
+        return ((most * self.factor + self.fixed) + self.waiting) + self.outside
 
 
 def rank_memory_terms(of: MemoryTerms, rank: int, live: LiveLayers, *, of_live: Stages | None = None) -> RankMemoryTerms:
@@ -103,7 +103,7 @@ def rank_memory_terms(of: MemoryTerms, rank: int, live: LiveLayers, *, of_live: 
         profile=profile,
         activation_bytes=of.activation_bytes,
     )
-    unreduced = UnreducedGradients()
+    unreduced = UnreducedGradients()  # none unless weights stay gathered
     if keeps_gathered(terms.program):
         unreduced = unreduced_gradients(
             activations,
@@ -169,10 +169,7 @@ class MemoryRow:
         more = imbalance_of(plan.job.model, num_ranks, self.of.stages, uncertainty)
         extra = extra_memory(self.of, uncertainty)
         rows = zip(self.ranks, self.total, more, extra, strict=True)
-        by_rank = [
-            list(zip(*(entries(value, number) for value in (total, rank.fixed, rank.outside, ratio, kept)), strict=True))
-            for rank, total, ratio, kept in rows
-        ]
+        by_rank = [entries_of((total, rank.fixed, rank.outside, ratio, kept), number) for rank, total, ratio, kept in rows]
         known: dict[tuple[tuple[float, ...], ...], tuple[RankNeed, ...]] = {}
         for values in zip(*by_rank, strict=True):
             if values not in known:
@@ -187,7 +184,7 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
     """Evaluate the formulas of a search on numbers instead of columns of one entry: the same arithmetic in less time."""
     profile, machine, sizes = estimator.profile, estimator.machine, estimator.programs.sizes
     once, stages = columns.once, columns.stages
-    terms = once(columns.terms, ("scalars",), lambda: terms_as(columns.terms, scalar))
+    terms = once(columns.terms, ("scalars",), partial(terms_as, columns.terms, scalar))
     num_microbatches = scalar(columns.num_microbatches)
     live = three_live_layers(
         live_table(plan.schedule, columns.stage_layers, plan.layout.pp),
@@ -198,7 +195,7 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
     )
     num_replicas = scalar(replicas(columns.grid))
     of = MemoryTerms(
-        activations=once(activations, ("scalars",), lambda: activations_as(activations, scalar)),
+        activations=once(activations, ("scalars",), partial(activations_as, activations, scalar)),
         terms=terms,
         stages=stages,
         static=static_memory(terms, stages, sizes, num_replicas=num_replicas),
@@ -210,7 +207,7 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
         profile=profile,
         sizes=sizes,
         factor=reserve_factor(profile, machine),
-        outside=once(columns.grid, ("outside",), lambda: scalar(outside_bytes(profile, machine, columns.grid))),
+        outside=scalar(once(columns.grid, ("outside",), partial(outside_bytes, profile, machine, columns.grid))),
     )
     pipelining = Pipelining(
         schedule=plan.schedule,
@@ -220,7 +217,7 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
         live=live,
     )
     kept = kept_memory(of.activations, stages, pipelining, profile, activation_bytes=of.activation_bytes)
-    ranks = tuple(rank_memory_terms(of, rank, live[rank]) for rank in range(stages.num_ranks))
+    ranks = tuple(map(partial(rank_memory_terms, of), range(stages.num_ranks), live))
     return MemoryRow(of=of, pipelining=pipelining, kept=kept, ranks=ranks, total=tuple(map(most_reserved, ranks, kept)))
 
 
@@ -229,32 +226,43 @@ def imbalance_of(
 ) -> tuple[Column, ...]:
     """Return the ratio of the layers that each distinct rank may hold to those in its prediction."""
     if uncertainty.of_unseen and num_ranks > 1 and isinstance(model, TransformerConfig):
-        return imbalance(model, num_ranks, [stages.blocks(rank) for rank in range(stages.num_ranks)])
+        return imbalance(model, num_ranks, [*map(stages.blocks, range(stages.num_ranks))])
     return (1.0,) * stages.num_ranks
 
 
 def extra_memory(of: MemoryTerms, uncertainty: MemoryUncertainty) -> Sequence[Any]:
-    """Return the memory that may be needed in addition to the prediction, on each distinct rank. [byte]"""
+    """Return the memory that a framework may keep on each distinct rank, although the profile does not include it. [byte]
+
+    In a pipeline, the unsharded tensors of its shards: weights that stay gathered, gradients unreduced until the last micro-batch (torch).
+    Gradients as produced, in addition to accumulators of another dtype, until replicas have reduced them (nanotron, bf16 optimizer of
+    DeepSpeed).
+    """
+    program, stages, sizes = of.terms.program, of.stages, of.sizes
     if not uncertainty.of_unseen:
-        return (0.0,) * of.stages.num_ranks
-    return outside_memory(of.terms, of.stages, of.sizes, num_replicas=of.num_replicas)
+        return (0.0,) * stages.num_ranks
+    if program.holds_sharded_gradients and np.any(stages.is_single != 1.0):
+        more: Column = (1.0 - stages.is_single) * (sizes.whole_gradient + program.holds_sharded_weights * sizes.gathered)
+    elif program.holds_sharded_weights or sizes.gradient_copy or sizes.produced == sizes.whole_gradient:
+        return (0.0,) * stages.num_ranks
+    else:
+        more = np.minimum(of.num_replicas - 1.0, 1.0) * sizes.produced
+    return [elements * more for elements in held_elements(of.terms, stages, sharded=False)]
 
 
 def most_reserved(rank: RankMemoryTerms, kept: ActivationBytes) -> Any:
     """Return the peak memory of a rank. [byte]"""
-    totals = (
-        reserved_memory((activations + received) * rank.factor, rank.base(at, kept), rank.unreduced.at(at))
-        for at, (activations, received) in kept.items()
-    )
-    return scalar(slowest_stage(tuple(totals)))
+    totals = []
+    for at, (activations, received) in kept.items():
+        totals.append((activations + received) * rank.factor + (rank.base(at, kept) + rank.unreduced.at(at)))
+    return scalar(slowest_stage(totals))
 
 
 def activations_as(columns: ActivationTerms, convert: Callable[[Any], Any]) -> ActivationTerms:
     """Return the terms with each column converted."""
     return ActivationTerms(
-        kept=tuple(convert(x) for x in columns.kept),
+        kept=tuple(map(convert, columns.kept)),
         peaks=tuple((convert(a), convert(b)) for a, b in columns.peaks),
-        forward=tuple(convert(x) for x in columns.forward),
+        forward=tuple(map(convert, columns.forward)),
         boundary=convert(columns.boundary),
         logits=convert(columns.logits),
         run_ahead=convert(columns.run_ahead),
@@ -265,10 +273,10 @@ def terms_as(columns: ParameterTerms, convert: Callable[[Any], Any]) -> Paramete
     """Return the terms with each column of elements converted."""
     return replace(
         columns,
-        full=tuple(convert(x) for x in columns.full),
-        shard=tuple(convert(x) for x in columns.shard),
-        padded=tuple(convert(x) for x in columns.padded),
-        summed=tuple(convert(x) for x in columns.summed),
+        full=tuple(map(convert, columns.full)),
+        shard=tuple(map(convert, columns.shard)),
+        padded=tuple(map(convert, columns.padded)),
+        summed=tuple(map(convert, columns.summed)),
         tied=(convert(columns.tied[0]), convert(columns.tied[1])),
         frozen=None if columns.frozen is None else columns.frozen.map_columns(convert),
     )
@@ -281,7 +289,7 @@ def adding_up(parts: Mapping[str, float], total: float) -> dict[str, float]:
     """
     grid = math.ulp(total)
     rounded = {name: round(value / grid) * grid for name, value in parts.items()}
-    largest = max(rounded, key=lambda name: rounded[name])
+    largest = max(rounded, key=rounded.__getitem__)
     rounded[largest] += total - sum(rounded.values())
     return rounded
 
@@ -297,6 +305,11 @@ def scalar(value: Column) -> Any:
 def entries(value: Column, number: int) -> list[float]:
     """Return the `number` values of a column, or repeat a constant."""
     return [value] * number if isinstance(value, float) else np.broadcast_to(value, number).tolist()
+
+
+def entries_of(values: Iterable[Column], number: int) -> list[tuple[float, ...]]:
+    """Return the values of each of `number` columns."""
+    return list(zip(*map(entries, values, repeat(number)), strict=True))
 
 
 def entry(value: Column, column: int) -> float:
@@ -326,12 +339,12 @@ def peak_of(rank: RankMemoryTerms, kept: ActivationBytes) -> Peak:
         at = moment.at if moment.at in kept else At.BLOCKS
         activations, received = kept[at]
         for case in rank.unreduced.cases(at):
-            waits, gone = (x / rank.factor for x in case)
+            waits, gone = case[0] / rank.factor, case[1] / rank.factor
             cases.append((moment, at, waits, gone))
             totals.append((activations + received) + moment.total + (waits - gone))
     columns = max(map(np.size, totals))
     if columns == 1:
-        return Peak(cases=cases, largest=[int(np.argmax([scalar(total) for total in totals]))])
+        return Peak(cases=cases, largest=[int(np.argmax([*map(scalar, totals)]))])
     table = np.empty((len(totals), columns))
     for number, total in enumerate(totals):
         table[number] = total
@@ -375,7 +388,7 @@ class RankMemory:
 
 def fullest_by_class(row: MemoryRow, number: int) -> list[tuple[str, float, tuple[float, ...]]]:
     """Return the moment at the peak of the fullest chip, its total and its live bytes by class, for each of `number` columns. [byte]"""
-    totals = list(zip(*(entries(total, number) for total in row.total), strict=True))
+    totals = entries_of(row.total, number)
     groups: dict[tuple[int, int], list[int]] = {}
     for column, of_ranks in enumerate(totals):
         rank = of_ranks.index(max(of_ranks))
@@ -385,7 +398,7 @@ def fullest_by_class(row: MemoryRow, number: int) -> list[tuple[str, float, tupl
     for (rank, peak_case), columns in groups.items():
         case = row.peak(rank).cases[peak_case]
         of_classes = _bytes_by_class(row.ranks[rank], row.kept[rank], case)
-        by_class = list(zip(*(entries(num_bytes, number) for num_bytes in of_classes), strict=True))
+        by_class = entries_of(of_classes, number)
         for column in columns:
             held[column] = case[0].name, totals[column][rank], by_class[column]
     return held

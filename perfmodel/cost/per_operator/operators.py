@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.collectives import collective_time
-from perfmodel.cost.evaluate import amount_values, by_segment, members_inside, redistribution_time, row_times
+from perfmodel.cost.evaluate import amount_values, members_inside, redistribution_time, row_times, summed
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.rows import RowCompiler, Rows, TimedRows, plain_rows
 from perfmodel.cost.step import Bytes, element_bytes
@@ -193,7 +193,7 @@ def operator_cost(rows: OperatorRows, grid: LayoutGrid, machine: Machine) -> Ope
         forward=work[_FORWARD],
         backward=work[_BACKWARD],
         collectives=times.communication[0],
-        saved_bytes=by_segment(amount[rows.saved.columns["amount"]], rows.saved, 1, amount.shape[1])[0],
+        saved_bytes=summed(amount[rows.saved.columns["amount"]], rows.saved, 1)[0],
     )
 
 
