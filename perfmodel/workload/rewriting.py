@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from perfmodel.workload.graph import CacheAttention, Data, Extent, FusedAttention, Operator, Product, RoutedExperts, Stream, Work
+from perfmodel.workload.graph import (
+    CacheAttention,
+    Data,
+    Extent,
+    FusedAttention,
+    Operator,
+    Product,
+    RoutedExperts,
+    Stream,
+    Work,
+    extents_of,
+)
 
 
 def with_extents(operator: Operator, change: Callable[[Extent], Extent], **fields: object) -> Operator:
@@ -22,7 +33,7 @@ def with_extents(operator: Operator, change: Callable[[Extent], Extent], **field
             case Stream():
                 return replace(old, elements=change(old.elements), accesses=data(old.accesses))
             case FusedAttention():
-                batch, heads, kv_heads, queries, keys = map(change, old.extents())
+                batch, heads, kv_heads, queries, keys = map(change, extents_of(old))
                 return replace(old, batch=batch, heads=heads, kv_heads=kv_heads, queries=queries, keys=keys)
             case CacheAttention():
                 return replace(old, heads=change(old.heads), kv_heads=change(old.kv_heads))
