@@ -25,7 +25,7 @@ from perfmodel.parallel.algebra.sharding import Layout
 from perfmodel.parallel.context_forms import RINGS
 from perfmodel.parallel.loss_forms import UPCAST_LOSS, WHOLE_LOSS
 from perfmodel.workload.activations import ACTIVATIONS
-from perfmodel.workload.graph import Data, Extent, Graph, Operator, Product, Stream, Tensor, TensorRole, Work
+from perfmodel.workload.graph import Data, Graph, Operator, Product, Stream, Tensor, TensorRole, Work
 from perfmodel.workload.quantization import WeightPart
 
 FLOAT32_BYTES = 4.0
@@ -135,7 +135,7 @@ def _joined(graph: Graph, profile: ExecutionProfile, operators: Mapping[str, Ope
 
 def _cross_entropy(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
     """Set the traffic of the loss to the profile's, half of it in forward. An unfused loss saves its float32 softmax for backward."""
-    logits = _in_memory(op, 0, graph)
+    logits = graph.extent(op.inputs[0])
     work = (Stream(kernel="cross_entropy", elements=logits, accesses=(Data(extent=logits, itemsize=profile.kernels.logit_bytes / 2),)),)
     return replace(op, forward=work, backward=work, saved=(Data(extent=logits, itemsize=FLOAT32_BYTES),))
 
@@ -156,7 +156,7 @@ def _rotary(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
 
     Partial rotation in place saves no input.
     """
-    unrotated = Data(extent=_in_memory(op, 0, graph), of=0)
+    unrotated = Data(extent=graph.extent(op.inputs[0]), of=0)
     return replace(
         op,
         scratch=() if profile.kernels.fuses_elementwise else op.scratch,
@@ -169,7 +169,7 @@ def _softmax(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
     itemsize = graph.tensors[op.output.tensor].itemsize
     if not profile.activations.softmax_keeps_float32 or itemsize >= FLOAT32_BYTES:
         return op
-    scores = _in_memory(op, len(op.inputs), graph)
+    scores = graph.extent(op.output)
     return replace(
         op,
         saved=(Data(extent=scores, itemsize=FLOAT32_BYTES),),
@@ -180,7 +180,7 @@ def _softmax(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
 def _unpermute(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
     """Save the rows of an indexed sum for its backward, if the framework's implementation needs them."""
     return (
-        replace(op, saved=(*op.saved, Data(extent=_in_memory(op, 0, graph), of=0)))
+        replace(op, saved=(*op.saved, Data(extent=graph.extent(op.inputs[0]), of=0)))
         if profile.activations.keeps_added_rows and op.is_linear
         else op
     )
@@ -192,7 +192,7 @@ def _attention(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operato
         op = replace(op, streamed=(1, 2))
     if not profile.activations.query_gradient_bytes:
         return op
-    return replace(op, scratch=(*op.scratch, Data(extent=_in_memory(op, 0, graph), itemsize=profile.activations.query_gradient_bytes)))
+    return replace(op, scratch=(*op.scratch, Data(extent=graph.extent(op.inputs[0]), itemsize=profile.activations.query_gradient_bytes)))
 
 
 def _permute(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
@@ -231,7 +231,7 @@ def _gradient_in_logits(graph: Graph, operators: Mapping[str, Operator]) -> dict
         if maker is not None:
             product = operators[maker.name]
             itemsize = graph.tensors[product.output.tensor].itemsize
-            gradient = Data(extent=_in_memory(product, len(product.inputs), graph), itemsize=itemsize)
+            gradient = Data(extent=graph.extent(product.output), itemsize=itemsize)
             rewritten |= {loss.name: replace(loss, saved=()), product.name: replace(product, saved=(*product.saved, gradient))}
     return rewritten
 
@@ -247,7 +247,7 @@ def _recomputed_gated_products(graph: Graph, operators: Mapping[str, Operator]) 
         if maker is None or not _is_gate(maker, graph):
             continue
         gate = operators[maker.name]
-        result = Data(extent=_in_memory(gate, len(gate.inputs), graph), itemsize=graph.tensors[gate.output.tensor].itemsize)
+        result = Data(extent=graph.extent(gate.output), itemsize=graph.tensors[gate.output.tensor].itemsize)
         backward = tuple(replace(work, accesses=(*work.accesses, result)) if isinstance(work, Stream) else work for work in gate.backward)
         kept = tuple(data for data in reader.saved if data.of != 0)
         rewritten |= {
@@ -306,7 +306,7 @@ def _expert_output_biases(graph: Graph) -> Iterator[Operator]:
 
 def _weighted_pieces(op: Operator, graph: Graph) -> Operator:
     """Return the addition of a bias as separate kernels."""
-    rows = _in_memory(op, len(op.inputs), graph)
+    rows = graph.extent(op.output)
 
     def moved(num_bytes: float) -> tuple[Work, ...]:
         return (Stream(kernel="add", elements=rows, accesses=(Data(extent=rows, itemsize=num_bytes),)),)
@@ -365,12 +365,6 @@ def _more_traffic(op: Operator, graph: Graph, factor: float) -> Operator:
 def _looks_up(op: Operator) -> bool:
     """Return whether an operator is an embedding, whose backward scatters into the rows of its table."""
     return any(isinstance(work, Stream) and work.kernel == "embedding" for work in op.forward)
-
-
-def _in_memory(op: Operator, index: int, graph: Graph) -> Extent:
-    """Return the elements of one of its operands, including positions without a dim of the operator."""
-    operand = op.operands[index]
-    return tuple(zip(graph.tensors[operand.tensor].shape, operand.dims, strict=True))
 
 
 def _streams(works: tuple[Work, ...], change: Callable[[tuple[Data, ...]], Iterable[Data]]) -> tuple[Work, ...]:

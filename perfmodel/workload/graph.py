@@ -615,6 +615,10 @@ class Graph:
         """Default bytes of an activation element."""
         return self.compute_bytes or self.tensors[self.boundary or self.operators[-1].output.tensor].itemsize
 
+    def extent(self, operand: Operand) -> Extent:
+        """Return all elements of the operand's tensor, including positions without a dim of the operator."""
+        return tuple(zip(self.tensors[operand.tensor].shape, operand.dims, strict=True))
+
     def itemsize(self, operator: Operator, data: Data) -> float:
         """Return the bytes of an element that an operator reads, writes or saves."""
         if data.itemsize or data.of is None:
