@@ -6,7 +6,7 @@ traffic stays the same, and recomputation is work of backward.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, log2, prod
 
@@ -111,7 +111,7 @@ def _tile_loss(
             break
         maker = graph.producer(maker.inputs[0].tensor)
     for member in chain:
-        op = _sized(operators[member], graph)
+        op = with_traffic(operators[member], graph)
         backward = (*op.forward, *op.backward) if form == CHUNKED_LOSS else op.backward
         kept = tuple(data for data in op.saved if data.of is not None and op.operands[data.of].tensor not in shares)
         rewritten[member] = replace(op, backward=backward, saved=kept, scratch=())
@@ -130,7 +130,7 @@ def _tile_feed_forwards(graph: Graph, operators: Mapping[str, Operator], rewritt
             rows = prod(op.dims[dim] for dim in op.output.dims if op.logical_name(dim) != FEED_FORWARD)
             shares[op.output.tensor] = 1.0 / ceil(rows / width) if width else min(shares.get(o.tensor, 1.0) for o in op.inputs)
     for name in inner:
-        op = _sized(operators[name], graph)
+        op = with_traffic(operators[name], graph)
         saved = tuple(_share_of(op, data, graph, shares) for data in op.saved)
         scratch = tuple(_share_of(op, data, graph, shares) for data in op.scratch)
         rewritten[name] = replace(op, backward=(*op.forward, *op.backward), saved=saved, scratch=scratch)
@@ -141,15 +141,13 @@ def _share_of(op: Operator, data: Data, graph: Graph, shares: Mapping[str, float
     return data if share == 1.0 else replace(data, itemsize=graph.itemsize(op, data) * share)
 
 
-def _sized(op: Operator, graph: Graph) -> Operator:
-    """Return the operator with explicit bytes for all accesses, so that its traffic does not shrink with the live share."""
+def with_traffic(op: Operator, graph: Graph, *, factor: float = 1.0) -> Operator:
+    """Return the operator with explicit bytes for all accesses, times `factor`: traffic does not shrink with the live share."""
 
-    def sized(works: tuple[Work, ...]) -> tuple[Work, ...]:
-        return tuple(
-            replace(work, accesses=tuple(replace(data, itemsize=graph.itemsize(op, data)) for data in work.accesses))
-            if isinstance(work, Stream)
-            else work
-            for work in works
-        )
+    def sized(works: tuple[Work, ...]) -> Iterator[Work]:
+        for work in works:
+            if isinstance(work, Stream):
+                work = replace(work, accesses=tuple(replace(data, itemsize=graph.itemsize(op, data) * factor) for data in work.accesses))
+            yield work
 
-    return replace(op, forward=sized(op.forward), backward=sized(op.backward))
+    return replace(op, forward=tuple(sized(op.forward)), backward=tuple(sized(op.backward)))
