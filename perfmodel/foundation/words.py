@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import cache, wraps
 from importlib import import_module
 from itertools import product
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
 from perfmodel.foundation.errors import suggest
 
@@ -116,13 +116,9 @@ def word(help: str, *, default: object = None, **more: Any) -> Any:
     return field(default=default, metadata={"word": Word(help=help, **more)})
 
 
-def words_of(record: type) -> Mapping[str, Word]:
-    """Return the words of a record by name, in its order."""
-    return _words_of(cast(Any, record))
-
-
 @cache
-def _words_of(record: Any) -> Mapping[str, Word]:
+def words_of(record: Any) -> Mapping[str, Word]:
+    """Return the words of a record (its class) by name, in its order."""
     return {entry.name: entry.metadata["word"] for entry in fields(record)}
 
 
@@ -173,10 +169,10 @@ class Words:
         if not self.varied:
             return self.record(**given)
         words = words_of(self.record)
-        several = {name: words[name].values(value, name) for name, value in given.items() if words[name].is_varied}
-        once = {name: list(dict.fromkeys(values)) or [None] for name, values in several.items()}
-        records = Combinations(self.record(**{**given, **dict(zip(once, values, strict=True))}) for values in product(*once.values()))
-        records.is_list = any(is_list(given[name]) for name in several)
+        varied = {name: words[name].values(value, name) for name, value in given.items() if words[name].is_varied}
+        once = product(*(dict.fromkeys(values or [None]) for values in varied.values()))
+        records = Combinations(self.record(**{**given, **dict(zip(varied, values, strict=True))}) for values in once)
+        records.is_list = any(is_list(given[name]) for name in varied)
         return records
 
 

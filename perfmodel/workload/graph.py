@@ -304,8 +304,8 @@ class Operator:
         for data in (*self.saved, *self.scratch):
             if data.of is not None and not 0 <= data.of <= len(self.inputs):
                 raise InputError(f"operator {self.name}: keeps operand {data.of}: has {len(self.inputs)} inputs and the output; name one")
-        extents = [data.extent for data in (*self.traffic, *self.saved, *self.scratch)]
-        for extent in (*extents, *chain.from_iterable(map(extents_of, (*self.forward, *self.backward)))):
+        sized: tuple[Data | OwnTraffic, ...] = (*self.traffic, *self.saved, *self.scratch)
+        for extent in chain([data.extent for data in sized], *map(extents_of, (*self.forward, *self.backward))):
             for size, dim in extent:
                 if dim and dim not in self.dims:
                     raise InputError(f"operator {self.name}: an extent has dim {dim!r}: not a dim of the operator; add it")
