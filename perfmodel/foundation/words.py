@@ -116,9 +116,13 @@ def word(help: str, *, default: object = None, **more: Any) -> Any:
     return field(default=default, metadata={"word": Word(help=help, **more)})
 
 
+def words_of(record: type) -> Mapping[str, Word]:
+    """Return the words of a record by name, in its order."""
+    return _words_of(cast(Any, record))
+
+
 @cache
-def words_of(record: Any) -> Mapping[str, Word]:
-    """Return the words of a record (its class) by name, in its order."""
+def _words_of(record: Any) -> Mapping[str, Word]:
     return {entry.name: entry.metadata["word"] for entry in fields(record)}
 
 
