@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import cache, wraps
 from importlib import import_module
 from itertools import product
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 from perfmodel.foundation.errors import suggest
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -216,10 +217,6 @@ def default_rule_sets() -> tuple[RuleSet, RuleSet]:
     return _shipped(MEGATRON), _shipped(MEGATRON_SP)
 
 
-def default_rules(*, sequence_parallel: bool) -> RuleSet:
-    return default_rule_sets()[int(sequence_parallel)]
-
-
 def rule_labels(rules: RuleSet) -> str:
     """Return the name for output; "" for the two default rule sets, which sequence parallelism distinguishes."""
     return "" if rules in default_rule_sets() else rules.name
@@ -230,7 +227,7 @@ def check_agrees(rules: RuleSet, sequence_parallel: bool) -> None:
     if rules.scatters_residual == sequence_parallel:
         return
     does = "cuts" if rules.scatters_residual else "does not cut"
-    pair = default_rules(sequence_parallel=sequence_parallel).name
+    pair = default_rule_sets()[sequence_parallel].name
     raise bad_field(
         "sequence_parallel",
         str(sequence_parallel).lower(),
@@ -241,8 +238,6 @@ def check_agrees(rules: RuleSet, sequence_parallel: bool) -> None:
 
 def present_axes(*, cp: int, tp: int, num_key_value_heads: int) -> frozenset[str]:
     """Return the fine axes with several ranks, without the data axes, over which all rule sets shard the batch alike."""
-    from math import gcd
-
     tp_kv = gcd(tp, num_key_value_heads)
     sizes = {"cp": cp, "tp_kv": tp_kv, "tp_q": tp // tp_kv}
     return frozenset(axis for axis in FINE_AXES if sizes.get(axis, 1) > 1)
