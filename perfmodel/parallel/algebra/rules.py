@@ -6,7 +6,6 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, 
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.foundation.values import check_path
 from perfmodel.parallel.algebra.folding import REFINED
-from perfmodel.parallel.algebra.sharding import AXIS_PARTS, FINE_AXES, TENSOR_AXES, Sharding, check_sharding
+from perfmodel.parallel.algebra.sharding import AXIS_PARTS, TENSOR_AXES, Sharding, check_sharding
 from perfmodel.workload.graph import Graph, Operator
 
 #: The dim that shards experts over ranks; a graph that has it uses finer axes (`folding.py`).
@@ -234,13 +233,6 @@ def check_agrees(rules: RuleSet, sequence_parallel: bool) -> None:
         f"the rule set {rules.name} {does} the residual stream (s_res) by tp",
         f"leave out one of the two, or use rules={pair}",
     )
-
-
-def present_axes(*, cp: int, tp: int, num_key_value_heads: int) -> frozenset[str]:
-    """Return the fine axes with several ranks, without the data axes, over which all rule sets shard the batch alike."""
-    tp_kv = gcd(tp, num_key_value_heads)
-    sizes = {"cp": cp, "tp_kv": tp_kv, "tp_q": tp // tp_kv}
-    return frozenset(axis for axis in FINE_AXES if sizes.get(axis, 1) > 1)
 
 
 def apply_rules(graph: Graph, rules: RuleSet) -> dict[str, Sharding]:
