@@ -15,7 +15,7 @@ from perfmodel.foundation.words import is_list, reader, word, words_of
 
 
 def _choice(value: str, name: str) -> Any:
-    """Return the member of the closed choice that the word's name tells."""
+    """Return the member of the closed choice with this name: a precision or an optimizer."""
     from perfmodel.foundation.values import choice_of
     from perfmodel.workload.job import Optimizer, Precision
 
