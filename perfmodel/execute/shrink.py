@@ -9,7 +9,7 @@ from math import gcd
 from perfmodel.execute.runner import CHECKED_PARAMETERS
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.folding import folding_fault
-from perfmodel.parallel.algebra.rules import default_rule_sets, default_rules
+from perfmodel.parallel.algebra.rules import default_rule_sets
 from perfmodel.parallel.layout import DEFAULT_ORDER, PipelineSchedule
 from perfmodel.parallel.plan import Plan, divisors, make_plan
 from perfmodel.workload.config import TransformerConfig
@@ -191,7 +191,7 @@ def shrink(plan: Plan, ranks: int) -> Plan:
         tp=tp,
         zero=int(plan.zero) if degrees["dp_shard"] * cp > 1 else 0,
         order=plan.order,
-        rules=default_rules(sequence_parallel=plan.sequence_parallel and tp > 1) if plan.rules in default_rule_sets() else plan.rules,
+        rules=default_rule_sets()[plan.sequence_parallel and tp > 1] if plan.rules in default_rule_sets() else plan.rules,
         micro_batch=micro_batch,
         recompute=str(plan.recompute),
         recompute_operators=plan.recompute_operators,

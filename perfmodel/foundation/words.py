@@ -173,10 +173,10 @@ class Words:
         if not self.varied:
             return self.record(**given)
         words = words_of(self.record)
-        several = {name: words[name].values(value, name) for name, value in given.items() if words[name].is_varied}
-        once = {name: list(dict.fromkeys(values)) or [None] for name, values in several.items()}
-        records = Combinations(self.record(**{**given, **dict(zip(once, values, strict=True))}) for values in product(*once.values()))
-        records.is_list = any(is_list(given[name]) for name in several)
+        varied = {name: words[name].values(value, name) for name, value in given.items() if words[name].is_varied}
+        once = product(*(dict.fromkeys(values or [None]) for values in varied.values()))
+        records = Combinations(self.record(**{**given, **dict(zip(varied, values, strict=True))}) for values in once)
+        records.is_list = any(is_list(given[name]) for name in varied)
         return records
 
 

@@ -14,18 +14,17 @@ their neighbour. Without fusion, the convolution and the scan of a recurrent lay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from perfmodel.frameworks.profile import ExecutionProfile
-from perfmodel.frameworks.tiles import tiled
+from perfmodel.frameworks.tiles import tiled, with_traffic
 from perfmodel.parallel.algebra.derive import ShardedGraph
 from perfmodel.parallel.algebra.parameters import with_gathered_bias_gradients
 from perfmodel.parallel.algebra.sharding import Layout
 from perfmodel.parallel.context_forms import RINGS
-from perfmodel.parallel.loss_forms import UPCAST_LOSS, WHOLE_LOSS
 from perfmodel.workload.activations import ACTIVATIONS
-from perfmodel.workload.graph import Data, Extent, Graph, Operator, Product, Stream, Tensor, TensorRole, Work
+from perfmodel.workload.graph import Data, Graph, Operator, Product, Stream, Tensor, TensorRole, Work
 from perfmodel.workload.quantization import WeightPart
 
 FLOAT32_BYTES = 4.0
@@ -37,12 +36,14 @@ ENTRYWISE = ("elementwise", "dropout")
 def with_behaviour(derivation: ShardedGraph, profile: ExecutionProfile) -> ShardedGraph:
     """Return the sharded graph with the same layouts, as the framework of `profile` runs it."""
     graph = derivation.graph
-    sums = {op.name: derivation.left[op.inputs[0].tensor].partial for op in _epilogues(graph)}
-    epilogues = {name for name, axes in sums.items() if not axes}
-    operators = _by_kind(graph, profile)
-    if not profile.kernels.fuses_elementwise:
-        # without a partial sum (a group of one rank) the product adds the bias
-        operators |= {name: _only_across(operators[name], axes) for name, axes in sums.items() if axes}
+    operators, epilogues = _by_kind(graph, profile), set[str]()
+    for op in _epilogues(graph):
+        axes = derivation.left[op.inputs[0].tensor].partial
+        if not axes:
+            epilogues.add(op.name)
+        elif not profile.kernels.fuses_elementwise:
+            # without a partial sum (a group of one rank) the product adds the bias
+            operators[op.name] = _only_across(operators[op.name], axes)
     internal = {
         tensor for tensor, (reader, i) in _internal(graph, epilogues) if derivation.needed[reader.name, i] == derivation.left[tensor]
     }
@@ -91,21 +92,20 @@ def _by_kind(graph: Graph, profile: ExecutionProfile) -> dict[str, Operator]:
     if profile.activations.recomputes_gated_product:
         operators |= _recomputed_gated_products(graph, operators)
     traffic = {"rms_norm": profile.kernels.rms_norm_traffic, "rotary": profile.kernels.rotary_traffic}
-    operators = {
-        name: _more_traffic(op, graph, traffic[op.kind]) if traffic.get(op.kind, 1.0) != 1.0 else op for name, op in operators.items()
-    }
-    if profile.activations.adapter_dropout:
-        operators = {name: _after_dropout(op) if name.endswith(ADAPTER_INPUT) else op for name, op in operators.items()}
-    if profile.activations.norms_keep_float32:
-        operators = {name: _in_float32(op) if op.kind == "rms_norm" else op for name, op in operators.items()}
-    if profile.kernels.fuses_gradient_accumulation:
-        # the products of backward add into the accumulators; the rows of an embedding are scattered into a separate gradient
-        operators = {name: op if _looks_up(op) else replace(op, makes_weight_gradients=False) for name, op in operators.items()}
-    return {**operators, **tiled(graph, operators, profile).operators} if _has_tiles(profile) else operators
-
-
-def _has_tiles(profile: ExecutionProfile) -> bool:
-    return profile.kernels.tiles_mlp or profile.kernels.loss_form not in (WHOLE_LOSS, UPCAST_LOSS)
+    for name, op in operators.items():
+        if traffic.get(op.kind, 1.0) != 1.0:
+            op = with_traffic(op, graph, factor=traffic[op.kind])
+        if profile.activations.adapter_dropout and name.endswith(ADAPTER_INPUT):
+            # an adapter's first product saves its input after dropout, and the mask of one byte per entry
+            op = replace(op, saved=(*op.saved, Data(extent=op.extent(op.inputs[0].dims), itemsize=_DROPPED_BYTES)))
+        if profile.activations.norms_keep_float32 and op.kind == "rms_norm":
+            # an unfused norm saves the float32 copy of its input
+            op = replace(op, saved=tuple(replace(data, itemsize=FLOAT32_BYTES) if data.of == 0 else data for data in op.saved))
+        if profile.kernels.fuses_gradient_accumulation and not _looks_up(op):
+            # the products of backward add into the accumulators; the rows of an embedding are scattered into a separate gradient
+            op = replace(op, makes_weight_gradients=False)
+        operators[name] = op
+    return {**operators, **tiled(graph, operators, profile).operators}
 
 
 def _joined(graph: Graph, profile: ExecutionProfile, operators: Mapping[str, Operator], epilogues: set[str], internal: set[str]) -> Graph:
@@ -124,9 +124,8 @@ def _joined(graph: Graph, profile: ExecutionProfile, operators: Mapping[str, Ope
     if internal:
         joined = {name: _without(op, internal, graph) for name, op in joined.items()}
     tensors = {name: replace(tensor, is_stored=False) if name in internal else tensor for name, tensor in graph.tensors.items()}
-    if _has_tiles(profile):
-        tiles = tiled(graph, operators, profile)
-        tensors |= {name: tiles.share_of(tensors[name]) for name in tiles.shares}
+    tiles = tiled(graph, operators, profile)
+    tensors |= {name: tiles.share_of(tensors[name]) for name in tiles.shares}
     return replace(graph, operators=tuple(joined.values()), tensors=tensors)
 
 
@@ -135,20 +134,9 @@ def _joined(graph: Graph, profile: ExecutionProfile, operators: Mapping[str, Ope
 
 def _cross_entropy(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
     """Set the traffic of the loss to the profile's, half of it in forward. An unfused loss saves its float32 softmax for backward."""
-    logits = _in_memory(op, 0, graph)
+    logits = graph.extent(op.inputs[0])
     work = (Stream(kernel="cross_entropy", elements=logits, accesses=(Data(extent=logits, itemsize=profile.kernels.logit_bytes / 2),)),)
     return replace(op, forward=work, backward=work, saved=(Data(extent=logits, itemsize=FLOAT32_BYTES),))
-
-
-def _after_dropout(op: Operator) -> Operator:
-    """Return the first product of an adapter, which saves its input after dropout, and the mask of one byte per entry."""
-    operand = op.operands[0]
-    return replace(op, saved=(*op.saved, Data(extent=op.extent(operand.dims), itemsize=_DROPPED_BYTES)))
-
-
-def _in_float32(op: Operator) -> Operator:
-    """Return an unfused norm, which saves the float32 copy of its input."""
-    return replace(op, saved=tuple(replace(data, itemsize=FLOAT32_BYTES) if data.of == 0 else data for data in op.saved))
 
 
 def _rotary(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
@@ -156,7 +144,7 @@ def _rotary(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
 
     Partial rotation in place saves no input.
     """
-    unrotated = Data(extent=_in_memory(op, 0, graph), of=0)
+    unrotated = Data(extent=graph.extent(op.inputs[0]), of=0)
     return replace(
         op,
         scratch=() if profile.kernels.fuses_elementwise else op.scratch,
@@ -169,7 +157,7 @@ def _softmax(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
     itemsize = graph.tensors[op.output.tensor].itemsize
     if not profile.activations.softmax_keeps_float32 or itemsize >= FLOAT32_BYTES:
         return op
-    scores = _in_memory(op, len(op.inputs), graph)
+    scores = graph.extent(op.output)
     return replace(
         op,
         saved=(Data(extent=scores, itemsize=FLOAT32_BYTES),),
@@ -180,7 +168,7 @@ def _softmax(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
 def _unpermute(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
     """Save the rows of an indexed sum for its backward, if the framework's implementation needs them."""
     return (
-        replace(op, saved=(*op.saved, Data(extent=_in_memory(op, 0, graph), of=0)))
+        replace(op, saved=(*op.saved, Data(extent=graph.extent(op.inputs[0]), of=0)))
         if profile.activations.keeps_added_rows and op.is_linear
         else op
     )
@@ -192,7 +180,7 @@ def _attention(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operato
         op = replace(op, streamed=(1, 2))
     if not profile.activations.query_gradient_bytes:
         return op
-    return replace(op, scratch=(*op.scratch, Data(extent=_in_memory(op, 0, graph), itemsize=profile.activations.query_gradient_bytes)))
+    return replace(op, scratch=(*op.scratch, Data(extent=graph.extent(op.inputs[0]), itemsize=profile.activations.query_gradient_bytes)))
 
 
 def _permute(op: Operator, graph: Graph, profile: ExecutionProfile) -> Operator:
@@ -231,7 +219,7 @@ def _gradient_in_logits(graph: Graph, operators: Mapping[str, Operator]) -> dict
         if maker is not None:
             product = operators[maker.name]
             itemsize = graph.tensors[product.output.tensor].itemsize
-            gradient = Data(extent=_in_memory(product, len(product.inputs), graph), itemsize=itemsize)
+            gradient = Data(extent=graph.extent(product.output), itemsize=itemsize)
             rewritten |= {loss.name: replace(loss, saved=()), product.name: replace(product, saved=(*product.saved, gradient))}
     return rewritten
 
@@ -247,7 +235,7 @@ def _recomputed_gated_products(graph: Graph, operators: Mapping[str, Operator]) 
         if maker is None or not _is_gate(maker, graph):
             continue
         gate = operators[maker.name]
-        result = Data(extent=_in_memory(gate, len(gate.inputs), graph), itemsize=graph.tensors[gate.output.tensor].itemsize)
+        result = Data(extent=graph.extent(gate.output), itemsize=graph.tensors[gate.output.tensor].itemsize)
         backward = tuple(replace(work, accesses=(*work.accesses, result)) if isinstance(work, Stream) else work for work in gate.backward)
         kept = tuple(data for data in reader.saved if data.of != 0)
         rewritten |= {
@@ -267,9 +255,8 @@ def _is_gate(op: Operator, graph: Graph) -> bool:
 
 def _epilogues(graph: Graph) -> Iterator[Operator]:
     """Yield the biases that the matrix multiplication before them adds, if nothing is redistributed in between."""
-    for op in graph.operators:
-        producer = graph.producer(op.inputs[0].tensor) if _is_bias(op, graph) else None
-        if producer is not None and producer.is_product and len(graph.consumers(producer.output.tensor)) == 1:
+    for op, producer in _biases(graph):
+        if producer.is_product and len(graph.consumers(producer.output.tensor)) == 1:
             yield op
 
 
@@ -278,11 +265,13 @@ def _only_across(op: Operator, axes: frozenset[str]) -> Operator:
     return replace(op, forward=tuple(replace(work, only_across=axes) if isinstance(work, Stream) else work for work in op.forward))
 
 
-def _is_bias(op: Operator, graph: Graph) -> bool:
-    """Return whether an operator adds a parameter to its first input and saves nothing: the gradient of the sum is that of the input."""
-    if op.kind != "elementwise" or len(op.inputs) != 2 or op.is_linear or not op.passes_gradient:
-        return False
-    return graph.tensors[op.inputs[1].tensor].role is TensorRole.PARAMETER
+def _biases(graph: Graph) -> Iterator[tuple[Operator, Operator]]:
+    """Yield the operators that add a parameter and save nothing (the gradient of the sum is that of the input), each with its producer."""
+    for op in graph.operators:
+        if op.kind == "elementwise" and len(op.inputs) == 2 and op.passes_gradient and not op.is_linear:
+            producer = graph.producer(op.inputs[0].tensor)
+            if producer is not None and graph.tensors[op.inputs[1].tensor].role is TensorRole.PARAMETER:
+                yield op, producer
 
 
 PIECES_FORWARD, PIECES_BACKWARD = 28.0, 40.0
@@ -296,17 +285,15 @@ and 4), the pieces' cat (2 and 2).
 
 def _expert_output_biases(graph: Graph) -> Iterator[Operator]:
     """Yield the biases of grouped products whose rows are then returned to their tokens."""
-    for op in graph.operators:
-        producer = graph.producer(op.inputs[0].tensor) if _is_bias(op, graph) else None
-        if producer is None or not any(isinstance(work, Product) and work.is_grouped for work in producer.forward):
-            continue
-        if any(reader.kind in ("permute", "unpermute") for reader, _ in graph.consumers(op.output.tensor)):
+    for op, producer in _biases(graph):
+        is_grouped = any(isinstance(work, Product) and work.is_grouped for work in producer.forward)
+        if is_grouped and any(reader.kind in ("permute", "unpermute") for reader, _ in graph.consumers(op.output.tensor)):
             yield op
 
 
 def _weighted_pieces(op: Operator, graph: Graph) -> Operator:
     """Return the addition of a bias as separate kernels."""
-    rows = _in_memory(op, len(op.inputs), graph)
+    rows = graph.extent(op.output)
 
     def moved(num_bytes: float) -> tuple[Work, ...]:
         return (Stream(kernel="add", elements=rows, accesses=(Data(extent=rows, itemsize=num_bytes),)),)
@@ -341,46 +328,24 @@ def _without(op: Operator, internal: set[str], graph: Graph) -> Operator:
         maker = graph.producer(operands[data.of].tensor) if data.of in inner else None
         return maker is not None and bool(maker.saved)
 
+    def left(works: tuple[Work, ...], *, gradients_alone: bool) -> Iterator[Work]:
+        for work in works:
+            if isinstance(work, Stream):
+                kept = (data for data in work.accesses if data.of not in inner or (gradients_alone and not data.is_gradient))
+                work = replace(work, accesses=tuple(kept))
+            yield work
+
     return replace(
         op,
-        forward=_streams(op.forward, lambda accesses: (data for data in accesses if data.of not in inner)),
-        backward=_streams(
-            op.backward,
-            lambda accesses: (data for data in accesses if not (data.is_gradient and data.of in inner)),
-        ),
+        forward=tuple(left(op.forward, gradients_alone=False)),
+        backward=tuple(left(op.backward, gradients_alone=True)),
         saved=tuple(data for data in op.saved if not is_made_again(data)),
     )
-
-
-def _more_traffic(op: Operator, graph: Graph, factor: float) -> Operator:
-    """Return the operator with its memory traffic scaled by `factor`."""
-
-    def more(accesses: tuple[Data, ...]) -> Iterable[Data]:
-        sized = (_sized(op, data, graph) for data in accesses)
-        return (replace(data, itemsize=data.itemsize * factor) for data in sized)
-
-    return replace(op, forward=_streams(op.forward, more), backward=_streams(op.backward, more))
 
 
 def _looks_up(op: Operator) -> bool:
     """Return whether an operator is an embedding, whose backward scatters into the rows of its table."""
     return any(isinstance(work, Stream) and work.kernel == "embedding" for work in op.forward)
-
-
-def _in_memory(op: Operator, index: int, graph: Graph) -> Extent:
-    """Return the elements of one of its operands, including positions without a dim of the operator."""
-    operand = op.operands[index]
-    return tuple(zip(graph.tensors[operand.tensor].shape, operand.dims, strict=True))
-
-
-def _streams(works: tuple[Work, ...], change: Callable[[tuple[Data, ...]], Iterable[Data]]) -> tuple[Work, ...]:
-    """Return the works with changed accesses."""
-    return tuple(replace(work, accesses=tuple(change(work.accesses))) if isinstance(work, Stream) else work for work in works)
-
-
-def _sized(op: Operator, data: Data, graph: Graph) -> Data:
-    """Return the data with explicit bytes per element."""
-    return replace(data, itemsize=graph.itemsize(op, data))
 
 
 _NORMS = ("rms_norm", "layer_norm")

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from perfmodel.parallel.algebra.rules import MEGATRON, MEGATRON_SP, RuleSet, present_axes
+from perfmodel.parallel.algebra.degrees import present_axes
+from perfmodel.parallel.algebra.rules import MEGATRON, MEGATRON_SP, RuleSet
 from perfmodel.parallel.assignment import cuts_as
 from perfmodel.parallel.context_forms import CONTEXT_FORMS
 from perfmodel.parallel.layout import USUAL_DISPATCHERS, ZERO_STAGES, Dispatcher, PipelineSchedule, Recompute
@@ -174,7 +175,7 @@ def not_runnable_reason(plan: Plan, framework: str, runs: Runs, *, balanced_cont
     if plan.sequence_parallel and not runs.sequence_parallel:
         return f"sequence_parallel=true: {framework} has no sequence parallelism"
     model = plan.job.transformer
-    axes = present_axes(cp=layout.cp, tp=layout.tp, num_key_value_heads=model.num_key_value_heads)
+    axes = present_axes(model, cp=layout.cp, tp=layout.tp)
     if not runs.cuts_alike(plan.rules, model, str(plan.attention), axes, hybrid=replicated):
         names = runs.rules_for(hybrid=replicated)
         condition = "" if names == runs.rules else " if dp_replicate and dp_shard are above 1"

@@ -77,10 +77,6 @@ def _cuda_graphs(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     return profile.having(host_launch_time=launch, host_layer_time_per_tp_across_nodes=0.0) if value is True else profile
 
 
-def _fused_norm(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    return profile.having(rms_norm_traffic=1.0 if value else EAGER_RMS_NORM) if isinstance(value, bool) else profile
-
-
 def _bucket(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e9:
         return profile
@@ -97,18 +93,6 @@ def _fused_optimizer(profile: ExecutionProfile, value: object) -> ExecutionProfi
     if not isinstance(value, bool):
         return profile
     return profile.having(optimizer_bytes_factor=1.0 if value else EAGER_ADAMW, optimizer_copies=not value)
-
-
-def _accumulation(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    return profile.having(accumulate_dtype="fp32" if value else "compute") if isinstance(value, bool) else profile
-
-
-def _reduction(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    return profile.having(reduce_dtype="fp32" if value else "compute") if isinstance(value, bool) else profile
-
-
-def _blocking_sends(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    return profile.having(pp_overlap=not value) if isinstance(value, bool) else profile
 
 
 def _fp8_recipe(profile: ExecutionProfile, value: object) -> ExecutionProfile:
@@ -143,11 +127,6 @@ def _kernels(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     if "te" not in names:
         return profile
     return profile.having(rms_norm_traffic=1.0, rotary_traffic=1.0, attention_kernel="flash3", attention_rate_fraction=1.0)
-
-
-def _tp_async(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    """Overlap tensor-parallel collectives in backward with the matrix multiply of the other gradient, or not."""
-    return profile.having(tp_backward_overlap_fraction=TP_ASYNC_OVERLAP if value else 0.0) if isinstance(value, bool) else profile
 
 
 def _attention_kernel(profile: ExecutionProfile, value: object) -> ExecutionProfile:
@@ -186,10 +165,6 @@ def _float32_logits(profile: ExecutionProfile, value: object) -> ExecutionProfil
     )
 
 
-def _loss_traffic(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    return profile.having(logit_bytes=float(value)) if isinstance(value, (int, float)) and not isinstance(value, bool) else profile
-
-
 def _loss_memory(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     """Set the peak memory of the loss. Saved float32 log-probabilities and 16-bit logits count as activations."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
@@ -197,19 +172,24 @@ def _loss_memory(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     return profile.having(fused_cross_entropy=False, loss_peak_bytes=max(float(value) - _COUNTED_LOGIT_BYTES, 0.0))
 
 
-def _allocator(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-    return profile.having(reserve_factor=float(value)) if isinstance(value, (int, float)) and not isinstance(value, bool) else profile
-
-
 def _frozen_weights(profile: ExecutionProfile, value: object) -> ExecutionProfile:
     return profile.having(stores_frozen_float32=value == "float32")
 
 
-def _switch(field: str) -> Callable[[ExecutionProfile, object], ExecutionProfile]:
-    """Return the change of a setting that is an option of the profile."""
+def _switch(field: str, *, on: object = True, off: object = False) -> Callable[[ExecutionProfile, object], ExecutionProfile]:
+    """Return the change of a setting that selects one of two values of an option."""
 
     def change(profile: ExecutionProfile, value: object) -> ExecutionProfile:
-        return profile.having(**{field: value}) if isinstance(value, bool) else profile
+        return profile.having(**{field: on if value else off}) if isinstance(value, bool) else profile
+
+    return change
+
+
+def _number(field: str) -> Callable[[ExecutionProfile, object], ExecutionProfile]:
+    """Return the change of a setting that is the number of an option."""
+
+    def change(profile: ExecutionProfile, value: object) -> ExecutionProfile:
+        return profile.having(**{field: float(value)}) if isinstance(value, (int, float)) and not isinstance(value, bool) else profile
 
     return change
 
@@ -271,9 +251,9 @@ CHANGES: Mapping[str, Callable[[ExecutionProfile, object], ExecutionProfile]] = 
     "fused_cross_entropy": _fused_cross_entropy,
     "loss": _loss,
     "float32_logits": _float32_logits,
-    "loss_traffic": _loss_traffic,
+    "loss_traffic": _number("logit_bytes"),
     "loss_memory": _loss_memory,
-    "allocator_factor": _allocator,
+    "allocator_factor": _number("reserve_factor"),
     "frozen_weights": _frozen_weights,
     "float32_norms": _switch("norms_keep_float32"),
     "adapter_dropout": _switch("adapter_dropout"),
@@ -285,20 +265,21 @@ CHANGES: Mapping[str, Callable[[ExecutionProfile, object], ExecutionProfile]] = 
     "activation_offload": _switch("offloads_activations"),
     "optimizer_offload": _switch("offloads_optimizer"),
     "parameter_offload": _switch("offloads_parameters"),
-    "fused_rmsnorm": _fused_norm,
+    "fused_rmsnorm": _switch("rms_norm_traffic", on=1.0, off=EAGER_RMS_NORM),
     "compile": _compile,
     "cuda_graphs": _cuda_graphs,
     "gradient_bucket_mb": _bucket,
     "gradient_bucketing": _bucketing,
     "fused_optimizer": _fused_optimizer,
-    "fp32_gradient_accumulation": _accumulation,
-    "fp32_gradient_reduction": _reduction,
-    "blocking_sends": _blocking_sends,
+    "fp32_gradient_accumulation": _switch("accumulate_dtype", on="fp32", off="compute"),
+    "fp32_gradient_reduction": _switch("reduce_dtype", on="fp32", off="compute"),
+    "blocking_sends": _switch("pp_overlap", on=False, off=True),
     "whole_gradient_sends": _switch("sends_whole_gradients"),
     "mask_sends": _switch("sends_attention_mask"),
     "nccl_rings": _switch("flat_rings"),
     "async_tp": _async_tp,
-    "tp_async": _tp_async,
+    # collectives of backward overlap with the matrix multiply of the other gradient
+    "tp_async": _switch("tp_backward_overlap_fraction", on=TP_ASYNC_OVERLAP, off=0.0),
     "moe_overlap": _exchanges,
     "delayed_weight_gradients": _delayed_weight_gradients,
     "hybridep": _switch("permutes_in_exchange"),

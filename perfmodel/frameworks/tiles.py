@@ -6,7 +6,7 @@ traffic stays the same, and recomputation is work of backward.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, log2, prod
 
@@ -79,17 +79,16 @@ def _loss_share(graph: Graph, loss: Operator, form: str) -> float:
     if form == CHUNKED_LOSS:
         return 1.0 if loss.per_token else min(1.0, CHUNK_TOKENS / prod(loss.dims[dim] for dim in loss.output.dims if dim))
     vocabulary = prod(loss.dims[dim] for dim in str(loss.settings["over"]).split())
-    maker = _maker(graph, loss)
-    depth = next((count_of(work.k) for work in maker.forward if isinstance(work, Product)), 1.0) if maker is not None else 1.0
+    depth = next((count_of(work.k) for work in _logit_operators(graph, loss)[-1].forward if isinstance(work, Product)), 1.0)
     return 1.0 / 2.0 ** max(ceil(log2(vocabulary / depth)), 0)
 
 
-def _maker(graph: Graph, loss: Operator) -> Operator | None:
-    """Return the product of the logits, before their bias or scale."""
-    maker = graph.producer(loss.inputs[0].tensor)
-    while maker is not None and not maker.is_product:
-        maker = graph.producer(maker.inputs[0].tensor)
-    return maker
+def _logit_operators(graph: Graph, loss: Operator) -> list[Operator]:
+    """Return the operators from the loss back to the product of its logits, which is before their bias or scale."""
+    operators = [loss]
+    while not operators[-1].is_product and (maker := graph.producer(operators[-1].inputs[0].tensor)) is not None:
+        operators.append(maker)
+    return operators
 
 
 def _tile_loss(
@@ -101,20 +100,13 @@ def _tile_loss(
     shares: dict[str, float],
 ) -> None:
     """Tile the operators from the product of the logits to the loss; only the inputs of the product are saved."""
-    share, name = _loss_share(graph, loss, form), loss.name
-    maker = graph.producer(loss.inputs[0].tensor)
-    chain = [name]
-    while maker is not None:
-        shares[maker.output.tensor] = share
-        chain.append(maker.name)
-        if maker.is_product:
-            break
-        maker = graph.producer(maker.inputs[0].tensor)
-    for member in chain:
-        op = _sized(operators[member], graph)
+    _, *before = members = _logit_operators(graph, loss)
+    shares |= dict.fromkeys([op.output.tensor for op in before], _loss_share(graph, loss, form))
+    for member in members:
+        op = with_traffic(operators[member.name], graph)
         backward = (*op.forward, *op.backward) if form == CHUNKED_LOSS else op.backward
         kept = tuple(data for data in op.saved if data.of is not None and op.operands[data.of].tensor not in shares)
-        rewritten[member] = replace(op, backward=backward, saved=kept, scratch=())
+        rewritten[member.name] = replace(op, backward=backward, saved=kept, scratch=())
 
 
 def _tile_feed_forwards(graph: Graph, operators: Mapping[str, Operator], rewritten: dict[str, Operator], shares: dict[str, float]) -> None:
@@ -130,26 +122,24 @@ def _tile_feed_forwards(graph: Graph, operators: Mapping[str, Operator], rewritt
             rows = prod(op.dims[dim] for dim in op.output.dims if op.logical_name(dim) != FEED_FORWARD)
             shares[op.output.tensor] = 1.0 / ceil(rows / width) if width else min(shares.get(o.tensor, 1.0) for o in op.inputs)
     for name in inner:
-        op = _sized(operators[name], graph)
+        op = with_traffic(operators[name], graph)
         saved = tuple(_share_of(op, data, graph, shares) for data in op.saved)
         scratch = tuple(_share_of(op, data, graph, shares) for data in op.scratch)
         rewritten[name] = replace(op, backward=(*op.forward, *op.backward), saved=saved, scratch=scratch)
 
 
 def _share_of(op: Operator, data: Data, graph: Graph, shares: Mapping[str, float]) -> Data:
-    share = shares.get(op.operands[data.of].tensor, 1.0) if data.of is not None else shares.get(op.output.tensor, 1.0)
+    share = shares.get((op.output if data.of is None else op.operands[data.of]).tensor, 1.0)
     return data if share == 1.0 else replace(data, itemsize=graph.itemsize(op, data) * share)
 
 
-def _sized(op: Operator, graph: Graph) -> Operator:
-    """Return the operator with explicit bytes for all accesses, so that its traffic does not shrink with the live share."""
+def with_traffic(op: Operator, graph: Graph, *, factor: float = 1.0) -> Operator:
+    """Return the operator with explicit bytes for all accesses, times `factor`: traffic does not shrink with the live share."""
 
-    def sized(works: tuple[Work, ...]) -> tuple[Work, ...]:
-        return tuple(
-            replace(work, accesses=tuple(replace(data, itemsize=graph.itemsize(op, data)) for data in work.accesses))
-            if isinstance(work, Stream)
-            else work
-            for work in works
-        )
+    def sized(works: tuple[Work, ...]) -> Iterator[Work]:
+        for work in works:
+            if isinstance(work, Stream):
+                work = replace(work, accesses=tuple(replace(data, itemsize=graph.itemsize(op, data) * factor) for data in work.accesses))
+            yield work
 
-    return replace(op, forward=sized(op.forward), backward=sized(op.backward))
+    return replace(op, forward=tuple(sized(op.forward)), backward=tuple(sized(op.backward)))

@@ -125,7 +125,8 @@ def joined_pools(pools: Sequence[Cluster]) -> tuple[Cluster, ...]:
 
     Pools of one host each that together fit into one host (workstations with unequal cards on PCIe) are assumed to share it.
     """
-    if _is_one_host(pools):
+    together = sum(pool.num_chips for pool in pools)
+    if all(pool.tiers[0].topology is Topology.PCIE_TREE and together <= pool.tiers[0].size for pool in pools):
         links = [pool.tiers[0].link for pool in pools]
         return tuple(replace(pool, tiers=(_at_most(pool.tiers[0], links),)) for pool in pools)
     links = []
@@ -135,11 +136,6 @@ def joined_pools(pools: Sequence[Cluster]) -> tuple[Cluster, ...]:
             raise bad_field("cluster", pool.name, rule, f'state it: "{pool.num_chips}@{pool.chip.name} scale-out=100 Gbit/s"')
         links.append(pool.tiers[-1].link)
     return tuple(replace(pool, tiers=(*pool.tiers[:-1], _at_most(pool.tiers[-1], links))) for pool in pools)
-
-
-def _is_one_host(pools: Sequence[Cluster]) -> bool:
-    together = sum(pool.num_chips for pool in pools)
-    return all(pool.tiers[0].topology is Topology.PCIE_TREE and together <= pool.tiers[0].size for pool in pools)
 
 
 def _at_most(tier: NetworkTier, links: Sequence[Link]) -> NetworkTier:

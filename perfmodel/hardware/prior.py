@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.hardware.calibration import AttentionModel, Calibration, LongAttention, Provenance
+from perfmodel.hardware.calibration import Calibration, LongAttention, Provenance
 from perfmodel.hardware.chip import Chip
 from perfmodel.hardware.power import matrix_rate, power_clock_ratio
 
@@ -85,7 +85,10 @@ def _carried(calibration: Calibration, source: Chip, chip: Chip) -> Calibration:
     growth, power = _unit_rate(chip) / _unit_rate(source), power_clock_ratio(chip, source)
     return dataclasses.replace(
         calibration,
-        attention={name: _rescaled(model, growth) for name, model in calibration.attention.items()},
+        attention={
+            name: dataclasses.replace(model, head_dim_offset=model.head_dim_offset * growth, sequence_offset=model.sequence_offset * growth)
+            for name, model in calibration.attention.items()
+        },
         sustained_clock_fraction=min(1.0, calibration.sustained_clock_fraction * power),
         clock_fractions={dtype: min(1.0, clock * power) for dtype, clock in calibration.clock_fractions.items()},
         attention_clock_fraction=min(1.0, calibration.attention_clock_fraction * power),
@@ -131,10 +134,6 @@ def _long_attention(calibration: Calibration, source: Chip, chip: Chip) -> Mappi
 
 def _unit_rate(chip: Chip) -> float:
     return matrix_rate(chip) / chip.compute_units
-
-
-def _rescaled(model: AttentionModel, growth: float) -> AttentionModel:
-    return dataclasses.replace(model, head_dim_offset=model.head_dim_offset * growth, sequence_offset=model.sequence_offset * growth)
 
 
 def _mean(values: Sequence[Any]) -> Any:

@@ -4,8 +4,9 @@ Shipped: `hardware_specs/chips/*.yaml`, `clusters/*.yaml`, `calibrations/*.yaml`
 """
 
 import dataclasses
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -304,15 +305,12 @@ def _names(folder: str) -> tuple[str, ...]:
 
 
 def _calibration_paths(folders: Iterable[Path]) -> list[Path]:
-    return [path for folder in (*folders, resource_dir("hardware_specs") / "calibrations") for path in _files_in(Path(folder))]
-
-
-def _files_in(folder: Path) -> list[Path]:
-    """Return the YAML files of a folder, sorted; none if it is missing, its name is invalid, or access is denied."""
-    try:
-        return sorted(path for path in folder.glob("*.yaml") if path.is_file())
-    except (OSError, ValueError):
-        return []
+    """Return the calibration files of these folders and the shipped ones, sorted in every folder."""
+    paths: list[Path] = []
+    for folder in (*folders, resource_dir("hardware_specs") / "calibrations"):
+        with suppress(OSError, ValueError):  # a folder that is missing, has an invalid name or denies access
+            paths += sorted(path for path in Path(folder).glob("*.yaml") if path.is_file())
+    return paths
 
 
 def _find(name_or_path: str | Path, folder: str, what: str, known: Any) -> Path:
@@ -320,7 +318,7 @@ def _find(name_or_path: str | Path, folder: str, what: str, known: Any) -> Path:
     text = str(name_or_path)
     if isinstance(name_or_path, Path) or is_path(text):
         path = Path(text)
-        if not _is_file(path):
+        if not os.path.isfile(path):
             raise InputError(
                 f"{what}={one_line(text, 200)}: no such file; give the path of a YAML file, or a name from `perfmodel {folder}`"
             )
@@ -334,15 +332,9 @@ def _find(name_or_path: str | Path, folder: str, what: str, known: Any) -> Path:
 
 
 def _is_shipped(name: str, folder: str) -> bool:
-    is_name = name and not name.startswith(".") and not any(char in name for char in "/\\")
-    return bool(is_name) and _is_file(resource_dir("hardware_specs") / folder / f"{name}.yaml")
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):  # name too long, or with a null byte
-        return False
+    is_name = bool(name) and not name.startswith(".") and not {"/", "\\"} & set(name)
+    # pathlib raises for a name too long
+    return is_name and os.path.isfile(resource_dir("hardware_specs") / folder / f"{name}.yaml")
 
 
 @contextmanager

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.hardware.reader import LOCALHOST, load_cluster
+from perfmodel.parallel.algebra.degrees import present_axes
 from perfmodel.parallel.algebra.folding import EXPERT_AXES
-from perfmodel.parallel.algebra.rules import present_axes
 from perfmodel.parallel.assignment import cuts_as
 from perfmodel.parallel.grid import make_grid
 from perfmodel.parallel.layout import DEFAULT_ORDER, AttentionKernel, Dispatcher, PipelineSchedule, Recompute
@@ -29,7 +29,7 @@ RULE_SETS = ("megatron", "megatron-sp", "ulysses", "megatron-ulysses")
 def realised_as(plan: Plan) -> str:
     """Return the executor's rule set that shards as the plan's rules; "" if there is none."""
     layout, model = plan.layout, plan.job.transformer
-    axes = present_axes(cp=layout.cp, tp=layout.tp, num_key_value_heads=model.num_key_value_heads)
+    axes = present_axes(model, cp=layout.cp, tp=layout.tp)
     return cuts_as(RULE_SETS, plan.rules, model, str(plan.attention), axes)
 
 

@@ -5,7 +5,7 @@ The same formula prices one plan and a million: a single plan is a grid of one r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,20 +36,21 @@ class LayoutGrid:
     def num_rows(self) -> int:
         return len(self.degree["pp"])
 
-    def size(self, axes: Iterable[str]) -> Column:
+    def size(self, axes: Collection[str]) -> Column:
         """Return the number of members of the group over these axes."""
-        return _product((self.fine[axis] for axis in self.fine if axis in axes), self.degree["pp"])
+        return _product(self.fine, axes, self.degree["pp"])
 
-    def group_inside(self, axes: Iterable[str]) -> list[Column]:
+    def group_inside(self, axes: Collection[str]) -> list[Column]:
         """Return the members of the group inside one domain of each tier: the product over its axes of the members inside."""
-        return [_product((tier[axis] for axis in self.fine if axis in axes), self.degree["pp"]) for tier in self.inside]
+        return [_product(tier, axes, self.degree["pp"]) for tier in self.inside]
 
 
-def _product(factors: Iterable[Column], like: Column) -> Column:
-    """Return the product, or ones of the shape of `like`. Sizes are integers, so the order does not matter."""
+def _product(sizes: Mapping[str, Column], axes: Collection[str], like: Column) -> Column:
+    """Return the product of the sizes of axes, or ones of the shape of `like`. Sizes are integers, so the order does not matter."""
     result: Column | None = None
-    for factor in factors:
-        result = factor if result is None else result * factor
+    for axis, size in sizes.items():
+        if axis in axes:
+            result = size if result is None else result * size
     return np.ones_like(like) if result is None else result
 
 

@@ -58,12 +58,6 @@ def _modules(value: object, name: str) -> tuple[str, ...]:
     return read_modules(value, name)
 
 
-def _operators_of(modules: Sequence[str]) -> tuple[str, ...]:
-    from perfmodel.parallel.recompute_modules import operators_of
-
-    return operators_of(modules)
-
-
 _count = partial(word, kind=int)
 _searched = partial(_count, is_searched=True)
 _choice = partial(word, metavar="NAME")
@@ -145,7 +139,9 @@ class Knobs:
         """Return the knobs as a plan has them: the open factor of `dp` goes to dp_shard under ZeRO, else to dp_replicate."""
         given = self.searched()
         if "recompute_modules" in given:
-            given["recompute_operators"] = _operators_of(given.pop("recompute_modules"))
+            from perfmodel.parallel.recompute_modules import operators_of
+
+            given["recompute_operators"] = operators_of(given.pop("recompute_modules"))
         if "rules" in given:
             if len(given["rules"]) > 1:
                 names = ",".join(rules.name for rules in given["rules"])

@@ -14,7 +14,7 @@ from perfmodel.foundation.values import read_integer, text_of
 from perfmodel.foundation.words import takes, words_of
 from perfmodel.parallel.algebra.degrees import broken, fine_sizes, unused_axis
 from perfmodel.parallel.algebra.folding import data_axis, folding_fault, takes_replicas
-from perfmodel.parallel.algebra.rules import RuleSet, check_agrees, default_rules, is_shipped
+from perfmodel.parallel.algebra.rules import RuleSet, check_agrees, default_rule_sets, is_shipped
 from perfmodel.parallel.algebra.sharding import AXIS_PARTS
 from perfmodel.parallel.framework_ref import FrameworkRef, settings_text
 from perfmodel.parallel.knobs import EXPERT_KNOBS, Knobs, plan_keys
@@ -542,7 +542,7 @@ def _rules(rules: RuleSet | None, sequence_parallel: bool | None, tp: int) -> Ru
     if sequence_parallel and tp == 1:
         raise InputError("sequence_parallel=true: rides on tp, which is 1; use --tp 2 or more, or --no-sequence-parallel")
     if rules is None:
-        return default_rules(sequence_parallel=tp > 1 if sequence_parallel is None else sequence_parallel)
+        return default_rule_sets()[tp > 1 if sequence_parallel is None else sequence_parallel]
     if sequence_parallel is not None:
         check_agrees(rules, sequence_parallel)
     return rules

@@ -59,5 +59,4 @@ def recompute_words(recompute: str, operators: Sequence[str]) -> str:
 
 def operators_of(modules: Sequence[str]) -> tuple[str, ...]:
     """Return the operators of these modules."""
-
     return tuple(operator for module in modules for operator in MODULES[module])

@@ -14,18 +14,12 @@ from perfmodel.foundation.memory_headroom import DEFAULT_RISK
 from perfmodel.foundation.words import is_list, reader, word, words_of
 
 
-def _precision(value: str, name: str) -> Any:
+def _choice(value: str, name: str) -> Any:
+    """Return the member of the closed choice with this name: a precision or an optimizer."""
     from perfmodel.foundation.values import choice_of
-    from perfmodel.workload.job import Precision
+    from perfmodel.workload.job import Optimizer, Precision
 
-    return choice_of(Precision, value, name)
-
-
-def _optimizer(value: str, name: str) -> Any:
-    from perfmodel.foundation.values import choice_of
-    from perfmodel.workload.job import Optimizer
-
-    return choice_of(Optimizer, value, name)
+    return choice_of(Precision if name == "precision" else Optimizer, value, name)
 
 
 def _routings(value: object, name: str) -> list[Any]:
@@ -79,11 +73,11 @@ class Request:
     seq_len: Any = _sizes("Tokens in a sequence, such as 8k (8192)", aliases=("--seq",), missing="the tokens of a sequence")
     precision: Any = _several(
         "fp32, bf16-mixed, fp16-mixed, bf16, or products in fewer bits: fp8-delayed, fp8-current, fp8-block, mxfp8, nvfp4",
-        otherwise="bf16-mixed if left out", metavar="NAME", takes="str", read=_precision,
+        otherwise="bf16-mixed if left out", metavar="NAME", takes="str", read=_choice,
     )  # fmt: skip
     optimizer: Any = _several(
         "sgd, momentum, adam, adamw, lion, adafactor or muon; adamw-8bit, adamw-4bit, paged-adamw-8bit",
-        otherwise="adamw if left out", metavar="NAME", takes="str", read=_optimizer,
+        otherwise="adamw if left out", metavar="NAME", takes="str", read=_choice,
     )  # fmt: skip
     routing: Any = _several(
         "How tokens spread over experts: balanced, skew:1.3 (the fullest rank has 1.3 times the mean), or a file of counts (.csv, .json: "
@@ -151,13 +145,12 @@ class Request:
 
     def described(self) -> dict[str, Any]:
         """Return the given values as plain data, without those that were left out."""
-        named = {
-            name: getattr(getattr(self, name), "name", getattr(self, name)) for name, entry in words_of(type(self)).items() if entry.several
-        }
-        for name in ("train", "routing"):
-            if named[name] is not None:
-                named[name] = str(named[name])
-        values = {name: str(value) if isinstance(value, Path) else value for name, value in named.items() if value is not None}
+        values: dict[str, Any] = {}
+        for name, entry in words_of(type(self)).items():
+            given = getattr(self, name)
+            if entry.several and given is not None:
+                value = getattr(given, "name", given)
+                values[name] = str(value) if isinstance(value, Path) or name in ("train", "routing") else value
         if self.settings:
             from perfmodel.parallel.framework_ref import read_settings, settings_text
 

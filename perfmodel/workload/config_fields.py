@@ -112,7 +112,11 @@ class ConfigFields:
     @_noted(1)
     def count(self, *keys: str, default: int | None = None) -> int:
         """Return a size; further keys are older names of the first, and all present ones must agree."""
-        counts = {key: _whole(key, self.data[key]) for key in keys if self.has(key)}
+        counts: dict[str, int] = {}
+        for key in filter(self.has, keys):
+            counts[key] = value = self.data[key]
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise bad_field(key, quoted(value), "must be a whole number", "correct it in the config")
         if len(set(counts.values())) > 1:
             (first, value), (other, another) = list(counts.items())[:2]
             raise bad_field(first, value, f"contradicts {other}={another}", "keep one of the two")
@@ -168,12 +172,6 @@ class ConfigFields:
 
 
 _ACTIVATIONS = {name: activation for activation, spec in ACTIVATIONS.items() for name in spec.names}
-
-
-def _whole(key: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise bad_field(key, quoted(value), "must be a whole number", "correct it in the config")
-    return value
 
 
 def sizes_of(fields: ConfigFields, *, kv_default: bool, head_dim_required: bool = False, width: str = "intermediate_size") -> Values:

@@ -17,10 +17,11 @@ The last makes a weight's gradient partial on the axes of the batch: data parall
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
+from itertools import chain
 from math import inf, prod
 from typing import Any
 
@@ -100,9 +101,6 @@ class Product:
     is_low: bool = False
     call: str = ""
 
-    def extents(self) -> Iterator[Extent]:
-        yield from (self.batch, self.m, self.n, self.k, *self.tensors)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
@@ -123,10 +121,6 @@ class Stream:
     is_fused: bool = False
     element_flops: float = 0.0
     only_across: frozenset[str] = frozenset()
-
-    def extents(self) -> Iterator[Extent]:
-        yield self.elements
-        yield from (access.extent for access in self.accesses)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,9 +144,6 @@ class FusedAttention:
     def width(self) -> float:
         """Mean of the contraction width and the output width of its two products, per head."""
         return 0.5 * (self.head_dim + (self.value_head_dim or self.head_dim))
-
-    def extents(self) -> Iterator[Extent]:
-        yield from (self.batch, self.heads, self.kv_heads, self.queries, self.keys)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,9 +172,6 @@ class CacheAttention:
         """Entries of a cached key and of its value. A latent serves as both: its first part is the value."""
         return (sum(self.latent), self.latent[0]) if self.latent[0] else (self.head_dim, self.value_head_dim)
 
-    def extents(self) -> Iterator[Extent]:
-        yield from (self.heads, self.kv_heads)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutedExperts:
@@ -198,11 +186,22 @@ class RoutedExperts:
     hidden_size: int
     matrices: int
 
-    def extents(self) -> Iterator[Extent]:
-        yield from ()
-
 
 Work = Product | Stream | FusedAttention | CacheAttention | RoutedExperts
+
+
+def extents_of(work: Work) -> tuple[Extent, ...]:
+    """Return the sizes of which a work is a function."""
+    match work:
+        case Product():
+            return (work.batch, work.m, work.n, work.k, *work.tensors)
+        case Stream():
+            return (work.elements, *[access.extent for access in work.accesses])
+        case FusedAttention():
+            return (work.batch, work.heads, work.kv_heads, work.queries, work.keys)
+        case CacheAttention():
+            return (work.heads, work.kv_heads)
+    return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +288,7 @@ class Operator:
                 continue
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 raise InputError(f"operator {self.name}: dim {name}={size}: must be a whole number of at least 1; correct the shape")
-        for operand in (*self.inputs, self.output):
+        for operand in self.operands:
             named = [dim for dim in operand.dims if dim]
             for dim in named:
                 if dim not in self.dims:
@@ -305,18 +304,13 @@ class Operator:
         for data in (*self.saved, *self.scratch):
             if data.of is not None and not 0 <= data.of <= len(self.inputs):
                 raise InputError(f"operator {self.name}: keeps operand {data.of}: has {len(self.inputs)} inputs and the output; name one")
-        for extent in self._extents():
+        sized: tuple[Data | OwnTraffic, ...] = (*self.traffic, *self.saved, *self.scratch)
+        for extent in chain([data.extent for data in sized], *map(extents_of, (*self.forward, *self.backward))):
             for size, dim in extent:
                 if dim and dim not in self.dims:
                     raise InputError(f"operator {self.name}: an extent has dim {dim!r}: not a dim of the operator; add it")
                 if size <= 0:
                     raise InputError(f"operator {self.name}: an extent has size {size}: must be positive; correct the shape")
-
-    def _extents(self) -> Iterator[Extent]:
-        yield from (traffic.extent for traffic in self.traffic)
-        yield from (data.extent for data in (*self.saved, *self.scratch))
-        for work in (*self.forward, *self.backward):
-            yield from work.extents()
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -500,17 +494,12 @@ class Region:
 
 def regions_of(layers: Iterable[str], repeats: Iterable[Repeat], blocks: Mapping[str, float] | None = None) -> tuple[Region, ...]:
     """Return the regions in the order of their first operators."""
-    by_layer = {repeat.layer: repeat for repeat in repeats}
-
-    def region(name: str) -> Region:
-        repeat = by_layer.get(name)
-        if repeat is not None:
-            return Region(name=name, count=repeat.count, is_block=True, carried=repeat.carried, turn=repeat.turn)
-        if blocks and name in blocks:
-            return Region(name=name, is_block=True, host_layers=blocks[name])
-        return Region(name=name)
-
-    return tuple(map(region, dict.fromkeys(layers)))
+    blocks = blocks or {}
+    regions = {name: Region(name=name, is_block=name in blocks, host_layers=blocks.get(name, 1.0)) for name in layers}
+    for repeat in repeats:
+        if repeat.layer in regions:
+            regions[repeat.layer] = Region(name=repeat.layer, count=repeat.count, is_block=True, carried=repeat.carried, turn=repeat.turn)
+    return tuple(regions.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -543,7 +532,6 @@ class Graph:
 
     def __post_init__(self) -> None:
         names: set[str] = set()
-        produced = {operator.output.tensor for operator in self.operators}
         for index, operator in enumerate(self.operators):
             if operator.name in names:
                 raise InputError(f"operator {operator.name}: occurs twice; rename one")
@@ -561,14 +549,15 @@ class Graph:
             if operator.output.tensor in self._made:
                 raise InputError(f"operator {operator.name}: output {operator.output.tensor!r} is made twice; rename one")
             for position, operand in enumerate(operator.inputs):
-                if operand.tensor in produced and operand.tensor not in self._made:
-                    raise InputError(f"operator {operator.name}: input {operand.tensor!r} is made after it; put its producer first")
                 self._read.setdefault(operand.tensor, []).append((index, position))
             self._made[operator.output.tensor] = index
+        for name, ((first, _), *_) in self._read.items():
+            if first <= self._made.get(name, -1):
+                raise InputError(f"operator {self.operators[first].name}: input {name!r} is made after it; put its producer first")
         for repeat in self.repeats:
             if repeat.carried not in self.tensors:
                 raise InputError(f"repeat of {repeat.layer}: tensor {repeat.carried!r} is not in the graph; declare it")
-        object.__setattr__(self, "regions", regions_of((operator.layer for operator in self.operators), self.repeats, self.blocks))
+        object.__setattr__(self, "regions", regions_of(self._layers, self.repeats, self.blocks))
 
     # --- edges ----------------------------------------------------------------------------------------------
 
@@ -626,6 +615,10 @@ class Graph:
         """Default bytes of an activation element."""
         return self.compute_bytes or self.tensors[self.boundary or self.operators[-1].output.tensor].itemsize
 
+    def extent(self, operand: Operand) -> Extent:
+        """Return all elements of the operand's tensor, including positions without a dim of the operator."""
+        return tuple(zip(self.tensors[operand.tensor].shape, operand.dims, strict=True))
+
     def itemsize(self, operator: Operator, data: Data) -> float:
         """Return the bytes of an element that an operator reads, writes or saves."""
         if data.itemsize or data.of is None:
@@ -651,21 +644,17 @@ class Graph:
     @property
     def layer_parameters(self) -> dict[str, int]:
         """Parameter elements by the first layer that reads them."""
-        return self._by_layer(self.parameters)
-
-    def _by_layer(self, parameters: Iterable[Tensor]) -> dict[str, int]:
         counts: dict[str, int] = {}
-        for tensor in parameters:
-            if tensor.name in self._read:
-                layer = self.operators[self._read[tensor.name][0][0]].layer
-                counts[layer] = counts.get(layer, 0) + tensor.num_elements
+        for tensor in self.parameters:
+            for reader, _ in self.consumers(tensor.name)[:1]:
+                counts[reader.layer] = counts.get(reader.layer, 0) + tensor.num_elements
         return counts
 
     @property
     def num_parameters(self) -> int:
         if not self.repeats:
             return sum(tensor.num_elements for tensor in self.parameters)
-        return sum(self.count(layer) * number for layer, number in self.layer_parameters.items())
+        return self._number_of(self.parameters)
 
     @property
     def num_trained_parameters(self) -> int:
@@ -675,11 +664,16 @@ class Graph:
     @property
     def num_frozen_in_products(self) -> int:
         """Number of frozen parameters that products read."""
-        frozen = (tensor for tensor in self.parameters if not tensor.has_gradient)
-        return self._number_of(tensor for tensor in frozen if any(reader.is_product for reader, _ in self.consumers(tensor.name)))
+        return self._number_of(
+            tensor
+            for tensor in self.parameters
+            if not tensor.has_gradient and any(reader.is_product for reader, _ in self.consumers(tensor.name))
+        )
 
     def _number_of(self, parameters: Iterable[Tensor]) -> int:
-        return sum(self.count(layer) * number for layer, number in self._by_layer(parameters).items())
+        """Return the elements of parameters in all runs of the first layers that read them."""
+        reading = ((tensor.num_elements, self.consumers(tensor.name)[:1]) for tensor in parameters)
+        return sum(self.count(reader.layer) * number for number, readers in reading for reader, _ in readers)
 
     @property
     def flops(self) -> float:

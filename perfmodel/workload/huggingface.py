@@ -22,10 +22,17 @@ from perfmodel.workload.imported.decoder import decoder_of, is_saved_graph, read
 def read_config(source: Mapping[str, Any] | str | Path, *, name: str = "") -> TransformerConfig:
     """Return the model of a `config.json`, given as its contents, its path or its folder. Also reads the decoder in a file that `perfmodel
     import --save` wrote."""
-    if isinstance(source, (str, Path)):
-        text, path = _load(Path(source))
-        return _config_of(text, str(path), name or (path.parent.resolve().name if path.name == "config.json" else path.stem))
-    return _model_of(source, "config", name)
+    if not isinstance(source, (str, Path)):
+        return _model_of(source, "config", name)
+    path = Path(source)
+    try:
+        if path.is_dir():
+            path = path / "config.json"
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise InputError(f"{path}: cannot be read ({reason}); give a config.json or the folder that holds it") from None
+    text = read_text(path, "config.json or of the folder that holds it")
+    return _config_of(text, str(path), name or (path.parent.resolve().name if path.name == "config.json" else path.stem))
 
 
 @lru_cache(maxsize=32)
@@ -43,6 +50,7 @@ def _model_of(data: object, origin: str, name: str) -> TransformerConfig:
         raise InputError(f"{origin}: must be a JSON object of fields, not {type(data).__name__}; give a Hugging Face config.json")
     if is_saved_graph(data):
         return decoder_of(read_graph(data, where=origin), name=name)
+    left_out = " and ".join(part for key, part in _TOWERS.items() if isinstance(data.get(key), Mapping) and data[key])
     nested = data.get("text_config")
     if isinstance(nested, Mapping):  # a vision-language model: only its language model is modelled
         text = dict(nested)
@@ -52,7 +60,7 @@ def _model_of(data: object, origin: str, name: str) -> TransformerConfig:
         fields = ConfigFields(data=text, model_type=model_type, defaults=CLASS_DEFAULTS.get(model_type, {}))
     else:
         full_type = _text(data, "model_type")  # older Qwen files have no text_config: the language model's keys are next to the tower's
-        model_type = _TEXT_MODEL_TYPE[full_type] if _left_out(data) and full_type in _TEXT_MODEL_TYPE else _model_type(data)
+        model_type = _TEXT_MODEL_TYPE[full_type] if left_out and full_type in _TEXT_MODEL_TYPE else _model_type(data)
         fields = ConfigFields(data=data, model_type=model_type, defaults={})
     _refuse(fields)
     try:
@@ -63,32 +71,12 @@ def _model_of(data: object, origin: str, name: str) -> TransformerConfig:
     if fields.faults:
         raise InputError(listed(list(dict.fromkeys(fields.faults))))
     called = name or _text(data, "_name_or_path").rstrip("/").rpartition("/")[2] or model_type
-    return TransformerConfig(
-        name=called, architecture=model_type, left_out=_left_out(data), source=_text(data, "_source") or origin, **values
-    )
+    return TransformerConfig(name=called, architecture=model_type, left_out=left_out, source=_text(data, "_source") or origin, **values)
 
 
-def _left_out(data: Mapping[str, Any]) -> str:
-    """Return the parts other than the language model: "its vision tower"."""
-    parts = [part for key, part in _TOWERS.items() if isinstance(data.get(key), Mapping) and data[key]]
-    return " and ".join(parts)
-
-
+#: Parts of a model other than the language model, by key.
 VISION_TOWER = "its vision tower"
 _TOWERS: Mapping[str, str] = {"vision_config": VISION_TOWER, "audio_config": "its audio tower"}
-
-
-# --- the file -----------------------------------------------------------------------------------------------------
-
-
-def _load(path: Path) -> tuple[str, Path]:
-    try:
-        if path.is_dir():
-            path = path / "config.json"
-    except (OSError, ValueError) as error:  # ValueError: a null byte in the path
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise InputError(f"{path}: cannot be read ({reason}); give a config.json or the folder that holds it") from None
-    return read_text(path, "config.json or of the folder that holds it"), path
 
 
 def _text(data: Mapping[str, Any], key: str) -> str:

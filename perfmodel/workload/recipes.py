@@ -90,8 +90,3 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType(
         )
     }
 )  # fmt: skip
-
-
-def recipe_named(name: str) -> Recipe | None:
-    """Return the recipe of a precision; None if products use the precision's own dtype."""
-    return RECIPES.get(name)

@@ -22,7 +22,7 @@ def with_extents(operator: Operator, change: Callable[[Extent], Extent], **field
             case Stream():
                 return replace(old, elements=change(old.elements), accesses=data(old.accesses))
             case FusedAttention():
-                batch, heads, kv_heads, queries, keys = map(change, old.extents())
+                batch, heads, kv_heads, queries, keys = map(change, (old.batch, old.heads, old.kv_heads, old.queries, old.keys))
                 return replace(old, batch=batch, heads=heads, kv_heads=kv_heads, queries=queries, keys=keys)
             case CacheAttention():
                 return replace(old, heads=change(old.heads), kv_heads=change(old.kv_heads))

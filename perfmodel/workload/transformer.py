@@ -86,10 +86,10 @@ def build_graph(
     )
 
     table = "embedding.weight"
-    x = b.embedding("token_embedding", b.index("tokens", "b s"), "b s", table, "b s v_in h", "v h")
+    x = b.embedding("token_embedding", "tokens", "b s", table, "b s v_in h", "v h")
     if model.position == "learned":
-        positions = b.embedding("position_embedding", b.index("positions", "s"), "s", "position_embedding.weight", "b s_res p h", "p h")
-        x = b.sum("embedding_add", [x, positions])
+        positions = b.embedding("position_embedding", "positions", "s", "position_embedding.weight", "b s_res p h", "p h")
+        x = b.sum("embedding_add", x, positions)
     if model.embedding_layernorm:
         x = b.norm("embedding_norm", x)
     if b.drops:
@@ -97,10 +97,10 @@ def build_graph(
     x = b.identity("embedding_output", x)
 
     for kind in model.layer_kinds:
-        b.begin(kind.name, prefix=model.prefix_of(kind))
+        b.region, b.prefix = kind.name, model.prefix_of(kind)
         x = write_layer(b, kind, x)
 
-    b.begin("head")
+    b.region, b.prefix = "head", ""
     x = b.identity("head_input", x)
     head_weight = table if model.tie_word_embeddings else b.parameter("lm_head.weight", "v h", 1)
     if model.num_mtp_layers:

@@ -7,7 +7,7 @@ from math import prod
 import pytest
 
 from perfmodel.foundation.errors import InputError
-from perfmodel.workload.graph import FusedAttention, Product
+from perfmodel.workload.graph import FusedAttention, Product, extents_of
 from perfmodel.workload.models import load_model
 from perfmodel.workload.networks.language_model import transformer_network
 from perfmodel.workload.transformer import build_graph
@@ -28,7 +28,7 @@ def facts(operator, samples=()):
         return tuple((count(access.extent, samples), access.itemsize, access.of, access.is_gradient) for access in items)
 
     def work(operation):
-        sizes = tuple(count(extent, samples) for extent in operation.extents())
+        sizes = tuple(count(extent, samples) for extent in extents_of(operation))
         if isinstance(operation, Product):
             return "product", sizes, operation.repeats
         if isinstance(operation, FusedAttention):

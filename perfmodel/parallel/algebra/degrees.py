@@ -92,6 +92,11 @@ def fine_sizes(model: TransformerConfig, *, cp: int, tp: int) -> dict[str, int]:
     return {"cp": cp, "tp_kv": tp_kv, "tp_q": tp // tp_kv, "dp_replicate": 1, "dp_shard": 1}
 
 
+def present_axes(model: TransformerConfig, *, cp: int, tp: int) -> frozenset[str]:
+    """Return the fine axes with several ranks, without the data axes, over which all rule sets shard the batch alike."""
+    return frozenset(axis for axis, size in fine_sizes(model, cp=cp, tp=tp).items() if size > 1)
+
+
 def unused_axis(rules: RuleSet, model: TransformerConfig, *, cp: int, tp: int) -> str:
     """Return an axis of several ranks that shards nothing, so that its ranks would do the same work; "" if there is none."""
     for axis, size in fine_sizes(model, cp=cp, tp=tp).items():

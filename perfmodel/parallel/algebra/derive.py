@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
 from functools import cached_property
+from itertools import chain
 from math import ceil, prod
 from typing import NamedTuple
 
@@ -62,17 +63,14 @@ class Amount:
         """Return the mean over the chips; with padding `on` is the largest share."""
         return self.base * self.padded_size / size(self.axes | self.padded_axes)
 
-    def scaled(self, factor: float) -> Amount:
-        return self.of_base(self.base * factor)
-
     def at_once(self, tokens: int) -> Amount:
         """Return the amount for `tokens` tokens in place of the whole sequence."""
         return replace(self, base=self.base * tokens, length_power=self.length_power - 1)
 
-    def of_base(self, base: float) -> Amount:
-        """Return the same formula with another base; `dataclasses.replace` takes ten times as long."""
+    def scaled(self, factor: float) -> Amount:
+        """Return the amount times `factor`; `dataclasses.replace` takes ten times as long."""
         return Amount(
-            base=base,
+            base=self.base * factor,
             batch_dim=self.batch_dim,
             length_power=self.length_power,
             parts=self.parts,
@@ -231,17 +229,20 @@ class ShardedGraph:
         Before: it leads to a set of rows, or to an input that is read with one. After: it depends on a set. Concurrent: neither.
         """
         graph, positions = self.graph, dict[str, ExchangePosition]()
-        for operators in (graph.operators_of(region.name) for region in graph.regions if region.is_block):
-            sets = {op.name: any(graph.tensors[operand.tensor].is_set for operand in op.inputs) for op in operators}
-            exchanged, wanted = set[str](), {operand.tensor for op in operators if sets[op.name] for operand in op.inputs}
+        sets = {name for name, tensor in graph.tensors.items() if tensor.is_set}
+        for region in graph.regions if sets else ():
+            operators = graph.operators_of(region.name) if region.is_block else []
+            inputs = {op.name: {operand.tensor for operand in op.inputs} for op in operators}
+            wanted = sets.union(*(read for read in inputs.values() if read & sets))
             leading = set[str]()
             for op in reversed(operators):
-                if graph.tensors[op.output.tensor].is_set or op.output.tensor in wanted:
+                if op.output.tensor in wanted:
                     leading.add(op.name)
-                    wanted.update(operand.tensor for operand in op.inputs)
+                    wanted |= inputs[op.name]
+            exchanged = set(sets)
             for op in operators if leading else ():
                 positions[op.name] = ExchangePosition.BEFORE if op.name in leading else ExchangePosition.CONCURRENT
-                if sets[op.name] or any(operand.tensor in exchanged for operand in op.inputs):
+                if inputs[op.name] & exchanged:
                     positions[op.name] = ExchangePosition.AFTER
                     exchanged.add(op.output.tensor)
         return positions
@@ -310,23 +311,16 @@ def extent_amount(operator: Operator, sharding: Sharding, extent: Extent, *, sca
     )
 
 
-def tensor_amount(operator: Operator, operand: Operand, tensor: Tensor, cuts: Sequence[tuple[str, ...]]) -> Amount:
-    """Return the local elements of one of the operator's tensors whose positions are sharded over these axes."""
-    sharding: dict[str, tuple[str, ...]] = {}
-    for dim, axes in zip(operand.dims, cuts, strict=True):
-        sharding[dim] = sharding.get(dim, ()) + axes  # positions without a dim share one name, the empty one
-    return extent_amount(operator, sharding, tuple(zip(tensor.shape, operand.dims, strict=True)))
-
-
 def _step_amount(operator: Operator, tensor: Tensor, source: Layout, target: Layout, step: Step) -> Amount:
     """Return the buffer of one redistribution step of the operator's output: the tensor divided by the axes that still shard it."""
-    position_of = {axis: i for i, axes in enumerate(target.cuts) for axis in axes}
-    before = {axis: i for i, axes in enumerate(source.cuts) for axis in axes}
     # an all-to-all counts the local send buffer; later steps find the axes at their new positions
     after_exchange = step.kind in (CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_GATHER)
-    position_of = before | position_of if after_exchange else position_of | before
-    cuts = [tuple(axis for axis in step.remaining if position_of[axis] == position) for position in range(len(target.cuts))]
-    return tensor_amount(operator, operator.output, tensor, cuts)
+    dims, layouts = operator.output.dims, (source, target) if after_exchange else (target, source)
+    dim_of = {axis: dim for layout in layouts for dim, axes in zip(dims, layout.cuts, strict=True) for axis in axes}
+    sharding: dict[str, tuple[str, ...]] = {}
+    for axis in step.remaining:
+        sharding[dim_of[axis]] = (*sharding.get(dim_of[axis], ()), axis)  # positions without a dim share one name, the empty one
+    return extent_amount(operator, sharding, tuple(zip(tensor.shape, dims, strict=True)))
 
 
 class _Move(NamedTuple):
@@ -352,14 +346,17 @@ def derive(
            each reader; partial sums of two tensors are then never joined (R7). None: as few redistributions as the layouts allow
     axes   axes that shardings may use
     """
+    left: dict[str, Layout] = {}
+    needed: dict[tuple[str, int], Layout] = {}
     for op in graph.operators:
         if op.name not in shardings:
             raise InputError(f"operator {op.name}: has no sharding; give it one (an empty map leaves it whole)")
         if held is None and len(op.padded) > 1:
             raise InputError(f"operator {op.name}: padded dims={op.padded}: at most one may be padded; let the others divide")
         check_sharding(op, shardings[op.name], axes)
-    left = {op.output.tensor: output_layout(op, shardings[op.name]) for op in graph.operators}
-    needed = {(op.name, i): input_layout(shardings[op.name], operand) for op in graph.operators for i, operand in enumerate(op.inputs)}
+        left[op.output.tensor] = output_layout(op, shardings[op.name])
+        for i, operand in enumerate(op.inputs):
+            needed[op.name, i] = input_layout(shardings[op.name], operand)
     _check_edges(graph, needed, left)
     joined = _joined_inputs(graph, left) if held is None else {}
     traffic: list[Traffic] = []
@@ -413,14 +410,18 @@ _Reading = tuple[Operator, Layout, Layout]
 
 
 def _joint_moves(producer: Operator, left: Layout, reading: Sequence[_Reading]) -> Iterator[_Move]:
-    """Yield one redistribution for each distinct layout; gradients are added before they are reduced (R7)."""
-    start = left
-    for target, op in _distinct_targets([(needed, op) for op, needed, _ in reading]):
+    """Yield one redistribution for each distinct layout, most finely sharded first; gradients are added before they are reduced (R7)."""
+    start, goal = left, left.resolved()
+    first: dict[Layout, Operator] = {}
+    gradients: list[Layout] = []
+    for op, needed, gradient in reading:
+        first.setdefault(needed, op)
+        gradients.append(sliced_towards(gradient, goal))
+    for target, op in sorted(first.items(), key=lambda item: -len(item[0].cut_axes)):
         yield _Move(start, target, Pass.FORWARD, op.layer, op.name)
         if start.partial:
             start = target  # a second layout starts from the first, already reduced
-    goal = left.resolved()
-    for gradient in join_gradients([sliced_towards(gradient, goal) for _, _, gradient in reading]):
+    for gradient in join_gradients(gradients):
         yield _Move(gradient, goal, Pass.BACKWARD, reading[0][0].layer, producer.name)
 
 
@@ -458,14 +459,6 @@ def _check_edges(graph: Graph, needed: Mapping[tuple[str, int], Layout], left: M
     if len(boundary) > 1:
         what = ", ".join(f"{name} {layout}" for layout, name in boundary.items())
         raise InputError(f"layer boundary: {what}: must be one layout; give the operators at the boundary one rule")
-
-
-def _distinct_targets(wanted: list[tuple[Layout, Operator]]) -> list[tuple[Layout, Operator]]:
-    """Return the distinct layouts with their first readers, the most finely sharded first."""
-    distinct: dict[Layout, Operator] = {}
-    for layout, op in wanted:
-        distinct.setdefault(layout, op)
-    return sorted(distinct.items(), key=lambda item: -len(item[0].cut_axes))
 
 
 def _joined_inputs(graph: Graph, left: Mapping[str, Layout]) -> dict[str, str]:
@@ -559,16 +552,15 @@ def parameter_layout(
 ) -> ParameterLayout:
     """Return the layout in the first reader (operator, input); the gradient is partial where any reader leaves it so."""
     op, i = uses[0]
-    sharding = shardings[op.name]
-    rows, columns = op.inputs[i].dims[: tensor.num_rows], op.inputs[i].dims[tensor.num_rows :]
+    cuts = input_layout(shardings[op.name], op.inputs[i]).cuts
     return ParameterLayout(
         name=tensor.name,
         num_rows=prod(tensor.shape[: tensor.num_rows]),
         num_columns=prod(tensor.shape[tensor.num_rows :]),
-        row_axes=frozenset(a for d in rows for a in sharding.get(d, ())),
-        column_axes=frozenset(a for d in columns for a in sharding.get(d, ())),
-        gradient_axes=frozenset(a for op, i in uses for a in gradient_layout(shardings[op.name], op.inputs[i]).partial),
+        row_axes=frozenset(chain.from_iterable(cuts[: tensor.num_rows])),
+        column_axes=frozenset(chain.from_iterable(cuts[tensor.num_rows :])),
+        gradient_axes=frozenset().union(*(gradient_layout(shardings[op.name], op.inputs[i]).partial for op, i in uses)),
         sum_axes=sum_axes,
         regions=tuple(dict.fromkeys(op.layer for op, _ in uses)),
-        elements=tensor_amount(op, op.inputs[i], tensor, input_layout(sharding, op.inputs[i]).cuts),
+        elements=extent_amount(op, shardings[op.name], tuple(zip(tensor.shape, op.inputs[i].dims, strict=True))),
     )

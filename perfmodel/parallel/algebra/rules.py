@@ -13,7 +13,7 @@ from perfmodel.foundation.errors import InputError, bad_field, one_line, shown, 
 from perfmodel.foundation.resources import resource_dir
 from perfmodel.foundation.values import check_path
 from perfmodel.parallel.algebra.folding import REFINED
-from perfmodel.parallel.algebra.sharding import AXIS_PARTS, FINE_AXES, TENSOR_AXES, Sharding, check_sharding
+from perfmodel.parallel.algebra.sharding import AXIS_PARTS, TENSOR_AXES, Sharding, check_sharding
 from perfmodel.workload.graph import Graph, Operator
 
 #: The dim that shards experts over ranks; a graph that has it uses finer axes (`folding.py`).
@@ -216,10 +216,6 @@ def default_rule_sets() -> tuple[RuleSet, RuleSet]:
     return _shipped(MEGATRON), _shipped(MEGATRON_SP)
 
 
-def default_rules(*, sequence_parallel: bool) -> RuleSet:
-    return default_rule_sets()[int(sequence_parallel)]
-
-
 def rule_labels(rules: RuleSet) -> str:
     """Return the name for output; "" for the two default rule sets, which sequence parallelism distinguishes."""
     return "" if rules in default_rule_sets() else rules.name
@@ -230,22 +226,13 @@ def check_agrees(rules: RuleSet, sequence_parallel: bool) -> None:
     if rules.scatters_residual == sequence_parallel:
         return
     does = "cuts" if rules.scatters_residual else "does not cut"
-    pair = default_rules(sequence_parallel=sequence_parallel).name
+    pair = default_rule_sets()[sequence_parallel].name
     raise bad_field(
         "sequence_parallel",
         str(sequence_parallel).lower(),
         f"the rule set {rules.name} {does} the residual stream (s_res) by tp",
         f"leave out one of the two, or use rules={pair}",
     )
-
-
-def present_axes(*, cp: int, tp: int, num_key_value_heads: int) -> frozenset[str]:
-    """Return the fine axes with several ranks, without the data axes, over which all rule sets shard the batch alike."""
-    from math import gcd
-
-    tp_kv = gcd(tp, num_key_value_heads)
-    sizes = {"cp": cp, "tp_kv": tp_kv, "tp_q": tp // tp_kv}
-    return frozenset(axis for axis in FINE_AXES if sizes.get(axis, 1) > 1)
 
 
 def apply_rules(graph: Graph, rules: RuleSet) -> dict[str, Sharding]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from perfmodel.foundation.collectives import CollectiveKind
@@ -55,7 +56,7 @@ class Layout:
 
     @property
     def cut_axes(self) -> frozenset[str]:
-        return frozenset(axis for position in self.cuts for axis in position)
+        return frozenset(chain.from_iterable(self.cuts))
 
     def resolved(self) -> Layout:
         """Return the layout with partial axes replicated: the layout that a gradient must reach (R4)."""
@@ -168,11 +169,11 @@ def redistribute(source: Layout, target: Layout, *, is_set: bool = False) -> tup
     def names(mask: int) -> frozenset[str]:
         return frozenset(axis for axis, bit in bits.items() if mask & bit)
 
-    have, want = [mask(axes) for axes in source.cuts], [mask(axes) for axes in target.cuts]
-    if is_set:
-        inside = [~(old & new) for old, new in zip(have, want, strict=True)]
-    else:
-        inside = [~mask(old[: _common_prefix(old, new)]) for old, new in zip(source.cuts, target.cuts, strict=True)]
+    have, want, inside = list[int](), list[int](), list[int]()
+    for old, new in zip(source.cuts, target.cuts, strict=True):
+        have.append(mask(old))
+        want.append(mask(new))
+        inside.append(~(have[-1] & want[-1] if is_set else mask(old[: _common_prefix(old, new)])))
     due = collectives(have, want, mask(partial), inside)
     return tuple(Step(kind=kind, axes=names(group), remaining=names(remaining)) for kind, group, remaining in due if group)
 

@@ -17,9 +17,9 @@ from perfmodel.foundation.errors import InputError, suggest
 from perfmodel.frameworks.options import HEAD_TAIL
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.frameworks.runnable import ANYTHING, Runs
-from perfmodel.parallel.algebra.degrees import admits, fine_sizes
+from perfmodel.parallel.algebra.degrees import admits, fine_sizes, present_axes
 from perfmodel.parallel.algebra.folding import foldings
-from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, load_rule_set, present_axes
+from perfmodel.parallel.algebra.rules import RuleSet, default_rule_sets, load_rule_set
 from perfmodel.parallel.assignment import cuts_alike
 from perfmodel.parallel.context_forms import ULYSSES, ULYSSES_RULES
 from perfmodel.parallel.knobs import searched_knobs
@@ -203,7 +203,7 @@ class RuleChoices:
 
     def _find(self, cp: int, tp: int, hybrid: bool) -> int:
         model, space = self.job.transformer, self.space
-        axes = present_axes(cp=cp, tp=tp, num_key_value_heads=model.num_key_value_heads)
+        axes = present_axes(model, cp=cp, tp=tp)
         mask, seen = 0, list[RuleSet]()
         for i, rules in enumerate(space.rule_sets):
             if not admits(rules, model, self.job.seq_len, cp=cp, tp=tp):

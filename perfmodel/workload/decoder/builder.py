@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import starmap
 from types import MappingProxyType
 from typing import cast
 
@@ -136,7 +137,7 @@ class DecoderBuilder:
 
     Dims are words separated by spaces; those of an operator may select a logical name (`g_norm`), those of tensors are bare.
 
-    prefix   of the names of operators and tensors in a region
+    region, prefix   to which the following operators belong, and of the names of operators and tensors in it
     other fields are arguments of `build_graph`
     """
 
@@ -157,10 +158,6 @@ class DecoderBuilder:
     absorbs: bool = False
     region: str = "embedding"
     prefix: str = ""
-
-    def begin(self, region: str, *, prefix: str = "") -> None:
-        """Start a region: the following operators belong to it."""
-        self.region, self.prefix = region, prefix
 
     def parameter(self, name: str, dims: str, num_rows: int, *, bias_of: str = "", part: WeightPart = "other") -> str:
         shape, role, name = tuple(self.of(dims).values()), TensorRole.PARAMETER, self.prefix + name
@@ -262,16 +259,12 @@ class DecoderBuilder:
         return self.product(name, dims, (x, x_dims), (weight, weight_dims), (f"{name}.out", out_dims), grouped=grouped, itemsize=itemsize)
 
     def pointwise(self, name: str, function: str, inputs: list[tuple[str, str]], dims: str) -> str:
-        operands = tuple(operand(*pair) for pair in inputs)
-        operator = elementwise(name, function, operands, operand(f"{name}.out", inputs[0][1]), self.of(dims))
+        operator = elementwise(name, function, tuple(starmap(operand, inputs)), operand(f"{name}.out", inputs[0][1]), self.of(dims))
         return self.add(operator, dims)
 
     def bias(self, name: str, x: str, dims: str, tensor_dims: str, bias_dims: str) -> str:
         vector = self.parameter(f"{name}.bias", bias_dims, len(bias_dims.split()), bias_of=name)
         return self.pointwise(f"{name}_bias", "bias", [(x, tensor_dims), (vector, bias_dims)], dims)
-
-    def activation(self, x: str, dims: str) -> str:
-        return self.pointwise("activation", self.model.activation, [(x, dims)], dims)
 
     def norm(
         self, name: str, x: str, dims: str = "b s_res h", tensor_dims: str = "b s h", over: str = "h", weight_dims: str = "", rows: int = 1
@@ -315,18 +308,19 @@ class DecoderBuilder:
         operator = dropout(name, operand(x, tensor_dims), operand(f"{name}.out", tensor_dims), self.of(dims))
         return self.add(operator, dims, group=group)
 
-    def sum(self, name: str, inputs: list[str]) -> str:
-        return self.pointwise(name, "add", [(x, "b s h") for x in inputs], "b s_res h")
+    def sum(self, name: str, x: str, y: str) -> str:
+        return self.pointwise(name, "add", [(x, "b s h"), (y, "b s h")], "b s_res h")
 
     def identity(self, name: str, x: str) -> str:
         dims = "b s_res h"
         return self.add(identity(name, operand(x, "b s h"), operand(f"{name}.out", "b s h"), self.of(dims)), dims)
 
     def embedding(self, name: str, ids: str, ids_dims: str, table_name: str, dims: str, table_dims: str) -> str:
-        """Add a lookup; a table that exists already is read again."""
+        """Add a lookup of the indices `ids`; a table that exists already is read again."""
+        ids_operand = operand(self.index(ids, ids_dims), ids_dims)
         known = table_name if table_name in self.tensors else self.parameter(table_name, table_dims, 1)
         table = operand(known, table_dims)
-        return self.add(embedding(name, operand(ids, ids_dims), table, operand(f"{name}.out", "b s h"), self.of(dims)), dims)
+        return self.add(embedding(name, ids_operand, table, operand(f"{name}.out", "b s h"), self.of(dims)), dims)
 
 
 def operand(tensor: str, dims: str) -> Operand:

@@ -46,7 +46,7 @@ def expert_mixture(b: DecoderBuilder, x: str) -> str:
     if not experts.shared_width:
         return routed
     shared = _shared(b, experts, x)
-    return b.sum("experts_add", [routed, shared])
+    return b.sum("experts_add", routed, shared)
 
 
 def _all_to_all(b: DecoderBuilder, experts: Experts, x: str, weights: str) -> str:

@@ -25,10 +25,11 @@ def dense_mlp(b: DecoderBuilder, x: str) -> str:
         if model.mlp_bias:
             gate = b.bias("gate_proj", gate, wide, wide, "f")
             up = b.bias("up_proj", up, wide, wide, "f")
-        y = b.pointwise("gate_product", "mul", [(b.activation(gate, wide), wide), (up, wide)], wide)
+        y = b.pointwise("activation", model.activation, [(gate, wide)], wide)
+        y = b.pointwise("gate_product", "mul", [(y, wide), (up, wide)], wide)
     else:
         up = b.linear("up_proj", x, hidden, "b s h", "f h", 1, wide, part="dense")
         if model.mlp_bias:
             up = b.bias("up_proj", up, wide, wide, "f")
-        y = b.activation(up, wide)
+        y = b.pointwise("activation", model.activation, [(up, wide)], wide)
     return b.linear("down_proj", y, "b s f h", wide, "h f", 1, "b s h", part="dense")

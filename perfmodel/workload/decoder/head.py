@@ -28,8 +28,8 @@ def write_loss(b: DecoderBuilder, x: str, head_weight: str) -> None:
 def write_further_tokens(b: DecoderBuilder, x: str, *, table: str, head_weight: str) -> None:
     """Write the modules in sequence, each from the previous hidden state and the embedding of the token one position further."""
     for depth in range(b.model.num_mtp_layers):
-        b.begin("head", prefix=f"mtp{depth}.")
-        token = b.embedding("token_embedding", b.index("tokens", "b s"), "b s", table, "b s v_in h", "v h")
+        b.prefix = f"mtp{depth}."
+        token = b.embedding("token_embedding", "tokens", "b s", table, "b s v_in h", "v h")
         hidden, token = b.norm("hidden_norm", x), b.norm("embedding_norm", token)
         dims = "b s_res h hn hh"
         both = operand(hidden, "b s h"), operand(token, "b s hn"), operand("joint.out", "b s hh")
@@ -37,4 +37,4 @@ def write_further_tokens(b: DecoderBuilder, x: str, *, table: str, head_weight: 
         projected = b.linear("joint_proj", joint, "b s_res h hh", "b s hh", "h hh", 1, "b s h", part="other")
         x = write_layer(b, b.model.mtp_kind, projected)
         write_loss(b, x, head_weight)
-    b.begin("head")
+    b.prefix = ""

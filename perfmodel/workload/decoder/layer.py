@@ -32,11 +32,11 @@ def write_layer(b: DecoderBuilder, kind: LayerSpec, x: str) -> str:
         if kind.mixer != "none":
             mixed = MIXERS[kind.mixer](b, b.norm("attention_norm", x) if model.pre_norm else x)
             bias = "o_proj" if model.attention_output_bias and kind.mixer in ("attention", "latent") else ""
-            x = b.sum("attention_add", [x, branch_end(b, "attention", mixed, bias=bias)])
+            x = b.sum("attention_add", x, branch_end(b, "attention", mixed, bias=bias))
         if kind.feed_forward != "none":
             out = FEED_FORWARDS[kind.feed_forward](b, b.norm("mlp_norm", x) if model.pre_norm else x)
             bias = "down_proj" if model.mlp_bias and kind.feed_forward == "dense" else ""
-            x = b.sum("mlp_add", [x, branch_end(b, "mlp", out, bias=bias)])
+            x = b.sum("mlp_add", x, branch_end(b, "mlp", out, bias=bias))
     return b.identity("block_output", x)
 
 
@@ -46,11 +46,11 @@ def _parallel(b: DecoderBuilder, kind: LayerSpec, x: str) -> str:
     normed = b.norm("attention_norm", x) if model.pre_norm else x
     mlp_in = normed if model.shared_norm else b.norm("mlp_norm", x)
     mixed = MIXERS[kind.mixer](b, normed)
-    both = b.sum("parallel_add", [mixed, FEED_FORWARDS[kind.feed_forward](b, mlp_in)])
+    both = b.sum("parallel_add", mixed, FEED_FORWARDS[kind.feed_forward](b, mlp_in))
     if model.attention_output_bias:
         both = b.bias("o_proj", both, "b s_res h", "b s h", "h")
     if model.mlp_bias:
         both = b.bias("down_proj", both, "b s_res h", "b s h", "h")
     if b.drops:
         both = b.dropout("block_dropout", both)
-    return b.sum("block_add", [x, both])
+    return b.sum("block_add", x, both)

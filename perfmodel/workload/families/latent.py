@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from perfmodel.foundation.errors import bad_field
 from perfmodel.workload.config import printable
@@ -10,14 +11,6 @@ from perfmodel.workload.config_fields import ConfigFields, Values, layer_parts
 from perfmodel.workload.families.dense import LLAMA
 from perfmodel.workload.families.experts import after_dense_layers, routed_and_shared
 from perfmodel.workload.layer_specs import LatentAttention
-
-
-def _deepseek_v2(fields: ConfigFields) -> Values:
-    return _deepseek(fields, sigmoid=False)
-
-
-def _deepseek_v3(fields: ConfigFields) -> Values:
-    return _deepseek(fields, sigmoid=True)
 
 
 def _with_indexer(fields: ConfigFields) -> Values:
@@ -83,9 +76,9 @@ def _attention(fields: ConfigFields) -> Values:
 
 
 LATENT: Mapping[str, Callable[[ConfigFields], Values]] = {
-    "deepseek_v2": _deepseek_v2,
-    "deepseek_v3": _deepseek_v3,
-    "kimi_k2": _deepseek_v3,
+    "deepseek_v2": partial(_deepseek, sigmoid=False),
+    "deepseek_v3": partial(_deepseek, sigmoid=True),
+    "kimi_k2": partial(_deepseek, sigmoid=True),
     "deepseek_v32": _with_indexer,
     "glm_moe_dsa": _with_indexer,
     "minicpm3": _minicpm3,

@@ -134,7 +134,6 @@ def rotary(
     head_dim: int,
     base: float = 10000.0,
     start: int | None = None,
-    layer: str = "",
 ) -> Operator:
     """Return the rotation of pairs of entries of each head by position: x[b,s,g,""] -> y[b,s,g,""].
 
@@ -159,5 +158,4 @@ def rotary(
         backward=(Stream(kernel="rotary", elements=entries, accesses=back),),
         scratch=(Data(extent=((3, ""), *_entries(dims, x, head_dim // 2))),),
         settings={"head_dim": head_dim, "base": base} | ({} if start is None else {"start": start}),
-        layer=layer,
     )

@@ -9,7 +9,7 @@ from perfmodel.workload.graph import Data, Operand, Operator, Stream
 from perfmodel.workload.kinds.extents import extent
 
 
-def dropout(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, layer: str = "") -> Operator:
+def dropout(name: str, x: Operand, output: Operand, dims: Mapping[str, int]) -> Operator:
     """Return output = mask x / (1 - p), elementwise. Saved for backward: the mask, one byte per entry."""
     entries = extent(dims, output.dims)
     read, written, mask = Data(extent=entries, of=0), Data(extent=entries, of=1), Data(extent=entries, itemsize=1.0)
@@ -23,5 +23,4 @@ def dropout(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, 
         forward=(Stream(kernel="dropout", elements=entries, accesses=(read, written, mask)),),
         backward=(Stream(kernel="dropout", elements=entries, accesses=back),),
         saved=(mask,),
-        layer=layer,
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from perfmodel.workload.graph import Data, Extent, Operand, Operator, Product
+from perfmodel.workload.graph import Data, Operand, Operator, Product
+from perfmodel.workload.kinds.extents import extent
 
 
 def einsum(
@@ -31,23 +32,20 @@ def einsum(
     Source: R3 and R4 of the sharding algebra.
     """
 
-    def extent(names: tuple[str, ...]) -> Extent:
-        return tuple((dims[dim], dim) for dim in names)
-
     in_first, in_second, in_output = set(first.dims), set(second.dims), set(output.dims)
-    batch = extent(tuple(dim for dim in dims if dim in in_first & in_second & in_output))
-    m = extent(tuple(dim for dim in dims if dim in (in_first & in_output) - in_second))
-    n = extent(tuple(dim for dim in dims if dim in (in_second & in_output) - in_first))
+    batch = extent(dims, (dim for dim in dims if dim in in_first & in_second & in_output))
+    m = extent(dims, (dim for dim in dims if dim in (in_first & in_output) - in_second))
+    n = extent(dims, (dim for dim in dims if dim in (in_second & in_output) - in_first))
     summed = tuple(dim for dim in dims if dim not in in_output)
-    k = extent(summed)
+    k = extent(dims, summed)
     backward, saved = [], []
     if first_has_gradient:
         backward.append(Product(batch=batch, m=m, n=k, k=n, gradient_of=0, is_grouped=grouped))
     if second_has_gradient:
         backward.append(Product(batch=batch, m=k, n=n, k=m, gradient_of=1, is_grouped=grouped))
-        saved.append(Data(extent=extent(first.dims), of=0))
+        saved.append(Data(extent=extent(dims, first.dims), of=0))
     if first_has_gradient and not second_is_parameter:
-        saved.append(Data(extent=extent(second.dims), of=1))
+        saved.append(Data(extent=extent(dims, second.dims), of=1))
     return Operator(
         name=name,
         kind="einsum",

@@ -19,25 +19,22 @@ def index_scores(
     output: Operand,
     dims: Mapping[str, int],
     *,
-    queries: str = "q",
-    keys: str = "z",
     heads: str,
     width: str,
     half_keys: Extent = (),
-    layer: str = "",
 ) -> Operator:
     """Return the top keys y[b,q,top] by the sum over heads of weights[b,q,heads] relu(q[b,q,heads,width] k[b,z,width]).
 
     All heads share one key. Keys are unsplit. Half of the score matrix is computed, in float32, and nothing of it is saved. Backward
     recomputes the scores and has two products, for the indexer's own loss: the selection has no gradient.
 
-    half_keys   extent of the computed keys; none: half of the size of `keys`
+    half_keys   extent of the computed keys; none: half of the size of z
 
     Source: DeepSeek-V3.2, section 2.1 (lightning indexer).
     """
     batch = extent(dims, (q.dims[0], heads))
-    rows, columns, sums = extent(dims, (queries,)), half_keys or ((max(dims[keys] // 2, 1), ""),), extent(dims, (width,))
-    scores: Extent = (*extent(dims, (q.dims[0], queries)), *columns)
+    rows, columns, sums = extent(dims, ("q",)), half_keys or ((max(dims["z"] // 2, 1), ""),), extent(dims, (width,))
+    scores: Extent = (*extent(dims, (q.dims[0], "q")), *columns)
     score_product = Product(batch=batch, m=rows, n=columns, k=sums)
     square = Data(extent=scores, itemsize=_FLOAT32)
     read = tuple(Data(extent=extent(dims, operand.dims), of=position) for position, operand in enumerate((q, k, weights)))
@@ -56,7 +53,6 @@ def index_scores(
             Product(batch=batch, m=columns, n=sums, k=rows),
             Stream(kernel="default", elements=scores, accesses=(*read, square, *gradients)),
         ),
-        unsplit=(keys, heads, width, *(dim for dim in output.dims if dim not in q.dims)),
+        unsplit=("z", heads, width, *(dim for dim in output.dims if dim not in q.dims)),
         saved=read,
-        layer=layer,
     )

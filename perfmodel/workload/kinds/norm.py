@@ -41,12 +41,10 @@ def rms_norm(
     *,
     eps: float = 1e-6,
     over: tuple[str, ...] = (),
-    unsplit: tuple[str, ...] = (),
-    layer: str = "",
 ) -> Operator:
     """Return y = weight x / sqrt(mean of x^2 + eps) over the dims `over` (default: dims of the weight)."""
     inputs = (x,) if weight is None else (x, weight)
-    return _norm(name, "rms_norm", inputs, output, dims, kernel="rmsnorm", statistics=1, eps=eps, over=over, unsplit=unsplit, layer=layer)
+    return _norm(name, "rms_norm", inputs, output, dims, kernel="rmsnorm", statistics=1, eps=eps, over=over)
 
 
 def _norm(
@@ -60,8 +58,8 @@ def _norm(
     statistics: int,
     eps: float,
     over: tuple[str, ...],
-    unsplit: tuple[str, ...],
-    layer: str,
+    unsplit: tuple[str, ...] = (),
+    layer: str = "",
 ) -> Operator:
     """Return a norm. Where a normalised dim is sharded: an all-reduce of the row statistics in forward, and one of the same size in
     backward.

@@ -10,7 +10,7 @@ from perfmodel.workload.graph import Data, Operand, Operator, Stream
 from perfmodel.workload.kinds.extents import extent
 
 
-def piece(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, start: int, layer: str = "") -> Operator:
+def piece(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, start: int) -> Operator:
     """Return the view of the last position of x from `start` on, with the entries of the output's last dim: no work.
 
     Both positions are unsplit. An operator that saves the view keeps all of x in memory (`Operator.parts`).
@@ -30,11 +30,10 @@ def piece(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, st
         unsplit=(entries, taken),
         passes_gradient=True,
         settings={"start": start},
-        layer=layer,
     )
 
 
-def copy(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, layer: str = "") -> Operator:
+def copy(name: str, x: Operand, output: Operand, dims: Mapping[str, int]) -> Operator:
     """Return a contiguous copy of a view, for kernels that need one; its gradient is copied back."""
     entries = extent(dims, output.dims)
     read, written = Data(extent=entries, of=0), Data(extent=entries, of=1)
@@ -47,11 +46,10 @@ def copy(name: str, x: Operand, output: Operand, dims: Mapping[str, int], *, lay
         output=output,
         forward=(Stream(kernel="default", elements=entries, accesses=(read, written)),),
         backward=(Stream(kernel="default", elements=entries, accesses=back),),
-        layer=layer,
     )
 
 
-def side_by_side(name: str, first: Operand, second: Operand, output: Operand, dims: Mapping[str, int], *, layer: str = "") -> Operator:
+def side_by_side(name: str, first: Operand, second: Operand, output: Operand, dims: Mapping[str, int]) -> Operator:
     """Return the concatenation first[..., n], second[..., o] -> y[..., n + o]. Positions that the second lacks (heads) get the same
     entries. The last positions are unsplit."""
     one, other, both = first.dims[-1], second.dims[-1], output.dims[-1]
@@ -70,5 +68,4 @@ def side_by_side(name: str, first: Operand, second: Operand, output: Operand, di
         forward=(Stream(kernel="default", elements=entries, accesses=tuple(data)),),
         backward=(Stream(kernel="default", elements=entries, accesses=(gradients[2], *gradients[:2])),),
         unsplit=(one, other, both),
-        layer=layer,
     )

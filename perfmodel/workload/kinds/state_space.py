@@ -24,7 +24,7 @@ _STATE_BYTES = 4.0
 
 
 def causal_conv(
-    name: str, x: Operand, weight: Operand, bias: Operand | None, output: Operand, dims: Mapping[str, int], *, taps: int, layer: str = ""
+    name: str, x: Operand, weight: Operand, bias: Operand | None, output: Operand, dims: Mapping[str, int], *, taps: int
 ) -> Operator:
     """Return a depthwise convolution over the last `taps` positions (position 1), then silu: one kernel, which saves its input."""
     inputs = (x, weight) if bias is None else (x, weight, bias)
@@ -43,7 +43,6 @@ def causal_conv(
         traffic=halo_exchange(positions, taps - 1, extent(dims, others)),
         saved=(read,),
         settings={"taps": taps},
-        layer=layer,
     )
 
 
@@ -58,7 +57,6 @@ def gated_norm(
     rows: Extent,
     width: int,
     gates_first: bool,
-    layer: str = "",
 ) -> Operator:
     """Return the RMSNorm of `width` entries of x at a time, times silu(gate) before (`gates_first`) or after it, in one kernel.
 
@@ -77,7 +75,6 @@ def gated_norm(
         backward=(Stream(kernel="rmsnorm", elements=entries, accesses=back),),
         saved=(x_data, Data(extent=rows, itemsize=4.0)),
         settings={"width": width, "gates_first": gates_first},
-        layer=layer,
     )
 
 
@@ -108,7 +105,6 @@ def state_scan(
     heads: Extent,
     head_dim: int,
     state: int,
-    layer: str = "",
 ) -> Operator:
     """Return Mamba-2's scan of x[b,s,...], with inputs, B and C of each group and a step of each head: y[b,s,...].
 
@@ -130,7 +126,6 @@ def state_scan(
         again=(scores, left),
         settings={"state": state, "head_dim": head_dim},
         states=(*chunks.batch, *heads, (head_dim * state, "")),
-        layer=layer,
     )
 
 
@@ -146,7 +141,6 @@ def delta_scan(
     heads: Extent,
     key_dim: int,
     value_dim: int,
-    layer: str = "",
 ) -> Operator:
     """Return the gated delta rule on x[b,s,...], with queries, keys and values and a strength and a decay of each head: y[b,s,...].
 
@@ -173,7 +167,6 @@ def delta_scan(
         settings={"key_dim": key_dim, "value_dim": value_dim},
         states=(*batch, (key_dim * value_dim, "")),
         saved=(Data(extent=extent(dims, strengths.dims), of=1),),
-        layer=layer,
     )
 
 
@@ -195,7 +188,6 @@ def _scan(
     states: Extent,
     settings: Mapping[str, Setting],
     saved: tuple[Data, ...] = (),
-    layer: str,
 ) -> Operator:
     """Return a scan from its products.
 
@@ -230,5 +222,4 @@ def _scan(
         saved=saved,
         scratch=(state,),
         settings=settings,
-        layer=layer,
     )
