@@ -109,21 +109,21 @@ def make_setting(
 
     reference, found_cluster = find_cluster(cluster, chips)
     chosen, behaviours = constants_of(found_cluster, calibration, profile, settings)
-    said = [*notes]
+    sentences = [*notes]
     if chips is None and not isinstance(cluster, Cluster) and reference != LOCALHOST and not found_cluster.pools:
-        said.insert(0, f"chips={found_cluster.num_chips}: not given, so taken from the file of {found_cluster.name}")
+        sentences.insert(0, f"chips={found_cluster.num_chips}: not given, so taken from the file of {found_cluster.name}")
     if chosen.busy_fraction > MOST_BUSY:
         busy = f"was measured while other processes took {chosen.busy_fraction:.0%} of the processors"
-        said.append(f"calibration={chosen.name}: {busy}; calibrate again when the machine is quiet")
+        sentences.append(f"calibration={chosen.name}: {busy}; calibrate again when the machine is quiet")
     if calibration is not None and chosen.chips and found_cluster.chip.name not in chosen.chips:
         elsewhere = f"was measured on {', '.join(chosen.chips[:3])}, not on {found_cluster.chip.name}"
-        said.append(f"calibration={chosen.name}: {elsewhere}: its shares of the data sheet's rates are taken over")
+        sentences.append(f"calibration={chosen.name}: {elsewhere}: its shares of the data sheet's rates are taken over")
     if profile is None and default_profile(found_cluster.chip) not in (ACCELERATOR_PROFILE, CPU_PROFILE):
-        said.append(f"profile={default_profile(found_cluster.chip)}: not given, so assumed for {found_cluster.chip.name}")
+        sentences.append(f"profile={default_profile(found_cluster.chip)}: not given, so assumed for {found_cluster.chip.name}")
     file = framework_named(str(profile)) if isinstance(profile, Name) else ""
     named = stated(file_reference(file), FrameworkRef.parse(behaviours.name).settings) if is_path(file) else behaviours.name
     if profile is None or isinstance(profile, Name):
-        said += _without_effect(named, of_plan)
+        sentences += _without_effect(named, of_plan)
     reference_given = (
         "" if not calibration else file_reference(calibration) if isinstance(calibration, Name) else calibration_reference(chosen)
     )
@@ -134,7 +134,7 @@ def make_setting(
         profile=named,
         rests_on=reference_given or calibration_reference(chosen),
         estimator=resolve_estimator(job, found_cluster, calibration=chosen, profile=behaviours, network_at=network_at or _network_at(job)),
-        notes=tuple(said),
+        notes=tuple(sentences),
     )
 
 

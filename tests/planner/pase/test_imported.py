@@ -64,12 +64,12 @@ def test_a_reshape_between_agreeing_splits_costs_nothing():
         def forward(self, x):
             return self.into(x).unflatten(-1, (8, 8)).transpose(1, 2).relu()
 
-    from perfmodel.planner.pase.imported import _edge_tables, _vertex_tables
+    from perfmodel.planner.pase.imported import _edge_cost, _vertex_tables
 
     graph = perfmodel.import_graph(Reshapes, "float32[2,4,64]")
     configurations, _ = _vertex_tables(graph, 16, 5000.0)
-    matrix = _edge_tables(graph, configurations, 5000.0)[-1][2]
     projection, after = graph.vertices[-2:]
+    matrix = _edge_cost(graph.edges[-1], projection, configurations[-2], after, configurations[-1], 5000.0)
     names = tuple(projection.dims), tuple(after.dims)
 
     def row(which, **parts):
