@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import repeat
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -149,9 +147,9 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
     profile, machine, first = estimator.profile, estimator.machine, plans[0]
     check_equal_chips(estimator.cluster)
     program = estimator.programs.program_of(first)
-    rows = [first] if len(set(map(_FORM, plans))) == 1 else plans
+    rows = [first] if len({_form(plan) for plan in plans}) == 1 else plans
     grid, stage_layers = _placed(estimator, rows)
-    lengths = column_of(map(attrgetter("job.seq_len"), plans))
+    lengths = column_of(plan.job.seq_len for plan in plans)
     once = _once(estimator, grid, is_assigned=first.assignment is not None, is_single=grid.num_rows * len(lengths) == 1)
     parameters = estimator.programs.parameter_program(
         program, first.assignment or first.rules, int(first.zero), pipelined=first.layout.pp > 1
@@ -159,7 +157,7 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
 
     def micro() -> MicrobatchCost:
         """Return the cost of a micro-batch, evaluated once if it is the same for all rows of the grid."""
-        sizes, of_rows = column_of(map(attrgetter("micro_batch"), rows)), grid
+        sizes, of_rows = column_of(plan.micro_batch for plan in rows), grid
         if grid.num_rows > 1 and all((column == column[0]).all() for column in microbatch_depends_on(grid, profile)):
             of_rows, _ = _placed(estimator, [first])
         return microbatch_cost(program, machine, of_rows, sizes, lengths)
@@ -167,9 +165,9 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
     return PlanColumns(
         program=program,
         grid=grid,
-        num_microbatches=column_of(map(attrgetter("num_microbatches"), plans)),
+        num_microbatches=column_of(plan.num_microbatches for plan in plans),
         micro=once(program, (*once.microbatch, first.micro_batch, *lengths), micro),
-        stages=stage_columns([*map(stages_of, repeat(program.regions), stage_layers, map(attrgetter("layout.pp"), rows))]),
+        stages=stage_columns([stages_of(program.regions, blocks, plan.layout.pp) for plan, blocks in zip(rows, stage_layers, strict=True)]),
         stage_layers=stage_layers[0],
         is_scattered=first.rules.scatters_residual if first.assignment is None else is_scattered(program),
         terms=once(parameters, once.layout, lambda: parameter_terms(parameters, parameter_cost(parameters, profile, machine, grid))),
@@ -177,8 +175,9 @@ def plan_columns(estimator: Estimator, plans: Sequence[Plan]) -> PlanColumns:
     )
 
 
-#: Fields of a plan that determine its row of the grid and its stages.
-_FORM = attrgetter("layout", "micro_batch", "virtual_stages", "stage_layers", "ep", "etp")
+def _form(plan: Plan) -> tuple[Any, ...]:
+    """Return the fields of a plan that determine its row of the grid and its stages."""
+    return plan.layout, plan.micro_batch, plan.virtual_stages, plan.stage_layers, plan.ep, plan.etp
 
 
 def _placed(estimator: Estimator, plans: Sequence[Plan]) -> tuple[LayoutGrid, list[tuple[int, ...]]]:
@@ -206,9 +205,9 @@ def step_columns(estimator: Estimator, plans: Sequence[Plan], columns: PlanColum
     columns = columns or plan_columns(estimator, plans)
     grid, micro, stages, terms, once = columns.grid, columns.micro, columns.stages, columns.terms, columns.once
     tp = grid.degree["tp"]
-    m, v = columns.num_microbatches, column_of(map(attrgetter("virtual_stages"), plans))
+    m, v = columns.num_microbatches, column_of(plan.virtual_stages for plan in plans)
     regions = once(micro, ("regions", first.recompute), partial(region_times, micro, profile, first.recompute, tp))
-    seq_len = column_of(map(attrgetter("job.seq_len"), plans))
+    seq_len = column_of(plan.job.seq_len for plan in plans)
     hop = once(
         micro,
         ("hop", *once.layout),

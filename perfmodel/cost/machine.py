@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -498,7 +497,7 @@ def _matmul_rates(
         inverse_split_depth=1.0 / model.split_depth if model.split_depth > 0 else 0.0,
         few_rows=model.few_rows,
         fills_units=model.least_waves == 0 and model.split_depth == 0,
-        tiles=tuple(zip(*map(np.ndarray.tolist, tile_columns), strict=True)),
+        tiles=tuple(zip(*(column.tolist() for column in tile_columns), strict=True)),
         tile_columns=tile_columns,
     )
 
@@ -509,7 +508,7 @@ def _streaming_rates(
     """Return the rates of kernel classes. factor: slow-down by contention, which leaves capacities."""
     columns, backward = np.shape(memory_bandwidth), np.ones(len(KernelClass))
     table = np.zeros((3, len(KernelClass), *columns))
-    num_caches = max(map(len, map(attrgetter("caches"), models.values())))
+    num_caches = max(len(model.caches) for model in models.values())
     caches = np.zeros((num_caches, 2, len(KernelClass), *columns))
     if KernelClass.DEFAULT not in models:
         raise InputError("streaming: the calibration has no class 'default'; add it")

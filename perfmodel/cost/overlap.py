@@ -8,7 +8,6 @@ carries one collective at a time, and faster hardware is never slower (`tests/la
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -87,7 +86,7 @@ def parameter_time(
 
 def waits_each_microbatch(terms: ParameterTerms) -> bool:
     """Return whether every micro-batch gathers parameters or reduces gradients."""
-    return not terms.program.happens.isdisjoint(zip(("gather_forward", "gather_backward", "reduce"), repeat("microbatch")))
+    return any((event, "microbatch") in terms.program.happens for event in ("gather_forward", "gather_backward", "reduce"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

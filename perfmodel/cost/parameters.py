@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from operator import attrgetter, itemgetter
 from typing import Any
 
 import numpy as np
@@ -249,7 +248,7 @@ def compile_parameters(
             key = (what, str(event.times), region, event.kind, mask(event.axes))
             unit = (*key, i if shares or what == "sum" or (profile.communication.parameter_unit == "tensor" and what != "reduce") else -1)
             events.append((unit, i, event, itemsize, on_shard))
-    events.sort(key=itemgetter(0))
+    events.sort(key=lambda entry: entry[0])
     units = [entry[0] for entry in events]
     starts = [i for i, unit in enumerate(units) if i == 0 or unit != units[i - 1]]
     return ParameterProgram(
@@ -288,12 +287,12 @@ def _mergeable_units(units: list[tuple[Any, ...]], masks: tuple[frozenset[str], 
         into, of = masks[first[4]], masks[second[4]]
         if first[:4] == second[:4] and first[5] == second[5] and into < of:
             pairs.append((-len(of), len(into), a, b))
-    return tuple(map(itemgetter(2, 3), sorted(pairs)))
+    return tuple((a, b) for *_, a, b in sorted(pairs))
 
 
 def parameters_depend_on(grid: LayoutGrid) -> list[Array]:
     """Return the grid columns that determine the cost of parameters, tied ones too: rows that agree in all of them cost the same."""
-    columns = [*map(grid.degree.__getitem__, DEFAULT_ORDER[:-1])]
+    columns = [grid.degree[axis] for axis in DEFAULT_ORDER[:-1]]
     for tier in grid.inside:
         columns += list(tier.values())
     columns += list(grid.hop)  # placement of the first and last stage, for tied embeddings
@@ -304,8 +303,8 @@ def parameters_depend_on(grid: LayoutGrid) -> list[Array]:
 def parameter_cost(program: ParameterProgram, profile: ExecutionProfile, machine: Machine, grid: LayoutGrid) -> ParameterCost:
     """Return times and elements on every row of the grid."""
     sizes = np.array([*map(grid.size, program.masks)])
-    rows = np.array([*map(attrgetter("num_rows"), program.parameters)], dtype=np.float64)[:, None]
-    columns = np.array([*map(attrgetter("num_columns"), program.parameters)], dtype=np.float64)[:, None]
+    rows = np.array([[float(p.num_rows)] for p in program.parameters])
+    columns = np.array([[float(p.num_columns)] for p in program.parameters])
     local_rows = np.ceil(rows / sizes[program.row_mask])
     local_columns = columns / sizes[program.column_mask]
     ways = sizes[program.zero_mask]

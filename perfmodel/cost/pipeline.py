@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from itertools import repeat
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -160,7 +158,7 @@ def three_live_layers(
     """
     row = _live_row(schedule, num_ranks, num_microbatches)
     selected = table[row if table.ndim == 3 else row[..., 0]]
-    first, middle, last = map(_columns, np.moveaxis(selected, -2, 0), repeat(schedule), repeat(num_microbatches))
+    first, middle, last = (_columns(selected[..., i, :], schedule, num_microbatches) for i in range(3))
     return [first, *[middle] * num_between, last]
 
 
@@ -188,7 +186,7 @@ def live_of_table(table: NDArray[np.float64]) -> LiveLayers:
 
 def _columns(rows: NDArray[np.float64], schedule: PipelineSchedule, num_microbatches: Column) -> LiveLayers:
     values = np.moveaxis(rows, -1, 0) if rows.ndim > 1 else rows.tolist()
-    columns: dict[str, Column] = dict(zip(map(attrgetter("name"), fields(LiveLayers)), values, strict=True))
+    columns: dict[str, Column] = {column.name: value for column, value in zip(fields(LiveLayers), values, strict=True)}
     if schedule is PipelineSchedule.GPIPE:
         columns |= {name: num_microbatches * columns[name] for name in ("at_first", "most")}
     return LiveLayers(**columns)

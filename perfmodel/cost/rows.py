@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import accumulate, chain, starmap
-from operator import attrgetter
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -170,7 +169,7 @@ class RowCompiler:
     profile: ExecutionProfile
     activation_bytes: float
     data_axes: frozenset[str] = DATA_AXES
-    _masks: dict[frozenset[str], int] = field(default_factory={frozenset[str](): 0}.copy)
+    _masks: dict[frozenset[str], int] = field(default_factory=lambda: {frozenset(): 0})
     _amounts: dict[Amount, int] = field(default_factory=dict)
     _known: dict[Amount, int] = field(default_factory=dict)
     """Indices of amounts as they were requested, before their data axes cancel."""
@@ -391,28 +390,28 @@ def _accumulator_bytes(profile: ExecutionProfile, activation_bytes: float) -> fl
 
 def plain_rows(entries: Sequence[tuple[int, str, dict[str, int]]], columns: Sequence[str]) -> Rows:
     """Return rows of (segment, name, columns) without repeats or accesses."""
-    return _rows([*starmap(_Entry, entries)], columns)
+    return _rows([_Entry(*entry) for entry in entries], columns)
 
 
 def _rows(entries: Sequence[_Entry], columns: Sequence[str]) -> Rows:
     """Return rows sorted by segment (stable)."""
     if not entries:
         return _empty(tuple(columns))
-    entries = sorted(entries, key=attrgetter("segment"))
-    segments = np.array([*map(attrgetter("segment"), entries)], dtype=np.int64)
+    entries = sorted(entries, key=lambda entry: entry.segment)
+    segments = np.array([entry.segment for entry in entries], dtype=np.int64)
     starts = np.flatnonzero(np.diff(segments, prepend=-1))
-    accesses = [*map(attrgetter("accesses"), entries)]
-    values = np.array([[*map(entry.columns.__getitem__, columns)] for entry in entries], dtype=np.int64)
-    repeats = np.array([*map(attrgetter("repeats"), entries)], dtype=np.float64)[:, None]
+    accesses = [index for entry in entries for index in entry.accesses]
+    values = np.array([[entry.columns[name] for entry in entries] for name in columns], dtype=np.int64)
+    repeats = np.array([[float(entry.repeats)] for entry in entries])
     return Rows(
-        names=tuple(map(attrgetter("name"), entries)),
+        names=tuple(entry.name for entry in entries),
         segments=segments,
         starts=starts,
         present=segments[starts],
-        columns=dict(zip(columns, np.ascontiguousarray(values.T), strict=True)),
+        columns=dict(zip(columns, values, strict=True)),
         repeats=repeats if (repeats != 1.0).any() else None,
-        accesses=np.array([*chain(*accesses)], dtype=np.int64),
-        access_starts=np.array([0, *accumulate(map(len, accesses))][:-1] if any(accesses) else [], dtype=np.intp),
+        accesses=np.array(accesses, dtype=np.int64),
+        access_starts=np.array([0, *accumulate(len(entry.accesses) for entry in entries[:-1])] if accesses else [], dtype=np.intp),
     )
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import compress, islice
-from operator import add, attrgetter
+from itertools import islice
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -71,7 +71,7 @@ class Stages:
 
     def blocks(self, rank: int) -> Any:
         """Return the number of blocks of all kinds that a rank runs."""
-        return sum_of([*compress(self.runs[rank], map(attrgetter("is_block"), self.regions))])
+        return sum_of([runs for runs, region in zip(self.runs[rank], self.regions, strict=True) if region.is_block])
 
     def take(self, places: NDArray[np.int64]) -> Stages:
         """Return the stages of some of the plans."""
@@ -108,7 +108,7 @@ def inner_regions(regions: Regions) -> range:
 
 def block_rows(regions: Sequence[Region]) -> NDArray[np.bool_]:
     """Return [regions, 1]: whether each region is a block."""
-    return np.array([*map(attrgetter("is_block"), regions)], dtype=bool)[:, None]
+    return np.array([[region.is_block] for region in regions])
 
 
 def mean_block(values: ByRegion, regions: Regions, inner: range, runs: ByRegion) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -442,7 +441,7 @@ def run_ahead_fraction(micro: MicrobatchCost, profile: ExecutionProfile, recompu
         return 0.0 * tp
     core, rest, tail, backward = phase_times(micro, profile)[0]
     forward_host, backward_host = host_times(micro, profile, recompute, tp)
-    counts = tuple(map(attrgetter("count"), regions))
+    counts = tuple(region.count for region in regions)
     device = mean_block(tuple(np.where(is_block, ((core + rest) + tail) + backward, 0.0)), regions, inner, counts)
     return device / (device + mean_block(tuple(np.where(is_block, forward_host + backward_host, 0.0)), regions, inner, counts))
 

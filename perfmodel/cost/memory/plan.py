@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -309,7 +308,7 @@ def entries(value: Column, number: int) -> list[float]:
 
 def entries_of(values: Iterable[Column], number: int) -> list[tuple[float, ...]]:
     """Return the values of each of `number` columns."""
-    return list(zip(*map(entries, values, repeat(number)), strict=True))
+    return list(zip(*(entries(column, number) for column in values), strict=True))
 
 
 def entry(value: Column, column: int) -> float:
