@@ -289,8 +289,8 @@ def _operators(asked: ServingRequest, files: options.Files, output: Output) -> N
         yield from (operators_table(operators, phase) for phase in ("decode", "prefill"))
         yield Notes(shown_notes(prediction))
 
-    content = lambda: {**serving_object(prediction), "operators": rows()}  # noqa: E731
-    files.finish(Document(content=content, blocks=blocks, rows=rows), output)
+    document = Document(content=lambda: {**serving_object(prediction), "operators": rows()}, blocks=blocks, rows=rows)
+    files.finish(document, output)
 
 
 def _run(asked: ServingRequest, output: Output) -> None:
@@ -342,8 +342,10 @@ def _search(asked: ServingRequest, arguments: Mapping[str, Any], command_line: s
         yield from _launch_blocks(launch)
         yield Notes([*search_notes(result), *setting.notes], search_details(result))
 
-    content = lambda: {**search_object(result), "launch": launch_object(launch)}  # noqa: E731
-    files.finish(Document(content=content, blocks=blocks, rows=lambda: search_rows(result)), output)
+    document = Document(
+        content=lambda: {**search_object(result), "launch": launch_object(launch)}, blocks=blocks, rows=lambda: search_rows(result)
+    )
+    files.finish(document, output)
 
 
 def _command(config: str, *records: Any, **flags: bool) -> str:
