@@ -78,15 +78,15 @@ def exploration_table(exploration: Exploration) -> Table:
         row = {axis.name: axis.text(point.values[axis.name]) for axis in exploration.axes}
         row |= {exploration.metric: time_text(exploration.metric, point.time), "gain": "" if math.isnan(gain) else f"{gain:.2f}x"}
         row |= {name: percent(point.shares[name]) if point.shares else "" for name in shares}
-        row["memory"] = ""
+        row["peak memory"] = ""  # the share of memory has the name alone
         if point.prediction is not None:
-            row["memory"] = format_bytes(point.prediction.memory["total"]) + ("" if point.prediction.fits else ", does not fit")
+            row["peak memory"] = format_bytes(point.prediction.memory["total"]) + ("" if point.prediction.fits else ", does not fit")
         rows.append(row if is_one else row | {"plan": plan})
     kind = "the best plan of each point" if exploration.is_searched else f"at {plans[0]}" if is_one else "the given plan at each point"
     return table_of_rows(
         f"{job_text(first)}; {kind}",
         rows,
-        right=(*(axis.name for axis in exploration.axes if axis.is_numeric), exploration.metric, "gain", *shares, "memory"),
+        right=(*(axis.name for axis in exploration.axes if axis.is_numeric), exploration.metric, "gain", *shares, "peak memory"),
         fold=("plan",),
     )
 

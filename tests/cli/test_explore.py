@@ -10,7 +10,8 @@ def test_an_axis_is_a_table_a_csv_and_a_figure(call, call_json, tmp_path):
     words = ["explore", *JOB, "--cluster", "dgx-h100", "--tp", "2", "--vary", "chip.memory.bandwidth=2..8TB/s", "--shares"]
     code, out, _ = call(*words, "--points", "3", "--csv", "points.csv", "--plot", "points.png")
     assert code == 0
-    assert "compute" in out
+    header = next(line for line in out.splitlines() if "step time" in line)
+    assert header.split()[-6:] == ["compute", "memory", "network", "other", "peak", "memory"]
     assert "saturates from the first value on: each further value gains under 10%" in call(*words, "--points", "8")[1]
     rows = (tmp_path / "points.csv").read_text().splitlines()
     assert rows[0].startswith("chip.memory.bandwidth,time,compute_share,memory_share,network_share,other_share")
