@@ -249,7 +249,7 @@ def _order(regions: Regions) -> list[int]:
 
 def stage_columns(plans: Sequence[Stages]) -> Stages:
     """Return the stages of several plans as one: arrays with one entry a plan, or numbers if all are the same."""
-    if len(set(map(id, plans))) == 1:
+    if all(stages is plans[0] for stages in plans):
         return plans[0]
     between = max(stages.num_ranks for stages in plans) - 2
     nothing = (0.0,) * len(plans[0].regions)

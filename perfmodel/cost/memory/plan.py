@@ -216,7 +216,7 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
         live=live,
     )
     kept = kept_memory(of.activations, stages, pipelining, profile, activation_bytes=of.activation_bytes)
-    ranks = tuple(map(partial(rank_memory_terms, of), range(stages.num_ranks), live))
+    ranks = tuple(rank_memory_terms(of, rank, live[rank]) for rank in range(stages.num_ranks))
     return MemoryRow(of=of, pipelining=pipelining, kept=kept, ranks=ranks, total=tuple(map(most_reserved, ranks, kept)))
 
 

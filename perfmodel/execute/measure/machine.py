@@ -143,14 +143,14 @@ def combine(by_rank: Sequence[Sequence[Sample]], *, slowest: bool) -> list[Sampl
     """Return one sample per measurement: the mean over ranks, or the slowest. A rank that did not take part has fewer samples."""
     length = max(len(samples) for samples in by_rank)
     columns = zip(*(samples for samples in by_rank if len(samples) == length), strict=True)
-    reduce = max if slowest else statistics.fmean
-    return [_with_times(column[0], lambda name, of=column: reduce(getattr(sample, name) for sample in of)) for column in columns]  # type: ignore[misc]
+    return [_joined(column, max if slowest else statistics.fmean) for column in columns]
 
 
-def _with_times(sample: Sample, time_of: Callable[[str], float]) -> Sample:
-    """Return the sample with other times. time_of: value of a field; a sample without times stays."""
-    changed = {name: time_of(name) for name in ("time", "backward_time") if hasattr(sample, name)}
-    return replace(sample, **changed)  # type: ignore[arg-type]
+def _joined(samples: Sequence[Sample], time_of: Callable[[list[float]], float]) -> Sample:
+    """Return the samples of one measurement as one. time_of: its time from theirs; samples without times are alike."""
+    first = samples[0]
+    times = {name: time_of([getattr(sample, name) for sample in samples]) for name in ("time", "backward_time") if hasattr(first, name)}
+    return replace(first, **times)  # type: ignore[arg-type]
 
 
 _PART = {
@@ -167,7 +167,7 @@ def alone(sample: Sample, contention: Sequence[Sample]) -> Sample:
     """Return the sample without contention by other ranks; `resolve_machine` applies the contention of the actual number of ranks."""
     factors = {item.name: item.factor for item in contention if isinstance(item, ContentionSample)}
     factor = factors.get(_PART.get(type(sample), ""), 1.0)
-    return _with_times(sample, lambda name: getattr(sample, name) / factor)
+    return _joined([sample], lambda times: times[0] / factor)
 
 
 def machine_cluster(group: WorkerGroup, device_name: str) -> Cluster:

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import starmap
 from types import MappingProxyType
 from typing import cast
 
@@ -259,8 +258,8 @@ class DecoderBuilder:
         return self.product(name, dims, (x, x_dims), (weight, weight_dims), (f"{name}.out", out_dims), grouped=grouped, itemsize=itemsize)
 
     def pointwise(self, name: str, function: str, inputs: list[tuple[str, str]], dims: str) -> str:
-        operator = elementwise(name, function, tuple(starmap(operand, inputs)), operand(f"{name}.out", inputs[0][1]), self.of(dims))
-        return self.add(operator, dims)
+        operands = tuple(operand(*pair) for pair in inputs)
+        return self.add(elementwise(name, function, operands, operand(f"{name}.out", inputs[0][1]), self.of(dims)), dims)
 
     def bias(self, name: str, x: str, dims: str, tensor_dims: str, bias_dims: str) -> str:
         vector = self.parameter(f"{name}.bias", bias_dims, len(bias_dims.split()), bias_of=name)
