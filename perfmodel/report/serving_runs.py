@@ -30,7 +30,8 @@ def run_facts(comparison: ServedComparison) -> list[tuple[str, str]]:
         basis = f"based on calibrated: {comparison.calibration}; is of processor time, what a step takes where nothing else runs"
     facts.append(("prediction", basis))
     if comparison.steps:
-        facts.append(("machine", f"a fixed product took {comparison.drift:.2f} times what the calibration says of it, between the steps"))
+        slowdowns = " and ".join(f"{drift:.2f} (as in {name})" for name, drift in comparison.drifts.items())
+        facts.append(("machine", f"between the steps, fixed products took {slowdowns} times their calibrated time"))
     return facts
 
 
@@ -74,7 +75,9 @@ def run_object(comparison: ServedComparison) -> dict[str, Any]:
         **picked(measured, "tp dtype chip device"),
         "software": dict(measured.software),
         **picked(measured, "logit_error busy_fraction"),
-        **picked(comparison, "calibration drift"),
+        "calibration": comparison.calibration,
+        "drift": comparison.drifts.get("decode", 1.0),
+        "prefill_drift": comparison.drifts.get("prefill", 1.0),
         "steps": [
             {
                 "sequences": step.shape.sequences,

@@ -72,7 +72,7 @@ def run_served(
     target = group.device if group is not None else pick_device(device, tp)
     note = progress or (lambda what: None)
     predicts = tp == 1 and target == "cpu"
-    from perfmodel.cost.serving.executor import anchor_time, lacks_states, predicted_parts
+    from perfmodel.cost.serving.executor import anchor_times, lacks_states, predicted_parts
     from perfmodel.execute.launch.launch import WorkerGroup
 
     def suffices(known: Calibration) -> bool:
@@ -89,8 +89,9 @@ def run_served(
         ComparedStep(measured=step, parts=predicted_parts(config, cluster, machine_calibration, step.shape, dtype=dtype))
         for step in measured.steps
     )
-    drift = measured.anchor / anchor_time(cluster, machine_calibration, dtype=dtype)
-    return ServedComparison(measurement=measured, steps=steps, calibration=machine_calibration.name, drift=drift)
+    calibrated = anchor_times(cluster, machine_calibration, dtype=dtype)
+    drifts = {name: time / calibrated[name] for name, time in measured.anchors.items()}
+    return ServedComparison(measurement=measured, steps=steps, calibration=machine_calibration.name, drifts=drifts)
 
 
 def run_served_asked(asked: ServingRequest, progress: Callable[[str], None] | None = None) -> ServedComparison:

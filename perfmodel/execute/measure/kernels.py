@@ -330,13 +330,13 @@ def decode_kernel(shape: tuple[int, int, int, int, int], dtype: Dtype, device: s
 FEW_ROWS = (1, 4, 8, 16, 32)
 
 
-def weight_kernels(shape: tuple[int, int], dtype: Dtype, device: str) -> Iterator[Kernel]:
-    """Yield products of a few rows with weights of this shape, rotating over so large a set of weights that no cache holds it."""
+def weight_kernels(shape: tuple[int, int], dtype: Dtype, device: str, numbers_of_rows: Sequence[int] = FEW_ROWS) -> Iterator[Kernel]:
+    """Yield products of each number of rows with weights of this shape, rotating over so large a set of weights that no cache holds it."""
     outputs, inputs = shape
     options: dict[str, Any] = {"dtype": TORCH_DTYPES[dtype], "device": device}
     number = copies_from_memory(outputs * inputs * options["dtype"].itemsize)
     weights = [torch.full((outputs, inputs), 0.5, **options) for _ in range(number)]
-    for rows in FEW_ROWS:
+    for rows in numbers_of_rows:
         x = torch.randn(rows, inputs, **options)
         cycle = itertools.cycle(weights)
 

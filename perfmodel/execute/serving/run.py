@@ -84,7 +84,7 @@ def run_serving(
         steps=tuple(steps),
         logit_error=error,
         busy_fraction=busy,
-        anchor=results[0][1],
+        anchors=results[0][1],
     )
 
 

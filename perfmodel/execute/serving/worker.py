@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from perfmodel.execute.audit.program import fake_group
 from perfmodel.execute.launch.launch import Worker
-from perfmodel.execute.measure.kernels import FEW_ROWS, Kernel, weight_kernels
+from perfmodel.execute.measure.kernels import Kernel, weight_kernels
 from perfmodel.execute.measure.measure import synchronize
 from perfmodel.execute.measure.stopwatch import Stopwatch
 from perfmodel.execute.serving.cache import BLOCK_TOKENS, PagedCache
@@ -30,10 +30,10 @@ from perfmodel.execute.uniform.sharding import ExpertSharding
 from perfmodel.execute.uniform.weights import SEED, fill
 from perfmodel.execute.zero.flat import TORCH_DTYPES
 from perfmodel.foundation.dtypes import Dtype
-from perfmodel.parallel.serving.measurement import ANCHOR, StepCounts, StepShape
+from perfmodel.parallel.serving.measurement import ANCHORS, StepCounts, StepShape
 from perfmodel.workload.config import TransformerConfig
 
-#: Time for the anchor in each round. [s]
+#: Time for each reference product in a round. [s]
 ANCHOR_BUDGET = 0.05
 #: Lengths of the two checked sequences, and the ends of their prompt chunks: the first prompt is one chunk, the second two.
 _CHECKED, _PROMPTS = (24, 37), ((19,), (16, 33))
@@ -103,9 +103,9 @@ def cache_for(config: TransformerConfig, shapes: Sequence[StepShape], *, tp: int
 
 def measure_on_rank(
     worker: Worker, config: TransformerConfig, shapes: Sequence[StepShape], dtype: Dtype, rounds: int, repeats: int
-) -> tuple[list[tuple[list[float], list[float], StepCounts]], float]:
+) -> tuple[list[tuple[list[float], list[float], StepCounts]], dict[str, float]]:
     """Return times, processor times and counts of steps of each shape, timed in turn, A B C A B C, `repeats` in a row after a warm-up step;
-    and the time of the anchor, measured between the rounds on a CPU."""
+    and the times of the reference products, measured between the rounds on a CPU."""
     torch_dtype = TORCH_DTYPES[dtype]
     decoder = build_decoder(config, num_blocks=1, device=worker.device, dtype=torch_dtype, mesh=mesh_of(worker))
     decoder.beat = worker.beat
@@ -114,14 +114,13 @@ def measure_on_rank(
     times: list[list[float]] = [[] for _ in shapes]
     processor: list[list[float]] = [[] for _ in shapes]
     counts: list[StepCounts] = []
-    anchors: list[float] = []
-    anchor: Kernel | None = None
+    anchors: list[dict[str, float]] = []
+    references: dict[str, Kernel] = {}
     if worker.device == "cpu" and worker.world_size == 1:
-        rows, outputs, inputs = ANCHOR
-        anchor = dict(zip(FEW_ROWS, weight_kernels((outputs, inputs), dtype, "cpu"), strict=True))[rows]
+        references = {name: next(weight_kernels((n, k), dtype, "cpu", [m])) for name, (m, n, k) in ANCHORS.items()}
     for index in range(rounds):
-        if anchor is not None:
-            anchors.append(Stopwatch(worker.device).time(anchor.call, budget=ANCHOR_BUDGET))
+        watch = Stopwatch(worker.device)
+        anchors.append({name: watch.time(reference.call, budget=ANCHOR_BUDGET) for name, reference in references.items()})
         for position, shape in enumerate(shapes):
             for repeat in range(repeats + 1):
                 worker.beat(f"step {index} of {shape}")
@@ -136,13 +135,13 @@ def measure_on_rank(
                     times[position].append(duration)
                     processor[position].append(busy)
                 cache.release_all()
-    anchor = None  # its weights must not count as memory of the model
+    references.clear()  # their weights must not count as memory of the model
     for shape in shapes:
         worker.beat(f"counting {shape}")
         reserve_sequences(cache, shape)
         counts.append(count_step(decoder, prepared_step(decoder, shape)))
         cache.release_all()
-    return list(zip(times, processor, counts, strict=True)), statistics.median(anchors) if anchors else 0.0
+    return list(zip(times, processor, counts, strict=True)), {name: statistics.median(of[name] for of in anchors) for name in anchors[0]}
 
 
 def serving_counts(config: TransformerConfig, shapes: Sequence[StepShape], tp: int, ep: int, dtype: Dtype) -> list[StepCounts]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.results import CollectiveCount
 from perfmodel.workload.config import TransformerConfig
 
-#: Rows, outputs and inputs of the reference product that measures the current speed of the machine; its weights are read from memory.
-ANCHOR = (8, 2816, 1024)
+#: Rows, outputs and inputs of the reference products, which measure the current speed of the machine as decode (bound by memory) and as
+#: prefill (bound by FLOP/s) meet it; their weights are read from memory.
+ANCHORS = {"decode": (8, 2816, 1024), "prefill": (256, 2816, 1024)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +25,9 @@ class StepShape:
     new: int
 
     def __post_init__(self) -> None:
-        for field, least in (("sequences", 1), ("cached", 0), ("new", 1)):
-            if getattr(self, field) < least:
-                raise InputError(f"{field}={getattr(self, field)}: must be at least {least}; a step runs new tokens of some sequences")
+        for name, least in (("sequences", 1), ("cached", 0), ("new", 1)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name}={getattr(self, name)}: must be at least {least}; a step runs new tokens of some sequences")
 
     @property
     def rows(self) -> int:
@@ -126,7 +127,7 @@ class ServingMeasurement:
     dtype           of weights and cache
     logit_error     largest difference from the logits of the uncached forward pass, over the largest logit; nan if not checked
     busy_fraction   share of the machine's processors used by other processes; 0 if the system does not report it
-    anchor          time of the reference product `ANCHOR` between the rounds; 0 where the steps are not predicted [s]
+    anchors         time of each reference product of `ANCHORS` between the rounds; none where the steps are not predicted [s]
     """
 
     model: TransformerConfig
@@ -138,7 +139,7 @@ class ServingMeasurement:
     steps: tuple[MeasuredStep, ...]
     logit_error: float
     busy_fraction: float
-    anchor: float = 0.0
+    anchors: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,10 +147,10 @@ class ServedComparison:
     """Measured steps with their predictions by the machine's calibration.
 
     steps   none for a run that is not predicted (tp > 1)
-    drift   measured over predicted time of the anchor: slowdown of the machine since its calibration
+    drifts  measured over calibrated time of each reference product of `ANCHORS`: slowdown of the machine since its calibration
     """
 
     measurement: ServingMeasurement
     steps: tuple[ComparedStep, ...]
     calibration: str
-    drift: float = 1.0
+    drifts: Mapping[str, float] = field(default_factory=dict)

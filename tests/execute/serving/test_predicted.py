@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from perfmodel.cost.serving.executor import anchor_time
+from perfmodel.cost.serving.executor import anchor_times
 from perfmodel.execute.launch.launch import WorkerGroup
 from perfmodel.execute.measure import machine
 from perfmodel.execute.measure.scope import make_scope
@@ -42,8 +42,8 @@ def served_model():
 def test_decode_and_prefill_steps_are_predicted_from_calibrated_parts(model, tolerance, monkeypatch):
     # Steps are in float32: products in bf16 take seconds on a core that has no units for them.
     monkeypatch.setattr(machine, "make_scope", lambda *of, **words: few_half_products(make_scope(*of, **words)))
-    # A shared machine changes its speed between the calibration and the steps, and neither load nor drift shows all of it. A wrong model is
-    # wrong each time, so that each step needs to be within the tolerance after one of several independent calibrations only.
+    # A shared machine changes its speed between the calibration and the steps, and the reference products do not show all of it. A wrong
+    # model is wrong each time, so that each step needs to be within the tolerance after one of several independent calibrations only.
     errors = []
     with WorkerGroup(1, hang_timeout=60.0) as group:
         for _ in range(ATTEMPTS):
@@ -62,8 +62,8 @@ def few_half_products(scope):
 
 
 def _errors(result):
-    """Error of each step; decode steps relative to the speed of memory during the steps, which others use as well."""
-    drift = {True: result.drift, False: 1.0}
+    """Error of each step, relative to the speed of the machine during the steps: of memory for decode, of FLOP/s for prefill."""
+    drift = {True: result.drifts["decode"], False: result.drifts["prefill"]}
     return {str(step.measured.shape): (1.0 + step.error) * drift[step.measured.shape.is_decode] - 1.0 for step in result.steps}
 
 
@@ -76,7 +76,9 @@ def test_a_run_is_compared_with_its_prediction(groups):
         assert step.predicted == pytest.approx(sum(step.parts.values()))
         assert step.predicted > 0
     assert result.measurement.logit_error < 1e-5
-    assert result.drift == pytest.approx(result.measurement.anchor / anchor_time(local_cluster(num_chips=1), HERE))
+    calibrated = anchor_times(local_cluster(num_chips=1), HERE)
+    assert result.drifts == pytest.approx({name: time / calibrated[name] for name, time in result.measurement.anchors.items()})
+    assert set(result.drifts) == {"decode", "prefill"}
 
 
 def test_two_ranks_run_and_are_not_predicted(groups):
