@@ -139,9 +139,14 @@ def headline(prediction: ServingPrediction, *, verbose: bool = False) -> list[tu
         ("memory", f"{format_bytes(prediction.memory['total'])} of {format_bytes(prediction.memory_usable)} usable on each chip"),
         ("KV cache", f"{job.kv_precision}; {prediction.max_sequences:,.0f} sequences of mean length fit in a replica"),
     ]
-    basis = [f"{words(name)}: {source}" for name, source in _grouped(prediction.rests_on).items()]
-    shown = basis if verbose else [next(iter(_grouped(prediction.rests_on).values()), "")]
-    return lines + [("based on" if at == 0 else "", text) for at, text in enumerate(shown) if text]
+    return lines + basis_facts(prediction, verbose=verbose)
+
+
+def basis_facts(prediction: ServingPrediction, *, verbose: bool = False) -> list[tuple[str, str]]:
+    """Return the basis of the first part of a step, or of every part."""
+    grouped = _grouped(prediction.rests_on)
+    shown = [f"{words(name)}: {source}" for name, source in grouped.items()] if verbose else [next(iter(grouped.values()), "")]
+    return [("based on" if at == 0 else "", text) for at, text in enumerate(shown) if text]
 
 
 def service_facts(prediction: ServingPrediction, limits: Mapping[str, float], *, verbose: bool = False) -> list[tuple[str, str]]:

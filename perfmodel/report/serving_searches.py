@@ -9,7 +9,7 @@ from perfmodel.foundation.units import format_time
 from perfmodel.hardware.chip_cluster import chips_text, short_name
 from perfmodel.parallel.serving.plan import ServingPlan
 from perfmodel.planner.serving.result import RankedPlan, ServingObjective, ServingSearchResult
-from perfmodel.report.serving import energy_facts, lengths_line, load_text, serving_object, short_plan
+from perfmodel.report.serving import basis_facts, energy_facts, lengths_line, load_text, serving_object, short_plan
 from perfmodel.report.serving_rows import cost_cell, load_cell, time_cell
 from perfmodel.report.table import Table, percent, rate
 from perfmodel.workload.serving import ServingJob
@@ -41,6 +41,7 @@ def search_facts(result: ServingSearchResult) -> list[tuple[str, str]]:
         ("left out", "; ".join(left_out)),
         ("price", price),
         *energy_facts(result.best.prediction),
+        *basis_facts(result.best.prediction),
     ]
     return [(name, text) for name, text in facts if text]
 
