@@ -22,6 +22,7 @@ from perfmodel.cost.microbatch import MicrobatchCost, microbatch_cost, microbatc
 from perfmodel.cost.overlap import Waits, exposed_each_microbatch, overlapped_send_time, parameter_time
 from perfmodel.cost.parameters import parameter_cost, parameters_depend_on
 from perfmodel.cost.program import Program
+from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import Stages, stage_columns, stages_of
 from perfmodel.cost.step import (
     ParameterTerms,
@@ -230,18 +231,15 @@ def assembled_step(
     virtual_stages: Column,
 ) -> StepColumns:
     """Return the step of plans like `first`. time_outside: time outside the pipeline, given the waits of every micro-batch."""
-    stages, terms, p, m, v = columns.stages, columns.terms, columns.grid.degree["pp"], num_microbatches, virtual_stages
+    stages, terms, p = columns.stages, columns.terms, columns.grid.degree["pp"]
     schedule = first.schedule
-    pipeline = pipeline_step_time(
-        regions, stages, schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile
-    )
+    shape = Pipeline(schedule=schedule, num_ranks=p, num_microbatches=num_microbatches, virtual_stages=virtual_stages)
+    pipeline = pipeline_step_time(regions, stages, shape, hop=hop, profile=profile)
     waits = exposed_each_microbatch(terms, regions, stages, schedule=schedule, num_ranks=p, profile=profile)
     overlapped_sends: Column = 0.0
     if first.layout.pp > 1:
         beat = beat_of(regions, stages, schedule=schedule, num_ranks=p, profile=profile)
-        overlapped_sends = overlapped_send_time(
-            waits.total, beat, schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v, hop=hop, profile=profile
-        )
+        overlapped_sends = overlapped_send_time(waits.total, beat, shape, hop=hop, profile=profile)
         pipeline = pipeline - overlapped_sends
     return StepColumns(
         plans=columns, regions=regions, hop=hop, overlapped_sends=overlapped_sends, pipeline=pipeline, outside_pipeline=time_outside(waits)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from perfmodel.cost.assemble import PlanColumns, StepColumns, column_of, plan_columns, step_columns
+from perfmodel.cost.live_layers import live_layers
 from perfmodel.cost.machine import Machine, is_machine_of
 from perfmodel.cost.memory.chip import ActivationBytes, kept_by_moment, static_memory
 from perfmodel.cost.memory.moments import At, activation_terms
@@ -30,9 +31,9 @@ from perfmodel.cost.memory.plan import (
     scalar,
     with_reserve,
 )
-from perfmodel.cost.pipeline import live_layers
 from perfmodel.cost.program import PHASES
 from perfmodel.cost.programs import Programs
+from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import plus, rank_runs, slowest_stage, stage_sums, total_pass
 from perfmodel.cost.step import (
     beat_of,
@@ -444,18 +445,9 @@ def _part_times(
     scale = m * steady / pass_times[critical]
     for name in detail:
         detail[name] *= scale
-    virtual = float(plan.virtual_stages)
-    sends = scalar(
-        exposed_sends(
-            columns.hop,
-            beat_of(regions, stages, schedule=plan.schedule, num_ranks=p, profile=profile) / virtual,
-            schedule=plan.schedule,
-            num_ranks=p,
-            num_microbatches=m,
-            virtual_stages=virtual,
-            profile=profile,
-        )
-    )
+    pipeline = Pipeline(schedule=plan.schedule, num_ranks=p, num_microbatches=m, virtual_stages=float(plan.virtual_stages))
+    beat = beat_of(regions, stages, schedule=plan.schedule, num_ranks=p, profile=profile)
+    sends = scalar(exposed_sends(columns.hop, beat / pipeline.virtual_stages, pipeline, profile))
     sends -= scalar(columns.overlapped_sends)
     detail["pipeline_communication"] = sends
     detail["pipeline_bubble"] = scalar(columns.pipeline) - sends - scale * rank_time if p > 1 else 0.0
@@ -531,7 +523,7 @@ def held_on_rank(
         kept_by_moment,
         of.activations,
         stages,
-        row.pipelining,
+        row.pipeline,
         estimator.profile,
         rank=position,
         index=float(rank),

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import Ranks, Stages, neighbour, plus, slowest_stage, stage_sums, total_pass
 from perfmodel.cost.step import ParameterTerms, RegionTimes, beat_with, exposed_sends
 from perfmodel.foundation.columns import Column
@@ -215,33 +216,12 @@ def _backward_windows(terms: ParameterTerms, regions: RegionTimes, profile: Exec
     return tuple(np.maximum(time - gather, 0.0) for time, gather in zip(regions.window_backward, gathers, strict=True))
 
 
-def overlapped_send_time(
-    exposed: Column,
-    beat: Column,
-    *,
-    schedule: PipelineSchedule,
-    num_ranks: Column,
-    num_microbatches: Column,
-    virtual_stages: Column,
-    hop: Column,
-    profile: ExecutionProfile,
-) -> Any:
+def overlapped_send_time(exposed: Column, beat: Column, pipeline: Pipeline, *, hop: Column, profile: ExecutionProfile) -> Any:
     """Return the time of pace-setting sends that overlaps with exposed gathers and reductions. [s]
 
     A stage that waits for its parameters leaves that time to its sends. Neither is compute, so no compute is counted twice.
 
     exposed  the total of `exposed_each_microbatch`    beat  `beat_of`   [s]
     """
-    alone, overlapped = (
-        exposed_sends(
-            hop,
-            busy / virtual_stages,
-            schedule=schedule,
-            num_ranks=num_ranks,
-            num_microbatches=num_microbatches,
-            virtual_stages=virtual_stages,
-            profile=profile,
-        )
-        for busy in (beat, beat + exposed)
-    )
+    alone, overlapped = (exposed_sends(hop, busy / pipeline.virtual_stages, pipeline, profile) for busy in (beat, beat + exposed))
     return alone - overlapped

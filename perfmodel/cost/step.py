@@ -20,8 +20,8 @@ from perfmodel.cost.machine import MEBIBYTE, Machine
 from perfmodel.cost.memory.offload import hosted_bytes, kept_bytes, offloads_saved
 from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.parameters import TIMES, WHAT, CastTimes, FrozenBytes, ParameterCost, ParameterProgram
-from perfmodel.cost.pipeline import pipeline_time, send_delay
 from perfmodel.cost.program import PHASES, Program
+from perfmodel.cost.schedules import SCHEDULES, Pipeline, StageTimes
 from perfmodel.cost.stages import Ranks, Stages, block_rows, inner_regions, mean_block, plus, slowest_stage, stage_sums, sum_of, total_pass
 from perfmodel.foundation.columns import Column
 from perfmodel.foundation.dtypes import itemsize
@@ -346,7 +346,7 @@ def ends_time(regions: RegionTimes, stages: Stages) -> Any:
     1f1b: F + B of these two, (m - 1) pairs between. Interleaved, on the last rank: w = (v - 1) p + 1 chunks forward alone, m v - w pairs, w
     chunks backward alone, and p - 1 chunks each way before its first and after its last: (p - 1 + w) / v = p full passes as well.
 
-    Source: Megatron-Core overlaps only in the 1f1b phase (`overlap_moe_expert_parallel_comm`); the sum is `pipeline_time`'s.
+    Source: Megatron-Core overlaps only in the 1f1b phase (`overlap_moe_expert_parallel_comm`); sums as in `cost/schedules.py`.
     """
     return total_pass(regions.ends, stages) if regions.ends else 0.0
 
@@ -456,14 +456,14 @@ def pace(values: Ranks, total: Column, num_ranks: Column, weight: float) -> Any:
 
 
 def beat_of(regions: RegionTimes, stages: Stages, *, schedule: PipelineSchedule, num_ranks: Column, profile: ExecutionProfile) -> Any:
-    """Return the time that each further micro-batch adds to a full pipeline; gpipe paces forward and backward separately. [s]"""
+    """Return the time that each further micro-batch adds to a full pipeline. [s]"""
     f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
     totals = total_pass(regions.forward, stages), total_pass(regions.backward, stages)
     return beat_with(f, b, totals, schedule, num_ranks, profile.timing.uneven_stage_weight)
 
 
 def beat_with(f: Ranks, b: Ranks, totals: tuple[Any, Any], schedule: PipelineSchedule, num_ranks: Column, weight: float) -> Any:
-    if schedule is PipelineSchedule.GPIPE:
+    if SCHEDULES[schedule].paces_apart:
         return pace(f, totals[0], num_ranks, weight) + pace(b, totals[1], num_ranks, weight)
     return pace(plus(f, b), totals[0] + totals[1], num_ranks, weight)
 
@@ -497,66 +497,33 @@ MASK_BYTES = 2.0
 """[byte] An element of an attention mask between pipeline stages: NCCL sends no booleans, so it is cast to 16 bits."""
 
 
-def pipeline_step_time(
-    regions: RegionTimes,
-    stages: Stages,
-    *,
-    schedule: PipelineSchedule,
-    num_ranks: Column,
-    num_microbatches: Column,
-    virtual_stages: Column,
-    hop: Column,
-    profile: ExecutionProfile,
-) -> Any:
+def pipeline_step_time(regions: RegionTimes, stages: Stages, pipeline: Pipeline, *, hop: Column, profile: ExecutionProfile) -> Any:
     """Return the time of all micro-batches through the pipeline, with exposed sends. [s]"""
     f, b = stage_sums(regions.forward, stages), stage_sums(regions.backward, stages)
     total_f, total_b = total_pass(regions.forward, stages), total_pass(regions.backward, stages)
-    weight = profile.timing.uneven_stage_weight
-    slowest = pace(plus(f, b), total_f + total_b, num_ranks, weight)
-    slowest_f, slowest_b = pace(f, total_f, num_ranks, weight), pace(b, total_b, num_ranks, weight)
-    time = pipeline_time(
-        schedule=schedule,
+    num_ranks, weight = pipeline.num_ranks, profile.timing.uneven_stage_weight
+    times = StageTimes(
         total_forward=total_f,
         total_backward=total_b,
-        slowest_forward=slowest_f,
-        slowest_backward=slowest_b,
-        slowest=slowest,
-        num_microbatches=num_microbatches,
-        virtual_stages=virtual_stages,
-        num_ranks=num_ranks,
+        slowest_forward=pace(f, total_f, num_ranks, weight),
+        slowest_backward=pace(b, total_b, num_ranks, weight),
+        slowest=pace(plus(f, b), total_f + total_b, num_ranks, weight),
         unequal=stages.unequal * (stages.mean_block(regions.forward) + stages.mean_block(regions.backward)),
     )
-    return time + exposed_sends(
-        hop,
-        (slowest_f + slowest_b if schedule is PipelineSchedule.GPIPE else slowest) / virtual_stages,
-        schedule=schedule,
-        num_ranks=num_ranks,
-        num_microbatches=num_microbatches,
-        virtual_stages=virtual_stages,
-        profile=profile,
-    )
+    apart = SCHEDULES[pipeline.schedule].paces_apart
+    beat = times.slowest_forward + times.slowest_backward if apart else times.slowest
+    return pipeline.time(times) + exposed_sends(hop, beat / pipeline.virtual_stages, pipeline, profile)
 
 
-def exposed_sends(
-    hop: Column,
-    chunk: Column,
-    *,
-    schedule: PipelineSchedule,
-    num_ranks: Column,
-    num_microbatches: Column,
-    virtual_stages: Column,
-    profile: ExecutionProfile,
-) -> Any:
+def exposed_sends(hop: Column, chunk: Column, pipeline: Pipeline, profile: ExecutionProfile) -> Any:
     """Return the time that sends add to the pipeline: the exposed part if they overlap with compute, else every send, fill and drain. [s]
 
     chunk  time of a further micro-batch on one virtual stage   [s]
     """
     if profile.communication.pp_overlap:
-        return send_delay(
-            schedule=schedule, hop=hop, chunk=chunk, num_ranks=num_ranks, num_microbatches=num_microbatches, virtual_stages=virtual_stages
-        )
-    later = num_microbatches * virtual_stages - 1.0
-    return 2.0 * (num_ranks - 1.0) * hop + later * (2.0 * hop)
+        return pipeline.send_delay(hop, chunk)
+    later = pipeline.num_microbatches * pipeline.virtual_stages - 1.0
+    return 2.0 * (pipeline.num_ranks - 1.0) * hop + later * (2.0 * hop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

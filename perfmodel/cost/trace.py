@@ -1,6 +1,6 @@
 """Timeline of the predicted step of a pipeline rank: its operators and collectives in order, with the parts of the prediction.
 
-The order of passes is the schedule's (`cost/schedule_orders.py`), and the time of a pass is that of its operators (`cost/evaluate.py`).
+The order of passes is the schedule's (`cost/schedules.py`), and the time of a pass is that of its operators (`cost/evaluate.py`).
 The time of each part is the prediction's (`cost/estimate.py`): operators are scaled to the time of their part. Idle time between passes
 is the predicted bubble. The spans of a rank therefore sum to the parts, and the parts to the step time.
 """
@@ -21,12 +21,13 @@ import numpy as np
 from perfmodel.cost.assemble import StepColumns, step_columns
 from perfmodel.cost.estimate import Estimator, rank_parts, reserved_on_rank
 from perfmodel.cost.evaluate import amount_values, members_inside, traffic_times, work_times
+from perfmodel.cost.event_simulation import pass_starts
 from perfmodel.cost.memory.plan import adding_up, scalar
 from perfmodel.cost.mixed import MixedEstimator, pools_of, pools_of_pipeline, steps_of_pipelines
 from perfmodel.cost.overlap import exposed_each_microbatch
 from perfmodel.cost.program import PHASES
 from perfmodel.cost.rows import Rows
-from perfmodel.cost.schedule_orders import BACKWARD, FORWARD, order_of, pass_starts
+from perfmodel.cost.schedules import BACKWARD, FORWARD, SCHEDULES
 from perfmodel.cost.stages import order_on_pools
 from perfmodel.cost.step import exposed_communication, recomputed_phases
 from perfmodel.foundation.collectives import CollectiveKind
@@ -154,7 +155,7 @@ class _Step:
         self.p = p = plan.layout.pp
         self.num_microbatches = m = round(scalar(columns.plans.num_microbatches))
         drawn = m if plan.virtual_stages == 1 else -(-m // p) * p  # interleaved passes come in groups of p
-        self.passes = [order_of(plan.schedule, rank, p, drawn, len(order) // p) for rank in range(p)]
+        self.passes = [SCHEDULES[plan.schedule].order(rank, p, drawn, len(order) // p) for rank in range(p)]
         self.counts = [Counter((kind, chunk) for kind, chunk, _ in passes) for passes in self.passes]
         times = {FORWARD: columns.regions.forward, BACKWARD: columns.regions.backward}
         lengths = {kind: [sum(scalar(by_region[i]) for i in run) for run in order] for kind, by_region in times.items()}

@@ -32,11 +32,27 @@ class Recompute(StrEnum):
 
 
 class PipelineSchedule(StrEnum):
-    """Pipeline schedule: the order in which a rank runs the passes of its micro-batches."""
+    """Pipeline schedule: the order in which a rank runs the passes of its micro-batches (`cost/schedules.py`)."""
 
     GPIPE = "gpipe"
     ONE_F_ONE_B = "1f1b"
     INTERLEAVED = "interleaved"
+    ZERO_BUBBLE = "zero-bubble"
+
+    @property
+    def splits_backward(self) -> bool:
+        """Gradients of weights are a pass of their own, which fills bubbles."""
+        return self is PipelineSchedule.ZERO_BUBBLE
+
+    @property
+    def groups_microbatches(self) -> bool:
+        """The number of micro-batches must be a multiple of the number of ranks."""
+        return self in (PipelineSchedule.INTERLEAVED, PipelineSchedule.ZERO_BUBBLE)
+
+    @property
+    def takes_chunks(self) -> bool:
+        """A rank may hold several virtual stages."""
+        return self.groups_microbatches
 
 
 class AttentionKernel(StrEnum):

@@ -304,19 +304,20 @@ def check_plan(plan: Plan) -> None:
 
 
 def _check_schedule(plan: Plan) -> None:
-    pp, virtual = plan.layout.pp, plan.virtual_stages
-    if virtual > 1 and plan.schedule is not PipelineSchedule.INTERLEAVED:
-        raise InputError(f"virtual_stages={virtual}: needs schedule=interleaved, not {plan.schedule}; add --schedule interleaved")
-    if plan.schedule is PipelineSchedule.INTERLEAVED:
-        if virtual < 2 or pp < 2:
-            raise InputError(
-                f"schedule=interleaved: needs pp and virtual_stages of at least 2, not pp={pp} and virtual_stages={virtual}; use 1f1b"
-            )
-        if plan.num_microbatches % pp:
-            raise InputError(
-                f"schedule=interleaved: the number of microbatches {plan.num_microbatches} must be a multiple of pp={pp}; "
-                "change micro_batch or use 1f1b"
-            )
+    pp, virtual, schedule = plan.layout.pp, plan.virtual_stages, plan.schedule
+    if virtual > 1 and not schedule.takes_chunks:
+        raise InputError(f"virtual_stages={virtual}: needs schedule=interleaved, not {schedule}; add --schedule interleaved")
+    if schedule is PipelineSchedule.INTERLEAVED and (virtual < 2 or pp < 2):
+        raise InputError(
+            f"schedule=interleaved: needs pp and virtual_stages of at least 2, not pp={pp} and virtual_stages={virtual}; use 1f1b"
+        )
+    if schedule.splits_backward and pp < 2:
+        raise InputError(f"schedule={schedule}: needs pp of at least 2, not pp={pp}; use 1f1b")
+    if schedule.groups_microbatches and plan.num_microbatches % pp:
+        raise InputError(
+            f"schedule={schedule}: the number of microbatches {plan.num_microbatches} must be a multiple of pp={pp}; "
+            "change micro_batch or use 1f1b"
+        )
 
 
 def _check_assigned(plan: Plan, assignment: Assignment) -> None:

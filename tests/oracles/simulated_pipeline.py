@@ -1,11 +1,12 @@
-"""Times and activations of a pipeline from the package's event simulation (`perfmodel/cost/schedule_orders.py`), which uses no formula."""
+"""Times and activations of a pipeline from the package's event simulation (`perfmodel/cost/event_simulation.py`), which uses no formula."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perfmodel.cost.schedule_orders import FORWARD, Pass, pass_starts
+from perfmodel.cost.event_simulation import pass_starts
+from perfmodel.cost.schedules import FORWARD, INPUT_GRADIENT, Pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,11 +17,11 @@ class Run:
     held: tuple[int, ...]
 
 
-def simulate(orders: Sequence[Sequence[Pass]], forward: Sequence[float], backward: Sequence[float], *, hop: float = 0.0) -> Run:
+def simulate(orders: Sequence[Sequence[Pass]], lengths: Mapping[str, Sequence[float]], *, hop: float = 0.0) -> Run:
     """Run the orders; arguments as `pass_starts` has them."""
-    starts, p = pass_starts(orders, forward, backward, hop=hop), len(orders)
+    starts, p = pass_starts(orders, lengths, hop=hop), len(orders)
     ends = (
-        start + (forward if kind == FORWARD else backward)[chunk * p + rank]
+        start + lengths[kind][chunk * p + rank]
         for rank, order in enumerate(orders)
         for start, (kind, chunk, _) in zip(starts[rank], order, strict=True)
     )
@@ -28,10 +29,10 @@ def simulate(orders: Sequence[Sequence[Pass]], forward: Sequence[float], backwar
 
 
 def _most_held(order: Sequence[Pass]) -> int:
-    """Most forward passes whose backward is still to come; the passes of one rank do not overlap."""
+    """Most forward passes whose backward, or gradients of weights, are still to come; the passes of one rank do not overlap."""
     held = most = 0
     for kind, _, _ in order:
-        held += 1 if kind == FORWARD else -1
+        held += 1 if kind == FORWARD else 0 if kind == INPUT_GRADIENT else -1
         most = max(most, held)
     return most
 
@@ -46,6 +47,8 @@ def layers_held(order: Sequence[Pass], layers: Sequence[int]) -> list[tuple[int,
     ran: set[int] = set()
     held = []
     for kind, chunk, microbatch in order:
+        if kind == INPUT_GRADIENT:
+            continue
         if kind == FORWARD:
             alive.add((chunk, microbatch))
             continue

@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 
 from perfmodel.cost.communicators import communicator_bytes, world_communicator_bytes
+from perfmodel.cost.live_layers import LiveLayers
 from perfmodel.cost.machine import Machine
 from perfmodel.cost.memory.moments import ActivationTerms, At, keeps_gathered
 from perfmodel.cost.parameters import ParameterProgram
-from perfmodel.cost.pipeline import LiveLayers, live_microbatches
+from perfmodel.cost.schedules import SCHEDULES, Pipeline
 from perfmodel.cost.stages import Stages, sum_of
 from perfmodel.cost.step import Bytes, ParameterTerms, frozen_bytes, held_elements
 from perfmodel.foundation.columns import Column
 from perfmodel.frameworks.profile import ExecutionProfile
 from perfmodel.parallel.grid import LayoutGrid
-from perfmodel.parallel.layout import PipelineSchedule
 
 #: Memory classes of a chip, in the order in which they are added.
 MEMORY = (
@@ -105,26 +105,21 @@ def runs_at(rank: int, stages: Stages) -> tuple[At, ...]:
     return (At.BLOCKS, At.LAST) if rank == stages.num_ranks - 1 and not last.is_block else (At.BLOCKS,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pipelining:
-    """Pipeline schedule, as columns. live: passes of blocks in flight on each distinct rank."""
-
-    schedule: PipelineSchedule
-    num_ranks: Column
-    num_microbatches: Column
-    virtual_stages: Column
-    live: Sequence[LiveLayers]
-
-
 def kept_memory(
-    activations: ActivationTerms, stages: Stages, pipelining: Pipelining, profile: ExecutionProfile, *, activation_bytes: float
+    activations: ActivationTerms,
+    stages: Stages,
+    pipeline: Pipeline,
+    live_by_rank: Sequence[LiveLayers],
+    profile: ExecutionProfile,
+    *,
+    activation_bytes: float,
 ) -> list[ActivationBytes]:
     """Return (saved activations, receive buffers) of each distinct rank, as `kept_on_rank`. [byte]"""
-    last, kept = pipelining.num_ranks - 1.0, []
-    for rank, live in enumerate(pipelining.live):
-        index = 0.0 if rank == 0 else last if rank == len(pipelining.live) - 1 else np.minimum(1.0, last)
+    last, kept = pipeline.num_ranks - 1.0, []
+    for rank, live in enumerate(live_by_rank):
+        index = 0.0 if rank == 0 else last if rank == len(live_by_rank) - 1 else np.minimum(1.0, last)
         kept.append(
-            kept_by_moment(activations, stages, pipelining, profile, rank=rank, index=index, live=live, activation_bytes=activation_bytes)
+            kept_by_moment(activations, stages, pipeline, profile, rank=rank, index=index, live=live, activation_bytes=activation_bytes)
         )
     return kept
 
@@ -132,7 +127,7 @@ def kept_memory(
 def kept_by_moment(
     activations: ActivationTerms,
     stages: Stages,
-    pipelining: Pipelining,
+    pipeline: Pipeline,
     profile: ExecutionProfile,
     *,
     rank: int,
@@ -154,12 +149,12 @@ def kept_by_moment(
         kept[at] = kept_on_rank(
             activations,
             stages,
-            pipelining,
+            pipeline,
             profile,
             rank=rank,
             index=index,
             live_blocks=alive[at],
-            none_left=no_gradient_sent(live, rank, pipelining.num_microbatches),
+            none_left=no_gradient_sent(live, rank, pipeline.num_microbatches),
             has_output=1.0 if at is At.LAST else has_output,
             activation_bytes=activation_bytes,
         )
@@ -174,7 +169,7 @@ def no_gradient_sent(live: LiveLayers, rank: int, num_microbatches: Column) -> A
 def kept_on_rank(
     activations: ActivationTerms,
     stages: Stages,
-    pipelining: Pipelining,
+    pipeline: Pipeline,
     profile: ExecutionProfile,
     *,
     rank: int,
@@ -194,14 +189,10 @@ def kept_on_rank(
     At most one pass in flight has run the last virtual stage (gpipe: all have). torch's schedules keep a stage's outputs, including logits,
     until the backward of the micro-batch has ended. They have a buffer for each receive of a step. It stores the input of the first layer.
     """
-    p, m, v = pipelining.num_ranks, pipelining.num_microbatches, pipelining.virtual_stages
+    schedule = SCHEDULES[pipeline.schedule]
+    p, m, v = pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages
     is_first, is_last = stages.is_first(rank), stages.is_last(rank)
-    alive = live_microbatches(schedule=pipelining.schedule, rank=index, num_ranks=p, num_microbatches=m, virtual_stages=v)
-    ended = is_last * (m if pipelining.schedule is PipelineSchedule.GPIPE else 1.0)
-    begun = alive
-    if pipelining.schedule is PipelineSchedule.INTERLEAVED:
-        begun = np.minimum(m, 2.0 * p - 1.0)  # pp first passes, then the other passes of these micro-batches, then pp - 1 first passes
-    begun = is_first * begun
+    begun, ended = is_first * schedule.begun(index, pipeline), is_last * (m if schedule.keeps_all else 1.0)
     of_blocks = live_blocks * stages.mean_block(activations.kept, rank)
     of_ends = begun * sum_of(activations.kept[: stages.inner.start]) + ended * sum_of(activations.kept[stages.inner.stop :])
     is_pipelined = np.minimum(p - 1.0, 1.0)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from perfmodel.cost.live_layers import LiveLayers, live_table, three_live_layers
 from perfmodel.cost.memory.chip import (
     MEMORY,
     ActivationBytes,
-    Pipelining,
     UnreducedGradients,
     fixed_memory,
     kept_memory,
@@ -24,7 +24,7 @@ from perfmodel.cost.memory.chip import (
     waiting_memory,
 )
 from perfmodel.cost.memory.moments import ActivationTerms, At, Moment, keeps_gathered, largest, rank_moments
-from perfmodel.cost.pipeline import LiveLayers, live_table, three_live_layers
+from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import Stages, slowest_stage
 from perfmodel.cost.step import Bytes, ParameterTerms, held_elements
 from perfmodel.foundation.columns import Column
@@ -146,7 +146,7 @@ class MemoryRow:
     """
 
     of: MemoryTerms
-    pipelining: Pipelining
+    pipeline: Pipeline
     kept: list[ActivationBytes]
     ranks: tuple[RankMemoryTerms, ...]
     total: tuple[Any, ...]
@@ -208,16 +208,15 @@ def memory_row(plan: Plan, columns: PlanColumns, activations: ActivationTerms, *
         factor=reserve_factor(profile, machine),
         outside=scalar(once(columns.grid, ("outside",), partial(outside_bytes, profile, machine, columns.grid))),
     )
-    pipelining = Pipelining(
+    pipeline = Pipeline(
         schedule=plan.schedule,
         num_ranks=float(plan.layout.pp),
         num_microbatches=of.num_microbatches,
         virtual_stages=float(plan.virtual_stages),
-        live=live,
     )
-    kept = kept_memory(of.activations, stages, pipelining, profile, activation_bytes=of.activation_bytes)
+    kept = kept_memory(of.activations, stages, pipeline, live, profile, activation_bytes=of.activation_bytes)
     ranks = tuple(rank_memory_terms(of, rank, live[rank]) for rank in range(stages.num_ranks))
-    return MemoryRow(of=of, pipelining=pipelining, kept=kept, ranks=ranks, total=tuple(map(most_reserved, ranks, kept)))
+    return MemoryRow(of=of, pipeline=pipeline, kept=kept, ranks=ranks, total=tuple(map(most_reserved, ranks, kept)))
 
 
 def imbalance_of(

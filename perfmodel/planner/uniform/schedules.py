@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfmodel.cost.estimate import Estimator
-from perfmodel.cost.memory.chip import Pipelining, kept_memory, reserve_factor, runs_at
+from perfmodel.cost.live_layers import LiveLayers, three_live_layers
+from perfmodel.cost.memory.chip import kept_memory, reserve_factor, runs_at
 from perfmodel.cost.memory.moments import ActivationTerms, At
-from perfmodel.cost.pipeline import LiveLayers, three_live_layers
+from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.step import RegionTimes, pipeline_step_time
 from perfmodel.parallel.layout import PipelineSchedule
 from perfmodel.planner.uniform.space import PipelineChoice, PipelineGroup
@@ -42,16 +43,8 @@ def pipeline_times(
         at, chosen, v = _choices_of(schedule, pipelines.choices)
         if not chosen:
             continue
-        pipeline[..., at] = pipeline_step_time(
-            regions,
-            pipelines.stages_of(at),
-            schedule=schedule,
-            num_ranks=float(pp),
-            num_microbatches=m,
-            virtual_stages=v,
-            hop=hop,
-            profile=estimator.profile,
-        )
+        of = Pipeline(schedule=schedule, num_ranks=float(pp), num_microbatches=m, virtual_stages=v)
+        pipeline[..., at] = pipeline_step_time(regions, pipelines.stages_of(at), of, hop=hop, profile=estimator.profile)
     return pipeline
 
 
@@ -95,8 +88,8 @@ def schedule_columns(
             continue
         table = np.stack([choice.live for choice in chosen], axis=1)
         live = three_live_layers(table, schedule=schedule, num_ranks=pp, num_microbatches=m, num_between=stages.num_ranks - 2)
-        pipelining = Pipelining(schedule=schedule, num_ranks=float(pp), num_microbatches=m, virtual_stages=v, live=live)
-        moving = kept_memory(activations, pipelines.stages_of(at), pipelining, profile, activation_bytes=activation_bytes)
+        pipeline = Pipeline(schedule=schedule, num_ranks=float(pp), num_microbatches=m, virtual_stages=v)
+        moving = kept_memory(activations, pipelines.stages_of(at), pipeline, live, profile, activation_bytes=activation_bytes)
         if keeps_parameters:
             for rank in ranks:
                 for field in fields(LiveLayers):

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from perfmodel.cost.assemble import outside_pipeline
 from perfmodel.cost.estimate import Estimator
 from perfmodel.cost.overlap import Waits, exposed_each_microbatch, overlapped_send_time, waits_each_microbatch
+from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.step import (
     ParameterTerms,
     RegionTimes,
@@ -84,14 +85,12 @@ def _less_hidden_sends(
         indices = [i for i, choice in enumerate(choices) if choice.schedule is schedule]
         if not indices:
             continue
+        virtual_stages = np.array([float(choices[i].virtual_stages) for i in indices])
         exposed = np.asarray((gpipe_waits if schedule is PipelineSchedule.GPIPE else waits).total)
         less[..., indices] = pipeline[..., indices] - overlapped_send_time(
             pipelines.of_choices(exposed, indices),
             beat_of(regions, pipelines.stages_of(indices), schedule=schedule, num_ranks=p, profile=profile),
-            schedule=schedule,
-            num_ranks=p,
-            num_microbatches=m,
-            virtual_stages=np.array([float(choices[i].virtual_stages) for i in indices]),
+            Pipeline(schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=virtual_stages),
             hop=hop,
             profile=profile,
         )

@@ -7,10 +7,11 @@ import pytest
 
 from perfmodel import predict as predict_job
 from perfmodel.cost.estimate import evaluate_memory, evaluate_plan, memory_on_rank, rank_memories
-from perfmodel.cost.memory.chip import MEMORY, Pipelining, kept_on_rank
+from perfmodel.cost.live_layers import live_layers
+from perfmodel.cost.memory.chip import MEMORY, kept_on_rank
 from perfmodel.cost.memory.moments import At, largest
 from perfmodel.cost.memory.plan import memory_by_class
-from perfmodel.cost.pipeline import live_layers
+from perfmodel.cost.schedules import Pipeline
 from perfmodel.cost.stages import stages_of
 from perfmodel.cost.step import held_elements
 from perfmodel.frameworks.memory_uncertainty import uncertainty_of_memory
@@ -89,13 +90,11 @@ def test_classes_add_up_to_the_rank():
 def test_first_rank_keeps_what_is_under_way(schedule, virtual, alive):
     estimator = estimator_of()
     row = evaluate_plan(estimator, plan_of(estimator, pp=4, tp=4, schedule="1f1b")).memory_row
-    pipelining = Pipelining(
-        schedule=PipelineSchedule(schedule), num_ranks=4.0, num_microbatches=8.0, virtual_stages=float(virtual), live=()
-    )
+    pipeline = Pipeline(schedule=PipelineSchedule(schedule), num_ranks=4.0, num_microbatches=8.0, virtual_stages=float(virtual))
     stages = stages_of(decoder_regions(estimator.job.model), (2 // virtual,) * (4 * virtual), 4)
     terms = replace(row.of.activations, kept=(0.0, row.of.activations.kept[1], row.of.activations.kept[2]))
-    live = live_layers(schedule=pipelining.schedule, chunks=(2 // virtual,) * virtual, rank=0, num_ranks=4, num_microbatches=8).most
-    kept, _ = kept_on_rank(terms, stages, pipelining, estimator.profile, rank=0, index=0.0, live_blocks=live, activation_bytes=2.0)
+    live = live_layers(schedule=pipeline.schedule, chunks=(2 // virtual,) * virtual, rank=0, num_ranks=4, num_microbatches=8).most
+    kept, _ = kept_on_rank(terms, stages, pipeline, estimator.profile, rank=0, index=0.0, live_blocks=live, activation_bytes=2.0)
     assert kept == pytest.approx(alive * 2 * terms.kept[1], rel=1e-12)
 
 

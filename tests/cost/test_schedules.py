@@ -3,24 +3,26 @@
 import numpy as np
 import pytest
 
-from perfmodel.cost.pipeline import live_microbatches, pipeline_time, send_delay
+from perfmodel.cost.schedules import SCHEDULES, Pipeline, StageTimes
 from perfmodel.parallel.layout import PipelineSchedule
 
-GPIPE, ONE_F_ONE_B, INTERLEAVED = PipelineSchedule
+GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE = PipelineSchedule
 schedules = pytest.mark.parametrize("schedule", PipelineSchedule)
 
 
 def even(schedule, *, p, m, v=1.0, forward=1.0, backward=2.0):
-    return pipeline_time(
-        schedule=schedule,
+    times = StageTimes(
         total_forward=p * forward,
         total_backward=p * backward,
         slowest_forward=forward,
         slowest_backward=backward,
         slowest=forward + backward,
-        num_microbatches=m,
-        virtual_stages=v,
     )
+    return Pipeline(schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v).time(times)
+
+
+def live(schedule, rank, *, p, m, v=1.0):
+    return SCHEDULES[schedule].live_microbatches(rank, Pipeline(schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v))
 
 
 @pytest.mark.parametrize("p, m", [(1, 1), (4, 8), (8, 512)])
@@ -40,31 +42,25 @@ def test_one_rank_has_no_bubble(schedule):
 
 def test_memory_of_schedules():
     """gpipe keeps every microbatch; 1f1b p on the first rank and one on the last."""
-    live = [
-        live_microbatches(schedule=s, rank=r, num_ranks=4.0, num_microbatches=16.0, virtual_stages=1.0)
-        for s in (GPIPE, ONE_F_ONE_B)
-        for r in (0.0, 3.0)
-    ]
-    assert [float(x) for x in live] == [16, 16, 4, 1]
-    few = live_microbatches(schedule=ONE_F_ONE_B, rank=0.0, num_ranks=4.0, num_microbatches=2.0, virtual_stages=1.0)
-    assert few == 2
+    assert [float(live(s, rank, p=4.0, m=16.0)) for s in (GPIPE, ONE_F_ONE_B) for rank in (0.0, 3.0)] == [16, 16, 4, 1]
+    assert live(ONE_F_ONE_B, 0.0, p=4.0, m=2.0) == 2
 
 
 @schedules
 def test_arrays_give_what_floats_give(schedule):
     p, m, v = np.array([2.0, 4.0, 8.0])[:, None], np.array([8.0, 16.0, 64.0]), np.array([2.0])
     time = even(schedule, p=p, m=m, v=v)
-    live = live_microbatches(schedule=schedule, rank=0.0, num_ranks=p, num_microbatches=m, virtual_stages=v)
-    delay = send_delay(schedule=schedule, hop=0.1, chunk=3.0, num_ranks=p, num_microbatches=m, virtual_stages=v)
+    in_flight = live(schedule, 0.0, p=p, m=m, v=v)
+    delay = Pipeline(schedule=schedule, num_ranks=p, num_microbatches=m, virtual_stages=v).send_delay(0.1, 3.0)
     for i in range(3):
         for j in range(3):
             at = {"p": float(p[i, 0]), "m": float(m[j])}
             assert time[i, j] == even(schedule, **at, v=2.0)
             knobs = {"num_ranks": at["p"], "num_microbatches": at["m"], "virtual_stages": 2.0}
-            assert live[i, j] == live_microbatches(schedule=schedule, rank=0.0, **knobs)
-            assert delay[i, j] == send_delay(schedule=schedule, hop=0.1, chunk=3.0, **knobs)
+            assert in_flight[i, j] == live(schedule, 0.0, **at, v=2.0)
+            assert delay[i, j] == Pipeline(schedule=schedule, **knobs).send_delay(0.1, 3.0)
 
 
 @schedules
 def test_no_hop_no_delay(schedule):
-    assert send_delay(schedule=schedule, hop=0.0, chunk=1.0, num_ranks=8.0, num_microbatches=32.0, virtual_stages=2.0) == 0.0
+    assert Pipeline(schedule=schedule, num_ranks=8.0, num_microbatches=32.0, virtual_stages=2.0).send_delay(0.0, 1.0) == 0.0

@@ -1,0 +1,347 @@
+"""Pipeline schedules: order of the passes on each rank, time of a step, exposed sends and micro-batches in flight.
+
+A schedule is one class. Closed forms take columns. They are exact for even stages and a bound by the slowest stage for uneven ones:
+the first stage has the embedding, the last the head, and layers need not divide. `tests/oracles` compares them with a simulation of the
+orders. Sources: Huang et al. 2019 (GPipe); Narayanan et al. 2021 (SC21), section 2.2 and figures 3 and 4.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfmodel.foundation.columns import Column
+from perfmodel.parallel.layout import PipelineSchedule
+
+#: Kinds of passes; a schedule may split backward into the gradients of inputs and those of weights.
+FORWARD, BACKWARD, INPUT_GRADIENT, WEIGHT_GRADIENT = "F", "B", "I", "W"
+
+#: One pass: kind, virtual stage of the rank (chunk), micro-batch.
+Pass = tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTimes:
+    """Times of one micro-batch on the ranks of a pipeline. [s]
+
+    total_forward, total_backward  F, B  sums over the ranks
+    slowest_forward, slowest_backward, slowest   f, b, c: the largest forward, backward and sum of both over the ranks
+    unequal  e   the longest virtual stage over the mean of those of the slowest rank
+    total_weights, slowest_weights  W, w   part of backward that a schedule may postpone: gradients of weights, as products alone
+    """
+
+    total_forward: Column
+    total_backward: Column
+    slowest_forward: Column
+    slowest_backward: Column
+    slowest: Column
+    unequal: Column = 0.0
+    total_weights: Column = 0.0
+    slowest_weights: Column = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    """Schedule, and numbers of ranks p, micro-batches m and virtual stages of a rank v, as columns."""
+
+    schedule: PipelineSchedule
+    num_ranks: Column
+    num_microbatches: Column
+    virtual_stages: Column
+
+    def time(self, times: StageTimes) -> Any:
+        return SCHEDULES[self.schedule].time(times, self)
+
+    def send_delay(self, hop: Column, chunk: Column) -> Any:
+        return SCHEDULES[self.schedule].send_delay(hop, chunk, self)
+
+
+class Schedule(ABC):
+    """A pipeline schedule.
+
+    paces_apart   the slowest forward and the slowest backward pass each set a pace, else the slowest sum of both
+    keeps_all     all micro-batches are in flight when the first backward pass begins
+    """
+
+    paces_apart: ClassVar[bool] = False
+    keeps_all: ClassVar[bool] = False
+
+    @abstractmethod
+    def order(self, rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> list[Pass]:
+        """Return the passes of a rank in the order in which it issues them."""
+
+    @abstractmethod
+    def time(self, times: StageTimes, pipeline: Pipeline) -> Any:
+        """Return the time of one step's micro-batches through the pipeline, without sends. [s]"""
+
+    @abstractmethod
+    def send_delay(self, hop: Column, chunk: Column, pipeline: Pipeline) -> Any:
+        """Return the time that overlapped sends between ranks add to a step: a pass waits for its input in flight. [s]
+
+        hop h    one send                                                                  [s]
+        chunk c  forward and backward of one micro-batch through one virtual stage          [s]
+
+        Source: exact on a simulation of the orders with even stages (`tests/oracles`) while hops are short; for 1f1b always.
+        """
+
+    @abstractmethod
+    def live_microbatches(self, rank: Column, pipeline: Pipeline) -> Any:
+        """Return the maximum of in-flight micro-batches of a rank i (from 0), in units of its full share of the layers. [-]"""
+
+    def begun(self, rank: Column, pipeline: Pipeline) -> Any:
+        """Return the maximum of in-flight micro-batches of the region before the blocks."""
+        return self.live_microbatches(rank, pipeline)
+
+    @abstractmethod
+    def live_row(self, num_ranks: int, num_microbatches: Column) -> Any:
+        """Return the number of the row in `live_rows` for a number of micro-batches, from 1. Beyond the last row nothing changes."""
+
+    @abstractmethod
+    def live_rows(self, chunks: tuple[int, ...], rank: int, num_ranks: int) -> NDArray[np.float64]:
+        """Return [number of micro-batches, field of `LiveLayers`] of a rank. chunks: layers of its virtual stages."""
+
+
+class GPipe(Schedule):
+    """All forward passes, then all backward passes."""
+
+    paces_apart = keeps_all = True
+
+    def order(self, rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> list[Pass]:
+        return [(kind, 0, i) for kind in (FORWARD, BACKWARD) for i in range(num_microbatches)]
+
+    def time(self, times: StageTimes, pipeline: Pipeline) -> Any:
+        """F + B + (m - 1) (f + b)"""
+        total = times.total_forward + times.total_backward
+        return total + (pipeline.num_microbatches - 1.0) * (times.slowest_forward + times.slowest_backward)
+
+    def send_delay(self, hop: Column, chunk: Column, pipeline: Pipeline) -> Any:
+        """2 h (p - 1) + (m - 1) max(0, 2 h - c)"""
+        return 2.0 * hop * (pipeline.num_ranks - 1.0) + (pipeline.num_microbatches - 1.0) * np.maximum(2.0 * hop - chunk, 0.0)
+
+    def live_microbatches(self, rank: Column, pipeline: Pipeline) -> Any:
+        return pipeline.num_microbatches + 0.0 * pipeline.num_ranks
+
+    def live_row(self, num_ranks: int, num_microbatches: Column) -> Any:
+        return np.minimum(num_microbatches, 2.0)
+
+    def live_rows(self, chunks: tuple[int, ...], rank: int, num_ranks: int) -> NDArray[np.float64]:
+        """Entries are per micro-batch."""
+        held = float(sum(chunks))
+        return np.array([_without_chunks(held, held, ends=1.0, ran=0.0) for _ in range(2)])
+
+
+class OneForwardOneBackward(Schedule):
+    """Forward passes of the warm-up for the later ranks, one forward and one backward in turn, then the remaining backward passes."""
+
+    def order(self, rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> list[Pass]:
+        warm = min(num_ranks - rank - 1, num_microbatches)
+        order: list[Pass] = [(FORWARD, 0, i) for i in range(warm)]
+        for i in range(num_microbatches - warm):
+            order += [(FORWARD, 0, warm + i), (BACKWARD, 0, i)]
+        return order + [(BACKWARD, 0, i) for i in range(num_microbatches - warm, num_microbatches)]
+
+    def time(self, times: StageTimes, pipeline: Pipeline) -> Any:
+        """F + B + (m - 1) c"""
+        return (times.total_forward + times.total_backward) + (pipeline.num_microbatches - 1.0) * times.slowest
+
+    def send_delay(self, hop: Column, chunk: Column, pipeline: Pipeline) -> Any:
+        """2 h ((p - 1) + (m - 1) - ceil((m - 1) / p))
+
+        Few micro-batches are in flight: each round trip of p of them exposes (p - 1) hops each way, however short.
+        """
+        p, later = pipeline.num_ranks, pipeline.num_microbatches - 1.0
+        return 2.0 * hop * ((p - 1.0) + later - np.ceil(later / p))
+
+    def live_microbatches(self, rank: Column, pipeline: Pipeline) -> Any:
+        """min(m, p - i)"""
+        return np.minimum(pipeline.num_microbatches, pipeline.num_ranks - rank)
+
+    def live_row(self, num_ranks: int, num_microbatches: Column) -> Any:
+        return np.minimum(num_microbatches, num_ranks + 1.0)
+
+    def live_rows(self, chunks: tuple[int, ...], rank: int, num_ranks: int) -> NDArray[np.float64]:
+        held, rows = float(sum(chunks)), []
+        for m in range(1, num_ranks + 2):
+            alive = min(m, num_ranks - rank)
+            rows.append(_without_chunks(held, alive * held, ends=float(m == alive), ran=float(m > alive)))
+        return np.array(rows)
+
+
+#: Groups of p micro-batches after which further groups change nothing: forward and backward passes alternate through a full group.
+_STEADY_GROUPS = 3
+
+
+class Interleaved(Schedule):
+    """1f1b over v virtual stages a rank: groups of p micro-batches, each through all chunks, after 2 (p - i - 1) + (v - 1) p forwards.
+
+    Earlier releases of Megatron-LM ran all forward passes first if the number of micro-batches is the number of ranks. torch does not.
+    """
+
+    def order(self, rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> list[Pass]:
+        forward, backward = (_in_groups(kind, num_ranks, num_microbatches, num_chunks) for kind in (FORWARD, BACKWARD))
+        total = len(forward)
+        warm = min(2 * (num_ranks - rank - 1) + (num_chunks - 1) * num_ranks, total)
+        order = forward[:warm]
+        for i in range(total - warm):
+            order += [forward[warm + i], backward[i]]
+        return order + backward[total - warm :]
+
+    def time(self, times: StageTimes, pipeline: Pipeline) -> Any:
+        """(F + B) / v + (m - 1/v) c + (p - 1) e m / p
+
+        Each group of p micro-batches fills and drains at the pace of the longest virtual stage. Unequal virtual stages therefore gain
+        nothing over fewer equal ones of that length. Exact for one group if all ranks hold the same number of layers, else within 6 % of
+        the simulated order (126 and 96 layers).
+        """
+        p, m, v = pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages
+        return ((times.total_forward + times.total_backward) / v + (m - 1.0 / v) * times.slowest) + (p - 1.0) * times.unequal * (m / p)
+
+    def send_delay(self, hop: Column, chunk: Column, pipeline: Pipeline) -> Any:
+        """2 h (v p - 1) + (m v - 1) max(0, h - c / 2)
+
+        One pass through the virtual stages is exposed; the last term is the pace of hops that take longer than compute.
+        """
+        p, m, v = pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages
+        return 2.0 * hop * (v * p - 1.0) + (m * v - 1.0) * np.maximum(hop - chunk / 2.0, 0.0)
+
+    def live_microbatches(self, rank: Column, pipeline: Pipeline) -> Any:
+        """min(m v, 2 (p - i - 1) + (v - 1) p + 1) / v
+
+        Source: Korthikanti et al. 2022, section 4.2.3 (first stage: 1 + (p - 1)/(p v) of p).
+        """
+        p, m, v = pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages
+        return np.minimum(m * v, 2.0 * (p - rank - 1.0) + (v - 1.0) * p + 1.0) / v
+
+    def begun(self, rank: Column, pipeline: Pipeline) -> Any:
+        # pp first passes, then the other passes of these micro-batches, then pp - 1 first passes
+        return np.minimum(pipeline.num_microbatches, 2.0 * pipeline.num_ranks - 1.0)
+
+    def live_row(self, num_ranks: int, num_microbatches: Column) -> Any:
+        return np.minimum(np.ceil(num_microbatches / num_ranks), _STEADY_GROUPS)
+
+    def live_rows(self, chunks: tuple[int, ...], rank: int, num_ranks: int) -> NDArray[np.float64]:
+        ahead = 2 * (num_ranks - rank - 1) + (len(chunks) - 1) * num_ranks
+        return _live_groups(chunks, num_ranks, ahead)
+
+
+class ZeroBubble(Schedule):
+    """Interleaved, with backward in two passes: gradients of inputs at once, gradients of weights later, where the rank would idle.
+
+    ZB-H1 for one virtual stage. Warm-up: (p - i - 1) + (v - 1) p forwards; i gradients of weights are postponed.
+
+    Source: Qi et al. 2024, Zero Bubble Pipeline Parallelism (arXiv 2401.10241); torch's `ScheduleInterleavedZeroBubble`.
+    """
+
+    def order(self, rank: int, num_ranks: int, num_microbatches: int, num_chunks: int) -> list[Pass]:
+        forward, inputs, weights = (
+            _in_groups(kind, num_ranks, num_microbatches, num_chunks) for kind in (FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT)
+        )
+        warm = (num_ranks - rank - 1) + (num_chunks - 1) * num_ranks
+        order = forward[:warm]
+        for i, gradient in enumerate(inputs):
+            order += [*forward[warm + i : warm + i + 1], gradient]
+            if i >= rank:
+                order.append(weights[i - rank])
+        return order + weights[len(weights) - rank :]
+
+    def time(self, times: StageTimes, pipeline: Pipeline) -> Any:
+        """(F + B - W) / v + (m - 1/v) c - (p - 2) w / v + (p - 1) e m / p
+
+        Even stages: m c + (p - 1) (f + b - 2 w) / v. Exact if w <= min(f, b - w), else too low by 6 % at most; within 1 % if only the last
+        stage is longer by a fifth, within 10 % for stages that differ by a factor of two.
+        """
+        p, m, v = pipeline.num_ranks, pipeline.num_microbatches, pipeline.virtual_stages
+        once = ((times.total_forward + times.total_backward) - times.total_weights) - (p - 2.0) * times.slowest_weights
+        return (once / v + (m - 1.0 / v) * times.slowest) + (p - 1.0) * times.unequal * (m / p)
+
+    def send_delay(self, hop: Column, chunk: Column, pipeline: Pipeline) -> Any:
+        """h n + (2 ((p - 1) + (m v - 1) - ceil((m v - 1) / p)) - n) max(0, h - c / 6),   n = 4 (p - 1) + p (v - 1) - 2 (m = p)
+
+        Postponed passes hide the sends of the steady state while they take longer than both sends of a chunk; they are taken as a third of
+        it. Longer sends delay every round trip, as with 1f1b.
+        """
+        p, passes = pipeline.num_ranks, pipeline.num_microbatches * pipeline.virtual_stages - 1.0
+        few = 4.0 * (p - 1.0) + p * (pipeline.virtual_stages - 1.0) - 2.0 * np.maximum(1.0 + p - pipeline.num_microbatches, 0.0)
+        all_of_them = 2.0 * ((p - 1.0) + passes - np.ceil(passes / p))
+        return hop * few + np.maximum(all_of_them - few, 0.0) * np.maximum(hop - chunk / 6.0, 0.0)
+
+    def live_microbatches(self, rank: Column, pipeline: Pipeline) -> Any:
+        """p on every rank: activations stay until the gradients of the weights."""
+        return pipeline.num_ranks + 0.0 * pipeline.num_microbatches
+
+    def begun(self, rank: Column, pipeline: Pipeline) -> Any:
+        p = pipeline.num_ranks
+        return np.where(np.asarray(pipeline.virtual_stages) > 1.0, np.minimum(pipeline.num_microbatches, 2.0 * p), p)
+
+    def live_row(self, num_ranks: int, num_microbatches: Column) -> Any:
+        return np.minimum(np.ceil(num_microbatches / num_ranks), _STEADY_GROUPS)
+
+    def live_rows(self, chunks: tuple[int, ...], rank: int, num_ranks: int) -> NDArray[np.float64]:
+        return _live_groups(chunks, num_ranks, ahead=len(chunks) * num_ranks - 1)
+
+
+SCHEDULES: dict[PipelineSchedule, Schedule] = {
+    PipelineSchedule.GPIPE: GPipe(),
+    PipelineSchedule.ONE_F_ONE_B: OneForwardOneBackward(),
+    PipelineSchedule.INTERLEAVED: Interleaved(),
+    PipelineSchedule.ZERO_BUBBLE: ZeroBubble(),
+}
+
+
+def _in_groups(kind: str, num_ranks: int, num_microbatches: int, num_chunks: int) -> list[Pass]:
+    """Return the passes of a kind: groups of `num_ranks` micro-batches, each through all chunks, forward from the first, else the last."""
+    passes: list[Pass] = []
+    for i in range(num_microbatches * num_chunks):
+        group, within = divmod(i, num_ranks * num_chunks)
+        chunk, index = divmod(within, num_ranks)
+        passes.append((kind, chunk if kind == FORWARD else num_chunks - 1 - chunk, group * num_ranks + index))
+    return passes
+
+
+def _without_chunks(held: float, most: float, *, ends: float, ran: float) -> tuple[float, ...]:
+    """Return the fields of `LiveLayers` of a rank with one virtual stage.
+
+    ends   1 if no forward pass follows the first backward pass   ran   1 if one backward pass has ended when the most are in flight
+    """
+    return (most, most, ran, ran, ran, ends * held, ends, ends * held, 0.0, held, ends * held, ends * held, 0.0)
+
+
+def _live_groups(chunks: tuple[int, ...], num_ranks: int, ahead: int) -> NDArray[np.float64]:
+    return np.array([_live_passes(chunks, num_ranks, groups * num_ranks, ahead) for groups in range(1, _STEADY_GROUPS + 1)])
+
+
+def _live_passes(chunks: tuple[int, ...], num_ranks: int, num_microbatches: int, ahead: int) -> tuple[float, ...]:
+    """Return the fields of `LiveLayers` from the order of passes.
+
+    The order is `ahead` forward passes, then one forward and one backward pass in turn, then the remaining backward passes. Groups of pp
+    micro-batches run through the virtual stages: forward from the first to the last, backward from the last to the first.
+    """
+    p, v = num_ranks, len(chunks)
+    total = num_microbatches * v
+    layers = np.repeat(np.array(chunks, dtype=np.float64), p)
+    groups = -(-num_microbatches // p)
+    done = np.arange(total)  # finished backward passes
+    begun = np.minimum(ahead + 1 + done, total)
+    forward, backward = (np.concatenate(([0.0], np.cumsum(np.tile(order, groups)))) for order in (layers, layers[::-1]))
+    alive = forward[begun] - backward[done]
+    most = alive.max()
+    last = total - 1 - int(alive[::-1].argmax())
+    first_of_all = min(p * (v - 1) + 1, total - 1)  # backward passes until the first virtual stage has had one
+    gone = max(first_of_all - last, 0)
+    share = min(-(-last // p), v)
+    present = sum(chunks[v - share :]) / sum(chunks) if sum(chunks) else share / v
+    fewer = most - alive[first_of_all:].max() if gone else 0.0
+    arriving = chunks[v - 1 - share] if last % p == 0 and share < v else 0
+    by_group = alive.reshape(groups, v, p)  # [group, virtual stage from the last, backward pass]
+    at_last, at_first = by_group[:, 0].max(), by_group[:, -1].max() - chunks[0]
+    later_at_last = by_group[1:, 0].max(initial=0.0)
+    later_at_first = max(by_group[0, -1, 1:].max(initial=0.0), by_group[1:, -1].max(initial=0.0)) - chunks[0]
+    turning = float(most - at_last), float(most - at_first), float(at_last - later_at_last), float(at_first - later_at_first)
+    held = max(sum(chunks), 1)
+    over = sum(chunks[1:]) / held if groups == 1 else 0.0
+    ran = float(share == v), float(share > 0)
+    return float(alive[0]), float(most), present, *ran, float(fewer), float(min(gone, 1)), float(arriving), *turning, over
