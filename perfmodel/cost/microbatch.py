@@ -35,7 +35,7 @@ class MicrobatchCost:
     boundary, logits               bytes of a stage boundary; logit elements
     flops                          [segments, rows] FLOP of matrix products on one chip, a multiply-add counted twice
     concurrent                     [segments, rows] seconds of work that may overlap with exchanges; None: there is none
-    weight_gradients               [2 regions, rows] seconds of separately computed weight gradients, as in `Program`; None: there are none
+    weight_gradients               [2 regions, rows] seconds of products of weight gradients, as in `Program`; None: they are not separate
     between_nodes                  as communication: seconds that it occupies links beyond the innermost network tier; None: there is none
     host_bandwidth                 link between a chip and its host's memory, one direction [byte/s]
     host_is_chip                   the host computes too, so launch time never overlaps

@@ -402,6 +402,7 @@ def _regions_of(parts: Sequence[RegionTimes]) -> RegionTimes:
         free_forward=_joined([part.window_forward for part in parts]) if free else (),
         free_backward=_joined([part.window_backward for part in parts]) if free else (),
         ends=_joined([part.ends for part in parts]),
+        weights=_joined([part.weights for part in parts]),
     )
 
 

@@ -5,7 +5,7 @@ Derived symbolically once per (graph, rule set, profile) (`cost/rows.py`); evalu
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -27,7 +27,7 @@ from perfmodel.frameworks.tiles import logit_share, tokens_at_once
 from perfmodel.parallel.algebra.derive import Amount, ExchangePosition, ParameterLayout, ShardedGraph, Traffic, amount_of
 from perfmodel.parallel.algebra.traffic_classes import COMM, comm_class
 from perfmodel.parallel.layout import Recompute
-from perfmodel.workload.graph import Operator, Pass, Product, Region, Stream, TensorRole
+from perfmodel.workload.graph import Operator, Pass, Product, Region, Stream, TensorRole, Work
 
 #: Phases of one micro-batch's work in a region. `core`: operators that selective recomputation repeats. `tail`: operators at the end
 #: of a layer that torch's recomputation skips, because no saved tensor follows them.
@@ -69,8 +69,8 @@ class Program:
 
     rows        timed rows; segment = region * len(PHASES) + phase, for traffic * len(COMM) + class
     concurrent  timed rows of operators that may overlap with exchanges (also in `rows`); None: the framework overlaps none
-    weight_gradients   matrix products of blocks' weight gradients (also in `rows`), if the framework computes them separately.
-                segment = region * 2: operators before dispatch (attention); region * 2 + 1: the others (experts)
+    weight_gradients   matrix products of weight gradients (also in `rows`), if they are computed separately. segment = region * 2:
+                operators before dispatch (attention); region * 2 + 1: the others (experts, and all of a region without exchanges)
     saved       columns amount; segment = region * len(SAVED) + class
     launches    [segments, 1] kernel launches of operators
     launches_across   (segment, group mask, number) of launches that happen only if the group has more than one rank
@@ -110,11 +110,13 @@ def compile_program(
     attention_kernel: str,
     boundary_tensors: tuple[str, ...] = (),
     recomputes: Collection[Recompute] = tuple(Recompute),
+    splits_backward: bool = False,
 ) -> Program:
     """Compile `derivation` into arrays, as the framework of `profile` runs it.
 
     boundary_tensors    boundary tensors between stages; none: the boundary of blocks
     recomputes   kinds of recomputation to compile
+    splits_backward   the pipeline schedule computes weight gradients separately
     """
     run = with_behaviour(derivation, profile)
     graph, shardings = run.graph, run.shardings
@@ -155,8 +157,16 @@ def compile_program(
         peaks=peaks,
         parameters=run.parameters,
         concurrent=compilation.rows_between_exchanges() if profile.communication.hides_shared_experts else None,
-        weight_gradients=compilation.rows_of_weight_gradients() if profile.communication.delays_weight_gradients else None,
+        weight_gradients=compilation.rows_of_weight_gradients()
+        if splits_backward or profile.communication.delays_weight_gradients
+        else None,
     )
+
+
+def _named_backward(op: Operator) -> Iterator[tuple[str, Work]]:
+    """Yield the backward work of an operator with the names of its rows."""
+    for number, work in enumerate(op.backward):
+        yield f"{op.name}.grad{number if len(op.backward) > 1 else ''}", work
 
 
 class _Compilation:
@@ -234,19 +244,17 @@ class _Compilation:
         sharding, backward = self.run.shardings[op.name], self.backward[op.name]
         for work in op.forward:
             rows.work(op, sharding, work, segment=self.forward[op.name], name=op.name, is_backward=False)
-        for number, work in enumerate(op.backward):
-            name = f"{op.name}.grad{number if len(op.backward) > 1 else ''}"
+        for name, work in _named_backward(op):
             rows.work(op, sharding, work, segment=backward, name=name, is_backward=True)
 
     def rows_of_weight_gradients(self) -> TimedRows:
-        """Return the weight-gradient products of blocks that exchange."""
+        """Return the products of weight gradients, in two segments of each region."""
         rows = self._row_compiler()
         for op in self.graph.operators:
-            position = self.run.exchange_position.get(op.name)
-            for work in op.backward if position else ():
+            at = 2 * self.region_index[op.layer] + (self.run.exchange_position.get(op.name) is not ExchangePosition.BEFORE)
+            for name, work in _named_backward(op):
                 if isinstance(work, Product) and work.gradient_of is not None and self.graph.is_trained(op.inputs[work.gradient_of]):
-                    at = 2 * self.region_index[op.layer] + (position is not ExchangePosition.BEFORE)
-                    rows.work(op, self.run.shardings[op.name], work, segment=at, name=op.name, is_backward=True)
+                    rows.work(op, self.run.shardings[op.name], work, segment=at, name=name, is_backward=True)
         return self.timed(rows, num_phases=2)
 
     def rows_between_exchanges(self) -> TimedRows:

@@ -98,13 +98,15 @@ class Programs:
         dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL,
         *,
         recompute: Recompute | None = None,
+        splits_backward: bool = False,
     ) -> Program:
         """Return the program of a rule set, or of the name of a shipped one.
 
-        recompute   the only kind of recomputation whose memory is needed; None: all of `recomputes`
+        recompute        the only kind of recomputation whose memory is needed; None: all of `recomputes`
+        splits_backward  the pipeline schedule computes weight gradients separately
         """
         rules = rule_set_of(rules)
-        key = (rules, attention, recompute_operators, dispatcher, self.recomputes)
+        key = (rules, attention, recompute_operators, dispatcher, splits_backward, self.recomputes)
         recomputes = self.recomputes
         if recompute in recomputes and key not in self.compiled.programs:
             recomputes = (recompute,)
@@ -120,15 +122,17 @@ class Programs:
                 recompute_operators=recompute_operators,
                 attention_kernel=str(attention),
                 recomputes=recomputes,
+                splits_backward=splits_backward,
             )
         return self.compiled.programs[key]
 
     def program_of(self, plan: Plan) -> Program:
         """Return the program of a plan's shardings, given by rules or for each operator."""
-        assignment = plan.assignment
+        assignment, splits = plan.assignment, plan.schedule.splits_backward
         if assignment is None:
-            return self.program(plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher, recompute=plan.recompute)
-        key = assignment, plan.attention, plan.micro_batch, plan.recompute, plan.recompute_operators
+            of = plan.rules, plan.attention, plan.recompute_operators, plan.dispatcher
+            return self.program(*of, recompute=plan.recompute, splits_backward=splits)
+        key = assignment, plan.attention, plan.micro_batch, plan.recompute, plan.recompute_operators, splits
         if key not in self.compiled.programs:
             check_assignment(assignment, self.network(plan.micro_batch))
             stage_runs(self.network(plan.micro_batch), plan)
@@ -139,6 +143,7 @@ class Programs:
                 attention_kernel=str(plan.attention),
                 boundary_tensors=boundary_tensors(self.network(plan.micro_batch), assignment),
                 recomputes=(plan.recompute,),
+                splits_backward=splits,
             )
         return self.compiled.programs[key]
 

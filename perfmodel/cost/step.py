@@ -7,7 +7,7 @@ dimension for each independent choice. The same code serves both, so the results
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -159,6 +159,7 @@ class RegionTimes:
     free_forward, free_backward   the same, less the time in which the region's own collectives occupy inter-node links. Parameter
                                   collectives need these links and overlap only with the rest. Empty if no collective occupies them.
     ends   extra time of both passes without a concurrent micro-batch; empty if the schedule pairs none
+    weights   part of backward that computes gradients of weights; empty if they are not computed separately
     """
 
     forward: tuple[Any, ...]
@@ -166,6 +167,7 @@ class RegionTimes:
     free_forward: tuple[Any, ...] = ()
     free_backward: tuple[Any, ...] = ()
     ends: tuple[Any, ...] = ()
+    weights: tuple[Any, ...] = ()
 
     @property
     def window_forward(self) -> tuple[Any, ...]:
@@ -178,13 +180,7 @@ class RegionTimes:
 
     def map_columns(self, function: Callable[[Any], Any]) -> RegionTimes:
         """Return a copy with `function` applied to each column."""
-        return RegionTimes(
-            forward=tuple(map(function, self.forward)),
-            backward=tuple(map(function, self.backward)),
-            free_forward=tuple(map(function, self.free_forward)),
-            free_backward=tuple(map(function, self.free_backward)),
-            ends=tuple(map(function, self.ends)),
-        )
+        return RegionTimes(**{column.name: tuple(map(function, getattr(self, column.name))) for column in fields(RegionTimes)})
 
 
 def exposed_communication(micro: MicrobatchCost, profile: ExecutionProfile) -> Array:
@@ -275,7 +271,9 @@ def region_times(micro: MicrobatchCost, profile: ExecutionProfile, recompute: Re
         times = np.maximum(times, carried / micro.host_bandwidth)
     forward, backward = times
     ends = () if alone is None else tuple(np.maximum((alone[0] + alone[1]) - (forward + backward), 0.0))
-    region_times = RegionTimes(forward=tuple(forward), backward=tuple(backward), ends=ends)
+    separate = micro.weight_gradients
+    weights = () if separate is None else tuple(separate[::2] + separate[1::2])
+    region_times = RegionTimes(forward=tuple(forward), backward=tuple(backward), ends=ends, weights=weights)
     if micro.between_nodes is None:
         return region_times
     # the time in which collectives occupy inter-node links
@@ -510,6 +508,10 @@ def pipeline_step_time(regions: RegionTimes, stages: Stages, pipeline: Pipeline,
         slowest=pace(plus(f, b), total_f + total_b, num_ranks, weight),
         unequal=stages.unequal * (stages.mean_block(regions.forward) + stages.mean_block(regions.backward)),
     )
+    if pipeline.schedule.splits_backward:
+        total_w = total_pass(regions.weights, stages)
+        slowest_w = pace(stage_sums(regions.weights, stages), total_w, num_ranks, weight)
+        times = replace(times, total_weights=total_w, slowest_weights=slowest_w)
     apart = SCHEDULES[pipeline.schedule].paces_apart
     beat = times.slowest_forward + times.slowest_backward if apart else times.slowest
     return pipeline.time(times) + exposed_sends(hop, beat / pipeline.virtual_stages, pipeline, profile)

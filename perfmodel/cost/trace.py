@@ -26,10 +26,10 @@ from perfmodel.cost.memory.plan import adding_up, scalar
 from perfmodel.cost.mixed import MixedEstimator, pools_of, pools_of_pipeline, steps_of_pipelines
 from perfmodel.cost.overlap import exposed_each_microbatch
 from perfmodel.cost.program import PHASES
-from perfmodel.cost.rows import Rows
-from perfmodel.cost.schedules import BACKWARD, FORWARD, SCHEDULES
+from perfmodel.cost.rows import Rows, TimedRows
+from perfmodel.cost.schedules import BACKWARD, FORWARD, INPUT_GRADIENT, SCHEDULES, WEIGHT_GRADIENT
 from perfmodel.cost.stages import order_on_pools
-from perfmodel.cost.step import exposed_communication, recomputed_phases
+from perfmodel.cost.step import RegionTimes, exposed_communication, recomputed_phases
 from perfmodel.foundation.collectives import CollectiveKind
 from perfmodel.foundation.grouping import grouped
 from perfmodel.hardware.calibration import COLLECTIVE_CODE
@@ -79,8 +79,15 @@ class Span(NamedTuple):
         return Span(*self[:-1], start)
 
 
-#: Spans of the forward and the backward pass of each region, without start times.
-RegionSpans = list[tuple[list[Span], list[Span]]]
+#: Spans of each kind of pass of each region, without start times.
+RegionSpans = list[dict[str, list[Span]]]
+
+_PASS_NAMES = {FORWARD: "forward", BACKWARD: "backward", INPUT_GRADIENT: "input gradients", WEIGHT_GRADIENT: "weight gradients"}
+
+
+def _kinds_of(plan: Plan) -> tuple[str, ...]:
+    """Return the kinds of passes of a plan's schedule, in order. Activations stay until the last one, which also reduces gradients."""
+    return (FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT) if plan.schedule.splits_backward else (FORWARD, BACKWARD)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -157,9 +164,10 @@ class _Step:
         drawn = m if plan.virtual_stages == 1 else -(-m // p) * p  # interleaved passes come in groups of p
         self.passes = [SCHEDULES[plan.schedule].order(rank, p, drawn, len(order) // p) for rank in range(p)]
         self.counts = [Counter((kind, chunk) for kind, chunk, _ in passes) for passes in self.passes]
-        times = {FORWARD: columns.regions.forward, BACKWARD: columns.regions.backward}
-        lengths = {kind: [sum(scalar(by_region[i]) for i in run) for run in order] for kind, by_region in times.items()}
-        starts = pass_starts(self.passes, lengths[FORWARD], lengths[BACKWARD], hop=scalar(columns.hop) if p > 1 else 0.0)
+        self.kinds = _kinds_of(plan)
+        times = dict(zip(self.kinds, _times_of_passes(columns.regions, splits=plan.schedule.splits_backward), strict=True))
+        lengths = {kind: [sum(by_region[i] for i in run) for run in order] for kind, by_region in times.items()}
+        starts = pass_starts(self.passes, lengths, hop=scalar(columns.hop) if p > 1 else 0.0)
         ends = [
             [start + lengths[kind][chunk * p + rank] for start, (kind, chunk, _) in zip(starts[rank], self.passes[rank], strict=True)]
             for rank in range(p)
@@ -173,7 +181,7 @@ class _Step:
     def of_pass(self, stage: int, kind: str, chunk: int, detail: Detail) -> list[Span]:
         """Return the spans of a pass of a virtual stage, without start times."""
         run = self.order[chunk * self.p + stage]
-        layers = [self.spans[i][0] for i in run] if kind == FORWARD else [self.spans[i][1] for i in reversed(run)]
+        layers = [self.spans[i][kind] for i in (run if kind == FORWARD else reversed(run))]
         spans = list(chain(*(map(_by_part, layers) if detail is Detail.LAYERS else layers)))
         return _by_part(spans) if detail is Detail.PASSES else spans
 
@@ -201,7 +209,7 @@ class _Step:
             if (key := (kind, chunk, i == last)) not in drawn:
                 drawn[key] = self.drawn(stage, *key, of_pass[kind, chunk], outside)
             part = "forward" if kind == FORWARD else "backward"
-            name = f"{part} {microbatch}" + (f" chunk {chunk}" if len(self.order) > self.p else "")
+            name = f"{_PASS_NAMES[kind]} {microbatch}" + (f" chunk {chunk}" if len(self.order) > self.p else "")
             passes.append(Span(name, part, _COMPUTE, "", draw(drawn[key]), start=pieces[-1][0]))
         draw(_in_order([*gaps[-1], *self.span(_WAIT, self.wait), *outside["after"]]))
         if self.wait:
@@ -270,12 +278,12 @@ class _Step:
         times |= {f"{EXCHANGED}_communication": scalar(columns.outside_pipeline.ends), "host": columns.outside_pipeline.constant}
         repeated = {name: self.num_microbatches * scalar(wait) for name, wait in zip(_DATA, (waits.gather, waits.reduction), strict=True)}
         repeated["gradient_accumulation"] = times["gradient_accumulation"]
-        spans: dict[str, list[Span]] = {"before": [], FORWARD: [], BACKWARD: [], "after": []}
+        spans: dict[str, list[Span]] = {"before": [], **{kind: [] for kind in self.kinds}, "after": []}
         for part, time in times.items():
             per_pass = min(repeated.get(part, 0.0), time)
-            kinds = (FORWARD, BACKWARD) if part == _DATA[0] else (BACKWARD,)
+            kinds = self.kinds[:2] if part == _DATA[0] else self.kinds[-1:]
             once = "before" if part in (_DATA[0], "weight_casts", f"{EXCHANGED}_communication") else "after"
-            lengths = {once: time - per_pass} | dict.fromkeys(kinds, per_pass / (len(self.passes[0]) / 2 * len(kinds)))
+            lengths = {once: time - per_pass} | dict.fromkeys(kinds, per_pass / (len(self.passes[0]) / len(self.kinds) * len(kinds)))
             for where, length in lengths.items():
                 spans[where] += self.span(part, length)
         return spans, times
@@ -305,8 +313,9 @@ class _Step:
             return sum(scalar(times[when][i]) for i in run) if when in times else 0.0
 
         is_forward = kind == FORWARD
-        gathers = of_run(terms.gather_forward if is_forward else terms.gather_backward, "microbatch")
-        reductions = 0.0 if is_forward else of_run(terms.reduce, "microbatch") + (of_run(terms.reduce, "step") if is_last else 0.0)
+        gathers = of_run(terms.gather_forward if is_forward else terms.gather_backward, "microbatch") if kind in self.kinds[:2] else 0.0
+        reductions = of_run(terms.reduce, "microbatch") + (of_run(terms.reduce, "step") if is_last else 0.0)
+        reductions *= kind == self.kinds[-1]
         shown = {part: sum(span.time for span in exposed if span.part == part) for part in _DATA}
         return [
             *self.span(_DATA[0], gathers - shown[_DATA[0]], hidden=True),
@@ -320,9 +329,10 @@ class _Step:
         """
         saved, moment, classes = reserved_on_rank(self.estimators[stage], self.plan, stage)
         order, in_flight = self.passes[stage], [0.0]
+        changes = {FORWARD: 1.0, self.kinds[-1]: -1.0}
         for kind, chunk, _ in order:
-            in_flight.append(in_flight[-1] + len(self.order[chunk * self.p + stage]) * (1.0 if kind == FORWARD else -1.0))
-        backward = [i for i, (kind, _, _) in enumerate(order) if kind == BACKWARD]
+            in_flight.append(in_flight[-1] + len(self.order[chunk * self.p + stage]) * changes.get(kind, 0.0))
+        backward = [i for i, (kind, _, _) in enumerate(order) if kind != FORWARD]
         peak = max(backward, key=lambda i: in_flight[i])
         lasting = {name: size for name, size in classes.items() if name not in ("temporary", "gathered_parameters", "activations")}
         transient = sum(classes.values()) - sum(lasting.values())
@@ -364,25 +374,51 @@ def _by_part(spans: Iterable[Span]) -> list[Span]:
 
 
 def region_spans(estimator: Estimator, plan: Plan, columns: StepColumns) -> RegionSpans:
-    """Return the spans of each region's forward and backward pass (with recomputation), in order, host time last. [s]"""
+    """Return the spans of each kind of pass of each region (backward with recomputation), in order, host time last. [s]"""
+    program, kinds = columns.plans.program, _kinds_of(plan)
+    apart = _product_names(program.weight_gradients) if plan.schedule.splits_backward else set()
+    times = _times_of_passes(columns.regions, splits=plan.schedule.splits_backward)
     by_segment = grouped(_operator_spans(estimator, plan, columns), itemgetter(0))
 
     def ordered(region: int, phases: Iterable[str]) -> list[Span]:
         entries = (entry for phase in phases for entry in by_segment.get(region * len(PHASES) + PHASES.index(phase), ()))
         return [span for _, _, span in sorted(entries, key=itemgetter(1))]
 
-    both: RegionSpans = []
-    for i, region in enumerate(columns.plans.program.regions):
+    spans: RegionSpans = []
+    for i, region in enumerate(program.regions):
         again = recomputed_phases(plan.recompute, estimator.profile) if region.is_block else ()
         repeated = [span._replace(part="recompute") if span.part == "forward" else span for span in ordered(i, again)]
         forward = ordered(i, (phase for phase in PHASES if phase != "backward"))
         backward = repeated + ordered(i, ("backward",))[::-1]
-        for spans, total in ((forward, scalar(columns.regions.forward[i])), (backward, scalar(columns.regions.backward[i]))):
-            host = total - sum(span.time for span in spans if not span.hidden)
-            if host > 1e-12 * total:
-                spans.append(Span("host", "host", _IDLE, "", host))
-        both.append((forward, backward))
-    return both
+        weights = [span for span in backward if _first_name(span.name) in apart]
+        backward = [span for span in backward if _first_name(span.name) not in apart]
+        of_region = dict(zip(kinds, (forward, backward, weights), strict=False))
+        for kind, by_region in zip(kinds, times, strict=True):
+            host = by_region[i] - sum(span.time for span in of_region[kind] if not span.hidden)
+            if host > 1e-12 * by_region[i]:
+                of_region[kind].append(Span("host", "host", _IDLE, "", host))
+        spans.append(of_region)
+    return spans
+
+
+def _times_of_passes(regions: RegionTimes, *, splits: bool) -> list[list[float]]:
+    """Return the time of each region in each kind of pass. [s]"""
+    forward, backward = ([scalar(time) for time in times] for times in (regions.forward, regions.backward))
+    if not splits:
+        return [forward, backward]
+    weights = [scalar(time) for time in regions.weights]
+    return [forward, [time - later for time, later in zip(backward, weights, strict=True)], weights]
+
+
+def _product_names(rows: TimedRows | None) -> set[str]:
+    assert rows is not None
+    products = (rows.matmul, rows.grouped, rows.low, rows.low_grouped, rows.convolution)
+    return {_first_name(name) for group in products for name in group.names}
+
+
+def _first_name(name: str) -> str:
+    """Return the first product of those that run as one kernel."""
+    return name.partition(" + ")[0]
 
 
 def _operator_spans(estimator: Estimator, plan: Plan, columns: StepColumns) -> Iterator[tuple[int, float, Span]]:
@@ -394,7 +430,7 @@ def _operator_spans(estimator: Estimator, plan: Plan, columns: StepColumns) -> I
     amount, sizes = amount_values(rows.amounts, grid, np.array([float(plan.micro_batch)]), float(plan.job.seq_len))
     for kind, work_rows, times in work_times(rows, machine, amount, sizes):
         for name, segment, time in zip(work_rows.names, work_rows.segments.tolist(), _repeated(times, work_rows), strict=True):
-            first = name.partition(" + ")[0].rpartition(".grad")[0] or name
+            first = _first_name(name).rpartition(".grad")[0] or name
             part = "backward" if PHASES[segment % len(PHASES)] == "backward" else "forward"
             yield segment, operator_index.get(first, 0), Span(name, part, _COMPUTE, kind, time)
     if not rows.traffic.names:

@@ -10,7 +10,7 @@ from perfmodel.execute.runner import CHECKED_PARAMETERS
 from perfmodel.foundation.errors import InputError
 from perfmodel.parallel.algebra.folding import folding_fault
 from perfmodel.parallel.algebra.rules import default_rule_sets
-from perfmodel.parallel.layout import DEFAULT_ORDER, PipelineSchedule
+from perfmodel.parallel.layout import DEFAULT_ORDER
 from perfmodel.parallel.plan import Plan, divisors, make_plan
 from perfmodel.workload.config import TransformerConfig
 from perfmodel.workload.job import Precision, TrainingJob
@@ -150,7 +150,6 @@ def shrink(plan: Plan, ranks: int) -> Plan:
     degrees = shrink_degrees({axis: plan.layout.degree(axis) for axis in DEFAULT_ORDER}, ranks)
     pp, cp, tp = degrees["pp"], degrees["cp"], degrees["tp"]
     virtual = min(plan.virtual_stages, 2) if pp > 1 else 1
-    interleaves = plan.schedule is PipelineSchedule.INTERLEAVED and virtual > 1
     heads_ways = tp * (cp if plan.rules.exchanges_heads else 1)
     layers = min(plan.job.transformer.num_hidden_layers, max(2, pp * virtual))
     data_axes = {"dp_replicate": degrees["dp_replicate"], "dp_shard": degrees["dp_shard"]}
@@ -179,7 +178,7 @@ def shrink(plan: Plan, ranks: int) -> Plan:
         train=plan.job.train,
     )
     num_chips = pp * cp * tp * data
-    schedule = str(plan.schedule) if pp > 1 and (interleaves or plan.schedule is not PipelineSchedule.INTERLEAVED) else "1f1b"
+    schedule = str(plan.schedule) if pp > 1 and (virtual > 1 or not plan.schedule.needs_chunks) else "1f1b"
     return make_plan(
         job,
         cluster="localhost",
@@ -196,7 +195,7 @@ def shrink(plan: Plan, ranks: int) -> Plan:
         recompute=str(plan.recompute),
         recompute_operators=plan.recompute_operators,
         schedule=schedule,
-        virtual_stages=virtual if interleaves else 1,
+        virtual_stages=virtual,
         attention=str(plan.attention),
         profile=plan.profile,
         **folding,

@@ -54,6 +54,11 @@ class PipelineSchedule(StrEnum):
         """A rank may hold several virtual stages."""
         return self.groups_microbatches
 
+    @property
+    def needs_chunks(self) -> bool:
+        """A rank must hold several virtual stages."""
+        return self is PipelineSchedule.INTERLEAVED
+
 
 class AttentionKernel(StrEnum):
     """Implementation of attention.

@@ -307,9 +307,9 @@ def _check_schedule(plan: Plan) -> None:
     pp, virtual, schedule = plan.layout.pp, plan.virtual_stages, plan.schedule
     if virtual > 1 and not schedule.takes_chunks:
         raise InputError(f"virtual_stages={virtual}: needs schedule=interleaved, not {schedule}; add --schedule interleaved")
-    if schedule is PipelineSchedule.INTERLEAVED and (virtual < 2 or pp < 2):
+    if schedule.needs_chunks and (virtual < 2 or pp < 2):
         raise InputError(
-            f"schedule=interleaved: needs pp and virtual_stages of at least 2, not pp={pp} and virtual_stages={virtual}; use 1f1b"
+            f"schedule={schedule}: needs pp and virtual_stages of at least 2, not pp={pp} and virtual_stages={virtual}; use 1f1b"
         )
     if schedule.splits_backward and pp < 2:
         raise InputError(f"schedule={schedule}: needs pp of at least 2, not pp={pp}; use 1f1b")

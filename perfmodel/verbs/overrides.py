@@ -7,7 +7,7 @@ from typing import Any
 
 from perfmodel.parallel.algebra.rules import default_rule_sets
 from perfmodel.parallel.knobs import Knobs, plan_keys
-from perfmodel.parallel.layout import DEFAULT_ORDER
+from perfmodel.parallel.layout import DEFAULT_ORDER, PipelineSchedule
 from perfmodel.parallel.plan import Plan, check_expert_knobs, make_plan, plan_facts
 from perfmodel.verbs.setting import Setting, with_context_form
 
@@ -43,7 +43,7 @@ def overridden(plan: Plan, setting: Setting, knobs: Knobs) -> Plan:
     if changed & {"virtual_stages", "schedule"} or given.get("pp") == 1:
         # chunks and an interleaved schedule imply each other
         inherited |= {"virtual_stages": 1, "schedule": None} if "schedule" not in given else {"virtual_stages": 1}
-        if "virtual_stages" not in given and given.get("schedule") == "interleaved":
+        if "virtual_stages" not in given and given.get("schedule") in [str(s) for s in PipelineSchedule if s.takes_chunks]:
             inherited["virtual_stages"] = plan.virtual_stages
     return make_plan(
         setting.job,

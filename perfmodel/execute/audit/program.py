@@ -113,7 +113,7 @@ def fake_program(plan: Plan, rank: int, *, dropout: bool = False, routing: Routi
     with ExitStack() as stack:
         worker = stack.enter_context(fake_group(rank, plan.num_chips))
         stack.enter_context(_static_stages())
-        few = 1 if plan.layout.pp == 1 else plan.layout.pp if plan.schedule is PipelineSchedule.INTERLEAVED else 2
+        few = 1 if plan.layout.pp == 1 else plan.layout.pp if plan.schedule.groups_microbatches else 2
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         program = FakeProgram(worker, with_microbatches(plan, few), mode, dropout=dropout, routing=routing)
         with program.mode:

@@ -25,7 +25,7 @@ def counted_microbatches(plan: Plan, stage: int = 0) -> tuple[int, ...]:
     runs pp v backward passes until each of its v stages has had one, in groups of pp micro-batches: three groups.
     """
     p, m = plan.layout.pp, plan.num_microbatches
-    if plan.schedule is PipelineSchedule.INTERLEAVED and p > 1:
+    if plan.schedule.groups_microbatches and p > 1:
         first, step = 3 * p, p
     elif plan.schedule is PipelineSchedule.GPIPE or p == 1:
         first, step = 2, 1

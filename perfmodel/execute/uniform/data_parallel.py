@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -139,7 +140,7 @@ class FlatData:
         for slot in unit.slots:
             self._move_into(module, slot, unit.weights)
         for slot in unit.slots:
-            self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(self._hook(unit, slot)))
+            self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(partial(self._accumulate, unit, slot)))
         return unit
 
     @staticmethod
@@ -152,29 +153,35 @@ class FlatData:
                 if parameter is old:
                     child.register_parameter(name, slot.parameter)
 
-    def _hook(self, unit: _Unit, slot: _Slot) -> Any:
-        def accumulate(parameter: torch.Tensor) -> None:
-            gradient = parameter.grad
-            assert gradient is not None
-            target = unit.gradients[slot.span]
-            local_gradient = gradient
-            if isinstance(gradient, DTensor):
-                is_partial = gradient.placements[0].is_partial()
-                local_gradient = gradient.to_local()
-                if slot.is_partial and not is_partial:
-                    local_gradient = local_gradient / gradient.device_mesh.size()
-                elif is_partial and not slot.is_partial:
-                    raise AssertionError(f"{slot.name}: its gradient is partial over tp")
-            local_gradient = local_gradient.reshape(-1)
-            if slot.has_gradient:
-                target.add_(local_gradient)
-            else:
-                target.copy_(local_gradient)
-            parameter.grad = None
-            slot.has_gradient = True
-            unit.arrived(parameter)
+    @staticmethod
+    def _accumulate(unit: _Unit, slot: _Slot, parameter: torch.Tensor) -> None:
+        """Add a finished gradient to the flat buffer. (A hook of the parameters.)"""
+        gradient = parameter.grad
+        assert gradient is not None
+        target = unit.gradients[slot.span]
+        local_gradient = gradient
+        if isinstance(gradient, DTensor):
+            is_partial = gradient.placements[0].is_partial()
+            local_gradient = gradient.to_local()
+            if slot.is_partial and not is_partial:
+                local_gradient = local_gradient / gradient.device_mesh.size()
+            elif is_partial and not slot.is_partial:
+                raise AssertionError(f"{slot.name}: its gradient is partial over tp")
+        local_gradient = local_gradient.reshape(-1)
+        if slot.has_gradient:
+            target.add_(local_gradient)
+        else:
+            target.copy_(local_gradient)
+        parameter.grad = None
+        slot.has_gradient = True
+        unit.arrived(parameter)
 
-        return accumulate
+    def accumulate_assigned(self) -> None:
+        """Add the gradients that were assigned to parameters without hooks, as by torch's separate backward pass of weights."""
+        for unit in self.units:
+            for slot in unit.slots:
+                if slot.parameter.grad is not None:
+                    self._accumulate(unit, slot, slot.parameter)
 
     def begin_step(self) -> None:
         for unit in self.units:
@@ -326,6 +333,8 @@ class ShardedData:
         for model in self.stages:
             model.to_empty(device=device)
             model.tie_weights()
+
+    def accumulate_assigned(self) -> None: ...
 
     def close(self) -> None: ...
 

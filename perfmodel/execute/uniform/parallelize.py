@@ -7,12 +7,19 @@ data axes (`fully_shard`, or flat buffers for ZeRO stages 0 and 1), and fill in 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.distributed.pipelining import PipelineStage
-from torch.distributed.pipelining.schedules import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
 
 from perfmodel.execute.launch.launch import Worker
 from perfmodel.execute.layers.vocabulary import cross_entropy
@@ -30,6 +37,23 @@ from perfmodel.workload.routing import RoutingCounts
 
 #: Phases of a step, in order. In a pipelined step, forward and backward are not separable: both are `pipeline`.
 PHASES = ("forward", "backward", "pipeline", "gradient_sync", "optimizer")
+
+_SCHEDULES = {
+    PipelineSchedule.GPIPE: ScheduleGPipe,
+    PipelineSchedule.ONE_F_ONE_B: Schedule1F1B,
+    PipelineSchedule.INTERLEAVED: ScheduleInterleaved1F1B,
+    PipelineSchedule.ZERO_BUBBLE: ScheduleInterleavedZeroBubble,
+}
+
+
+class _Stage(PipelineStage):
+    """A stage that calls `after_weights` after each separate backward pass of its weights."""
+
+    after_weights: Callable[[], None]
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        super().backward_weight_one_chunk(bwd_chunk_id, last_backward=last_backward)
+        self.after_weights()
 
 
 class Clock:
@@ -194,7 +218,7 @@ class TrainingProgram:
         logits = torch.empty(plan.micro_batch, length, columns, **options)
         ids = torch.empty(plan.micro_batch, length, dtype=torch.int64, device="meta")
         stages = [
-            PipelineStage(
+            _Stage(
                 model,
                 index,
                 num_stages,
@@ -205,15 +229,11 @@ class TrainingProgram:
             )
             for index, model in zip(self.stage_indices, self.stages, strict=True)
         ]
+        for stage in stages:
+            stage.after_weights = self.data.accumulate_assigned
         options = {"n_microbatches": plan.num_microbatches, "loss_fn": self.loss, "scale_grads": False}
-        match plan.schedule:
-            case PipelineSchedule.GPIPE:
-                return ScheduleGPipe(stages[0], **options)
-            case PipelineSchedule.ONE_F_ONE_B:
-                return Schedule1F1B(stages[0], **options)
-            case PipelineSchedule.INTERLEAVED:
-                return ScheduleInterleaved1F1B(stages, **options)  # type: ignore[arg-type]
-        raise AssertionError(plan.schedule)
+        schedule: Any = _SCHEDULES[plan.schedule]
+        return schedule(stages if issubclass(schedule, PipelineScheduleMulti) else stages[0], **options)
 
     # -------------------------------------------------------------------------------------------------------- step
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from perfmodel.planner.uniform.blocks import Columns, Flight, memory_lower_bound, plan_memory
 from perfmodel.planner.uniform.kept import LayoutChunk, PlanMemory, PlanRange
-from perfmodel.planner.uniform.schedules import least_rounds, legal_choices, pipeline_times
+from perfmodel.planner.uniform.schedules import least_rounds, legal_choices, most_chunks, pipeline_times
 from perfmodel.planner.uniform.space import LayoutRows, PipelineGroup, micro_batches
 from perfmodel.planner.uniform.state_memory import layouts_of, state_memory, zero_parts
 from perfmodel.planner.uniform.step_times import step_times
@@ -172,8 +172,7 @@ def _block_of(state: Sweep, tables: Tables, chunk: LayoutChunk) -> ChunkCosts:
             is_scattered=chunk.rules.scatters_residual,
         )
 
-    most_virtual = max(choice.virtual_stages for group in chunk.rows.pipelines for choice in group.choices)
-    rounds = least_rounds(chunk.num_microbatches[0, :, 0, 0], chunk.rows.pp, most_virtual)
+    rounds = least_rounds(chunk.num_microbatches[0, :, 0, 0], chunk.rows.pp, most_chunks(chunk.rows.pipelines))
     state.latest[chunk] = block = ChunkCosts(
         columns=columns,
         hop=cache(lambda: columns().hop()),

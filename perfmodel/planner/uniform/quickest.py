@@ -24,7 +24,7 @@ from perfmodel.parallel.plan import Plan
 from perfmodel.planner.uniform.blocks import Array, Cells, Columns, Flight, Index, MemoryLimit, column_grid, memory_lower_bound, plan_memory
 from perfmodel.planner.uniform.chunks import BLOCK_CELLS, LESS
 from perfmodel.planner.uniform.runnable import admitted_zero, runnable_layouts, runnable_ways
-from perfmodel.planner.uniform.schedules import least_rounds, legal_choices, pipeline_times
+from perfmodel.planner.uniform.schedules import least_rounds, legal_choices, most_chunks, pipeline_times
 from perfmodel.planner.uniform.space import LayoutRows, PipelineChoice, PipelineGroup, Space, layout_blocks, recompute_choices
 from perfmodel.planner.uniform.state_memory import sharding_of
 from perfmodel.planner.uniform.step_times import step_times
@@ -191,7 +191,7 @@ class _Search:
         """Return a lower bound of step times: passes of a mean rank with the least pipeline bubble. [rows, micro-batches, recompute]"""
         tables, pp, m = self.tables, self.pp[rows][:, None], self._num_microbatches(rows)
         keys = tables.micro_keys[rule][rows]
-        most = {pp: max(choice.virtual_stages for group in groups for choice in group.choices) for pp, groups in self.pipelines.items()}
+        most = {pp: most_chunks(groups) for pp, groups in self.pipelines.items()}
         most_virtual = np.array([most[degree] for degree in self.pp[rows].tolist()])[:, None]
         weights = np.where(m % 1.0 == 0.0, least_rounds(m, pp, most_virtual), inf)
         return np.moveaxis(tables.passes[rule][:, keys] * weights * LESS, 0, -1)

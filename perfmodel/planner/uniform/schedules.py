@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields
+from itertools import chain
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -24,8 +27,7 @@ def _choices_of(schedule: PipelineSchedule, choices: tuple[PipelineChoice, ...])
     """Return the range of the choices of a schedule, these choices, and their virtual stages."""
     indices = [i for i, choice in enumerate(choices) if choice.schedule is schedule]
     at = slice(indices[0], indices[-1] + 1) if indices else slice(0)
-    interleaved = schedule is PipelineSchedule.INTERLEAVED
-    return at, choices[at], np.array([float(choice.virtual_stages) for choice in choices[at]]) if interleaved else 1.0
+    return at, choices[at], np.array([float(choice.virtual_stages) for choice in choices[at]]) if schedule.takes_chunks else 1.0
 
 
 def pipeline_times(
@@ -48,11 +50,17 @@ def pipeline_times(
     return pipeline
 
 
+def most_chunks(pipelines: Iterable[PipelineGroup]) -> float:
+    """Return the largest number of virtual stages of a rank, by which a bubble is divided; infinite if a schedule fills it otherwise."""
+    choices = chain(*(group.choices for group in pipelines))
+    return max(inf if choice.schedule.splits_backward else float(choice.virtual_stages) for choice in choices)
+
+
 def least_rounds(m: Any, pp: Any, most_virtual: Any) -> Any:
     """Return a lower bound of a pipeline's time, in passes of one micro-batch over all layers: (m + (p - 1) / v) / p.
 
     m              micro-batches of a step
-    most_virtual   largest number of virtual stages; interleaving needs a multiple of the ranks as micro-batches
+    most_virtual   `most_chunks`; interleaving needs a multiple of the ranks as micro-batches
     """
     virtual = np.where(m % pp == 0, most_virtual, 1)
     return (m + (pp - 1.0) / virtual) / pp
@@ -107,12 +115,9 @@ def legal_choices(choices: tuple[PipelineChoice, ...], m: Array, pp: int, least_
     count = m[..., 0]
     legal = np.empty((*count.shape, len(choices)), dtype=bool)
     for i, choice in enumerate(choices):
-        match choice.schedule:
-            case PipelineSchedule.GPIPE:
-                legal[..., i] = count > 1
-            case PipelineSchedule.ONE_F_ONE_B:
-                legal[..., i] = True
-            case PipelineSchedule.INTERLEAVED:
-                legal[..., i] = count % pp == 0
+        if choice.schedule is PipelineSchedule.GPIPE:
+            legal[..., i] = count > 1  # 1f1b otherwise
+        else:
+            legal[..., i] = count % pp == 0 if choice.schedule.groups_microbatches else True
     legal &= m >= least_microbatches
     return legal

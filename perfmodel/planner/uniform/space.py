@@ -118,6 +118,12 @@ class Space:
             return False
         return knob not in self.maximum or int(value) <= self.maximum[knob]
 
+    @property
+    def schedules(self) -> tuple[PipelineSchedule, ...]:
+        """Schedules that are searched: those that split the backward pass only if fixed, as few frameworks have them."""
+        admitted = [schedule for schedule in PipelineSchedule if self.admits("schedule", str(schedule))]
+        return tuple(schedule for schedule in admitted if not schedule.splits_backward or "schedule" in self.fixed)
+
     def least_microbatches(self, pp: int) -> int:
         """Return the least number of microbatches of a pipeline."""
         return 1 if self.runs.few_microbatches else pp
@@ -358,11 +364,12 @@ def pipeline_groups(job: TrainingJob, pp: int, space: Space) -> tuple[PipelineGr
     most = job.transformer.num_hidden_layers + STAGES_WITHOUT_LAYERS
     pairs = [(PipelineSchedule.ONE_F_ONE_B, 1)]
     if pp > 1:
-        pairs = [(PipelineSchedule.GPIPE, 1), *pairs, *((PipelineSchedule.INTERLEAVED, v) for v in range(2, most // pp + 1))]
+        chunks = {schedule: range(1, most // pp + 1) if schedule.takes_chunks else (1,) for schedule in PipelineSchedule}
+        pairs = [(schedule, v) for schedule in PipelineSchedule for v in chunks[schedule] if v > 1 or not schedule.needs_chunks]
     by_runs: dict[tuple[tuple[float, ...], ...], tuple[Stages, list[PipelineChoice]]] = {}
     regions = regions_in_training(job.transformer, job.train)
     for schedule, virtual in pairs:
-        if not (space.admits("schedule", str(schedule)) and space.admits("virtual_stages", virtual)):
+        if schedule not in space.schedules or not space.admits("virtual_stages", virtual):
             continue
         if pp > 1 and str(schedule) not in space.runs.schedules:
             continue

@@ -84,6 +84,7 @@ class MicrobatchTable:
 
     times    forward times of the regions, then backward times; then the parts of both without inter-node collectives, if there are any
     ends     `RegionTimes.ends` of each region, if exchanges overlap with another microbatch
+    weights  `RegionTimes.weights` of each region, if a schedule computes gradients of weights separately
     kept     activation memory kept for backward; only that of blocks depends on the recomputation
     peaks    working set of backward of each region, with weight gradients that leave at once and with those that stay
     forward  working set of forward, of blocks and of what comes before them; else 0
@@ -92,6 +93,7 @@ class MicrobatchTable:
     program: Program
     times: Array
     ends: Array
+    weights: Array
     kept: Array
     peaks: Array
     run_ahead: Array
@@ -124,8 +126,8 @@ class MicrobatchTable:
         some = [slice(None) if region.is_block else slice(0, 1) for region in regions]
         n = len(regions)
         parts = [tuple(times[i * n : (i + 1) * n]) for i in range(4)]  # the last two are empty without inter-node collectives
-        ends = tuple(pick(values) for values in self.ends)
-        passes = RegionTimes(forward=parts[0], backward=parts[1], free_forward=parts[2], free_backward=parts[3], ends=ends)
+        ends, weights = (tuple(map(pick, values)) for values in (self.ends, self.weights))
+        passes = RegionTimes(forward=parts[0], backward=parts[1], free_forward=parts[2], free_backward=parts[3], ends=ends, weights=weights)
         return passes, ActivationTerms(
             kept=tuple(pick(self.kept[i][some[i]]) for i in range(len(regions))),
             peaks=tuple((pick(self.peaks[2 * i][some[i]]), pick(self.peaks[2 * i + 1][some[i]])) for i in range(len(regions))),
@@ -172,11 +174,12 @@ def _microbatch_part(
     microbatch = np.tile(np.array(sizes, dtype=np.float64), num_keys)
     micro = microbatch_cost(program, estimator.machine, wide, microbatch, float(estimator.job.seq_len))
     shape = (num_keys, num_sizes)
-    stacked, ends, kept, peaks, forward, run_ahead = [], [], [], [], [], []
+    stacked, ends, weights, kept, peaks, forward, run_ahead = [], [], [], [], [], [], []
     for recompute in recomputes:
         times = region_times(micro, estimator.profile, recompute, wide.degree["tp"])
         stacked.append([values.reshape(shape) for values in (*times.forward, *times.backward, *times.free_forward, *times.free_backward)])
         ends.append([np.broadcast_to(values, shape[0] * shape[1]).reshape(shape) for values in times.ends])
+        weights.append([np.broadcast_to(values, shape[0] * shape[1]).reshape(shape) for values in times.weights])
         terms = activation_terms(micro, recompute, estimator.profile, wide.degree["tp"])
         kept.append([np.broadcast_to(values, shape[0] * shape[1]).reshape(shape) for values in terms.kept])
         peaks.append([np.asarray(value).reshape(shape) for pair in terms.peaks for value in pair])
@@ -186,6 +189,7 @@ def _microbatch_part(
         program=program,
         times=np.array(stacked).swapaxes(0, 1),
         ends=np.array(ends).reshape(len(recomputes), -1, *shape).swapaxes(0, 1),
+        weights=np.array(weights).reshape(len(recomputes), -1, *shape).swapaxes(0, 1),
         kept=np.array(kept).swapaxes(0, 1),
         peaks=np.array(peaks).swapaxes(0, 1),
         run_ahead=np.array(run_ahead),
@@ -284,8 +288,9 @@ class Tables:
         self.first, self.keys = distinct(depends_on := microbatch_depends_on(self.grid, estimator.profile))
         self.depends_on = np.array(depends_on)[:, self.first].T
         used = int(np.bitwise_or.reduce(self.ways))
+        splits = any(schedule.splits_backward for schedule in space.schedules)
         self.programs = {
-            index: estimator.programs.program(rules, attention, recompute_operators, dispatcher)
+            index: estimator.programs.program(rules, attention, recompute_operators, dispatcher, splits_backward=splits)
             for index, (rules, dispatcher) in enumerate(self.cuts)
             if used >> index & 1
         }
