@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from perfmodel.cost.assemble import PlanColumns, StepColumns, column_of, plan_columns, step_columns
-from perfmodel.cost.live_layers import live_layers
+from perfmodel.cost.live_layers import LiveLayers, live_layers
 from perfmodel.cost.machine import Machine, is_machine_of
 from perfmodel.cost.memory.chip import ActivationBytes, kept_by_moment, static_memory
-from perfmodel.cost.memory.moments import At, activation_terms
+from perfmodel.cost.memory.moments import ActivationTerms, At, activation_terms
 from perfmodel.cost.memory.offload import on_chip
 from perfmodel.cost.memory.plan import (
     MemoryRow,
@@ -519,21 +519,17 @@ def held_on_rank(
     runs = rank_runs(stages.regions, stage_layers, p, rank)
     stages = replace(stages, runs=(*stages.runs[:position], runs, *stages.runs[position + 1 :]))
     live = live_layers(schedule=plan.schedule, chunks=stage_layers[rank::p], rank=rank, num_ranks=p, num_microbatches=plan.num_microbatches)
-    kept_of = partial(
-        kept_by_moment,
-        of.activations,
-        stages,
-        row.pipeline,
-        estimator.profile,
-        rank=position,
-        index=float(rank),
-        activation_bytes=of.activation_bytes,
-    )
+
+    def kept_of(activations: ActivationTerms, live: LiveLayers) -> ActivationBytes:
+        given = activations, stages, row.pipeline, estimator.profile
+        return kept_by_moment(*given, rank=position, index=float(rank), live=live, activation_bytes=of.activation_bytes)
+
     # the first backward pass of the last rank is that of the regions after the blocks
-    saved = kept_of(live=replace(live, most=live.at_first, fewer_at_last=0.0))[At.BLOCKS]
+    at_first = replace(live, most=live.at_first, fewer_at_last=0.0)
+    saved = kept_of(replace(of.activations, postponed=()), at_first)[At.BLOCKS]
     static = static_memory(of.terms, stages, of.sizes, num_replicas=of.num_replicas)
     holding = rank_memory_terms(replace(of, stages=stages, static=static, factor=of.factor if factor is None else factor), position, live)
-    return scalar(saved[0]), holding, kept_of(live=live)
+    return scalar(saved[0]), holding, kept_of(of.activations, live)
 
 
 def rank_memories(estimator: Estimator, plan: Plan, columns: PlanColumns | None = None) -> tuple[RankMemory, ...]:

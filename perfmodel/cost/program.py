@@ -33,7 +33,8 @@ from perfmodel.workload.graph import Operator, Pass, Product, Region, Stream, Te
 #: of a layer that torch's recomputation skips, because no saved tensor follows them.
 PHASES = ("core", "rest", "tail", "backward")
 #: Classes of saved tensors. `entering`: inputs of a block that only full recomputation keeps, because no operator of the block saves them.
-SAVED = ("kept", "dropped_by_selective", "boundary", "entering")
+#: `postponed`: what a pass between the gradients of its inputs and those of its weights holds, of blocks in addition to saved tensors.
+SAVED = ("kept", "dropped_by_selective", "boundary", "entering", "postponed")
 NOTHING = Amount(base=0.0)
 
 
@@ -71,6 +72,7 @@ class Program:
     concurrent  timed rows of operators that may overlap with exchanges (also in `rows`); None: the framework overlaps none
     weight_gradients   matrix products of weight gradients (also in `rows`), if they are computed separately. segment = region * 2:
                 operators before dispatch (attention); region * 2 + 1: the others (experts, and all of a region without exchanges)
+    splits_backward   a pipeline schedule postpones the gradients of weights
     saved       columns amount; segment = region * len(SAVED) + class
     launches    [segments, 1] kernel launches of operators
     launches_across   (segment, group mask, number) of launches that happen only if the group has more than one rank
@@ -96,6 +98,7 @@ class Program:
     parameters: tuple[ParameterLayout, ...]
     concurrent: TimedRows | None = None
     weight_gradients: TimedRows | None = None
+    splits_backward: bool = False
 
     @property
     def amounts(self) -> Amounts:
@@ -127,7 +130,7 @@ def compile_program(
     kept = kept_tensors(
         run, regathers, compilation.core, alone={op.name for op in graph.operators if op.name_in_layer in recompute_operators}
     )
-    saved = compilation.saved_rows(kept)
+    saved = compilation.saved_rows(kept, splits_backward=splits_backward)
     peaks = compilation.peaks(kept, regathers, recomputes)
     producers = [graph.producer(tensor) for tensor in boundary_tensors or (graph.boundary,)]
     boundary = [amount_of(op, shardings[op.name], op.output.dims, scale=graph.activation_bytes) for op in producers if op is not None]
@@ -160,6 +163,7 @@ def compile_program(
         weight_gradients=compilation.rows_of_weight_gradients()
         if splits_backward or profile.communication.delays_weight_gradients
         else None,
+        splits_backward=splits_backward,
     )
 
 
@@ -335,7 +339,7 @@ class _Compilation:
 
     # --- memory -----------------------------------------------------------------------------------------------------------------------
 
-    def saved_rows(self, kept: list[SavedTensor]) -> Rows:
+    def saved_rows(self, kept: list[SavedTensor], *, splits_backward: bool) -> Rows:
         """Return the rows of saved tensors, by region and class (`SAVED`)."""
         given, seen = dict[str, Collection[str]](), set[str]()
         for region in self.graph.regions:
@@ -356,11 +360,26 @@ class _Compilation:
                 if operand.tensor in given.get(op.layer, ()) and operand.tensor not in seen:
                     seen.add(operand.tensor)
                     tensors.append((op.layer, "entering", operand.tensor, self.run.operand_bytes(op, operand)))
+        if splits_backward:
+            tensors += self._postponed(kept)
         rows = []
         for region_name, name, tensor, amount in tensors:
             number = self.region_index[region_name] * len(SAVED) + SAVED.index(name)
             rows.append((number, tensor, {"amount": self.rows.amount(amount)}))
         return plain_rows(rows, ("amount",))
+
+    def _postponed(self, kept: list[SavedTensor]) -> list[tuple[str, str, str, Amount]]:
+        """Return what torch holds for the gradients of weights: output gradients, and saved inputs unless the whole block stays.
+
+        torch keeps the graph of a block until its last weight has its gradient; what follows the last weight (the loss) is freed.
+        """
+        weighted = [op for op in self.graph.operators if any(map(self.graph.is_trained, op.inputs))]
+        inputs = {(op.layer, operand.tensor) for op in weighted for operand in op.inputs}
+        ends = {region.name for region in self.graph.regions if not region.is_block}
+        saved = [(tensor.region, tensor.tensor, tensor.amount) for tensor in kept if tensor.region in ends]
+        held = [entry for entry in saved if entry[:2] in inputs]
+        held += [(op.layer, op.output.tensor, self.run.operand_bytes(op, op.output)) for op in weighted]
+        return [(region, "postponed", tensor, amount) for region, tensor, amount in held]
 
     def peaks(self, kept: list[SavedTensor], regathers: set[tuple[str, str]], recomputes: Collection[Recompute]) -> Peaks:
         """Return the peaks of backward passes, of blocks under each recomputation, and of the forward passes of blocks."""

@@ -96,6 +96,10 @@ class Schedule(ABC):
         """Return the maximum of in-flight micro-batches of the region before the blocks."""
         return self.live_microbatches(rank, pipeline)
 
+    def postponed(self, rank: Column, pipeline: Pipeline) -> Any:
+        """Return the maximum of passes of a rank's virtual stages without gradients of weights yet. [-]"""
+        return 0.0
+
     @abstractmethod
     def live_row(self, num_ranks: int, num_microbatches: Column) -> Any:
         """Return the number of the row in `live_rows` for a number of micro-batches, from 1. Beyond the last row nothing changes."""
@@ -277,11 +281,18 @@ class ZeroBubble(Schedule):
         p = pipeline.num_ranks
         return np.where(np.asarray(pipeline.virtual_stages) > 1.0, np.minimum(pipeline.num_microbatches, 2.0 * p), p)
 
+    def postponed(self, rank: Column, pipeline: Pipeline) -> Any:
+        """i + 1; none in the first virtual stage, whose inputs need no gradient."""
+        return np.where((np.asarray(rank) > 0.0) | (np.asarray(pipeline.virtual_stages) > 1.0), rank + 1.0, 0.0)
+
     def live_row(self, num_ranks: int, num_microbatches: Column) -> Any:
         return np.minimum(np.ceil(num_microbatches / num_ranks), _STEADY_GROUPS)
 
     def live_rows(self, chunks: tuple[int, ...], rank: int, num_ranks: int) -> NDArray[np.float64]:
-        return _live_groups(chunks, num_ranks, ahead=len(chunks) * num_ranks - 1)
+        rows = _live_groups(chunks, num_ranks, ahead=len(chunks) * num_ranks - 1)
+        forward = np.cumsum(np.tile(np.repeat(np.array(chunks, dtype=np.float64), num_ranks), 2))
+        rows[:, 0] = forward[(len(chunks) - 1) * num_ranks + num_ranks - rank - 1]  # as the first gradients of inputs begin
+        return rows
 
 
 SCHEDULES: dict[PipelineSchedule, Schedule] = {

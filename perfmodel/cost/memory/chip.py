@@ -195,6 +195,10 @@ def kept_on_rank(
     begun, ended = is_first * schedule.begun(index, pipeline), is_last * (m if schedule.keeps_all else 1.0)
     of_blocks = live_blocks * stages.mean_block(activations.kept, rank)
     of_ends = begun * sum_of(activations.kept[: stages.inner.start]) + ended * sum_of(activations.kept[stages.inner.stop :])
+    if activations.postponed:
+        passes = schedule.postponed(index, pipeline)
+        of_blocks = of_blocks + (passes * stages.blocks(rank) / v) * stages.mean_block(activations.postponed, rank)
+        of_ends = of_ends + is_last * (np.maximum(passes - 1.0, 0.0) * sum_of(activations.postponed[stages.inner.stop :]))
     is_pipelined = np.minimum(p - 1.0, 1.0)
     if not profile.stages.pipeline_keeps_boundaries:
         return of_blocks + of_ends, is_pipelined * (2.0 * activations.boundary)

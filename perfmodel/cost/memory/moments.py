@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from perfmodel.cost.memory.offload import IN_FLIGHT, kept_bytes, offloads_saved
+from perfmodel.cost.memory.offload import IN_FLIGHT, kept_bytes, offloads_saved, saved_classes
 from perfmodel.cost.microbatch import MicrobatchCost
 from perfmodel.cost.parameters import ParameterProgram
+from perfmodel.cost.program import SAVED
 from perfmodel.cost.stages import Regions, Stages, neighbour, run_times, sum_of
 from perfmodel.cost.step import Bytes, ParameterTerms, exchanged_passes, held_elements, run_ahead_fraction
 from perfmodel.foundation.columns import Column
@@ -36,6 +37,7 @@ class ActivationTerms:
                     of its backward if the gradient that it receives is in a buffer
     boundary        a stage boundary
     logits          elements, not bytes
+    postponed       by region, of a pass without gradients of weights yet (`SAVED`); empty if backward is not split
     run_ahead       how full the host keeps the chip's launch queue   [-]
     """
 
@@ -45,6 +47,7 @@ class ActivationTerms:
     boundary: Column
     logits: Column
     run_ahead: Column
+    postponed: tuple[Any, ...] = ()
 
 
 def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: ExecutionProfile, tp: Column) -> ActivationTerms:
@@ -86,6 +89,7 @@ def activation_terms(micro: MicrobatchCost, recompute: Recompute, profile: Execu
         boundary=micro.boundary,
         logits=micro.logits,
         run_ahead=run_ahead_fraction(micro, profile, recompute, tp),
+        postponed=tuple(saved_classes(micro)[SAVED.index("postponed")]) if program.splits_backward else (),
     )
 
 

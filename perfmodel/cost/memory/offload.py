@@ -32,9 +32,14 @@ def offloads_saved(profile: ExecutionProfile, recompute: Recompute) -> bool:
     return profile.activations.offloads_activations or (profile.activations.offloads_checkpoints and recompute is Recompute.FULL)
 
 
+def saved_classes(micro: MicrobatchCost) -> NDArray[np.float64]:
+    """Return the bytes of saved tensors, [classes of `SAVED`, regions, rows]."""
+    return micro.saved.reshape(-1, len(SAVED), micro.saved.shape[-1]).swapaxes(0, 1)
+
+
 def kept_bytes(micro: MicrobatchCost, recompute: Recompute) -> NDArray[np.float64]:
     """Return [regions, rows] saved activation memory of one pass of each region; only blocks are recomputed. [byte]"""
-    keep, dropped, boundary, entering = micro.saved.reshape(-1, len(SAVED), micro.saved.shape[-1]).swapaxes(0, 1)
+    keep, dropped, boundary, entering, _ = saved_classes(micro)
     kept = (keep + boundary) + dropped
     if recompute is Recompute.NONE:
         return kept

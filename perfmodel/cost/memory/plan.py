@@ -264,6 +264,7 @@ def activations_as(columns: ActivationTerms, convert: Callable[[Any], Any]) -> A
         boundary=convert(columns.boundary),
         logits=convert(columns.logits),
         run_ahead=convert(columns.run_ahead),
+        postponed=tuple(map(convert, columns.postponed)),
     )
 
 

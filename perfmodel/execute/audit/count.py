@@ -104,22 +104,25 @@ def _held(program: FakeProgram) -> tuple[float, float, float]:
 
 @contextmanager
 def _before_first_backward(call: Callable[[], None]) -> Iterator[None]:
-    """Call `call` when the first backward pass begins, for any micro-batch and stage."""
-    original = torch.autograd.backward
-    is_first = True
+    """Call `call` when the first backward pass begins, for any micro-batch and stage: a whole one, or one of inputs alone."""
+    first = [call]
 
-    def backward(*args: Any, **kwargs: Any) -> None:
-        nonlocal is_first
-        if is_first:
-            is_first = False
-            call()
-        original(*args, **kwargs)
+    def after_call(original: Callable[..., Any]) -> Callable[..., Any]:
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            while first:
+                first.pop()()
+            return original(*args, **kwargs)
 
-    torch.autograd.backward = backward  # type: ignore[assignment]
+        return backward
+
+    originals = {name: getattr(torch.autograd, name) for name in ("backward", "grad")}
+    for name, original in originals.items():
+        setattr(torch.autograd, name, after_call(original))
     try:
         yield
     finally:
-        torch.autograd.backward = original
+        for name, original in originals.items():
+            setattr(torch.autograd, name, original)
 
 
 def torch_counts(

@@ -124,6 +124,10 @@ class Space:
         admitted = [schedule for schedule in PipelineSchedule if self.admits("schedule", str(schedule))]
         return tuple(schedule for schedule in admitted if not schedule.splits_backward or "schedule" in self.fixed)
 
+    @property
+    def splits_backward(self) -> bool:
+        return any(schedule.splits_backward for schedule in self.schedules)
+
     def least_microbatches(self, pp: int) -> int:
         """Return the least number of microbatches of a pipeline."""
         return 1 if self.runs.few_microbatches else pp
@@ -403,7 +407,8 @@ def micro_batches(job: TrainingJob, data_parallel: int, space: Space) -> list[in
 def recompute_choices(space: Space, attention: AttentionKernel, operators: tuple[str, ...]) -> list[Recompute]:
     """Return the kinds of recomputation of the space. Selective is left out with a fused kernel, which keeps no scores, unless fixed."""
     needless = attention is AttentionKernel.FLASH and operators == DEFAULT_RECOMPUTE_OPERATORS and "recompute" not in space.fixed
-    admitted = [r for r in Recompute if space.admits("recompute", str(r)) and str(r) in space.runs.recompute]
+    kinds = [r for r in Recompute if r is Recompute.NONE or not space.splits_backward]
+    admitted = [r for r in kinds if space.admits("recompute", str(r)) and str(r) in space.runs.recompute]
     return [r for r in admitted if not (needless and r is Recompute.SELECTIVE)]
 
 

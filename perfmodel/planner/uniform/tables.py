@@ -84,7 +84,7 @@ class MicrobatchTable:
 
     times    forward times of the regions, then backward times; then the parts of both without inter-node collectives, if there are any
     ends     `RegionTimes.ends` of each region, if exchanges overlap with another microbatch
-    weights  `RegionTimes.weights` of each region, if a schedule computes gradients of weights separately
+    weights, postponed   `RegionTimes.weights` and `ActivationTerms.postponed` of each region, if a schedule splits the backward pass
     kept     activation memory kept for backward; only that of blocks depends on the recomputation
     peaks    working set of backward of each region, with weight gradients that leave at once and with those that stay
     forward  working set of forward, of blocks and of what comes before them; else 0
@@ -94,6 +94,7 @@ class MicrobatchTable:
     times: Array
     ends: Array
     weights: Array
+    postponed: Array
     kept: Array
     peaks: Array
     run_ahead: Array
@@ -135,6 +136,7 @@ class MicrobatchTable:
             boundary=pick(self.boundary[None]),
             logits=pick(self.logits[None]),
             run_ahead=pick(self.run_ahead),
+            postponed=tuple(map(pick, self.postponed)),
         )
 
 
@@ -174,13 +176,14 @@ def _microbatch_part(
     microbatch = np.tile(np.array(sizes, dtype=np.float64), num_keys)
     micro = microbatch_cost(program, estimator.machine, wide, microbatch, float(estimator.job.seq_len))
     shape = (num_keys, num_sizes)
-    stacked, ends, weights, kept, peaks, forward, run_ahead = [], [], [], [], [], [], []
+    stacked, ends, weights, postponed, kept, peaks, forward, run_ahead = [], [], [], [], [], [], [], []
     for recompute in recomputes:
         times = region_times(micro, estimator.profile, recompute, wide.degree["tp"])
         stacked.append([values.reshape(shape) for values in (*times.forward, *times.backward, *times.free_forward, *times.free_backward)])
         ends.append([np.broadcast_to(values, shape[0] * shape[1]).reshape(shape) for values in times.ends])
         weights.append([np.broadcast_to(values, shape[0] * shape[1]).reshape(shape) for values in times.weights])
         terms = activation_terms(micro, recompute, estimator.profile, wide.degree["tp"])
+        postponed.append([np.broadcast_to(values, shape[0] * shape[1]).reshape(shape) for values in terms.postponed])
         kept.append([np.broadcast_to(values, shape[0] * shape[1]).reshape(shape) for values in terms.kept])
         peaks.append([np.asarray(value).reshape(shape) for pair in terms.peaks for value in pair])
         forward.append([values.reshape(shape) for values in terms.forward])
@@ -190,6 +193,7 @@ def _microbatch_part(
         times=np.array(stacked).swapaxes(0, 1),
         ends=np.array(ends).reshape(len(recomputes), -1, *shape).swapaxes(0, 1),
         weights=np.array(weights).reshape(len(recomputes), -1, *shape).swapaxes(0, 1),
+        postponed=np.array(postponed).reshape(len(recomputes), -1, *shape).swapaxes(0, 1),
         kept=np.array(kept).swapaxes(0, 1),
         peaks=np.array(peaks).swapaxes(0, 1),
         run_ahead=np.array(run_ahead),
@@ -288,9 +292,8 @@ class Tables:
         self.first, self.keys = distinct(depends_on := microbatch_depends_on(self.grid, estimator.profile))
         self.depends_on = np.array(depends_on)[:, self.first].T
         used = int(np.bitwise_or.reduce(self.ways))
-        splits = any(schedule.splits_backward for schedule in space.schedules)
         self.programs = {
-            index: estimator.programs.program(rules, attention, recompute_operators, dispatcher, splits_backward=splits)
+            index: estimator.programs.program(rules, attention, recompute_operators, dispatcher, splits_backward=space.splits_backward)
             for index, (rules, dispatcher) in enumerate(self.cuts)
             if used >> index & 1
         }
